@@ -1,0 +1,83 @@
+# Come here to change how fedvi is set up, checked or tried out from a clone.
+# Needs Python 3.11 to 3.13, pip and make; everything else goes into $(VENV), from the locks.
+
+PYTHON ?= python3
+VENV ?= .venv
+STUDY ?= examples/heart-disease/study.toml
+UV_VERSION := 0.13.8
+
+BIN := $(VENV)/bin
+# Stamps: an environment is brought up to date when its lock, or pyproject.toml, is newer.
+CORE := $(VENV)/.fedvi-core
+DEV := $(VENV)/.fedvi-dev
+
+# The environment's own pip or, where `venv` could not put one (Debian without python3-venv),
+# the machine's. The project goes in last and apart: the locks hold all that it needs, hatchling
+# included, so nothing is resolved and nothing is downloaded that has no hash.
+define install
+	@if $(BIN)/python -m pip --version >/dev/null 2>&1; \
+	then pip="$(BIN)/python -m pip"; \
+	else pip="$(PYTHON) -m pip --python $(BIN)/python"; \
+	fi; \
+	set -ex; \
+	$$pip install --quiet --disable-pip-version-check --require-hashes -r $(1); \
+	$$pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench lock clean
+.NOTPARALLEL:  # two targets would install into one environment
+
+help:  ## say what each target does
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(CORE)  ## fit one private posterior over four hospitals, beside the pooled one
+	$(BIN)/fedvi simulate $(STUDY) --pooled
+
+test: lint  ## all that CI runs: lint, then every test and doctest
+	$(BIN)/pytest -n auto
+
+lint: $(DEV)  ## style, format, types, and who may import whom
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(DEV)  ## run every script in benchmarks/
+	@set -e; for script in benchmarks/*.py; do \
+	  echo "$$script"; $(BIN)/python "$$script"; \
+	done
+
+# Pins stay as they are where they still fit; `make lock UPGRADE=--upgrade` takes the newest.
+# No index, host or address may reach these files: hashes say what to install, not where from.
+COMPILE = $(BIN)/uv pip compile pyproject.toml $(UPGRADE) --quiet --universal --python-version 3.11 \
+  --fork-strategy fewest --generate-hashes --no-emit-index-url --custom-compile-command "make lock"
+
+lock: $(BIN)/python  ## resolve the dependencies of pyproject.toml again, for all platforms
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(COMPILE) --group build --output-file requirements.lock
+	$(COMPILE) --group dev --constraints requirements.lock --output-file requirements-dev.lock
+
+clean:  ## remove what was built or cached; the environment stays, and is checked at the next make
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -f $(CORE) $(DEV)
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "fedvi needs Python 3.11 to 3.13, and $(PYTHON) is $$($(PYTHON) -V 2>&1)"; \
+	  echo; \
+	  echo "hint: make PYTHON=/path/to/python3.12"; \
+	  exit 1; \
+	}
+	$(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --clear --without-pip $(VENV)
+
+# $(BIN)/python is order-only: it is a link, as old as the interpreter that it points to.
+$(CORE): requirements.lock pyproject.toml | $(BIN)/python
+	$(call install,requirements.lock)
+	@touch $@
+
+# requirements-dev.lock holds all of requirements.lock, at the same versions.
+$(DEV): requirements-dev.lock pyproject.toml | $(BIN)/python
+	$(call install,requirements-dev.lock)
+	@touch $(CORE) $@

@@ -1,0 +1,27 @@
+"""fedvi: federated, differentially private variational inference; the public names live here."""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public name -> module that defines it. Imported on first use, so that `fedvi --help` needs no JAX.
+_PUBLIC = {
+    "FedviError": "fedvi.errors",
+    "Study": "fedvi.experiment.config",
+    "load_study": "fedvi.experiment.config",
+    "plan": "fedvi.experiment.plan",
+    "simulate": "fedvi.experiment.simulate",
+}
+
+__all__ = ["FedviError", "Study", "__version__", "load_study", "plan", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fedvi' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

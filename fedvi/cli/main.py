@@ -1,0 +1,61 @@
+"""The command `fedvi`: finds its subcommands, and says what went wrong. A new command is one new file.
+
+Nothing heavy is imported here: `--help` and `--version` start without JAX.
+"""
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+import fedvi
+from fedvi import errors
+
+__all__ = ["main"]
+
+# Command → one line of help. The file fedvi/cli/COMMAND.py defines a click command of that name.
+_COMMANDS = {
+    "check": "Validate a study and print what it would release, at what price. Reads no data.",
+    "simulate": "Run a whole federation in this process and print the posterior and its price.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's file only when that command runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        return getattr(importlib.import_module(f"fedvi.cli.{cmd_name}"), cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except errors.FedviError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(error.exit_code)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(fedvi.__version__, prog_name="fedvi")
+def main() -> None:
+    """Fit one Bayesian model on data that may not leave its owners.
+
+    A study file (TOML) says everything that all sites must agree on: the model, the prior, who works
+    when, and the privacy that is promised. Start with an example:
+
+    \b
+      fedvi check examples/heart-disease/study.toml
+      fedvi simulate examples/heart-disease/study.toml
+
+    Exit codes: 0 done; 1 the run failed; 2 the study, the data or the command line is wrong;
+    5 the privacy budget does not allow it.
+    """

@@ -1,0 +1,147 @@
+"""`fedvi simulate STUDY.toml`: a whole federation in this process, with progress and two tables."""
+
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fedvi.experiment import outcome
+from fedvi.experiment.config import load_study
+from fedvi.experiment.simulate import Moment, simulate as run
+from fedvi.report import tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fedvi.experiment.simulate import Result
+
+__all__ = ["simulate"]
+
+
+@click.command()
+@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the posterior (npz, JSON), the ledgers and the resolved study in this new folder.",
+)
+@click.option(
+    "--pooled",
+    is_flag=True,
+    help="Also fit all shards pooled, WITHOUT privacy, and print it beside the answer. "
+    "Only for data that may be pooled.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def simulate(study: Path, out: Path | None, pooled: bool, as_json: bool, quiet: bool) -> None:
+    """Run the federation of a study file in this process, and print two tables: the posterior, and
+    what it cost each client's records.
+
+    The clients, the server, the messages and the ledgers are those of a deployment; only the network
+    is simulated, from each client's declared latency. Data paths are relative to the study file.
+    """
+    if out is not None:
+        outcome.check_target(out)
+    description = load_study(study)
+    with _progress(quiet) as on_moment:
+        result = run(description, study.parent, pooled=pooled, on_moment=on_moment)
+    if out is not None:
+        outcome.write(result, out)
+    if as_json:
+        click.echo(json.dumps(outcome.as_dict(result), indent=2, ensure_ascii=False))
+        return
+    _show(result, pooled, out)
+
+
+@contextmanager
+def _progress(quiet: bool) -> "Iterator[Callable[[Moment], None] | None]":
+    """Shows rounds, clients, elapsed time and ε so far, on standard error."""
+    if quiet:
+        yield None
+        return
+    console = tables.console(stderr=True)
+    if not console.is_terminal:
+        yield lambda moment: _log(console, moment)
+        return
+    columns = (
+        TextColumn("round {task.fields[round]}"),
+        BarColumn(),
+        TextColumn("{task.fields[clients]}"),
+        TimeElapsedColumn(),
+        TextColumn("ε so far {task.fields[epsilon]}, gap {task.fields[gap]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None, round="0", clients="compiling", epsilon="0", gap="–")
+
+        def show(moment: Moment) -> None:
+            gap = moment.update.gap
+            bar.update(
+                task,
+                total=moment.rounds,
+                completed=moment.update.rounds,
+                round=f"{moment.update.rounds}/{moment.rounds}",
+                clients=", ".join(moment.update.clients),
+                epsilon=tables.number(moment.epsilon, 3),
+                **({} if gap is None else {"gap": f"{tables.number(gap.mean_shift, 2)} sd"}),
+            )
+
+        yield show
+
+
+def _log(console: Any, moment: Moment) -> None:
+    """One line a round, for logs and pipes."""
+    gap = moment.update.gap
+    if gap is None:
+        return
+    console.print(
+        f"round {moment.update.rounds}/{moment.rounds}  {moment.elapsed_seconds:.1f} s  "
+        f"version {moment.update.version}  damping {moment.update.damping:g}  "
+        f"gap {tables.number(gap.mean_shift, 3)} sd  ε so far {tables.number(moment.epsilon, 3)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _show(result: "Result", pooled: bool, out: Path | None) -> None:
+    console = tables.console()
+    assembly = result.assembly
+    mark = f" — {assembly.mark}" if assembly.mark else ""
+    title = f"Posterior of {assembly.study.study.name}{mark}"
+    if pooled:
+        title += " (pooled columns: not private)"
+    rows = outcome.coefficients(result)
+    odds, width = outcome.has_odds(result), console.width
+    console.print(tables.coefficient_table(rows, title, odds, pooled, width))
+    title = f"Privacy per client, unit {assembly.study.privacy.unit or 'record'}{mark}"
+    if not assembly.study.privacy.private:
+        title = "Privacy per client — none: un-noised statistics left every client"
+    console.print(tables.privacy_table(outcome.privacy_rows(result), title))
+    for line in _remarks(result):
+        console.print(line, highlight=False, soft_wrap=True)
+    if out is not None:
+        console.print(f"kept in {out}", highlight=False, soft_wrap=True)
+
+
+def _remarks(result: "Result") -> "list[str]":
+    """The sentences under the tables: the consortium's claim, exclusions, convergence."""
+    lines: list[str] = []
+    for claim in result.consortium:
+        lines.append(
+            f"consortium: ε {tables.number(claim.epsilon)} at δ {tables.number(claim.delta)} under "
+            f"{claim.relation}, view {claim.view}, accountant {claim.accountant}"
+        )
+    if result.consortium:
+        lines.append("excluded: " + "; ".join(result.consortium[0].exclusions))
+    gaps: list[Any] = [update.gap for update in result.history if update.gap is not None]
+    if gaps:
+        lines.append(
+            f"over the last round no mean moved by more than "
+            f"{tables.number(gaps[-1].mean_shift, 2)} posterior sd"
+        )
+    if result.improper:
+        lines.append("the factors' product was improper: the posterior shown is its projection")
+    return lines

@@ -1,0 +1,21 @@
+"""Tables to arrays with public bounds and declared levels; come here to see what `data` offers."""
+
+from fedvi.data.formula import Design, parse_formula
+from fedvi.data.load import prepare, prepare_columns, read_table
+from fedvi.data.schema import Binary, Level, Number, Schema, parse_schema
+from fedvi.data.source import ArraySource, concatenate
+
+__all__ = [
+    "ArraySource",
+    "Binary",
+    "Design",
+    "Level",
+    "Number",
+    "Schema",
+    "concatenate",
+    "parse_formula",
+    "parse_schema",
+    "prepare",
+    "prepare_columns",
+    "read_table",
+]

@@ -1,0 +1,493 @@
+"""What a study may declare about the columns of its tables; come here to add a kind of column."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from fedvi.errors import ConfigError, did_you_mean
+
+__all__ = [
+    "Binary",
+    "Code",
+    "Column",
+    "Impute",
+    "Level",
+    "Missing",
+    "Number",
+    "Outside",
+    "Schema",
+    "as_code",
+    "as_number",
+    "indicator_name",
+    "parse_schema",
+]
+
+Code = float | str
+"""A cell of a file, as it is compared: a float where the text is a number, so "1.0" equals "1"."""
+
+Outside = Literal["clip", "drop", "refuse"]
+"""What to do with a value that was not declared. "drop": the record counts as zero."""
+
+
+@dataclass(frozen=True)
+class Impute:
+    """A missing cell is replaced by ``value``, a public constant.
+
+    Args:
+      value: in the unit of the file for a number; a level's name; 1.0 or 0.0 for a binary column.
+    """
+
+    value: float | str
+
+
+Missing = Impute | Literal["indicator", "drop", "refuse"]
+"""What to do with a missing cell. "indicator": centre, reference level or false, and one more
+coefficient, which is 1 where the cell is missing."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number with public bounds, used as (value - center) / scale.
+
+    Args:
+      column: name in the file.
+      bounds: (lowest, highest) in the unit of the file.
+      center: public constant that becomes 0.
+      scale: public constant, above 0, that becomes 1.
+      outside: "clip" to the bounds, "drop" or "refuse".
+      missing: see ``Missing``.
+      missing_values: cells that mean missing; so do text forms of NaN and infinity.
+    """
+
+    column: str
+    bounds: tuple[float, float]
+    center: float
+    scale: float
+    outside: Outside
+    missing: Missing
+    missing_values: frozenset[Code]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One of several declared levels; the first is the reference of the coefficients.
+
+    Args:
+      column: name in the file.
+      levels: names, as coefficients show them.
+      codes: (cell, index in ``levels``) pairs: how the file writes each level.
+      outside: "drop" or "refuse".
+      missing: see ``Missing``.
+      missing_values: cells that mean missing.
+    """
+
+    column: str
+    levels: tuple[str, ...]
+    codes: tuple[tuple[Code, int], ...]
+    outside: Outside
+    missing: Missing
+    missing_values: frozenset[Code]
+
+
+@dataclass(frozen=True)
+class Binary:
+    """True or false, used as 1 or 0.
+
+    Args:
+      column: name in the file.
+      true: cells that mean true.
+      false: cells that mean false.
+      outside: "drop" or "refuse".
+      missing: see ``Missing``.
+      missing_values: cells that mean missing.
+    """
+
+    column: str
+    true: frozenset[Code]
+    false: frozenset[Code]
+    outside: Outside
+    missing: Missing
+    missing_values: frozenset[Code]
+
+
+Column = Number | Level | Binary
+
+Schema = Mapping[str, Column]
+"""Columns by the name that a study calls them, in declared order."""
+
+
+def parse_schema(raw: Any, *, private: bool) -> Schema:
+    """Reads the tables ``[data.schema.NAME]`` of a study file.
+
+    A private study may not refuse to run because of what one record holds: that a study ran
+    would tell something about the record. So "refuse" exists in other studies only, where it is
+    the default for a missing cell and an undeclared level; in private studies the default is
+    "drop", the record counts as zero. A number outside its bounds is clipped by default in both.
+
+    Args:
+      raw: the table ``data.schema``, as a TOML reader returns it.
+      private: whether the study states a privacy guarantee.
+
+    Raises:
+      ConfigError: names the key by its path, what it holds, and what it may hold.
+
+    >>> schema = parse_schema({"age": {"type": "number", "bounds": [18, 100]}}, private=True)
+    >>> schema["age"].center, schema["age"].scale, schema["age"].missing
+    (59.0, 41.0, 'drop')
+    """
+    if not isinstance(raw, Mapping) or not raw:
+        raise ConfigError(
+            f"data.schema: {_shown(raw)}, expected a table for each column",
+            'declare one, such as [data.schema.age] with type = "number" and bounds = [18, 100]',
+        )
+    schema = {name: _parse_column(name, table, private) for name, table in raw.items()}
+    for name, column in schema.items():
+        if column.missing == "indicator" and indicator_name(name) in schema:
+            raise ConfigError(
+                f"data.schema.{indicator_name(name)}: this name is taken by the indicator of "
+                f"`data.schema.{name}`",
+                "give the column another name, and say what the file calls it with `column`",
+            )
+    return MappingProxyType(schema)
+
+
+def indicator_name(name: str) -> str:
+    """Returns the name under which the 0/1 indicator of a missing cell is kept.
+
+    >>> indicator_name("chol")
+    'chol_missing'
+    """
+    return f"{name}_missing"
+
+
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
+
+
+def as_number(text: str) -> float | None:
+    """Reads a decimal number, NaN or infinity; None for any other text.
+
+    Stricter than ``float``, which also takes "1_000" and digits of other scripts.
+
+    >>> as_number("1e3"), as_number("1_000"), as_number("1,5"), as_number("-inf")
+    (1000.0, None, None, -inf)
+    """
+    if _NUMBER.fullmatch(text) or _NOT_FINITE.fullmatch(text):
+        return float(text)
+    return None
+
+
+def as_code(text: str) -> Code:
+    """Returns what a cell is compared by: its number if it is a finite one, else its text.
+
+    >>> as_code("1.0") == as_code("1"), as_code("typical")
+    (True, 'typical')
+    """
+    number = as_number(text)
+    return text if number is None or not math.isfinite(number) else number
+
+
+_DEFAULT_MISSING_VALUES = ("", "?", "NA")
+_TYPES = ("binary", "level", "number")
+_COMMON_KEYS = ("column", "missing", "missing_values", "outside", "type")
+_KEYS = {
+    "binary": (*_COMMON_KEYS, "false", "true"),
+    "level": (*_COMMON_KEYS, "codes", "levels"),
+    "number": (*_COMMON_KEYS, "bounds", "center", "scale"),
+}
+_NAME = re.compile(r"[^\W\d_][\w.]*")
+
+
+def _parse_column(name: str, table: Any, private: bool) -> Column:
+    path = f"data.schema.{name}"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{path}: {_shown(name)} cannot be written in a formula",
+            "use a letter, then letters, digits, `_` or `.`; if the file calls the column "
+            f"{_shown(name)}, say so with `column`",
+        )
+    if not isinstance(table, Mapping):
+        raise ConfigError(
+            f"{path}: {_shown(table)}, expected a table",
+            f'write [{path}] with type = "number", "level" or "binary"',
+        )
+    kind = _choice(table, path, "type", _TYPES)
+    for key in table:
+        if key not in _KEYS[kind]:
+            raise ConfigError(
+                f"{path}.{key}: unknown key of a {kind} column", did_you_mean(key, _KEYS[kind])
+            )
+    column = table.get("column", name)
+    if not isinstance(column, str) or not column.strip():
+        raise ConfigError(
+            f"{path}.column: {_shown(column)}, expected the column's name in the file",
+            f"leave it out if the file says {_shown(name)} too",
+        )
+    column = column.strip()
+    if kind == "number":
+        return _parse_number(table, path, column, private)
+    if kind == "level":
+        return _parse_level(table, path, column, private)
+    return _parse_binary(table, path, column, private)
+
+
+def _parse_number(table: Mapping[str, Any], path: str, column: str, private: bool) -> Number:
+    bounds = table.get("bounds")
+    if (
+        not isinstance(bounds, (list, tuple))
+        or len(bounds) != 2
+        or not all(_is_finite(bound) for bound in bounds)
+        or not bounds[0] < bounds[1]
+    ):
+        found = "missing" if "bounds" not in table else _shown(bounds)
+        raise ConfigError(
+            f"{path}.bounds: {found}, expected [lowest, highest]",
+            "state bounds that are known without looking at the data, such as [18, 100] for age",
+        )
+    low, high = float(bounds[0]), float(bounds[1])
+    center = _constant(table, path, "center", (low + high) / 2)
+    scale = _constant(table, path, "scale", (high - low) / 2)
+    if not scale > 0:
+        raise ConfigError(
+            f"{path}.scale: {_shown(table['scale'])}, expected a number above 0",
+            f"leave it out for half the width of the bounds, {(high - low) / 2:g}",
+        )
+    outside = _outside(table, path, ("clip", "drop", "refuse"), "clip", private)
+
+    def fill(value: Any) -> float:
+        if not _is_finite(value) or not low <= value <= high:
+            raise ConfigError(
+                f"{path}.missing.impute: {_shown(value)}, expected a number within the bounds "
+                f"[{low:g}, {high:g}]",
+                "impute a public constant, in the unit of the file",
+            )
+        return float(value)
+
+    missing = _missing(table, path, private, fill)
+    values = _missing_values(table, path, taken=())
+    return Number(column, (low, high), center, scale, outside, missing, values)
+
+
+def _parse_level(table: Mapping[str, Any], path: str, column: str, private: bool) -> Level:
+    levels = tuple(_text(item) for item in _codes(table, path, "levels"))
+    if len(levels) < 2 or len(set(levels)) < len(levels) or "" in levels:
+        raise ConfigError(
+            f"{path}.levels: {_shown(list(levels))}, expected two or more different names",
+            "list each level once; the first is the reference",
+        )
+    codes = _level_codes(table, path, levels)
+    outside = _outside(table, path, ("drop", "refuse"), None, private)
+
+    def fill(value: Any) -> str:
+        return levels[_level_index(value, levels, f"{path}.missing.impute")]
+
+    missing = _missing(table, path, private, fill)
+    if missing == "indicator" and "missing" in levels:
+        raise ConfigError(
+            f'{path}.levels: "missing" would have the same coefficient as missing = "indicator"',
+            f'declare the missing cells as that level: missing = {{ impute = "missing" }} '
+            f"under [{path}]",
+        )
+    values = _missing_values(table, path, taken=[code for code, _ in codes])
+    return Level(column, levels, codes, outside, missing, values)
+
+
+def _level_codes(
+    table: Mapping[str, Any], path: str, levels: tuple[str, ...]
+) -> tuple[tuple[Code, int], ...]:
+    raw = table.get("codes", {level: level for level in levels})
+    if not isinstance(raw, Mapping):
+        raise ConfigError(
+            f"{path}.codes: {_shown(raw)}, expected a table from cells of the file to levels",
+            f'write, for example, codes = {{ "1" = "{levels[0]}", "2" = "{levels[1]}" }}',
+        )
+    codes: dict[Code, int] = {}
+    for cell, level in raw.items():
+        index = _level_index(level, levels, f"{path}.codes.{cell}")
+        code = as_code(str(cell).strip())
+        if code in codes:
+            raise ConfigError(
+                f"{path}.codes: {_shown(cell)} is declared twice",
+                "cells that are numbers are compared as numbers: 1 and 1.0 are the same",
+            )
+        codes[code] = index
+    for index, level in enumerate(levels):
+        if index not in codes.values():
+            raise ConfigError(
+                f"{path}.codes: no cell means the level {_shown(level)}",
+                f'add one, such as "{level}" = "{level}", or take the level out of `levels`',
+            )
+    return tuple(codes.items())
+
+
+def _level_index(value: Any, levels: tuple[str, ...], path: str) -> int:
+    level = _text(value) if _is_code(value) else None
+    if level not in levels:
+        raise ConfigError(
+            f"{path}: {_shown(value)}, expected one of the levels", did_you_mean(str(value), levels)
+        )
+    return levels.index(level)
+
+
+def _parse_binary(table: Mapping[str, Any], path: str, column: str, private: bool) -> Binary:
+    given = [key for key in ("true", "false") if key in table]
+    if len(given) == 1:
+        other = "false" if given == ["true"] else "true"
+        raise ConfigError(
+            f"{path}.{other}: missing, expected a list of cells, as for `{given[0]}`",
+            "declare both, or neither for true = [1] and false = [0]",
+        )
+    true, false = (
+        frozenset(as_code(_text(item)) for item in _codes(table, path, key, default))
+        for key, default in (("true", [1]), ("false", [0]))
+    )
+    if true & false:
+        both = ", ".join(
+            sorted(f"{code:g}" if isinstance(code, float) else code for code in true & false)
+        )
+        raise ConfigError(
+            f"{path}.true: {both} is also in `{path}.false`",
+            "cells that are numbers are compared as numbers: 1 and 1.0 are the same",
+        )
+    outside = _outside(table, path, ("drop", "refuse"), None, private)
+
+    def fill(value: Any) -> float:
+        if not isinstance(value, bool):
+            raise ConfigError(
+                f"{path}.missing.impute: {_shown(value)}, expected true or false",
+                "write { impute = false }",
+            )
+        return float(value)
+
+    missing = _missing(table, path, private, fill)
+    return Binary(
+        column, true, false, outside, missing, _missing_values(table, path, taken=true | false)
+    )
+
+
+def _outside(
+    table: Mapping[str, Any],
+    path: str,
+    choices: tuple[str, ...],
+    default: str | None,
+    private: bool,
+) -> Any:
+    """``default`` None: "drop" in a private study, "refuse" in others."""
+    if default is None:
+        default = "drop" if private else "refuse"
+    outside = _choice(table, path, "outside", choices, default)
+    if outside == "refuse" and private:
+        allowed = " or ".join(f'"{choice}"' for choice in choices if choice != "refuse")
+        raise ConfigError(
+            f'{path}.outside: "refuse" in a private study, expected {allowed}',
+            "whether a private study runs may not depend on one record; "
+            '"drop" lets the record count as zero',
+        )
+    return outside
+
+
+def _missing(
+    table: Mapping[str, Any], path: str, private: bool, fill: Callable[[Any], float | str]
+) -> Missing:
+    raw = table.get("missing", "drop" if private else "refuse")
+    if isinstance(raw, Mapping):
+        for key in raw:
+            if key != "impute":
+                raise ConfigError(
+                    f"{path}.missing.{key}: unknown key", did_you_mean(key, ["impute"])
+                )
+        if "impute" not in raw:
+            raise ConfigError(f"{path}.missing: an empty table", "write { impute = VALUE }")
+        return Impute(fill(raw["impute"]))
+    if raw not in ("indicator", "drop", "refuse"):
+        hint = 'use { impute = VALUE }, "indicator" or "drop"'
+        raise ConfigError(
+            f"{path}.missing: {_shown(raw)}, expected a rule for missing cells",
+            hint if private else hint + ', or "refuse"',
+        )
+    if raw == "refuse" and private:
+        raise ConfigError(
+            f'{path}.missing: "refuse" in a private study, expected {{ impute = VALUE }}, '
+            '"indicator" or "drop"',
+            "whether a private study runs may not depend on one record; "
+            '"drop" lets the record count as zero',
+        )
+    return raw
+
+
+def _missing_values(table: Mapping[str, Any], path: str, taken: Iterable[Code]) -> frozenset[Code]:
+    """A declared code wins over a default for missing, so that "NA" may be a country."""
+    taken = set(taken)
+    declared = {as_code(_text(item)) for item in _codes(table, path, "missing_values", [])}
+    if declared & taken:
+        both = ", ".join(str(code) for code in declared & taken)
+        raise ConfigError(
+            f"{path}.missing_values: {both} is also declared as a value",
+            "a cell can mean missing or a value, not both",
+        )
+    return frozenset(declared | ({as_code(item) for item in _DEFAULT_MISSING_VALUES} - taken))
+
+
+def _choice(
+    table: Mapping[str, Any],
+    path: str,
+    key: str,
+    choices: tuple[str, ...],
+    default: str | None = None,
+) -> str:
+    value = table.get(key, default)
+    if value not in choices:
+        found = "missing" if key not in table else _shown(value)
+        expected = ", ".join(f'"{choice}"' for choice in choices)
+        raise ConfigError(
+            f"{path}.{key}: {found}, expected one of {expected}",
+            did_you_mean(str(value), choices) if key in table else f'add {key} = "{choices[-1]}"',
+        )
+    return str(value)
+
+
+def _constant(table: Mapping[str, Any], path: str, key: str, default: float) -> float:
+    value = table.get(key, default)
+    if not _is_finite(value):
+        raise ConfigError(
+            f"{path}.{key}: {_shown(value)}, expected a finite number",
+            f"state a public constant, or leave it out for {default:g}",
+        )
+    return float(value)
+
+
+def _codes(
+    table: Mapping[str, Any], path: str, key: str, default: list[Any] | None = None
+) -> list[str | int | float]:
+    value = table.get(key, default)
+    if not isinstance(value, (list, tuple)) or not all(_is_code(item) for item in value):
+        found = "missing" if key not in table else _shown(value)
+        raise ConfigError(
+            f"{path}.{key}: {found}, expected a list of texts or numbers",
+            f'write, for example, {key} = ["a", "b"]',
+        )
+    if not value and default != []:
+        raise ConfigError(
+            f"{path}.{key}: an empty list, expected texts or numbers",
+            f'write, for example, {key} = ["a", "b"]',
+        )
+    return list(value)
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, str) or _is_finite(value)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _text(value: str | int | float) -> str:
+    return value.strip() if isinstance(value, str) else repr(value)
+
+
+def _shown(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -1,0 +1,145 @@
+"""The records of one client as arrays; come here to add a source that is larger than memory."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedvi.errors import DataError
+
+__all__ = ["ArraySource", "concatenate"]
+
+_T = TypeVar("_T", bound=np.generic)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ArraySource:
+    """Records held in memory, and which of them are valid.
+
+    A record that is not valid counts as zero: its rows are overwritten with zeros here, so that
+    nothing of it is left to leak, and solvers leave it out by the mask. The arrays are read-only
+    copies. Neither the number of rows nor that of valid ones is public in a private study.
+
+    Args:
+      records: by name, arrays whose leading axis is the record.
+      valid: one bool for each record.
+
+    >>> source = ArraySource({"y": np.array([1.0, 5.0])}, np.array([True, False]))
+    >>> arrays, mask = source.padded(3)
+    >>> arrays["y"], mask
+    (array([1., 0., 0.]), array([ True, False, False]))
+    """
+
+    records: Mapping[str, NDArray[np.generic]]
+    valid: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        valid = np.array(self.valid, dtype=bool)
+        if valid.ndim != 1:
+            raise DataError(
+                f"valid: an array of {valid.ndim} axes, expected 1", "give one bool for each record"
+            )
+        records = {}
+        for name, values in self.records.items():
+            array = np.array(values)
+            if array.shape[:1] != valid.shape:
+                # The lengths themselves stay out of the text: they may be private.
+                raise DataError(
+                    f"records[{name!r}]: the leading axis is not as long as `valid`",
+                    "every array needs one row for each record",
+                )
+            array[~valid] = 0
+            array.setflags(write=False)
+            records[name] = array
+        valid.setflags(write=False)
+        object.__setattr__(self, "records", MappingProxyType(records))
+        object.__setattr__(self, "valid", valid)
+
+    def __repr__(self) -> str:
+        # Reprs end in logs: names only, no values and no count.
+        return f"ArraySource({', '.join(self.records)})"
+
+    @property
+    def size(self) -> int:
+        """Number of records, valid or not."""
+        return len(self.valid)
+
+    def take(self, indices: ArrayLike) -> dict[str, NDArray[np.generic]]:
+        """Returns the records at ``indices``; ``valid[indices]`` says which of them count."""
+        chosen = np.asarray(indices, dtype=np.intp)
+        return {name: array[chosen] for name, array in self.records.items()}
+
+    def chunks(self, rows: int) -> Iterator["ArraySource"]:
+        """Yields the records in order, at most ``rows`` at a time."""
+        if rows < 1:
+            raise DataError(f"rows: {rows}, expected 1 or more", "ask for at least one record")
+        for start in range(0, self.size, rows):
+            part = slice(start, start + rows)
+            yield ArraySource(
+                {name: array[part] for name, array in self.records.items()}, self.valid[part]
+            )
+
+    def padded(
+        self, capacity: int, *, where: str = ""
+    ) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.bool_]]:
+        """Returns the records followed by zeros up to ``capacity`` rows, and the mask.
+
+        All clients of a study pad to one public capacity, so that they share one compilation.
+
+        Args:
+          capacity: the declared largest number of records of any client.
+          where: whose records these are, for the error.
+
+        Returns:
+          Arrays with ``capacity`` rows, and a bool for each row: true for a valid record.
+
+        Raises:
+          DataError: there are more records than ``capacity``; their number is not told.
+        """
+        if self.size > capacity:
+            raise DataError(
+                f"{where}{': ' if where else ''}more records than the study declares with "
+                f"`data.max_records` = {capacity}",
+                "declare a larger public bound, in the study file of everybody, and start again",
+            )
+        arrays = {name: _pad(array, capacity) for name, array in self.records.items()}
+        return arrays, _pad(self.valid, capacity)
+
+
+def concatenate(sources: Sequence[ArraySource]) -> ArraySource:
+    """Joins several sources into one, for the pooled fit that a simulation compares with.
+
+    >>> a = ArraySource({"y": np.array([1.0])}, np.array([True]))
+    >>> b = ArraySource({"y": np.array([2.0])}, np.array([False]))
+    >>> concatenate([a, b]).records["y"]
+    array([1., 0.])
+    """
+    if not sources:
+        raise DataError("no sources to join", "give one source or more")
+    first = sources[0]
+    for source in sources[1:]:
+        if _layout(source) != _layout(first):
+            raise DataError(
+                f"{source!r} does not fit {first!r}",
+                "joined sources need the same names, shapes of one record, and types",
+            )
+    return ArraySource(
+        {
+            name: np.concatenate([source.records[name] for source in sources])
+            for name in first.records
+        },
+        np.concatenate([source.valid for source in sources]),
+    )
+
+
+def _layout(source: ArraySource) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (array.shape[1:], array.dtype.str) for name, array in source.records.items()}
+
+
+def _pad(array: NDArray[_T], capacity: int) -> NDArray[_T]:
+    padded = np.zeros((capacity, *array.shape[1:]), dtype=array.dtype)
+    padded[: len(array)] = array
+    return padded

@@ -1,0 +1,100 @@
+"""Every error that fedvi raises on purpose; come here to add a kind of error or change how hints read."""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "BudgetExceeded",
+    "ConfigError",
+    "DataError",
+    "FamilyError",
+    "FedviError",
+    "LedgerError",
+    "ModelError",
+    "PrivacyError",
+    "ProtocolError",
+    "SolverError",
+    "UnsupportedEvent",
+    "did_you_mean",
+]
+
+
+class FedviError(Exception):
+    """Base of all errors raised on purpose: what was found, what was expected, and a hint.
+
+    Args:
+      message: lower case; names the field, the value found and the value expected.
+      hint: what the reader can do about it; printed on its own line.
+
+    The class attribute ``exit_code`` is what the command line exits with.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(FedviError):
+    """A study file, or an argument, says something that cannot be carried out."""
+
+    exit_code = 2
+
+
+class DataError(FedviError):
+    """A data file does not fit the study's declared schema."""
+
+    exit_code = 2
+
+
+class ModelError(FedviError):
+    """A model cannot be used: no record plate, discrete global latents, and so on."""
+
+    exit_code = 2
+
+
+class FamilyError(FedviError):
+    """Natural parameters do not fit their family: wrong shape, or improper where it must be proper."""
+
+
+class SolverError(FedviError):
+    """A local solver cannot solve the task that it was given."""
+
+
+class ProtocolError(FedviError):
+    """A message breaks the protocol between client and server."""
+
+
+class PrivacyError(FedviError):
+    """Something would be released that may not be."""
+
+    exit_code = 5
+
+
+class UnsupportedEvent(PrivacyError):
+    """An accountant does not know an event; it refuses rather than guess."""
+
+
+class BudgetExceeded(PrivacyError):
+    """The next release would cost more than the budget has left; raised before data is read."""
+
+
+class LedgerError(PrivacyError):
+    """A ledger is damaged, or an entry does not follow from the entries before it."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns a hint naming the nearest of ``known``, then all of them.
+
+    >>> did_you_mean("clip_nrom", ["steps", "clip_norm"])
+    'did you mean `clip_norm`? known: `clip_norm`, `steps`'
+    """
+    names = sorted(known)
+    listed = "known: " + (", ".join(f"`{item}`" for item in names) or "none")
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean `{near[0]}`? {listed}" if near else listed

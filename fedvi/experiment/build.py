@@ -1,0 +1,335 @@
+"""From a study to the pieces that run it; reads no data except in ``load_shards``."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvi import data, errors, expfam, inference, models
+from fedvi.data.schema import indicator_name
+from fedvi.data.source import ArraySource
+from fedvi.experiment import factories
+from fedvi.experiment.config import KindSection, Study
+from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.federation import damping, schedules
+from fedvi.federation.progress import Schedule
+from fedvi.inference import prior_factor
+from fedvi.inference.base import LocalSolver, Shard
+from fedvi.models.base import Model, gaussian_prior
+from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
+from fedvi.server.protocol import ServerSpec
+from fedvi.typing import Eta
+
+__all__ = ["PRIOR", "Assembly", "assemble", "load_shards", "with_capacity"]
+
+PRIOR = "prior"
+"""The worker that owns a prior that is not in the family."""
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """Everything about a study that is known before any record is read.
+
+    Attributes:
+      study: as validated.
+      schema: the declared columns.
+      design: the formula's design, or None for a model that takes columns by name.
+      model: on the unconstrained θ.
+      family: of q.
+      prior: η_0 in the family, proper.
+      schedule: who works when.
+      solvers: worker → how it answers; the prior's worker among them, if there is one.
+      budget: what each client may spend; None without protection.
+      noise_multiplier: of the mechanism, given or calibrated; None if the solver adds no noise.
+      sampler: of the solver, or None.
+      mark: printed beside every claim; empty if nothing needs saying.
+    """
+
+    study: Study
+    schema: Any
+    design: Any
+    model: Model
+    family: Any
+    prior: Eta
+    schedule: Schedule
+    step_rule: damping.StepRule
+    solvers: Mapping[str, LocalSolver]
+    budget: ledger.Budget | None
+    noise_multiplier: float | None
+    sampler: Any
+    mark: str
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The data holders, in the order of the study."""
+        return tuple(client.name for client in self.study.clients)
+
+    @property
+    def planned(self) -> events.Event:
+        """The largest event that one client can release over the whole study."""
+        return events.repeat(self.solvers[self.clients[0]].cost, self.schedule.rounds)
+
+    @property
+    def spec(self) -> ServerSpec:
+        """What the server needs."""
+        return ServerSpec(
+            study_digest=self.study.digest,
+            clients=tuple(self.solvers),
+            family=self.family,
+            prior=self.prior,
+            schedule=self.schedule,
+            step_rule=self.step_rule,
+            finish={name: solver.finish for name, solver in self.solvers.items()},
+            costs={name: solver.cost for name, solver in self.solvers.items()},
+        )
+
+
+def assemble(study: Study) -> Assembly:
+    """Builds and checks everything but the data.
+
+    Raises:
+      ConfigError, ModelError, PrivacyError: naming what in the study cannot be carried out.
+    """
+    private = study.privacy.private
+    schema = data.parse_schema(study.data.columns_schema, private=private)
+    design, model = _model(study, schema)
+    family = factories.call(
+        "family",
+        study.family,
+        factories.find("family", study.family.kind, expfam),
+        {"size": model.size},
+    )
+    schedule, step_rule = _schedule(study)
+    budget = _budget(study)
+    solver, noise_multiplier, sampler = _solver(study, family, model, schedule, budget)
+    prior, owned = _prior(family, model)
+    solvers: dict[str, LocalSolver] = {}
+    if owned is not None:
+        solvers[PRIOR] = owned
+    solvers |= {client.name: solver for client in study.clients}
+    marks = [solver.mark] if private else []
+    if private and study.simulation.insecure_seed is not None:
+        marks.append("seeded noise: no guarantee")
+    return Assembly(
+        study=study,
+        schema=schema,
+        design=design,
+        model=model,
+        family=family,
+        prior=prior,
+        schedule=schedule,
+        step_rule=step_rule,
+        solvers=solvers,
+        budget=budget,
+        noise_multiplier=noise_multiplier,
+        sampler=sampler,
+        mark="; ".join(mark for mark in marks if mark),
+    )
+
+
+def _model(study: Study, schema: Any) -> tuple[Any, Model]:
+    arguments = dict(study.model.arguments)
+    text = arguments.pop("formula", None)
+    design = None if text is None else data.parse_formula(text, schema)
+    section = KindSection(kind=study.model.kind, **arguments)
+    factory = factories.find("model", study.model.kind, models)
+    if ":" in study.model.kind:
+        if study.prior is not None:
+            raise errors.ConfigError(
+                f"[prior] is given beside model.kind {study.model.kind!r}",
+                "a NumPyro model states its own prior; remove the section [prior]",
+            )
+        if design is None:
+            example = _example(_columns(None, study, schema), schema)
+        else:
+            example = {"x": np.zeros(design.size), "y": np.zeros(())}
+
+        def function(**records: Any) -> Any:
+            return factory(**records, **arguments)
+
+        return design, models.numpyro_model(function, example, name=study.model.kind)
+    if design is None:
+        raise errors.ConfigError(
+            f"model.formula is missing for kind {study.model.kind!r}",
+            'write e.g. formula = "disease ~ age + sex"',
+        )
+    if study.model.kind == "numpyro_model":
+        raise errors.ConfigError(
+            "model.kind is 'numpyro_model'", 'name your function: kind = "my_study.models:hospital"'
+        )
+    prior = study.prior.model_dump(exclude_none=True) if study.prior else {}
+    supplied = {"names": design.names, **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()}}
+    return design, factories.call("model", section, factory, supplied)
+
+
+def _schedule(study: Study) -> tuple[Schedule, damping.StepRule]:
+    arguments = study.schedule.arguments
+    rule = arguments.pop("damping", "adaptive")
+    section = KindSection(kind=study.schedule.kind, **arguments)
+    factory = factories.find("schedule", study.schedule.kind, schedules)
+    schedule = factories.call("schedule", section, factory, {})
+    if schedule.rounds < 1:
+        raise errors.ConfigError(f"schedule.rounds is {schedule.rounds}, expected at least 1")
+    if rule == "adaptive":
+        return schedule, damping.adaptive()
+    if isinstance(rule, bool) or not isinstance(rule, int | float):
+        raise errors.ConfigError(
+            f'schedule.damping is {rule!r}, expected "adaptive" or a number above 0 and at most 1'
+        )
+    return schedule, damping.fixed(float(rule))
+
+
+def _budget(study: Study) -> ledger.Budget | None:
+    privacy = study.privacy
+    if not privacy.private:
+        return None
+    factory = factories.find("privacy", privacy.accountant, accountants)
+    return ledger.Budget(privacy.epsilon, privacy.delta, factory(privacy.relation))
+
+
+def _sampler(study: Study, given: Any, max_records: int) -> Any:
+    section = {"kind": given} if isinstance(given, str) else given
+    if not isinstance(section, dict) or "kind" not in section:
+        raise errors.ConfigError(
+            f"solver.sampler is {given!r}",
+            'write sampler = "full" or sampler = { kind = "poisson", rate = 0.1 }',
+        )
+    kind = KindSection(**section)
+    factory = factories.find("solver.sampler", kind.kind, sampling)
+    return factories.call("solver.sampler", kind, factory, {"max_records": max_records})
+
+
+def _solver(
+    study: Study, family: Any, model: Model, schedule: Schedule, budget: ledger.Budget | None
+) -> tuple[LocalSolver, float | None, Any]:
+    """Builds the solver; calibrates its noise if the study leaves the noise multiplier out."""
+    factory = factories.find("solver", study.solver.kind, inference)
+    arguments = dict(study.solver.arguments)
+    known = factories.parameters(factory)
+    supplied: dict[str, Any] = {"family": family, "model": model}
+    if "mechanism" not in known:
+        solver = factories.call("solver", study.solver, factory, supplied)
+        if budget is not None and not budget.accountant.supports(solver.cost):
+            raise errors.ConfigError(
+                f"solver.kind is {study.solver.kind!r}, which releases without protection, "
+                "but [privacy] promises differential privacy",
+                'use a private solver such as "dp_optimisation", or protection = "none"',
+            )
+        return solver, None, None
+    noise = arguments.pop("noise_multiplier", None)
+    sampler = _sampler(study, arguments.pop("sampler", "full"), study.data.max_records or 2**20)
+    mechanism = factories.find("privacy.mechanism", study.privacy.mechanism, mechanisms)
+    section = KindSection(kind=study.solver.kind, **arguments)
+
+    def build(noise_multiplier: float) -> LocalSolver:
+        parts = {"sampler": sampler, "mechanism": mechanism(noise_multiplier)}
+        return factories.call("solver", section, factory, supplied | parts)
+
+    def total(noise_multiplier: float) -> events.Event:
+        return events.repeat(build(noise_multiplier).cost, schedule.rounds)
+
+    if noise is None:
+        if budget is None:
+            raise errors.ConfigError(
+                "solver.noise_multiplier is missing and there is no budget to calibrate it for",
+                "give noise_multiplier, or a [privacy] section with epsilon and delta",
+            )
+        noise = calibrate.calibrate(total, budget.accountant, budget.epsilon, budget.delta)
+    elif isinstance(noise, bool) or not isinstance(noise, int | float):
+        raise errors.ConfigError(f"solver.noise_multiplier is {noise!r}, expected a number")
+    elif budget is not None:
+        spent = budget.accountant.epsilon(total(noise), budget.delta)
+        if spent > budget.epsilon:
+            raise errors.BudgetExceeded(
+                f"{schedule.rounds} rounds at noise_multiplier {noise:g} spend epsilon {spent:.4g} "
+                f"of {budget.epsilon:g} (delta {budget.delta:g}, {budget.accountant.relation})",
+                "leave noise_multiplier out: it is then calibrated to the budget",
+            )
+    return build(float(noise)), float(noise), sampler
+
+
+def _prior(family: Any, model: Model) -> tuple[Eta, LocalSolver | None]:
+    """Returns η_0, and the worker that refines the prior's factor if the prior is not in the family."""
+    exact = gaussian_prior(model)
+    if exact is not None:
+        h, precision = exact
+        if isinstance(family, FullGaussian):
+            return GaussianEta(h, precision), None
+        if np.array_equal(precision, np.diag(np.diagonal(precision))):
+            return GaussianEta(h, np.diagonal(precision).copy()), None
+    return prior_factor.base(family), prior_factor.prior_factor(family, model)
+
+
+def load_shards(assembly: Assembly, base: Path) -> dict[str, ArraySource]:
+    """Reads every client's file; paths are relative to ``base``.
+
+    Raises:
+      ConfigError: if a client names no file.
+      DataError: if a file does not fit the schema.
+    """
+    study = assembly.study
+    shards = {}
+    for client in study.clients:
+        if client.data is None:
+            raise errors.ConfigError(
+                f"clients: {client.name!r} names no data file",
+                'add data = "path.csv" to its [[clients]] entry',
+            )
+        shards[client.name] = load_shard(assembly, client.name, base / client.data)
+    return shards
+
+
+def load_shard(assembly: Assembly, client: str, path: Path) -> ArraySource:
+    """Reads one client's file and applies the schema.
+
+    Raises:
+      DataError: if the file does not fit the schema.
+    """
+    study, schema = assembly.study, assembly.schema
+    names = _columns(assembly.design, study, schema)
+    table = data.read_table(
+        path,
+        columns=study.data.columns,
+        separator=study.data.separator,
+        names=[schema[name].column for name in names],
+    )
+    private = study.privacy.private
+    if assembly.design is None:
+        return data.prepare_columns(table, schema, names, private=private, where=client)
+    return data.prepare(table, schema, assembly.design, private=private, where=client)
+
+
+def _columns(design: Any, study: Study, schema: Any) -> tuple[str, ...]:
+    """Lists the schema's columns that a model reads: those of its formula, or its arguments."""
+    if design is not None:
+        return design.columns
+    factory = factories.find("model", study.model.kind, models)
+    wanted = [name for name in factories.parameters(factory) if name not in study.model.arguments]
+    # An indicator such as chol_missing comes with the column that it belongs to.
+    indicators = {indicator_name(name): name for name in schema}
+    return tuple(dict.fromkeys(indicators.get(name, name) for name in wanted))
+
+
+def _example(columns: tuple[str, ...], schema: Any) -> dict[str, np.ndarray]:
+    """Returns one record of zeros in the dtypes that the columns will have."""
+    table = {schema[name].column: [] for name in columns if name in schema}
+    empty = data.prepare_columns(table, schema, columns, private=True, where="[model]")
+    return {
+        name: np.zeros(column.shape[1:], column.dtype) for name, column in empty.records.items()
+    }
+
+
+def with_capacity(assembly: Assembly, sources: Mapping[str, ArraySource]) -> dict[str, Shard]:
+    """Pads all shards to one capacity, so that they share one compilation.
+
+    The capacity is the declared largest number of records in a private study; otherwise the largest
+    shard's.
+    """
+    declared = assembly.study.data.max_records
+    capacity = declared or max(source.size for source in sources.values())
+    shards = {}
+    for name, source in sources.items():
+        records, mask = source.padded(capacity)
+        shards[name] = Shard(records, np.asarray(mask, bool))
+    return shards

@@ -1,0 +1,229 @@
+"""What a study file may say: sections, keys, defaults, and how mistakes in it are reported."""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from fedvi import errors
+
+__all__ = [
+    "ClientSection",
+    "DataSection",
+    "PriorSection",
+    "PrivacySection",
+    "SimulationSection",
+    "Study",
+    "StudySection",
+    "load_study",
+    "parse_study",
+]
+
+# The name of the worker that owns a non-Gaussian prior; no client may take it.
+RESERVED = ("prior",)
+
+
+class _Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class StudySection(_Section):
+    """``[study]``: its name, and the public seed (initialisation and simulated arrival; never noise)."""
+
+    name: str = pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = pydantic.Field(default=0, ge=0)
+
+
+class KindSection(pydantic.BaseModel):
+    """A section whose ``kind`` names a factory and whose other keys are its arguments."""
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True, strict=True)
+    kind: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keys beside ``kind``."""
+        return dict(self.model_extra or {})
+
+
+class PriorSection(_Section):
+    """``[prior]`` of the built-in models: N(0, scale²) for each coefficient."""
+
+    scale: float = pydantic.Field(default=2.5, gt=0.0)
+    intercept_scale: float | None = pydantic.Field(default=None, gt=0.0)
+
+
+class PrivacySection(_Section):
+    """``[privacy]``: the promise. ``protection = "none"`` must be said; then nothing else may be."""
+
+    protection: Literal["dp", "none"] = "dp"
+    epsilon: float | None = pydantic.Field(default=None, gt=0.0)
+    delta: float | None = pydantic.Field(default=None, gt=0.0, lt=1.0)
+    unit: Literal["record"] | None = None
+    relation: Literal["add_remove", "substitute"] | None = None
+    accountant: str = "pld"
+    mechanism: str = "gaussian"
+    disjoint: bool = False
+    records_public: bool = False
+
+    @property
+    def private(self) -> bool:
+        """Whether the study promises anything."""
+        return self.protection == "dp"
+
+    @pydantic.model_validator(mode="after")
+    def _complete(self) -> "PrivacySection":
+        named = {name: getattr(self, name) for name in ("epsilon", "delta", "unit", "relation")}
+        if self.private:
+            missing = [name for name, value in named.items() if value is None]
+            if missing:
+                raise ValueError(
+                    f"privacy.{missing[0]} is missing|a private study names epsilon, delta, "
+                    'unit = "record" and relation ("add_remove" or "substitute"); '
+                    'a study without protection says so: protection = "none"'
+                )
+        else:
+            given = [name for name, value in named.items() if value is not None]
+            if given:
+                raise ValueError(
+                    f'privacy.{given[0]} is given beside protection = "none"|leave out one of the two'
+                )
+        return self
+
+
+class DataSection(_Section):
+    """``[data]``: how a client's file is read, and what each column may hold."""
+
+    columns: list[str] | None = None
+    separator: str = ","
+    max_records: int | None = pydantic.Field(default=None, ge=1)
+    # Named so because BaseModel has an attribute called schema.
+    columns_schema: dict[str, dict[str, Any]] = pydantic.Field(alias="schema")
+
+
+class ClientSection(_Section):
+    """``[[clients]]``: a site, its file (relative to the study file), its pace in simulation."""
+
+    name: str = pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    data: str | None = None
+    latency_seconds: float = pydantic.Field(default=1.0, ge=0.0)
+
+
+class SimulationSection(_Section):
+    """``[simulation]``: what stands for the network; and seeded noise, which marks every number.
+
+    ``latency_jitter`` multiplies each latency by a uniform factor in [1 − j, 1 + j], from the
+    study's seed.
+    """
+
+    latency_jitter: float = pydantic.Field(default=0.0, ge=0.0, lt=1.0)
+    insecure_seed: int | None = pydantic.Field(default=None, ge=0)
+
+
+class Study(_Section):
+    """A whole study, validated; both sides must agree on its ``digest``."""
+
+    study: StudySection
+    model: KindSection
+    family: KindSection = KindSection(kind="full_gaussian")
+    prior: PriorSection | None = None
+    solver: KindSection
+    schedule: KindSection
+    privacy: PrivacySection
+    data: DataSection
+    clients: list[ClientSection] = pydantic.Field(min_length=1)
+    simulation: SimulationSection = SimulationSection()
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> "Study":
+        names = [client.name for client in self.clients]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"clients: the name {name!r} stands twice|names are unique")
+            if name in RESERVED:
+                raise ValueError(f"clients: the name {name!r} is reserved|choose another name")
+        if self.privacy.private and self.data.max_records is None:
+            raise ValueError(
+                "data.max_records is missing|a private study declares the largest number of records "
+                "at any client, as public knowledge: batches and the claim are sized for it"
+            )
+        return self
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over everything that both sides must agree on: all but local paths and latencies."""
+        content = self.model_dump(mode="json", by_alias=True, exclude={"simulation"})
+        for client in content["clients"]:
+            del client["data"], client["latency_seconds"]
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def load_study(path: str | Path) -> Study:
+    """Reads and validates a study file.
+
+    Raises:
+      ConfigError: naming the section, the key, the value found and what would be right.
+    """
+    path = Path(path)
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise errors.ConfigError(f"no study file at {path}", "give the path of a .toml file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.ConfigError(f"cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise errors.ConfigError(f"{path} is not valid TOML: {error}") from None
+    return parse_study(raw)
+
+
+def parse_study(raw: dict[str, Any]) -> Study:
+    """Validates the tables of a study file.
+
+    Raises:
+      ConfigError: naming the section, the key, the value found and what would be right.
+    """
+    try:
+        return Study.model_validate(raw)
+    except pydantic.ValidationError as failure:
+        raise _explain(failure) from None
+
+
+def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
+    """Turns the first problem that the validator found into one of ours."""
+    problem = failure.errors()[0]
+    path = ".".join(str(part) for part in problem["loc"])
+    kind = problem["type"]
+    if kind == "extra_forbidden":
+        return errors.ConfigError(
+            f"{path}: unknown key",
+            errors.did_you_mean(str(problem["loc"][-1]), _known(problem["loc"])),
+        )
+    if kind == "missing":
+        return errors.ConfigError(f"{path} is missing", f"add `{problem['loc'][-1]}`")
+    if kind == "value_error":
+        message, _, hint = str(problem["ctx"]["error"]).partition("|")
+        return errors.ConfigError(message, hint)
+    expected = problem["msg"][0].lower() + problem["msg"][1:]
+    return errors.ConfigError(f"{path} is {problem['input']!r}", expected)
+
+
+def _known(location: tuple[Any, ...]) -> list[str]:
+    """Lists the keys that the section at a location may have."""
+    section: Any = Study
+    for part in location[:-1]:
+        if isinstance(part, int):
+            continue
+        field = next(f for n, f in section.model_fields.items() if (f.alias or n) == part)
+        section = {
+            "study": StudySection,
+            "prior": PriorSection,
+            "privacy": PrivacySection,
+            "data": DataSection,
+            "clients": ClientSection,
+            "simulation": SimulationSection,
+        }.get(part, field.annotation)
+    return [field.alias or name for name, field in section.model_fields.items()]

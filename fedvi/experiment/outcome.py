@@ -1,0 +1,176 @@
+"""What is kept of a run: plain values for tables and JSON, and the files of `--out`."""
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvi import __version__, errors
+from fedvi.experiment.simulate import Result
+from fedvi.privacy import ledger, statement
+
+__all__ = ["as_dict", "check_target", "coefficients", "has_odds", "privacy_rows", "write"]
+
+# The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal.
+_Z95 = 1.959963984540054
+
+
+def coefficients(result: Result) -> list[dict[str, Any]]:
+    """Lists the posterior by coordinate of θ: mean, sd, 95 % interval, odds ratio, pooled fit.
+
+    The coordinates of a NumPyro model are those of its unconstrained θ.
+    """
+    assembly = result.assembly
+    mean, sd = assembly.family.moments(result.posterior)
+    units = assembly.design.units if assembly.design is not None else ("",) * assembly.model.size
+    rows = []
+    for index, name in enumerate(assembly.model.names):
+        low, high = mean[index] - _Z95 * sd[index], mean[index] + _Z95 * sd[index]
+        row = {
+            "name": name,
+            "unit": units[index],
+            "mean": float(mean[index]),
+            "sd": float(sd[index]),
+            "lower": float(low),
+            "upper": float(high),
+        }
+        if has_odds(result):
+            row |= {"odds_ratio": _exp(mean[index]), "odds_lower": _exp(low), "odds_upper": _exp(high)}
+        if result.pooled is not None:
+            pooled_mean, pooled_sd = assembly.family.moments(result.pooled)
+            row |= {"pooled_mean": float(pooled_mean[index]), "pooled_sd": float(pooled_sd[index])}
+        rows.append(row)
+    return rows
+
+
+def has_odds(result: Result) -> bool:
+    """Says whether exp(coefficient) is an odds ratio."""
+    return result.assembly.study.model.kind == "logistic"
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(float(value), 700.0))
+
+
+def privacy_rows(result: Result) -> list[dict[str, Any]]:
+    """Lists per client what left it and what that cost under each claimed relation."""
+    rows = []
+    for site in result.sites:
+        epsilon = {claim.relation: claim.epsilon for claim in site.claims}
+        if not site.claims:
+            epsilon = {"add_remove": math.inf, "substitute": math.inf}
+        rows.append(
+            {
+                "client": site.name,
+                "records": site.records,
+                "releases": site.releases,
+                "numbers": site.numbers,
+                "epsilon": epsilon,
+                "delta": result.assembly.study.privacy.delta,
+                "view": site.claims[0].view if site.claims else "message",
+            }
+        )
+    return rows
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    """Returns everything about a run that may be published, as plain values for JSON."""
+    study = result.assembly.study
+    return {
+        "fedvi": __version__,
+        "study": study.study.name,
+        "digest": study.digest,
+        "protection": study.privacy.protection,
+        "mark": result.assembly.mark,
+        "coefficients": coefficients(result),
+        "privacy": [_finite(row) for row in privacy_rows(result)],
+        "consortium": [_finite(statement.as_dict(claim)) for claim in result.consortium],
+        "projected": result.improper,
+        "history": [
+            {
+                "version": update.version,
+                "clients": list(update.clients),
+                "staleness": list(update.staleness),
+                "damping": update.damping,
+                "rounds": update.rounds,
+                "gap": None if update.gap is None else update.gap._asdict(),
+            }
+            for update in result.history
+        ],
+        "elapsed_seconds": round(result.elapsed_seconds, 3),
+    }
+
+
+def _finite(value: Any) -> Any:
+    """Replaces infinities, which JSON cannot hold, by the string "inf"."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+def check_target(directory: Path) -> None:
+    """Refuses a target folder that holds something; called before a run, so that none is lost.
+
+    Raises:
+      ConfigError: if it exists and is not an empty folder, or its parent does not exist.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise errors.ConfigError(
+            f"--out {directory} exists and is not an empty folder", "name a new folder"
+        )
+    if not directory.parent.is_dir():
+        raise errors.ConfigError(
+            f"--out {directory}: the folder {directory.parent} does not exist", "make it first"
+        )
+
+
+def write(result: Result, directory: Path) -> None:
+    """Writes the posterior (npz and JSON), the ledgers and the resolved study, all or nothing.
+
+    Files: ``posterior.npz`` (mean, sd, h, J, names), ``result.json``, ``study.json`` and
+    ``ledger/CLIENT.jsonl``.
+
+    Raises:
+      ConfigError: see ``check_target``.
+    """
+    check_target(directory)
+    mean, sd = result.assembly.family.moments(result.posterior)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        np.savez(
+            scratch / "posterior.npz",
+            mean=mean,
+            sd=sd,
+            h=result.posterior.h,
+            J=result.posterior.J,
+            names=np.array(result.assembly.model.names),
+        )
+        _write_json(scratch / "result.json", as_dict(result))
+        study = result.assembly.study.model_dump(mode="json", by_alias=True)
+        noise = result.assembly.noise_multiplier
+        if noise is not None:
+            study["solver"]["noise_multiplier"] = noise
+        _write_json(scratch / "study.json", study)
+        (scratch / "ledger").mkdir()
+        for name, book in result.ledgers.items():
+            text = "\n".join(ledger.to_lines(book)) + "\n"
+            (scratch / "ledger" / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        scratch.chmod(0o755)
+        if directory.exists():
+            directory.rmdir()
+        os.rename(scratch, directory)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,114 @@
+"""What `fedvi check` prints: what a study would release, how often, at what price; reads no data."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from fedvi.experiment.build import Assembly, assemble
+from fedvi.experiment.config import Study
+from fedvi.privacy import accountants, events
+
+__all__ = ["Plan", "plan"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The price and the traffic of a study, before it runs.
+
+    Attributes:
+      study: its name.
+      digest: what every site must agree on.
+      model: kind and dimension D.
+      coefficients: the names of θ's coordinates.
+      family: the kind of q.
+      solver: the kind of local solver.
+      schedule: kind and rounds.
+      clients: their names.
+      numbers_per_message: how many distinct numbers leave a client in one message.
+      messages_per_client: how many messages, at most.
+      steps_per_message: how many noised sums are behind one message; 0 without noise.
+      clip_norm, noise_multiplier, noise_std: of one noised sum; None without noise.
+      sampling_rate: the probability that a record is in a batch; None without noise.
+      batch_capacity: static rows of a batch; None without noise.
+      epsilon: relation → ε per client at ``delta``; infinite without protection.
+      budget_epsilon, delta, relation, unit, accountant: the promise; None without protection.
+      mark: printed beside every claim.
+    """
+
+    study: str
+    digest: str
+    model: str
+    coefficients: tuple[str, ...]
+    family: str
+    solver: str
+    schedule: str
+    clients: tuple[str, ...]
+    numbers_per_message: int
+    messages_per_client: int
+    steps_per_message: int
+    clip_norm: float | None
+    noise_multiplier: float | None
+    noise_std: float | None
+    sampling_rate: float | None
+    batch_capacity: int | None
+    epsilon: dict[str, float]
+    budget_epsilon: float | None
+    delta: float | None
+    relation: str | None
+    unit: str | None
+    accountant: str
+    mark: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON; an infinite ε becomes the string "inf"."""
+        plain = dataclasses.asdict(self)
+        plain["epsilon"] = {
+            name: value if np.isfinite(value) else "inf" for name, value in self.epsilon.items()
+        }
+        return plain
+
+
+def plan(study: Study | Assembly) -> Plan:
+    """Returns what a study would do; reads no data file.
+
+    Raises:
+      FedviError: if the study cannot be carried out.
+    """
+    assembly = assemble(study) if isinstance(study, Study) else study
+    study = assembly.study
+    solver = assembly.solvers[assembly.clients[0]]
+    noisy = assembly.noise_multiplier is not None
+    steps = sum(events.counts(solver.cost).values()) if noisy else 0
+    clip_norm = study.solver.arguments.get("clip_norm", 1.0) if noisy else None
+    delta = study.privacy.delta
+    factory = getattr(accountants, study.privacy.accountant)
+    epsilon = {
+        relation: factory(relation).epsilon(assembly.planned, delta) if delta else float("inf")
+        for relation in events.RELATIONS
+    }
+    return Plan(
+        study=study.study.name,
+        digest=study.digest,
+        model=f"{study.model.kind}, D = {assembly.model.size}",
+        coefficients=assembly.model.names,
+        family=study.family.kind,
+        solver=study.solver.kind,
+        schedule=f"{assembly.schedule.name}, {assembly.schedule.rounds} rounds",
+        clients=assembly.clients,
+        numbers_per_message=solver.number_count,
+        messages_per_client=assembly.schedule.rounds,
+        steps_per_message=steps,
+        clip_norm=clip_norm,
+        noise_multiplier=assembly.noise_multiplier,
+        noise_std=assembly.noise_multiplier * clip_norm if noisy else None,
+        sampling_rate=assembly.sampler.rate if noisy else None,
+        batch_capacity=assembly.sampler.capacity if noisy else None,
+        epsilon=epsilon,
+        budget_epsilon=study.privacy.epsilon,
+        delta=delta,
+        relation=study.privacy.relation,
+        unit=study.privacy.unit,
+        accountant=study.privacy.accountant,
+        mark=assembly.mark,
+    )

@@ -1,0 +1,331 @@
+"""A whole federation in one process: the same workers, messages and coordinator as over a network."""
+
+import dataclasses
+import functools
+import heapq
+import itertools
+import random as public_random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.client.worker import Worker
+from fedvi.data.source import ArraySource, concatenate
+from fedvi.experiment import build
+from fedvi.experiment.build import PRIOR, Assembly
+from fedvi.experiment.config import Study
+from fedvi.expfam import tree
+from fedvi.inference import glm, gradient, prior_factor
+from fedvi.inference.base import Shard, Task
+from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.privacy import accountants, events, ledger, random, statement
+from fedvi.server import protocol
+from fedvi.server.coordinator import Coordinator
+from fedvi.store.memory import MemoryClientStore, MemoryServerStore
+from fedvi.transport.memory import MemoryLink
+from fedvi.typing import Eta
+
+__all__ = ["Clock", "Moment", "Result", "Site", "drive", "run", "simulate"]
+
+
+class Moment(NamedTuple):
+    """Where a simulation stands after a fold: what a progress display shows; all of it public.
+
+    Attributes:
+      update: the server's record of the fold.
+      rounds: how many rounds are planned.
+      elapsed_seconds: real time since the start.
+      simulated_seconds: time on the simulated clock.
+      epsilon: the largest ε that any client has spent, in the study's relation; infinite without
+        protection.
+    """
+
+    update: protocol.Update
+    rounds: int
+    elapsed_seconds: float
+    simulated_seconds: float
+    epsilon: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One client's side of the result.
+
+    Attributes:
+      name: the client.
+      records: how many records it holds, only if the study declares that public.
+      releases: how many answers it sent.
+      numbers: how many numbers left it in all.
+      claims: what its records' privacy cost, by relation; empty without protection.
+    """
+
+    name: str
+    records: int | None
+    releases: int
+    numbers: int
+    claims: tuple[statement.Claim, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A fitted posterior, and what it cost.
+
+    Attributes:
+      assembly: the study, built.
+      posterior: η of the served q, float64.
+      factors: worker → η_m.
+      sites: per client.
+      consortium: the claims for the whole federation.
+      history: all folds.
+      ledgers: client → its ledger.
+      improper: whether Σ factors was improper at the end, so that q is a projection.
+      pooled: η of the non-private fit to all shards pooled, if it was asked for.
+      elapsed_seconds: real time of the run, compilation included.
+    """
+
+    assembly: Assembly
+    posterior: Eta
+    factors: Mapping[str, Eta]
+    sites: tuple[Site, ...]
+    consortium: tuple[statement.Claim, ...]
+    history: tuple[protocol.Update, ...]
+    ledgers: Mapping[str, ledger.Ledger]
+    improper: bool
+    pooled: Eta | None
+    elapsed_seconds: float
+
+
+def simulate(
+    study: Study,
+    base: str | Path = ".",
+    *,
+    pooled: bool = False,
+    on_moment: Callable[[Moment], None] | None = None,
+) -> Result:
+    """Runs a study's federation in this process.
+
+    Workers, coordinator and messages are those of a deployment; only the link, the stores and the
+    clock are stand-ins. Declared latencies and the study's seed order the workers on a simulated
+    clock, so that runs without noise, or with ``insecure_seed``, replay exactly.
+
+    Args:
+      study: from ``load_study``.
+      base: the folder that the clients' data paths are relative to.
+      pooled: fit the same model to all shards pooled, without privacy, for comparison. Only for
+        data that may be pooled: the result then holds an unprotected posterior.
+      on_moment: called after each fold.
+
+    Raises:
+      FedviError: before anything is computed, if the study or the data does not fit.
+    """
+    assembly = build.assemble(study)
+    sources = build.load_shards(assembly, Path(base))
+    return run(assembly, sources, pooled=pooled, on_moment=on_moment)
+
+
+def run(
+    assembly: Assembly,
+    sources: Mapping[str, ArraySource],
+    *,
+    pooled: bool = False,
+    on_moment: Callable[[Moment], None] | None = None,
+) -> Result:
+    """Runs a built study on records that are in memory; see ``simulate``.
+
+    Args:
+      assembly: from ``build.assemble``.
+      sources: client → its records, laid out as the model wants them.
+      pooled, on_moment: see ``simulate``.
+
+    Raises:
+      DataError: if a client has no source, or one exceeds the declared ``max_records``.
+    """
+    started = time.monotonic()
+    study = assembly.study
+    for name in assembly.clients:
+        if name not in sources:
+            raise errors.DataError(f"no records for client {name!r}")
+    shards = build.with_capacity(assembly, sources)
+    clock = Clock()
+    stores: dict[str, MemoryClientStore] = {}
+    spec = assembly.spec
+
+    def on_update(update: protocol.Update) -> None:
+        if on_moment is not None:
+            spent = _spent(assembly, stores)
+            elapsed = time.monotonic() - started
+            on_moment(Moment(update, assembly.schedule.rounds, elapsed, clock.now, spent))
+
+    coordinator = Coordinator(spec, MemoryServerStore(), on_update)
+    link = MemoryLink(coordinator.handle)
+    root = _root(study)
+    workers = {}
+    for name, solver in assembly.solvers.items():
+        stores[name] = MemoryClientStore(ledger.open_ledger(_header(assembly, name)))
+        shard = prior_factor.empty_shard() if name == PRIOR else shards[name]
+        workers[name] = Worker(
+            client=name,
+            study_digest=study.digest,
+            link=link,
+            solver=solver,
+            shard=lambda shard=shard: shard,
+            root=root,
+            store=stores[name],
+            budget=assembly.budget,
+        )
+    drive(workers, coordinator, _latencies(study), study.study.seed, clock)
+    state = coordinator.state
+    ledgers = {name: stores[name].ledger for name in assembly.clients}
+    sites = tuple(_site(assembly, name, shards[name], ledgers[name]) for name in assembly.clients)
+    claims = [claim for site in sites for claim in site.claims]
+    return Result(
+        assembly=assembly,
+        posterior=tree.to_numpy(protocol.served(spec, state)),
+        factors=state.factors,
+        sites=sites,
+        consortium=statement.consortium(claims, study.privacy.disjoint) if claims else (),
+        history=state.history,
+        ledgers=ledgers,
+        improper=not assembly.family.is_proper(state.posterior),
+        pooled=_pooled(assembly, sources) if pooled else None,
+        elapsed_seconds=time.monotonic() - started,
+    )
+
+
+class Clock:
+    """The simulated clock, in seconds."""
+
+    now = 0.0
+
+
+def drive(
+    workers: Mapping[str, Worker],
+    coordinator: Coordinator,
+    latencies: Mapping[str, Callable[[], float]],
+    seed: int,
+    clock: Clock,
+) -> None:
+    """Lets the workers tick in the order of a simulated clock until all are done.
+
+    A worker that solved a task sends its answer one latency later; one that found nothing to do
+    sleeps until the next fold, as a long poll would. Ties are broken by a seeded order.
+    """
+    order = list(workers)
+    public_random.Random(seed).shuffle(order)
+    ticket = itertools.count()
+    queue = [(0.0, next(ticket), name) for name in order]
+    heapq.heapify(queue)
+    asleep: list[str] = []
+    while queue:
+        clock.now, _, name = heapq.heappop(queue)
+        version = coordinator.state.version
+        outcome = workers[name].tick()
+        if outcome == "idle":
+            asleep.append(name)
+        elif outcome != "done":
+            delay = latencies[name]() if outcome == "solved" else 0.0
+            heapq.heappush(queue, (clock.now + delay, next(ticket), name))
+        if coordinator.state.version > version:
+            for sleeper in asleep:
+                heapq.heappush(queue, (clock.now, next(ticket), sleeper))
+            asleep = []
+    if asleep:
+        raise errors.ProtocolError(
+            f"the schedule stopped before its end: {', '.join(asleep)} wait for tasks that never come",
+            "a schedule must offer a task to some client until it has finished",
+        )
+
+
+def _latencies(study: Study) -> dict[str, Callable[[], float]]:
+    """Returns each worker's latency law; the prior's worker sits beside the server."""
+    jitter = study.simulation.latency_jitter
+
+    def law(name: str, seconds: float) -> Callable[[], float]:
+        generator = public_random.Random(f"{study.study.seed}/{name}")
+        return lambda: seconds * generator.uniform(1.0 - jitter, 1.0 + jitter)
+
+    laws = {client.name: law(client.name, client.latency_seconds) for client in study.clients}
+    return {PRIOR: lambda: 0.0, **laws}
+
+
+def _root(study: Study) -> random.Root:
+    """Returns the clients' secrets: from the operating system unless nothing is promised, or the
+    study asks for a replay."""
+    if not study.privacy.private:
+        return random.insecure_root(study.study.seed)
+    seed = study.simulation.insecure_seed
+    return random.secure_root() if seed is None else random.insecure_root(seed)
+
+
+def _header(assembly: Assembly, client: str) -> ledger.Header:
+    study = assembly.study
+    return ledger.Header(
+        study=study.study.name,
+        study_digest=study.digest,
+        client=client,
+        unit=study.privacy.unit or "record",
+        relation=study.privacy.relation or "substitute",
+        view="message",
+        protected=study.privacy.private,
+        note=assembly.mark,
+    )
+
+
+def _spent(assembly: Assembly, stores: Mapping[str, MemoryClientStore]) -> float:
+    if assembly.budget is None:
+        return float("inf")
+    costs = {ledger.spent(stores[name].ledger) for name in assembly.clients}
+    accountant, delta = assembly.budget.accountant, assembly.budget.delta
+    return max(accountant.epsilon(cost, delta) for cost in costs)
+
+
+def _site(assembly: Assembly, name: str, shard: Shard, book: ledger.Ledger) -> Site:
+    privacy = assembly.study.privacy
+    releases = sum(entry.kind == "sealed" for entry in book.entries)
+    claims: tuple[statement.Claim, ...] = ()
+    if privacy.private:
+        # Where the exact number of records is published, only substitution leaves it unchanged.
+        relations = ("substitute",) if privacy.records_public else events.RELATIONS
+        factory = getattr(accountants, privacy.accountant)
+        claims = statement.claims(
+            book, assembly.planned, privacy.delta, [factory(relation) for relation in relations]
+        )
+    return Site(
+        name=name,
+        records=int(shard.mask.sum()) if privacy.records_public else None,
+        releases=releases,
+        numbers=releases * assembly.solvers[name].number_count,
+        claims=claims,
+    )
+
+
+def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> Eta:
+    """Fits all records together without privacy, to convergence: what the federation is held against.
+
+    The whole consortium is one client here, and the prior's factor its only companion.
+    """
+    together = concatenate(list(sources.values()))
+    records, mask = together.padded(together.size)
+    family, model = assembly.family, assembly.model
+    solver = (glm if isinstance(model, GeneralisedLinearModel) else gradient)(family, model)
+    parties = [("pooled", solver, Shard(records, np.asarray(mask, bool)))]
+    rounds = 1
+    if PRIOR in assembly.solvers:
+        parties.append((PRIOR, assembly.solvers[PRIOR], prior_factor.empty_shard()))
+        rounds = 5
+    root = random.insecure_root(assembly.study.study.seed)
+    posterior = assembly.prior
+    factors = {name: family.zeros() for name, _, _ in parties}
+    for visit in range(rounds):
+        for name, party, shard in parties:
+            task = Task(f"{name}/{visit}", name, visit, 0, posterior, factors[name], 1.0)
+            keys = functools.partial(root.key, "pooled", task.task_id)
+            _, released, _ = party.update(keys, party.init(posterior), task, shard)
+            change = party.finish(released.value, task)
+            factors[name] = tree.add(factors[name], change.delta)
+            posterior = tree.add(posterior, change.delta)
+    return tree.to_numpy(posterior)

@@ -1,0 +1,327 @@
+"""The Gaussian families, full and diagonal, in (h, J): change how q over real θ is represented here.
+
+q(θ) ∝ exp(hᵀθ − ½ θᵀJθ), with precision J and h = J·mean. T(θ) = (θ, −½ θθᵀ), so ⟨η, T⟩ is that
+exponent; for the diagonal family J and the second statistic are vectors. Storing (h, J) rather than
+(h, −½J) is settled (DESIGN §6); it matters as soon as one clips or adds noise in η.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.typing import Key, Theta
+
+__all__ = ["DiagonalGaussian", "FullGaussian", "GaussianEta", "diagonal_gaussian", "full_gaussian"]
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+# A projected precision is at least this fraction of the floor's in every direction.
+_PROJECTION_FRACTION = 1e-3
+
+
+class GaussianEta(NamedTuple):
+    """Natural parameters: h = J·mean, shape [D]; J the precision, shape [D, D] or [D]."""
+
+    h: Any
+    J: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class FullGaussian:
+    """Gaussians with any covariance over θ ∈ ℝᴰ.
+
+    >>> family = FullGaussian(2)
+    >>> eta = family.from_moments(np.array([1.0, 2.0]), np.eye(2))
+    >>> family.kl(eta, eta).item()
+    0.0
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_size(self.size)
+
+    @property
+    def number_count(self) -> int:
+        """D numbers of h and D(D+1)/2 of the symmetric J."""
+        return self.size + self.size * (self.size + 1) // 2
+
+    def zeros(self) -> GaussianEta:
+        """Returns the factor 1."""
+        return GaussianEta(np.zeros(self.size), np.zeros((self.size, self.size)))
+
+    def check(self, eta: Any, name: str = "eta") -> None:
+        """Raises FamilyError unless h is [D], J is [D, D] and symmetric, and all are finite."""
+        _check_shapes(eta, (self.size,), (self.size, self.size), name, "full_gaussian")
+        if not np.allclose(eta.J, np.asarray(eta.J).T, rtol=1e-9, atol=1e-9):
+            raise errors.FamilyError(f"{name}.J is not symmetric", "send (J + Jᵀ) / 2")
+
+    def isotropic(self, scale: float, mean: float = 0.0) -> GaussianEta:
+        """Returns η of N(mean, scale² I)."""
+        precision = np.eye(self.size) / scale**2
+        return GaussianEta(precision @ np.full(self.size, mean), precision)
+
+    def from_moments(self, mean: Any, covariance: Any) -> GaussianEta:
+        """Returns η of N(mean [D], covariance [D, D])."""
+        xp = mean.__array_namespace__()
+        precision = _symmetric(xp.linalg.inv(covariance))
+        return GaussianEta(precision @ mean, precision)
+
+    def location_covariance(self, eta: GaussianEta) -> tuple[Any, Any]:
+        """Returns the mean [D] and the covariance [D, D] of a proper member."""
+        xp = eta.J.__array_namespace__()
+        covariance = _symmetric(xp.linalg.inv(eta.J))
+        return xp.linalg.solve(eta.J, eta.h), covariance
+
+    def location_root(self, eta: GaussianEta) -> tuple[Any, Any]:
+        """Returns the mean [D] and a lower-triangular L [D, D] with L Lᵀ = J⁻¹."""
+        xp = eta.J.__array_namespace__()
+        return xp.linalg.solve(eta.J, eta.h), xp.linalg.cholesky(_symmetric(xp.linalg.inv(eta.J)))
+
+    def log_partition(self, eta: GaussianEta) -> Any:
+        """Returns A(η) = ½ hᵀJ⁻¹h − ½ log|J| + (D/2) log 2π."""
+        xp = eta.J.__array_namespace__()
+        quadratic = eta.h @ xp.linalg.solve(eta.J, eta.h)
+        return 0.5 * (quadratic - xp.linalg.slogdet(eta.J)[1] + self.size * _LOG_2PI)
+
+    def mean(self, eta: GaussianEta) -> GaussianEta:
+        """Returns μ = (E[θ], −½ E[θθᵀ])."""
+        location, covariance = self.location_covariance(eta)
+        return GaussianEta(location, -0.5 * (covariance + _outer(location, location)))
+
+    def natural(self, mu: GaussianEta) -> GaussianEta:
+        """Returns η with the mean parameters μ."""
+        return self.from_moments(mu.h, -2.0 * mu.J - _outer(mu.h, mu.h))
+
+    def statistics(self, theta: Theta) -> GaussianEta:
+        """Returns T(θ) = (θ, −½ θθᵀ) for θ of shape [D]."""
+        return GaussianEta(theta, -0.5 * _outer(theta, theta))
+
+    def inner(self, eta: GaussianEta, mu: GaussianEta) -> Any:
+        """Returns ⟨η, μ⟩."""
+        return (eta.h * mu.h).sum() + (eta.J * mu.J).sum()
+
+    def sample(self, key: Key, eta: GaussianEta, shape: tuple[int, ...] = ()) -> Theta:
+        """Draws θ ~ q, shape ``shape + (D,)``."""
+        import jax
+
+        location, root = self.location_root(GaussianEta(*map(jax.numpy.asarray, eta)))
+        noise = jax.random.normal(key, (*shape, self.size), dtype=location.dtype)
+        return _broadcast_add(noise @ root.T, location)
+
+    def is_proper(self, eta: GaussianEta) -> bool:
+        """Says whether J is positive definite beyond rounding (NumPy arrays only)."""
+        if not (np.isfinite(eta.h).all() and np.isfinite(eta.J).all()):
+            return False
+        values = np.linalg.eigvalsh(_symmetric(np.asarray(eta.J)))
+        return bool(values[0] > 1e-13 * max(values[-1], 0.0) and values[0] > 0.0)
+
+    def project(self, eta: GaussianEta, floor: GaussianEta) -> GaussianEta:
+        """Lifts the eigenvalues of J, relative to the floor's J, to 1e-3; keeps a proper η as it is.
+
+        The mean in the lifted directions is that of the lifted precision with the same h.
+        """
+        if self.is_proper(eta):
+            return eta
+        root = np.linalg.cholesky(floor.J)
+        inverse = np.linalg.inv(root)
+        values, vectors = np.linalg.eigh(_symmetric(inverse @ eta.J @ inverse.T))
+        lifted = (vectors * np.maximum(values, _PROJECTION_FRACTION)) @ vectors.T
+        return GaussianEta(np.array(eta.h), _symmetric(root @ lifted @ root.T))
+
+    def kl(self, eta_q: GaussianEta, eta_p: GaussianEta) -> Any:
+        """Returns KL(q ‖ p) in nats, both proper."""
+        xp = eta_q.J.__array_namespace__()
+        m_q, covariance = self.location_covariance(eta_q)
+        shift = xp.linalg.solve(eta_p.J, eta_p.h) - m_q
+        log_ratio = xp.linalg.slogdet(eta_q.J)[1] - xp.linalg.slogdet(eta_p.J)[1]
+        return 0.5 * ((eta_p.J * covariance).sum() - self.size + shift @ (eta_p.J @ shift) + log_ratio)
+
+    def entropy(self, eta: GaussianEta) -> Any:
+        """Returns H(q) = (D/2)(1 + log 2π) − ½ log|J|."""
+        xp = eta.J.__array_namespace__()
+        return 0.5 * (self.size * (1.0 + _LOG_2PI) - xp.linalg.slogdet(eta.J)[1])
+
+    def whiten(self, eta: GaussianEta, change: GaussianEta) -> np.ndarray:
+        """Returns the change of the mean and of the covariance that ``change`` makes, to first order,
+        in units of q's standard deviations: shape [D + D²], its squared norm is the Fisher metric."""
+        covariance_root = np.linalg.cholesky(_symmetric(np.linalg.inv(eta.J)))
+        location = np.linalg.solve(eta.J, eta.h)
+        shift = covariance_root.T @ (change.h - change.J @ location)
+        spread = covariance_root.T @ change.J @ covariance_root / math.sqrt(2.0)
+        return np.concatenate([shift, spread.ravel()])
+
+    def moments(self, eta: GaussianEta) -> tuple[Any, Any]:
+        """Returns the mean [D] and the standard deviation [D]."""
+        xp = eta.J.__array_namespace__()
+        location, covariance = self.location_covariance(eta)
+        return location, xp.sqrt(xp.diagonal(covariance))
+
+    def to_distribution(self, eta: GaussianEta) -> Any:
+        """Returns a ``numpyro.distributions.MultivariateNormal``, float32 unless x64 is enabled."""
+        import jax.numpy as jnp
+        import numpyro.distributions
+
+        location, root = self.location_root(GaussianEta(*map(np.asarray, eta)))
+        return numpyro.distributions.MultivariateNormal(
+            jnp.asarray(location), scale_tril=jnp.asarray(root)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DiagonalGaussian:
+    """Gaussians with a diagonal covariance (mean field) over θ ∈ ℝᴰ; J is its diagonal, [D].
+
+    >>> family = DiagonalGaussian(2)
+    >>> family.moments(GaussianEta(np.array([4.0, 0.0]), np.array([4.0, 1.0])))[0].tolist()
+    [1.0, 0.0]
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_size(self.size)
+
+    @property
+    def number_count(self) -> int:
+        """D numbers of h and D of J."""
+        return 2 * self.size
+
+    def zeros(self) -> GaussianEta:
+        """Returns the factor 1."""
+        return GaussianEta(np.zeros(self.size), np.zeros(self.size))
+
+    def check(self, eta: Any, name: str = "eta") -> None:
+        """Raises FamilyError unless h and J are [D] and finite."""
+        _check_shapes(eta, (self.size,), (self.size,), name, "diagonal_gaussian")
+
+    def isotropic(self, scale: float, mean: float = 0.0) -> GaussianEta:
+        """Returns η of N(mean, scale² I)."""
+        precision = np.full(self.size, scale**-2.0)
+        return GaussianEta(precision * mean, precision)
+
+    def from_moments(self, mean: Any, variance: Any) -> GaussianEta:
+        """Returns η of N(mean [D], diag(variance [D]))."""
+        return GaussianEta(mean / variance, 1.0 / variance)
+
+    def log_partition(self, eta: GaussianEta) -> Any:
+        """Returns A(η) = ½ Σ (h²/J − log J + log 2π)."""
+        xp = eta.J.__array_namespace__()
+        return 0.5 * (eta.h**2 / eta.J - xp.log(eta.J) + _LOG_2PI).sum()
+
+    def mean(self, eta: GaussianEta) -> GaussianEta:
+        """Returns μ = (E[θ], −½ E[θ²])."""
+        location = eta.h / eta.J
+        return GaussianEta(location, -0.5 * (1.0 / eta.J + location**2))
+
+    def natural(self, mu: GaussianEta) -> GaussianEta:
+        """Returns η with the mean parameters μ."""
+        return self.from_moments(mu.h, -2.0 * mu.J - mu.h**2)
+
+    def statistics(self, theta: Theta) -> GaussianEta:
+        """Returns T(θ) = (θ, −½ θ²) for θ of shape [D]."""
+        return GaussianEta(theta, -0.5 * theta**2)
+
+    def inner(self, eta: GaussianEta, mu: GaussianEta) -> Any:
+        """Returns ⟨η, μ⟩."""
+        return (eta.h * mu.h).sum() + (eta.J * mu.J).sum()
+
+    def sample(self, key: Key, eta: GaussianEta, shape: tuple[int, ...] = ()) -> Theta:
+        """Draws θ ~ q, shape ``shape + (D,)``."""
+        import jax
+
+        h, precision = map(jax.numpy.asarray, eta)
+        noise = jax.random.normal(key, (*shape, self.size), dtype=h.dtype)
+        scale = jax.lax.broadcast_to_rank(precision**-0.5, noise.ndim)
+        return _broadcast_add(noise * scale, h / precision)
+
+    def is_proper(self, eta: GaussianEta) -> bool:
+        """Says whether every precision is positive (NumPy arrays only)."""
+        finite = np.isfinite(eta.h).all() and np.isfinite(eta.J).all()
+        return bool(finite and (np.asarray(eta.J) > 0.0).all())
+
+    def project(self, eta: GaussianEta, floor: GaussianEta) -> GaussianEta:
+        """Lifts precisions to 1e-3 of the floor's; keeps a proper η as it is."""
+        if self.is_proper(eta):
+            return eta
+        return GaussianEta(np.array(eta.h), np.maximum(eta.J, _PROJECTION_FRACTION * floor.J))
+
+    def kl(self, eta_q: GaussianEta, eta_p: GaussianEta) -> Any:
+        """Returns KL(q ‖ p) in nats, both proper."""
+        xp = eta_q.J.__array_namespace__()
+        ratio = eta_p.J / eta_q.J
+        shift = eta_p.h / eta_p.J - eta_q.h / eta_q.J
+        return 0.5 * (ratio - 1.0 - xp.log(ratio) + eta_p.J * shift**2).sum()
+
+    def entropy(self, eta: GaussianEta) -> Any:
+        """Returns H(q) = ½ Σ (1 + log 2π − log J)."""
+        xp = eta.J.__array_namespace__()
+        return 0.5 * (1.0 + _LOG_2PI - xp.log(eta.J)).sum()
+
+    def whiten(self, eta: GaussianEta, change: GaussianEta) -> np.ndarray:
+        """Returns the first-order change of mean and variance in units of q's sds, shape [2D]."""
+        shift = (change.h - change.J * eta.h / eta.J) / np.sqrt(eta.J)
+        return np.concatenate([shift, change.J / eta.J / math.sqrt(2.0)])
+
+    def moments(self, eta: GaussianEta) -> tuple[Any, Any]:
+        """Returns the mean [D] and the standard deviation [D]."""
+        return eta.h / eta.J, eta.J**-0.5
+
+    def to_distribution(self, eta: GaussianEta) -> Any:
+        """Returns a ``numpyro.distributions.Normal`` with one event dimension."""
+        import jax.numpy as jnp
+        import numpyro.distributions
+
+        location, scale = self.moments(eta)
+        normal = numpyro.distributions.Normal(jnp.asarray(location), jnp.asarray(scale))
+        return normal.to_event(1)
+
+
+def full_gaussian(size: int) -> FullGaussian:
+    """Returns the family of Gaussians with full covariance over ℝˢⁱᶻᵉ: the default up to D ≈ 300."""
+    return FullGaussian(size)
+
+
+def diagonal_gaussian(size: int) -> DiagonalGaussian:
+    """Returns the mean-field Gaussian family over ℝˢⁱᶻᵉ.
+
+    Synchronous updates are slow or diverge under mean field when coordinates correlate
+    (specs/pvi.md §0); the server's step rule then shortens its steps.
+    """
+    return DiagonalGaussian(size)
+
+
+def _symmetric(matrix: Any) -> Any:
+    return 0.5 * (matrix + matrix.T)
+
+
+def _outer(left: Any, right: Any) -> Any:
+    return left[:, None] * right[None, :]
+
+
+def _broadcast_add(draws: Any, location: Any) -> Any:
+    # Explicit, because rank promotion is an error in fedvi's own code.
+    import jax
+
+    return draws + jax.lax.broadcast_to_rank(location, draws.ndim)
+
+
+def _check_size(size: int) -> None:
+    if not isinstance(size, int) or size < 1:
+        raise errors.FamilyError(f"size is {size!r}, expected a whole number of at least 1")
+
+
+def _check_shapes(eta: Any, h: tuple[int, ...], j: tuple[int, ...], name: str, kind: str) -> None:
+    if not isinstance(eta, GaussianEta):
+        raise errors.FamilyError(f"{name} is {type(eta).__name__}, expected GaussianEta(h, J)")
+    for field, found, expected in (("h", np.shape(eta.h), h), ("J", np.shape(eta.J), j)):
+        if found != expected:
+            raise errors.FamilyError(
+                f"{name}.{field} has shape {found}, expected {expected}",
+                f"the family is {kind}(size={h[0]}); model, prior and factors must share its size",
+            )
+    if not (np.isfinite(eta.h).all() and np.isfinite(eta.J).all()):
+        raise errors.FamilyError(f"{name} holds NaN or infinite numbers")

@@ -1,0 +1,83 @@
+"""How large a step the server takes along the clients' answers: the step rules of `schedule.damping`."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.typing import Eta
+
+__all__ = ["Memory", "StepRule", "adaptive", "fixed"]
+
+
+class Memory(NamedTuple):
+    """What a step rule remembers about one group of clients that are folded together.
+
+    Attributes:
+      damping: s of the last fold.
+      update: Δη proposed at the last fold, before s; None before the first.
+    """
+
+    damping: float = 1.0
+    update: Eta | None = None
+
+
+class StepRule(NamedTuple):
+    """``choose(family, posterior, update, memory, floor)`` returns the damping s ∈ (0, 1] of a fold.
+
+    All that it looks at has been released, so it is post-processing.
+    """
+
+    name: str
+    choose: Callable[[Any, Eta, Eta, Memory, float], float]
+
+
+def adaptive() -> StepRule:
+    """Returns the rule that starts at s = 1 and lets successive updates decide.
+
+    Close to the fixed point the answers are linear in the error e: they propose u = k·e and leave
+    e ← (1 − s·k)·e. So r = ⟨u′, u⟩ / ‖u‖² of successive updates, in units of the posterior's sds,
+    estimates 1 − s·k. Halving s leaves less of the error iff |(1 + r)/2| < |r|, that is r < −1/3;
+    doubling does iff |2r − 1| < |r|, that is r > 1/3. Updates that oppose each other but shrink fast
+    need no damping. Independently of that, s is halved while q would be improper, down to the floor
+    1/M, at which a synchronous update without noise is a convex combination of proper members.
+
+    Source: DESIGN §6 and specs/pvi.md §1.5 (the opposition rule); the thresholds are derived above.
+    """
+
+    def choose(
+        family: Any, posterior: Eta, update: Eta, memory: Memory, floor: float
+    ) -> float:
+        damping = memory.damping
+        if memory.update is not None:
+            before = family.whiten(posterior, memory.update)
+            size = float(before @ before)
+            ratio = float(family.whiten(posterior, update) @ before) / size if size > 0.0 else 0.0
+            if ratio < -1.0 / 3.0:
+                damping *= 0.5
+            elif ratio > 1.0 / 3.0:
+                damping *= 2.0
+        damping = float(np.clip(damping, floor, 1.0))
+        while damping > floor and not family.is_proper(
+            tree.add(posterior, tree.scale(update, damping))
+        ):
+            damping = max(floor, 0.5 * damping)
+        return damping
+
+    return StepRule("adaptive", choose)
+
+
+def fixed(damping: float) -> StepRule:
+    """Returns the rule that always takes s = ``damping``, for comparisons; nothing protects q.
+
+    Raises:
+      ConfigError: unless 0 < damping ≤ 1.
+    """
+    if not 0.0 < damping <= 1.0:
+        raise errors.ConfigError(
+            f"schedule.damping is {damping}, expected a number above 0 and at most 1",
+            'leave it out, or write "adaptive", and the server chooses the step',
+        )
+    return StepRule(f"fixed({damping:g})", lambda family, posterior, update, memory, floor: damping)

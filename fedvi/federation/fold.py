@@ -1,0 +1,60 @@
+"""How answers become a posterior: posterior = prior + Σ factors, always."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi.expfam import tree
+from fedvi.inference.base import Change
+from fedvi.typing import Eta
+
+__all__ = ["Gap", "fold", "gap", "posterior_of"]
+
+
+class Gap(NamedTuple):
+    """How far apart two posteriors are: both numbers are functions of released values.
+
+    Attributes:
+      mean_shift: the largest change of a coordinate's mean, in sds of the later posterior.
+      sd_ratio: the largest ratio of a coordinate's sds, later to earlier or the inverse.
+    """
+
+    mean_shift: float
+    sd_ratio: float
+
+
+def posterior_of(prior: Eta, factors: Mapping[str, Eta]) -> Eta:
+    """Multiplies prior and factors: η = η_0 + Σ_m η_m, in the order of the clients' names.
+
+    The fixed order makes the float64 sum independent of the order of arrival.
+    """
+    return tree.total((factors[name] for name in sorted(factors)), prior)
+
+
+def fold(
+    factors: Mapping[str, Eta], changes: Mapping[str, Change], damping: float
+) -> dict[str, Eta]:
+    """Commits answers: η_m ← η_m + s · Δ_m for each client that answered.
+
+    Factors are never projected and need not be proper.
+
+    Args:
+      factors: η_m of every client.
+      changes: the answers to commit, by client.
+      damping: s, the same for all of them.
+
+    Source: specs/pvi.md §1.2, the commit step.
+    """
+    moved = dict(factors)
+    for name, change in changes.items():
+        moved[name] = tree.to_numpy(tree.add(factors[name], tree.scale(change.delta, damping)))
+    return moved
+
+
+def gap(family: Any, before: Eta, after: Eta) -> Gap:
+    """Measures how far a posterior moved; both must be proper."""
+    mean_before, sd_before = family.moments(before)
+    mean_after, sd_after = family.moments(after)
+    ratio = np.abs(np.log(sd_after / sd_before)).max()
+    return Gap(float((np.abs(mean_after - mean_before) / sd_after).max()), float(np.exp(ratio)))

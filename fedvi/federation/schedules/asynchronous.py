@@ -1,0 +1,34 @@
+"""Every client at its own pace; each answer is folded when it arrives, however stale."""
+
+from fedvi.federation.progress import Progress, Schedule
+
+__all__ = ["asynchronous"]
+
+
+def asynchronous(rounds: int, tolerance: float = 0.0) -> Schedule:
+    """Returns the schedule without barriers.
+
+    Every client answers exactly ``rounds`` times, so that its privacy cost is known beforehand;
+    fast clients finish early. An answer that was computed from an older posterior is applied as a
+    change of that client's own factor.
+
+    Args:
+      rounds: visits to each client, at least 1.
+      tolerance: ends once every client has been folded once more and the gap, in posterior sds, is
+        below it; 0 never does.
+    """
+
+    def select(progress: Progress) -> tuple[str, ...]:
+        return tuple(
+            client
+            for client in progress.clients
+            if progress.idle(client) and progress.visits_of(client) < rounds
+        )
+
+    def ready(progress: Progress) -> bool:
+        return bool(progress.waiting)
+
+    def finished(progress: Progress) -> bool:
+        return progress.rounds >= rounds or progress.gap < tolerance
+
+    return Schedule("asynchronous", rounds, select, ready, finished)

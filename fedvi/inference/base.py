@@ -1,0 +1,92 @@
+"""What a local solver is: how one party improves a posterior, given a task from the server."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi.expfam import tree
+from fedvi.expfam.gaussian import GaussianEta
+from fedvi.privacy import events
+from fedvi.privacy.release import Released
+from fedvi.typing import Eta, Key, Records
+
+__all__ = ["Change", "LocalSolver", "Shard", "Task", "cavity", "finish_natural"]
+
+
+class Task(NamedTuple):
+    """All that a client needs for one visit; every array is float64 NumPy, and public.
+
+    Attributes:
+      task_id: names the task; the release made for it carries the same name in the ledger.
+      client: who is to solve it.
+      visit: how many of this client's answers were folded before, from 0.
+      version: the server's version of ``posterior``.
+      posterior: η of the broadcast q.
+      factor: η of this client's own committed factor tₘ.
+      damping: the step s that the server last applied to this client's answer.
+    """
+
+    task_id: str
+    client: str
+    visit: int
+    version: int
+    posterior: Eta
+    factor: Eta
+    damping: float
+
+
+class Change(NamedTuple):
+    """An answer to be added: η_m ← η_m + s · delta, with s chosen by the server."""
+
+    delta: Eta
+
+
+class Shard(NamedTuple):
+    """One client's records at the study's common capacity, so that all clients share one compilation.
+
+    Attributes:
+      records: arrays [capacity, …], zero where no record stands.
+      mask: bool [capacity], true where a record stands.
+    """
+
+    records: Records
+    mask: np.ndarray
+
+
+class LocalSolver(NamedTuple):
+    """How a client answers a task; a pair of pure functions and their price.
+
+    Attributes:
+      name: the function that made it, for messages.
+      init: η → state. Called once per client before its first task.
+      update: (key_of, state, task, shard) → (state, Released, info). ``key_of(purpose)`` derives a
+        key for this task; ``info`` is about private data and never leaves the client.
+      finish: (released value, task) → Change. Runs at the server in NumPy: post-processing.
+      cost: the event of one update, known before any record is read.
+      number_count: how many numbers one released value holds.
+      mark: what is printed beside claims about its releases; empty if nothing needs saying.
+    """
+
+    name: str
+    init: Callable[[Eta], Any]
+    update: Callable[[Callable[[str], Key], Any, Task, Shard], tuple[Any, Released, dict[str, Any]]]
+    finish: Callable[[dict[str, np.ndarray], Task], Change]
+    cost: events.Event
+    number_count: int
+    mark: str = ""
+
+
+def cavity(task: Task) -> Eta:
+    """Removes the client's own factor from the posterior: η₋ₘ = η − ηₘ, in float64.
+
+    The result may be improper; local objectives here stay finite all the same.
+
+    Source: Ashman et al. (2022), arXiv:2202.12275, the local step of PVI.
+    """
+    return tree.subtract(task.posterior, task.factor)
+
+
+def finish_natural(value: dict[str, np.ndarray], task: Task) -> Change:
+    """Turns released natural parameters of a local optimum into Δη = η(q*) − η."""
+    return Change(tree.subtract(GaussianEta(value["h"], value["J"]), task.posterior))

@@ -1,0 +1,78 @@
+"""The exact solver for Gaussian likelihoods with known noise: one visit, no iteration."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.inference.base import LocalSolver, Shard, Task, cavity, finish_natural
+from fedvi.models.base import Model
+from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.privacy import events
+from fedvi.privacy.release import Released, disclose
+from fedvi.typing import Key
+
+__all__ = ["exact"]
+
+_WHAT = "exact natural parameters of the local optimum"
+
+
+def exact(family: Any, model: Model) -> LocalSolver:
+    """Returns the solver that answers with the local optimum of a linear model in closed form.
+
+    With Λ = XᵀX/s² and b = Xᵀy/s² the likelihood is exp(bᵀθ − ½θᵀΛθ). The full family holds it
+    exactly: t_m is the likelihood. In the diagonal family the optimum of the local objective is
+    j = j_c + diag Λ, mean = (diag j_c + Λ)⁻¹ (h_c + b) (specs/pvi.md §1.2).
+
+    Not private: what it releases is ``Unprotected``.
+
+    Args:
+      family: full or diagonal Gaussian over the model's θ.
+      model: ``fedvi.models.linear``.
+
+    Raises:
+      SolverError: for any other model.
+    """
+    if not (isinstance(model, GeneralisedLinearModel) and model.conjugate):
+        raise errors.SolverError(
+            f"solver `exact` needs a linear model with known noise, found {model}",
+            "use solver kind `glm` for generalised linear models, or `gradient` for any model",
+        )
+    noise_scale = model.noise_scale
+
+    @jax.jit
+    def statistics(x: Any, y: Any, mask: Any) -> tuple[Any, Any]:
+        weighted = x * (mask.astype(x.dtype) / noise_scale**2)[:, None]
+        return weighted.T @ y, weighted.T @ x
+
+    def update(
+        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
+    ) -> tuple[Any, Released, dict[str, Any]]:
+        with jax.enable_x64(True):
+            linear, precision = statistics(
+                jnp.asarray(shard.records["x"], jnp.float64),
+                jnp.asarray(shard.records["y"], jnp.float64),
+                jnp.asarray(shard.mask),
+            )
+        b, lam = np.asarray(linear), np.asarray(precision)
+        without = cavity(task)
+        if isinstance(family, FullGaussian):
+            optimum = GaussianEta(without.h + b, without.J + lam)
+        else:
+            precision_q = without.J + np.diagonal(lam)
+            mean = np.linalg.solve(np.diag(without.J) + lam, without.h + b)
+            optimum = GaussianEta(precision_q * mean, precision_q)
+        return state, disclose({"h": optimum.h, "J": optimum.J}, _WHAT), {}
+
+    return LocalSolver(
+        name="exact",
+        init=lambda eta: (),
+        update=update,
+        finish=finish_natural,
+        cost=events.Unprotected(_WHAT),
+        number_count=family.number_count,
+    )

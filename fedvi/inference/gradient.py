@@ -1,0 +1,149 @@
+"""The solver for any model: reparameterised gradients of the local objective, without privacy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.inference.base import LocalSolver, Shard, Task, cavity, finish_natural
+from fedvi.inference.optimiser import adam
+from fedvi.models.base import Model
+from fedvi.privacy import events
+from fedvi.privacy.release import Released, disclose
+from fedvi.typing import Key
+
+__all__ = ["gradient", "local_optimum", "single_precision"]
+
+_WHAT = "natural parameters of an approximate local optimum"
+
+
+def gradient(
+    family: Any,
+    model: Model,
+    steps: int = 1000,
+    draws: int = 8,
+    learning_rate: float = 0.1,
+) -> LocalSolver:
+    """Returns the solver that climbs the local objective with Adam and reparameterised draws.
+
+    It works in the coordinates z of the incoming q, θ = m + L z with L Lᵀ = J⁻¹, in which q is
+    standard normal, so that one learning rate suits every problem. Draws come in antithetic pairs,
+    the learning rate falls to zero along a cosine, and the whole loop is one ``lax.scan`` in float32.
+
+    Not private: what it releases is ``Unprotected``.
+
+    Args:
+      family: full or diagonal Gaussian over the model's θ.
+      model: any model.
+      steps: full-batch optimiser steps per visit.
+      draws: Monte Carlo draws per step; rounded up to an even number.
+      learning_rate: Adam's, at the start, in posterior standard deviations.
+
+    Source: Ashman et al. (2022), arXiv:2202.12275, the local objective.
+    """
+    optimum = local_optimum(family, model, steps, draws, learning_rate)
+
+    def update(
+        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
+    ) -> tuple[Any, Released, dict[str, Any]]:
+        value, info = optimum(key_of("guide"), task, shard)
+        return state, disclose(value, _WHAT), info
+
+    return LocalSolver(
+        name="gradient",
+        init=lambda eta: (),
+        update=update,
+        finish=finish_natural,
+        cost=events.Unprotected(_WHAT),
+        number_count=family.number_count,
+    )
+
+
+def local_optimum(
+    family: Any, model: Model, steps: int, draws: int, learning_rate: float
+) -> Callable[[Key, Task, Shard], tuple[dict[str, np.ndarray], dict[str, Any]]]:
+    """Returns (key, task, shard) → (η of the approximate local optimum, info); see ``gradient``.
+
+    What it returns is computed from records and not released.
+    """
+    full = isinstance(family, FullGaussian)
+    pairs = (draws + 1) // 2
+    optimiser = adam(learning_rate, steps)
+
+    def likelihood(theta: Any, records: Any, keep: Any) -> Any:
+        terms = jax.vmap(model.log_likelihood, in_axes=(None, 0))(theta, records)
+        return jnp.where(keep, terms, jnp.zeros_like(terms)).sum()
+
+    @jax.jit
+    def climb(key: Any, mean: Any, root: Any, h: Any, precision: Any, records: Any, keep: Any) -> Any:
+        def unpack(parameters: Any) -> tuple[Any, Any]:
+            location, raw = parameters
+            if not full:
+                return location, jnp.exp(raw)
+            return location, jnp.tril(raw, -1) + jnp.diag(jnp.exp(jnp.diagonal(raw)))
+
+        def objective(parameters: Any, noise: Any) -> Any:
+            location, spread = unpack(parameters)
+            noise = jnp.concatenate([noise, -noise])
+            offset = noise @ spread.T if full else noise * spread[None, :]
+            z = location[None, :] + offset
+            theta = mean[None, :] + (z @ root.T if full else z * root[None, :])
+            fit = jax.vmap(likelihood, in_axes=(0, None, None))(theta, records, keep).mean()
+            if full:
+                quadratic = location @ precision @ location + ((precision @ spread) * spread).sum()
+                entropy = jnp.log(jnp.diagonal(spread)).sum()
+            else:
+                quadratic = (precision * (location**2 + spread**2)).sum()
+                entropy = jnp.log(spread).sum()
+            return fit + h @ location - 0.5 * quadratic + entropy
+
+        def step(carry: Any, step_key: Any) -> tuple[Any, Any]:
+            parameters, state = carry
+            noise = jax.random.normal(step_key, (pairs, mean.shape[0]), mean.dtype)
+            value, slope = jax.value_and_grad(objective)(parameters, noise)
+            return optimiser.ascend(slope, state, parameters), value
+
+        start = (jnp.zeros_like(mean), jnp.zeros_like(root))
+        keys = jax.random.split(key, steps)
+        (parameters, _), values = jax.lax.scan(step, (start, optimiser.init(start)), keys)
+        location, spread = unpack(parameters)
+        return location, spread, values
+
+    def solve(
+        key: Key, task: Task, shard: Shard
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        without = cavity(task)
+        if full:
+            mean, root = family.location_root(task.posterior)
+            h = root.T @ (without.h - without.J @ mean)
+            precision = root.T @ without.J @ root
+        else:
+            mean, root = family.moments(task.posterior)
+            h = root * (without.h - without.J * mean)
+            precision = root * without.J * root
+        arrays = (jnp.asarray(a, jnp.float32) for a in (mean, root, h, precision))
+        location, spread, values = climb(
+            key, *arrays, single_precision(shard.records), jnp.asarray(shard.mask)
+        )
+        location, spread = np.asarray(location, np.float64), np.asarray(spread, np.float64)
+        if full:
+            scale = root @ spread
+            optimum = family.from_moments(mean + root @ location, scale @ scale.T)
+        else:
+            optimum = family.from_moments(mean + root * location, (root * spread) ** 2)
+        return {"h": optimum.h, "J": optimum.J}, {"objective": np.asarray(values)}
+
+    return solve
+
+
+def single_precision(records: dict[str, Any]) -> dict[str, Any]:
+    """Moves floating columns to float32; indices stay as they are."""
+    return {
+        name: jnp.asarray(column, jnp.float32)
+        if np.issubdtype(np.asarray(column).dtype, np.floating)
+        else jnp.asarray(column)
+        for name, column in records.items()
+    }

@@ -1,0 +1,83 @@
+"""The server's own factor t_0 for a prior that is not in the family; it touches no data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.gradient import local_optimum
+from fedvi.models.base import Model
+from fedvi.privacy import events
+from fedvi.privacy.release import Released, post_process
+from fedvi.typing import Eta, Key
+
+__all__ = ["base", "empty_shard", "prior_factor"]
+
+
+def base(family: Any) -> Eta:
+    """Returns η of N(0, I), the proper base beside which t_0 stands: p0(θ) ≈ N(θ; 0, I) · t_0(θ)."""
+    return family.isotropic(1.0)
+
+
+def empty_shard() -> Shard:
+    """Returns the one record, holding nothing, of the worker that owns the prior."""
+    return Shard({"nothing": np.zeros(1)}, np.ones(1, bool))
+
+
+def prior_factor(
+    family: Any, model: Model, steps: int = 1000, draws: int = 8, learning_rate: float = 0.1
+) -> LocalSolver:
+    """Returns the solver that refines t_0 each round, with log p0 in place of a likelihood.
+
+    A prior outside the family (half-normal scales, hierarchies, Jacobians of transforms) is never
+    replaced by its approximation at the start: its factor is fitted where q now is, like a client's.
+
+    Guarantee: costs nothing. What it sends is a function of the model and of the broadcast
+    posterior, which was released.
+
+    Args:
+      family: full or diagonal Gaussian over the model's θ.
+      model: whose ``log_prior`` it is.
+      steps: see ``gradient``; so are the others.
+
+    Source: DESIGN §6; specs/pvi.md §1.4.
+    """
+    optimum = local_optimum(family, _Remainder(model), steps, draws, learning_rate)
+
+    def update(
+        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
+    ) -> tuple[Any, Released, dict[str, Any]]:
+        value, info = optimum(key_of("guide"), task, shard)
+        # Of no release at all: there are no records behind it.
+        return state, post_process(lambda: value), info
+
+    return LocalSolver(
+        name="prior_factor",
+        init=lambda eta: (),
+        update=update,
+        finish=finish_natural,
+        cost=events.NOTHING,
+        number_count=family.number_count,
+    )
+
+
+class _Remainder:
+    """log p0(θ) − log N(θ; 0, I), up to a constant, as the likelihood of one empty record."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.size = model.size
+        self.names = model.names
+
+    def log_prior(self, theta: Any) -> Any:
+        """Returns log N(θ; 0, I) up to a constant."""
+        return -0.5 * (theta * theta).sum()
+
+    def log_likelihood(self, theta: Any, record: Any) -> Any:
+        """Returns what the base lacks; ``record`` is not used."""
+        return self._model.log_prior(theta) - self.log_prior(theta)
+
+    def constrain(self, theta: Any) -> Any:
+        """Returns the model's own values."""
+        return self._model.constrain(theta)

@@ -1,0 +1,132 @@
+"""What every model offers to a solver; change that, or how a Gaussian prior is recognised, here."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Float64, Shaped
+
+__all__ = ["Model", "gaussian_prior"]
+
+# Agreement of two float64 evaluations of one quadratic: 1e-16, times the length of the sums and
+# a condition number, with room.
+_RTOL = 1e-9
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A prior over θ ∈ ℝᴰ and the likelihood of one record.
+
+    θ is the unconstrained flattening of all global latents. Solvers choose the precision: every
+    function computes and answers in the dtype of ``theta``. All functions are pure; solvers vmap
+    ``log_likelihood`` over records.
+    """
+
+    @property
+    def size(self) -> int:
+        """D, the number of unconstrained coordinates."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The D coordinates' names, for tables."""
+        ...
+
+    def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
+        """Returns log p₀(θ), including the Jacobian of the transforms to ℝᴰ."""
+        ...
+
+    def log_likelihood(
+        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
+    ) -> Float[Array, ""]:
+        """Returns log p(record | θ) of ONE record: named arrays without a record axis."""
+        ...
+
+    def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
+        """Returns each latent, by name, in its own support."""
+        ...
+
+
+def gaussian_prior(
+    model: Model,
+) -> tuple[Float64[np.ndarray, " d"], Float64[np.ndarray, "d d"]] | None:
+    """Returns (h, J) with log p₀(θ) = hᵀθ − ½ θᵀJθ + const if that is exact, otherwise None.
+
+    The prior is evaluated in float64 whatever JAX's default is. It counts as Gaussian if its
+    Hessian is the same at the origin and at four random points, J is positive definite, and
+    gradients and values follow. Two points are near the origin and two at the prior's own scale,
+    each pair on both sides, so that neither a wide Student t nor a kink at the centre passes.
+
+    Args:
+      model: any model; its prior must be twice differentiable.
+
+    Returns:
+      h [D] and the symmetric J [D, D]; None for any other prior, proper or not.
+
+    >>> from fedvi.models import logistic
+    >>> h, J = gaussian_prior(logistic(["(Intercept)", "age"], prior_scale=0.5))
+    >>> J.tolist()
+    [[4.0, 0.0], [0.0, 4.0]]
+    """
+    # A fixed public seed: the points only have to be in general position.
+    random = np.random.default_rng(20240229)
+    with jax.enable_x64(True):
+        at = jax.jit(lambda theta: _derivatives(model, theta))
+        near = random.normal(size=model.size)
+        points = [np.zeros(model.size), near, -near]
+        found = [jax.device_get(at(theta)) for theta in points]
+        if not _all_finite(found):
+            return None
+        # At the origin the gradient is h without cancellation; 0.0 − x rather than −x: no −0.0.
+        _, shift, hessian = found[0]
+        precision = 0.0 - 0.5 * (hessian + hessian.T)
+        root = _scaled_root(precision)
+        if root is None:
+            return None
+        centre = np.linalg.solve(precision, shift)
+        offset = np.linalg.solve(root.T, 2.0 * random.normal(size=model.size))
+        points += [centre + offset, centre - offset]
+        found += [jax.device_get(at(theta)) for theta in points[3:]]
+    if not _all_finite(found) or not _is_quadratic(points, found, shift, precision):
+        return None
+    return np.array(shift), precision
+
+
+def _derivatives(model: Model, theta: Any) -> tuple[Any, Any, Any]:
+    value, gradient = jax.value_and_grad(model.log_prior)(theta)
+    return value, gradient, jax.hessian(model.log_prior)(theta)
+
+
+def _all_finite(found: list[tuple[Any, Any, Any]]) -> bool:
+    return all(np.all(np.isfinite(item)) for items in found for item in items)
+
+
+def _scaled_root(precision: Any) -> Any:
+    """Returns L with L Lᵀ = J, or None if J is not positive definite."""
+    diagonal = np.diag(precision)
+    if not np.all(diagonal > 0.0):
+        return None
+    scales = np.sqrt(diagonal)
+    try:
+        # With a unit diagonal: the units of the coordinates may differ by many orders.
+        return scales[:, np.newaxis] * np.linalg.cholesky(precision / np.outer(scales, scales))
+    except np.linalg.LinAlgError:
+        return None
+
+
+def _is_quadratic(
+    points: list[Any], found: list[tuple[Any, Any, Any]], shift: Any, precision: Any
+) -> bool:
+    """Whether Hessians, gradients and values at the points are those of hᵀθ − ½ θᵀJθ + const."""
+    scales = np.sqrt(np.diag(precision))
+    constants, sizes = [], []
+    for theta, (value, gradient, hessian) in zip(points, found, strict=True):
+        if np.any(np.abs(hessian + precision) > _RTOL * np.outer(scales, scales)):
+            return False
+        size = np.abs(shift) + np.abs(precision) @ np.abs(theta)
+        if np.any(np.abs(gradient - (shift - precision @ theta)) > _RTOL * size):
+            return False
+        constants.append(value - theta @ (shift - 0.5 * precision @ theta))
+        sizes.append(1.0 + np.abs(value) + np.abs(theta) @ size)
+    return bool(np.ptp(constants) <= _RTOL * max(sizes))

@@ -1,0 +1,709 @@
+"""Any NumPyro model as a fedvi model: change here how one is taken apart, or what is refused."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Shaped
+from numpyro import handlers
+from numpyro.distributions import Unit, biject_to, constraints
+from numpyro.distributions.distribution import validation_enabled
+from numpyro.primitives import Messenger
+
+from fedvi import errors
+
+__all__ = ["NumPyroModel", "numpyro_model"]
+
+# NumPyro is run without sampling; this public seed serves models that draw where nothing is used.
+_SEED = 0
+
+# The kinds of made-up records; see _placeholders.
+_ONE = "one"
+_LOW = "low"
+_HIGH = "high"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Latent:
+    """A global latent: its site, and where its unconstrained value lies in θ."""
+
+    name: str
+    shape: tuple[int, ...]
+    constrained_shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + int(np.prod(self.shape, dtype=int))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class NumPyroModel:
+    """A NumPyro model split into the prior of its global latents and the terms of one record.
+
+    θ holds the latents in the order of the trace, each mapped to ℝ by ``biject_to`` of its
+    support and flattened. ``log_prior`` is everything outside the record plate, with the
+    Jacobian, evaluated with placeholder records; ``log_likelihood`` is everything inside,
+    evaluated with one record. A plate's own factor size / subsample size is taken out;
+    ``handlers.scale`` and ``handlers.mask`` are kept. The Jacobian itself is neither scaled nor
+    masked, so that log p₀ is the scaled density of the constrained latent (NumPyro's
+    ``potential_energy`` scales it too, its ``SVI`` does not).
+
+    Equal only to itself, so it can be a static argument of ``jax.jit``. Make one with
+    ``numpyro_model``, which checks the model.
+    """
+
+    function: Callable[..., Any]
+    plate: str
+    name: str
+    names: tuple[str, ...]
+    _example: Mapping[str, jax.ShapeDtypeStruct]
+    _latents: tuple[_Latent, ...]
+
+    def __repr__(self) -> str:
+        return f"numpyro_model({self.name}, size={self.size}, plate={self.plate!r})"
+
+    @property
+    def size(self) -> int:
+        """D, the number of unconstrained coordinates."""
+        return len(self.names)
+
+    def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
+        """Returns log p₀(θ), with the Jacobian of the transforms; it involves no record."""
+        theta, dtype = self._checked_theta(theta)
+        with _numpyro_rules():
+            run = self._run_at(theta, _placeholders(self._example, [_ONE]))
+            terms = _global_terms(run, self.plate, self._split(theta))
+            return _total(terms.values(), dtype)
+
+    def log_likelihood(
+        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
+    ) -> Float[Array, ""]:
+        """Returns the sum of the terms of ONE record, given without the record axis.
+
+        Floating records are cast to the dtype of θ.
+
+        Raises:
+          ModelError: the record's names, shapes or kinds of numbers are not the example's.
+        """
+        theta, dtype = self._checked_theta(theta)
+        arrays = _checked_record(record, self._example, theta.dtype, self.name)
+        with _numpyro_rules():
+            records = {name: array[jnp.newaxis] for name, array in arrays.items()}
+            run = self._run_at(theta, records)
+            return _total(_record_terms(run, self.plate).values(), dtype)
+
+    def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
+        """Returns each global latent's value in its own support, by site name."""
+        theta, dtype = self._checked_theta(theta)
+        with _numpyro_rules():
+            run = self._run_at(theta, _placeholders(self._example, [_ONE]))
+            return {
+                item.name: jnp.asarray(run.sites[item.name]["value"]).astype(dtype)
+                for item in self._latents
+            }
+
+    def unconstrain(self, values: Mapping[str, Shaped[ArrayLike, "..."]]) -> Float[Array, " d"]:
+        """Returns the θ that ``constrain`` maps to ``values``, one value per global latent.
+
+        Raises:
+          ModelError: a latent is missing, unknown or of another shape.
+        """
+        known = {item.name: item.constrained_shape for item in self._latents}
+        for name in [*values, *known]:
+            if name not in values or name not in known:
+                raise errors.ModelError(
+                    f"values has the latents {_listed(values)}, expected {_listed(known)}",
+                    "give one value for each global latent of the model",
+                )
+        arrays = {name: jnp.asarray(values[name]) for name in known}
+        for name, array in arrays.items():
+            if array.shape != known[name]:
+                raise errors.ModelError(
+                    f"the value of `{name}` has shape {array.shape}, expected {known[name]}",
+                    "give the value in the support of the site, one draw without a batch axis",
+                )
+        with _numpyro_rules():
+            dtype = jnp.result_type(float, *arrays.values())
+            records = _cast(_placeholders(self._example, [_ONE]), dtype)
+            substitute = {name: array.astype(dtype) for name, array in arrays.items()}
+            run = _run(
+                self.function, records, lambda site: substitute.get(site["name"]), self.plate
+            )
+            return jnp.concatenate(
+                [
+                    jnp.ravel(_transform(run.sites[name]).inv(value)).astype(dtype)
+                    for name, value in substitute.items()
+                ]
+            )
+
+    def _split(self, theta: Array) -> dict[str, Array]:
+        """Cuts θ into the unconstrained value of each latent."""
+        return {
+            item.name: theta[item.start : item.stop].reshape(item.shape) for item in self._latents
+        }
+
+    def _run_at(self, theta: Array, records: Mapping[str, Any]) -> "_Run":
+        values = self._split(theta)
+
+        def value(site: dict[str, Any]) -> Any:
+            # The transform is built anew from the running site: one kept from construction would
+            # hold bounds rounded to the precision of that time.
+            name = site["name"]
+            return _transform(site)(values[name]) if name in values else None
+
+        return _run(self.function, _cast(records, theta.dtype), value, self.plate)
+
+    def _checked_theta(self, theta: Any) -> tuple[Array, Any]:
+        """Returns θ in the precision to compute in, and the dtype to answer in.
+
+        NumPyro makes some of its constants in JAX's default precision and then refuses floats of
+        another (a Cholesky factor does), so a float32 θ is widened where float64 is the default.
+        """
+        array = jnp.asarray(theta)
+        if array.shape != (self.size,) or not jnp.issubdtype(array.dtype, jnp.floating):
+            raise errors.ModelError(
+                f"theta is {array.dtype} of shape {array.shape}, expected floats of shape "
+                f"({self.size},)",
+                "one draw at a time: use jax.vmap over several",
+            )
+        return array.astype(jnp.result_type(float)), array.dtype
+
+
+def numpyro_model(
+    function: Callable[..., Any],
+    example: Mapping[str, Any],
+    plate: str = "records",
+    name: str | None = None,
+) -> NumPyroModel:
+    """Makes a fedvi model of a NumPyro model and checks that its records can be taken apart.
+
+    ``function`` is called as ``function(**records)``; every array has a leading record axis. The
+    terms of a record are those inside ``numpyro.plate("records", x.shape[0])``; all else is the
+    prior. What cannot be split without changing the model is refused: see Raises.
+
+    Only shapes and dtypes of ``example`` are read, and the checks use made-up records, so nothing
+    in the result depends on data.
+
+    Args:
+      function: a NumPyro model with keyword arguments.
+      example: ONE record by name, without a record axis: arrays or ``jax.ShapeDtypeStruct``.
+      plate: the name of the record plate.
+      name: what error messages call the model; by default the function's name.
+
+    Raises:
+      ModelError: no record plate, or one that does not follow the number of records; latents that
+        are discrete, per record, drawn inside a scan or of a support that moves; observations or
+        record-dependent terms outside the plate; parameters; terms that mix records.
+
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> def model(x, y):
+    ...     b = numpyro.sample("b", dist.Normal(0.0, 2.5).expand([2]).to_event(1))
+    ...     with numpyro.plate("records", x.shape[0]):
+    ...         numpyro.sample("y", dist.Bernoulli(logits=x @ b), obs=y)
+    >>> numpyro_model(model, {"x": np.zeros(2), "y": 0}).names
+    ('b[0]', 'b[1]')
+    """
+    label = name if name is not None else str(getattr(function, "__name__", "model"))
+    shapes = _example_shapes(example, label)
+    with _numpyro_rules():
+        site_draws: dict[str, Any] = {}
+        one = _first_run(function, _placeholders(shapes, [_ONE]), plate, label, site_draws)
+        _check_structure(one, plate, 1, shapes, label)
+        latents = _latents(one, plate, site_draws, label)
+        two = _first_run(function, _placeholders(shapes, [_ONE, _ONE]), plate, label, {})
+        _check_plate(two, plate, 2, shapes, label)
+        _check_same_latents(two, plate, latents, label)
+        names = tuple(
+            coordinate
+            for item in latents
+            for coordinate in _coordinates(item, one.sites[item.name]["fn"].support)
+        )
+    model = NumPyroModel(function, plate, label, names, shapes, latents)
+    _check_terms(model)
+    return model
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """One execution: the sites by name, and every plate as (size, subsample size)."""
+
+    sites: Mapping[str, dict[str, Any]]
+    plates: Mapping[str, list[tuple[int, int]]]
+
+
+class _Watch(Messenger):  # type: ignore[misc]
+    """Notes each plate as it is made (a trace keeps the last of a name), and refuses scans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plates: dict[str, list[tuple[int, int]]] = {}
+
+    def process_message(self, message: dict[str, Any]) -> None:
+        if message["type"] == "control_flow":
+            raise errors.ModelError(
+                "numpyro.contrib.control_flow is used, expected sample sites outside of it",
+                "use a Python loop over sample sites, or jax.lax.scan without sample sites",
+            )
+
+    def postprocess_message(self, message: dict[str, Any]) -> None:
+        if message["type"] == "plate":
+            self.plates.setdefault(message["name"], []).append(_plate_sizes(message))
+
+
+def _run(
+    function: Callable[..., Any],
+    records: Mapping[str, Any],
+    value_fn: Callable[[dict[str, Any]], Any],
+    plate: str,
+) -> _Run:
+    """Runs the model with ``value_fn(site)`` for its latents; None leaves a site alone."""
+    count = next(iter(records.values())).shape[0]
+
+    def substitute(site: dict[str, Any]) -> Any:
+        if site["type"] == "plate":
+            # A subsampling record plate is handed the rows that are there, not random ones.
+            if site["name"] == plate and site["args"][1] == count:
+                return jnp.arange(count)
+            return None
+        return value_fn(site) if site["type"] == "sample" and not site["is_observed"] else None
+
+    watch = _Watch()
+    seeded = handlers.seed(handlers.substitute(function, substitute_fn=substitute), rng_seed=_SEED)
+    with watch, handlers.trace() as sites:
+        seeded(**records)
+    return _Run(sites, watch.plates)
+
+
+def _global_terms(run: _Run, plate: str, unconstrained: Mapping[str, Array]) -> dict[str, Any]:
+    """The log density of each site outside the record plate, latents with their Jacobian."""
+    terms = {}
+    for name, site in run.sites.items():
+        if site["type"] != "sample" or _is_inside(site, plate):
+            continue
+        terms[name] = _log_density(site, 1.0)
+        if name in unconstrained:
+            value = unconstrained[name]
+            jacobian = _transform(site).log_abs_det_jacobian(value, site["value"])
+            terms[name] = terms[name] + jnp.sum(jacobian)
+    return terms
+
+
+def _record_terms(run: _Run, plate: str) -> dict[str, Any]:
+    """The log density of each site inside the record plate."""
+    size, subsample_size = run.plates[plate][0]
+    return {
+        name: _log_density(site, size / subsample_size)
+        for name, site in run.sites.items()
+        if site["type"] == "sample" and _is_inside(site, plate)
+    }
+
+
+def _log_density(site: dict[str, Any], plate_scale: float) -> Any:
+    density = site["fn"].log_prob(site["value"])
+    if site["scale"] is not None:
+        density = density * (site["scale"] / plate_scale)
+    return jnp.sum(density)
+
+
+def _total(terms: Any, dtype: Any) -> Array:
+    total = jnp.zeros((), dtype)
+    for term in terms:
+        total = total + jnp.asarray(term).astype(dtype)
+    return total
+
+
+@contextlib.contextmanager
+def _numpyro_rules() -> Iterator[None]:
+    """NumPyro mixes dtypes and ranks, which fedvi's own code does not.
+
+    Its checks of arguments see numbers only outside of jit and would refuse placeholders there.
+    """
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        validation_enabled(False),
+    ):
+        yield
+
+
+def _transform(site: dict[str, Any]) -> Any:
+    return biject_to(site["fn"].support)
+
+
+def _plate_sizes(message: dict[str, Any]) -> tuple[int, int]:
+    size, subsample_size = message["args"]
+    return size, size if subsample_size is None else subsample_size
+
+
+def _is_inside(site: dict[str, Any], plate: str) -> bool:
+    return any(frame.name == plate for frame in site["cond_indep_stack"])
+
+
+def _is_factor(site: dict[str, Any]) -> bool:
+    distribution = site["fn"]
+    while not isinstance(distribution, Unit) and hasattr(distribution, "base_dist"):
+        distribution = distribution.base_dist
+    return isinstance(distribution, Unit)
+
+
+def _is_bijectable(site: dict[str, Any]) -> bool:
+    try:
+        _transform(site)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _coordinates(latent: _Latent, support: Any) -> list[str]:
+    """Names the unconstrained coordinates of one latent after the entry each of them moves."""
+    if not latent.shape:
+        return [latent.name]
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    entries: list[tuple[int, ...]] = list(np.ndindex(*latent.shape[-1:]))
+    # Cholesky factors are vectors of their entries in ℝ: below the diagonal by rows, then on it.
+    if support is constraints.corr_cholesky or support is constraints.lower_cholesky:
+        dimension = latent.constrained_shape[-1]
+        entries = list(zip(*map(np.ndarray.tolist, np.tril_indices(dimension, -1)), strict=True))
+        if support is constraints.lower_cholesky:
+            entries += [(i, i) for i in range(dimension)]
+    return [
+        f"{latent.name}[{','.join(map(str, (*batch, *entry)))}]"
+        for batch in np.ndindex(*latent.shape[:-1])
+        for entry in entries
+    ]
+
+
+def _placeholders(shapes: Mapping[str, jax.ShapeDtypeStruct], kinds: list[str]) -> dict[str, Any]:
+    """Makes up one record per kind: ones (0 for integers), or two that differ in every number.
+
+    The numbers of the latter lie in (0, 1), which most supports contain, and no two are equal.
+    """
+    return {
+        name: np.stack([_placeholder(shape, kind) for kind in kinds])
+        for name, shape in shapes.items()
+    }
+
+
+def _placeholder(shape: jax.ShapeDtypeStruct, kind: str) -> Any:
+    if not jnp.issubdtype(shape.dtype, jnp.floating):
+        return np.full(shape.shape, kind == _HIGH, shape.dtype)
+    if kind == _ONE:
+        return np.ones(shape.shape, shape.dtype)
+    random = np.random.default_rng(1 if kind == _LOW else 2)
+    low, high = (0.1, 0.4) if kind == _LOW else (0.5, 0.9)
+    return random.uniform(low, high, size=shape.shape).astype(shape.dtype)
+
+
+def _cast(records: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+    return {
+        name: jnp.asarray(array, dtype)
+        if jnp.issubdtype(array.dtype, jnp.floating)
+        else jnp.asarray(array)
+        for name, array in records.items()
+    }
+
+
+def _example_shapes(example: Mapping[str, Any], label: str) -> dict[str, jax.ShapeDtypeStruct]:
+    if not example:
+        raise errors.ModelError(
+            f"model `{label}`: example is empty, expected the arrays of one record by name",
+            'write `{"x": np.zeros(3), "y": 0}`',
+        )
+    return {
+        name: jax.ShapeDtypeStruct(
+            np.shape(value), value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+        )
+        for name, value in example.items()
+    }
+
+
+def _checked_record(
+    record: Mapping[str, Any],
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    dtype: Any,
+    label: str,
+) -> dict[str, Array]:
+    if set(record) != set(shapes):
+        raise errors.ModelError(
+            f"model `{label}`: the record has {_listed(record)}, expected {_listed(shapes)}",
+            "give every argument of the model's example, and no others",
+        )
+    arrays = {}
+    for name, expected in shapes.items():
+        array = jnp.asarray(record[name])
+        if array.shape != expected.shape:
+            raise errors.ModelError(
+                f"model `{label}`: `{name}` of the record has shape {array.shape}, "
+                f"expected {expected.shape}",
+                "give one record without the record axis; use jax.vmap over several",
+            )
+        if jnp.issubdtype(expected.dtype, jnp.floating):
+            array = array.astype(dtype)
+        elif array.dtype.kind != np.dtype(expected.dtype).kind:
+            raise errors.ModelError(
+                f"model `{label}`: `{name}` of the record is {array.dtype}, "
+                f"expected {expected.dtype}",
+                "only numbers that the example declares as floating are converted",
+            )
+        arrays[name] = array
+    return arrays
+
+
+def _first_run(
+    function: Callable[..., Any],
+    records: dict[str, Any],
+    plate: str,
+    label: str,
+    draws: dict[str, Any],
+) -> _Run:
+    """Runs the model with arbitrary latents, notes their unconstrained values, explains failures.
+
+    Nothing is sampled, so improper priors work; only what is refused later is left to NumPyro.
+    """
+    random = np.random.default_rng(_SEED)
+
+    def draw(site: dict[str, Any]) -> Any:
+        support = site["fn"].support
+        if support.is_discrete or not _is_bijectable(site) or _is_inside(site, plate):
+            return None
+        transform = _transform(site)
+        shape = site["kwargs"]["sample_shape"] + transform.inverse_shape(site["fn"].shape())
+        draws[site["name"]] = jnp.asarray(random.uniform(-0.5, 0.5, size=shape), float)
+        return transform(draws[site["name"]])
+
+    shapes = ", ".join(f"`{name}` {array.shape}" for name, array in records.items())
+    try:
+        return _run(function, _cast(records, jnp.result_type(float)), draw, plate)
+    except errors.ModelError as error:
+        raise errors.ModelError(f"model `{label}`: {error.message}", error.hint) from error
+    except Exception as error:
+        raise errors.ModelError(
+            f"model `{label}` fails on placeholder records with a leading record axis, {shapes}: "
+            f"{type(error).__name__}: {error}",
+            f"it is called as `{label}({', '.join(f'{name}={name}' for name in records)})`, "
+            "with one record and with two; no shape may be fixed to the size of a data set",
+        ) from error
+
+
+def _check_structure(
+    run: _Run, plate: str, count: int, shapes: Mapping[str, Any], label: str
+) -> None:
+    for name, site in run.sites.items():
+        if site["type"] in ("param", "mutable"):
+            raise errors.ModelError(
+                f"model `{label}`: `{name}` is a numpyro.{site['type']} site, "
+                "expected sample sites only",
+                "give it a prior with numpyro.sample, or make it a constant",
+            )
+    _check_plate(run, plate, count, shapes, label)
+    samples = {name: site for name, site in run.sites.items() if site["type"] == "sample"}
+    for name, site in samples.items():
+        inside = _is_inside(site, plate)
+        if inside and not site["is_observed"]:
+            raise errors.ModelError(
+                f"model `{label}`: `{name}` is a latent of each record (inside plate `{plate}`), "
+                "expected only global latents",
+                "marginalise it out of the record's likelihood (missing outcomes: use "
+                "numpyro.handlers.mask); local latents come with DPSVI",
+            )
+        if not inside and site["is_observed"] and not _is_factor(site):
+            raise errors.ModelError(
+                f"model `{label}`: `{name}` is observed outside plate `{plate}`, "
+                "so its terms do not belong to single records",
+                f"move it inside `{_plate_line(plate, shapes)}`; a term of the prior without "
+                "data is a numpyro.factor",
+            )
+    if not any(_is_inside(site, plate) for site in samples.values()):
+        raise errors.ModelError(
+            f"model `{label}`: nothing is observed inside plate `{plate}`, "
+            "expected the likelihood of a record",
+            f'write `numpyro.sample("y", ..., obs=y)` inside `{_plate_line(plate, shapes)}`',
+        )
+
+
+def _check_plate(run: _Run, plate: str, count: int, shapes: Mapping[str, Any], label: str) -> None:
+    if plate not in run.plates:
+        found = ", ".join(f"`{name}` (size {made[0][0]})" for name, made in run.plates.items())
+        rename = f', or name your own with `plate="{next(iter(run.plates))}"`' if found else ""
+        raise errors.ModelError(
+            f"model `{label}` has no plate `{plate}`, expected the terms of a record in one; "
+            f"plates found: {found or 'none'}",
+            f"put the observations inside `{_plate_line(plate, shapes)}`{rename}",
+        )
+    sizes = sorted({size for size, _ in run.plates[plate]})
+    if len(sizes) > 1:
+        raise errors.ModelError(
+            f"model `{label}`: plate `{plate}` is made with the sizes "
+            f"{' and '.join(map(str, sizes))}, expected one size",
+            f'write `numpyro.plate("{plate}", {_rows(shapes)})` each time',
+        )
+    for size, subsample_size in run.plates[plate]:
+        if subsample_size != count:
+            raise errors.ModelError(
+                f"model `{label}`: plate `{plate}` holds {subsample_size} records when the model "
+                f"is called with {count}; expected {count}, or a record would not count once",
+                f'write `numpyro.plate("{plate}", {_rows(shapes)})`, or '
+                f'`numpyro.plate("{plate}", {size}, subsample_size={_rows(shapes)})`',
+            )
+    for name, made in run.plates.items():
+        for size, subsample_size in made:
+            if name != plate and size != subsample_size:
+                raise errors.ModelError(
+                    f"model `{label}`: plate `{name}` draws {subsample_size} of {size} at random, "
+                    f"expected subsampling in plate `{plate}` only",
+                    f'write `numpyro.plate("{name}", {size})`',
+                )
+
+
+def _latents(run: _Run, plate: str, draws: Mapping[str, Any], label: str) -> tuple[_Latent, ...]:
+    latents: list[_Latent] = []
+    for name, site in run.sites.items():
+        if site["type"] != "sample" or site["is_observed"]:
+            continue
+        if site["fn"].support.is_discrete:
+            raise errors.ModelError(
+                f"model `{label}`: the latent `{name}` is discrete ({_kind(site)}), "
+                "expected continuous global latents",
+                "sum it out of the likelihood, for example with MixtureSameFamily",
+            )
+        if name not in draws:
+            raise errors.ModelError(
+                f"model `{label}`: the support of the latent `{name}` ({_kind(site)}) has no map "
+                "from real numbers",
+                "reparameterise it, for example with "
+                "numpyro.infer.reparam.ProjectedNormalReparam for directions",
+            )
+        shape = np.shape(draws[name])
+        start = latents[-1].stop if latents else 0
+        latents.append(_Latent(name, shape, np.shape(site["value"]), start))
+    if not latents or latents[-1].stop == 0:
+        raise errors.ModelError(
+            f"model `{label}` has no global latents, expected at least one",
+            'draw what is to be inferred outside the record plate: `numpyro.sample("b", ...)`',
+        )
+    return tuple(latents)
+
+
+def _check_same_latents(run: _Run, plate: str, latents: tuple[_Latent, ...], label: str) -> None:
+    found = {
+        name: np.shape(site["value"])
+        for name, site in run.sites.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
+    expected = {item.name: item.constrained_shape for item in latents}
+    for name in [*found, *expected]:
+        if found.get(name) != expected.get(name):
+            raise errors.ModelError(
+                f"model `{label}`: the latent `{name}` has shape {expected.get(name)} with one "
+                f"record and {found.get(name)} with two, expected a shape that is the same",
+                "a latent of each record cannot be global: marginalise it out (local latents come "
+                "with DPSVI), or index a fixed number of groups by an integer argument",
+            )
+
+
+def _check_terms(model: NumPyroModel) -> None:
+    """Evaluates the model at made-up points and refuses it unless it is a prior times records."""
+    random = np.random.default_rng(_SEED)
+    here, there, probe = (
+        jnp.asarray(random.uniform(-0.5, 0.5, size=model.size), float) for _ in range(3)
+    )
+
+    @jax.jit
+    def terms(theta: Any, records: Any) -> Any:
+        with _numpyro_rules():
+            run = model._run_at(theta, records)
+            supports = {
+                name: _transform(run.sites[name])(value)
+                for name, value in model._split(probe).items()
+            }
+            prior = _global_terms(run, model.plate, model._split(theta))
+            return supports, prior, _total(_record_terms(run, model.plate).values(), theta.dtype)
+
+    def at(theta: Any, *kinds: str) -> Any:
+        return jax.device_get(terms(theta, _placeholders(model._example, list(kinds))))
+
+    try:
+        supports, prior, _ = at(here, _ONE)
+        moved, _, _ = at(there, _ONE)
+        runs = [at(here, _LOW), at(here, _HIGH), at(here, _LOW, _HIGH)]
+        record = {name: np.ones(s.shape, s.dtype) for name, s in model._example.items()}
+        jax.eval_shape(jax.grad(model.log_likelihood), here, record)
+        jax.eval_shape(jax.grad(model.log_prior), here)
+    except Exception as error:
+        raise errors.ModelError(
+            f"model `{model.name}` cannot be compiled and differentiated by JAX: "
+            f"{type(error).__name__}: {error}",
+            "use jnp.where or jax.lax.cond instead of Python branches on latents or records, and "
+            "jax.numpy instead of numpy",
+        ) from error
+    for name in supports:
+        if not _is_same(supports[name], moved[name]):
+            raise errors.ModelError(
+                f"model `{model.name}`: the support of `{name}` depends on another latent, "
+                "expected a fixed support",
+                "draw it on a fixed support and transform it: "
+                f'`numpyro.deterministic("{name}", low + (high - low) * unit)`',
+            )
+    for other_supports, other_prior, _ in runs:
+        for name in prior:
+            same_support = name not in supports or _is_same(supports[name], other_supports[name])
+            if not same_support or not _is_same(prior[name], other_prior[name]):
+                raise errors.ModelError(
+                    f"model `{model.name}`: the term `{name}` outside plate `{model.plate}` "
+                    "depends on the records, or on how many there are; expected a prior without "
+                    "data",
+                    f"move it inside `{_plate_line(model.plate, model._example)}`, or use public "
+                    "constants",
+                )
+    for name, value in prior.items():
+        if not np.isfinite(value):
+            raise errors.ModelError(
+                f"model `{model.name}`: the log density of `{name}` is {value} at an arbitrary "
+                "point of its support, expected a finite number",
+                "check the parameters of its distribution",
+            )
+    low, high, both = (float(likelihood) for _, _, likelihood in runs)
+    # Placeholder outcomes may lie outside their support: then nothing can be compared.
+    if np.isfinite(both) and not abs(both - low - high) <= 1e-4 * (1.0 + abs(low) + abs(high)):
+        raise errors.ModelError(
+            f"model `{model.name}`: two made-up records have the log likelihood {both:.6g} "
+            f"together, but {low:.6g} and {high:.6g} alone; expected the sum",
+            "a record's terms may use its own row only: no mean over records (standardise with "
+            "public constants before), no record axis in .to_event, and one shape for an outcome "
+            "and its distribution",
+        )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Same operations on same numbers: only the order of float32 additions may differ."""
+    return bool(np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True))
+
+
+def _kind(site: dict[str, Any]) -> str:
+    distribution = site["fn"]
+    while hasattr(distribution, "base_dist") and type(distribution).__name__ in (
+        "ExpandedDistribution",
+        "Independent",
+        "MaskedDistribution",
+    ):
+        distribution = distribution.base_dist
+    return type(distribution).__name__
+
+
+def _rows(shapes: Mapping[str, Any]) -> str:
+    return f"{next(iter(shapes))}.shape[0]"
+
+
+def _plate_line(plate: str, shapes: Mapping[str, Any]) -> str:
+    return f'with numpyro.plate("{plate}", {_rows(shapes)}):'
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"

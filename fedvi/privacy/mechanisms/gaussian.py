@@ -1,0 +1,68 @@
+"""Float Gaussian noise, for simulation only: come here to change how simulated noise is drawn."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.flatten_util
+
+from fedvi import errors
+from fedvi.privacy import events
+from fedvi.privacy.release import Shift
+from fedvi.typing import Key
+
+__all__ = ["Gaussian", "gaussian"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian:
+    """total + N(0, (noise_multiplier · clip_norm)² I) in floating point.
+
+    Guarantee: none in a formal sense. The float32 normal generator returns 2²³ values and JAX's
+    Threefry makes no cryptographic claim (specs/accounting.md §0.2), so the Gaussian mechanism's
+    price holds for an idealised machine only; hence the mark.
+    """
+
+    noise_multiplier: float
+
+    @property
+    def mark(self) -> str:
+        """What every table of a run with this noise says."""
+        return "simulation: no guarantee"
+
+    def perturb(self, key: Key, total: Any, clip_norm: float) -> Any:
+        """Returns the noised tree, in its own shapes and dtypes."""
+        if self.noise_multiplier == 0.0:
+            return total
+        if not math.isfinite(clip_norm):
+            raise errors.PrivacyError(
+                f"clip_norm is {clip_norm} with noise_multiplier {self.noise_multiplier}",
+                "noise is measured in clip norms: give a finite clip_norm, or noise_multiplier 0",
+            )
+        flat, unravel = jax.flatten_util.ravel_pytree(total)
+        noise = jax.random.normal(key, flat.shape, flat.dtype)
+        return unravel(flat + self.noise_multiplier * clip_norm * noise)
+
+    def event(self, shift: Shift) -> events.Event:
+        """Returns the Gaussian event, with shifts in clip norms."""
+        if not math.isfinite(shift.clip_norm):
+            return events.Unprotected("a sum that is not clipped")
+        return events.Gaussian(
+            self.noise_multiplier,
+            add_remove=shift.add_remove / shift.clip_norm,
+            substitute=shift.substitute / shift.clip_norm,
+        )
+
+
+def gaussian(noise_multiplier: float) -> Gaussian:
+    """Returns float Gaussian noise of std noise_multiplier · clip_norm; marks what it touches.
+
+    Raises:
+      PrivacyError: if ``noise_multiplier`` is negative or not finite.
+    """
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0.0):
+        raise errors.PrivacyError(
+            f"noise_multiplier is {noise_multiplier}, expected a finite number of at least 0"
+        )
+    return Gaussian(float(noise_multiplier))

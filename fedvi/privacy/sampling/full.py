@@ -1,0 +1,46 @@
+"""Every record in every step: no subsampling, no amplification."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedvi.privacy import events
+from fedvi.privacy.release import Batch
+from fedvi.typing import Key
+
+__all__ = ["Full", "full"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Full:
+    """The whole shard; its event is the inner event itself."""
+
+    max_records: int
+
+    @property
+    def rate(self) -> float:
+        """The probability that a record is in a batch."""
+        return 1.0
+
+    @property
+    def capacity(self) -> int:
+        """The static number of rows of a batch."""
+        return self.max_records
+
+    def draw(self, key: Key, valid: Any) -> Batch:
+        """Returns all rows; ``key`` is not used."""
+        return Batch(jnp.arange(valid.shape[0]), jnp.asarray(valid, bool), self)
+
+    def event(self, inner: events.Event) -> events.Event:
+        """Returns ``inner``."""
+        return inner
+
+
+def full(max_records: int) -> Full:
+    """Returns the sampler that takes every record.
+
+    Args:
+      max_records: the declared largest number of records at any client.
+    """
+    return Full(max_records)

@@ -1,0 +1,3 @@
+"""What a person reads: tables now."""
+
+__all__: list[str] = []

@@ -1,0 +1,125 @@
+"""Tables for a terminal: coefficients, privacy, and the plan of a study. Change how numbers read here.
+
+Every function takes plain values, so that a table can be made from a live result or from a file.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+__all__ = ["coefficient_table", "console", "number", "plan_table", "privacy_table"]
+
+# The width of what is not a terminal: a file, a pipe, a log.
+_PLAIN_WIDTH = 120
+
+# Below this width the units of the coefficients are left out.
+_UNIT_WIDTH = 110
+
+
+def console(stderr: bool = False) -> Console:
+    """Returns the console that tables are printed on; wide where it is no terminal."""
+    found = Console(stderr=stderr)
+    return found if found.is_terminal else Console(stderr=stderr, width=_PLAIN_WIDTH)
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Formats a number to ``digits`` significant digits; ∞ and missing values in words.
+
+    >>> number(0.012345), number(float("inf")), number(None)
+    ('0.01235', '∞', '–')
+    """
+    if value is None:
+        return "–"
+    return "∞" if math.isinf(value) else f"{value:.{digits}g}"
+
+
+def coefficient_table(
+    rows: Sequence[Mapping[str, Any]], title: str, odds: bool, pooled: bool, width: int
+) -> Table:
+    """Makes the table of the posterior.
+
+    Args:
+      rows: each with name, unit, mean, sd, lower, upper; odds_ratio, odds_lower, odds_upper if
+        ``odds``; pooled_mean, pooled_sd if ``pooled``.
+      title: above the table.
+      odds: whether exp(coefficient) is an odds ratio.
+      pooled: whether to add the columns of the pooled, non-private fit.
+      width: of the console; narrow ones show no units.
+    """
+    units = width >= _UNIT_WIDTH and any(row["unit"] for row in rows)
+    table = _table(title)
+    table.add_column("coefficient", overflow="fold")
+    if units:
+        table.add_column("unit", overflow="fold")
+    for name in ("mean", "sd", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if odds:
+        table.add_column("odds ratio (95 %)", justify="right", no_wrap=True)
+    if pooled:
+        table.add_column("pooled mean", justify="right", no_wrap=True)
+        table.add_column("pooled sd", justify="right", no_wrap=True)
+    for row in rows:
+        cells = [escape(row["name"])]
+        if units:
+            cells.append(escape(row["unit"]))
+        cells += [f"{row['mean']:.3f}", f"{row['sd']:.3f}"]
+        cells.append(f"{row['lower']:.2f} to {row['upper']:.2f}")
+        if odds:
+            cells.append(
+                f"{number(row['odds_ratio'], 3)} "
+                f"({number(row['odds_lower'], 2)} to {number(row['odds_upper'], 3)})"
+            )
+        if pooled:
+            cells += [f"{row['pooled_mean']:.3f}", f"{row['pooled_sd']:.3f}"]
+        table.add_row(*cells)
+    return table
+
+
+def privacy_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Makes the table of what each client's records paid.
+
+    Args:
+      rows: each with client, records (None if not public), releases, numbers, epsilon (relation →
+        ε; a relation that is not claimed is absent), delta and view.
+      title: above the table; says so when there is no guarantee.
+    """
+    table = _table(title)
+    for name in ("client", "records", "releases", "numbers sent"):
+        table.add_column(name, justify="left" if name == "client" else "right", no_wrap=True)
+    table.add_column("ε add/remove", justify="right")
+    table.add_column("ε substitute", justify="right")
+    table.add_column("δ", justify="right")
+    table.add_column("view")
+    for row in rows:
+        records = row["records"]
+        table.add_row(
+            row["client"],
+            "not public" if records is None else str(records),
+            str(row["releases"]),
+            str(row["numbers"]),
+            number(row["epsilon"].get("add_remove")),
+            number(row["epsilon"].get("substitute")),
+            number(row["delta"]),
+            row["view"],
+        )
+    return table
+
+
+def plan_table(rows: Sequence[tuple[str, str]], title: str) -> Table:
+    """Makes a two-column table of what a study would do."""
+    table = _table(title)
+    table.show_header = False
+    table.add_column("what", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    for what, value in rows:
+        table.add_row(what, escape(value))
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)

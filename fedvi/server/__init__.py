@@ -1,0 +1,3 @@
+"""The server: a pure step over requests, and a coordinator that locks, persists and replies."""
+
+__all__: list[str] = []

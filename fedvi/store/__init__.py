@@ -1,0 +1,3 @@
+"""What must survive: the client's ledger and outbox, the server's state."""
+
+__all__: list[str] = []

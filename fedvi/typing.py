@@ -1,0 +1,17 @@
+"""Types that several packages share; come here to see what an η or a key is."""
+
+from typing import Any
+
+__all__ = ["Eta", "Key", "Records", "Theta"]
+
+Eta = Any
+"""Natural (or mean) parameters of an exponential family: a pytree of float arrays."""
+
+Theta = Any
+"""A draw of θ: an array whose last axis has the model's size D."""
+
+Records = dict[str, Any]
+"""Named columns; every array's leading axis is the record, unless a docstring says "one record"."""
+
+Key = Any
+"""A JAX pseudo-random key."""

@@ -1,0 +1,53 @@
+"""How every test runs: come here to change JAX's strictness, the platform, or where data is found.
+
+The warnings that count as errors, and the shapes checked at run time, are in ``pyproject.toml``.
+Doctests run as a reader would run them, without the rules for JAX below.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import ExitStack
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX reads it when it is first imported
+
+import jax
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The same examples on every machine and at every run: a red build can be run again and stays red.
+# No deadline, because the first example of a jitted function pays for its compilation.
+# `HYPOTHESIS_PROFILE=search` looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Runs a test and its fixtures where mixed ranks and mixed dtypes are errors.
+
+    Not where the mark ``numpyro`` says that NumPyro's own arithmetic runs, which mixes both.
+    """
+    with ExitStack() as rules:
+        if item.get_closest_marker("numpyro") is None:
+            rules.enter_context(jax.numpy_rank_promotion("raise"))
+            rules.enter_context(jax.numpy_dtype_promotion("strict"))
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def references() -> Path:
+    """The folder of published and independently computed numbers, each with its origin."""
+    return ROOT / "tests" / "references"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder ``../shared`` of large datasets; skips where a clone stands without it."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("needs the datasets of ../shared, which this clone stands without")
+    return folder

@@ -1,0 +1,100 @@
+"""Small studies and records that several tests share."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvi.data.source import ArraySource
+from fedvi.experiment import build, simulate
+from fedvi.experiment.config import parse_study
+from fedvi.expfam.gaussian import GaussianEta
+
+REFERENCES = Path(__file__).parent / "references"
+
+
+def raw_study(
+    clients: list[str],
+    size: int,
+    *,
+    kind: str = "linear",
+    family: str = "full_gaussian",
+    solver: dict[str, Any] | None = None,
+    schedule: dict[str, Any] | None = None,
+    prior_scale: float = 1.0,
+    **sections: Any,
+) -> dict[str, Any]:
+    """Returns the tables of a study of ``y ~ 0 + x0 + x1 + …``, without protection."""
+    columns = [f"x{index}" for index in range(size)]
+    response = (
+        {"type": "binary", "true": ["1"], "false": ["0"]}
+        if kind == "logistic"
+        else {"type": "number", "bounds": [-1e6, 1e6], "center": 0, "scale": 1}
+    )
+    number = {"type": "number", "bounds": [-1e6, 1e6], "center": 0, "scale": 1}
+    return {
+        "study": {"name": "test", "seed": 3},
+        "model": {"kind": kind, "formula": "y ~ 0 + " + " + ".join(columns)},
+        "family": {"kind": family},
+        "prior": {"scale": prior_scale},
+        "solver": solver or {"kind": "exact"},
+        "schedule": schedule or {"kind": "sequential", "rounds": 1},
+        "privacy": {"protection": "none"},
+        "data": {"schema": {"y": response, **dict.fromkeys(columns, number)}},
+        "clients": [{"name": name} for name in clients],
+        **sections,
+    }
+
+
+def run_study(raw: dict[str, Any], sources: dict[str, ArraySource], **options: Any) -> Any:
+    """Builds and simulates a study on records in memory."""
+    return simulate.run(build.assemble(parse_study(raw)), sources, **options)
+
+
+def split(x: np.ndarray, y: np.ndarray, client: np.ndarray) -> dict[str, ArraySource]:
+    """Splits records by a client index, naming the clients c0, c1, …"""
+    return {
+        f"c{index}": ArraySource(
+            {"x": x[client == index], "y": y[client == index]}, np.ones((client == index).sum(), bool)
+        )
+        for index in np.unique(client)
+    }
+
+
+def linear_regression() -> tuple[dict[str, np.ndarray], dict[str, ArraySource]]:
+    """Returns the conjugate reference problem of 8 clients, and its records by client."""
+    with np.load(REFERENCES / "linreg_conjugate_8clients.npz") as file:
+        reference = dict(file)
+    sources = split(reference["x"], reference["y"], reference["client"])
+    return reference, sources
+
+
+def trauma() -> dict[str, Any]:
+    """Returns the reference posterior of the three trauma hospitals."""
+    return json.loads((REFERENCES / "trauma.json").read_text())
+
+
+def random_eta(family: Any, seed: int) -> GaussianEta:
+    """Returns a proper member of a Gaussian family, well conditioned."""
+    generator = np.random.default_rng(seed)
+    mean = generator.normal(size=family.size)
+    root = generator.normal(size=(family.size, family.size)) / 2.0
+    covariance = root @ root.T + 0.5 * np.eye(family.size)
+    if family.zeros().J.ndim == 1:
+        return family.from_moments(mean, np.diagonal(covariance))
+    return family.from_moments(mean, covariance)
+
+
+def synthetic_logistic(
+    clients: int, records: int, size: int, seed: int = 0
+) -> dict[str, ArraySource]:
+    """Returns a logistic regression problem with shifted covariates per client."""
+    generator = np.random.default_rng(seed)
+    theta = generator.normal(size=size)
+    sources = {}
+    for index in range(clients):
+        x = generator.normal(size=(records, size)) + 0.3 * generator.normal(size=size)
+        y = (generator.uniform(size=records) < 1.0 / (1.0 + np.exp(-x @ theta))).astype(float)
+        sources[f"c{index}"] = ArraySource({"x": x, "y": y}, np.ones(records, bool))
+    return sources

@@ -1,0 +1,199 @@
+"""Claims about formulas and their design matrices; come here with a new piece of grammar."""
+
+import numpy as np
+import pytest
+
+from fedvi.data.formula import parse_formula
+from fedvi.data.schema import parse_schema
+from fedvi.errors import ConfigError, DataError
+
+SCHEMA = parse_schema(
+    {
+        "y": {"type": "binary"},
+        "cost": {"type": "number", "bounds": [0, 10], "center": 0, "scale": 1},
+        "age": {"type": "number", "bounds": [20, 80], "center": 50, "scale": 10},
+        "sex": {"type": "binary"},
+        "cp": {"type": "level", "levels": ["typical", "atypical", "none"]},
+        "ecg": {"type": "level", "levels": ["n", "st", "lvh"], "missing": "indicator"},
+        "chol": {"type": "number", "bounds": [100, 300], "missing": "indicator"},
+    },
+    private=True,
+)
+COLUMNS = {
+    "age": np.array([1.0, -2.0, 0.5]),
+    "cost": np.array([0.0, 3.0, 7.0]),
+    "sex": np.array([0.0, 1.0, 1.0]),
+    "cp": np.array([0, 1, 2], dtype=np.int32),
+    "ecg": np.array([2, 0, 0], dtype=np.int32),
+    "ecg_missing": np.array([0.0, 0.0, 1.0]),
+    "chol": np.array([0.25, 0.0, -1.0]),
+    "chol_missing": np.array([0.0, 1.0, 0.0]),
+}
+
+
+def names(text: str) -> tuple[str, ...]:
+    return parse_formula(text, SCHEMA).names
+
+
+def test_a_design_matrix_is_what_one_writes_by_hand() -> None:
+    design = parse_formula("y ~ age * cp + chol + sex", SCHEMA)
+    assert design.names == (
+        "(Intercept)",
+        "age",
+        "cp[atypical]",
+        "cp[none]",
+        "chol",
+        "chol[missing]",
+        "sex",
+        "age:cp[atypical]",
+        "age:cp[none]",
+    )
+    by_hand = [
+        [1.0, 1.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0],
+        [1.0, -2.0, 1.0, 0.0, 0.0, 1.0, 1.0, -2.0, 0.0],
+        [1.0, 0.5, 0.0, 1.0, -1.0, 0.0, 1.0, 0.0, 0.5],
+    ]
+    matrix = design.matrix(COLUMNS)
+    assert matrix.dtype == np.float64
+    np.testing.assert_array_equal(matrix, by_hand)  # products with 0 and 1 are exact
+
+
+def test_two_columns_of_levels_interact_with_the_first_varying_fastest() -> None:
+    design = parse_formula("y ~ 0 + cp:ecg", SCHEMA)
+    assert design.names == (
+        "cp[atypical]:ecg[st]",
+        "cp[none]:ecg[st]",
+        "cp[atypical]:ecg[lvh]",
+        "cp[none]:ecg[lvh]",
+        "ecg[missing]",
+    )
+    columns = {
+        "cp": np.array([1, 2, 1, 2, 0], dtype=np.int32),
+        "ecg": np.array([1, 1, 2, 2, 1], dtype=np.int32),
+        "ecg_missing": np.zeros(5),
+    }
+    np.testing.assert_array_equal(
+        design.matrix(columns), np.eye(5)[:, [0, 1, 2, 3, 4]] * [1, 1, 1, 1, 0]
+    )
+
+
+def test_the_response_comes_first_among_the_columns_used() -> None:
+    design = parse_formula("y ~ chol + age:sex", SCHEMA)
+    assert design.columns == ("y", "chol", "age", "sex")
+    assert (design.response, design.response_type) == ("y", "binary")
+    assert parse_formula("cost ~ age", SCHEMA).response_type == "number"
+
+
+def test_units_say_what_a_coefficient_is_per() -> None:
+    design = parse_formula("y ~ age * chol + sex + cost + cp", SCHEMA)
+    units = dict(zip(design.names, design.units, strict=True))
+    assert units == {
+        "(Intercept)": "",
+        "age": "per 10 from 50",
+        "chol": "per 100 from 200",
+        "chol[missing]": "",
+        "sex": "",
+        "cost": "",
+        "cp[atypical]": "",
+        "cp[none]": "",
+        "age:chol": "per 10 from 50, per 100 from 200",
+    }
+
+
+@pytest.mark.parametrize("text", ["y ~ age - 1", "y ~ 0 + age", "y ~ -1 + age", "y~age+0"])
+def test_the_intercept_can_be_left_out(text: str) -> None:
+    assert names(text) == ("age",)
+
+
+@pytest.mark.parametrize("text", ["y ~ age", "y ~ 1 + age", "y ~ age + 1", "y ~ age - 0"])
+def test_the_intercept_is_there_otherwise(text: str) -> None:
+    assert names(text) == ("(Intercept)", "age")
+
+
+def test_an_intercept_alone_is_a_model() -> None:
+    design = parse_formula("y ~ 1", SCHEMA)
+    np.testing.assert_array_equal(design.matrix({"y": np.zeros(2)}), [[1.0], [1.0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("y ~ age + age", "y ~ age"),
+        ("y ~ age:sex + sex:age", "y ~ age:sex"),
+        ("y ~ age:age", "y ~ age"),
+        ("y ~ age*sex + sex", "y ~ age + sex + age:sex"),
+        ("y ~ age:sex + age", "y ~ age + age:sex"),
+        ("y ~ age*sex*cost", "y ~ age+sex+cost+age:sex+age:cost+sex:cost+age:sex:cost"),
+        ("y ~ age*sex:cost", "y ~ age + sex:cost + age:sex:cost"),
+    ],
+)
+def test_a_term_counts_once_and_main_effects_come_first(text: str, same: str) -> None:
+    assert parse_formula(text, SCHEMA) == parse_formula(same, SCHEMA)
+
+
+def test_a_missing_indicator_is_there_once_and_without_a_main_effect_too() -> None:
+    assert names("y ~ chol * age").count("chol[missing]") == 1
+    assert names("y ~ chol:age + chol:sex") == (
+        "(Intercept)",
+        "chol:age",
+        "chol:sex",
+        "chol[missing]",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("y ~ .", "'.' in 'y ~ .'", "would change with the file"),
+        ("y ~ scale(age)", "the call `scale(...)`", "declare public `center` and `scale`"),
+        ("y ~ log(age)", "the call `log(...)`", "has no functions"),
+        ("log(cost) ~ age", "the call `log(...)`", "has no functions"),
+        ("y > 0 ~ age", "'>' in", 'type = "binary"'),
+        ("y ~ agee", "`agee` is not declared", "did you mean `age`?"),
+        ("y ~ age:agee", "`agee` is not declared", "did you mean `age`?"),
+        ("Y ~ age", "`Y` is not declared", "known: `age`"),
+        ("y ~ age + y", "the response `y` is also on the right", "take it out"),
+        ("y ~ age:y", "the response `y` is also on the right", "take it out"),
+        ("cp ~ age", "the response `cp` is a column of levels", 'type = "binary"'),
+        ("y ~ age - sex", "`- sex` in", "leave the term out"),
+        ("y ~ 0 + age + 1", "an intercept and for none", "not both"),
+        ("y ~ 0", "has no coefficient", "keep the intercept"),
+        ("age", "expected one response", "response ~ term"),
+        ("", "expected one response", "response ~ term"),
+        ("~ age", "expected one response", "response ~ term"),
+        ("y ~ age ~ sex", "expected one response", "response ~ term"),
+        ("y + sex ~ age", "expected one response", "response ~ term"),
+        ("y ~", "nothing after `+`", "response ~ term"),
+        ("y ~ age +", "nothing after `+`", "response ~ term"),
+        ("y ~ age + + sex", "nothing after `+`", "response ~ term"),
+        ("y ~ age sex", "`agesex` after `+`", "response ~ term"),
+        ("y ~ age:", "`age:` after `+`", "response ~ term"),
+        ("y ~ age*1", "`age*1` after `+`", "response ~ term"),
+        ("y ~ (age + sex)", "'(' in", "response ~ term"),
+        ("y ~ age^2", "'^' in", "response ~ term"),
+        ("y ~ 2", "'2' in", "response ~ term"),
+        ("y ~ age\n~", "expected one response", "response ~ term"),
+    ],
+)
+def test_what_is_no_formula_is_refused_with_a_hint(text: str, message: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_formula(text, SCHEMA)
+    assert error.value.message.startswith("model.formula: ")
+    assert message in error.value.message
+    assert hint in error.value.hint
+
+
+@pytest.mark.parametrize("missing", ["indicator", {"impute": True}])
+def test_a_response_is_never_made_up(missing: object) -> None:
+    schema = parse_schema({"y": {"type": "binary", "missing": missing}}, private=True)
+    with pytest.raises(ConfigError, match=r"^data\.schema\.y\.missing: the response") as error:
+        parse_formula("y ~ 1", schema)
+    assert '"drop"' in error.value.hint
+
+
+def test_a_matrix_needs_all_columns_of_one_length() -> None:
+    design = parse_formula("y ~ age + sex", SCHEMA)
+    with pytest.raises(DataError, match="column `sex` is not among"):
+        design.matrix({"age": np.zeros(2)})
+    with pytest.raises(DataError, match="differ in length"):
+        design.matrix({"age": np.zeros(2), "sex": np.zeros(1)})

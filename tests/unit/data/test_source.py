@@ -1,0 +1,98 @@
+"""Claims about records in memory and their padding; come here with a new kind of source."""
+
+import numpy as np
+import pytest
+
+from fedvi.data.source import ArraySource, concatenate
+from fedvi.errors import DataError
+
+
+def source_of(values: list[float], valid: list[bool]) -> ArraySource:
+    y = np.array(values)
+    return ArraySource({"y": y, "x": np.stack([y, -y], axis=1)}, np.array(valid, dtype=bool))
+
+
+def test_an_invalid_record_leaves_nothing_behind() -> None:
+    source = source_of([1.0, 666.0, np.nan], [True, False, False])
+    np.testing.assert_array_equal(source.records["y"], [1, 0, 0])
+    np.testing.assert_array_equal(source.records["x"], [[1, -1], [0, 0], [0, 0]])
+    arrays, _ = source.padded(5)
+    assert not arrays["x"][1:].any()
+
+
+def test_padding_adds_masked_zeros_up_to_the_capacity() -> None:
+    arrays, mask = source_of([1.0, 2.0, 3.0], [True, False, True]).padded(4)
+    np.testing.assert_array_equal(arrays["y"], [1, 0, 3, 0])
+    np.testing.assert_array_equal(arrays["x"], [[1, -1], [0, 0], [3, -3], [0, 0]])
+    np.testing.assert_array_equal(mask, [True, False, True, False])
+
+
+def test_padding_keeps_the_type_of_each_column() -> None:
+    source = ArraySource({"cp": np.array([2], dtype=np.int32)}, np.array([True]))
+    arrays, mask = source.padded(2)
+    assert (arrays["cp"].dtype, mask.dtype) == (np.int32, np.bool_)
+
+
+def test_too_many_records_are_refused_without_telling_how_many() -> None:
+    source = source_of([0.5] * 137, [True] * 137)
+    with pytest.raises(DataError) as error:
+        source.padded(8, where="north")
+    assert error.value.message == (
+        "north: more records than the study declares with `data.max_records` = 8"
+    )
+    assert "137" not in str(error.value)
+    assert "larger public bound" in error.value.hint
+
+
+def test_an_empty_source_pads_to_zeros() -> None:
+    arrays, mask = source_of([], []).padded(2)
+    assert arrays["x"].shape == (2, 2)
+    assert not mask.any()
+
+
+def test_the_arrays_are_copies_that_cannot_be_written() -> None:
+    y, valid = np.array([1.0]), np.array([True])
+    source = ArraySource({"y": y}, valid)
+    y[0], valid[0] = 9.0, False
+    assert source.records["y"][0] == 1.0
+    assert source.valid[0]
+    with pytest.raises(ValueError, match="read-only"):
+        source.records["y"][0] = 2.0
+
+
+def test_taking_records_keeps_their_order_and_repeats_them() -> None:
+    taken = source_of([1.0, 2.0, 3.0], [True] * 3).take([2, 0, 2])
+    np.testing.assert_array_equal(taken["y"], [3, 1, 3])
+    np.testing.assert_array_equal(taken["x"], [[3, -3], [1, -1], [3, -3]])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 10])
+def test_chunks_join_to_the_whole(rows: int) -> None:
+    source = source_of([1.0, 2.0, 3.0], [True, False, True])
+    chunks = list(source.chunks(rows))
+    assert all(chunk.size <= rows for chunk in chunks)
+    joined = concatenate(chunks)
+    np.testing.assert_array_equal(joined.records["x"], source.records["x"])
+    np.testing.assert_array_equal(joined.valid, source.valid)
+
+
+def test_chunks_need_at_least_one_row() -> None:
+    with pytest.raises(DataError, match="rows: 0, expected 1 or more"):
+        list(source_of([1.0], [True]).chunks(0))
+
+
+def test_only_sources_of_one_layout_are_joined() -> None:
+    with pytest.raises(DataError, match=r"ArraySource\(z\) does not fit ArraySource\(y, x\)"):
+        concatenate([source_of([1.0], [True]), ArraySource({"z": np.zeros(1)}, np.array([True]))])
+    with pytest.raises(DataError, match="no sources"):
+        concatenate([])
+
+
+def test_every_array_has_one_row_for_each_record() -> None:
+    with pytest.raises(DataError, match="leading axis") as error:
+        ArraySource({"y": np.zeros(137)}, np.ones(136, dtype=bool))
+    assert "13" not in str(error.value)
+
+
+def test_a_repr_shows_no_value_and_no_count() -> None:
+    assert repr(source_of([42.5, 1.0], [True, True])) == "ArraySource(y, x)"
