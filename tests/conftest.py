@@ -45,6 +45,12 @@ def references() -> Path:
 
 
 @pytest.fixture(scope="session")
+def examples() -> Path:
+    """The folder of example studies."""
+    return ROOT / "examples"
+
+
+@pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder ``../shared`` of large datasets; skips where a clone stands without it."""
     folder = ROOT.parent / "shared"

@@ -23,6 +23,7 @@ def raw_study(
     solver: dict[str, Any] | None = None,
     schedule: dict[str, Any] | None = None,
     prior_scale: float = 1.0,
+    latencies: list[float] | None = None,
     **sections: Any,
 ) -> dict[str, Any]:
     """Returns the tables of a study of ``y ~ 0 + x0 + x1 + …``, without protection."""
@@ -42,7 +43,10 @@ def raw_study(
         "schedule": schedule or {"kind": "sequential", "rounds": 1},
         "privacy": {"protection": "none"},
         "data": {"schema": {"y": response, **dict.fromkeys(columns, number)}},
-        "clients": [{"name": name} for name in clients],
+        "clients": [
+            {"name": name, "latency_seconds": latency}
+            for name, latency in zip(clients, latencies or [1.0] * len(clients), strict=True)
+        ],
         **sections,
     }
 
@@ -56,7 +60,8 @@ def split(x: np.ndarray, y: np.ndarray, client: np.ndarray) -> dict[str, ArraySo
     """Splits records by a client index, naming the clients c0, c1, …"""
     return {
         f"c{index}": ArraySource(
-            {"x": x[client == index], "y": y[client == index]}, np.ones((client == index).sum(), bool)
+            {"x": x[client == index], "y": y[client == index]},
+            np.ones((client == index).sum(), bool),
         )
         for index in np.unique(client)
     }

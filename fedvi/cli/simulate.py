@@ -11,7 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi.experiment import outcome
 from fedvi.experiment.config import load_study
-from fedvi.experiment.simulate import Moment, simulate as run
+from fedvi.experiment.simulate import Moment
+from fedvi.experiment.simulate import simulate as run
 from fedvi.report import tables
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def _progress(quiet: bool) -> "Iterator[Callable[[Moment], None] | None]":
 
         def show(moment: Moment) -> None:
             gap = moment.update.gap
+            if gap is not None:
+                bar.update(task, gap=f"{tables.number(gap.mean_shift, 2)} sd")
             bar.update(
                 task,
                 total=moment.rounds,
@@ -86,7 +89,6 @@ def _progress(quiet: bool) -> "Iterator[Callable[[Moment], None] | None]":
                 round=f"{moment.update.rounds}/{moment.rounds}",
                 clients=", ".join(moment.update.clients),
                 epsilon=tables.number(moment.epsilon, 3),
-                **({} if gap is None else {"gap": f"{tables.number(gap.mean_shift, 2)} sd"}),
             )
 
         yield show
@@ -128,12 +130,11 @@ def _show(result: "Result", pooled: bool, out: Path | None) -> None:
 
 def _remarks(result: "Result") -> "list[str]":
     """The sentences under the tables: the consortium's claim, exclusions, convergence."""
-    lines: list[str] = []
-    for claim in result.consortium:
-        lines.append(
-            f"consortium: ε {tables.number(claim.epsilon)} at δ {tables.number(claim.delta)} under "
-            f"{claim.relation}, view {claim.view}, accountant {claim.accountant}"
-        )
+    lines = [
+        f"consortium: ε {tables.number(claim.epsilon)} at δ {tables.number(claim.delta)} under "
+        f"{claim.relation}, view {claim.view}, accountant {claim.accountant}"
+        for claim in result.consortium
+    ]
     if result.consortium:
         lines.append("excluded: " + "; ".join(result.consortium[0].exclusions))
     gaps: list[Any] = [update.gap for update in result.history if update.gap is not None]

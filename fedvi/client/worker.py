@@ -4,7 +4,16 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from fedvi import errors
-from fedvi.federation.messages import Done, Hello, NextTask, Offer, Payload, Receipt, Submit, Welcome
+from fedvi.federation.messages import (
+    Done,
+    Hello,
+    NextTask,
+    Offer,
+    Payload,
+    Receipt,
+    Submit,
+    Welcome,
+)
 from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.random import Root
@@ -109,9 +118,7 @@ class Worker:
         if task.client != self.client:
             raise errors.ProtocolError(f"client {self.client!r} was offered {task.client!r}'s task")
         # Charged before data is touched: a crash from here on leaves the slot charged.
-        self._store.save(
-            ledgers.spend(self.ledger, task.task_id, self._solver.cost, self._budget)
-        )
+        self._store.save(ledgers.spend(self.ledger, task.task_id, self._solver.cost, self._budget))
         if self._state is None:
             self._state = self._solver.init(task.posterior)
         self._state, released, _ = self._solver.update(

@@ -27,6 +27,7 @@ __all__ = ["PRIOR", "Assembly", "assemble", "load_shards", "with_capacity"]
 PRIOR = "prior"
 """The worker that owns a prior that is not in the family."""
 
+
 @dataclasses.dataclass(frozen=True)
 class Assembly:
     """Everything about a study that is known before any record is read.
@@ -159,7 +160,10 @@ def _model(study: Study, schema: Any) -> tuple[Any, Model]:
             "model.kind is 'numpyro_model'", 'name your function: kind = "my_study.models:hospital"'
         )
     prior = study.prior.model_dump(exclude_none=True) if study.prior else {}
-    supplied = {"names": design.names, **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()}}
+    supplied = {
+        "names": design.names,
+        **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()},
+    }
     return design, factories.call("model", section, factory, supplied)
 
 
@@ -181,11 +185,11 @@ def _schedule(study: Study) -> tuple[Schedule, damping.StepRule]:
 
 
 def _budget(study: Study) -> ledger.Budget | None:
-    privacy = study.privacy
-    if not privacy.private:
+    promise = study.privacy.promise
+    if promise is None:
         return None
-    factory = factories.find("privacy", privacy.accountant, accountants)
-    return ledger.Budget(privacy.epsilon, privacy.delta, factory(privacy.relation))
+    factory = factories.find("privacy.accountant", study.privacy.accountant, accountants)
+    return ledger.Budget(promise.epsilon, promise.delta, factory(promise.relation))
 
 
 def _sampler(study: Study, given: Any, max_records: int) -> Any:
@@ -313,7 +317,7 @@ def _columns(design: Any, study: Study, schema: Any) -> tuple[str, ...]:
 
 def _example(columns: tuple[str, ...], schema: Any) -> dict[str, np.ndarray]:
     """Returns one record of zeros in the dtypes that the columns will have."""
-    table = {schema[name].column: [] for name in columns if name in schema}
+    table: dict[str, list[str]] = {schema[name].column: [] for name in columns if name in schema}
     empty = data.prepare_columns(table, schema, columns, private=True, where="[model]")
     return {
         name: np.zeros(column.shape[1:], column.dtype) for name, column in empty.records.items()

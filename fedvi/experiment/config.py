@@ -4,17 +4,19 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pydantic
 
 from fedvi import errors
+from fedvi.privacy.events import Relation
 
 __all__ = [
     "ClientSection",
     "DataSection",
     "PriorSection",
     "PrivacySection",
+    "Promise",
     "SimulationSection",
     "Study",
     "StudySection",
@@ -56,6 +58,15 @@ class PriorSection(_Section):
     intercept_scale: float | None = pydantic.Field(default=None, gt=0.0)
 
 
+class Promise(NamedTuple):
+    """A privacy guarantee as a study states it."""
+
+    epsilon: float
+    delta: float
+    unit: str
+    relation: Relation
+
+
 class PrivacySection(_Section):
     """``[privacy]``: the promise. ``protection = "none"`` must be said; then nothing else may be."""
 
@@ -63,11 +74,18 @@ class PrivacySection(_Section):
     epsilon: float | None = pydantic.Field(default=None, gt=0.0)
     delta: float | None = pydantic.Field(default=None, gt=0.0, lt=1.0)
     unit: Literal["record"] | None = None
-    relation: Literal["add_remove", "substitute"] | None = None
+    relation: Relation | None = None
     accountant: str = "pld"
     mechanism: str = "gaussian"
     disjoint: bool = False
     records_public: bool = False
+
+    @property
+    def promise(self) -> Promise | None:
+        """What is promised; None in a study without protection."""
+        if not (self.epsilon and self.delta and self.unit and self.relation):
+            return None
+        return Promise(self.epsilon, self.delta, self.unit, self.relation)
 
     @property
     def private(self) -> bool:
@@ -172,7 +190,9 @@ def load_study(path: str | Path) -> Study:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise errors.ConfigError(f"no study file at {path}", "give the path of a .toml file") from None
+        raise errors.ConfigError(
+            f"no study file at {path}", "give the path of a .toml file"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise errors.ConfigError(f"cannot read {path}: {error}") from None
     except tomllib.TOMLDecodeError as error:

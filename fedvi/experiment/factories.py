@@ -47,7 +47,9 @@ def parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(factory).parameters)
 
 
-def call(section: str, given: KindSection, factory: Callable[..., Any], supplied: dict[str, Any]) -> Any:
+def call(
+    section: str, given: KindSection, factory: Callable[..., Any], supplied: dict[str, Any]
+) -> Any:
     """Calls a factory with the study's arguments and those that the study cannot name.
 
     Args:

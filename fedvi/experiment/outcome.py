@@ -40,7 +40,11 @@ def coefficients(result: Result) -> list[dict[str, Any]]:
             "upper": float(high),
         }
         if has_odds(result):
-            row |= {"odds_ratio": _exp(mean[index]), "odds_lower": _exp(low), "odds_upper": _exp(high)}
+            row |= {
+                "odds_ratio": _exp(mean[index]),
+                "odds_lower": _exp(low),
+                "odds_upper": _exp(high),
+            }
         if result.pooled is not None:
             pooled_mean, pooled_sd = assembly.family.moments(result.pooled)
             row |= {"pooled_mean": float(pooled_mean[index]), "pooled_sd": float(pooled_sd[index])}

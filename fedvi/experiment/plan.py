@@ -1,9 +1,8 @@
 """What `fedvi check` prints: what a study would release, how often, at what price; reads no data."""
 
 import dataclasses
+import math
 from typing import Any
-
-import numpy as np
 
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import Study
@@ -64,7 +63,7 @@ class Plan:
         """Returns plain values for JSON; an infinite ε becomes the string "inf"."""
         plain = dataclasses.asdict(self)
         plain["epsilon"] = {
-            name: value if np.isfinite(value) else "inf" for name, value in self.epsilon.items()
+            name: value if math.isfinite(value) else "inf" for name, value in self.epsilon.items()
         }
         return plain
 
@@ -78,15 +77,14 @@ def plan(study: Study | Assembly) -> Plan:
     assembly = assemble(study) if isinstance(study, Study) else study
     study = assembly.study
     solver = assembly.solvers[assembly.clients[0]]
-    noisy = assembly.noise_multiplier is not None
-    steps = sum(events.counts(solver.cost).values()) if noisy else 0
-    clip_norm = study.solver.arguments.get("clip_norm", 1.0) if noisy else None
-    delta = study.privacy.delta
+    noise, sampler = assembly.noise_multiplier, assembly.sampler
+    steps = 0 if noise is None else sum(events.counts(solver.cost).values())
+    promise = study.privacy.promise
     factory = getattr(accountants, study.privacy.accountant)
-    epsilon = {
-        relation: factory(relation).epsilon(assembly.planned, delta) if delta else float("inf")
-        for relation in events.RELATIONS
-    }
+    epsilon: dict[str, float] = {}
+    for relation in events.RELATIONS:
+        price = factory(relation).epsilon(assembly.planned, promise.delta) if promise else math.inf
+        epsilon[relation] = price
     return Plan(
         study=study.study.name,
         digest=study.digest,
@@ -99,16 +97,16 @@ def plan(study: Study | Assembly) -> Plan:
         numbers_per_message=solver.number_count,
         messages_per_client=assembly.schedule.rounds,
         steps_per_message=steps,
-        clip_norm=clip_norm,
-        noise_multiplier=assembly.noise_multiplier,
-        noise_std=assembly.noise_multiplier * clip_norm if noisy else None,
-        sampling_rate=assembly.sampler.rate if noisy else None,
-        batch_capacity=assembly.sampler.capacity if noisy else None,
+        clip_norm=solver.clip_norm,
+        noise_multiplier=noise,
+        noise_std=noise * solver.clip_norm if noise and solver.clip_norm else None,
+        sampling_rate=sampler and sampler.rate,
+        batch_capacity=sampler and sampler.capacity,
         epsilon=epsilon,
-        budget_epsilon=study.privacy.epsilon,
-        delta=delta,
-        relation=study.privacy.relation,
-        unit=study.privacy.unit,
+        budget_epsilon=promise and promise.epsilon,
+        delta=promise and promise.delta,
+        relation=promise and promise.relation,
+        unit=promise and promise.unit,
         accountant=study.privacy.accountant,
         mark=assembly.mark,
     )

@@ -172,7 +172,7 @@ def run(
             study_digest=study.digest,
             link=link,
             solver=solver,
-            shard=lambda shard=shard: shard,
+            shard=functools.partial(_held, shard),
             root=root,
             store=stores[name],
             budget=assembly.budget,
@@ -194,6 +194,10 @@ def run(
         pooled=_pooled(assembly, sources) if pooled else None,
         elapsed_seconds=time.monotonic() - started,
     )
+
+
+def _held(shard: Shard) -> Shard:
+    return shard
 
 
 class Clock:
@@ -262,13 +266,13 @@ def _root(study: Study) -> random.Root:
 
 
 def _header(assembly: Assembly, client: str) -> ledger.Header:
-    study = assembly.study
+    study, promise = assembly.study, assembly.study.privacy.promise
     return ledger.Header(
         study=study.study.name,
         study_digest=study.digest,
         client=client,
-        unit=study.privacy.unit or "record",
-        relation=study.privacy.relation or "substitute",
+        unit=promise.unit if promise else "record",
+        relation=promise.relation if promise else "substitute",
         view="message",
         protected=study.privacy.private,
         note=assembly.mark,
@@ -284,15 +288,15 @@ def _spent(assembly: Assembly, stores: Mapping[str, MemoryClientStore]) -> float
 
 
 def _site(assembly: Assembly, name: str, shard: Shard, book: ledger.Ledger) -> Site:
-    privacy = assembly.study.privacy
+    privacy, promise = assembly.study.privacy, assembly.study.privacy.promise
     releases = sum(entry.kind == "sealed" for entry in book.entries)
     claims: tuple[statement.Claim, ...] = ()
-    if privacy.private:
+    if promise is not None:
         # Where the exact number of records is published, only substitution leaves it unchanged.
         relations = ("substitute",) if privacy.records_public else events.RELATIONS
         factory = getattr(accountants, privacy.accountant)
         claims = statement.claims(
-            book, assembly.planned, privacy.delta, [factory(relation) for relation in relations]
+            book, assembly.planned, promise.delta, [factory(relation) for relation in relations]
         )
     return Site(
         name=name,

@@ -138,7 +138,9 @@ class FullGaussian:
         m_q, covariance = self.location_covariance(eta_q)
         shift = xp.linalg.solve(eta_p.J, eta_p.h) - m_q
         log_ratio = xp.linalg.slogdet(eta_q.J)[1] - xp.linalg.slogdet(eta_p.J)[1]
-        return 0.5 * ((eta_p.J * covariance).sum() - self.size + shift @ (eta_p.J @ shift) + log_ratio)
+        return 0.5 * (
+            (eta_p.J * covariance).sum() - self.size + shift @ (eta_p.J @ shift) + log_ratio
+        )
 
     def entropy(self, eta: GaussianEta) -> Any:
         """Returns H(q) = (D/2)(1 + log 2π) − ½ log|J|."""
@@ -310,7 +312,7 @@ def _broadcast_add(draws: Any, location: Any) -> Any:
 
 
 def _check_size(size: int) -> None:
-    if not isinstance(size, int) or size < 1:
+    if size < 1:
         raise errors.FamilyError(f"size is {size!r}, expected a whole number of at least 1")
 
 

@@ -12,7 +12,18 @@ import numpy as np
 
 from fedvi.typing import Eta
 
-__all__ = ["add", "equal", "is_finite", "leaves", "map_leaves", "scale", "subtract", "to_numpy", "total", "zeros"]
+__all__ = [
+    "add",
+    "equal",
+    "is_finite",
+    "leaves",
+    "map_leaves",
+    "scale",
+    "subtract",
+    "to_numpy",
+    "total",
+    "zeros",
+]
 
 
 def map_leaves(fn: Callable[..., Any], *trees: Eta) -> Eta:

@@ -47,9 +47,7 @@ def adaptive() -> StepRule:
     Source: DESIGN §6 and specs/pvi.md §1.5 (the opposition rule); the thresholds are derived above.
     """
 
-    def choose(
-        family: Any, posterior: Eta, update: Eta, memory: Memory, floor: float
-    ) -> float:
+    def choose(family: Any, posterior: Eta, update: Eta, memory: Memory, floor: float) -> float:
         damping = memory.damping
         if memory.update is not None:
             before = family.whiten(posterior, memory.update)

@@ -5,13 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.privacy import events
 from fedvi.privacy.release import Released
 from fedvi.typing import Eta, Key, Records
 
-__all__ = ["Change", "LocalSolver", "Shard", "Task", "cavity", "finish_natural"]
+__all__ = ["Change", "LocalSolver", "Shard", "Task", "cavity", "check_shapes", "finish_natural"]
 
 
 class Task(NamedTuple):
@@ -65,6 +66,7 @@ class LocalSolver(NamedTuple):
       finish: (released value, task) → Change. Runs at the server in NumPy: post-processing.
       cost: the event of one update, known before any record is read.
       number_count: how many numbers one released value holds.
+      clip_norm: the L2 bound on one unit's contribution; None if nothing is clipped.
       mark: what is printed beside claims about its releases; empty if nothing needs saying.
     """
 
@@ -74,6 +76,7 @@ class LocalSolver(NamedTuple):
     finish: Callable[[dict[str, np.ndarray], Task], Change]
     cost: events.Event
     number_count: int
+    clip_norm: float | None = None
     mark: str = ""
 
 
@@ -87,6 +90,22 @@ def cavity(task: Task) -> Eta:
     return tree.subtract(task.posterior, task.factor)
 
 
+def check_shapes(value: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> None:
+    """Checks the arrays of an answer before anything is computed from them.
+
+    Raises:
+      ProtocolError: if an array is missing, is one too many, or has another shape.
+    """
+    found = {name: array.shape for name, array in value.items()}
+    if found != shapes:
+        raise errors.ProtocolError(f"an answer holds arrays {found}, expected {shapes}")
+
+
 def finish_natural(value: dict[str, np.ndarray], task: Task) -> Change:
-    """Turns released natural parameters of a local optimum into Δη = η(q*) − η."""
+    """Turns released natural parameters of a local optimum into Δη = η(q*) − η.
+
+    Raises:
+      ProtocolError: if the arrays are not h and J in the shapes of the task's posterior.
+    """
+    check_shapes(value, {"h": task.posterior.h.shape, "J": task.posterior.J.shape})
     return Change(tree.subtract(GaussianEta(value["h"], value["J"]), task.posterior))

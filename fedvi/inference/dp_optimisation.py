@@ -1,5 +1,6 @@
 """Local DP-VI: the local objective climbed with clipped, noised per-record gradients."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import FullGaussian
-from fedvi.inference.base import Change, LocalSolver, Shard, Task, cavity
+from fedvi.inference.base import Change, LocalSolver, Shard, Task, cavity, check_shapes
 from fedvi.inference.gradient import single_precision
 from fedvi.inference.optimiser import adam
 from fedvi.models.base import Model
@@ -68,8 +69,60 @@ def dp_optimisation(
     if steps < 1:
         raise errors.SolverError(f"steps is {steps}, expected at least 1")
     full = isinstance(family, FullGaussian)
-    optimiser = adam(learning_rate, steps)
+    climb = _climber(family, model, sampler, mechanism, clip_norm, steps, learning_rate, draws)
     one_step = sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm)))
+
+    def update(
+        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
+    ) -> tuple[Any, Released, dict[str, Any]]:
+        without = cavity(task)
+        mean, root = _start(family, task.posterior)
+        arrays = (jnp.asarray(a, jnp.float32) for a in (without.h, without.J))
+        keys = tuple(
+            jax.random.split(key_of(purpose), steps) for purpose in ("sampling", "guide", "noise")
+        )
+        start = (jnp.asarray(mean, jnp.float32), jnp.asarray(root, jnp.float32))
+        released = climb(
+            keys, start, *arrays, single_precision(shard.records), jnp.asarray(shard.mask)
+        )
+        return state, post_process(_to_float64, released), {}
+
+    def finish(value: dict[str, np.ndarray], task: Task) -> Change:
+        check_shapes(value, {"location": task.posterior.h.shape, "scale": task.posterior.J.shape})
+        if full:
+            raw = np.tril(value["scale"])
+            np.fill_diagonal(raw, np.exp(np.diagonal(raw)))
+            optimum = family.from_moments(value["location"], raw @ raw.T)
+        else:
+            optimum = family.from_moments(value["location"], np.exp(2.0 * value["scale"]))
+        return Change(tree.subtract(optimum, task.posterior))
+
+    return LocalSolver(
+        name="dp_optimisation",
+        init=lambda eta: (),
+        update=update,
+        finish=finish,
+        cost=events.repeat(one_step, steps),
+        number_count=family.number_count,
+        clip_norm=clip_norm,
+        mark=mechanism.mark,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _climber(
+    family: Any,
+    model: Model,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float,
+    steps: int,
+    learning_rate: float,
+    draws: int,
+) -> Callable[..., Released]:
+    """Returns the compiled loop of ``dp_optimisation``, one for equal settings."""
+    full = isinstance(family, FullGaussian)
+    optimiser = adam(learning_rate, steps)
 
     def draw(parameters: Any, noise: Any) -> Any:
         location, raw = parameters
@@ -92,9 +145,7 @@ def dp_optimisation(
         return h @ location - 0.5 * quadratic + raw.sum()
 
     @jax.jit
-    def climb(
-        keys: Any, start: Any, h: Any, precision: Any, records: Any, valid: Any
-    ) -> Released:
+    def climb(keys: Any, start: Any, h: Any, precision: Any, records: Any, valid: Any) -> Released:
         def step(value: Any, step_keys: Any) -> Released:
             parameters, state = value
             sampling_key, guide_key, noise_key = step_keys
@@ -127,37 +178,7 @@ def dp_optimisation(
 
         return post_process(parameters, repeat(step, (start, optimiser.init(start)), keys))
 
-    def update(
-        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
-    ) -> tuple[Any, Released, dict[str, Any]]:
-        without = cavity(task)
-        mean, root = _start(family, task.posterior)
-        arrays = (jnp.asarray(a, jnp.float32) for a in (without.h, without.J))
-        keys = tuple(
-            jax.random.split(key_of(purpose), steps) for purpose in ("sampling", "guide", "noise")
-        )
-        start = (jnp.asarray(mean, jnp.float32), jnp.asarray(root, jnp.float32))
-        released = climb(keys, start, *arrays, single_precision(shard.records), jnp.asarray(shard.mask))
-        return state, post_process(_to_float64, released), {}
-
-    def finish(value: dict[str, np.ndarray], task: Task) -> Change:
-        if full:
-            raw = np.tril(value["scale"])
-            np.fill_diagonal(raw, np.exp(np.diagonal(raw)))
-            optimum = family.from_moments(value["location"], raw @ raw.T)
-        else:
-            optimum = family.from_moments(value["location"], np.exp(2.0 * value["scale"]))
-        return Change(tree.subtract(optimum, task.posterior))
-
-    return LocalSolver(
-        name="dp_optimisation",
-        init=lambda eta: (),
-        update=update,
-        finish=finish,
-        cost=events.repeat(one_step, steps),
-        number_count=family.number_count,
-        mark=mechanism.mark,
-    )
+    return climb
 
 
 def _start(family: Any, posterior: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -42,7 +42,7 @@ def exact(family: Any, model: Model) -> LocalSolver:
             f"solver `exact` needs a linear model with known noise, found {model}",
             "use solver kind `glm` for generalised linear models, or `gradient` for any model",
         )
-    noise_scale = model.noise_scale
+    noise_scale = float(model.noise_scale or 1.0)
 
     @jax.jit
     def statistics(x: Any, y: Any, mask: Any) -> tuple[Any, Any]:

@@ -74,11 +74,7 @@ def glm(
             f"solver `glm` needs a generalised linear model, found {type(model).__name__}",
             "use solver kind `gradient`, which takes any model",
         )
-    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    weights = weights / weights.sum()
-    solve = jax.jit(
-        functools.partial(_solve, family, model, points, weights, tolerance, evaluations)
-    )
+    solve = _compiled(family, model, nodes, tolerance, evaluations)
 
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
@@ -107,6 +103,18 @@ def glm(
         finish=finish_natural,
         cost=events.Unprotected(_WHAT),
         number_count=family.number_count,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(
+    family: Any, model: Model, nodes: int, tolerance: float, evaluations: int
+) -> Callable[..., tuple[_Point, Any]]:
+    """Returns the compiled iteration, one for equal settings, so that studies share it too."""
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    weights = weights / weights.sum()
+    return jax.jit(
+        functools.partial(_solve, family, model, points, weights, tolerance, evaluations)
     )
 
 
@@ -211,7 +219,9 @@ def _solve(
         better = candidate.objective >= here.objective - slack
         point = jax.tree.map(lambda new, old: jnp.where(better, new, old), candidate, here)
         return _Search(
-            point, jnp.where(better, jnp.minimum(1.0, 2.0 * step), 0.5 * step), search.evaluations + 1
+            point,
+            jnp.where(better, jnp.minimum(1.0, 2.0 * step), 0.5 * step),
+            search.evaluations + 1,
         )
 
     start = _Search(evaluate(mean, precision), jnp.ones((), x.dtype), jnp.ones((), jnp.int64))

@@ -1,5 +1,6 @@
 """The solver for any model: reparameterised gradients of the local objective, without privacy."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import LocalSolver, Shard, Task, cavity, finish_natural
 from fedvi.inference.optimiser import adam
 from fedvi.models.base import Model
@@ -62,12 +63,13 @@ def gradient(
     )
 
 
+@functools.lru_cache(maxsize=64)
 def local_optimum(
     family: Any, model: Model, steps: int, draws: int, learning_rate: float
 ) -> Callable[[Key, Task, Shard], tuple[dict[str, np.ndarray], dict[str, Any]]]:
     """Returns (key, task, shard) → (η of the approximate local optimum, info); see ``gradient``.
 
-    What it returns is computed from records and not released.
+    What it returns is computed from records and not released. Equal settings share one compilation.
     """
     full = isinstance(family, FullGaussian)
     pairs = (draws + 1) // 2
@@ -78,7 +80,9 @@ def local_optimum(
         return jnp.where(keep, terms, jnp.zeros_like(terms)).sum()
 
     @jax.jit
-    def climb(key: Any, mean: Any, root: Any, h: Any, precision: Any, records: Any, keep: Any) -> Any:
+    def climb(
+        key: Any, mean: Any, root: Any, h: Any, precision: Any, records: Any, keep: Any
+    ) -> Any:
         def unpack(parameters: Any) -> tuple[Any, Any]:
             location, raw = parameters
             if not full:
@@ -112,9 +116,7 @@ def local_optimum(
         location, spread = unpack(parameters)
         return location, spread, values
 
-    def solve(
-        key: Key, task: Task, shard: Shard
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def solve(key: Key, task: Task, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         without = cavity(task)
         if full:
             mean, root = family.location_root(task.posterior)

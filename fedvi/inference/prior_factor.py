@@ -1,5 +1,6 @@
 """The server's own factor t_0 for a prior that is not in the family; it touches no data."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -62,13 +63,21 @@ def prior_factor(
     )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Remainder:
     """log p0(θ) − log N(θ; 0, I), up to a constant, as the likelihood of one empty record."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self.size = model.size
-        self.names = model.names
+    model: Model
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.model.size
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's coordinates."""
+        return self.model.names
 
     def log_prior(self, theta: Any) -> Any:
         """Returns log N(θ; 0, I) up to a constant."""
@@ -76,8 +85,8 @@ class _Remainder:
 
     def log_likelihood(self, theta: Any, record: Any) -> Any:
         """Returns what the base lacks; ``record`` is not used."""
-        return self._model.log_prior(theta) - self.log_prior(theta)
+        return self.model.log_prior(theta) - self.log_prior(theta)
 
     def constrain(self, theta: Any) -> Any:
         """Returns the model's own values."""
-        return self._model.constrain(theta)
+        return self.model.constrain(theta)

@@ -26,6 +26,9 @@ _ONE = "one"
 _LOW = "low"
 _HIGH = "high"
 
+# What a record may hold.
+_KINDS = (jnp.floating, jnp.integer, jnp.bool_)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Latent:
@@ -50,8 +53,8 @@ class NumPyroModel:
     Jacobian, evaluated with placeholder records; ``log_likelihood`` is everything inside,
     evaluated with one record. A plate's own factor size / subsample size is taken out;
     ``handlers.scale`` and ``handlers.mask`` are kept. The Jacobian itself is neither scaled nor
-    masked, so that log p₀ is the scaled density of the constrained latent (NumPyro's
-    ``potential_energy`` scales it too, its ``SVI`` does not).
+    masked, so that log p₀ is the scaled density of the constrained latent (as in NumPyro's
+    ``SVI``; its ``potential_energy`` scales the Jacobian too).
 
     Equal only to itself, so it can be a static argument of ``jax.jit``. Make one with
     ``numpyro_model``, which checks the model.
@@ -214,11 +217,11 @@ def numpyro_model(
     with _numpyro_rules():
         site_draws: dict[str, Any] = {}
         one = _first_run(function, _placeholders(shapes, [_ONE]), plate, label, site_draws)
-        _check_structure(one, plate, 1, shapes, label)
+        _check_structure(one, plate, shapes, label)
         latents = _latents(one, plate, site_draws, label)
         two = _first_run(function, _placeholders(shapes, [_ONE, _ONE]), plate, label, {})
         _check_plate(two, plate, 2, shapes, label)
-        _check_same_latents(two, plate, latents, label)
+        _check_same_latents(two, latents, label)
         names = tuple(
             coordinate
             for item in latents
@@ -416,12 +419,17 @@ def _example_shapes(example: Mapping[str, Any], label: str) -> dict[str, jax.Sha
             f"model `{label}`: example is empty, expected the arrays of one record by name",
             'write `{"x": np.zeros(3), "y": 0}`',
         )
-    return {
-        name: jax.ShapeDtypeStruct(
-            np.shape(value), value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-        )
-        for name, value in example.items()
-    }
+    shapes = {}
+    for name, value in example.items():
+        dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+        if not any(jnp.issubdtype(dtype, kind) for kind in _KINDS):
+            raise errors.ModelError(
+                f"model `{label}`: `{name}` of the example is {dtype}, "
+                "expected floats, integers or booleans",
+                "number the levels of a category from 0",
+            )
+        shapes[name] = jax.ShapeDtypeStruct(np.shape(value), dtype)
+    return shapes
 
 
 def _checked_record(
@@ -446,7 +454,7 @@ def _checked_record(
             )
         if jnp.issubdtype(expected.dtype, jnp.floating):
             array = array.astype(dtype)
-        elif array.dtype.kind != np.dtype(expected.dtype).kind:
+        elif not _is_same_kind(array.dtype, expected.dtype):
             raise errors.ModelError(
                 f"model `{label}`: `{name}` of the record is {array.dtype}, "
                 f"expected {expected.dtype}",
@@ -454,6 +462,10 @@ def _checked_record(
             )
         arrays[name] = array
     return arrays
+
+
+def _is_same_kind(a: Any, b: Any) -> bool:
+    return any(jnp.issubdtype(a, kind) and jnp.issubdtype(b, kind) for kind in _KINDS)
 
 
 def _first_run(
@@ -492,9 +504,7 @@ def _first_run(
         ) from error
 
 
-def _check_structure(
-    run: _Run, plate: str, count: int, shapes: Mapping[str, Any], label: str
-) -> None:
+def _check_structure(run: _Run, plate: str, shapes: Mapping[str, Any], label: str) -> None:
     for name, site in run.sites.items():
         if site["type"] in ("param", "mutable"):
             raise errors.ModelError(
@@ -502,7 +512,7 @@ def _check_structure(
                 "expected sample sites only",
                 "give it a prior with numpyro.sample, or make it a constant",
             )
-    _check_plate(run, plate, count, shapes, label)
+    _check_plate(run, plate, 1, shapes, label)
     samples = {name: site for name, site in run.sites.items() if site["type"] == "sample"}
     for name, site in samples.items():
         inside = _is_inside(site, plate)
@@ -591,7 +601,7 @@ def _latents(run: _Run, plate: str, draws: Mapping[str, Any], label: str) -> tup
     return tuple(latents)
 
 
-def _check_same_latents(run: _Run, plate: str, latents: tuple[_Latent, ...], label: str) -> None:
+def _check_same_latents(run: _Run, latents: tuple[_Latent, ...], label: str) -> None:
     found = {
         name: np.shape(site["value"])
         for name, site in run.sites.items()

@@ -11,6 +11,7 @@ import hmac
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedvi.typing import Key
@@ -42,7 +43,7 @@ class Root:
         parts = [str(part).encode() for part in label]
         message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         digest = hmac.new(self._secret, message, hashlib.sha256).digest()
-        return jax.random.wrap_key_data(np.frombuffer(digest[:8], dtype=np.uint32))
+        return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(digest[:8], dtype=np.uint32)))
 
 
 def secure_root() -> Root:

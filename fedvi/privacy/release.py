@@ -48,6 +48,14 @@ class Shift(NamedTuple):
 class Sampler(Protocol):
     """Picks the records of one step, and prices what a step on them costs."""
 
+    @property
+    def rate(self) -> float:
+        """The probability that a record is in a batch; public."""
+
+    @property
+    def capacity(self) -> int:
+        """The static number of rows of a batch; public."""
+
     def draw(self, key: Key, valid: Any) -> "Batch":
         """Draws a batch from the rows for which ``valid`` (bool, [capacity]) is true."""
 
@@ -211,7 +219,9 @@ def post_process(fn: Callable[..., Any], *released: Released) -> Released:
 
     Guarantee: by the post-processing theorem, if ``fn`` closes over nothing computed from data.
     """
-    event = released[0].event if len(released) == 1 else events.compose(*(r.event for r in released))
+    event = (
+        released[0].event if len(released) == 1 else events.compose(*(r.event for r in released))
+    )
     return _released(fn(*(r.value for r in released)), event)
 
 

@@ -284,4 +284,3 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         gap=gap,
     )
     return state._replace(history=(*state.history, update))
-

@@ -36,7 +36,6 @@ class MemoryClientStore:
         self.save(ledger)
         self._outbox[release_id] = payload
 
-
     def unsent(self) -> tuple[str, Payload] | None:
         """Returns a release that is sealed and not yet acknowledged, if there is one."""
         return next(iter(self._outbox.items()), None)

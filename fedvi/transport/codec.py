@@ -17,7 +17,7 @@ __all__ = ["decode", "encode"]
 _DTYPES = ("<f4", "<f8", "<i4", "<i8")
 
 
-def encode(released: Released) -> Payload:
+def encode(released: Any) -> Payload:
     """Turns a released dictionary of arrays into bytes, with the event that they cost.
 
     Raises:

@@ -18,7 +18,6 @@ from fedvi.privacy.events import (
     Gaussian,
     PoissonSampled,
     Relation,
-    Repeated,
     Unprotected,
     counts,
 )
@@ -140,6 +139,7 @@ def pld(relation: Relation, interval: float = 1e-4) -> Pld:
         larger than it, the grid is refined by powers of two, and where they would need more than
         about a million points, coarsened: every grid gives an upper bound.
 
+    >>> from fedvi.privacy.events import Repeated
     >>> accountant = pld("add_remove")
     >>> round(accountant.epsilon(Repeated(Gaussian(20.0), 100), delta=1e-5), 4)
     1.9931
@@ -163,9 +163,12 @@ class _Price(NamedTuple):
 
     def total_delta(self, epsilon: float) -> float:
         """δ(ε) + (1 + e^ε)·β, not capped: unimodal in ε, because δ is convex in e^ε."""
+        if epsilon > _LARGEST_EPSILON:
+            return math.inf
         return self.delta(epsilon) + (1 + math.exp(epsilon)) * self.overflow
 
 
+_LARGEST_EPSILON = 700.0  # e^ε of more is no float
 _UNBOUNDED = _Price(lambda epsilon: 1.0, lambda delta: math.inf, 0.0)
 
 # One sampled Gaussian: (noise std ÷ the largest contribution of a unit, rate) and how often.
@@ -295,9 +298,11 @@ def _epsilon_with_overflow(price: _Price, delta: float, least: float) -> float:
     """Returns the smallest ε ≥ ``least`` with δ(ε) + (1 + e^ε)·β ≤ ``delta``."""
     if price.total_delta(least) <= delta:
         return least
-    # There (1 + e^ε)·β alone is δ: nothing to the right can do.
-    most = math.log(delta / price.overflow - 1) if delta > 2 * price.overflow else -math.inf
-    feasible = _valley(price.total_delta, least, most, delta) if most > least else least
+    feasible = least
+    if delta > 2 * price.overflow:
+        # There (1 + e^ε)·β alone exceeds δ: nothing to the right can do.
+        most = min(math.log(delta) - math.log(price.overflow), _LARGEST_EPSILON)
+        feasible = _valley(price.total_delta, min(least, most), most, delta)
     if price.total_delta(feasible) > delta:
         lowest = price.total_delta(_best_epsilon(price, math.inf))
         raise PrivacyError(
@@ -311,7 +316,7 @@ def _epsilon_with_overflow(price: _Price, delta: float, least: float) -> float:
 
 def _best_epsilon(price: _Price, epsilon: float) -> float:
     """Returns the ε′ ≤ ε of the smallest δ(ε′) + (1 + e^ε′)·β; (ε′, δ)-DP implies (ε, δ)-DP."""
-    high = min(epsilon, math.log(1 / price.overflow))  # beyond it δ is 1
+    high = min(epsilon, -math.log(price.overflow), _LARGEST_EPSILON)  # beyond them δ is 1
     if price.total_delta(high) <= price.total_delta(high * (1 - 1e-6)):
         return high
     return _valley(price.total_delta, 0.0, high, -math.inf)

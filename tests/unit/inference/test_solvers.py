@@ -120,8 +120,10 @@ def test_gradient_finds_the_optimum_of_glm(kind):
 def test_padding_holds_no_information(name, kind):
     family, model = getattr(expfam, kind)(3), models.linear(NAMES)
     _, _, shard = problem(8)
-    garbage = {key: np.where(shard.mask.reshape(-1, *[1] * (a.ndim - 1)), a, 7.0)
-               for key, a in shard.records.items()}
+    garbage = {
+        key: np.where(shard.mask.reshape(-1, *[1] * (a.ndim - 1)), a, 7.0)
+        for key, a in shard.records.items()
+    }
     job = task(family.isotropic(1.0), family.zeros())
     solver = make(name, family, model, steps=20)
     clean = solver.update(keys(2), (), job, shard)[1].value
@@ -148,8 +150,13 @@ def test_dp_optimisation_without_noise_or_clipping_finds_the_optimum(kind):
     _, _, shard = problem(9)
     job = task(family.isotropic(1.0), family.zeros())
     solver = make(
-        "dp_optimisation", family, model, steps=1500, noise_multiplier=0.0,
-        clip_norm=float("inf"), draws=16,
+        "dp_optimisation",
+        family,
+        model,
+        steps=1500,
+        noise_multiplier=0.0,
+        clip_norm=float("inf"),
+        draws=16,
     )
     exact = inference.exact(family, model).update(keys(0), (), job, shard)[1].value
     _, released, _ = solver.update(keys(3), (), job, shard)

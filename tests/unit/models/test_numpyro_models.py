@@ -698,6 +698,15 @@ def test_an_example_that_does_not_fit_the_model_is_refused():
     )
 
 
+@pytest.mark.parametrize("value", ["north", None, np.zeros(2, complex)])
+def test_an_example_that_is_no_number_is_refused(value):
+    check_refused(
+        lambda: numpyro_model(logistic, {"x": np.zeros(3), "y": value}),
+        "`y` of the example is (<U5|object|complex128), expected floats, integers or booleans",
+        "number the levels",
+    )
+
+
 def test_a_record_that_does_not_fit_the_example_is_refused():
     model = split("hierarchical")
     theta = jnp.zeros(model.size)

@@ -114,9 +114,7 @@ def test_a_disclosure_is_unprotected_by_name():
 
 
 def test_noise_has_the_stated_standard_deviation():
-    bounded = release.Bounded(
-        jnp.zeros(100_000), release.Shift(0.5, 0.5, 1.0), sampling.full(1)
-    )
+    bounded = release.Bounded(jnp.zeros(100_000), release.Shift(0.5, 0.5, 1.0), sampling.full(1))
     released = release.release(jax.random.key(2), bounded, mechanisms.gaussian(4.0))
     found = np.asarray(released.value)
     # 5 standard errors of mean and sd: false alarm below 2e-6, and the seed is fixed.

@@ -1,0 +1,147 @@
+"""Calibration: on the safe side, tight, printable, and refused where no noise can do it."""
+
+import json
+import math
+
+import pytest
+
+from fedvi.errors import ConfigError, UnsupportedEvent
+from fedvi.privacy.accountants import pld
+from fedvi.privacy.calibrate import calibrate
+from fedvi.privacy.events import NOTHING, Gaussian, PoissonSampled, Unprotected, compose, repeat
+
+
+class Counting:
+    """An accountant that counts how often it is asked."""
+
+    name = "counting"
+
+    def __init__(self, inner):
+        self.inner, self.asked = inner, 0
+        self.relation = inner.relation
+
+    def supports(self, event):
+        return self.inner.supports(event)
+
+    def epsilon(self, event, delta):
+        self.asked += 1
+        return self.inner.epsilon(event, delta)
+
+    def delta(self, event, epsilon):
+        self.asked += 1
+        return self.inner.delta(event, epsilon)
+
+
+class Wobbling(Counting):
+    """An accountant whose upper bound jumps up by a percent on every second interval of noise."""
+
+    def epsilon(self, event, delta):
+        exact = super().epsilon(event, delta)
+        return exact * (1.01 if math.floor(event.noise_multiplier * 700) % 2 else 1.0)
+
+
+class Fickle(Counting):
+    """An accountant that finds a noise sufficient when first asked about 2, and never again."""
+
+    def epsilon(self, event, delta):
+        self.asked += 1
+        return 0.5 if self.asked == 2 else 2.0
+
+
+@pytest.mark.parametrize("name", ["C1", "C2", "C3"])
+def test_meets_the_published_calibrations_from_above(references, name):
+    rows = json.loads((references / "accounting.json").read_text(encoding="utf-8"))["calibration"]
+    row = next(row for row in rows if row["id"] == name)
+    accountant = Counting(pld(row["relation"]))
+
+    def event_of(noise):
+        return repeat(PoissonSampled(row["q"], Gaussian(noise)), row["T"])
+
+    found = calibrate(event_of, accountant, row["target_eps"], row["delta"])
+    assert accountant.asked <= 12
+    assert accountant.inner.epsilon(event_of(found), row["delta"]) <= row["target_eps"]
+    # 2e-3 below: the search's tolerance and one unit in the fourth digit.
+    assert accountant.inner.epsilon(event_of(found * (1 - 2e-3)), row["delta"]) > row["target_eps"]
+    assert found == pytest.approx(row["sigma_upper"], rel=2e-3)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "substitute"])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0, 500.0])
+def test_the_result_is_the_least_printable_noise_that_suffices(relation, epsilon):
+    accountant = pld(relation)
+
+    def event_of(noise):
+        return repeat(Gaussian(noise), 10)
+
+    found = calibrate(event_of, accountant, epsilon, 1e-5, tolerance=1e-7)
+    assert float(f"{found:.4g}") == found
+    assert accountant.epsilon(event_of(found), 1e-5) <= epsilon
+    # Two units in the fourth digit: one of rounding up, and the tolerance may cross another.
+    below = found - 2 * 10 ** (math.floor(math.log10(found)) - 3)
+    assert accountant.epsilon(event_of(below), 1e-5) > epsilon
+
+
+def test_overflow_is_part_of_the_price():
+    accountant = pld("add_remove")
+
+    def event_of(noise):
+        return repeat(PoissonSampled(0.1, Gaussian(noise), overflow=2e-8), 50)
+
+    found = calibrate(event_of, accountant, 1.0, 1e-5)
+    assert accountant.epsilon(event_of(found), 1e-5) <= 1.0
+    without = calibrate(
+        lambda noise: repeat(PoissonSampled(0.1, Gaussian(noise)), 50), accountant, 1.0, 1e-5
+    )
+    assert found > without
+
+
+def test_a_price_that_wobbles_upwards_is_checked_on_the_number_returned():
+    accountant = Wobbling(pld("add_remove"))
+    for epsilon in (0.5, 0.7, 0.9, 1.1, 1.3, 1.7, 2.1):
+        found = calibrate(Gaussian, accountant, epsilon, 1e-5)
+        assert accountant.epsilon(Gaussian(found), 1e-5) <= epsilon
+
+
+def test_what_no_noise_can_reach_is_refused_with_what_was_reached():
+    accountant = pld("add_remove")
+    with pytest.raises(ConfigError, match="no noise reaches epsilon 1 at delta 1e-05") as caught:
+        calibrate(lambda noise: compose(Gaussian(noise), Gaussian(1.0)), accountant, 1.0, 1e-5)
+    assert f"epsilon {accountant.epsilon(Gaussian(1.0), 1e-5):.4g}" in caught.value.message
+    with pytest.raises(ConfigError, match="epsilon inf, and delta 1 at"):
+        calibrate(lambda noise: Unprotected("a factor"), accountant, 1.0, 1e-5)
+    with pytest.raises(ConfigError, match="overflow"):
+        calibrate(lambda noise: PoissonSampled(0.1, Gaussian(noise), 1e-5), accountant, 1.0, 1e-5)
+
+
+def test_a_price_that_is_not_met_again_is_refused_not_searched_for_ever():
+    fickle = Fickle(pld("add_remove"))
+    with pytest.raises(ConfigError, match="still costs epsilon 2, expected 1 or less"):
+        calibrate(Gaussian, fickle, 1.0, 1e-5)
+    assert fickle.asked < 200
+
+
+def test_an_unknown_event_is_passed_on_as_unknown():
+    with pytest.raises(UnsupportedEvent):
+        calibrate(
+            lambda noise: PoissonSampled(0.1, Gaussian(noise, 3.0)), pld("add_remove"), 1.0, 1e-5
+        )
+
+
+def test_where_no_noise_is_needed_little_is_returned():
+    assert 0 < calibrate(lambda noise: NOTHING, pld("substitute"), 1.0, 1e-5) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "tolerance", "field"),
+    [
+        (0.0, 1e-5, 1e-3, "epsilon"),
+        (math.inf, 1e-5, 1e-3, "epsilon"),
+        (math.nan, 1e-5, 1e-3, "epsilon"),
+        (1.0, 0.0, 1e-3, "delta"),
+        (1.0, 1.0, 1e-3, "delta"),
+        (1.0, 1e-5, 0.0, "tolerance"),
+    ],
+)
+def test_arguments_outside_their_range_are_refused(epsilon, delta, tolerance, field):
+    with pytest.raises(ConfigError, match=f"{field} is"):
+        calibrate(Gaussian, pld("add_remove"), epsilon, delta, tolerance)
