@@ -23,10 +23,10 @@ def check(study: Path, as_json: bool) -> None:
     """
     found = plan(load_study(study))
     if as_json:
-        click.echo(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(found.as_dict(), indent=2, allow_nan=False))
         return
     title = f"Plan of {found.study}" + (f" — {found.mark}" if found.mark else "")
-    tables.console().print(tables.plan_table(_rows(found), title))
+    tables.console().print(tables.plan_table(_rows(found), title), crop=False)
 
 
 def _rows(found: Plan) -> list[tuple[str, str]]:
@@ -66,13 +66,14 @@ def _rows(found: Plan) -> list[tuple[str, str]]:
     if found.delta is None:
         rows.append(("privacy", "none: un-noised statistics leave every client (ε = ∞)"))
         return rows
+    names = {"add_remove": "add/remove", "substitute": "substitute"}
+    costs = [f"{tables.bound(found.epsilon[key])} under {names[key]}" for key in found.epsilon]
     return [
         *rows,
         ("promise", f"ε ≤ {found.budget_epsilon:g} under {found.relation}, δ = {found.delta:g}"),
         (
             "cost per client",
-            f"ε {number(found.epsilon['add_remove'])} under add/remove, "
-            f"{number(found.epsilon['substitute'])} under substitute, each at δ = {found.delta:g}",
+            f"ε {', '.join(costs)}, at δ = {found.delta:g}",
         ),
         ("unit, view", f"{found.unit}, message (whoever sees every message)"),
         ("accountant", found.accountant),

@@ -4,6 +4,7 @@ Nothing heavy is imported here: `--help` and `--version` start without JAX.
 """
 
 import importlib
+import io
 import sys
 from typing import Any
 
@@ -37,6 +38,10 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            # A result is not lost because a log's encoding has no ε.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         try:
             return super().invoke(ctx)
         except errors.FedviError as error:

@@ -53,7 +53,7 @@ def simulate(study: Path, out: Path | None, pooled: bool, as_json: bool, quiet: 
     if out is not None:
         outcome.write(result, out)
     if as_json:
-        click.echo(json.dumps(outcome.as_dict(result), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(outcome.as_dict(result), indent=2, allow_nan=False))
         return
     _show(result, pooled, out)
 
@@ -88,7 +88,7 @@ def _progress(quiet: bool) -> "Iterator[Callable[[Moment], None] | None]":
                 completed=moment.update.rounds,
                 round=f"{moment.update.rounds}/{moment.rounds}",
                 clients=", ".join(moment.update.clients),
-                epsilon=tables.number(moment.epsilon, 3),
+                epsilon=tables.bound(moment.epsilon, 3),
             )
 
         yield show
@@ -102,7 +102,7 @@ def _log(console: Any, moment: Moment) -> None:
     console.print(
         f"round {moment.update.rounds}/{moment.rounds}  {moment.elapsed_seconds:.1f} s  "
         f"version {moment.update.version}  damping {moment.update.damping:g}  "
-        f"gap {tables.number(gap.mean_shift, 3)} sd  ε so far {tables.number(moment.epsilon, 3)}",
+        f"gap {tables.number(gap.mean_shift, 3)} sd  ε so far {tables.bound(moment.epsilon, 3)}",
         highlight=False,
         soft_wrap=True,
     )
@@ -117,22 +117,29 @@ def _show(result: "Result", pooled: bool, out: Path | None) -> None:
         title += " (pooled columns: not private)"
     rows = outcome.coefficients(result)
     odds, width = outcome.has_odds(result), console.width
-    console.print(tables.coefficient_table(rows, title, odds, pooled, width))
+    console.print(tables.coefficient_table(rows, title, odds, pooled, width), crop=False)
     title = f"Privacy per client, unit {assembly.study.privacy.unit or 'record'}{mark}"
     if not assembly.study.privacy.private:
         title = "Privacy per client — none: un-noised statistics left every client"
-    console.print(tables.privacy_table(outcome.privacy_rows(result), title))
+    console.print(tables.privacy_table(outcome.privacy_rows(result), title), crop=False)
     for line in _remarks(result):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     if out is not None:
-        console.print(f"kept in {out}", highlight=False, soft_wrap=True)
+        console.print(f"kept in {out}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _remarks(result: "Result") -> "list[str]":
-    """The sentences under the tables: the consortium's claim, exclusions, convergence."""
-    lines = [
-        f"consortium: ε {tables.number(claim.epsilon)} at δ {tables.number(claim.delta)} under "
+    """The sentences under the tables: scale, the consortium's claim, exclusions, convergence."""
+    lines = []
+    if result.assembly.study.model.kind not in ("linear", "logistic"):
+        lines.append(
+            "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p "
+            "for a p between 0 and 1"
+        )
+    lines += [
+        f"consortium: ε {tables.bound(claim.epsilon)} at δ {tables.number(claim.delta)} under "
         f"{claim.relation}, view {claim.view}, accountant {claim.accountant}"
+        + (f" — {claim.mark}" if claim.mark else "")
         for claim in result.consortium
     ]
     if result.consortium:

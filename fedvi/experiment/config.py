@@ -9,11 +9,13 @@ from typing import Any, Literal, NamedTuple
 import pydantic
 
 from fedvi import errors
+from fedvi.privacy import accountants
 from fedvi.privacy.events import Relation
 
 __all__ = [
     "ClientSection",
     "DataSection",
+    "KindSection",
     "PriorSection",
     "PrivacySection",
     "Promise",
@@ -29,7 +31,13 @@ RESERVED = ("prior",)
 
 
 class _Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="strings",
+    )
 
 
 class StudySection(_Section):
@@ -94,6 +102,12 @@ class PrivacySection(_Section):
 
     @pydantic.model_validator(mode="after")
     def _complete(self) -> "PrivacySection":
+        # No "module:function" here: a budget is checked against certified upper bounds alone.
+        if self.accountant not in accountants.__all__:
+            raise ValueError(
+                f"privacy.accountant is {self.accountant!r}, which is not in fedvi.privacy.accountants"
+                f"|{errors.did_you_mean(self.accountant, accountants.__all__)}"
+            )
         named = {name: getattr(self, name) for name in ("epsilon", "delta", "unit", "relation")}
         if self.private:
             missing = [name for name, value in named.items() if value is None]
@@ -102,6 +116,12 @@ class PrivacySection(_Section):
                     f"privacy.{missing[0]} is missing|a private study names epsilon, delta, "
                     'unit = "record" and relation ("add_remove" or "substitute"); '
                     'a study without protection says so: protection = "none"'
+                )
+            if self.records_public and self.relation == "add_remove":
+                raise ValueError(
+                    'privacy.relation is "add_remove" beside records_public = true|a published '
+                    "number of records shows whether one was added or removed: promise "
+                    '"substitute", or leave records_public out'
                 )
         else:
             given = [name for name, value in named.items() if value is not None]
@@ -157,12 +177,18 @@ class Study(_Section):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Study":
-        names = [client.name for client in self.clients]
-        for name in names:
+        # Ledgers are files named after clients, and some file systems ignore case.
+        names = [client.name.casefold() for client in self.clients]
+        for client, name in zip(self.clients, names, strict=True):
             if names.count(name) > 1:
-                raise ValueError(f"clients: the name {name!r} stands twice|names are unique")
+                raise ValueError(
+                    f"clients: the name {client.name!r} stands twice|give every client its own "
+                    "name; upper and lower case count as the same"
+                )
             if name in RESERVED:
-                raise ValueError(f"clients: the name {name!r} is reserved|choose another name")
+                raise ValueError(
+                    f"clients: the name {client.name!r} is reserved|choose another name"
+                )
         if self.privacy.private and self.data.max_records is None:
             raise ValueError(
                 "data.max_records is missing|a private study declares the largest number of records "
@@ -173,11 +199,19 @@ class Study(_Section):
     @property
     def digest(self) -> str:
         """SHA-256 over everything that both sides must agree on: all but local paths and latencies."""
-        content = self.model_dump(mode="json", by_alias=True, exclude={"simulation"})
+        content = self.as_dict()
+        del content["simulation"]
         for client in content["clients"]:
             del client["data"], client["latency_seconds"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the tables with all defaults, as plain values for JSON; ``parse_study`` reads them.
+
+        JSON has no infinity, which a ``clip_norm`` may be: the text "Infinity" stands for it.
+        """
+        return json.loads(self.model_dump_json(by_alias=True))
 
 
 def load_study(path: str | Path) -> Study:
@@ -188,15 +222,24 @@ def load_study(path: str | Path) -> Study:
     """
     path = Path(path)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise errors.ConfigError(
             f"no study file at {path}", "give the path of a .toml file"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.ConfigError(f"cannot read {path}: {error}") from None
+    except OSError as error:
+        raise errors.ConfigError(
+            f"cannot read {path}: {error.strerror}", "is it a file that you may read?"
+        ) from None
+    except UnicodeDecodeError:
+        raise errors.ConfigError(
+            f"{path} is not a text file in UTF-8", "save it again in that encoding"
+        ) from None
     except tomllib.TOMLDecodeError as error:
-        raise errors.ConfigError(f"{path} is not valid TOML: {error}") from None
+        raise errors.ConfigError(
+            f"{path} is not valid TOML: {error}",
+            'sections are written [section], keys are written key = value, texts "in quotes"',
+        ) from None
     return parse_study(raw)
 
 
@@ -213,22 +256,63 @@ def parse_study(raw: dict[str, Any]) -> Study:
 
 
 def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
-    """Turns the first problem that the validator found into one of ours."""
-    problem = failure.errors()[0]
-    path = ".".join(str(part) for part in problem["loc"])
-    kind = problem["type"]
+    """Turns one problem that the validator found into one of ours."""
+    problems = failure.errors()
+    # A misspelt key is missing under its right name too: the unknown one says more.
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    problem = next(unknown, problems[0])
+    location, kind = problem["loc"], problem["type"]
+    path = _path(location)
     if kind == "extra_forbidden":
         return errors.ConfigError(
-            f"{path}: unknown key",
-            errors.did_you_mean(str(problem["loc"][-1]), _known(problem["loc"])),
+            f"{path}: unknown key", errors.did_you_mean(str(location[-1]), _known(location))
         )
     if kind == "missing":
-        return errors.ConfigError(f"{path} is missing", f"add `{problem['loc'][-1]}`")
+        return errors.ConfigError(f"{path} is missing", _add(str(location[-1]), location[:-1]))
     if kind == "value_error":
         message, _, hint = str(problem["ctx"]["error"]).partition("|")
         return errors.ConfigError(message, hint)
-    expected = problem["msg"][0].lower() + problem["msg"][1:]
-    return errors.ConfigError(f"{path} is {problem['input']!r}", expected)
+    if kind == "too_short":
+        return errors.ConfigError(f"{path} is empty", _add(str(location[-1]), location[:-1]))
+    expected = problem["msg"].removeprefix("Input should be ")
+    hint = "write numbers, true and false without quotes, and texts in quotes"
+    if kind == "string_pattern_mismatch":
+        expected = "a letter or digit, then letters, digits, `.`, `_` or `-`"
+        hint = "the name becomes part of file names"
+    if kind == "literal_error":
+        hint = errors.did_you_mean(str(problem["input"]), _choices(problem["ctx"]["expected"]))
+    return errors.ConfigError(f"{path} is {problem['input']!r}, expected {expected}", hint)
+
+
+def _path(location: tuple[Any, ...]) -> str:
+    """Writes where something stands, as the study file would: clients[1].name."""
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
+    ).removeprefix(".")
+
+
+def _choices(expected: str) -> list[str]:
+    """Reads the words in quotes out of the validator's "'a', 'b' or 'c'"."""
+    return expected.split("'")[1::2]
+
+
+def _add(key: str, section: tuple[Any, ...]) -> str:
+    """Says how a missing key or section is written."""
+    if section:
+        return f"add `{key} = …`" + (" under its [[clients]]" if section[0] == "clients" else "")
+    return _SECTIONS.get(key, f"add a section [{key}]")
+
+
+_SECTIONS = {
+    "clients": "add a [[clients]] entry with a name for each site",
+    "data": "add a [data.schema.NAME] section for each column that the model uses",
+    "model": 'add a section [model] with kind = "logistic" and a formula',
+    "privacy": "add a section [privacy] with epsilon, delta, unit and relation; a study without "
+    'protection says so: protection = "none"',
+    "schedule": 'add a section [schedule] with kind = "synchronous" and rounds',
+    "solver": 'add a section [solver] with a kind, such as "dp_optimisation"',
+    "study": "add a section [study] with a name",
+}
 
 
 def _known(location: tuple[Any, ...]) -> list[str]:

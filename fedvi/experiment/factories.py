@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import math
+import typing
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -27,19 +29,37 @@ def find(section: str, kind: str, package: ModuleType) -> Callable[..., Any]:
                 + '; "my_package.my_module:my_function" reaches outside',
             )
         return getattr(package, kind)
+    if not all(part.isidentifier() for part in (*module_name.split("."), name)):
+        raise errors.ConfigError(
+            f"{section}.kind is {kind!r}, which names no function of a module",
+            'write "my_package.my_module:my_function", or one of ' + ", ".join(package.__all__),
+        )
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # whatever a module of the user's does when it is imported
         raise errors.ConfigError(
-            f"{section}.kind is {kind!r}, but module {module_name!r} cannot be imported: {error}",
-            "install it, or run where Python finds it",
-        ) from None
-    if not callable(getattr(module, name, None)):
+            f"{section}.kind is {kind!r}, but module {module_name!r} cannot be imported: "
+            f"{type(error).__name__}: {error}",
+            "install it, or put the folder that it is in on PYTHONPATH",
+        ) from error
+    found = getattr(module, name, None)
+    if not callable(found):
         raise errors.ConfigError(
             f"{section}.kind is {kind!r}, but {module_name} has no function {name!r}",
-            errors.did_you_mean(name, [n for n in vars(module) if not n.startswith("_")]),
+            errors.did_you_mean(name, _functions(module)),
         )
-    return getattr(module, name)
+    return found
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """Lists the functions that a module defines itself."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    ]
 
 
 def parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
@@ -60,39 +80,63 @@ def call(
         are left out.
 
     Raises:
-      ConfigError: for an unknown or missing argument, or one of the wrong type.
+      ConfigError: for an unknown or missing argument, one of the wrong type, or one that the factory
+        refuses.
     """
     known = inspect.signature(factory).parameters
     from_study = [name for name in known if name not in supplied]
+    arguments = {name: value for name, value in supplied.items() if name in known}
     for name, value in given.arguments.items():
+        if name in arguments:
+            raise errors.ConfigError(
+                f"{section}.{name}: not a key of a study, since it follows from the rest of it",
+                f"leave it out; {_takes(given.kind, from_study)}",
+            )
         if name not in from_study:
             raise errors.ConfigError(
                 f"{section}.{name}: unknown key for kind {given.kind!r}",
-                errors.did_you_mean(name, from_study),
+                errors.did_you_mean(name, from_study)
+                if from_study
+                else _takes(given.kind, from_study),
             )
-        _check_type(f"{section}.{name}", value, known[name])
-    arguments = {name: value for name, value in supplied.items() if name in known}
+        arguments[name] = _checked(f"{section}.{name}", value, known[name])
     for name in from_study:
         if known[name].default is inspect.Parameter.empty and name not in given.arguments:
             raise errors.ConfigError(
                 f"{section}.{name} is missing for kind {given.kind!r}", f"add `{name} = …`"
             )
-    return factory(**arguments, **given.arguments)
+    try:
+        return factory(**arguments)
+    # Raised while a study is read, these are mistakes in the study, whatever they are elsewhere.
+    except (errors.FamilyError, errors.PrivacyError, errors.SolverError) as error:
+        hint = error.hint or _takes(given.kind, from_study)
+        raise errors.ConfigError(f"[{section}]: {error.message}", hint) from error
 
 
-_CHECKED: dict[Any, tuple[tuple[type, ...], str]] = {
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    str: ((str,), "a string"),
-    bool: ((bool,), "true or false"),
+def _takes(kind: str, names: list[str]) -> str:
+    return f"kind {kind!r} takes " + (", ".join(f"`{name}`" for name in names) or "no other key")
+
+
+_CHECKED: dict[Any, tuple[tuple[type, ...], str, str]] = {
+    int: ((int,), "a whole number", "write it without quotes and without a decimal point"),
+    float: ((int, float), "a number", "write it without quotes; `inf` is a number too"),
+    str: ((str,), "a text", "write it in quotes"),
+    bool: ((bool,), "true or false", "write it without quotes"),
 }
 
 
-def _check_type(path: str, value: Any, parameter: inspect.Parameter) -> None:
+def _checked(path: str, value: Any, parameter: inspect.Parameter) -> Any:
     """Checks a plain annotated argument, so that a wrong type is named before it is used."""
-    if parameter.annotation not in _CHECKED:
-        return
-    types, words = _CHECKED[parameter.annotation]
-    wrong_bool = isinstance(value, bool) and parameter.annotation is not bool
-    if wrong_bool or not isinstance(value, types):
-        raise errors.ConfigError(f"{path} is {value!r}, expected {words}")
+    # `float | None` is left out of a study or is a float: TOML has no None.
+    kinds = set(typing.get_args(parameter.annotation)) - {type(None)} or {parameter.annotation}
+    kind = float if kinds == {float, int} else kinds.pop() if len(kinds) == 1 else None
+    if kind not in _CHECKED:
+        return value
+    types, words, hint = _CHECKED[kind]
+    if kind is float and value == "Infinity":  # see Study.as_dict
+        return math.inf
+    wrong_bool = isinstance(value, bool) and kind is not bool
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if wrong_bool or is_nan or not isinstance(value, types):
+        raise errors.ConfigError(f"{path} is {value!r}, expected {words}", hint)
+    return float(value) if kind is float else value

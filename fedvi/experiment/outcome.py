@@ -27,9 +27,11 @@ def coefficients(result: Result) -> list[dict[str, Any]]:
     """
     assembly = result.assembly
     mean, sd = assembly.family.moments(result.posterior)
-    units = assembly.design.units if assembly.design is not None else ("",) * assembly.model.size
+    names, design = assembly.model.names, assembly.design
+    # The coordinates of a NumPyro model are not the columns of its formula.
+    units = design.units if design is not None and design.names == names else ("",) * len(names)
     rows = []
-    for index, name in enumerate(assembly.model.names):
+    for index, name in enumerate(names):
         low, high = mean[index] - _Z95 * sd[index], mean[index] + _Z95 * sd[index]
         row = {
             "name": name,
@@ -85,21 +87,21 @@ def privacy_rows(result: Result) -> list[dict[str, Any]]:
 def as_dict(result: Result) -> dict[str, Any]:
     """Returns everything about a run that may be published, as plain values for JSON."""
     study = result.assembly.study
-    return {
+    content = {
         "fedvi": __version__,
         "study": study.study.name,
         "digest": study.digest,
         "protection": study.privacy.protection,
         "mark": result.assembly.mark,
         "coefficients": coefficients(result),
-        "privacy": [_finite(row) for row in privacy_rows(result)],
-        "consortium": [_finite(statement.as_dict(claim)) for claim in result.consortium],
+        "privacy": privacy_rows(result),
+        "consortium": [statement.as_dict(claim) for claim in result.consortium],
         "projected": result.improper,
         "history": [
             {
                 "version": update.version,
-                "clients": list(update.clients),
-                "staleness": list(update.staleness),
+                "clients": update.clients,
+                "staleness": update.staleness,
                 "damping": update.damping,
                 "rounds": update.rounds,
                 "gap": None if update.gap is None else update.gap._asdict(),
@@ -108,22 +110,26 @@ def as_dict(result: Result) -> dict[str, Any]:
         ],
         "elapsed_seconds": round(result.elapsed_seconds, 3),
     }
+    if result.pooled is not None:
+        content["pooled"] = "pooled_mean and pooled_sd: fitted to all records without privacy"
+    return _plain(content)
 
 
-def _finite(value: Any) -> Any:
-    """Replaces infinities, which JSON cannot hold, by the string "inf"."""
+def _plain(value: Any) -> Any:
+    """Replaces numbers that JSON cannot hold by texts: "inf", "nan"."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_target(directory: Path) -> None:
     """Refuses a target folder that holds something; called before a run, so that none is lost.
 
     Raises:
-      ConfigError: if it exists and is not an empty folder, or its parent does not exist.
+      ConfigError: if it exists and is not an empty folder, or its parent does not exist, or the place
+        cannot be written.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise errors.ConfigError(
@@ -133,12 +139,17 @@ def check_target(directory: Path) -> None:
         raise errors.ConfigError(
             f"--out {directory}: the folder {directory.parent} does not exist", "make it first"
         )
+    place = directory if directory.exists() else directory.parent
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise errors.ConfigError(
+            f"--out {directory}: the folder {place} cannot be written", "name another folder"
+        )
 
 
 def write(result: Result, directory: Path) -> None:
     """Writes the posterior (npz and JSON), the ledgers and the resolved study, all or nothing.
 
-    Files: ``posterior.npz`` (mean, sd, h, J, names), ``result.json``, ``study.json`` and
+    Files: ``posterior.npz`` (mean, sd, h, J, names, mark), ``result.json``, ``study.json`` and
     ``ledger/CLIENT.jsonl``.
 
     Raises:
@@ -146,7 +157,11 @@ def write(result: Result, directory: Path) -> None:
     """
     check_target(directory)
     mean, sd = result.assembly.family.moments(result.posterior)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    # An empty folder is filled, not replaced: it may be a mounted volume or the current folder.
+    given = directory.exists()
+    scratch = Path(
+        tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory if given else directory.parent)
+    )
     try:
         np.savez(
             scratch / "posterior.npz",
@@ -155,9 +170,10 @@ def write(result: Result, directory: Path) -> None:
             h=result.posterior.h,
             J=result.posterior.J,
             names=np.array(result.assembly.model.names),
+            mark=np.array(result.assembly.mark),
         )
         _write_json(scratch / "result.json", as_dict(result))
-        study = result.assembly.study.model_dump(mode="json", by_alias=True)
+        study = result.assembly.study.as_dict()
         noise = result.assembly.noise_multiplier
         if noise is not None:
             study["solver"]["noise_multiplier"] = noise
@@ -166,10 +182,13 @@ def write(result: Result, directory: Path) -> None:
         for name, book in result.ledgers.items():
             text = "\n".join(ledger.to_lines(book)) + "\n"
             (scratch / "ledger" / f"{name}.jsonl").write_text(text, encoding="utf-8")
-        scratch.chmod(0o755)
-        if directory.exists():
-            directory.rmdir()
-        os.rename(scratch, directory)
+        if given:
+            for path in scratch.iterdir():
+                path.rename(directory / path.name)
+            scratch.rmdir()
+        else:
+            scratch.chmod(0o755)
+            scratch.rename(directory)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

@@ -30,7 +30,8 @@ class Plan:
       clip_norm, noise_multiplier, noise_std: of one noised sum; None without noise.
       sampling_rate: the probability that a record is in a batch; None without noise.
       batch_capacity: static rows of a batch; None without noise.
-      epsilon: relation → ε per client at ``delta``; infinite without protection.
+      epsilon: relation → ε per client at ``delta``; infinite without protection. Where the number
+        of records is published, only substitution leaves it unchanged and is priced.
       budget_epsilon, delta, relation, unit, accountant: the promise; None without protection.
       mark: printed beside every claim.
     """
@@ -82,7 +83,8 @@ def plan(study: Study | Assembly) -> Plan:
     promise = study.privacy.promise
     factory = getattr(accountants, study.privacy.accountant)
     epsilon: dict[str, float] = {}
-    for relation in events.RELATIONS:
+    relations = ("substitute",) if study.privacy.records_public else events.RELATIONS
+    for relation in relations:
         price = factory(relation).epsilon(assembly.planned, promise.delta) if promise else math.inf
         epsilon[relation] = price
     return Plan(

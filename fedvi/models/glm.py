@@ -38,6 +38,20 @@ class Bernoulli:
         # Not y a − log(1 + eᵃ), which cancels: here every term is accurate relative to itself.
         return y * jax.nn.log_sigmoid(a) + (1.0 - y) * jax.nn.log_sigmoid(-a)
 
+    def derivatives(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+        """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
+        a = jnp.asarray(linear_predictor)
+        y = jnp.asarray(y).astype(a.dtype)
+        decay = jnp.exp(-jnp.abs(a))
+        scale = 1.0 / (1.0 + decay)
+        positive = jnp.maximum(a, 0.0)
+        # log(1 + decay), not log1p: its absolute error of 1e-16 vanishes in a sum, at 2/3 the time.
+        value = y * (a - positive) - (1.0 - y) * positive - jnp.log(1.0 + decay)
+        slope = y - jnp.where(a >= 0.0, scale, decay * scale)
+        return value, slope, -decay * scale**2
+
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
@@ -53,6 +67,14 @@ class Normal:
         a = jnp.asarray(linear_predictor)
         residual = (jnp.asarray(y).astype(a.dtype) - a) / self.noise_scale
         return -0.5 * residual**2 - (math.log(self.noise_scale) + 0.5 * _LOG_2PI)
+
+    def derivatives(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+        """Returns log p(y | a) and its first and second derivative in a."""
+        a = jnp.asarray(linear_predictor)
+        slope = (jnp.asarray(y).astype(a.dtype) - a) / self.noise_scale**2
+        return self.log_density(a, y), slope, jnp.full_like(a, -(self.noise_scale**-2.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +118,12 @@ class GeneralisedLinearModel:
     ) -> Float[Array, "..."]:
         """Returns log p(y | a), elementwise in the linear predictor a and y."""
         return self.response.log_density(linear_predictor, y)
+
+    def derivatives(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+        """Returns log p(y | a) and its first and second derivative in a, elementwise."""
+        return self.response.derivatives(linear_predictor, y)
 
     def log_likelihood(
         self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]

@@ -3,6 +3,7 @@
 Every function takes plain values, so that a table can be made from a live result or from a file.
 """
 
+import decimal
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["coefficient_table", "console", "number", "plan_table", "privacy_table"]
+__all__ = ["bound", "coefficient_table", "console", "number", "plan_table", "privacy_table"]
 
 # The width of what is not a terminal: a file, a pipe, a log.
 _PLAIN_WIDTH = 120
@@ -38,6 +39,18 @@ def number(value: float | None, digits: int = 4) -> str:
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"
 
 
+def bound(value: float | None, digits: int = 4) -> str:
+    """Formats an upper bound such as ε: rounded up, so that what is printed still holds.
+
+    >>> bound(0.471101), bound(0.25), bound(float("inf"))
+    ('0.4712', '0.25', '∞')
+    """
+    if value is None or not math.isfinite(value):
+        return number(value, digits)
+    up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+    return number(float(up.create_decimal(repr(value))), digits)
+
+
 def coefficient_table(
     rows: Sequence[Mapping[str, Any]], title: str, odds: bool, pooled: bool, width: int
 ) -> Table:
@@ -53,16 +66,10 @@ def coefficient_table(
     """
     units = width >= _UNIT_WIDTH and any(row["unit"] for row in rows)
     table = _table(title)
-    table.add_column("coefficient", overflow="fold")
-    if units:
-        table.add_column("unit", overflow="fold")
-    for name in ("mean", "sd", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if odds:
-        table.add_column("odds ratio (95 %)", justify="right", no_wrap=True)
-    if pooled:
-        table.add_column("pooled mean", justify="right", no_wrap=True)
-        table.add_column("pooled sd", justify="right", no_wrap=True)
+    names = ["coefficient", *(["unit"] if units else []), "mean", "sd", "95 % interval"]
+    names += ["odds ratio (95 %)"] if odds else []
+    names += ["pooled mean", "pooled sd"] if pooled else []
+    lines = []
     for row in rows:
         cells = [escape(row["name"])]
         if units:
@@ -76,8 +83,8 @@ def coefficient_table(
             )
         if pooled:
             cells += [f"{row['pooled_mean']:.3f}", f"{row['pooled_sd']:.3f}"]
-        table.add_row(*cells)
-    return table
+        lines.append(cells)
+    return _filled(table, names, lines, left=("coefficient", "unit"))
 
 
 def privacy_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
@@ -88,26 +95,22 @@ def privacy_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
         ε; a relation that is not claimed is absent), delta and view.
       title: above the table; says so when there is no guarantee.
     """
-    table = _table(title)
-    for name in ("client", "records", "releases", "numbers sent"):
-        table.add_column(name, justify="left" if name == "client" else "right", no_wrap=True)
-    table.add_column("ε add/remove", justify="right")
-    table.add_column("ε substitute", justify="right")
-    table.add_column("δ", justify="right")
-    table.add_column("view")
-    for row in rows:
-        records = row["records"]
-        table.add_row(
+    names = ["client", "records", "releases", "numbers sent"]
+    names += ["ε add/remove", "ε substitute", "δ", "view"]
+    lines = [
+        [
             row["client"],
-            "not public" if records is None else str(records),
+            "not public" if row["records"] is None else str(row["records"]),
             str(row["releases"]),
             str(row["numbers"]),
-            number(row["epsilon"].get("add_remove")),
-            number(row["epsilon"].get("substitute")),
+            bound(row["epsilon"].get("add_remove")),
+            bound(row["epsilon"].get("substitute")),
             number(row["delta"]),
             row["view"],
-        )
-    return table
+        ]
+        for row in rows
+    ]
+    return _filled(_table(title), names, lines, left=("client", "view"))
 
 
 def plan_table(rows: Sequence[tuple[str, str]], title: str) -> Table:
@@ -121,5 +124,33 @@ def plan_table(rows: Sequence[tuple[str, str]], title: str) -> Table:
     return table
 
 
+def _filled(
+    table: Table, names: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str]
+) -> Table:
+    """Adds columns and rows; in a narrow terminal cells fold at blanks and no number is broken.
+
+    Print it with ``crop=False``: below some 70 columns a line may be longer than the terminal's.
+    """
+    for index, name in enumerate(names):
+        words = [word for row in rows for word in row[index].split()]
+        # A name may be broken anywhere, a number may not.
+        longest = max(map(len, words), default=0)
+        table.add_column(
+            name,
+            justify="left" if name in left else "right",
+            overflow="fold",
+            min_width=min(longest, 12) if name in left else longest,
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def _table(title: str) -> Table:
-    return Table(title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    return Table(
+        title=escape(title),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )

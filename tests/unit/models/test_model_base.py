@@ -154,9 +154,9 @@ def test_a_log_normal_prior_is_gaussian_in_the_unconstrained_coordinate():
         lambda t: -0.5 * jnp.sum(t**2) - 1e-6 * jnp.sum(t**4),
         # Next to a large constant only the gradient shows a kink.
         lambda t: -0.5 * jnp.sum(t**2) - 0.1 * jnp.sum(jnp.abs(t)) - 1e9,
-        # Only the second derivative of a fine ripple is large, here 1e-5.
-        lambda t: -0.5 * jnp.sum(t**2) + 1e-13 * jnp.sum(jnp.cos(1e4 * t)),
-        lambda t: -0.5e10 * t[0] ** 2 - 0.5 * jnp.sum(t[1:] ** 2) + 1e-13 * jnp.cos(1e4 * t[1]),
+        # Only the second derivative of a fine ripple is large, here 1e-4 away from the origin.
+        lambda t: -0.5 * jnp.sum(t**2) + 1e-18 * jnp.sum(jnp.sin(1e7 * t)),
+        lambda t: -0.5e10 * t[0] ** 2 - 0.5 * jnp.sum(t[1:] ** 2) + 1e-18 * jnp.sin(1e7 * t[1]),
     ],
     ids=[
         "kink",

@@ -1,0 +1,90 @@
+"""Ten clients of the Adult census: the federation answers as pooling does, under every schedule."""
+
+import csv
+import gzip
+import io
+
+import numpy as np
+import pytest
+
+from fedvi.data.source import ArraySource
+from fedvi.federation import schedules
+from tests.studies import raw_study, run_study
+
+NUMERIC = {0: (17, 90), 4: (1, 16), 10: (0, 99_999), 11: (0, 4_356), 12: (1, 99)}
+LEVELS = (1, 3, 5, 6, 7, 8, 9)
+
+
+def read(path) -> list[list[str]]:
+    text = io.StringIO(gzip.decompress(path.read_bytes()).decode())
+    return [row for row in csv.reader(text, skipinitialspace=True) if len(row) == 15]
+
+
+def design(rows, levels):
+    """Intercept, numbers scaled by public bounds, and one column a level but the first."""
+    columns = [np.ones(len(rows))]
+    for index, (low, high) in NUMERIC.items():
+        value = np.array([float(row[index]) for row in rows])
+        columns.append((value - (low + high) / 2) / ((high - low) / 2))
+    for index in LEVELS:
+        cells = np.array([row[index] for row in rows])
+        columns += [(cells == level).astype(float) for level in levels[index][1:]]
+    y = np.array([row[14].startswith(">50K") for row in rows], dtype=float)
+    return np.stack(columns, axis=1), y
+
+
+@pytest.fixture(scope="module")
+def adult(shared):
+    folder = shared / "data" / "adult"
+    train, test = read(folder / "adult.data.gz"), read(folder / "adult.test.gz")
+    levels = {index: sorted({row[index] for row in train}) for index in LEVELS}
+    return design(train, levels), design(test, levels)
+
+
+def score(family, eta, x, y):
+    """Accuracy and mean log-likelihood of the posterior predictive, by Gauss–Hermite quadrature."""
+    mean, _ = family.moments(eta)
+    covariance = np.linalg.inv(eta.J)
+    spread = np.sqrt(np.einsum("nd,de,ne->n", x, covariance, x))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(20)
+    predictor = (x @ mean)[:, None] + spread[:, None] * nodes
+    probability = (1.0 / (1.0 + np.exp(-predictor))) @ (weights / weights.sum())
+    likelihood = np.where(y == 1.0, probability, 1.0 - probability)
+    return np.mean((probability > 0.5) == y), np.log(likelihood).mean()
+
+
+@pytest.mark.slow
+def test_ten_clients_predict_as_well_as_the_pooled_fit(adult):
+    (x, y), (x_test, y_test) = adult
+    client = np.random.default_rng(0).permutation(len(y)) % 10
+    sources = {
+        f"c{index}": ArraySource(
+            {"x": x[client == index], "y": y[client == index]},
+            np.ones((client == index).sum(), bool),
+        )
+        for index in range(10)
+    }
+    scores = {}
+    for kind in schedules.__all__:
+        raw = raw_study(
+            list(sources),
+            x.shape[1],
+            kind="logistic",
+            prior_scale=2.5,
+            solver={"kind": "glm"},
+            schedule={"kind": kind, "rounds": 4},
+            latencies=[1.0 + 0.37 * index for index in range(10)],
+        )
+        result = run_study(raw, sources, pooled="pooled" not in scores)
+        family = result.assembly.family
+        if result.pooled is not None:
+            scores["pooled"] = score(family, result.pooled, x_test, y_test)
+        scores[kind] = score(family, result.posterior, x_test, y_test)
+    accuracy, likelihood = scores["pooled"]
+    print(scores)
+    # Logistic regression on Adult is known to reach 0.85 and −0.32 (specs/pvi.md §4).
+    assert accuracy == pytest.approx(0.85, abs=0.01)
+    assert likelihood == pytest.approx(-0.32, abs=0.01)
+    for kind in schedules.__all__:
+        assert scores[kind][0] == pytest.approx(accuracy, abs=1e-3), kind
+        assert scores[kind][1] == pytest.approx(likelihood, abs=1e-3), kind

@@ -1,0 +1,225 @@
+"""Claims about how a study becomes pieces: what is checked before any record is read."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedvi import errors
+from fedvi.data.source import ArraySource
+from fedvi.experiment import build
+from fedvi.experiment.config import parse_study
+from fedvi.privacy import accountants, events, ledger
+from tests.studies import raw_study
+
+
+def assembled(change: Callable[[dict[str, Any]], object] = lambda raw: None) -> build.Assembly:
+    """A non-private study of two clients and two coefficients, after a change of its tables."""
+    raw = raw_study(["north", "south"], 2)
+    change(raw)
+    return build.assemble(parse_study(raw))
+
+
+def private(noise_multiplier: float | None = 20.0, **solver: Any) -> build.Assembly:
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "dp_optimisation", "steps": 3, **solver}
+        if noise_multiplier is not None:
+            raw["solver"]["noise_multiplier"] = noise_multiplier
+        raw["schedule"] = {"kind": "synchronous", "rounds": 4}
+        raw["privacy"] = {"epsilon": 2.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
+        raw["data"]["max_records"] = 50
+
+    return assembled(change)
+
+
+def refusal(change: Callable[[dict[str, Any]], object]) -> errors.FedviError:
+    with pytest.raises(errors.FedviError) as error:
+        assembled(change)
+    assert error.value.exit_code == 2
+    return error.value
+
+
+# Prior and family
+
+
+@pytest.mark.parametrize("family", ["full_gaussian", "diagonal_gaussian"])
+def test_a_gaussian_prior_is_eta_0_itself(family: str) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["family"] = {"kind": family}
+        raw["prior"] = {"scale": 4.0}
+
+    assembly = assembled(change)
+    mean, sd = assembly.family.moments(assembly.prior)
+    np.testing.assert_array_equal(mean, 0.0)
+    np.testing.assert_allclose(sd, 4.0, rtol=1e-14)  # float64 algebra
+    assert list(assembly.solvers) == ["north", "south"]
+
+
+def test_an_intercept_may_have_its_own_prior_scale() -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["model"]["formula"] = "y ~ x0"
+        raw["prior"] = {"scale": 1.0, "intercept_scale": 5.0}
+
+    assembly = assembled(change)
+    np.testing.assert_allclose(assembly.family.moments(assembly.prior)[1], [5.0, 1.0], rtol=1e-14)
+
+
+def test_the_family_has_the_size_of_the_model() -> None:
+    assert assembled().family.size == assembled().model.size == 2
+    error = refusal(lambda raw: raw["family"].update(size=3))
+    assert error.message.startswith("family.size: not a key of a study")
+
+
+# Budget and noise
+
+
+def test_the_budget_is_the_promise_under_its_relation() -> None:
+    budget = private().budget
+    assert budget == ledger.Budget(2.0, 1e-5, accountants.pld("substitute"))
+    assert assembled().budget is None
+
+
+def test_left_out_noise_is_calibrated_to_the_budget_and_not_far_below_it() -> None:
+    assembly = private(None)
+    assert assembly.budget is not None
+    spent = assembly.budget.accountant.epsilon(assembly.planned, 1e-5)
+    # Calibration stops within a relative 1e-3 of the noise multiplier, on the safe side; ε moves
+    # by about the same share, and 1 % leaves room for its slope.
+    assert 0.99 * 2.0 <= spent <= 2.0
+
+
+def test_noise_in_closed_form_costs_what_the_gaussian_profile_says() -> None:
+    assembly = private(20.0)
+    # Twelve sums of sensitivity 2 at σ = 20 are one of μ = 2·√12/20 under substitution.
+    step = events.Gaussian(20.0, add_remove=1.0, substitute=2.0)
+    assert events.counts(assembly.planned) == {step: 12}
+
+
+def test_given_noise_that_is_too_small_exceeds_the_budget_before_a_record_is_read() -> None:
+    with pytest.raises(
+        errors.BudgetExceeded, match="4 rounds at noise_multiplier 1 spend"
+    ) as error:
+        private(1.0)
+    assert error.value.exit_code == 5
+    assert error.value.hint
+
+
+def test_the_mark_of_simulated_noise_is_there_and_seeded_noise_adds_its_own() -> None:
+    assert private().mark == "simulation: no guarantee"
+    assert assembled().mark == ""
+
+    raw = raw_study(["c"], 1, solver={"kind": "dp_optimisation", "noise_multiplier": 50.0})
+    raw["privacy"] = {"epsilon": 9.0, "delta": 1e-5, "unit": "record", "relation": "add_remove"}
+    raw["data"]["max_records"] = 10
+    raw["simulation"] = {"insecure_seed": 1}
+    assembly = build.assemble(parse_study(raw))
+    assert assembly.mark == "simulation: no guarantee; seeded noise: no guarantee"
+
+
+def test_a_sampler_is_sized_for_the_declared_largest_client() -> None:
+    assert private().sampler.capacity == 50
+    drawn = private(sampler={"kind": "poisson", "rate": 0.25})
+    assert 12 < drawn.sampler.capacity <= 50
+    assert drawn.sampler.max_records == 50
+
+
+@pytest.mark.parametrize(
+    ("solver", "message"),
+    [
+        ({"sampler": "ful"}, "solver.sampler.kind is 'ful', which is not in"),
+        ({"sampler": 3}, "solver.sampler is 3"),
+        ({"sampler": {"rate": 0.5}}, "solver.sampler is {'rate': 0.5}"),
+        ({"sampler": {"kind": "poisson"}}, "solver.sampler.rate is missing"),
+        ({"sampler": {"kind": "poisson", "rte": 1}}, "solver.sampler.rte: unknown key"),
+        ({"sampler": {"kind": "poisson", "rate": 1.5}}, "[solver.sampler]: sampling rate is 1.5"),
+        ({"sampler": {"kind": "full", "max_records": 9}}, "solver.sampler.max_records: not a key"),
+        ({"noise_multiplier": "much"}, "solver.noise_multiplier is 'much', expected a number"),
+        ({"steps": 0}, "[solver]: steps is 0"),
+    ],
+)
+def test_a_wrong_key_of_solver_or_sampler_is_named(solver: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError) as error:
+        private(**solver)
+    assert error.value.message.startswith(message)
+
+
+def test_a_noisy_solver_without_a_budget_states_its_noise() -> None:
+    error = refusal(lambda raw: raw.update(solver={"kind": "dp_optimisation"}))
+    assert error.message.startswith("solver.noise_multiplier is missing")
+    assert error.hint
+
+
+# Model and schedule
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("formula", "y ~ x9", "model.formula: `x9` is not declared under [data.schema]"),
+        ("kind", "logistc", "model.kind is 'logistc', which is not in fedvi.models"),
+        ("kind", "numpyro_model", "model.kind is 'numpyro_model'"),
+        ("fromula", "y ~ x0", "model.fromula: unknown key for kind 'linear'"),
+        ("noise_scale", "1", "model.noise_scale is '1', expected a number"),
+    ],
+)
+def test_a_wrong_key_of_the_model_is_named(key: str, value: Any, message: str) -> None:
+    error = refusal(lambda raw: raw["model"].update({key: value}))
+    assert error.message == message or error.message.startswith(message)
+    assert error.hint
+
+
+def test_a_built_in_model_needs_a_formula() -> None:
+    assert "formula" in refusal(lambda raw: raw["model"].pop("formula")).message
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"round": 1}, "schedule.round: unknown key"),
+        ({"rounds": 0}, "schedule.rounds is 0, expected at least 1"),
+        ({"rounds": "3"}, "schedule.rounds is '3', expected a whole number"),
+        ({"damping": 1.5}, "schedule.damping is 1.5"),
+        ({"damping": "none"}, "schedule.damping is 'none'"),
+        ({"damping": True}, "schedule.damping is True"),
+        ({"kind": "parallel"}, "schedule.kind is 'parallel', which is not in"),
+    ],
+)
+def test_a_wrong_key_of_the_schedule_is_named(keys: dict[str, Any], message: str) -> None:
+    error = refusal(lambda raw: raw["schedule"].update(keys))
+    assert error.message.startswith(message)
+
+
+def test_a_fixed_damping_is_taken_as_it_is() -> None:
+    assembly = assembled(lambda raw: raw["schedule"].update(damping=0.25))
+    assert assembly.step_rule.name == "fixed(0.25)"
+
+
+def test_a_solver_that_does_not_suit_the_model_is_refused() -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["model"]["kind"] = "logistic"
+        raw["data"]["schema"]["y"] = {"type": "binary"}
+
+    error = refusal(change)
+    assert error.message.startswith("[solver]: solver `exact` needs a linear model")
+
+
+# Data
+
+
+def test_a_client_without_a_file_is_named() -> None:
+    with pytest.raises(errors.ConfigError) as error:
+        build.load_shards(assembled(), Path())
+    assert error.value.message == "clients: 'north' names no data file"
+
+
+def test_shards_are_padded_to_the_declared_size_only_where_one_is_declared() -> None:
+    source = {
+        "north": ArraySource({"x": np.ones((3, 2)), "y": np.ones(3)}, np.ones(3, bool)),
+        "south": ArraySource({"x": np.ones((1, 2)), "y": np.ones(1)}, np.ones(1, bool)),
+    }
+    assert [len(s.mask) for s in build.with_capacity(assembled(), source).values()] == [3, 3]
+    shards = build.with_capacity(private(), source)
+    assert [len(shard.mask) for shard in shards.values()] == [50, 50]
+    assert [int(shard.mask.sum()) for shard in shards.values()] == [3, 1]

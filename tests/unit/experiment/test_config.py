@@ -1,0 +1,293 @@
+"""Claims about study files: what they may say, and how each mistake in one is reported."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvi.errors import ConfigError
+from fedvi.experiment.config import Study, load_study, parse_study
+from tests.studies import raw_study
+
+
+def raw_private() -> dict[str, Any]:
+    """The tables of a private study of two clients."""
+    raw = raw_study(["north", "south"], 1, solver={"kind": "dp_optimisation"})
+    raw["privacy"] = {"epsilon": 1.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
+    raw["data"]["max_records"] = 20
+    return raw
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> Study:
+    """The private study after one change of its tables."""
+    raw = json.loads(json.dumps(raw_private()))
+    change(raw)
+    return parse_study(raw)
+
+
+def refusal(change: Callable[[dict[str, Any]], object]) -> ConfigError:
+    with pytest.raises(ConfigError) as error:
+        changed(change)
+    assert error.value.hint
+    return error.value
+
+
+# What is accepted
+
+
+def test_defaults_are_a_full_gaussian_and_no_simulation_settings() -> None:
+    study = parse_study(raw_private() | {"family": {"kind": "full_gaussian"}})
+    without = raw_private()
+    del without["family"]
+    assert parse_study(without) == study
+    assert study.simulation.insecure_seed is None
+
+
+def test_a_promise_exists_exactly_where_a_study_is_private() -> None:
+    promise = parse_study(raw_private()).privacy.promise
+    assert promise == (1.0, 1e-5, "record", "substitute")
+    assert parse_study(raw_study(["c"], 1)).privacy.promise is None
+
+
+def test_a_study_cannot_be_changed_after_it_was_read() -> None:
+    study = parse_study(raw_private())
+    with pytest.raises(ValueError, match="frozen"):
+        study.privacy.epsilon = 100.0  # type: ignore[misc]
+
+
+# The digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: raw["clients"][0].update(data="elsewhere.csv"),
+        lambda raw: raw["clients"][0].update(latency_seconds=9.0),
+        lambda raw: raw.update(simulation={"latency_jitter": 0.5, "insecure_seed": 1}),
+    ],
+    ids=["data path", "latency", "simulation"],
+)
+def test_the_digest_ignores_what_is_local(change: Callable[[dict[str, Any]], object]) -> None:
+    assert changed(change).digest == parse_study(raw_private()).digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: raw["study"].update(seed=4),
+        lambda raw: raw["model"].update(formula="y ~ x0"),
+        lambda raw: raw["prior"].update(scale=2.0),
+        lambda raw: raw["solver"].update(clip_norm=2.0),
+        lambda raw: raw["schedule"].update(rounds=2),
+        lambda raw: raw["privacy"].update(epsilon=2.0),
+        lambda raw: raw["privacy"].update(records_public=True),
+        lambda raw: raw["data"].update(max_records=21),
+        lambda raw: raw["data"]["schema"]["x0"].update(bounds=[0, 1]),
+        lambda raw: raw["clients"].append({"name": "east"}),
+        lambda raw: raw["clients"].reverse(),
+    ],
+    ids=["seed", "formula", "prior", "solver", "rounds", "epsilon", "public", "max", "bounds", "+1"]
+    + ["order"],
+)
+def test_the_digest_changes_with_all_that_sites_agree_on(
+    change: Callable[[dict[str, Any]], object],
+) -> None:
+    assert changed(change).digest != parse_study(raw_private()).digest
+
+
+def test_the_digest_does_not_depend_on_the_order_of_keys_and_sections() -> None:
+    raw = raw_private()
+    turned = {name: raw[name] for name in reversed(raw)}
+    turned["privacy"] = dict(reversed(turned["privacy"].items()))
+    assert parse_study(turned).digest == parse_study(raw).digest
+
+
+def test_a_study_survives_json_with_infinity_in_it() -> None:
+    study = changed(lambda raw: raw["solver"].update(clip_norm=float("inf")))
+    text = json.dumps(study.as_dict(), allow_nan=False)
+    again = parse_study(json.loads(text))
+    assert again.digest == study.digest
+    assert again.solver.arguments["clip_norm"] == "Infinity"  # the builder reads it as inf
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "near"),
+    [
+        ("study", "sed", "seed"),
+        ("prior", "scal", "scale"),
+        ("privacy", "epsilom", "epsilon"),
+        ("data", "max_record", "max_records"),
+        ("simulation", "insecure_sed", "insecure_seed"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest(section: str, key: str, near: str) -> None:
+    error = refusal(lambda raw: raw.setdefault(section, {}).update({key: 1}))
+    assert error.message == f"{section}.{key}: unknown key"
+    assert error.hint.startswith(f"did you mean `{near}`? known: ")
+
+
+def test_an_unknown_key_of_a_client_is_named_with_its_place() -> None:
+    error = refusal(lambda raw: raw["clients"][1].update(dat="x.csv"))
+    assert error.message == "clients[1].dat: unknown key"
+    assert "did you mean `data`?" in error.hint
+
+
+def test_a_misspelt_section_is_named_rather_than_the_missing_one() -> None:
+    error = refusal(lambda raw: raw.update(modle=raw.pop("model")))
+    assert error.message == "modle: unknown key"
+    assert "did you mean `model`?" in error.hint
+
+
+@pytest.mark.parametrize(
+    "section", ["study", "model", "solver", "schedule", "privacy", "data", "clients"]
+)
+def test_a_missing_section_is_named_with_what_it_would_say(section: str) -> None:
+    error = refusal(lambda raw: raw.pop(section))
+    assert error.message == f"{section} is missing"
+    assert section in error.hint
+
+
+@pytest.mark.parametrize("section", ["model", "family", "solver", "schedule"])
+def test_a_section_that_calls_a_function_needs_its_kind(section: str) -> None:
+    error = refusal(lambda raw: raw[section].pop("kind"))
+    assert error.message == f"{section}.kind is missing"
+
+
+@pytest.mark.parametrize("key", ["epsilon", "delta", "unit", "relation"])
+def test_a_private_study_promises_completely(key: str) -> None:
+    error = refusal(lambda raw: raw["privacy"].pop(key))
+    assert error.message == f"privacy.{key} is missing"
+    assert 'protection = "none"' in error.hint
+
+
+def test_nothing_is_promised_beside_no_protection() -> None:
+    error = refusal(lambda raw: raw["privacy"].update(protection="none"))
+    assert error.message == 'privacy.epsilon is given beside protection = "none"'
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("epsilon", 0.0, "greater than 0"),
+        ("epsilon", float("inf"), "a finite number"),
+        ("epsilon", float("nan"), "a finite number"),
+        ("epsilon", "1", "a valid number"),
+        ("delta", 1.0, "less than 1"),
+        ("relation", "substitue", "'add_remove' or 'substitute'"),
+        ("unit", "client", "'record'"),
+        ("protection", "some", "'dp' or 'none'"),
+        ("disjoint", 1, "a valid boolean"),
+    ],
+)
+def test_a_promise_that_means_nothing_is_refused(key: str, value: object, expected: str) -> None:
+    error = refusal(lambda raw: raw["privacy"].update({key: value}))
+    assert error.message == f"privacy.{key} is {value!r}, expected {expected}"
+
+
+def test_a_wrong_word_is_answered_with_the_nearest() -> None:
+    error = refusal(lambda raw: raw["privacy"].update(relation="substitue"))
+    assert error.hint == "did you mean `substitute`? known: `add_remove`, `substitute`"
+
+
+@pytest.mark.parametrize("accountant", ["pdl", "my_lab.accountants:cheap"])
+@pytest.mark.parametrize("private", [True, False])
+def test_only_listed_accountants_check_a_budget(accountant: str, private: bool) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        if not private:
+            raw["privacy"] = {"protection": "none"}
+        raw["privacy"]["accountant"] = accountant
+
+    error = refusal(change)
+    assert error.message.startswith(f"privacy.accountant is {accountant!r}")
+    assert "`pld`" in error.hint
+
+
+def test_a_published_number_of_records_cannot_hide_whether_one_was_added() -> None:
+    error = refusal(lambda raw: raw["privacy"].update(relation="add_remove", records_public=True))
+    assert error.message.startswith('privacy.relation is "add_remove"')
+    study = changed(lambda raw: raw["privacy"].update(records_public=True))
+    assert study.privacy.records_public
+
+
+def test_a_private_study_declares_the_largest_number_of_records() -> None:
+    error = refusal(lambda raw: raw["data"].pop("max_records"))
+    assert error.message == "data.max_records is missing"
+    raw = raw_study(["c"], 1)
+    assert parse_study(raw).data.max_records is None
+
+
+@pytest.mark.parametrize("name", ["north", "North"])
+def test_two_clients_may_not_share_a_name_in_any_case(name: str) -> None:
+    error = refusal(lambda raw: raw["clients"][1].update(name=name))
+    assert "stands twice" in error.message
+
+
+@pytest.mark.parametrize("name", ["prior", "Prior"])
+def test_the_prior_s_worker_keeps_its_name(name: str) -> None:
+    error = refusal(lambda raw: raw["clients"][1].update(name=name))
+    assert error.message == f"clients: the name {name!r} is reserved"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", ".hidden", "a b", "a\n", "ä"])
+def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
+    error = refusal(lambda raw: raw["clients"][0].update(name=name))
+    assert error.message.startswith(f"clients[0].name is {name!r}, expected a letter or digit")
+    error = refusal(lambda raw: raw["study"].update(name=name))
+    assert error.message.startswith(f"study.name is {name!r}, expected a letter or digit")
+
+
+def test_a_study_has_at_least_one_client() -> None:
+    error = refusal(lambda raw: raw.update(clients=[]))
+    assert error.message == "clients is empty"
+    assert "[[clients]]" in error.hint
+
+
+@pytest.mark.parametrize("latency", [-1.0, float("inf"), float("nan")])
+def test_a_latency_is_a_finite_time(latency: float) -> None:
+    error = refusal(lambda raw: raw["clients"][0].update(latency_seconds=latency))
+    assert error.message.startswith("clients[0].latency_seconds is ")
+
+
+# Files
+
+
+def test_a_file_is_read_however_an_editor_saved_it(tmp_path: Path) -> None:
+    text = (
+        '[study]\nname = "s"\n[model]\nkind = "linear"\n[solver]\nkind = "exact"\n[schedule]\n'
+        'kind = "sequential"\n[privacy]\nprotection = "none"\n[data.schema.y]\ntype = "binary"\n'
+        '[[clients]]\nname = "north"\n'
+    )
+    plain, marked = tmp_path / "plain.toml", tmp_path / "marked.toml"
+    plain.write_bytes(text.encode())
+    marked.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert load_study(plain) == load_study(str(marked))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[study", "is not valid TOML"),
+        (b"[study]\nname = a\n", "is not valid TOML"),
+        (b"\xff\xfe", "is not a text file in UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "study.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as error:
+        load_study(path)
+    assert str(path) in error.value.message
+    assert error.value.hint
+
+
+def test_a_path_that_leads_to_no_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no study file at"):
+        load_study(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match="cannot read") as error:
+        load_study(tmp_path)
+    assert error.value.hint

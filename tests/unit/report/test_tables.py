@@ -1,0 +1,125 @@
+"""Claims about the tables of a terminal: no number is lost or made to look smaller than it is."""
+
+import io
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
+
+from fedvi.report import tables
+
+COEFFICIENT = {
+    "name": "restecg[hypertrophy]",
+    "unit": "per level",
+    "mean": -11.671,
+    "sd": 0.24,
+    "lower": -12.141,
+    "upper": -11.201,
+    "odds_ratio": 0.00123,
+    "odds_lower": 0.12,
+    "odds_upper": 123456.0,
+    "pooled_mean": 1.2341,
+    "pooled_sd": 0.567,
+}
+CLIENT = {
+    "client": "university-hospital-of-the-north",
+    "records": None,
+    "releases": 10,
+    "numbers": 1350,
+    "epsilon": {"add_remove": 0.4711, "substitute": 0.9995},
+    "delta": 1e-5,
+    "view": "message",
+}
+
+
+def shown(table: Table, width: int) -> str:
+    """What a console of a width prints."""
+    file = io.StringIO()
+    Console(file=file, width=width).print(table, crop=False)
+    return file.getvalue()
+
+
+def joined(text: str) -> str:
+    """The text without blanks and line ends, so that a folded name reads as one."""
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.012345, "0.01235"), (math.inf, "∞"), (None, "–"), (0.0, "0"), (1234567.0, "1.235e+06")],
+)
+def test_a_number_has_four_digits_and_what_is_none_a_sign(value: float, text: str) -> None:
+    assert tables.number(value) == text
+
+
+@given(st.floats(min_value=1e-9, max_value=1e9))
+def test_a_printed_bound_is_never_below_the_bound(value: float) -> None:
+    printed = float(tables.bound(value))
+    # Four digits: rounding up adds less than one unit in the fourth, at most 1e-3 of the number.
+    assert value <= printed <= value * (1 + 1.001e-3)
+
+
+def test_a_bound_that_is_infinite_or_not_claimed_is_a_sign() -> None:
+    assert (tables.bound(math.inf), tables.bound(None), tables.bound(0.0)) == ("∞", "–", "0")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("odds", [True, False])
+def test_no_terminal_crops_a_number_of_the_posterior(width: int, pooled: bool, odds: bool) -> None:
+    text = shown(tables.coefficient_table([COEFFICIENT], "t", odds, pooled, width), width)
+    words = text.split()
+    for number in ("-11.671", "0.240", "-12.14", "-11.20"):
+        assert number in words
+    assert "…" not in text
+    for number in ("0.00123", "1.23e+05)"):
+        assert (number in words) == odds
+    for number in ("1.234", "0.567"):
+        assert (number in words) == pooled
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_no_terminal_crops_what_a_client_paid(width: int) -> None:
+    text = shown(tables.privacy_table([CLIENT], "t"), width)
+    words = text.split()
+    for word in ("10", "1350", "0.4711", "0.9995", "1e-05"):
+        assert word in words
+    assert "…" not in text
+    assert joined("message") in joined(text)
+
+
+def test_a_name_too_long_for_a_terminal_is_folded_not_cut() -> None:
+    rows = [COEFFICIENT | {"name": "a" * 30 + "z"}]
+    text = shown(tables.coefficient_table(rows, "t", True, False, 80), 80)
+    assert text.count("a") >= 30
+    assert "z" in text
+
+
+def test_units_are_shown_where_there_is_room_and_any_unit() -> None:
+    def units(width: int, **row: Any) -> bool:
+        table = tables.coefficient_table([COEFFICIENT | row], "t", False, False, width)
+        return "unit" in shown(table, width).split()
+
+    assert units(120)
+    assert not units(80)
+    assert not units(120, unit="")
+
+
+def test_brackets_of_a_name_are_no_markup() -> None:
+    rows = [COEFFICIENT | {"name": "chol[red]", "unit": "[/]"}]
+    assert "chol[red]" in shown(tables.coefficient_table(rows, "[bold]t", False, False, 200), 200)
+    assert "a [b]" in shown(tables.plan_table([("what", "a [b]")], "[t]"), 80)
+
+
+def test_a_number_of_records_that_is_not_public_says_so() -> None:
+    assert "not public" in shown(tables.privacy_table([CLIENT], "t"), 200)
+    assert "123" in shown(tables.privacy_table([CLIENT | {"records": 123}], "t"), 200).split()
+
+
+def test_a_relation_that_is_not_claimed_is_a_dash() -> None:
+    row = CLIENT | {"epsilon": {"substitute": 0.9995}, "records": 7, "delta": None}
+    assert shown(tables.privacy_table([row], "t"), 200).split().count("–") == 2
