@@ -1,6 +1,8 @@
 """From a study to the pieces that run it; reads no data except in ``load_shards``."""
 
 import dataclasses
+import inspect
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,12 @@ def assemble(study: Study) -> Assembly:
         factories.find("family", study.family.kind, expfam),
         {"size": model.size},
     )
+    if family.size != model.size:
+        raise errors.ConfigError(
+            f"family.kind is {study.family.kind!r}, which makes a family of size {family.size}, "
+            f"but the model has {model.size} coordinates",
+            "a family's function is called with `size` and must keep to it",
+        )
     schedule, step_rule = _schedule(study)
     budget = _budget(study)
     solver, noise_multiplier, sampler = _solver(study, family, model, schedule, budget)
@@ -132,6 +140,11 @@ def assemble(study: Study) -> Assembly:
 def _model(study: Study, schema: Any) -> tuple[Any, Model]:
     arguments = dict(study.model.arguments)
     text = arguments.pop("formula", None)
+    if not isinstance(text, str | None):
+        raise errors.ConfigError(
+            f"model.formula is {text!r}, expected a text",
+            'write e.g. formula = "disease ~ age + sex"',
+        )
     design = None if text is None else data.parse_formula(text, schema)
     section = KindSection(kind=study.model.kind, **arguments)
     factory = factories.find("model", study.model.kind, models)
@@ -145,6 +158,14 @@ def _model(study: Study, schema: Any) -> tuple[Any, Model]:
             example = _example(_columns(None, study, schema), schema)
         else:
             example = {"x": np.zeros(design.size), "y": np.zeros(())}
+
+        known = factories.parameters(factory)
+        for name in arguments:
+            if name not in known:
+                raise errors.ConfigError(
+                    f"model.{name}: unknown key for kind {study.model.kind!r}",
+                    errors.did_you_mean(name, [item for item in known if item not in example]),
+                )
 
         def function(**records: Any) -> Any:
             return factory(**records, **arguments)
@@ -192,16 +213,21 @@ def _budget(study: Study) -> ledger.Budget | None:
     return ledger.Budget(promise.epsilon, promise.delta, factory(promise.relation))
 
 
-def _sampler(study: Study, given: Any, max_records: int) -> Any:
+def _sampler(study: Study, given: Any) -> Any:
+    if study.data.max_records is None:
+        raise errors.ConfigError(
+            f"data.max_records is missing, which solver.kind {study.solver.kind!r} needs",
+            "declare the largest number of records at any client: batches are sized for it",
+        )
     section = {"kind": given} if isinstance(given, str) else given
-    if not isinstance(section, dict) or "kind" not in section:
+    if not isinstance(section, dict) or not isinstance(section.get("kind"), str):
         raise errors.ConfigError(
             f"solver.sampler is {given!r}",
             'write sampler = "full" or sampler = { kind = "poisson", rate = 0.1 }',
         )
     kind = KindSection(**section)
     factory = factories.find("solver.sampler", kind.kind, sampling)
-    return factories.call("solver.sampler", kind, factory, {"max_records": max_records})
+    return factories.call("solver.sampler", kind, factory, {"max_records": study.data.max_records})
 
 
 def _solver(
@@ -214,7 +240,8 @@ def _solver(
     supplied: dict[str, Any] = {"family": family, "model": model}
     if "mechanism" not in known:
         solver = factories.call("solver", study.solver, factory, supplied)
-        if budget is not None and not budget.accountant.supports(solver.cost):
+        # Priced, not asked for support: what is unprotected is supported, at an infinite price.
+        if budget is not None and math.isinf(budget.accountant.epsilon(solver.cost, budget.delta)):
             raise errors.ConfigError(
                 f"solver.kind is {study.solver.kind!r}, which releases without protection, "
                 "but [privacy] promises differential privacy",
@@ -222,7 +249,7 @@ def _solver(
             )
         return solver, None, None
     noise = arguments.pop("noise_multiplier", None)
-    sampler = _sampler(study, arguments.pop("sampler", "full"), study.data.max_records or 2**20)
+    sampler = _sampler(study, arguments.pop("sampler", "full"))
     mechanism = factories.find("privacy.mechanism", study.privacy.mechanism, mechanisms)
     section = KindSection(kind=study.solver.kind, **arguments)
 
@@ -240,9 +267,13 @@ def _solver(
                 "give noise_multiplier, or a [privacy] section with epsilon and delta",
             )
         noise = calibrate.calibrate(total, budget.accountant, budget.epsilon, budget.delta)
-    elif isinstance(noise, bool) or not isinstance(noise, int | float):
-        raise errors.ConfigError(f"solver.noise_multiplier is {noise!r}, expected a number")
+    elif isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise < math.inf:
+        raise errors.ConfigError(
+            f"solver.noise_multiplier is {noise!r}, expected a finite number of at least 0",
+            "leave it out: it is then calibrated to the budget",
+        )
     elif budget is not None:
+        noise = float(noise)
         spent = budget.accountant.epsilon(total(noise), budget.delta)
         if spent > budget.epsilon:
             raise errors.BudgetExceeded(
@@ -309,9 +340,15 @@ def _columns(design: Any, study: Study, schema: Any) -> tuple[str, ...]:
     if design is not None:
         return design.columns
     factory = factories.find("model", study.model.kind, models)
-    wanted = [name for name in factories.parameters(factory) if name not in study.model.arguments]
     # An indicator such as chol_missing comes with the column that it belongs to.
     indicators = {indicator_name(name): name for name in schema}
+    wanted = [
+        name
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if name not in study.model.arguments
+        # An argument with a default is a column only if one is declared by its name.
+        and (parameter.default is parameter.empty or name in schema or name in indicators)
+    ]
     return tuple(dict.fromkeys(indicators.get(name, name) for name in wanted))
 
 
@@ -334,6 +371,6 @@ def with_capacity(assembly: Assembly, sources: Mapping[str, ArraySource]) -> dic
     capacity = declared or max(source.size for source in sources.values())
     shards = {}
     for name, source in sources.items():
-        records, mask = source.padded(capacity)
+        records, mask = source.padded(capacity, where=name)
         shards[name] = Shard(records, np.asarray(mask, bool))
     return shards

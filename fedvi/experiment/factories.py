@@ -129,14 +129,15 @@ def _checked(path: str, value: Any, parameter: inspect.Parameter) -> Any:
     """Checks a plain annotated argument, so that a wrong type is named before it is used."""
     # `float | None` is left out of a study or is a float: TOML has no None.
     kinds = set(typing.get_args(parameter.annotation)) - {type(None)} or {parameter.annotation}
-    kind = float if kinds == {float, int} else kinds.pop() if len(kinds) == 1 else None
+    kind: Any = float if kinds == {float, int} else kinds.pop() if len(kinds) == 1 else None
     if kind not in _CHECKED:
         return value
     types, words, hint = _CHECKED[kind]
     if kind is float and value == "Infinity":  # see Study.as_dict
         return math.inf
-    wrong_bool = isinstance(value, bool) and kind is not bool
-    is_nan = isinstance(value, float) and math.isnan(value)
-    if wrong_bool or is_nan or not isinstance(value, types):
+    # A bool is an int to Python, and NaN a float.
+    fits = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
+    if not fits or value != value:
         raise errors.ConfigError(f"{path} is {value!r}, expected {words}", hint)
+    # A study may write 1 for 1.0; a factory gets what it asks for.
     return float(value) if kind is float else value

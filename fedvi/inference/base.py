@@ -1,7 +1,8 @@
 """What a local solver is: how one party improves a posterior, given a task from the server."""
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,7 +13,18 @@ from fedvi.privacy import events
 from fedvi.privacy.release import Released
 from fedvi.typing import Eta, Key, Records
 
-__all__ = ["Change", "LocalSolver", "Shard", "Task", "cavity", "check_shapes", "finish_natural"]
+__all__ = [
+    "Change",
+    "LocalSolver",
+    "Shard",
+    "Task",
+    "cavity",
+    "check_shapes",
+    "compiled_once",
+    "finish_natural",
+]
+
+_Make = TypeVar("_Make", bound=Callable[..., Any])
 
 
 class Task(NamedTuple):
@@ -78,6 +90,24 @@ class LocalSolver(NamedTuple):
     number_count: int
     clip_norm: float | None = None
     mark: str = ""
+
+
+def compiled_once(make: _Make) -> _Make:
+    """Lets equal settings share what ``make`` returns, so that a second study compiles nothing.
+
+    Settings that cannot be hashed, such as a model of one's own, are made anew.
+    """
+    cached = functools.lru_cache(maxsize=64)(make)
+
+    @functools.wraps(make)
+    def once(*settings: Any) -> Any:
+        try:
+            hash(settings)
+        except TypeError:
+            return make(*settings)
+        return cached(*settings)
+
+    return once  # type: ignore[return-value]
 
 
 def cavity(task: Task) -> Eta:

@@ -1,6 +1,5 @@
 """Local DP-VI: the local objective climbed with clipped, noised per-record gradients."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,15 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import FullGaussian
-from fedvi.inference.base import Change, LocalSolver, Shard, Task, cavity, check_shapes
+from fedvi.inference.base import (
+    Change,
+    LocalSolver,
+    Shard,
+    Task,
+    cavity,
+    check_shapes,
+    compiled_once,
+)
 from fedvi.inference.gradient import single_precision
 from fedvi.inference.optimiser import adam
 from fedvi.models.base import Model
@@ -68,6 +75,12 @@ def dp_optimisation(
     """
     if steps < 1:
         raise errors.SolverError(f"steps is {steps}, expected at least 1")
+    if draws < 1:
+        raise errors.SolverError(f"draws is {draws}, expected at least 1")
+    if not clip_norm > 0.0:
+        raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
+    if not learning_rate > 0.0:
+        raise errors.SolverError(f"learning_rate is {learning_rate}, expected a number above 0")
     full = isinstance(family, FullGaussian)
     climb = _climber(family, model, sampler, mechanism, clip_norm, steps, learning_rate, draws)
     one_step = sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm)))
@@ -109,7 +122,7 @@ def dp_optimisation(
     )
 
 
-@functools.lru_cache(maxsize=64)
+@compiled_once
 def _climber(
     family: Any,
     model: Model,

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
-from fedvi.inference.base import LocalSolver, Shard, Task, cavity, finish_natural
+from fedvi.inference.base import LocalSolver, Shard, Task, cavity, compiled_once, finish_natural
 from fedvi.models.base import Model
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import events
@@ -106,9 +106,9 @@ def glm(
     )
 
 
-@functools.lru_cache(maxsize=64)
+@compiled_once
 def _compiled(
-    family: Any, model: Model, nodes: int, tolerance: float, evaluations: int
+    family: Any, model: GeneralisedLinearModel, nodes: int, tolerance: float, evaluations: int
 ) -> Callable[..., tuple[_Point, Any]]:
     """Returns the compiled iteration, one for equal settings, so that studies share it too."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
@@ -163,9 +163,8 @@ def _solve(
         else:
             predictor = centre[None, :] + nodes[:, None] * spread[None, :]
             observed = jnp.broadcast_to(y[None, :], predictor.shape)
-            value, first, second = (
-                weights @ part for part in model.derivatives(predictor, observed)
-            )
+            parts = model.derivatives(predictor, observed)
+            value, first, second = (jnp.asarray(weights) @ part for part in parts)
         return value @ keep, (first * keep) @ x, -(x * (second * keep)[:, None]).T @ x
 
     def newton(mean: Any, gradient: Any, hessian: Any, covariance: Any) -> tuple[Any, Any, Any]:

@@ -1,6 +1,5 @@
 """The solver for any model: reparameterised gradients of the local objective, without privacy."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi.expfam.gaussian import FullGaussian
-from fedvi.inference.base import LocalSolver, Shard, Task, cavity, finish_natural
+from fedvi.inference.base import LocalSolver, Shard, Task, cavity, compiled_once, finish_natural
 from fedvi.inference.optimiser import adam
 from fedvi.models.base import Model
 from fedvi.privacy import events
@@ -63,7 +62,7 @@ def gradient(
     )
 
 
-@functools.lru_cache(maxsize=64)
+@compiled_once
 def local_optimum(
     family: Any, model: Model, steps: int, draws: int, learning_rate: float
 ) -> Callable[[Key, Task, Shard], tuple[dict[str, np.ndarray], dict[str, Any]]]:

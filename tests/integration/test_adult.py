@@ -81,7 +81,6 @@ def test_ten_clients_predict_as_well_as_the_pooled_fit(adult):
             scores["pooled"] = score(family, result.pooled, x_test, y_test)
         scores[kind] = score(family, result.posterior, x_test, y_test)
     accuracy, likelihood = scores["pooled"]
-    print(scores)
     # Logistic regression on Adult is known to reach 0.85 and −0.32 (specs/pvi.md §4).
     assert accuracy == pytest.approx(0.85, abs=0.01)
     assert likelihood == pytest.approx(-0.32, abs=0.01)

@@ -213,11 +213,11 @@ def test_a_solver_without_protection_answers_in_no_private_study(
 ) -> None:
     path = write(tmp_path, {SOLVER: f'kind = "{solver}"\n'})
     before = files(tmp_path)
-    done = fedvi("simulate", path, "--quiet", "--out", tmp_path / "out")
-    assert done.exit_code in (2, 5)
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert "hint: " in done.stderr
+    for arguments in (["check", path], ["simulate", path, "--out", tmp_path / "out"]):
+        done = fedvi(*arguments)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: solver.kind is {solver!r}, which releases without")
+        assert "hint: " in done.stderr
     assert files(tmp_path) == before
 
 

@@ -119,7 +119,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def study(folder: Path) -> Callable[..., Path]:
     """Writes a study beside the records."""
 
-    def write(model: str, solver: str = 'kind = "gradient"', **keys: Any) -> Path:
+    def write(model: str, solver: str = 'kind = "gradient"\ndraws = 64', **keys: Any) -> Path:
         path = folder / "study.toml"
         values = {"rounds": 3, "privacy": OPEN, **keys}
         path.write_text(STUDY.format(model=model, solver=solver, **values))
@@ -154,12 +154,13 @@ def fitted(path: Path) -> Any:
 def assert_close(kept: Any, mean: np.ndarray, sd: np.ndarray) -> None:
     """Compares with an exact answer.
 
-    The gradient solver's last iterates average the noise of its 8 draws under a step that falls to
-    zero: 0.02 posterior sds in a mean and 2 % of an sd are some four times what is left over seeds.
+    With 64 draws a step, six seeds of the study left a root mean square error of 0.0024 posterior
+    sds in a mean and 0.9 % in an sd; five of each are allowed. Counting a record twice would move an
+    sd by 29 %, leaving out the half-normal's Jacobian its mean by 0.07 sds.
     """
     rows = kept["coefficients"]
-    np.testing.assert_array_less(abs(np.array([row["mean"] for row in rows]) - mean) / sd, 0.02)
-    np.testing.assert_allclose([row["sd"] for row in rows], sd, rtol=0.02)
+    np.testing.assert_array_less(abs(np.array([row["mean"] for row in rows]) - mean) / sd, 0.012)
+    np.testing.assert_allclose([row["sd"] for row in rows], sd, rtol=0.045)
 
 
 def linear_posterior(x: np.ndarray, y: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:

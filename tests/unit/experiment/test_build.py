@@ -135,8 +135,16 @@ def test_a_sampler_is_sized_for_the_declared_largest_client() -> None:
         ({"sampler": {"kind": "poisson", "rte": 1}}, "solver.sampler.rte: unknown key"),
         ({"sampler": {"kind": "poisson", "rate": 1.5}}, "[solver.sampler]: sampling rate is 1.5"),
         ({"sampler": {"kind": "full", "max_records": 9}}, "solver.sampler.max_records: not a key"),
-        ({"noise_multiplier": "much"}, "solver.noise_multiplier is 'much', expected a number"),
+        ({"noise_multiplier": "much"}, "solver.noise_multiplier is 'much', expected a finite"),
         ({"steps": 0}, "[solver]: steps is 0"),
+        ({"draws": 0}, "[solver]: draws is 0"),
+        ({"clip_norm": 0.0}, "[solver]: clip_norm is 0.0"),
+        ({"clip_norm": -1}, "[solver]: clip_norm is -1.0"),
+        ({"learning_rate": -0.1}, "[solver]: learning_rate is -0.1"),
+        ({"sampler": {"kind": 3}}, "solver.sampler is {'kind': 3}"),
+        ({"noise_multiplier": -20.0}, "solver.noise_multiplier is -20.0"),
+        ({"noise_multiplier": float("nan")}, "solver.noise_multiplier is nan"),
+        ({"noise_multiplier": float("inf")}, "solver.noise_multiplier is inf"),
     ],
 )
 def test_a_wrong_key_of_solver_or_sampler_is_named(solver: dict[str, Any], message: str) -> None:
@@ -146,7 +154,11 @@ def test_a_wrong_key_of_solver_or_sampler_is_named(solver: dict[str, Any], messa
 
 
 def test_a_noisy_solver_without_a_budget_states_its_noise() -> None:
-    error = refusal(lambda raw: raw.update(solver={"kind": "dp_optimisation"}))
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "dp_optimisation"}
+        raw["data"]["max_records"] = 50
+
+    error = refusal(change)
     assert error.message.startswith("solver.noise_multiplier is missing")
     assert error.hint
 
@@ -160,6 +172,7 @@ def test_a_noisy_solver_without_a_budget_states_its_noise() -> None:
         ("formula", "y ~ x9", "model.formula: `x9` is not declared under [data.schema]"),
         ("kind", "logistc", "model.kind is 'logistc', which is not in fedvi.models"),
         ("kind", "numpyro_model", "model.kind is 'numpyro_model'"),
+        ("formula", 3, "model.formula is 3, expected a text"),
         ("fromula", "y ~ x0", "model.fromula: unknown key for kind 'linear'"),
         ("noise_scale", "1", "model.noise_scale is '1', expected a number"),
     ],
@@ -223,3 +236,74 @@ def test_shards_are_padded_to_the_declared_size_only_where_one_is_declared() -> 
     shards = build.with_capacity(private(), source)
     assert [len(shard.mask) for shard in shards.values()] == [50, 50]
     assert [int(shard.mask.sum()) for shard in shards.values()] == [3, 1]
+
+
+@pytest.mark.parametrize("solver", ["exact", "glm", "gradient"])
+def test_a_private_study_takes_no_solver_without_protection(solver: str) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": solver}
+        raw["privacy"] = {"epsilon": 2.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
+        raw["data"]["max_records"] = 50
+
+    error = refusal(change)
+    assert error.message.startswith(f"solver.kind is {solver!r}, which releases without protection")
+    assert error.hint
+
+
+def test_a_whole_number_of_noise_is_a_number() -> None:
+    assert repr(private(20).noise_multiplier) == "20.0"  # type: ignore[arg-type]
+
+
+def test_a_client_with_too_many_records_is_named_without_their_number() -> None:
+    source = ArraySource({"x": np.ones((51, 2)), "y": np.ones(51)}, np.ones(51, bool))
+    with pytest.raises(errors.DataError, match=r"^south: more records than") as error:
+        build.with_capacity(private(), {"south": source})
+    assert "51" not in str(error.value)
+
+
+MODULE = """
+import numpyro
+import numpyro.distributions as dist
+from fedvi.expfam.gaussian import FullGaussian
+
+
+def larger(size):
+    return FullGaussian(size + 1)
+
+
+def ward(y, x0, noise=0.5):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(b * x0, noise), obs=y)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's on Python's path."""
+    (tmp_path / "fedvi_test_build.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "fedvi_test_build"
+
+
+def test_a_family_of_another_size_than_the_model_s_is_refused(module: str) -> None:
+    error = refusal(lambda raw: raw["family"].update(kind=f"{module}:larger"))
+    assert "makes a family of size 3, but the model has 2 coordinates" in error.message
+    assert error.hint
+
+
+@pytest.mark.numpyro
+def test_an_argument_of_a_model_with_a_default_is_no_column_and_may_be_set(module: str) -> None:
+    def change(keys: dict[str, Any]) -> Callable[[dict[str, Any]], object]:
+        def apply(raw: dict[str, Any]) -> None:
+            raw["model"] = {"kind": f"{module}:ward", **keys}
+            raw["solver"] = {"kind": "gradient"}
+            del raw["prior"]
+
+        return apply
+
+    assert assembled(change({})).model.names == ("b",)
+    assert assembled(change({"noise": 2.0})).model.names == ("b",)
+    error = refusal(change({"nose": 2.0}))
+    assert error.message == f"model.nose: unknown key for kind '{module}:ward'"
+    assert error.hint.startswith("did you mean `noise`?")

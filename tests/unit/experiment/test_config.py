@@ -88,8 +88,10 @@ def test_the_digest_ignores_what_is_local(change: Callable[[dict[str, Any]], obj
         lambda raw: raw["clients"].append({"name": "east"}),
         lambda raw: raw["clients"].reverse(),
     ],
-    ids=["seed", "formula", "prior", "solver", "rounds", "epsilon", "public", "max", "bounds", "+1"]
-    + ["order"],
+    ids=[
+        *("seed", "formula", "prior", "solver", "rounds", "epsilon", "public", "max_records"),
+        *("bounds", "one more client", "order of clients"),
+    ],
 )
 def test_the_digest_changes_with_all_that_sites_agree_on(
     change: Callable[[dict[str, Any]], object],

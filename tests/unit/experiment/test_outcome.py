@@ -149,7 +149,9 @@ def test_infinity_in_a_study_is_kept(tmp_path: Path) -> None:
         "steps": 1,
     }
     sources = {"c": ArraySource({"x": np.ones((1, 1)), "y": np.ones(1)}, np.ones(1, bool))}
-    result = run_study(raw_study(["c"], 1, solver=solver), sources)
+    raw = raw_study(["c"], 1, solver=solver)
+    raw["data"]["max_records"] = 1
+    result = run_study(raw, sources)
     outcome.write(result, tmp_path / "out")
     study = parse_study(json.loads((tmp_path / "out" / "study.json").read_text()))
     assert study.digest == result.assembly.study.digest
