@@ -1,7 +1,7 @@
 """`fedvi simulate STUDY.toml`: a whole federation in this process, with progress and two tables."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi.experiment import outcome
+from fedvi.experiment.build import PRIOR
 from fedvi.experiment.config import load_study
 from fedvi.experiment.simulate import Moment
 from fedvi.experiment.simulate import simulate as run
@@ -44,6 +45,9 @@ def simulate(study: Path, out: Path | None, pooled: bool, as_json: bool, quiet: 
 
     The clients, the server, the messages and the ledgers are those of a deployment; only the network
     is simulated, from each client's declared latency. Data paths are relative to the study file.
+
+    STUDY may also be the study.json that --out kept, with the noise that was calibrated. It keeps
+    the data paths as they were written: put it beside the original study file to run it again.
     """
     if out is not None:
         outcome.check_target(out)
@@ -66,7 +70,7 @@ def _progress(quiet: bool) -> "Iterator[Callable[[Moment], None] | None]":
         return
     console = tables.console(stderr=True)
     if not console.is_terminal:
-        yield lambda moment: _log(console, moment)
+        yield _logger(console)
         return
     columns = (
         TextColumn("round {task.fields[round]}"),
@@ -87,25 +91,42 @@ def _progress(quiet: bool) -> "Iterator[Callable[[Moment], None] | None]":
                 total=moment.rounds,
                 completed=moment.update.rounds,
                 round=f"{moment.update.rounds}/{moment.rounds}",
-                clients=", ".join(moment.update.clients),
+                clients=_answered(moment.update.clients),
                 epsilon=tables.bound(moment.epsilon, 3),
             )
 
         yield show
 
 
-def _log(console: Any, moment: Moment) -> None:
-    """One line a round, for logs and pipes."""
-    gap = moment.update.gap
-    if gap is None:
-        return
-    console.print(
-        f"round {moment.update.rounds}/{moment.rounds}  {moment.elapsed_seconds:.1f} s  "
-        f"version {moment.update.version}  damping {moment.update.damping:g}  "
-        f"gap {tables.number(gap.mean_shift, 3)} sd  ε so far {tables.bound(moment.epsilon, 3)}",
-        highlight=False,
-        soft_wrap=True,
-    )
+def _logger(console: Any) -> Callable[[Moment], None]:
+    """Prints one line a completed round, for logs and pipes, with who answered since the last."""
+    answered: list[str] = []
+
+    def log(moment: Moment) -> None:
+        answered.extend(moment.update.clients)
+        gap = moment.update.gap
+        if gap is None:
+            return
+        console.print(
+            f"round {moment.update.rounds}/{moment.rounds}  {_answered(answered)}  "
+            f"{moment.elapsed_seconds:.1f} s  version {moment.update.version}  "
+            f"damping {moment.update.damping:g}  gap {tables.number(gap.mean_shift, 3)} sd  "
+            f"ε so far {tables.bound(moment.epsilon, 3)}",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
+        answered.clear()
+
+    return log
+
+
+def _answered(names: Iterable[str]) -> str:
+    """Says how many clients answered, and which if it was one; the prior's worker is no client."""
+    clients = {name for name in names if name != PRIOR}
+    if len(clients) == 1:
+        return f"1 client: {clients.pop()}"
+    return f"{len(clients)} clients" if clients else "the prior"
 
 
 def _show(result: "Result", pooled: bool, out: Path | None) -> None:
@@ -149,6 +170,14 @@ def _remarks(result: "Result") -> "list[str]":
         lines.append(
             f"over the last round no mean moved by more than "
             f"{tables.number(gaps[-1].mean_shift, 2)} posterior sd"
+        )
+    poor = {name: value for name, value in result.residuals.items() if not value < 1e-3}
+    if poor:
+        worst = max(poor, key=lambda name: poor[name])
+        lines.append(
+            f"not converged: {worst} stopped {tables.number(poor[worst], 2)} posterior sd from its "
+            "optimum; few records or separable outcomes under a wide prior do that: narrow the prior, "
+            "or raise solver `nodes` and `evaluations`"
         )
     if result.improper:
         lines.append("the factors' product was improper: the posterior shown is its projection")

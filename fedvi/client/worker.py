@@ -47,7 +47,7 @@ class ClientStore(Protocol):
 class Worker:
     """One client at work.
 
-    Delivery: the cost of a task is reserved in the ledger before a record is read; the noised bytes
+    Delivery: the cost of a task is reserved in the ledger before the solver gets a record; the noised bytes
     are sealed before they are sent; sending again sends the same bytes. So privacy is charged at
     least once and never less than was released.
 
@@ -83,11 +83,17 @@ class Worker:
         self._budget = budget
         self._state: Any = None
         self._greeted = False
+        self._info: dict[str, Any] = {}
 
     @property
     def ledger(self) -> ledgers.Ledger:
         """The ledger as last saved."""
         return self._store.ledger
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the solver told of its last visit: about private records, and never to leave."""
+        return self._info
 
     def tick(self) -> Literal["solved", "sent", "idle", "done"]:
         """Does one phase of work: sends a sealed answer if there is one, else asks for a task.
@@ -117,12 +123,16 @@ class Worker:
     def _solve(self, task: Task) -> None:
         if task.client != self.client:
             raise errors.ProtocolError(f"client {self.client!r} was offered {task.client!r}'s task")
-        # Charged before data is touched: a crash from here on leaves the slot charged.
-        self._store.save(ledgers.spend(self.ledger, task.task_id, self._solver.cost, self._budget))
+        # Charged before the solver sees a record: a failure from here on leaves the slot charged,
+        # and another attempt is another release, at its own price and with its own noise.
+        attempt = 0
+        while ledgers.state(self.ledger, release_id := f"{task.task_id}#{attempt}") is not None:
+            attempt += 1
+        self._store.save(ledgers.spend(self.ledger, release_id, self._solver.cost, self._budget))
         if self._state is None:
             self._state = self._solver.init(task.posterior)
-        self._state, released, _ = self._solver.update(
-            lambda purpose: self._root.key(self.client, task.task_id, purpose),
+        self._state, released, self._info = self._solver.update(
+            lambda purpose: self._root.key(self.client, release_id, purpose),
             self._state,
             task,
             self._shard(),
@@ -134,14 +144,15 @@ class Worker:
                 "a solver's cost must be the event of what it releases",
             )
         payload = codec.encode(released)
-        ledger = ledgers.seal(self.ledger, task.task_id, payload.sha256)
-        self._store.seal(ledger, task.task_id, payload)
+        ledger = ledgers.seal(self.ledger, release_id, payload.sha256)
+        self._store.seal(ledger, release_id, payload)
 
-    def _send(self, task_id: str, payload: Payload) -> None:
+    def _send(self, release_id: str, payload: Payload) -> None:
+        task_id = release_id.rpartition("#")[0]
         reply = self._link.handle(Submit(self.client, task_id, payload))
         if not isinstance(reply, Receipt) or reply.status == "conflict":
             raise errors.ProtocolError(
                 f"the server holds another answer to task {task_id!r}",
                 "was this client's state restored from a backup, or is it running twice?",
             )
-        self._store.acknowledge(ledgers.mark_sent(self.ledger, task_id), task_id)
+        self._store.acknowledge(ledgers.mark_sent(self.ledger, release_id), release_id)

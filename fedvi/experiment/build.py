@@ -14,6 +14,7 @@ from fedvi.data.schema import indicator_name
 from fedvi.data.source import ArraySource
 from fedvi.experiment import factories
 from fedvi.experiment.config import KindSection, Study
+from fedvi.expfam.base import ExponentialFamily
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
 from fedvi.federation import damping, schedules
 from fedvi.federation.progress import Schedule
@@ -21,13 +22,20 @@ from fedvi.inference import prior_factor
 from fedvi.inference.base import LocalSolver, Shard
 from fedvi.models.base import Model, gaussian_prior
 from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
+from fedvi.privacy.release import Mechanism, Sampler
 from fedvi.server.protocol import ServerSpec
 from fedvi.typing import Eta
 
-__all__ = ["PRIOR", "Assembly", "assemble", "load_shards", "with_capacity"]
+__all__ = ["CUSTOM_CODE", "PRIOR", "Assembly", "assemble", "load_shards", "with_capacity"]
 
 PRIOR = "prior"
 """The worker that owns a prior that is not in the family."""
+
+CUSTOM_CODE = "custom code: claim not vetted"
+"""The mark of a private study whose solver, sampler or mechanism is not one of fedvi's."""
+
+_CLIP_NORMS = (1e-15, 1e15)
+_LARGEST_NOISE = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +110,9 @@ def assemble(study: Study) -> Assembly:
         study.family,
         factories.find("family", study.family.kind, expfam),
         {"size": model.size},
+        ExponentialFamily,
     )
+    _check_columns(study, schema, design)
     if family.size != model.size:
         raise errors.ConfigError(
             f"family.kind is {study.family.kind!r}, which makes a family of size {family.size}, "
@@ -118,6 +128,8 @@ def assemble(study: Study) -> Assembly:
         solvers[PRIOR] = owned
     solvers |= {client.name: solver for client in study.clients}
     marks = [solver.mark] if private else []
+    if private and _has_custom_code(study):
+        marks.append(CUSTOM_CODE)
     if private and study.simulation.insecure_seed is not None:
         marks.append("seeded noise: no guarantee")
     return Assembly(
@@ -135,6 +147,34 @@ def assemble(study: Study) -> Assembly:
         sampler=sampler,
         mark="; ".join(mark for mark in marks if mark),
     )
+
+
+def _has_custom_code(study: Study) -> bool:
+    """Says whether what a claim rests on comes from a "module:function"."""
+    sampler = study.solver.arguments.get("sampler", "")
+    kinds = [study.solver.kind, study.privacy.mechanism]
+    kinds.append(str(sampler.get("kind", "")) if isinstance(sampler, dict) else str(sampler))
+    return any(":" in kind for kind in kinds)
+
+
+def _check_columns(study: Study, schema: Any, design: Any) -> None:
+    """Refuses `data.columns` that would name no column for something that the model reads."""
+    declared = study.data.columns
+    if declared is None:
+        return
+    twice = [name for name in declared if declared.count(name) > 1]
+    if twice:
+        raise errors.ConfigError(
+            f"data.columns: `{twice[0]}` is there twice, expected every column once",
+            "give every column a name of its own, in the order of the file",
+        )
+    for name in _columns(design, study, schema):
+        if name in schema and schema[name].column not in declared:
+            wanted = schema[name].column
+            raise errors.ConfigError(
+                f"data.columns: no `{wanted}`, which the model needs",
+                errors.did_you_mean(wanted, declared),
+            )
 
 
 def _model(study: Study, schema: Any) -> tuple[Any, Model]:
@@ -193,14 +233,18 @@ def _schedule(study: Study) -> tuple[Schedule, damping.StepRule]:
     rule = arguments.pop("damping", "adaptive")
     section = KindSection(kind=study.schedule.kind, **arguments)
     factory = factories.find("schedule", study.schedule.kind, schedules)
-    schedule = factories.call("schedule", section, factory, {})
-    if schedule.rounds < 1:
-        raise errors.ConfigError(f"schedule.rounds is {schedule.rounds}, expected at least 1")
+    schedule = factories.call("schedule", section, factory, {}, Schedule)
+    if not isinstance(schedule.rounds, int) or schedule.rounds < 1:
+        raise errors.ConfigError(
+            f"schedule.rounds is {schedule.rounds!r}, expected a whole number of at least 1",
+            "rounds are passes over all clients; ten are a good start",
+        )
     if rule == "adaptive":
         return schedule, damping.adaptive()
     if isinstance(rule, bool) or not isinstance(rule, int | float):
         raise errors.ConfigError(
-            f'schedule.damping is {rule!r}, expected "adaptive" or a number above 0 and at most 1'
+            f'schedule.damping is {rule!r}, expected "adaptive" or a number above 0 and at most 1',
+            "leave it out, and the server chooses the step",
         )
     return schedule, damping.fixed(float(rule))
 
@@ -209,7 +253,7 @@ def _budget(study: Study) -> ledger.Budget | None:
     promise = study.privacy.promise
     if promise is None:
         return None
-    factory = factories.find("privacy.accountant", study.privacy.accountant, accountants)
+    factory = factories.find("privacy", study.privacy.accountant, accountants, "accountant")
     return ledger.Budget(promise.epsilon, promise.delta, factory(promise.relation))
 
 
@@ -222,12 +266,13 @@ def _sampler(study: Study, given: Any) -> Any:
     section = {"kind": given} if isinstance(given, str) else given
     if not isinstance(section, dict) or not isinstance(section.get("kind"), str):
         raise errors.ConfigError(
-            f"solver.sampler is {given!r}",
+            f"solver.sampler is {given!r}, expected a kind in quotes, or a table with a kind",
             'write sampler = "full" or sampler = { kind = "poisson", rate = 0.1 }',
         )
     kind = KindSection(**section)
     factory = factories.find("solver.sampler", kind.kind, sampling)
-    return factories.call("solver.sampler", kind, factory, {"max_records": study.data.max_records})
+    supplied = {"max_records": study.data.max_records}
+    return factories.call("solver.sampler", kind, factory, supplied, Sampler)
 
 
 def _solver(
@@ -239,7 +284,7 @@ def _solver(
     known = factories.parameters(factory)
     supplied: dict[str, Any] = {"family": family, "model": model}
     if "mechanism" not in known:
-        solver = factories.call("solver", study.solver, factory, supplied)
+        solver = factories.call("solver", study.solver, factory, supplied, LocalSolver)
         # Priced, not asked for support: what is unprotected is supported, at an infinite price.
         if budget is not None and math.isinf(budget.accountant.epsilon(solver.cost, budget.delta)):
             raise errors.ConfigError(
@@ -250,12 +295,22 @@ def _solver(
         return solver, None, None
     noise = arguments.pop("noise_multiplier", None)
     sampler = _sampler(study, arguments.pop("sampler", "full"))
-    mechanism = factories.find("privacy.mechanism", study.privacy.mechanism, mechanisms)
+    if "clip_norm" in known:
+        _check_clip_norm(arguments.get("clip_norm"), private=study.privacy.private)
+    mechanism = factories.find("privacy", study.privacy.mechanism, mechanisms, "mechanism")
+    noise_section = KindSection(kind=study.privacy.mechanism)
     section = KindSection(kind=study.solver.kind, **arguments)
 
     def build(noise_multiplier: float) -> LocalSolver:
-        parts = {"sampler": sampler, "mechanism": mechanism(noise_multiplier)}
-        return factories.call("solver", section, factory, supplied | parts)
+        made = factories.call(
+            "privacy.mechanism",
+            noise_section,
+            mechanism,
+            {"noise_multiplier": noise_multiplier},
+            Mechanism,
+        )
+        parts = supplied | {"sampler": sampler, "mechanism": made}
+        return factories.call("solver", section, factory, parts, LocalSolver)
 
     def total(noise_multiplier: float) -> events.Event:
         return events.repeat(build(noise_multiplier).cost, schedule.rounds)
@@ -267,9 +322,14 @@ def _solver(
                 "give noise_multiplier, or a [privacy] section with epsilon and delta",
             )
         noise = calibrate.calibrate(total, budget.accountant, budget.epsilon, budget.delta)
-    elif isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise < math.inf:
+    elif (
+        isinstance(noise, bool)
+        or not isinstance(noise, int | float)
+        or not 0 <= noise <= _LARGEST_NOISE
+    ):
         raise errors.ConfigError(
-            f"solver.noise_multiplier is {noise!r}, expected a finite number of at least 0",
+            f"solver.noise_multiplier is {noise!r}, expected a finite number of at least 0 and at "
+            f"most {_LARGEST_NOISE:g}",
             "leave it out: it is then calibrated to the budget",
         )
     elif budget is not None:
@@ -282,6 +342,21 @@ def _solver(
                 "leave noise_multiplier out: it is then calibrated to the budget",
             )
     return build(float(noise)), float(noise), sampler
+
+
+def _check_clip_norm(given: Any, *, private: bool) -> None:
+    """Refuses a clip norm at which float32 sums of clipped records would vanish or overflow."""
+    if given == "Infinity":  # see Study.as_dict
+        given = math.inf
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return
+    low, high = _CLIP_NORMS
+    if low <= given <= high or (given == math.inf and not private):
+        return
+    raise errors.ConfigError(
+        f"solver.clip_norm is {given}, expected a number from {low:g} to {high:g}",
+        "it bounds what one record contributes; 1 is a good start. Without protection it may be inf",
+    )
 
 
 def _prior(family: Any, model: Model) -> tuple[Eta, LocalSolver | None]:
@@ -346,6 +421,7 @@ def _columns(design: Any, study: Study, schema: Any) -> tuple[str, ...]:
         name
         for name, parameter in inspect.signature(factory).parameters.items()
         if name not in study.model.arguments
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         # An argument with a default is a column only if one is declared by its name.
         and (parameter.default is parameter.empty or name in schema or name in indicators)
     ]

@@ -29,6 +29,11 @@ __all__ = [
 # The name of the worker that owns a non-Gaussian prior; no client may take it.
 RESERVED = ("prior",)
 
+# Whole numbers of a TOML file have 64 bits; larger ones would fail wherever they are used.
+_LARGEST = 2**63 - 1
+_DEEPEST = 32
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
 
 class _Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
@@ -43,8 +48,8 @@ class _Section(pydantic.BaseModel):
 class StudySection(_Section):
     """``[study]``: its name, and the public seed (initialisation and simulated arrival; never noise)."""
 
-    name: str = pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: int = pydantic.Field(default=0, ge=0)
+    name: str = pydantic.Field(pattern=_NAME, max_length=64)
+    seed: int = pydantic.Field(default=0, ge=0, le=_LARGEST)
 
 
 class KindSection(pydantic.BaseModel):
@@ -62,8 +67,8 @@ class KindSection(pydantic.BaseModel):
 class PriorSection(_Section):
     """``[prior]`` of the built-in models: N(0, scale²) for each coefficient."""
 
-    scale: float = pydantic.Field(default=2.5, gt=0.0)
-    intercept_scale: float | None = pydantic.Field(default=None, gt=0.0)
+    scale: float = pydantic.Field(default=2.5, ge=1e-6, le=1e6)
+    intercept_scale: float | None = pydantic.Field(default=None, ge=1e-6, le=1e6)
 
 
 class Promise(NamedTuple):
@@ -80,7 +85,7 @@ class PrivacySection(_Section):
 
     protection: Literal["dp", "none"] = "dp"
     epsilon: float | None = pydantic.Field(default=None, gt=0.0)
-    delta: float | None = pydantic.Field(default=None, gt=0.0, lt=1.0)
+    delta: float | None = pydantic.Field(default=None, gt=0.0, lt=0.5)
     unit: Literal["record"] | None = None
     relation: Relation | None = None
     accountant: str = "pld"
@@ -137,17 +142,37 @@ class DataSection(_Section):
 
     columns: list[str] | None = None
     separator: str = ","
-    max_records: int | None = pydantic.Field(default=None, ge=1)
+    max_records: int | None = pydantic.Field(default=None, ge=1, le=10**8)
     # Named so because BaseModel has an attribute called schema.
     columns_schema: dict[str, dict[str, Any]] = pydantic.Field(alias="schema")
+
+    @pydantic.field_validator("separator")
+    @classmethod
+    def _separates(cls, value: str) -> str:
+        if len(value) != 1 or value in '"\r\n\0':
+            raise ValueError(
+                f"data.separator is {_shown(value)}, expected one character"
+                '|use ",", ";" or "\\t"; blanks around a cell are taken off anyway'
+            )
+        return value
 
 
 class ClientSection(_Section):
     """``[[clients]]``: a site, its file (relative to the study file), its pace in simulation."""
 
-    name: str = pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = pydantic.Field(pattern=_NAME, max_length=64)
     data: str | None = None
     latency_seconds: float = pydantic.Field(default=1.0, ge=0.0)
+
+    @pydantic.field_validator("data")
+    @classmethod
+    def _path(cls, value: str | None) -> str | None:
+        if value is not None and "\0" in value:
+            raise ValueError(
+                f"clients.data is {_shown(value)}, expected a path without the NUL character"
+                "|write a backslash in a path twice, or use forward slashes"
+            )
+        return value
 
 
 class SimulationSection(_Section):
@@ -158,7 +183,7 @@ class SimulationSection(_Section):
     """
 
     latency_jitter: float = pydantic.Field(default=0.0, ge=0.0, lt=1.0)
-    insecure_seed: int | None = pydantic.Field(default=None, ge=0)
+    insecure_seed: int | None = pydantic.Field(default=None, ge=0, le=_LARGEST)
 
 
 class Study(_Section):
@@ -215,14 +240,14 @@ class Study(_Section):
 
 
 def load_study(path: str | Path) -> Study:
-    """Reads and validates a study file.
+    """Reads and validates a study file: TOML, or the resolved study that ``--out`` kept (``.json``).
 
     Raises:
       ConfigError: naming the section, the key, the value found and what would be right.
     """
     path = Path(path)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise errors.ConfigError(
             f"no study file at {path}", "give the path of a .toml file"
@@ -235,12 +260,50 @@ def load_study(path: str | Path) -> Study:
         raise errors.ConfigError(
             f"{path} is not a text file in UTF-8", "save it again in that encoding"
         ) from None
+    except ValueError:
+        raise errors.ConfigError(
+            f"no study file at {str(path)!r}", "give the path of a .toml file"
+        ) from None
+    return parse_study(_read_json(path, text) if path.suffix == ".json" else _read_toml(path, text))
+
+
+def _read_toml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise errors.ConfigError(
             f"{path} is not valid TOML: {error}",
             'sections are written [section], keys are written key = value, texts "in quotes"',
         ) from None
-    return parse_study(raw)
+    except (ValueError, RecursionError):
+        raise _beyond_reading(path) from None
+
+
+def _read_json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text)
+        # JSON can spell half of a character, which no file name, digest or table can hold.
+        json.dumps(raw, ensure_ascii=False).encode()
+    except (json.JSONDecodeError, UnicodeEncodeError) as error:
+        raise errors.ConfigError(
+            f"{path} is not valid JSON: {error}",
+            "a .json study is the study.json that `fedvi simulate --out` keeps; others are .toml",
+        ) from None
+    except (ValueError, RecursionError):
+        raise _beyond_reading(path) from None
+    if not isinstance(raw, dict):
+        raise errors.ConfigError(
+            f"{path} holds {_shown(raw)}, expected a table of sections",
+            "a .json study is the study.json that `fedvi simulate --out` keeps",
+        )
+    return raw
+
+
+def _beyond_reading(path: Path) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"{path} holds a number of too many digits, or is nested too deeply",
+        f"whole numbers go up to {_LARGEST}; no section of a study is deeper than four tables",
+    )
 
 
 def parse_study(raw: dict[str, Any]) -> Study:
@@ -249,10 +312,41 @@ def parse_study(raw: dict[str, Any]) -> Study:
     Raises:
       ConfigError: naming the section, the key, the value found and what would be right.
     """
+    _check_values(raw)
     try:
         return Study.model_validate(raw)
     except pydantic.ValidationError as failure:
         raise _explain(failure) from None
+
+
+def _check_values(raw: dict[str, Any]) -> None:
+    """Refuses numbers that no computer word holds, and tables in tables without end."""
+    pending: list[tuple[tuple[Any, ...], Any]] = [((), raw)]
+    while pending:
+        location, value = pending.pop()
+        if len(location) > _DEEPEST:
+            raise errors.ConfigError(
+                f"{location[0]} is nested more than {_DEEPEST} deep, expected a few tables",
+                "no section of a study is deeper than four tables",
+            )
+        if isinstance(value, dict):
+            pending += [((*location, key), item) for key, item in value.items()]
+        elif isinstance(value, list):
+            pending += [((*location, index), item) for index, item in enumerate(value)]
+        elif isinstance(value, int) and abs(value) > _LARGEST:
+            raise errors.ConfigError(
+                f"{_path(location)} is {_shown(value)}, expected at most {_LARGEST} in size",
+                "whole numbers have 64 bits; write a larger number with a decimal point",
+            )
+
+
+def _shown(value: Any) -> str:
+    """Writes a value that was found, cut to what fits a line."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # too many digits, or too deep
+        return f"a very large {type(value).__name__}"
+    return text if len(text) <= 100 else text[:100] + "…"
 
 
 def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
@@ -274,14 +368,29 @@ def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
         return errors.ConfigError(message, hint)
     if kind == "too_short":
         return errors.ConfigError(f"{path} is empty", _add(str(location[-1]), location[:-1]))
+    found = _shown(problem["input"])
+    if kind in ("model_type", "model_attributes_type", "dict_type", "list_type"):
+        hint = 'write a list in brackets: ["age", "sex"]' if location[-1] == "columns" else _TABLE
+        return errors.ConfigError(f"{path} is {found}, expected {_table(location, kind)}", hint)
     expected = problem["msg"].removeprefix("Input should be ")
-    hint = "write numbers, true and false without quotes, and texts in quotes"
+    hint = _HINTS.get(path, "write numbers, true and false without quotes, and texts in quotes")
     if kind == "string_pattern_mismatch":
         expected = "a letter or digit, then letters, digits, `.`, `_` or `-`"
         hint = "the name becomes part of file names"
+    if kind == "string_too_long":
+        expected = f"at most {problem['ctx']['max_length']} characters"
+        hint = "the name becomes part of file names"
     if kind == "literal_error":
         hint = errors.did_you_mean(str(problem["input"]), _choices(problem["ctx"]["expected"]))
-    return errors.ConfigError(f"{path} is {problem['input']!r}, expected {expected}", hint)
+    return errors.ConfigError(f"{path} is {found}, expected {expected}", hint)
+
+
+def _table(location: tuple[Any, ...], kind: str) -> str:
+    """Says which table, or list, belongs at a location."""
+    name = ".".join(part for part in location if isinstance(part, str))
+    if location[0] == "clients":
+        return f"a table [[{name}]]" + (" for each site" if kind == "list_type" else "")
+    return "a list" if kind == "list_type" else f"a table [{name}]"
 
 
 def _path(location: tuple[Any, ...]) -> str:
@@ -302,6 +411,15 @@ def _add(key: str, section: tuple[Any, ...]) -> str:
         return f"add `{key} = …`" + (" under its [[clients]]" if section[0] == "clients" else "")
     return _SECTIONS.get(key, f"add a section [{key}]")
 
+
+_TABLE = "write a section's name in brackets on a line of its own, and its keys on the lines below"
+
+_HINTS = {
+    "privacy.delta": "delta is far below 1 / number of records, such as 1e-5",
+    "data.max_records": "declare the largest number of records at any client, at most 10^8",
+    "prior.scale": "it is the prior's sd of a coefficient; 2.5 suits coefficients on scaled columns",
+    "prior.intercept_scale": "it is the prior's sd of the intercept; left out, it is `scale`",
+}
 
 _SECTIONS = {
     "clients": "add a [[clients]] entry with a name for each site",

@@ -14,40 +14,53 @@ from fedvi.experiment.config import KindSection
 __all__ = ["call", "find", "parameters"]
 
 
-def find(section: str, kind: str, package: ModuleType) -> Callable[..., Any]:
+def find(section: str, kind: str, package: ModuleType, key: str = "kind") -> Callable[..., Any]:
     """Finds the function that a kind names: in a package's ``__all__``, or as "module:function".
 
+    Args:
+      section, key: where the study names it, for messages.
+      kind: what it names.
+      package: whose ``__all__`` lists the kinds.
+
     Raises:
-      ConfigError: if there is none; names the nearest.
+      ConfigError: if there is none, and names the nearest; or if its arguments cannot be known, as
+        those of some functions that are not written in Python.
     """
     module_name, colon, name = kind.partition(":")
     if not colon:
         if kind not in package.__all__:
             raise errors.ConfigError(
-                f"{section}.kind is {kind!r}, which is not in {package.__name__}",
+                f"{section}.{key} is {kind!r}, which is not in {package.__name__}",
                 errors.did_you_mean(kind, package.__all__)
                 + '; "my_package.my_module:my_function" reaches outside',
             )
         return getattr(package, kind)
     if not all(part.isidentifier() for part in (*module_name.split("."), name)):
         raise errors.ConfigError(
-            f"{section}.kind is {kind!r}, which names no function of a module",
+            f"{section}.{key} is {kind!r}, which names no function of a module",
             'write "my_package.my_module:my_function", or one of ' + ", ".join(package.__all__),
         )
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a module of the user's does when it is imported
         raise errors.ConfigError(
-            f"{section}.kind is {kind!r}, but module {module_name!r} cannot be imported: "
+            f"{section}.{key} is {kind!r}, but module {module_name!r} cannot be imported: "
             f"{type(error).__name__}: {error}",
             "install it, or put the folder that it is in on PYTHONPATH",
         ) from error
     found = getattr(module, name, None)
     if not callable(found):
         raise errors.ConfigError(
-            f"{section}.kind is {kind!r}, but {module_name} has no function {name!r}",
+            f"{section}.{key} is {kind!r}, but {module_name} has no function {name!r}",
             errors.did_you_mean(name, _functions(module)),
         )
+    try:
+        inspect.signature(found)
+    except (TypeError, ValueError):
+        raise errors.ConfigError(
+            f"{section}.{key} is {kind!r}, but the arguments of {name!r} cannot be known",
+            "name a function written in Python, or wrap it in one",
+        ) from None
     return found
 
 
@@ -63,12 +76,22 @@ def _functions(module: ModuleType) -> list[str]:
 
 
 def parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
-    """Lists the names of a factory's arguments."""
-    return tuple(inspect.signature(factory).parameters)
+    """Lists the names of a factory's arguments; ``*args`` and ``**kwargs`` name none."""
+    return tuple(_parameters(factory))
+
+
+def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    found = inspect.signature(factory).parameters
+    return {name: item for name, item in found.items() if item.kind not in unnamed}
 
 
 def call(
-    section: str, given: KindSection, factory: Callable[..., Any], supplied: dict[str, Any]
+    section: str,
+    given: KindSection,
+    factory: Callable[..., Any],
+    supplied: dict[str, Any],
+    expected: type | None = None,
 ) -> Any:
     """Calls a factory with the study's arguments and those that the study cannot name.
 
@@ -78,12 +101,13 @@ def call(
       factory: what ``find`` found.
       supplied: arguments from the builder (family, model, …); those that the factory does not take
         are left out.
+      expected: a class, or a runtime-checkable protocol, that the answer belongs to; None: any.
 
     Raises:
-      ConfigError: for an unknown or missing argument, one of the wrong type, or one that the factory
-        refuses.
+      ConfigError: for an unknown or missing argument, one of the wrong type, one that the factory
+        refuses or fails on, or an answer that is not what the section needs.
     """
-    known = inspect.signature(factory).parameters
+    known = _parameters(factory)
     from_study = [name for name in known if name not in supplied]
     arguments = {name: value for name, value in supplied.items() if name in known}
     for name, value in given.arguments.items():
@@ -106,11 +130,33 @@ def call(
                 f"{section}.{name} is missing for kind {given.kind!r}", f"add `{name} = …`"
             )
     try:
-        return factory(**arguments)
+        made = factory(**arguments)
+        # Looked at in here: a protocol's properties are read for it, and may fail too.
+        fits = expected is None or isinstance(made, expected)
     # Raised while a study is read, these are mistakes in the study, whatever they are elsewhere.
     except (errors.FamilyError, errors.PrivacyError, errors.SolverError) as error:
         hint = error.hint or _takes(given.kind, from_study)
         raise errors.ConfigError(f"[{section}]: {error.message}", hint) from error
+    except errors.FedviError:
+        raise
+    except Exception as error:  # whatever a function of the user's does with its arguments
+        if ":" not in given.kind and not isinstance(error, _BAD_ARGUMENTS):
+            raise
+        # No data exists while a study is assembled, so that what was raised can be shown.
+        raise errors.ConfigError(
+            f"[{section}]: kind {given.kind!r} failed with {type(error).__name__}: {error}",
+            "correct its arguments in the study; " + _takes(given.kind, from_study),
+        ) from error
+    if expected is not None and not fits:
+        raise errors.ConfigError(
+            f"[{section}]: kind {given.kind!r} returned {type(made).__name__}, expected what is a "
+            f"{expected.__module__}.{expected.__name__}",
+            f"does {given.kind!r} name the function that makes it?",
+        )
+    return made
+
+
+_BAD_ARGUMENTS = (TypeError, ValueError, ArithmeticError)
 
 
 def _takes(kind: str, names: list[str]) -> str:

@@ -97,6 +97,7 @@ def as_dict(result: Result) -> dict[str, Any]:
         "privacy": privacy_rows(result),
         "consortium": [statement.as_dict(claim) for claim in result.consortium],
         "projected": result.improper,
+        "residuals": dict(result.residuals),
         "history": [
             {
                 "version": update.version,
@@ -149,8 +150,8 @@ def check_target(directory: Path) -> None:
 def write(result: Result, directory: Path) -> None:
     """Writes the posterior (npz and JSON), the ledgers and the resolved study, all or nothing.
 
-    Files: ``posterior.npz`` (mean, sd, h, J, names, mark), ``result.json``, ``study.json`` and
-    ``ledger/CLIENT.jsonl``.
+    Files: ``posterior.npz`` and ``posterior.json`` (both mean, sd, h, J, names, mark),
+    ``result.json``, ``study.json`` and ``ledger/CLIENT.jsonl``.
 
     Raises:
       ConfigError: see ``check_target``.
@@ -163,15 +164,18 @@ def write(result: Result, directory: Path) -> None:
         tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory if given else directory.parent)
     )
     try:
-        np.savez(
-            scratch / "posterior.npz",
-            mean=mean,
-            sd=sd,
-            h=result.posterior.h,
-            J=result.posterior.J,
-            names=np.array(result.assembly.model.names),
-            mark=np.array(result.assembly.mark),
-        )
+        posterior: dict[str, Any] = {
+            "names": np.array(result.assembly.model.names),
+            "mean": np.asarray(mean),
+            "sd": np.asarray(sd),
+            "h": np.asarray(result.posterior.h),
+            "J": np.asarray(result.posterior.J),
+            "mark": np.array(result.assembly.mark),
+        }
+        np.savez(scratch / "posterior.npz", **posterior)
+        # As text a float64 comes back to the last bit.
+        plain = {name: value.tolist() for name, value in posterior.items()}
+        _write_json(scratch / "posterior.json", _plain(plain))
         _write_json(scratch / "result.json", as_dict(result))
         study = result.assembly.study.as_dict()
         noise = result.assembly.noise_multiplier

@@ -84,6 +84,8 @@ class Result:
       ledgers: client → its ledger.
       improper: whether Σ factors was improper at the end, so that q is a projection.
       pooled: η of the non-private fit to all shards pooled, if it was asked for.
+      residuals: worker (and "pooled") → how far, in posterior sds, a deterministic solver stopped
+        from its optimum at the last visit; computed from records, so only of what is unprotected.
       elapsed_seconds: real time of the run, compilation included.
     """
 
@@ -96,6 +98,7 @@ class Result:
     ledgers: Mapping[str, ledger.Ledger]
     improper: bool
     pooled: Eta | None
+    residuals: Mapping[str, float]
     elapsed_seconds: float
 
 
@@ -180,7 +183,14 @@ def run(
     drive(workers, coordinator, _latencies(study), study.study.seed, clock)
     state = coordinator.state
     ledgers = {name: stores[name].ledger for name in assembly.clients}
-    sites = tuple(_site(assembly, name, shards[name], ledgers[name]) for name in assembly.clients)
+    sites = tuple(
+        _site(assembly, name, sources[name].size, ledgers[name]) for name in assembly.clients
+    )
+    residuals = _residuals(study, workers)
+    pooled_eta = None
+    if pooled:
+        pooled_eta, residuals["pooled"] = _pooled(assembly, sources)
+        sites = tuple(_with_pooled_excluded(site) for site in sites)
     claims = [claim for site in sites for claim in site.claims]
     return Result(
         assembly=assembly,
@@ -191,7 +201,8 @@ def run(
         history=state.history,
         ledgers=ledgers,
         improper=not assembly.family.is_proper(state.posterior),
-        pooled=_pooled(assembly, sources) if pooled else None,
+        pooled=pooled_eta,
+        residuals=residuals,
         elapsed_seconds=time.monotonic() - started,
     )
 
@@ -287,7 +298,22 @@ def _spent(assembly: Assembly, stores: Mapping[str, MemoryClientStore]) -> float
     return max(accountant.epsilon(cost, delta) for cost in costs)
 
 
-def _site(assembly: Assembly, name: str, shard: Shard, book: ledger.Ledger) -> Site:
+def _residuals(study: Study, workers: Mapping[str, Worker]) -> dict[str, float]:
+    """Collects how well the local solvers converged, where nothing is promised."""
+    if study.privacy.private:
+        return {}
+    found = {name: worker.info.get("residual") for name, worker in workers.items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _with_pooled_excluded(site: Site) -> Site:
+    claims = tuple(
+        claim._replace(exclusions=(*claim.exclusions, statement.POOLED)) for claim in site.claims
+    )
+    return dataclasses.replace(site, claims=claims)
+
+
+def _site(assembly: Assembly, name: str, rows: int, book: ledger.Ledger) -> Site:
     privacy, promise = assembly.study.privacy, assembly.study.privacy.promise
     releases = sum(entry.kind == "sealed" for entry in book.entries)
     claims: tuple[statement.Claim, ...] = ()
@@ -300,15 +326,19 @@ def _site(assembly: Assembly, name: str, shard: Shard, book: ledger.Ledger) -> S
         )
     return Site(
         name=name,
-        records=int(shard.mask.sum()) if privacy.records_public else None,
+        # All rows, valid or not: how many are valid depends on what they hold.
+        records=rows if privacy.records_public else None,
         releases=releases,
         numbers=releases * assembly.solvers[name].number_count,
         claims=claims,
     )
 
 
-def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> Eta:
-    """Fits all records together without privacy, to convergence: what the federation is held against.
+def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta, float]:
+    """Fits all records together without privacy: what the federation is held against.
+
+    Returns its η, and how far in posterior sds the fit stopped from its optimum (0 if the solver
+    does not tell).
 
     The whole consortium is one client here, and the prior's factor its only companion.
     """
@@ -317,7 +347,7 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> Eta:
     family, model = assembly.family, assembly.model
     solver = (glm if isinstance(model, GeneralisedLinearModel) else gradient)(family, model)
     parties = [("pooled", solver, Shard(records, np.asarray(mask, bool)))]
-    rounds = 1
+    rounds, residual = 1, 0.0
     if PRIOR in assembly.solvers:
         parties.append((PRIOR, assembly.solvers[PRIOR], prior_factor.empty_shard()))
         rounds = 5
@@ -328,8 +358,9 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> Eta:
         for name, party, shard in parties:
             task = Task(f"{name}/{visit}", name, visit, 0, posterior, factors[name], 1.0)
             keys = functools.partial(root.key, "pooled", task.task_id)
-            _, released, _ = party.update(keys, party.init(posterior), task, shard)
+            _, released, info = party.update(keys, party.init(posterior), task, shard)
             change = party.finish(released.value, task)
             factors[name] = tree.add(factors[name], change.delta)
             posterior = tree.add(posterior, change.delta)
-    return tree.to_numpy(posterior)
+            residual = float(info.get("residual", residual))
+    return tree.to_numpy(posterior), residual

@@ -113,11 +113,17 @@ class FullGaussian:
         return _broadcast_add(noise @ root.T, location)
 
     def is_proper(self, eta: GaussianEta) -> bool:
-        """Says whether J is positive definite beyond rounding (NumPy arrays only)."""
+        """Says whether J is positive definite beyond rounding (NumPy arrays only).
+
+        The answer does not depend on the units of θ's coordinates: J is scaled to a unit diagonal.
+        """
         if not (np.isfinite(eta.h).all() and np.isfinite(eta.J).all()):
             return False
-        values = np.linalg.eigvalsh(_symmetric(np.asarray(eta.J)))
-        return bool(values[0] > 1e-13 * max(values[-1], 0.0) and values[0] > 0.0)
+        diagonal = np.diagonal(eta.J)
+        if not (diagonal > 0.0).all():
+            return False
+        scaled = _symmetric(np.asarray(eta.J)) / _outer(np.sqrt(diagonal), np.sqrt(diagonal))
+        return bool(np.linalg.eigvalsh(scaled)[0] > 1e-14 * self.size)
 
     def project(self, eta: GaussianEta, floor: GaussianEta) -> GaussianEta:
         """Lifts the eigenvalues of J, relative to the floor's J, to 1e-3; keeps a proper η as it is.

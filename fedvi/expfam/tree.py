@@ -22,7 +22,6 @@ __all__ = [
     "subtract",
     "to_numpy",
     "total",
-    "zeros",
 ]
 
 
@@ -55,11 +54,6 @@ def subtract(left: Eta, right: Eta) -> Eta:
 def scale(eta: Eta, factor: float) -> Eta:
     """Returns η of a density raised to a power: factor · η."""
     return map_leaves(lambda a: a * factor, eta)
-
-
-def zeros(eta: Eta) -> Eta:
-    """Returns η of the constant function 1, in the shape of ``eta``."""
-    return map_leaves(lambda a: a * 0.0, eta)
 
 
 def total(etas: Iterable[Eta], start: Eta) -> Eta:

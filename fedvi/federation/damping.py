@@ -25,13 +25,15 @@ class Memory(NamedTuple):
 
 
 class StepRule(NamedTuple):
-    """``choose(family, posterior, update, memory, floor)`` returns the damping s ∈ (0, 1] of a fold.
+    """``choose(family, served, posterior, update, memory, floor)`` returns the damping s ∈ (0, 1].
+
+    ``served`` is the proper q that was handed out, ``posterior`` prior + Σ factors as it stands.
 
     All that it looks at has been released, so it is post-processing.
     """
 
     name: str
-    choose: Callable[[Any, Eta, Eta, Memory, float], float]
+    choose: Callable[[Any, Eta, Eta, Eta, Memory, float], float]
 
 
 def adaptive() -> StepRule:
@@ -47,12 +49,14 @@ def adaptive() -> StepRule:
     Source: DESIGN §6 and specs/pvi.md §1.5 (the opposition rule); the thresholds are derived above.
     """
 
-    def choose(family: Any, posterior: Eta, update: Eta, memory: Memory, floor: float) -> float:
+    def choose(
+        family: Any, served: Eta, posterior: Eta, update: Eta, memory: Memory, floor: float
+    ) -> float:
         damping = memory.damping
         if memory.update is not None:
-            before = family.whiten(posterior, memory.update)
+            before = family.whiten(served, memory.update)
             size = float(before @ before)
-            ratio = float(family.whiten(posterior, update) @ before) / size if size > 0.0 else 0.0
+            ratio = float(family.whiten(served, update) @ before) / size if size > 0.0 else 0.0
             if ratio < -1.0 / 3.0:
                 damping *= 0.5
             elif ratio > 1.0 / 3.0:
@@ -78,4 +82,4 @@ def fixed(damping: float) -> StepRule:
             f"schedule.damping is {damping}, expected a number above 0 and at most 1",
             'leave it out, or write "adaptive", and the server chooses the step',
         )
-    return StepRule(f"fixed({damping:g})", lambda family, posterior, update, memory, floor: damping)
+    return StepRule(f"fixed({damping:g})", lambda *_: damping)

@@ -1,10 +1,9 @@
 """What a schedule may see: counts, versions and the public gap, and nothing computed from data."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 __all__ = ["Progress", "Schedule"]
-
-from collections.abc import Callable
 
 
 class Progress(NamedTuple):
@@ -50,7 +49,6 @@ class Schedule(NamedTuple):
       select: progress → clients that may be given a task now.
       ready: progress → whether the waiting answers are to be folded now, all together.
       finished: progress → whether the run is complete.
-      together: progress-independent: whether the answers of a whole round are folded together.
     """
 
     name: str

@@ -66,6 +66,10 @@ class Shard(NamedTuple):
     records: Records
     mask: np.ndarray
 
+    def __repr__(self) -> str:
+        # Reprs end in logs: names only.
+        return f"Shard({', '.join(self.records)})"
+
 
 class LocalSolver(NamedTuple):
     """How a client answers a task; a pair of pure functions and their price.

@@ -9,18 +9,17 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.expfam.gaussian import FullGaussian
+from fedvi.inference import whitened
 from fedvi.inference.base import (
     Change,
     LocalSolver,
     Shard,
     Task,
-    cavity,
     check_shapes,
     compiled_once,
 )
 from fedvi.inference.gradient import single_precision
-from fedvi.inference.optimiser import adam
+from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.release import (
@@ -37,6 +36,10 @@ from fedvi.typing import Key
 
 __all__ = ["dp_optimisation"]
 
+# A released location is at most so many broadcast sds away, a scale at most exp(±8) of them.
+_FARTHEST = 1e3
+_SHARPEST = 8.0
+
 
 def dp_optimisation(
     family: Any,
@@ -45,16 +48,18 @@ def dp_optimisation(
     mechanism: Mechanism,
     clip_norm: float = 1.0,
     steps: int = 100,
-    learning_rate: float = 0.05,
-    draws: int = 4,
+    learning_rate: float = 0.1,
+    draws: int = 8,
 ) -> LocalSolver:
     """Returns the solver that runs DP-SGD on the local objective, ``steps`` releases a visit.
 
     Per step: a batch from ``sampler``; per record the gradient of E_q[log p(yₙ|θ)] with respect to
-    q's location and log-scale (or Cholesky factor), averaged over ``draws`` shared draws, then
-    clipped to ``clip_norm``; the noised sum divided by the public sampling rate. The gradient of
-    ⟨η_c, E_q[T]⟩ + H(q) touches no data: it is exact, outside the clip, without noise. The
-    parameters are those of θ = m + s ∘ ε (or m + S ε); Adam starts anew at each visit, from q.
+    q's location in θ and its scale in units of the broadcast q (log-scales, or a Cholesky factor),
+    averaged over ``draws`` shared draws, then clipped to ``clip_norm``; the noised sum divided by
+    the public sampling rate. The gradient of ⟨η_c, E_q[T]⟩ + H(q) touches no data: it is exact,
+    outside the clip, without noise. Adam starts anew at each visit, from the broadcast q, and steps
+    in q's own standard deviations, shortened by the estimated share of signal in the gradient. What
+    records are too few to tell against the noise stays as it was, so that intervals stay wide.
 
     Guarantee: one visit costs ``Repeated(sampler.event(mechanism.event(shift)), steps)``, where the
     shift is C when a record is added or removed and 2C when it is substituted. Every iterate counts
@@ -67,7 +72,7 @@ def dp_optimisation(
       mechanism: one of ``fedvi.privacy.mechanisms``.
       clip_norm: C, the L2 bound on one record's gradient.
       steps: optimiser steps a visit, fixed in advance.
-      learning_rate: Adam's, at the start; it falls to zero along a cosine.
+      learning_rate: Adam's, at the start, in sds of the broadcast q; it falls to zero along a cosine.
       draws: Monte Carlo draws averaged before the clip.
 
     Source: specs/pvi.md §2.1; Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749; Heikkilä et al.
@@ -79,35 +84,23 @@ def dp_optimisation(
         raise errors.SolverError(f"draws is {draws}, expected at least 1")
     if not clip_norm > 0.0:
         raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
-    if not learning_rate > 0.0:
-        raise errors.SolverError(f"learning_rate is {learning_rate}, expected a number above 0")
-    full = isinstance(family, FullGaussian)
+    check_learning_rate(learning_rate)
     climb = _climber(family, model, sampler, mechanism, clip_norm, steps, learning_rate, draws)
     one_step = sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm)))
 
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
     ) -> tuple[Any, Released, dict[str, Any]]:
-        without = cavity(task)
-        mean, root = _start(family, task.posterior)
-        arrays = (jnp.asarray(a, jnp.float32) for a in (without.h, without.J))
         keys = tuple(
             jax.random.split(key_of(purpose), steps) for purpose in ("sampling", "guide", "noise")
         )
-        start = (jnp.asarray(mean, jnp.float32), jnp.asarray(root, jnp.float32))
-        released = climb(
-            keys, start, *arrays, single_precision(shard.records), jnp.asarray(shard.mask)
-        )
-        return state, post_process(_to_float64, released), {}
+        at = whitened.single(whitened.frame(family, task))
+        records, valid = single_precision(shard.records), jnp.asarray(shard.mask)
+        return state, post_process(_to_float64, climb(keys, at, records, valid)), {}
 
     def finish(value: dict[str, np.ndarray], task: Task) -> Change:
         check_shapes(value, {"location": task.posterior.h.shape, "scale": task.posterior.J.shape})
-        if full:
-            raw = np.tril(value["scale"])
-            np.fill_diagonal(raw, np.exp(np.diagonal(raw)))
-            optimum = family.from_moments(value["location"], raw @ raw.T)
-        else:
-            optimum = family.from_moments(value["location"], np.exp(2.0 * value["scale"]))
+        optimum = whitened.to_natural(family, task, value["location"], value["scale"])
         return Change(tree.subtract(optimum, task.posterior))
 
     return LocalSolver(
@@ -134,76 +127,94 @@ def _climber(
     draws: int,
 ) -> Callable[..., Released]:
     """Returns the compiled loop of ``dp_optimisation``, one for equal settings."""
-    full = isinstance(family, FullGaussian)
     optimiser = adam(learning_rate, steps)
+    # Of one entry of the noised gradient, after the division by the rate; public.
+    noise_std = (
+        mechanism.noise_multiplier * clip_norm / sampler.rate if mechanism.noise_multiplier else 0.0
+    )
 
-    def draw(parameters: Any, noise: Any) -> Any:
-        location, raw = parameters
-        if full:
-            spread = jnp.tril(raw, -1) + jnp.diag(jnp.exp(jnp.diagonal(raw)))
-            return location[None, :] + noise @ spread.T
-        return location[None, :] + noise * jnp.exp(raw)[None, :]
-
-    def record_term(parameters: Any, noise: Any, record: Any) -> Any:
-        thetas = draw(parameters, noise)
+    def record_term(guide: Any, at: whitened.Frame, noise: Any, record: Any) -> Any:
+        # The location's gradient is taken in θ, where a record's share does not depend on how
+        # sharp q is; the whitening of the steps is post-processing.
+        centre, raw = guide
+        z = whitened.draw((jnp.zeros_like(centre), raw), noise)
+        thetas = whitened.to_theta(at._replace(mean=centre), z)
         return jax.vmap(model.log_likelihood, in_axes=(0, None))(thetas, record).mean()
 
-    def public_term(parameters: Any, h: Any, precision: Any) -> Any:
-        location, raw = parameters
-        if full:
-            spread = jnp.tril(raw, -1) + jnp.diag(jnp.exp(jnp.diagonal(raw)))
-            quadratic = location @ precision @ location + ((precision @ spread) * spread).sum()
-            return h @ location - 0.5 * quadratic + jnp.diagonal(raw).sum()
-        quadratic = (precision * (location**2 + jnp.exp(2.0 * raw))).sum()
-        return h @ location - 0.5 * quadratic + raw.sum()
-
     @jax.jit
-    def climb(keys: Any, start: Any, h: Any, precision: Any, records: Any, valid: Any) -> Released:
+    def climb(keys: Any, at: whitened.Frame, records: Any, valid: Any) -> Released:
+        start = whitened.start(at)
+
         def step(value: Any, step_keys: Any) -> Released:
-            parameters, state = value
+            parameters, state, energy = value
             sampling_key, guide_key, noise_key = step_keys
             batch = sampler.draw(sampling_key, valid)
             rows = jax.tree.map(lambda column: column[batch.indices], records)
-            noise = jax.random.normal(guide_key, (draws, h.shape[0]), h.dtype)
-            gradients = jax.vmap(jax.grad(record_term), in_axes=(None, None, 0))(
-                parameters, noise, rows
+            noise = jax.random.normal(guide_key, (draws, at.mean.shape[0]), at.mean.dtype)
+            guide = whitened.to_theta(at, parameters[0][None, :])[0], parameters[1]
+            gradients = jax.vmap(jax.grad(record_term), in_axes=(None, None, None, 0))(
+                guide, at, noise, rows
             )
             noised = release(noise_key, clipped_sum(gradients, clip_norm, batch), mechanism)
 
             def climb_on(total: Any) -> Any:
-                exact = jax.grad(public_term)(parameters, h, precision)
                 # Divided by the public rate, never by the realised size of the batch.
-                slope = jax.tree.map(lambda t, e: t / sampler.rate + e, total, exact)
-                return optimiser.ascend(slope, state, parameters)
+                fit = whitened.pull_back(at, *(part / sampler.rate for part in total))
+                exact = jax.grad(whitened.public_term)(parameters, at)
+                slope = jax.tree.map(jnp.add, fit, exact)
+                moved, new_state = optimiser.ascend(slope, state, parameters)
+                shares, new_energy = _signal(at, slope, noise_std, energy)
+                shrunk = jax.tree.map(
+                    lambda new, old, share: old + share * (new - old), moved, parameters, shares
+                )
+                return shrunk, new_state, new_energy
 
             return post_process(climb_on, noised)
 
         def parameters(value: Any) -> dict[str, Any]:
             location, raw = value[0]
-            raw = jnp.tril(raw) if full else raw
-            # A client that fell silent would leak: where the noise drove the optimiser beyond
-            # float32, the answer is the starting point. All of it is post-processing.
+            # A client that fell silent would leak: an answer beyond float32 is replaced by the
+            # broadcast q, and every other is kept within what a precision can hold. All of it is
+            # post-processing.
             usable = jnp.isfinite(location).all() & jnp.isfinite(raw).all()
+            location = jnp.where(usable, location, jnp.zeros_like(location))
+            raw = jnp.where(usable, raw, jnp.zeros_like(raw))
             return {
-                "location": jnp.where(usable, location, start[0]),
-                "scale": jnp.where(usable, raw, start[1]),
+                "location": jnp.clip(location, -_FARTHEST, _FARTHEST),
+                "scale": jnp.clip(raw, -_SHARPEST, _SHARPEST),
             }
 
-        return post_process(parameters, repeat(step, (start, optimiser.init(start)), keys))
+        energy = jnp.zeros((3,), at.mean.dtype)
+        first = (start, optimiser.init(start), energy)
+        return post_process(parameters, repeat(step, first, keys))
 
     return climb
 
 
-def _start(family: Any, posterior: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the guide's parameters at the broadcast q: location, and log-scale or Cholesky factor
-    with its diagonal in logs."""
-    if isinstance(family, FullGaussian):
-        mean, root = family.location_root(posterior)
-        raw = np.array(root)
-        np.fill_diagonal(raw, np.log(np.diagonal(root)))
-        return mean, raw
-    mean, scale = family.moments(posterior)
-    return mean, np.log(scale)
+def _signal(at: whitened.Frame, slope: Any, noise_std: float, energy: Any) -> tuple[Any, Any]:
+    """Estimates which share of the gradient's energy is signal: max(0, 1 − noise / total), by block.
+
+    The noise's mean square is public; the total's is a running mean over about 20 steps and all
+    coordinates of a block (location, scale). Steps are shortened by the share, as a Wiener filter
+    would: Adam alone normalises pure noise to full steps, and the factor would wander with every
+    visit until the posterior is sharp and wrong.
+
+    Args:
+      energy: running means of both blocks and the weight behind them, [3].
+
+    Returns:
+      (share of the location, share of the scale), and the new running means.
+    """
+    location, raw = slope
+    squares = (location**2).mean(), (raw**2).sum() / whitened.scale_count(raw)
+    keep = 0.95
+    new = keep * energy + (1.0 - keep) * jnp.stack([*squares, jnp.ones_like(squares[0])])
+    total = new[:2] / new[2]
+    noise = jnp.stack(
+        [whitened.noise_in_frame(at, noise_std), jnp.full_like(total[0], noise_std**2)]
+    )
+    share = jnp.clip(1.0 - noise / jnp.maximum(total, 1e-30), 0.0, 1.0)
+    return (share[0], share[1]), new
 
 
 def _to_float64(value: dict[str, Any]) -> dict[str, np.ndarray]:

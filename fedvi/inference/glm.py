@@ -46,7 +46,7 @@ def glm(
     tolerance: float = 1e-6,
     evaluations: int = 200,
 ) -> LocalSolver:
-    """Returns the solver that maximises the local objective of a GLM to numerical precision.
+    """Returns the solver that maximises the local objective of a GLM, deterministically.
 
     The objective is F(q) = Σₙ E_q[log p(yₙ|xₙᵀθ)] + ⟨η_c, E_q[T]⟩ + H(q), finite for improper
     cavities too. It depends on q through (xₙᵀm, xₙᵀSxₙ) only, so the expectations are one-dimensional
@@ -62,7 +62,9 @@ def glm(
     Args:
       family: full or diagonal Gaussian over the model's θ.
       model: a built-in GLM.
-      nodes: Gauss–Hermite nodes per record.
+      nodes: Gauss–Hermite nodes per record. 20 resolve a linear predictor of sd up to about 5; with
+        a handful of records under a wide prior the search stalls early, and ``info["residual"]``
+        says how far from the optimum, in posterior sds.
       tolerance: stops when the remaining step, in q's standard deviations, is shorter.
       evaluations: upper bound on evaluations of F. If it is reached, the best q so far is the
         answer: F never falls, so it is still an improvement.
@@ -74,6 +76,12 @@ def glm(
             f"solver `glm` needs a generalised linear model, found {type(model).__name__}",
             "use solver kind `gradient`, which takes any model",
         )
+    if not 2 <= nodes <= 200:
+        raise errors.SolverError(f"nodes is {nodes}, expected 2 to 200")
+    if evaluations < 1:
+        raise errors.SolverError(f"evaluations is {evaluations}, expected at least 1")
+    if not 0.0 < tolerance < 1.0:
+        raise errors.SolverError(f"tolerance is {tolerance}, expected between 0 and 1")
     solve = _compiled(family, model, nodes, tolerance, evaluations)
 
     def update(

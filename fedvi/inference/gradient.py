@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvi.expfam.gaussian import FullGaussian
-from fedvi.inference.base import LocalSolver, Shard, Task, cavity, compiled_once, finish_natural
-from fedvi.inference.optimiser import adam
+from fedvi import errors
+from fedvi.inference import whitened
+from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once, finish_natural
+from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.release import Released, disclose
@@ -44,6 +45,10 @@ def gradient(
 
     Source: Ashman et al. (2022), arXiv:2202.12275, the local objective.
     """
+    for name, value in (("steps", steps), ("draws", draws)):
+        if value < 1:
+            raise errors.SolverError(f"{name} is {value}, expected at least 1")
+    check_learning_rate(learning_rate)
     optimum = local_optimum(family, model, steps, draws, learning_rate)
 
     def update(
@@ -70,7 +75,6 @@ def local_optimum(
 
     What it returns is computed from records and not released. Equal settings share one compilation.
     """
-    full = isinstance(family, FullGaussian)
     pairs = (draws + 1) // 2
     optimiser = adam(learning_rate, steps)
 
@@ -79,62 +83,31 @@ def local_optimum(
         return jnp.where(keep, terms, jnp.zeros_like(terms)).sum()
 
     @jax.jit
-    def climb(
-        key: Any, mean: Any, root: Any, h: Any, precision: Any, records: Any, keep: Any
-    ) -> Any:
-        def unpack(parameters: Any) -> tuple[Any, Any]:
-            location, raw = parameters
-            if not full:
-                return location, jnp.exp(raw)
-            return location, jnp.tril(raw, -1) + jnp.diag(jnp.exp(jnp.diagonal(raw)))
-
+    def climb(key: Any, at: whitened.Frame, records: Any, keep: Any) -> Any:
         def objective(parameters: Any, noise: Any) -> Any:
-            location, spread = unpack(parameters)
-            noise = jnp.concatenate([noise, -noise])
-            offset = noise @ spread.T if full else noise * spread[None, :]
-            z = location[None, :] + offset
-            theta = mean[None, :] + (z @ root.T if full else z * root[None, :])
+            z = whitened.draw(parameters, jnp.concatenate([noise, -noise]))
+            theta = whitened.to_theta(at, z)
             fit = jax.vmap(likelihood, in_axes=(0, None, None))(theta, records, keep).mean()
-            if full:
-                quadratic = location @ precision @ location + ((precision @ spread) * spread).sum()
-                entropy = jnp.log(jnp.diagonal(spread)).sum()
-            else:
-                quadratic = (precision * (location**2 + spread**2)).sum()
-                entropy = jnp.log(spread).sum()
-            return fit + h @ location - 0.5 * quadratic + entropy
+            return fit + whitened.public_term(parameters, at)
 
         def step(carry: Any, step_key: Any) -> tuple[Any, Any]:
             parameters, state = carry
-            noise = jax.random.normal(step_key, (pairs, mean.shape[0]), mean.dtype)
+            noise = jax.random.normal(step_key, (pairs, at.mean.shape[0]), at.mean.dtype)
             value, slope = jax.value_and_grad(objective)(parameters, noise)
             return optimiser.ascend(slope, state, parameters), value
 
-        start = (jnp.zeros_like(mean), jnp.zeros_like(root))
+        start = whitened.start(at)
         keys = jax.random.split(key, steps)
         (parameters, _), values = jax.lax.scan(step, (start, optimiser.init(start)), keys)
-        location, spread = unpack(parameters)
-        return location, spread, values
+        return *parameters, values
 
     def solve(key: Key, task: Task, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        without = cavity(task)
-        if full:
-            mean, root = family.location_root(task.posterior)
-            h = root.T @ (without.h - without.J @ mean)
-            precision = root.T @ without.J @ root
-        else:
-            mean, root = family.moments(task.posterior)
-            h = root * (without.h - without.J * mean)
-            precision = root * without.J * root
-        arrays = (jnp.asarray(a, jnp.float32) for a in (mean, root, h, precision))
-        location, spread, values = climb(
-            key, *arrays, single_precision(shard.records), jnp.asarray(shard.mask)
+        at = whitened.single(whitened.frame(family, task))
+        records, keep = single_precision(shard.records), jnp.asarray(shard.mask)
+        location, raw, values = climb(key, at, records, keep)
+        optimum = whitened.to_natural(
+            family, task, np.asarray(location, np.float64), np.asarray(raw, np.float64)
         )
-        location, spread = np.asarray(location, np.float64), np.asarray(spread, np.float64)
-        if full:
-            scale = root @ spread
-            optimum = family.from_moments(mean + root @ location, scale @ scale.T)
-        else:
-            optimum = family.from_moments(mean + root * location, (root * spread) ** 2)
         return {"h": optimum.h, "J": optimum.J}, {"objective": np.asarray(values)}
 
     return solve

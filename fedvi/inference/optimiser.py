@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-__all__ = ["Optimiser", "adam"]
+from fedvi import errors
+
+__all__ = ["Optimiser", "adam", "check_learning_rate"]
 
 
 class Optimiser(NamedTuple):
@@ -38,3 +40,16 @@ def adam(learning_rate: float, steps: int) -> Optimiser:
             return optax.apply_updates(parameters, updates), state
 
     return Optimiser(transform.init, ascend)
+
+
+def check_learning_rate(learning_rate: float) -> None:
+    """Checks a learning rate, which is in posterior standard deviations.
+
+    Raises:
+      SolverError: unless it is above 0 and at most 10.
+    """
+    if not 0.0 < learning_rate <= 10.0:
+        raise errors.SolverError(
+            f"learning_rate is {learning_rate}, expected a number above 0 and at most 10",
+            "it is the length of the first steps, in posterior standard deviations",
+        )

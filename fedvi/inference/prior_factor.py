@@ -10,7 +10,7 @@ from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
 from fedvi.inference.gradient import local_optimum
 from fedvi.models.base import Model
 from fedvi.privacy import events
-from fedvi.privacy.release import Released, post_process
+from fedvi.privacy.release import Released, public
 from fedvi.typing import Eta, Key
 
 __all__ = ["base", "empty_shard", "prior_factor"]
@@ -50,8 +50,7 @@ def prior_factor(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
     ) -> tuple[Any, Released, dict[str, Any]]:
         value, info = optimum(key_of("guide"), task, shard)
-        # Of no release at all: there are no records behind it.
-        return state, post_process(lambda: value), info
+        return state, public(value), info
 
     return LocalSolver(
         name="prior_factor",

@@ -28,6 +28,7 @@ __all__ = [
     "clipped_sum",
     "disclose",
     "post_process",
+    "public",
     "release",
     "repeat",
 ]
@@ -68,6 +69,10 @@ class Mechanism(Protocol):
     """Adds noise to a bounded total."""
 
     @property
+    def noise_multiplier(self) -> float:
+        """Noise std ÷ clip norm; public."""
+
+    @property
     def mark(self) -> str:
         """Empty if the noise is what the accountant assumes; otherwise printed beside every claim."""
 
@@ -99,7 +104,7 @@ class Bounded:
       sampler: what picked the records that were summed.
     """
 
-    total: Any
+    total: Any = dataclasses.field(repr=False)
     shift: Shift = dataclasses.field(metadata={"static": True})
     sampler: Sampler = dataclasses.field(metadata={"static": True})
 
@@ -108,7 +113,9 @@ class Bounded:
 class Released:
     """A value that may leave, with the event that it cost.
 
-    Made by ``release``, ``repeat``, ``post_process`` and ``disclose`` alone; calling the class raises.
+    Made by ``release``, ``repeat``, ``post_process``, ``public`` and ``disclose`` alone. Python cannot
+    keep out code that means to forge one; this keeps out mistakes, and a study with custom code
+    is marked.
     """
 
     __slots__ = ("event", "value")
@@ -120,6 +127,11 @@ class Released:
         raise errors.PrivacyError(
             "a Released cannot be constructed",
             "pass a Bounded through `privacy.release.release`; it is the only door",
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise errors.PrivacyError(
+            f"a Released cannot be changed: `{name}` was assigned", "use `post_process`"
         )
 
     def __repr__(self) -> str:
@@ -209,20 +221,32 @@ def repeat(step: Callable[[Any, Any], Released], start: Any, inputs: Any) -> Rel
         seen.append(released.event)
         return released.value, None
 
-    final, _ = jax.lax.scan(body, start, inputs)
     count = jax.tree.leaves(inputs)[0].shape[0]
-    return _released(final, events.repeat(seen[0], count) if count else events.NOTHING)
+    if count < 1:
+        raise errors.PrivacyError(
+            "repeat ran no step", "without a release there is nothing to send"
+        )
+    final, _ = jax.lax.scan(body, start, inputs)
+    return _released(final, events.repeat(seen[0], count))
 
 
-def post_process(fn: Callable[..., Any], *released: Released) -> Released:
+def post_process(fn: Callable[..., Any], released: Released, *more: Released) -> Released:
     """Applies a function that sees no data to released values; what they cost stays what it was.
 
     Guarantee: by the post-processing theorem, if ``fn`` closes over nothing computed from data.
     """
-    event = (
-        released[0].event if len(released) == 1 else events.compose(*(r.event for r in released))
-    )
-    return _released(fn(*(r.value for r in released)), event)
+    everything = (released, *more)
+    event = events.compose(*(r.event for r in everything)) if more else released.event
+    return _released(fn(*(r.value for r in everything)), event)
+
+
+def public(value: Any) -> Released:
+    """Passes on a value behind which there are no records at all, such as a prior's factor.
+
+    Guarantee: costs nothing, if ``value`` is computed from the model, the study and what was
+    released, and from nothing else. Grep for its callers: each needs that argument.
+    """
+    return _released(value, events.NOTHING)
 
 
 def disclose(value: Any, what: str) -> Released:

@@ -13,7 +13,9 @@ __all__ = [
     "ADDED_UP",
     "EXCLUSIONS",
     "FLOAT_NOISE",
+    "FORM_OF_FILE",
     "PERSONS_AT_SEVERAL_SITES",
+    "POOLED",
     "PREPROCESSING",
     "TIMING",
     "TUNING",
@@ -26,7 +28,10 @@ __all__ = [
 TUNING = "choosing hyper-parameters by looking at these data"
 PREPROCESSING = "preprocessing of the data outside the declared schema"
 TIMING = "timing and sizes of messages"
-EXCLUSIONS = (TUNING, PREPROCESSING, TIMING)
+# Reading refuses on the form of a file, which can depend on a record.
+FORM_OF_FILE = "whether a client's file could be read and held at most max_records records"
+EXCLUSIONS = (TUNING, PREPROCESSING, TIMING, FORM_OF_FILE)
+POOLED = "the pooled, non-private fit that was asked for"
 FLOAT_NOISE = "noise drawn in floating point, or from a known seed"
 PERSONS_AT_SEVERAL_SITES = "a person whose records are at k sites pays k times"
 ADDED_UP = "sites may hold the same person: epsilons and deltas are added up over sites"

@@ -256,8 +256,9 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
     staleness = tuple(state.version - answer.task.version for answer in state.answers)
     total = tree.total((changes[name].delta for name in group), spec.family.zeros())
     memory = state.memory.get(group, damping_rules.Memory())
+    floor = 1.0 / len(spec.clients)
     damping = spec.step_rule.choose(
-        spec.family, served(spec, state), total, memory, 1.0 / len(spec.clients)
+        spec.family, served(spec, state), state.posterior, total, memory, floor
     )
     factors = folding.fold(state.factors, changes, damping)
     visits = {name: count + (name in changes) for name, count in state.visits.items()}

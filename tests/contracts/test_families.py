@@ -97,6 +97,18 @@ def test_a_proper_member_is_kept_by_projection(kind):
     assert tree.equal(family.project(eta, family.isotropic(1.0)), eta)
 
 
+def test_properness_does_not_depend_on_units(kind):
+    family = make(kind)
+    units = np.array([1.0, 1e-8, 1e5, 1e9])
+    for eta, proper in (
+        (random_eta(family, 14), True),
+        (tree.subtract(random_eta(family, 11), tree.scale(random_eta(family, 12), 3.0)), False),
+    ):
+        scale = units if eta.J.ndim == 1 else units[:, None]
+        other = units if eta.J.ndim == 1 else units[None, :]
+        assert bool(family.is_proper(GaussianEta(eta.h * units, eta.J * scale * other))) == proper
+
+
 def test_an_improper_member_is_projected_to_a_proper_one(kind):
     family = make(kind)
     eta = tree.subtract(random_eta(family, 11), tree.scale(random_eta(family, 12), 3.0))

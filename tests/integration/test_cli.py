@@ -170,6 +170,14 @@ def refused(tmp_path: Path) -> Callable[..., str]:
         ("max_records", "max_record", "data.max_record: unknown key", "`max_records`"),
         ("bounds =", "bouns =", "data.schema.age.bouns: unknown key", "`bounds`"),
         ('data = "north', 'dta = "north', "clients[0].dta: unknown key", "`data`"),
+        ("max_records = 20", "max_records = 200000000", "data.max_records is 200000000", "largest"),
+        ("[data]", '[data]\nseparator = ";;"', "data.separator is ';;'", "use"),
+        ("[data]", '[data]\ncolumns = ["y", "agee", "cp"]', "data.columns: no `age`", "`agee`"),
+        ("rounds = 2", "rounds = 2\ntolerance = -1.0", "schedule.tolerance is -1.0", "sds"),
+        ("rounds = 2", "rounds = " + "9" * 5000, "too many digits", "whole numbers"),
+        ("delta = 1e-5", "delta = 0.5", "privacy.delta is 0.5", "far below"),
+        ('"dp_optimisation"\nsteps = 2', '"math:hypot"', "solver.", ""),
+        ('"full_gaussian"', '"os:getcwd"', "returned str", "name the function"),
         ("max_records = 20\n", "", "data.max_records is missing", "largest number of records"),
         ("[privacy]\n" + PROMISE, "", "privacy is missing", 'protection = "none"'),
         ('"south"', '"north"', "the name 'north' stands twice", "own name"),
@@ -395,6 +403,7 @@ def test_every_claim_that_is_kept_carries_the_mark(private: tuple[Result, Path])
 
 def test_progress_goes_to_standard_error_only(secret: Path, private: tuple[Result, Path]) -> None:
     assert private[0].stderr.count("round ") == 2
+    assert private[0].stderr.count("  2 clients  ") == 2
     assert "ε so far" in private[0].stderr
     assert "round 1/2" not in private[0].stdout
     assert fedvi("simulate", secret, "--quiet").stderr == ""
@@ -407,6 +416,7 @@ def test_what_is_kept_is_complete_and_nothing_else_is_written(
         "ledger",
         "ledger/north.jsonl",
         "ledger/south.jsonl",
+        "posterior.json",
         "posterior.npz",
         "result.json",
         "study.json",
@@ -521,6 +531,19 @@ def test_a_published_number_of_records_is_shown_with_substitution_alone(tmp_path
     assert "add" not in checked.stdout
 
 
+def test_progress_counts_who_answered_in_each_round_and_names_a_single_client(
+    tmp_path: Path,
+) -> None:
+    asynchronous = OPEN | {'"synchronous"': '"asynchronous"'}
+    lines = fedvi("simulate", write(tmp_path, asynchronous)).stderr.splitlines()
+    assert [line.split("  ")[:2] for line in lines] == [
+        [f"round {number}/2", "2 clients"] for number in (1, 2)
+    ]
+    alone = OPEN | {CLIENTS: CLIENTS[: CLIENTS.index("[[clients]]", 1)]}
+    lines = fedvi("simulate", write(tmp_path, alone)).stderr.splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["1 client: north"] * 2
+
+
 # Seeds
 
 
@@ -592,6 +615,51 @@ def test_check_says_that_nothing_is_protected(tmp_path: Path) -> None:
     assert MARK not in done.stdout
     content = json.loads(fedvi("check", path, "--json").stdout, parse_constant=pytest.fail)
     assert content["epsilon"] == {"add_remove": "inf", "substitute": "inf"}
+
+
+# Custom code, and a study that is run again
+
+
+CUSTOM = """
+from fedvi.inference import dp_optimisation
+
+
+def solver(family, model, sampler, mechanism, steps=1):
+    return dp_optimisation(family, model, sampler, mechanism, steps=steps)
+"""
+
+
+def test_custom_code_is_marked_beside_every_claim_table_and_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fedvi_test_custom.py").write_text(CUSTOM)
+    path = write(tmp_path, {'"dp_optimisation"': '"fedvi_test_custom:solver"'})
+    mark = f"{MARK}; custom code: claim not vetted"
+    assert json.loads(fedvi("check", path, "--json").stdout)["mark"] == mark
+    assert mark in " ".join(fedvi("check", path).stdout.split())
+    out = tmp_path / "out"
+    done = fedvi("simulate", path, "--out", out, "--quiet")
+    assert done.exit_code == 0, done.stderr
+    # Both tables' titles, and the consortium's claim under each relation.
+    assert " ".join(done.stdout.split()).count(mark) == 4
+    content = kept(out)
+    assert content["mark"] == mark
+    assert [claim["mark"] for claim in content["consortium"]] == [mark, mark]
+    assert {book.header.note for book in books(out).values()} == {mark}
+    assert json.loads((out / "posterior.json").read_text())["mark"] == mark
+
+
+def test_a_kept_study_runs_again_beside_its_data_with_the_same_noise(tmp_path: Path) -> None:
+    path = write(tmp_path, SEEDED)
+    first = fedvi("simulate", path, "--quiet", "--json", "--out", tmp_path / "out")
+    again = tmp_path / "again.json"
+    (tmp_path / "out" / "study.json").rename(again)
+    second = fedvi("simulate", again, "--quiet", "--json")
+    assert second.exit_code == 0, second.stderr
+    # The resolved study states its noise, so its digest is its own; everything else is the same.
+    assert means(json.loads(first.stdout)) == means(json.loads(second.stdout))
+    assert "keeps the data paths as" in " ".join(fedvi("simulate", "--help").stdout.split())
 
 
 # A run without protection

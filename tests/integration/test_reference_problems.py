@@ -88,8 +88,9 @@ def test_without_noise_and_clipping_private_code_agrees_with_the_exact_posterior
     result = run_study(raw, sources)
     family = result.assembly.family
     exact = family.from_moments(reference["post_mean"], reference["post_cov"])
-    # Monte Carlo error of the stochastic optimiser in 8 clients' factors; measured: see the bound.
-    assert family.kl(result.posterior, exact) < 0.2
+    # Monte Carlo error of the stochastic optimiser in 8 clients' factors: half of this at the most
+    # of 3 schedules and 2 seeds.
+    assert family.kl(result.posterior, exact) < 0.06
 
 
 def trauma_sources(folder):

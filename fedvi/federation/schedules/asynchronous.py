@@ -1,6 +1,7 @@
 """Every client at its own pace; each answer is folded when it arrives, however stale."""
 
 from fedvi.federation.progress import Progress, Schedule
+from fedvi.federation.schedules.checks import check_settings
 
 __all__ = ["asynchronous"]
 
@@ -16,7 +17,11 @@ def asynchronous(rounds: int, tolerance: float = 0.0) -> Schedule:
       rounds: visits to each client, at least 1.
       tolerance: ends once every client has been folded once more and the gap, in posterior sds, is
         below it; 0 never does.
+
+    Raises:
+      ConfigError: unless ``rounds`` ≥ 1 and ``tolerance`` is finite and not negative.
     """
+    check_settings(rounds, tolerance)
 
     def select(progress: Progress) -> tuple[str, ...]:
         return tuple(

@@ -1,6 +1,7 @@
 """One client after the other, in the order of the study; each sees the answers of all before it."""
 
 from fedvi.federation.progress import Progress, Schedule
+from fedvi.federation.schedules.checks import check_settings
 
 __all__ = ["sequential"]
 
@@ -11,7 +12,11 @@ def sequential(rounds: int, tolerance: float = 0.0) -> Schedule:
     Args:
       rounds: passes over all clients, at least 1.
       tolerance: ends after a round whose gap, in posterior sds, is below it; 0 never does.
+
+    Raises:
+      ConfigError: unless ``rounds`` ≥ 1 and ``tolerance`` is finite and not negative.
     """
+    check_settings(rounds, tolerance)
 
     def select(progress: Progress) -> tuple[str, ...]:
         turn = progress.clients[sum(progress.visits) % len(progress.clients)]

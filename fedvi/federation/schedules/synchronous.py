@@ -1,6 +1,7 @@
 """All clients at once from the same posterior; the round is folded when the last answer is there."""
 
 from fedvi.federation.progress import Progress, Schedule
+from fedvi.federation.schedules.checks import check_settings
 
 __all__ = ["synchronous"]
 
@@ -11,7 +12,11 @@ def synchronous(rounds: int, tolerance: float = 0.0) -> Schedule:
     Args:
       rounds: passes over all clients, at least 1.
       tolerance: ends after a round whose gap, in posterior sds, is below it; 0 never does.
+
+    Raises:
+      ConfigError: unless ``rounds`` ≥ 1 and ``tolerance`` is finite and not negative.
     """
+    check_settings(rounds, tolerance)
 
     def select(progress: Progress) -> tuple[str, ...]:
         return tuple(client for client in progress.clients if progress.idle(client))

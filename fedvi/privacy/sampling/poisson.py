@@ -62,13 +62,14 @@ def poisson(rate: float, max_records: int, overflow: float = 1e-14) -> Poisson:
     """Returns a Poisson sampler for shards of up to ``max_records`` records.
 
     Args:
-      rate: the wanted inclusion probability, in (0, 1); rounded down to a multiple of 2⁻³².
+      rate: the wanted inclusion probability, in (0, 1); rounded down to a multiple of 2⁻³², and at
+        least 2⁻³².
       max_records: the declared largest number of records at any client; the claim holds up to it.
       overflow: wanted bound on P[Binomial(max_records, rate) > capacity] a draw; the capacity is
         the smallest that meets it, and the event carries the probability that is really attained.
 
     Raises:
-      PrivacyError: if the rate is outside (0, 1), or ``max_records`` is not positive.
+      PrivacyError: if the rate or the overflow is outside (0, 1), or ``max_records`` is not positive.
     """
     if not 0.0 < rate < 1.0:
         raise errors.PrivacyError(
@@ -76,7 +77,15 @@ def poisson(rate: float, max_records: int, overflow: float = 1e-14) -> Poisson:
             'to take every record in every step write `sampler = "full"`',
         )
     if max_records < 1:
-        raise errors.PrivacyError(f"max_records is {max_records}, expected at least 1")
+        raise errors.PrivacyError(
+            f"max_records is {max_records}, expected at least 1",
+            "declare the largest number of records at any client",
+        )
+    if not 0.0 < overflow < 1.0:
+        raise errors.PrivacyError(
+            f"overflow is {overflow}, expected a number strictly between 0 and 1",
+            "leave it out: 1e-14 adds next to nothing to delta",
+        )
     threshold = max(1, math.floor(rate * _WORD))
     actual = threshold / _WORD
     law = scipy.stats.binom(max_records, actual)

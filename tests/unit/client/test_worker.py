@@ -128,8 +128,25 @@ def test_the_slot_stays_charged_if_solving_fails():
     with pytest.raises(OSError, match="disk"):
         worker.tick()
     assert kinds(worker) == ["reserved"]
-    with pytest.raises(errors.LedgerError):
+
+
+def test_another_attempt_is_another_release_at_its_own_price():
+    shards = iter([OSError("disk"), SHARD])
+
+    def flaky() -> Shard:
+        shard = next(shards)
+        if isinstance(shard, OSError):
+            raise shard
+        return shard
+
+    server = Server(1)
+    worker = make_worker(server, shard=flaky)
+    with pytest.raises(OSError, match="disk"):
         worker.tick()
+    assert [worker.tick(), worker.tick(), worker.tick()] == ["solved", "sent", "done"]
+    assert kinds(worker) == ["reserved", "reserved", "sealed", "sent"]
+    assert [submit.task_id for submit in server.received] == ["north/0"]
+    assert events.counts(ledger.spent(worker.ledger)) == {NOISE: 2}
 
 
 def test_a_release_that_costs_more_than_was_reserved_does_not_leave():

@@ -11,6 +11,7 @@ from fedvi import errors
 from fedvi.data.source import ArraySource
 from fedvi.experiment import build
 from fedvi.experiment.config import parse_study
+from fedvi.federation import schedules
 from fedvi.privacy import accountants, events, ledger
 from tests.studies import raw_study
 
@@ -129,7 +130,12 @@ def test_a_sampler_is_sized_for_the_declared_largest_client() -> None:
     ("solver", "message"),
     [
         ({"sampler": "ful"}, "solver.sampler.kind is 'ful', which is not in"),
-        ({"sampler": 3}, "solver.sampler is 3"),
+        ({"sampler": 3}, "solver.sampler is 3, expected a kind in quotes, or a table with a kind"),
+        ({"sampler": []}, "solver.sampler is [], expected a kind"),
+        (
+            {"sampler": {"kind": "poisson", "rate": 0.5, "overflow": 1.0}},
+            "[solver.sampler]: overflow",
+        ),
         ({"sampler": {"rate": 0.5}}, "solver.sampler is {'rate': 0.5}"),
         ({"sampler": {"kind": "poisson"}}, "solver.sampler.rate is missing"),
         ({"sampler": {"kind": "poisson", "rte": 1}}, "solver.sampler.rte: unknown key"),
@@ -138,8 +144,13 @@ def test_a_sampler_is_sized_for_the_declared_largest_client() -> None:
         ({"noise_multiplier": "much"}, "solver.noise_multiplier is 'much', expected a finite"),
         ({"steps": 0}, "[solver]: steps is 0"),
         ({"draws": 0}, "[solver]: draws is 0"),
-        ({"clip_norm": 0.0}, "[solver]: clip_norm is 0.0"),
-        ({"clip_norm": -1}, "[solver]: clip_norm is -1.0"),
+        ({"clip_norm": 0.0}, "solver.clip_norm is 0.0, expected a number from 1e-15 to 1e+15"),
+        ({"clip_norm": 1e-16}, "solver.clip_norm is 1e-16"),
+        ({"clip_norm": 1e16}, "solver.clip_norm is 1e+16"),
+        ({"clip_norm": float("inf")}, "solver.clip_norm is inf"),
+        ({"clip_norm": "Infinity"}, "solver.clip_norm is inf"),
+        ({"noise_multiplier": 1.1e9}, "solver.noise_multiplier is 1100000000.0"),
+        ({"clip_norm": -1}, "solver.clip_norm is -1, expected"),
         ({"learning_rate": -0.1}, "[solver]: learning_rate is -0.1"),
         ({"sampler": {"kind": 3}}, "solver.sampler is {'kind': 3}"),
         ({"noise_multiplier": -20.0}, "solver.noise_multiplier is -20.0"),
@@ -151,6 +162,7 @@ def test_a_wrong_key_of_solver_or_sampler_is_named(solver: dict[str, Any], messa
     with pytest.raises(errors.ConfigError) as error:
         private(**solver)
     assert error.value.message.startswith(message)
+    assert error.value.hint
 
 
 def test_a_noisy_solver_without_a_budget_states_its_noise() -> None:
@@ -196,12 +208,86 @@ def test_a_built_in_model_needs_a_formula() -> None:
         ({"damping": 1.5}, "schedule.damping is 1.5"),
         ({"damping": "none"}, "schedule.damping is 'none'"),
         ({"damping": True}, "schedule.damping is True"),
+        ({"damping": [0.5]}, "schedule.damping is [0.5]"),
         ({"kind": "parallel"}, "schedule.kind is 'parallel', which is not in"),
     ],
 )
 def test_a_wrong_key_of_the_schedule_is_named(keys: dict[str, Any], message: str) -> None:
     error = refusal(lambda raw: raw["schedule"].update(keys))
     assert error.message.startswith(message)
+    assert error.hint
+
+
+@pytest.mark.parametrize("kind", schedules.__all__)
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf")])
+def test_a_tolerance_that_means_nothing_is_refused_by_every_schedule(
+    kind: str, tolerance: float
+) -> None:
+    keys = {"kind": kind, "rounds": 1, "tolerance": tolerance}
+    error = refusal(lambda raw: raw.update(schedule=keys))
+    assert error.message.startswith(f"schedule.tolerance is {tolerance}")
+    assert error.hint
+
+
+@pytest.mark.parametrize("kind", schedules.__all__)
+def test_no_schedule_runs_no_round(kind: str) -> None:
+    error = refusal(lambda raw: raw.update(schedule={"kind": kind, "rounds": 0}))
+    assert error.message == "schedule.rounds is 0, expected at least 1"
+    assert error.hint
+
+
+def test_a_clip_norm_is_infinite_only_without_protection() -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "dp_optimisation", "clip_norm": "Infinity", "noise_multiplier": 0}
+        raw["data"]["max_records"] = 50
+
+    assert assembled(change).solvers["north"].clip_norm == float("inf")
+
+
+@pytest.mark.parametrize("kind", ["builtins:dict", "math:hypot", "os:getcwd", "json:dumps"])
+@pytest.mark.parametrize("section", ["solver", "sampler", "mechanism", "schedule", "family"])
+def test_a_function_that_makes_no_such_thing_is_refused(section: str, kind: str) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "dp_optimisation", "noise_multiplier": 0.0}
+        raw["data"]["max_records"] = 50
+        if section == "sampler":
+            raw["solver"]["sampler"] = kind
+        elif section == "mechanism":
+            raw["privacy"]["mechanism"] = kind
+        else:
+            raw[section] = {"kind": kind}
+
+    assert refusal(change).hint
+
+
+def test_an_unknown_mechanism_is_named_as_the_study_names_it() -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "dp_optimisation", "noise_multiplier": 0.0}
+        raw["data"]["max_records"] = 50
+        raw["privacy"]["mechanism"] = "gausian"
+
+    error = refusal(change)
+    assert error.message.startswith("privacy.mechanism is 'gausian', which is not in")
+    assert error.hint.startswith("did you mean `gaussian`?")
+
+
+# The columns of a file without header
+
+
+def test_columns_that_lack_what_the_model_reads_are_refused_with_the_nearest() -> None:
+    error = refusal(lambda raw: raw["data"].update(columns=["y", "x00", "x1"]))
+    assert error.message == "data.columns: no `x0`, which the model needs"
+    assert error.hint.startswith("did you mean `x00`?")
+    error = refusal(lambda raw: raw["data"].update(columns=["y", "x0", "x1", "x1"]))
+    assert error.message.startswith("data.columns: `x1` is there twice")
+
+
+def test_columns_go_by_the_file_s_names_and_may_be_more_than_the_model_s() -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["data"]["schema"]["x0"] = raw["data"]["schema"]["x0"] | {"column": "first"}
+        raw["data"]["columns"] = ["y", "first", "x1", "more"]
+
+    assert assembled(change).model.names == ("x0", "x1")
 
 
 def test_a_fixed_damping_is_taken_as_it_is() -> None:
@@ -265,6 +351,21 @@ MODULE = """
 import numpyro
 import numpyro.distributions as dist
 from fedvi.expfam.gaussian import FullGaussian
+from fedvi.inference import dp_optimisation
+from fedvi.privacy.mechanisms import gaussian
+from fedvi.privacy.sampling import full
+
+
+def sampler(max_records):
+    return full(max_records)
+
+
+def mechanism(noise_multiplier):
+    return gaussian(noise_multiplier)
+
+
+def solver(family, model, sampler, mechanism, steps=1):
+    return dp_optimisation(family, model, sampler, mechanism, steps=steps)
 
 
 def larger(size):
@@ -284,6 +385,27 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "fedvi_test_build.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     return "fedvi_test_build"
+
+
+@pytest.mark.parametrize("part", ["solver", "sampler", "sampler table", "mechanism"])
+def test_custom_code_marks_a_private_study_and_no_other(module: str, part: str) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "dp_optimisation", "noise_multiplier": 50.0}
+        raw["data"]["max_records"] = 50
+        if part == "solver":
+            raw["solver"]["kind"] = f"{module}:solver"
+        elif part == "mechanism":
+            raw["privacy"]["mechanism"] = f"{module}:mechanism"
+        else:
+            kind = f"{module}:sampler"
+            raw["solver"]["sampler"] = {"kind": kind} if "table" in part else kind
+
+    def protect(raw: dict[str, Any]) -> None:
+        raw["privacy"] = {"epsilon": 9.0, "delta": 1e-5, "unit": "record", "relation": "add_remove"}
+        change(raw)
+
+    assert assembled(protect).mark == f"simulation: no guarantee; {build.CUSTOM_CODE}"
+    assert assembled(change).mark == ""
 
 
 def test_a_family_of_another_size_than_the_model_s_is_refused(module: str) -> None:

@@ -179,7 +179,8 @@ def test_nothing_is_promised_beside_no_protection() -> None:
         ("epsilon", float("inf"), "a finite number"),
         ("epsilon", float("nan"), "a finite number"),
         ("epsilon", "1", "a valid number"),
-        ("delta", 1.0, "less than 1"),
+        ("delta", 1.0, "less than 0.5"),
+        ("delta", 0.5, "less than 0.5"),
         ("relation", "substitue", "'add_remove' or 'substitute'"),
         ("unit", "client", "'record'"),
         ("protection", "some", "'dp' or 'none'"),
@@ -255,6 +256,83 @@ def test_a_latency_is_a_finite_time(latency: float) -> None:
     assert error.message.startswith("clients[0].latency_seconds is ")
 
 
+@pytest.mark.parametrize(
+    ("section", "value", "words"),
+    [
+        ("model", 3, "a table [model]"),
+        ("privacy", "dp", "a table [privacy]"),
+        ("data", [], "a table [data]"),
+        ("prior", 1.0, "a table [prior]"),
+        ("clients", 3, "a table [[clients]] for each site"),
+    ],
+)
+def test_a_section_that_is_no_table_is_told_so(section: str, value: Any, words: str) -> None:
+    error = refusal(lambda raw: raw.update({section: value}))
+    assert error.message == f"{section} is {value!r}, expected {words}"
+
+
+def test_what_is_no_table_deeper_down_is_told_so() -> None:
+    error = refusal(lambda raw: raw["data"]["schema"].update(y=3))
+    assert error.message == "data.schema.y is 3, expected a table [data.schema.y]"
+    error = refusal(lambda raw: raw["clients"].append(3))
+    assert error.message == "clients[2] is 3, expected a table [[clients]]"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("prior", "scale", 1e-7),
+        ("prior", "scale", 1e7),
+        ("prior", "intercept_scale", 0.0),
+        ("data", "max_records", 10**8 + 1),
+        ("data", "separator", ";;"),
+        ("data", "separator", ""),
+        ("data", "separator", "\n"),
+        ("study", "seed", 2**63),
+        ("study", "name", "n" * 65),
+        ("simulation", "insecure_seed", 2**63),
+        ("solver", "steps", 10**400),
+        pytest.param("solver", "steps", 10**5000, id="too many digits for Python to print"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(section: str, key: str, value: Any) -> None:
+    raw = raw_private()
+    raw.setdefault(section, {})[key] = value
+    with pytest.raises(ConfigError) as error:
+        parse_study(raw)
+    assert error.value.message.startswith(f"{section}.{key} is ")
+    assert "expected" in error.value.message
+    assert len(error.value.message) < 250
+    assert error.value.hint
+
+
+def test_values_at_the_ends_of_their_ranges_are_taken() -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["study"] = {"name": "n" * 64, "seed": 2**63 - 1}
+        raw["prior"] = {"scale": 1e6, "intercept_scale": 1e-6}
+        raw["data"] |= {"max_records": 10**8, "separator": "\t"}
+
+    assert changed(change).study.seed == 2**63 - 1
+
+
+def test_a_client_s_name_fits_a_file_name() -> None:
+    error = refusal(lambda raw: raw["clients"][0].update(name="n" * 65))
+    assert error.message.endswith("expected at most 64 characters")
+
+
+def test_a_path_that_no_file_can_have_is_refused() -> None:
+    error = refusal(lambda raw: raw["clients"][0].update(data="a\0b"))
+    assert error.message.startswith("clients.data is 'a\\x00b', expected a path")
+
+
+def test_tables_in_tables_without_end_are_refused() -> None:
+    deep: Any = 1
+    for _ in range(50):
+        deep = {"a": deep}
+    error = refusal(lambda raw: raw["data"]["schema"].update(y=deep))
+    assert error.message.startswith("data is nested more than ")
+
+
 # Files
 
 
@@ -276,6 +354,8 @@ def test_a_file_is_read_however_an_editor_saved_it(tmp_path: Path) -> None:
         (b"[study", "is not valid TOML"),
         (b"[study]\nname = a\n", "is not valid TOML"),
         (b"\xff\xfe", "is not a text file in UTF-8"),
+        (b"a = " + b"9" * 5000, "too many digits"),
+        (b"a = " + b"[" * 5000, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, words: str) -> None:
@@ -293,3 +373,38 @@ def test_a_path_that_leads_to_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read") as error:
         load_study(tmp_path)
     assert error.value.hint
+
+
+def test_a_resolved_study_is_read_by_its_suffix(tmp_path: Path) -> None:
+    study = parse_study(raw_private())
+    path = tmp_path / "study.json"
+    path.write_text(json.dumps(study.as_dict()), encoding="utf-8")
+    assert load_study(path) == study
+    path.rename(tmp_path / "study.toml")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load_study(tmp_path / "study.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", r"holds \[\], expected a table of sections"),
+        ("3", "holds 3, expected"),
+        ('{"study": {"name": "\\ud800"}}', "is not valid JSON"),
+        ("9" * 5000, "too many digits"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{}", "is missing"),
+    ],
+)
+def test_a_json_file_that_is_no_study_is_named(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "study.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=words) as error:
+        load_study(path)
+    assert error.value.hint
+
+
+def test_a_path_with_a_nul_character_leads_to_no_file() -> None:
+    with pytest.raises(ConfigError, match="no study file at"):
+        load_study("a\0b.toml")

@@ -1,6 +1,8 @@
 """Claims about how a kind becomes a call: every wrong name, key and type is named before a run."""
 
+import json
 import math
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,9 @@ from fedvi import errors, expfam, inference, models
 from fedvi.experiment import factories
 from fedvi.experiment.config import KindSection
 from fedvi.federation import schedules
+from fedvi.inference.base import LocalSolver
 from fedvi.privacy import mechanisms, sampling
+from fedvi.privacy.release import Sampler
 
 PACKAGES = [models, expfam, inference, schedules, mechanisms, sampling]
 
@@ -61,7 +65,14 @@ def test_an_unlisted_name_is_no_kind_though_the_package_has_it(package: Any) -> 
 
 
 def test_a_kind_may_name_a_function_of_any_module() -> None:
-    assert factories.find("solver", "math:hypot", inference) is math.hypot
+    assert factories.find("solver", "json:dumps", inference) is json.dumps
+
+
+@pytest.mark.parametrize("kind", ["builtins:dict", "types:SimpleNamespace"])
+def test_a_function_whose_arguments_cannot_be_known_is_refused(kind: str) -> None:
+    with pytest.raises(errors.ConfigError, match="cannot be known") as error:
+        factories.find("solver", kind, inference)
+    assert error.value.hint
 
 
 def test_a_misspelt_kind_is_answered_with_the_nearest() -> None:
@@ -181,3 +192,60 @@ def test_a_value_that_the_factory_refuses_is_a_mistake_in_the_study() -> None:
 @pytest.mark.parametrize("value", [[1, 2], "all"])
 def test_an_argument_of_several_types_is_left_to_the_factory(value: Any) -> None:
     assert call(width=1.0, sizes=value).sizes == value
+
+
+def outside(factory: Any, expected: type | None = None, kind: str = "lab:tool") -> Any:
+    return factories.call("solver", KindSection(kind=kind), factory, {"family": 1}, expected)
+
+
+@pytest.mark.parametrize("error", [TypeError("t"), ValueError("v"), KeyError("k"), OSError("o")])
+def test_whatever_a_function_of_the_user_s_raises_is_a_mistake_in_the_study(
+    error: Exception,
+) -> None:
+    def fails(family: Any) -> Any:
+        raise error
+
+    with pytest.raises(errors.ConfigError, match=type(error).__name__) as refused:
+        outside(fails)
+    assert refused.value.message.startswith("[solver]: kind 'lab:tool' failed with ")
+    assert refused.value.hint
+    assert refused.value.__cause__ is error
+
+
+def test_a_mistake_in_fedvi_itself_is_not_blamed_on_the_study() -> None:
+    def fails(family: Any) -> Any:
+        raise KeyError("k")
+
+    with pytest.raises(KeyError):
+        outside(fails, kind="tool")
+
+
+def test_an_answer_that_is_not_what_the_section_needs_is_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="returned str, expected") as error:
+        outside(os.getcwd, LocalSolver)
+    assert "fedvi.inference.base.LocalSolver" in error.value.message
+    assert error.value.hint
+
+
+def test_an_answer_that_cannot_be_looked_at_is_refused() -> None:
+    class Broken:
+        capacity, draw, event = 1, len, len
+
+        @property
+        def rate(self) -> float:
+            return 1 / 0
+
+    def broken() -> Broken:
+        return Broken()
+
+    with pytest.raises(errors.ConfigError, match="failed with ZeroDivisionError") as error:
+        outside(broken, Sampler)
+    assert error.value.hint
+
+
+def test_open_ended_arguments_are_no_keys_of_a_study() -> None:
+    def open_ended(*args: Any, steps: int = 1, **kw: Any) -> int:
+        return steps
+
+    assert factories.parameters(open_ended) == ("steps",)
+    assert outside(open_ended) == 1

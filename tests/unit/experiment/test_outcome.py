@@ -17,7 +17,7 @@ from fedvi.privacy import ledger
 from tests.studies import raw_study, run_study
 
 FILES = ["ledger", "ledger/c0.jsonl", "ledger/c1.jsonl"]
-FILES += ["posterior.npz", "result.json", "study.json"]
+FILES += ["posterior.json", "posterior.npz", "result.json", "study.json"]
 
 
 def fitted(**options: Any) -> Any:
@@ -130,6 +130,18 @@ def test_the_posterior_file_holds_its_parts_without_a_pickle(result: Any, tmp_pa
     np.testing.assert_allclose(kept["mean"], np.linalg.solve(kept["J"], kept["h"]), rtol=1e-12)
     assert kept["names"].tolist() == ["x0"]
     assert kept["mark"] == ""
+
+
+def test_the_posterior_in_json_is_that_of_the_npz_to_the_last_bit(
+    result: Any, tmp_path: Path
+) -> None:
+    outcome.write(result, tmp_path / "out")
+    text = (tmp_path / "out" / "posterior.json").read_text(encoding="utf-8")
+    kept = json.loads(text, parse_constant=pytest.fail)
+    with np.load(tmp_path / "out" / "posterior.npz", allow_pickle=False) as file:
+        assert sorted(kept) == sorted(file)
+        for name in file:
+            assert kept[name] == file[name].tolist()
 
 
 def test_the_kept_study_and_ledgers_are_those_of_the_run(result: Any, tmp_path: Path) -> None:

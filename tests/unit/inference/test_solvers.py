@@ -12,6 +12,8 @@ from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.base import Shard, Task, cavity
 from fedvi.privacy import events, mechanisms, random, sampling
+from fedvi.privacy.mechanisms.gaussian import Gaussian
+from fedvi.privacy.sampling.full import Full
 from tests.studies import random_eta
 
 NAMES = ("a", "b", "c")
@@ -197,13 +199,81 @@ def test_dp_optimisation_releases_the_event_that_it_reserved():
     )
 
 
-def test_dp_optimisation_answers_even_where_the_noise_is_huge():
-    family, model = expfam.diagonal_gaussian(3), models.logistic(NAMES)
-    solver = make("dp_optimisation", family, model, noise_multiplier=1e30, learning_rate=1e6)
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("noise_multiplier", [0.0, 1.0, 1e9, 1e15])
+def test_dp_optimisation_answers_properly_however_large_noise_and_steps_are(kind, noise_multiplier):
+    family, model = getattr(expfam, kind)(3), models.logistic(NAMES)
+    solver = make(
+        "dp_optimisation",
+        family,
+        model,
+        noise_multiplier=noise_multiplier,
+        learning_rate=10.0,
+        steps=100,
+    )
     _, _, shard = problem(11, kind="logistic")
-    job = task(family.isotropic(1.0), family.zeros())
+    job = task(family.isotropic(2.5), family.zeros())
     _, released, _ = solver.update(keys(5), (), job, shard)
     assert all(np.isfinite(array).all() for array in released.value.values())
+    optimum = tree.add(solver.finish(released.value, job).delta, job.posterior)
+    family.check(optimum)
+    assert family.is_proper(optimum)
+
+
+def test_pure_noise_hardly_moves_the_posterior():
+    """An empty shard: the only truth is that nothing was learnt."""
+    family, model = expfam.full_gaussian(3), models.logistic(NAMES)
+    solver = make(
+        "dp_optimisation", family, model, noise_multiplier=50.0, learning_rate=0.1, steps=100
+    )
+    empty = Shard({"x": np.zeros((64, 3)), "y": np.zeros(64)}, np.zeros(64, bool))
+    job = task(family.isotropic(2.5), family.zeros())
+    _, released, _ = solver.update(keys(6), (), job, empty)
+    optimum = tree.add(solver.finish(released.value, job).delta, job.posterior)
+    # Adam alone, normalising the noise to full steps, leaves 0.5 nats and more.
+    assert family.kl(optimum, job.posterior) < 0.1
+
+
+def test_no_key_is_used_twice():
+    """Keys of sampling and noise differ over steps, visits, clients and purposes."""
+    seen: dict[str, list[bytes]] = {"sampling": [], "noise": [], "asked": []}
+
+    def record(purpose, key):
+        jax.debug.callback(
+            lambda words: seen[purpose].append(np.asarray(words).tobytes()),
+            jax.random.key_data(key),
+            ordered=True,
+        )
+
+    class Sampler(Full):
+        def draw(self, key, valid):
+            record("sampling", key)
+            return super().draw(key, valid)
+
+    class Mechanism(Gaussian):
+        def perturb(self, key, total, clip_norm):
+            record("noise", key)
+            return super().perturb(key, total, clip_norm)
+
+    family, model = expfam.diagonal_gaussian(3), models.logistic(NAMES)
+    solver = inference.dp_optimisation(family, model, Sampler(64), Mechanism(1.0), steps=5)
+    _, _, shard = problem(13, kind="logistic")
+    root = random.insecure_root(0)
+    for client in ("north", "south"):
+        for visit in range(2):
+            job = task(family.isotropic(1.0), family.zeros(), client)
+
+            def key_of(purpose, label=(client, f"{client}/{visit}#0")):
+                key = root.key(*label, purpose)
+                seen["asked"].append(np.asarray(jax.random.key_data(key)).tobytes())
+                return key
+
+            solver.update(key_of, (), job, shard)
+    jax.effects_barrier()
+    assert len(seen["noise"]) == len(seen["sampling"]) == 2 * 2 * 5
+    assert len(seen["asked"]) == 2 * 2 * 3
+    everything = [word for words in seen.values() for word in words]
+    assert len(set(everything)) == len(everything)
 
 
 def test_all_shards_of_one_capacity_share_one_compilation():

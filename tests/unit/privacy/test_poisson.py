@@ -94,3 +94,14 @@ def test_a_rate_outside_its_range_is_refused(rate):
 def test_a_shard_of_no_declared_size_is_refused():
     with pytest.raises(errors.PrivacyError, match="max_records is 0"):
         sampling.poisson(0.5, 0)
+
+
+@pytest.mark.parametrize("overflow", [0.0, 1.0, -1e-9, 2.0, float("nan"), float("inf")])
+def test_an_overflow_that_is_no_probability_is_refused(overflow):
+    with pytest.raises(errors.PrivacyError, match="overflow is") as error:
+        sampling.poisson(0.5, 10, overflow=overflow)
+    assert error.value.hint
+
+
+def test_the_smallest_rate_is_one_word_in_all():
+    assert sampling.poisson(1e-30, 10).rate == 2.0**-32

@@ -78,6 +78,27 @@ def test_nothing_else_makes_a_released():
         release.Released(1.0, events.NOTHING)
 
 
+def test_a_released_cannot_be_changed():
+    released = release.disclose(jnp.ones(2), "a mean")
+    for name, value in (("event", events.NOTHING), ("value", jnp.zeros(2))):
+        with pytest.raises(errors.PrivacyError, match="cannot be changed"):
+            setattr(released, name, value)
+    assert released.event == events.Unprotected("a mean")
+
+
+def test_nothing_is_released_by_no_release():
+    with pytest.raises(errors.PrivacyError, match="no step"):
+        release.repeat(lambda value, key: value, jnp.ones(2), jnp.zeros((0, 2)))
+    with pytest.raises(TypeError):
+        release.post_process(lambda: jnp.ones(2))
+
+
+def test_what_is_not_released_does_not_show_in_a_log():
+    bounded = release.clipped_sum(jnp.full((2, 1), 0.4321), 1.0, batch(2))
+    assert "0.8" not in repr(bounded)
+    assert "0.4321" not in repr(bounded)
+
+
 def test_a_release_costs_what_its_sampler_and_mechanism_say():
     sampler = sampling.poisson(0.25, 100)
     drawn = sampler.draw(jax.random.key(0), jnp.ones(100, bool))

@@ -74,6 +74,11 @@ def test_what_left_unprotected_is_claimed_as_infinite_and_written_as_json():
     assert written["exclusions"] == list(statement.EXCLUSIONS)
 
 
+def test_what_a_file_s_form_gives_away_is_excluded_from_every_claim():
+    assert statement.FORM_OF_FILE in claims(ledger_of(1), ROUND, DELTA, ACCOUNTANTS)[0].exclusions
+    assert "max_records" in statement.FORM_OF_FILE
+
+
 def test_two_numbers_for_one_relation_are_refused():
     with pytest.raises(ConfigError, match="each relation once"):
         claims(ledger_of(1), ROUND, DELTA, (ACCOUNTANTS[0], ACCOUNTANTS[0]))

@@ -233,7 +233,7 @@ class TestStepRule:
         error = 1e-3
         for _ in range(count):
             update = GaussianEta(np.array([k * error]), np.array([0.0]))
-            step = rule.choose(family, posterior, update, memory, 0.01)
+            step = rule.choose(family, posterior, posterior, update, memory, 0.01)
             memory = damping.Memory(step, update)
             error -= step * k * error
             used.append(step)
@@ -253,7 +253,8 @@ class TestStepRule:
         family, rule = expfam.diagonal_gaussian(1), damping.adaptive()
         update = GaussianEta(np.array([1e-3]), np.array([0.0]))
         memory = damping.Memory(0.25, update)
-        assert rule.choose(family, family.isotropic(1.0), update, memory, 0.01) == 0.5
+        prior = family.isotropic(1.0)
+        assert rule.choose(family, prior, prior, update, memory, 0.01) == 0.5
 
     def test_a_fixed_step_outside_its_range_is_refused(self):
         for value in (0.0, -1.0, 1.5):

@@ -1,0 +1,25 @@
+"""What every schedule refuses in its settings; come here to change what `rounds` or `tolerance` may be."""
+
+import math
+
+from fedvi import errors
+
+__all__ = ["check_settings"]
+
+
+def check_settings(rounds: int, tolerance: float) -> None:
+    """Refuses settings with which no run would begin, or its end would mean nothing.
+
+    Raises:
+      ConfigError: unless ``rounds`` ≥ 1 and ``tolerance`` is finite and not negative.
+    """
+    if rounds < 1:
+        raise errors.ConfigError(
+            f"schedule.rounds is {rounds}, expected at least 1",
+            "rounds are passes over all clients; ten are a good start",
+        )
+    if not (math.isfinite(tolerance) and tolerance >= 0.0):
+        raise errors.ConfigError(
+            f"schedule.tolerance is {tolerance}, expected a finite number of at least 0",
+            "it is in posterior sds, such as 0.01; leave it out, and all rounds are run",
+        )
