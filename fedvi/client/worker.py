@@ -99,7 +99,7 @@ class Worker:
         """Does one phase of work: sends a sealed answer if there is one, else asks for a task.
 
         Raises:
-          BudgetExceeded: if the next task would cost more than is left; no record is read.
+          BudgetExceeded: if the next task would cost more than is left; the solver is given nothing.
           ProtocolError: if the server refuses, or answers what it must not.
         """
         if not self._greeted:

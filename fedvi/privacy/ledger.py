@@ -140,7 +140,7 @@ def spent(ledger: Ledger) -> Event:
 
 
 def spend(ledger: Ledger, release_id: str, event: Event, budget: Budget | None) -> Ledger:
-    """Reserves a release, before any record is read for it.
+    """Reserves a release, before a solver is given any record for it.
 
     Guarantee: if every release of a ledger was reserved here with the same budget, and cost no more
     than its event says, then all of them together are (budget.epsilon, budget.delta)-DP for the

@@ -34,8 +34,8 @@ def test_more_rounds_at_the_same_budget_do_not_make_it_confident_and_wrong(kind,
         pooled_mean, pooled_sd = result.assembly.family.moments(result.pooled)
         distance = np.sqrt(np.mean(((mean - pooled_mean) / sd) ** 2))
         # 1 is what honest intervals give; Adam without the shortening gave up to 40 at 10 rounds.
-        # Seeds are fixed; over 20 others the largest was the bound's half.
-        assert distance < 3.0, rounds
+        # Seeds are fixed; over 84 other runs the largest was 0.9, and the least ratio of sds 3.
+        assert distance < 2.0, rounds
         assert (sd > 0.8 * pooled_sd).all(), rounds
 
 
