@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -710,6 +711,7 @@ def test_json_on_standard_output_is_what_is_kept_and_nothing_else(
     for row in saved["coefficients"]:
         del row["pooled_mean"], row["pooled_sd"]
     del saved["pooled"], saved["elapsed_seconds"], content["elapsed_seconds"]
+    assert saved["residuals"].pop("pooled") < 1e-6
     assert content == saved
     assert done.stderr.count("round ") == 2
 
@@ -753,3 +755,58 @@ def test_an_encoding_without_greek_loses_no_result(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert b"Posterior of small" in done.stdout
     assert (tmp_path / "out" / "result.json").is_file()
+
+
+def test_a_published_count_does_not_tell_what_a_record_holds(tmp_path: Path) -> None:
+    """Replacing a record by one that the schema drops leaves the printed number as it is."""
+    counts = []
+    for cell in ("1", "unheard-of"):
+        folder = tmp_path / cell
+        folder.mkdir()
+        (folder / "north.csv").write_text(f"y,x\n1,0.5\n0,-0.5\n{cell},0.1\n0,0.2\n")
+        (folder / "study.toml").write_text(
+            """
+            [study]
+            name = "count"
+            [model]
+            kind = "logistic"
+            formula = "y ~ x"
+            [solver]
+            kind = "dp_optimisation"
+            steps = 2
+            [schedule]
+            kind = "sequential"
+            rounds = 1
+            [privacy]
+            epsilon = 1.0
+            delta = 1e-5
+            unit = "record"
+            relation = "substitute"
+            records_public = true
+            [data]
+            max_records = 10
+            [data.schema.y]
+            type = "binary"
+            [data.schema.x]
+            type = "number"
+            bounds = [-1, 1]
+            [[clients]]
+            name = "north"
+            data = "north.csv"
+            """
+        )
+        done = fedvi("simulate", folder / "study.toml", "--json", "--quiet")
+        counts.append(json.loads(done.stdout)["privacy"][0]["records"])
+    assert counts == [4, 4]
+
+
+def test_a_solver_that_did_not_converge_says_so(tmp_path: Path, examples: Path) -> None:
+    text = (examples / "trauma" / "study.toml").read_text()
+    folder = tmp_path / "trauma"
+    shutil.copytree(examples / "trauma", folder)
+    # So few evaluations that the first hospital's search cannot end.
+    changed = text.replace('kind = "glm"', 'kind = "glm"\nevaluations = 1')
+    (folder / "study.toml").write_text(changed)
+    done = fedvi("simulate", folder / "study.toml", "--quiet")
+    assert done.exit_code == 0
+    assert "not converged: hospital-" in done.stdout

@@ -230,7 +230,7 @@ def test_pure_noise_hardly_moves_the_posterior():
     job = task(family.isotropic(2.5), family.zeros())
     _, released, _ = solver.update(keys(6), (), job, empty)
     optimum = tree.add(solver.finish(released.value, job).delta, job.posterior)
-    # Adam alone, normalising the noise to full steps, leaves 0.5 nats and more.
+    # Adam alone, normalising the noise to full steps, fails this bound.
     assert family.kl(optimum, job.posterior) < 0.1
 
 
