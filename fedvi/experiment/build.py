@@ -225,6 +225,12 @@ def _model(study: Study, schema: Any) -> tuple[Any, Model]:
         "names": design.names,
         **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()},
     }
+    if study.model.kind == "logistic" and design.response_type != "binary":
+        raise errors.ConfigError(
+            f"model.formula: the response {design.response!r} is a number, but kind 'logistic' needs "
+            "a binary one",
+            f'declare data.schema.{design.response}.type = "binary", or use kind = "linear"',
+        )
     return design, factories.call("model", section, factory, supplied)
 
 

@@ -429,3 +429,13 @@ def test_an_argument_of_a_model_with_a_default_is_no_column_and_may_be_set(modul
     error = refusal(change({"nose": 2.0}))
     assert error.message == f"model.nose: unknown key for kind '{module}:ward'"
     assert error.hint.startswith("did you mean `noise`?")
+
+
+def test_a_logistic_model_takes_no_number_as_its_response() -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["model"]["kind"] = "logistic"
+        raw["solver"] = {"kind": "glm"}
+
+    error = refusal(change)
+    assert "the response 'y' is a number" in error.message
+    assert 'data.schema.y.type = "binary"' in error.hint
