@@ -1,19 +1,45 @@
 """Finds the noise that a budget asks for; come here to change how it is searched."""
 
+import collections
+import dataclasses
 import decimal
 import math
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, TypeAlias
 
 from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
 from fedvi.privacy.accountants import Accountant
-from fedvi.privacy.events import Event
+from fedvi.privacy.accountants.pld import Pld
+from fedvi.privacy.events import (
+    DiscreteGaussian,
+    Event,
+    Gaussian,
+    PoissonSampled,
+    Relation,
+    WithoutReplacement,
+    counts,
+)
 
 __all__ = ["calibrate"]
 
 _LEAST = 2.0**-10
 _MOST = 2.0**40
 _DIGITS = 4
+_COARSE = 0.01  # the widest grid that `pld` offers; it refines it where it must
+
+
+class _Found(NamedTuple):
+    """A result and the event whose price was checked for it."""
+
+    noise: float
+    event: Event
+
+
+# The latest results. What they are found by does not name `event_of` itself, so each is taken only
+# for the very event that was priced.
+_cache: collections.OrderedDict[Hashable, _Found] = collections.OrderedDict()
+_CACHED = 128
+_PROBES = (0.7, 3.1)
 
 
 def calibrate(
@@ -26,7 +52,9 @@ def calibrate(
     """Returns a noise multiplier, of 4 significant digits, whose price is at most ``epsilon``.
 
     Guarantee: ``accountant.epsilon(event_of(result), delta) <= epsilon``, checked on the very
-    number that is returned.
+    number that is returned, by this accountant as it stands: closed-form guesses and coarser grids
+    only say where to look. A result is remembered, and returned again where ``event_of`` makes of
+    it the event that was checked.
 
     The result exceeds the smallest such multiplier by at most ``tolerance`` plus one unit in its
     fourth digit, if the price falls as the noise grows; it is never below about 0.001.
@@ -40,6 +68,7 @@ def calibrate(
 
     Raises:
       ConfigError: no noise reaches the budget, or an argument is outside its range.
+      PrivacyError: ``accountant`` is none: a method of `historical` bounds nothing.
       UnsupportedEvent: the accountant does not know the event.
 
     >>> from fedvi.privacy.accountants import pld
@@ -54,12 +83,47 @@ def calibrate(
     if not tolerance > 0:
         raise ConfigError(f"tolerance is {tolerance}, expected above 0")
 
-    def excess(noise: float) -> float:
+    if not isinstance(accountant, Accountant):
+        raise PrivacyError(
+            f"{type(accountant).__name__} is no accountant",
+            hint="noise is calibrated by what bounds epsilon; see `fedvi.privacy.accountants`",
+        )
+    key = (tuple(event_of(probe) for probe in _PROBES), accountant, epsilon, delta, tolerance)
+    known = _cache.get(key)
+    if known is not None and event_of(known.noise) == known.event:
+        _cache.move_to_end(key)
+        return known.noise
+    noise = _calibrated(event_of, accountant, epsilon, delta, tolerance)
+    _cache[key] = _Found(noise, event_of(noise))
+    if len(_cache) > _CACHED:
+        _cache.popitem(last=False)
+    return noise
+
+
+def _calibrated(
+    event_of: Callable[[float], Event],
+    accountant: Accountant,
+    epsilon: float,
+    delta: float,
+    tolerance: float,
+) -> float:
+    def excess_by(accountant: Accountant, noise: float) -> float:
         """log(ε(noise) ÷ ε): 0 or less where the noise suffices; close to linear in log noise."""
         found = _epsilon(accountant, event_of(noise), delta)
         return math.log(found / epsilon) if found > 0 else -math.inf
 
-    low, high = _bracket(excess)
+    def excess(noise: float) -> float:
+        return excess_by(accountant, noise)
+
+    start = _guess(event_of, accountant.relation, epsilon, delta)
+    if isinstance(accountant, Pld) and accountant.interval < _COARSE:
+        # A coarse grid takes a tenth of the time and is off by less than a thousandth.
+        coarse = dataclasses.replace(accountant, interval=_COARSE)
+        low, high = _bracket(lambda noise: excess_by(coarse, noise), start, 0.05)
+        start = high[0]
+        if high[1] <= 0:
+            start = _narrow(lambda noise: excess_by(coarse, noise), low, high, tolerance / 2)
+    low, high = _bracket(excess, _round_up(start), tolerance)
     if high[1] > 0:
         event = event_of(high[0])
         raise ConfigError(
@@ -69,7 +133,10 @@ def calibrate(
             hint="something costs privacy whatever the noise: an unprotected release, or batches "
             "that overflow their capacity",
         )
-    result = _round_up(_narrow(excess, low, high, tolerance))
+    narrowed = _narrow(excess, low, high, tolerance)
+    result = _round_up(narrowed)
+    if result == narrowed:
+        return result  # a point of the search, and so checked
     # An accountant may choose another grid at another noise, so the price may wobble upwards.
     for _ in range(100):
         if excess(result) <= 0:
@@ -82,21 +149,89 @@ def calibrate(
     )
 
 
+def _guess(
+    event_of: Callable[[float], Event], relation: Relation, epsilon: float, delta: float
+) -> float:
+    """Returns where the central limit of the privacy losses meets the budget; 1 if nowhere.
+
+    It is right to a few per cent for many small releases, and only a place to start from. Source:
+    Dong, Roth and Su (2022), arXiv:1905.02383, Corollary 5.4.
+    """
+
+    def root(too_small: Callable[[float], bool], low: float, high: float) -> float:
+        for _ in range(50):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if too_small(middle) else (low, middle)
+        return high
+
+    def tail(value: float) -> float:
+        return math.erfc(value / math.sqrt(2)) / 2
+
+    def fits(mu: float) -> bool:
+        shift = min(epsilon, 700.0)
+        return tail(epsilon / mu - mu / 2) - math.exp(shift) * tail(epsilon / mu + mu / 2) < delta
+
+    target = root(fits, 1e-6, 1e3)
+    try:
+        most, least = (_spread(event_of(noise), relation) for noise in (_LEAST, _MOST))
+        if not least < target**2 < most:
+            return 1.0
+        return root(lambda noise: _spread(event_of(noise), relation) > target**2, _LEAST, _MOST)
+    except ConfigError:  # `event_of` may not take such noise
+        return 1.0
+
+
+def _spread(event: Event, relation: Relation) -> float:
+    """About the variance of the privacy loss; infinite where it is not known."""
+
+    def square(inner: Gaussian | DiscreteGaussian) -> float:
+        shift = inner.add_remove if relation == "add_remove" else inner.substitute
+        if shift == 0:
+            return 0.0
+        return (shift / inner.noise_multiplier) ** 2 if inner.noise_multiplier > 0 else math.inf
+
+    total = 0.0
+    for atom, count in counts(event).items():
+        match atom:
+            case Gaussian() | DiscreteGaussian():
+                total += count * square(atom)
+            case PoissonSampled(rate, Gaussian() as inner, _) if (
+                rate < 1 and relation == "substitute"
+            ):
+                total += count * 4 * rate**2 * math.sinh(min(square(inner) / 4, 700.0))
+            case PoissonSampled(rate, Gaussian() as inner, _) if rate < 1:
+                total += count * rate**2 * math.expm1(min(square(inner), 700.0))
+            case PoissonSampled(_, Gaussian() as inner, _):
+                total += count * square(inner)
+            case WithoutReplacement(_, _, Gaussian() as inner):
+                total += count * atom.rate**2 * math.expm1(min(square(inner), 700.0))
+            case _:
+                return math.inf
+    return total
+
+
 _Point: TypeAlias = tuple[float, float]  # a noise multiplier and its excess
 
 
-def _bracket(excess: Callable[[float], float]) -> tuple[_Point, _Point]:
-    """Doubles or halves from 1 until one end fails and the other suffices, or limits are met."""
-    noise, found = 1.0, excess(1.0)
+def _bracket(
+    excess: Callable[[float], float], start: float, step: float = 1.0
+) -> tuple[_Point, _Point]:
+    """Walks from ``start`` until one end fails and the other suffices, or limits are met.
+
+    The first stride is a factor of 1 + ``step``, then each is four times as long, up to a doubling.
+    """
+    noise = min(max(start, _LEAST), _MOST)
+    found = excess(noise)
+    low = high = (noise, found)
     if found > 0:
         while found > 0 and noise < _MOST:
             low = (noise, found)
-            noise *= 2
+            noise, step = noise * (1 + step), min(1.0, 4 * step)
             found = excess(noise)
         return low, (noise, found)
     while found <= 0 and noise > _LEAST:
         high = (noise, found)
-        noise /= 2
+        noise, step = noise / (1 + step), min(1.0, 4 * step)
         found = excess(noise)
     return (noise, found), high
 

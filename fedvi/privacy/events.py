@@ -17,12 +17,14 @@ __all__ = [
     "NOTHING",
     "RELATIONS",
     "Composed",
+    "DiscreteGaussian",
     "Event",
     "Gaussian",
     "PoissonSampled",
     "Relation",
     "Repeated",
     "Unprotected",
+    "WithoutReplacement",
     "compose",
     "counts",
     "from_json",
@@ -66,6 +68,37 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
+class DiscreteGaussian:
+    """One release of an integer sum with discrete Gaussian noise, or a sum of such noises.
+
+    The noise has the law P[Z = k] ∝ exp(−k²/2σ²) on the integers, in each coordinate. Its privacy
+    is that of a Gaussian of the same σ in the sense of concentrated privacy alone: its privacy loss
+    distribution is another one.
+
+    Args:
+      noise_multiplier: σ ÷ clip norm, σ² the sum of the parameters of all noises that were added.
+      add_remove, substitute: as of `Gaussian`.
+      slack: τ·√d where noises of several clients were added, since their sum is not quite discrete
+        Gaussian; 0 for one. It is added to shift ÷ σ.
+
+    Source: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Theorem 4; Kairouz, Liu and
+    Steinke (2021), arXiv:2102.06387, Proposition 14 (sums).
+    """
+
+    noise_multiplier: float
+    add_remove: float = 1.0
+    substitute: float = 2.0
+    slack: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("noise_multiplier", "add_remove", "substitute", "slack"):
+            value = _finite("discrete_gaussian", field, getattr(self, field))
+            if value < 0:
+                raise ConfigError(f"discrete_gaussian: `{field}` is {value}, expected 0 or more")
+            object.__setattr__(self, field, value)
+
+
+@dataclass(frozen=True)
 class PoissonSampled:
     """``inner`` run on a batch that holds each privacy unit independently with one probability.
 
@@ -99,6 +132,40 @@ class PoissonSampled:
         _expect_event("poisson", "inner", self.inner)
         object.__setattr__(self, "rate", rate)
         object.__setattr__(self, "overflow", overflow)
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """``inner`` run on a uniformly random batch of ``batch`` out of ``size`` slots.
+
+    A slot holds one privacy unit or, if there are fewer units than slots, nothing, which
+    contributes zero: so ``size`` is public, and the rate ``batch / size`` depends on no data. The
+    batch must be secret and drawn afresh for this event. This is not `PoissonSampled` at the same
+    rate, and costs more: another unit stands in the batch in place of the one that is left out.
+
+    >>> WithoutReplacement(10, 1000, Gaussian(1.5)).rate
+    0.01
+    """
+
+    batch: int
+    size: int
+    inner: "Event"
+
+    def __post_init__(self) -> None:
+        size = _whole("without_replacement", "size", self.size)
+        batch = _whole("without_replacement", "batch", self.batch)
+        if batch > size:
+            raise ConfigError(
+                f"without_replacement: `batch` is {batch}, expected at most `size`, {size}"
+            )
+        _expect_event("without_replacement", "inner", self.inner)
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "batch", batch)
+
+    @property
+    def rate(self) -> float:
+        """The probability that a given slot is in the batch."""
+        return self.batch / self.size
 
 
 @dataclass(frozen=True)
@@ -151,7 +218,15 @@ class Unprotected:
         _text("unprotected", "what", self.what)
 
 
-Event: TypeAlias = Gaussian | PoissonSampled | Repeated | Composed | Unprotected
+Event: TypeAlias = (
+    Gaussian
+    | DiscreteGaussian
+    | PoissonSampled
+    | WithoutReplacement
+    | Repeated
+    | Composed
+    | Unprotected
+)
 
 NOTHING = Composed(())
 
@@ -192,8 +267,9 @@ def repeat(event: Event, count: int) -> Event:
 def counts(event: Event) -> dict[Event, int]:
     """Flattens an event to its atoms and how often each occurs.
 
-    Atoms are `Gaussian`, `Unprotected` and `PoissonSampled`, whatever the last one holds: a
-    sampled composition shares one batch, and is not the composition of sampled events.
+    Atoms are `Gaussian`, `DiscreteGaussian`, `Unprotected`, and `PoissonSampled` and
+    `WithoutReplacement` whatever they hold: a sampled composition shares one batch, and is not the
+    composition of sampled events.
 
     >>> counts(compose(Gaussian(2.0), repeat(Gaussian(1.0), 3), Gaussian(2.0))).values()
     dict_values([2, 3])
@@ -225,6 +301,21 @@ def to_json(event: Event) -> dict[str, Any]:
                 "noise_multiplier": noise_multiplier,
                 "add_remove": add_remove,
                 "substitute": substitute,
+            }
+        case DiscreteGaussian(noise_multiplier, add_remove, substitute, slack):
+            return {
+                "kind": "discrete_gaussian",
+                "noise_multiplier": noise_multiplier,
+                "add_remove": add_remove,
+                "substitute": substitute,
+                "slack": slack,
+            }
+        case WithoutReplacement(batch, size, inner):
+            return {
+                "kind": "without_replacement",
+                "batch": batch,
+                "size": size,
+                "inner": to_json(inner),
             }
         case PoissonSampled(rate, inner, overflow):
             return {
@@ -259,7 +350,9 @@ def from_json(data: object) -> Event:
 
 _FIELDS: dict[str, tuple[str, ...]] = {
     "gaussian": ("noise_multiplier", "add_remove", "substitute"),
+    "discrete_gaussian": ("noise_multiplier", "add_remove", "substitute", "slack"),
     "poisson": ("rate", "inner", "overflow"),
+    "without_replacement": ("batch", "size", "inner"),
     "repeated": ("inner", "count"),
     "composed": ("events",),
     "unprotected": ("what",),
@@ -285,6 +378,14 @@ def _from_json(data: object, depth: int) -> Event:
     match kind:
         case "gaussian":
             return Gaussian(*(_finite(kind, field, data[field]) for field in _FIELDS[kind]))
+        case "discrete_gaussian":
+            return DiscreteGaussian(*(_finite(kind, field, data[field]) for field in _FIELDS[kind]))
+        case "without_replacement":
+            return WithoutReplacement(
+                _whole(kind, "batch", data["batch"]),
+                _whole(kind, "size", data["size"]),
+                _from_json(data["inner"], depth + 1),
+            )
         case "poisson":
             return PoissonSampled(
                 _finite(kind, "rate", data["rate"]),
@@ -327,5 +428,5 @@ def _text(kind: str, field: str, value: object) -> str:
 
 
 def _expect_event(kind: str, field: str, value: object) -> None:
-    if not isinstance(value, (Gaussian, PoissonSampled, Repeated, Composed, Unprotected)):
+    if not isinstance(value, Event):
         raise ConfigError(f"{kind}: `{field}` holds {value!r}, expected an event")

@@ -8,14 +8,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedvi.errors import BudgetExceeded, LedgerError
-from fedvi.privacy.accountants import pld
+from fedvi.privacy.accountants import pld, rdp, zcdp
 from fedvi.privacy.events import (
     NOTHING,
     Composed,
+    DiscreteGaussian,
     Gaussian,
     PoissonSampled,
     Repeated,
     Unprotected,
+    WithoutReplacement,
     compose,
     counts,
     from_json,
@@ -36,6 +38,7 @@ from fedvi.privacy.ledger import (
 )
 
 ACCOUNTANTS = [pld("add_remove"), pld("substitute")]
+CURVES = [make(relation) for make in (rdp, zcdp) for relation in ("add_remove", "substitute")]
 DELTAS = st.sampled_from([1e-9, 1e-6, 1e-5, 1e-3])
 
 positive = st.floats(0.0, 1e6, allow_nan=False)
@@ -46,7 +49,13 @@ poissons = st.builds(
     gaussians,
     st.floats(0.0, 1.0, exclude_max=True),
 )
-leaves = st.one_of(gaussians, poissons, st.builds(Unprotected, st.text(min_size=1)))
+discrete = st.builds(DiscreteGaussian, positive, positive, positive, positive)
+fixed = st.integers(1, 10**9).flatmap(
+    lambda size: st.builds(WithoutReplacement, st.integers(1, size), st.just(size), gaussians)
+)
+leaves = st.one_of(
+    gaussians, discrete, poissons, fixed, st.builds(Unprotected, st.text(min_size=1))
+)
 events = st.recursive(
     leaves,
     lambda inner: st.one_of(
@@ -88,7 +97,7 @@ def test_repetition_multiplies_counts(event, times):
 
 
 @settings(max_examples=12)
-@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("accountant", ACCOUNTANTS + CURVES)
 @given(parts=priced, seed=st.integers(0, 2**32), delta=DELTAS)
 def test_the_order_of_composition_does_not_matter(accountant, parts, seed, delta):
     shuffled = random.Random(seed).sample(parts, len(parts))
@@ -97,7 +106,7 @@ def test_the_order_of_composition_does_not_matter(accountant, parts, seed, delta
 
 
 @settings(max_examples=12)
-@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("accountant", ACCOUNTANTS + CURVES)
 @given(parts=priced, delta=DELTAS)
 def test_what_epsilon_says_delta_certifies(accountant, parts, delta):
     event = compose(*parts)
@@ -137,6 +146,22 @@ def test_a_larger_delta_never_costs_more(accountant, parts, small, large):
     assume(small <= large)
     event = compose(*parts)
     assert accountant.epsilon(event, large) <= accountant.epsilon(event, small)
+
+
+FIXED = st.sampled_from(
+    [WithoutReplacement(n, 100, Gaussian(s)) for n in (1, 20) for s in (2.0, 4.0)]
+)
+
+
+@settings(max_examples=8)
+@given(atom=FIXED, count=st.sampled_from([1, 50]), delta=DELTAS)
+def test_a_fixed_size_costs_more_than_poisson_batches_and_less_than_everybody(atom, count, delta):
+    accountant = pld("substitute")
+    found = accountant.epsilon(repeat(atom, count), delta)
+    poisson = repeat(PoissonSampled(atom.rate, atom.inner), count)
+    assert accountant.epsilon(poisson, delta) <= found
+    assert found <= accountant.epsilon(repeat(atom.inner, count), delta)
+    assert found <= rdp("substitute").epsilon(repeat(atom, count), delta)
 
 
 @settings(max_examples=12)

@@ -6,10 +6,14 @@ bound everywhere does not belong here.
 
 from typing import Protocol, runtime_checkable
 
+from fedvi.privacy.accountants.advanced import advanced
+from fedvi.privacy.accountants.linear import linear
 from fedvi.privacy.accountants.pld import pld
+from fedvi.privacy.accountants.rdp import rdp
+from fedvi.privacy.accountants.zcdp import zcdp
 from fedvi.privacy.events import Event, Relation
 
-__all__ = ["pld"]
+__all__ = ["advanced", "linear", "pld", "rdp", "zcdp"]
 
 
 @runtime_checkable

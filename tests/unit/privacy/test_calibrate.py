@@ -1,14 +1,28 @@
 """Calibration: on the safe side, tight, printable, and refused where no noise can do it."""
 
+import inspect
 import json
 import math
+import sys
 
 import pytest
 
-from fedvi.errors import ConfigError, UnsupportedEvent
+from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
 from fedvi.privacy.accountants import pld
+from fedvi.privacy.accountants.pld import Pld
 from fedvi.privacy.calibrate import calibrate
-from fedvi.privacy.events import NOTHING, Gaussian, PoissonSampled, Unprotected, compose, repeat
+from fedvi.privacy.events import (
+    NOTHING,
+    Gaussian,
+    PoissonSampled,
+    Unprotected,
+    compose,
+    counts,
+    repeat,
+)
+from fedvi.privacy.historical import moments
+
+calibrate_module = sys.modules["fedvi.privacy.calibrate"]
 
 
 class Counting:
@@ -145,3 +159,76 @@ def test_where_no_noise_is_needed_little_is_returned():
 def test_arguments_outside_their_range_are_refused(epsilon, delta, tolerance, field):
     with pytest.raises(ConfigError, match=f"{field} is"):
         calibrate(Gaussian, pld("add_remove"), epsilon, delta, tolerance)
+
+
+# Speed: few full prices, and none when asked again.
+
+
+def sampled_plan(noise):
+    return repeat(PoissonSampled(0.01, Gaussian(noise)), 1000)
+
+
+@pytest.fixture
+def full_prices(monkeypatch):
+    """The noise multipliers at which the accountant was asked on its own grid."""
+    asked = []
+    real = Pld.epsilon
+
+    def epsilon(self, event, delta):
+        if self.interval == pld("add_remove").interval:
+            asked.append(next(iter(counts(event))))
+        return real(self, event, delta)
+
+    monkeypatch.setattr(Pld, "epsilon", epsilon)
+    return asked
+
+
+def test_the_number_returned_is_certified_on_the_full_grid(full_prices):
+    calibrate_module._cache.clear()
+    found = calibrate(sampled_plan, pld("add_remove"), 1.0, 1e-5)
+    assert len(full_prices) <= 4  # of a third of a second each
+    assert PoissonSampled(0.01, Gaussian(found)) in full_prices
+    assert pld("add_remove").epsilon(sampled_plan(found), 1e-5) <= 1.0
+
+
+def test_a_coarse_grid_that_says_too_little_is_not_believed(monkeypatch):
+    calibrate_module._cache.clear()
+    real = Pld.epsilon
+
+    def epsilon(self, event, delta):
+        price = real(self, event, delta)
+        return price / 2 if self.interval == calibrate_module._COARSE else price
+
+    monkeypatch.setattr(Pld, "epsilon", epsilon)
+    found = calibrate(sampled_plan, pld("add_remove"), 1.0, 1e-5)
+    assert pld("add_remove").epsilon(sampled_plan(found), 1e-5) <= 1.0
+    assert found == pytest.approx(1.416, rel=2e-3)
+
+
+def test_asked_again_it_prices_nothing(full_prices):
+    accountant = pld("substitute")
+    first = calibrate(sampled_plan, accountant, 2.0, 1e-5)
+    full_prices.clear()
+    assert calibrate(lambda noise: sampled_plan(noise), pld("substitute"), 2.0, 1e-5) == first
+    assert full_prices == []
+    calibrate(sampled_plan, accountant, 2.1, 1e-5)
+    assert full_prices != []
+
+
+def test_what_was_remembered_is_not_taken_for_another_plan():
+    accountant = pld("add_remove")
+
+    def twisted(noise):
+        # The same events at the probes by which results are remembered, and costlier elsewhere.
+        real = noise if noise in calibrate_module._PROBES else noise / 2
+        return repeat(Gaussian(real), 10)
+
+    plain = calibrate(lambda noise: repeat(Gaussian(noise), 10), accountant, 1.0, 1e-5)
+    found = calibrate(twisted, accountant, 1.0, 1e-5)
+    assert found > 1.9 * plain
+    assert accountant.epsilon(twisted(found), 1e-5) <= 1.0
+
+
+def test_a_method_that_bounds_nothing_is_refused():
+    with pytest.raises(PrivacyError, match="is no accountant"):
+        inspect.unwrap(calibrate)(Gaussian, moments("add_remove"), 1.0, 1e-5)

@@ -1,0 +1,140 @@
+"""What batches that overflow their capacity add to δ; come here to change how it is searched.
+
+A draw that is cut adds (1 + e^ε)·β to δ, β = Σ count · overflow. Proof: docs/proofs/overflow.md.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fedvi.errors import ConfigError, PrivacyError
+
+__all__ = [
+    "LARGEST_EPSILON",
+    "Price",
+    "best_epsilon",
+    "check_delta",
+    "check_epsilon",
+    "delta_of",
+    "epsilon_of",
+    "smallest",
+    "smallest_epsilon",
+    "too_much",
+]
+
+LARGEST_EPSILON = 700.0  # e^ε of more is no float
+
+
+class Price(NamedTuple):
+    """A composition, ready to be asked: its profile without overflow, and β."""
+
+    delta: Callable[[float], float]
+    epsilon: Callable[[float], float]
+    overflow: float
+
+    def total_delta(self, epsilon: float) -> float:
+        """δ(ε) + (1 + e^ε)·β, not capped: unimodal in ε where δ is convex in ε or in e^ε."""
+        if self.overflow > 0 and epsilon > LARGEST_EPSILON:
+            return math.inf
+        return self.delta(epsilon) + (
+            (1 + math.exp(epsilon)) * self.overflow if self.overflow else 0.0
+        )
+
+
+def check_delta(delta: float) -> None:
+    """Raises `ConfigError` unless ``delta`` is in [0, 1)."""
+    if not 0 <= delta < 1:
+        raise ConfigError(f"delta is {delta}, expected at least 0 and below 1")
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raises `ConfigError` unless ``epsilon`` is finite and 0 or more."""
+    if not 0 <= epsilon < math.inf:
+        raise ConfigError(f"epsilon is {epsilon}, expected a finite number of 0 or more")
+
+
+def epsilon_of(price: Price, delta: float) -> float:
+    """Returns the smallest ε with δ(ε) + (1 + e^ε)·β ≤ ``delta``; infinite without enough noise.
+
+    Raises:
+      PrivacyError: no ε is finite, because of overflowing batches and nothing else.
+    """
+    least = price.epsilon(delta)
+    if price.overflow == 0 or math.isinf(least):
+        return least
+    found = smallest_epsilon(price, delta, least)
+    if math.isinf(found):
+        raise too_much(price.overflow, delta, price.total_delta(best_epsilon(price, math.inf)))
+    return found
+
+
+def delta_of(price: Price, epsilon: float) -> float:
+    """Returns the smallest δ(ε′) + (1 + e^ε′)·β over ε′ ≤ ``epsilon``, at most 1."""
+    if price.overflow == 0:
+        return min(1.0, price.delta(epsilon))
+    return min(1.0, price.total_delta(best_epsilon(price, epsilon)))
+
+
+def smallest_epsilon(price: Price, delta: float, least: float) -> float:
+    """Returns the smallest ε ≥ ``least`` with δ(ε) + (1 + e^ε)·β ≤ ``delta``, or infinity."""
+    if price.total_delta(least) <= delta:
+        return least
+    feasible = least
+    if delta > 2 * price.overflow:
+        # There (1 + e^ε)·β alone exceeds δ: nothing to the right can do.
+        most = min(math.log(delta) - math.log(price.overflow), LARGEST_EPSILON)
+        feasible = _valley(price.total_delta, min(least, most), most, delta)
+    if price.total_delta(feasible) > delta:
+        return math.inf
+    return smallest(price.total_delta, delta, least, feasible, tolerance=1e-10)
+
+
+def too_much(overflow: float, delta: float, lowest: float) -> PrivacyError:
+    """Returns the error that says that overflow alone makes ``delta`` unattainable."""
+    return PrivacyError(
+        f"no finite epsilon holds at delta {delta:g}: batches overflow their capacity with "
+        f"probability {overflow:.3g} in all, and then delta is {lowest:.3g} or more",
+        hint="raise the batch capacity, or the bound on records that it is derived from, "
+        "until `overflow` times the number of draws is far below delta",
+    )
+
+
+def best_epsilon(price: Price, epsilon: float) -> float:
+    """Returns the ε′ ≤ ε of the smallest δ(ε′) + (1 + e^ε′)·β; (ε′, δ)-DP implies (ε, δ)-DP."""
+    high = min(epsilon, -math.log(price.overflow), LARGEST_EPSILON)  # beyond them δ is 1
+    if price.total_delta(high) <= price.total_delta(high * (1 - 1e-6)):
+        return high
+    return _valley(price.total_delta, 0.0, high, -math.inf)
+
+
+def smallest(
+    delta_at: Callable[[float], float], delta: float, low: float, high: float, tolerance: float
+) -> float:
+    """Bisects for where ``delta_at`` falls to ``delta``; returns the upper end, which satisfies it.
+
+    ``high`` must satisfy it. ``tolerance`` is relative.
+    """
+    while high - low > tolerance * high:
+        middle = (low + high) / 2
+        if delta_at(middle) <= delta:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _valley(height: Callable[[float], float], low: float, high: float, enough: float) -> float:
+    """Golden-section search for the lowest point of a unimodal function, or one at ``enough``."""
+    golden = (math.sqrt(5) - 1) / 2
+    left, right = high - golden * (high - low), low + golden * (high - low)
+    at_left, at_right = height(left), height(right)
+    while high - low > 1e-7 * max(1.0, high) and min(at_left, at_right) > enough:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - golden * (high - low)
+            at_left = height(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + golden * (high - low)
+            at_right = height(right)
+    return left if at_left <= at_right else right

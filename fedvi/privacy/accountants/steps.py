@@ -1,0 +1,228 @@
+"""What one release costs on its own, as (ε, δ); come here to change how sampling amplifies it.
+
+`linear` and `advanced` add these prices up. No composition happens here.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent, did_you_mean
+from fedvi.privacy.accountants.pld import _gaussian_delta, _gaussian_epsilon
+from fedvi.privacy.events import (
+    RELATIONS,
+    Event,
+    Gaussian,
+    PoissonSampled,
+    Relation,
+    Unprotected,
+    WithoutReplacement,
+    counts,
+)
+
+__all__ = [
+    "Prices",
+    "Step",
+    "amplified",
+    "check_relation",
+    "delta_by_search",
+    "is_supported",
+    "steps_of",
+    "with_overflow",
+]
+
+
+@runtime_checkable
+class Prices(Protocol):
+    """What answers ε at a given δ."""
+
+    def epsilon(self, event: Event, delta: float) -> float:
+        """Returns an ε at which ``event`` is (ε, ``delta``)-DP."""
+
+
+class Step(NamedTuple):
+    """One kind of release and how often it is made.
+
+    Args:
+      times: how often.
+      rate: the probability that the unit takes part; 1 where there is no sampling.
+      mu: shift ÷ noise of the release in which the unit takes part, against another unit in its
+        place, or nothing; infinite where there is no noise.
+      absent: the same against the release in which the unit is left out of the batch. Never above
+        ``mu`` where it matters; equal to it except for Poisson batches under ``substitute``.
+    """
+
+    times: int
+    rate: float
+    mu: float
+    absent: float
+
+    def epsilon(self, delta: float) -> float:
+        """Returns an ε at which one such release is (ε, ``delta``)-DP; infinite if there is none.
+
+        Guarantee: with (1−q)·P₀ + q·P₁ against (1−q)·P₀ + q·P₂ and e^ε = 1 + q·(e^ε₀ − 1), the
+        divergence at ε is q times that of P₁ against (1−β)·P₀ + β·P₂ at ε₀, with β = e^(ε − ε₀).
+        It is jointly convex, so at most q·[(1−β)·δ(P₁, P₀) + β·δ(P₁, P₂)]. Under ``add_remove``
+        P₂ = P₀, one direction has β = 0 and the other P₁ = P₀; both are at most q·δ₀. Other units'
+        draws are mixed over, which cannot help. For a batch without replacement P₀ holds another
+        slot in the unit's place, so both terms are those of a substitution.
+
+        Source: Balle, Barthe and Gaboardi (2018), arXiv:1807.01647, Theorems 2, 8, 9; Balle and
+        Wang (2018), arXiv:1805.06530, Theorem 8.
+        """
+        if self.rate == 1:
+            return _gaussian_epsilon(self.mu, delta) if self.mu < math.inf else math.inf
+        # The larger δ of both terms bounds their mean.
+        worst = max(self.mu, self.absent)
+        if worst == math.inf:
+            return math.inf
+        high = _gaussian_epsilon(worst, min(delta / self.rate, 1 - 2**-53))
+        if self.absent < self.mu < math.inf and 0 < high < math.inf:
+            low = _gaussian_epsilon(self.absent, min(delta / self.rate, 1 - 2**-53))
+            while high - low > 1e-9 * high:
+                middle = (low + high) / 2
+                low, high = (low, middle) if self._delta(middle) <= delta else (middle, high)
+        return amplified(high, self.rate)
+
+    def _delta(self, base: float) -> float:
+        """q·[(1−β)·δ(P₁, P₀) + β·δ(P₁, P₂)] at ε₀ = ``base``."""
+        beta = min(1.0, math.exp(amplified(base, self.rate) - base))
+        absent, other = _gaussian_delta(self.absent, base), _gaussian_delta(self.mu, base)
+        return self.rate * ((1 - beta) * absent + beta * other)
+
+
+def amplified(epsilon: float, rate: float) -> float:
+    """log(1 + rate·(e^epsilon − 1)): what sampling leaves of ``epsilon``.
+
+    >>> round(amplified(1.0, 0.01), 5)
+    0.01704
+    """
+    if epsilon < 700:
+        return math.log1p(rate * math.expm1(epsilon))
+    return epsilon + math.log(rate)
+
+
+def check_relation(relation: Relation) -> None:
+    """Raises `ConfigError` for a relation that is not one."""
+    if relation not in RELATIONS:
+        raise ConfigError(
+            f"relation is {relation!r}, expected one of {', '.join(RELATIONS)}",
+            hint=did_you_mean(str(relation), RELATIONS),
+        )
+
+
+def is_supported(event: Event, relation: Relation) -> bool:
+    """Whether every atom is a Gaussian, one batch of one Gaussian, or unprotected."""
+    return all(_why_not(atom, relation) is None for atom in counts(event))
+
+
+def steps_of(event: Event, relation: Relation, name: str) -> tuple[tuple[Step, ...], float]:
+    """Returns the steps of ``event`` that cost something, and β = Σ count · overflow.
+
+    Raises:
+      UnsupportedEvent: an atom has no price here; the message calls the accountant ``name``.
+    """
+    found: dict[tuple[float, float, float], int] = {}
+    overflows: list[float] = []
+    for atom, count in counts(event).items():
+        why = _why_not(atom, relation)
+        if why is not None:
+            raise UnsupportedEvent(f"accountant {name} does not know the price of {atom}", hint=why)
+        rate, absent, mu = 1.0, math.inf, math.inf
+        match atom:
+            case Gaussian():
+                mu = absent = _mu(atom, relation)
+            case PoissonSampled(rate, Gaussian() as inner, overflow):
+                overflows.append(count * overflow)
+                mu = _mu(inner, relation)
+                absent = mu if rate == 1 else _mu(inner, "add_remove")
+            case WithoutReplacement(batch, size, Gaussian() as inner):
+                rate = atom.rate
+                mu = _mu(inner, "substitute")
+                if batch < size:  # then the slot that stands in may be empty
+                    mu = max(mu, _mu(inner, "add_remove"))
+                absent = mu
+        if max(mu, absent) > 0:
+            found[rate, mu, absent] = found.get((rate, mu, absent), 0) + count
+    # Sorted, so that the price does not depend on the order of composition.
+    steps = tuple(Step(count, rate, mu, absent) for (rate, mu, absent), count in found.items())
+    return tuple(sorted(steps)), math.fsum(overflows)
+
+
+def with_overflow(epsilon_at: Callable[[float], float], delta: float, overflow: float) -> float:
+    """Returns ε with ``epsilon_at(δ′)`` ≤ ε and δ′ + (1 + e^ε)·β ≤ ``delta``; see `Pld` for why.
+
+    Raises:
+      PrivacyError: none was found, because batches overflow too often.
+    """
+    least = epsilon_at(delta)
+    if overflow == 0 or math.isinf(least):
+        return least
+    for share in (1e-6, 1e-4, 1e-2, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99):
+        room = share * delta / overflow - 1
+        if room < 1:
+            continue
+        epsilon = epsilon_at((1 - share) * delta)
+        if epsilon <= math.log(room):
+            # What suffices stays sufficient when the room is cut to what it needs.
+            for _ in range(8):
+                needed = (1 + math.exp(epsilon)) * overflow * (1 + 1e-12)
+                better = min(epsilon, epsilon_at(delta - needed))
+                settled, epsilon = epsilon - better <= 1e-9 * epsilon, better
+                if settled:
+                    break
+            return epsilon
+    raise PrivacyError(
+        f"no finite epsilon holds at delta {delta:g}: batches overflow their capacity with "
+        f"probability {overflow:.3g} in all",
+        hint="raise the batch capacity, or the bound on records that it is derived from, "
+        "until `overflow` times the number of draws is far below delta",
+    )
+
+
+def delta_by_search(accountant: Prices, event: Event, epsilon: float) -> float:
+    """Returns a δ with ``accountant.epsilon(event, δ)`` ≤ ``epsilon``, or 1: bisects log δ."""
+    if not 0 <= epsilon < math.inf:
+        raise ConfigError(f"epsilon is {epsilon}, expected a finite number of 0 or more")
+
+    def suffices(delta: float) -> bool:
+        try:
+            return accountant.epsilon(event, delta) <= epsilon
+        except UnsupportedEvent:
+            raise
+        except PrivacyError:  # no epsilon is finite there
+            return False
+
+    if suffices(0.0):
+        return 0.0
+    low, high = math.log(sys.float_info.min), math.log1p(-(2.0**-20))
+    if not suffices(math.exp(high)):
+        return 1.0
+    while high - low > 1e-7:
+        middle = (low + high) / 2
+        low, high = (low, middle) if suffices(math.exp(middle)) else (middle, high)
+    return math.exp(high)
+
+
+def _mu(event: Gaussian, relation: Relation) -> float:
+    shift = event.add_remove if relation == "add_remove" else event.substitute
+    if shift == 0:
+        return 0.0
+    return shift / event.noise_multiplier if event.noise_multiplier > 0 else math.inf
+
+
+def _why_not(atom: Event, relation: Relation) -> str | None:
+    """Says what would be right in place of an atom without a price; None if it has one."""
+    match atom:
+        case Gaussian() | Unprotected() | PoissonSampled(_, Gaussian(), _):
+            return None
+        case WithoutReplacement(_, _, Gaussian()):
+            if relation == "substitute":
+                return None
+            return (
+                "a batch of a fixed size has no price under add_remove: promise `substitute`, or "
+                "sample by `poisson`"
+            )
+        case _:
+            return "it knows Gaussian releases, and batches of one Gaussian release"
