@@ -1,8 +1,8 @@
 """Types that several packages share; come here to see what an η or a key is."""
 
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["Eta", "Key", "Records", "Theta"]
+__all__ = ["ROWS", "Eta", "Key", "Records", "Theta"]
 
 Eta = Any
 """Natural (or mean) parameters of an exponential family: a pytree of float arrays."""
@@ -12,6 +12,12 @@ Theta = Any
 
 Records = dict[str, Any]
 """Named columns; every array's leading axis is the record, unless a docstring says "one record"."""
+
+ROWS: Final = "[rows]"
+"""The column that is there where a unit holds several rows: bool [unit, row], true where a row stands.
+
+All other arrays are then [unit, row, …]. No argument of a model and no column can be called so.
+"""
 
 Key = Any
 """A JAX pseudo-random key."""

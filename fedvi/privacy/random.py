@@ -1,30 +1,47 @@
-"""Secret randomness: where keys for noise, sampling and guides come from.
+"""Secret randomness: come here for keys, for where their secrets come from, or for ChaCha20 itself.
 
-A client holds one 256-bit root from the operating system. Every key is derived from it under a label
-(client, release, purpose), so that no key serves two purposes, and a release that is computed again
-after a crash gets the same noise. Labels are public, the root never leaves.
+Each release has a secret of 256 bits of its own (``Root.secret``), from the operating system unless
+a simulation asks for a replay. ``key`` turns it into one JAX key a purpose, so that no key serves
+two, and a release that is computed again after a crash gets the same noise. Keys are ChaCha20 keys:
+every function of ``jax.random`` takes them.
 """
 
+import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import hmac
+import math
 import os
+from typing import Any
 
 import jax
+import jax.extend.core
+import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from fedvi import errors
 from fedvi.typing import Key
 
-__all__ = ["Root", "insecure_root", "secure_root"]
+__all__ = ["Root", "block", "chacha20", "insecure_root", "key", "secure_root"]
+
+_SECRET_BYTES = 32
+# "expand 32-byte k" as little-endian words.
+_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
+# The first nonce word of the three uses of a key.
+_BITS, _SPLIT, _FOLD_IN = 1, 2, 3
+# Blocks at a time: the state of so many stays in a core's cache.
+_CHUNK = 4096
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Root:
-    """A secret that keys are derived from; its representation shows nothing of it.
+    """Where the secrets of releases come from; its representation shows nothing.
 
     Attributes:
-      secure: False if the secret is not from the operating system; claims are then marked.
+      secure: False if secrets follow from a seed; whatever they touch is then marked.
     """
 
     _secret: bytes
@@ -33,25 +50,40 @@ class Root:
     def __repr__(self) -> str:
         return f"Root(secure={self.secure})"
 
-    def key(self, *label: str | int) -> Key:
-        """Derives the JAX key of a label: HMAC-SHA256(root, label).
+    def secret(self, *label: str | int) -> bytes:
+        """Returns the 32 secret bytes of one release.
 
-        Two labels give the same key only if they are equal part by part (each part is prefixed by
-        its length, so ("a", "bc") and ("ab", "c") differ). The key is built from raw words: a
-        Python integer seed would be cut to 32 bits by JAX.
+        From the operating system if the root is secure: every call draws anew, whatever the label,
+        so there is no long-lived secret to steal, and a client that was set back to a backup draws
+        other noise. Keep them with the reservation and erase them once the release is sealed. From
+        an insecure root they follow from the seed and the label.
+
+        Raises:
+          PrivacyError: under a JAX transformation, where they would become a constant of the
+            compiled function and every run of it would get the same.
         """
-        parts = [str(part).encode() for part in label]
-        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        digest = hmac.new(self._secret, message, hashlib.sha256).digest()
-        return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(digest[:8], dtype=np.uint32)))
+        _refuse_a_trace("a secret was drawn")
+        if self.secure:
+            return os.urandom(_SECRET_BYTES)
+        return _hmac(self._secret, ("secret", *label))
+
+    def key(self, *label: str | int) -> Key:
+        """Returns the key of a label, the same at every call: for tests and simulations.
+
+        Raises:
+          PrivacyError: for a secure root, which remembers no secret that a key could come from.
+        """
+        if self.secure:
+            raise errors.PrivacyError(
+                "a secure root was asked for a key, expected a secret",
+                "`key(root.secret(…), purpose)`: every release has a secret of its own",
+            )
+        return key(_hmac(self._secret, ("root", *label)))
 
 
 def secure_root() -> Root:
-    """Returns a root from the operating system's generator.
-
-    Call it eagerly: under a JAX trace its bytes would become a constant of the compiled function.
-    """
-    return Root(os.urandom(32), secure=True)
+    """Returns the root whose secrets come from the operating system's generator."""
+    return Root(b"", secure=True)
 
 
 def insecure_root(seed: int) -> Root:
@@ -60,3 +92,191 @@ def insecure_root(seed: int) -> Root:
     Everything that it touches must be marked "simulation: no guarantee".
     """
     return Root(hashlib.sha256(f"fedvi insecure root {seed}".encode()).digest(), secure=False)
+
+
+def key(secret: bytes, *label: str | int) -> Key:
+    """Derives the ChaCha20 key of a label: the 256 bits HMAC-SHA256(secret, label).
+
+    Two labels give the same key only if they are equal part by part: each part is prefixed by its
+    kind and length, so ("a", "bc") and ("ab", "c") differ, and so do 1 and "1". If HMAC-SHA256 is a
+    pseudo-random function, the keys of different labels are independent, and none tells anything
+    of the secret. The representation of a JAX key shows its words: do not log one.
+
+    Args:
+      secret: at least 32 bytes that nobody else knows, e.g. of ``Root.secret``.
+      label: what the key is for; public.
+
+    Raises:
+      PrivacyError: if the secret is shorter than 32 bytes, or under a JAX transformation, where the
+        key would be written into the compiled function.
+
+    >>> key(bytes(32), "noise") == key(bytes(32), "sampling")
+    Array(False, dtype=bool)
+    """
+    if len(secret) < _SECRET_BYTES:
+        raise errors.PrivacyError(
+            f"the secret of a key has {len(secret)} bytes, expected at least {_SECRET_BYTES}",
+            "take it from `Root.secret`",
+        )
+    _refuse_a_trace("a key was derived")
+    words = np.frombuffer(_hmac(secret, ("key", *label)), dtype="<u4").astype(np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=chacha20)
+
+
+def block(key_words: jax.Array, counter: jax.Array, nonce: jax.Array) -> jax.Array:
+    """Computes one block of ChaCha20's keystream.
+
+    Args:
+      key_words: uint32 [8], the key's little-endian words.
+      counter: uint32 scalar.
+      nonce: uint32 [3], the nonce's little-endian words.
+
+    Returns:
+      uint32 [16]; little-endian, they are the block's 64 bytes.
+
+    Source: RFC 8439, §2.3.
+    """
+    return _blocks(key_words, counter[None], nonce)[:, 0]
+
+
+def _hmac(secret: bytes, label: tuple[str | int, ...]) -> bytes:
+    message = b""
+    for part in label:
+        kind, text = (b"s", part.encode()) if isinstance(part, str) else (b"i", b"%d" % part)
+        message += kind + len(text).to_bytes(4, "big") + text
+    return hmac.new(secret, message, hashlib.sha256).digest()
+
+
+def _refuse_a_trace(what: str) -> None:
+    if jax.extend.core.get_opaque_trace_state(convention="flax") != _eager_state():
+        raise errors.PrivacyError(
+            f"{what} under a JAX transformation, expected outside of any",
+            "derive keys before `jit`, `scan` or `vmap`, and pass them in",
+        )
+
+
+@functools.cache
+def _eager_state() -> Any:
+    # Transformations are local to a thread: a new one stands outside of all.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        state = functools.partial(jax.extend.core.get_opaque_trace_state, convention="flax")
+        return thread.submit(state).result()
+
+
+# Compiled, so that a call outside of any trace does not compile its loop anew.
+@functools.partial(jax.jit, inline=True)
+def _blocks(key_words: jax.Array, counters: jax.Array, nonce: jax.Array) -> jax.Array:
+    """Returns the keystream's blocks at ``counters`` (uint32 [n]) as uint32 [16, n].
+
+    The state is four rows of [4, n]: a round works on the columns, and turning the rows lines up
+    the diagonals. The rounds are a loop, since unrolled they compile for minutes.
+    """
+    count = counters.shape[0]
+    known = jnp.concatenate([jnp.asarray(_CONSTANTS, jnp.uint32), key_words])
+    rows = jnp.broadcast_to(known[:, None], (12, count)).reshape(3, 4, count)
+    last = jnp.broadcast_to(nonce[:, None], (3, count))
+    start = (rows[0], rows[1], rows[2], jnp.concatenate([counters[None], last]))
+
+    def double_round(_: Any, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        a, b, c, d = _quarter_rounds(*state)
+        b, c, d = jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0)
+        a, b, c, d = _quarter_rounds(a, b, c, d)
+        return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
+
+    state = lax.fori_loop(0, 10, double_round, start)
+    return jnp.concatenate([new + old for new, old in zip(state, start, strict=True)])
+
+
+def _quarter_rounds(
+    a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Returns RFC 8439's quarter round (§2.1) of every column."""
+    a = a + b
+    d = _rotated(d ^ a, 16)
+    c = c + d
+    b = _rotated(b ^ c, 12)
+    a = a + b
+    d = _rotated(d ^ a, 8)
+    c = c + d
+    b = _rotated(b ^ c, 7)
+    return a, b, c, d
+
+
+def _rotated(words: jax.Array, by: int) -> jax.Array:
+    return (words << np.uint32(by)) | (words >> np.uint32(32 - by))
+
+
+def _counters(count: int) -> jax.Array:
+    if count > 2**32:
+        raise errors.PrivacyError(
+            f"a key was asked for {count} blocks of 64 bytes, expected at most 2^32",
+            "split the key",
+        )
+    return lax.iota(jnp.uint32, count)
+
+
+def _nonce(use: int, detail: int = 0) -> jax.Array:
+    return jnp.asarray((use, detail, 0), jnp.uint32)
+
+
+def _seed(seed: jax.Array) -> jax.Array:
+    raise errors.PrivacyError(
+        "a ChaCha20 key was asked of an integer seed, expected 256 secret bits",
+        "`random.key(secret, purpose)`; in a test or simulation `random.insecure_root(seed).key()`",
+    )
+
+
+def _random_bits(key_words: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+    size = math.prod(shape)
+    words = -(-size * width // 32)
+    blocks = -(-words // 16)
+    chunks = max(1, -(-blocks // _CHUNK))
+    each = -(-blocks // chunks)
+    counters = _counters(chunks * each).reshape(chunks, each)
+    nonce = _nonce(_BITS, width)
+    stream = (
+        _blocks(key_words, counters[0], nonce)
+        if chunks == 1
+        else lax.map(lambda some: _blocks(key_words, some, nonce), counters)
+    ).ravel()[:words]
+    if width == 64:
+        stream = lax.bitcast_convert_type(stream.reshape(size, 2), jnp.uint64)
+    elif width < 32:
+        narrow = {8: jnp.uint8, 16: jnp.uint16}[width]
+        stream = lax.bitcast_convert_type(stream, narrow).ravel()[:size]
+    return stream.reshape(shape)
+
+
+def _split(key_words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    size = math.prod(shape)
+    halves = _blocks(key_words, _counters(-(-size // 2)), _nonce(_SPLIT)).reshape(2, 8, -1)
+    return halves.transpose(2, 0, 1).reshape(-1, 8)[:size].reshape(*shape, 8)
+
+
+def _fold_in(key_words: jax.Array, data: Any) -> jax.Array:
+    return block(key_words, jnp.asarray(data, jnp.uint32), _nonce(_FOLD_IN))[:8]
+
+
+chacha20 = jax.extend.random.define_prng_impl(
+    key_shape=(8,),
+    seed=_seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
+    name="chacha20",
+    tag="chacha20",
+)
+"""ChaCha20 (RFC 8439) as a JAX generator; pass it as ``impl`` or take keys from ``key``.
+
+Guarantee: if ChaCha20's block function is a pseudo-random function of (counter, nonce), then no one
+without the key can tell all that is ever drawn from it from uniform bits. Proof: every use of a key
+calls the block function at inputs of its own, as the first nonce word is 1 for random bits, 2 for
+split and 3 for fold_in, the second is the width of the bits, and the counter is the number of the
+block, of the pair of children, or the folded integer, all below 2³². So random bits, children by
+split and children by fold_in are parts of different blocks, hence independent. A child is 256 such
+bits, and all of this holds of it in turn; two of n keys are equal with probability at most n²/2²⁵⁷.
+
+As with any JAX key: a key that was split, folded or drawn from must not be used the same way again,
+and draws of different shapes from one key overlap. A key from an integer is refused, since 32 bits
+can be searched.
+"""

@@ -5,10 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedvi.privacy import accountants, events, sampling
+from fedvi import errors
+from fedvi.privacy import accountants, events, random, sampling
 
 RECORDS = 30
-MAKE = {"full": lambda: sampling.full(RECORDS), "poisson": lambda: sampling.poisson(0.4, RECORDS)}
+MAKE = {
+    "feistel": lambda: sampling.feistel(12, RECORDS),
+    "full": lambda: sampling.full(RECORDS),
+    "poisson": lambda: sampling.poisson(0.4, RECORDS),
+}
+
+
+def key(seed):
+    return random.insecure_root(seed).key()
 
 
 @pytest.fixture(params=sampling.__all__)
@@ -17,9 +26,9 @@ def sampler(request):
 
 
 def test_only_rows_that_hold_a_record_are_picked_and_each_once(sampler):
-    valid = jnp.arange(RECORDS) % 3 != 0
+    valid, draw = jnp.arange(RECORDS) % 3 != 0, jax.jit(sampler.draw)
     for seed in range(20):
-        batch = sampler.draw(jax.random.key(seed), valid)
+        batch = draw(key(seed), valid)
         picked = np.asarray(batch.indices)[np.asarray(batch.mask)]
         assert np.asarray(valid)[picked].all()
         assert len(set(picked.tolist())) == len(picked)
@@ -27,20 +36,42 @@ def test_only_rows_that_hold_a_record_are_picked_and_each_once(sampler):
 
 def test_a_batch_has_a_static_shape_under_jit_and_vmap(sampler):
     valid = jnp.ones(RECORDS, bool)
-    one = jax.jit(sampler.draw)(jax.random.key(0), valid)
+    one = jax.jit(sampler.draw)(key(0), valid)
     assert one.indices.shape == one.mask.shape == (sampler.capacity,)
-    many = jax.vmap(lambda key: sampler.draw(key, valid))(jax.random.split(jax.random.key(0), 4))
+    many = jax.vmap(lambda key: sampler.draw(key, valid))(jax.random.split(key(0), 4))
     assert many.indices.shape == (4, sampler.capacity)
     assert one.sampler == sampler
 
 
-def test_its_event_is_one_that_the_stated_accountant_prices(sampler):
+def test_which_slots_are_picked_does_not_depend_on_which_hold_a_record(sampler):
+    valid = jnp.arange(RECORDS) % 3 != 0
+    some, every = sampler.draw(key(0), valid), sampler.draw(key(0), jnp.ones(RECORDS, bool))
+    picked = set(np.asarray(every.indices)[np.asarray(every.mask)].tolist())
+    kept = set(np.asarray(some.indices)[np.asarray(some.mask)].tolist())
+    assert kept == {slot for slot in picked if slot % 3 != 0}
+
+
+def test_a_shard_without_records_gives_an_empty_batch(sampler):
+    assert not sampler.draw(key(0), jnp.zeros(RECORDS, bool)).mask.any()
+
+
+def test_its_event_is_priced_by_the_stated_accountant_or_refused(sampler):
     event = sampler.event(events.Gaussian(2.0))
+    priced = 0
     for relation in events.RELATIONS:
         accountant = accountants.pld(relation)
-        assert accountant.supports(event)
+        if not accountant.supports(event):
+            with pytest.raises(errors.UnsupportedEvent):
+                accountant.epsilon(event, 1e-5)
+            continue
+        priced += 1
         inner = accountant.epsilon(events.Gaussian(2.0), 1e-5)
         assert 0.0 < accountant.epsilon(event, 1e-5) <= inner * (1 + 1e-9)
+    assert priced
+
+
+def test_it_says_what_it_takes_for_granted(sampler):
+    assert all(isinstance(assumption, str) for assumption in sampler.assumptions)
 
 
 def test_it_can_be_a_static_argument(sampler):

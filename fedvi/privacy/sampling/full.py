@@ -28,6 +28,11 @@ class Full:
         """The static number of rows of a batch."""
         return self.max_records
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the event takes for granted besides uniform random bits: nothing."""
+        return ()
+
     def draw(self, key: Key, valid: Any) -> Batch:
         """Returns all rows; ``key`` is not used."""
         return Batch(jnp.arange(valid.shape[0]), jnp.asarray(valid, bool), self)
