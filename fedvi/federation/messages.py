@@ -21,12 +21,17 @@ __all__ = [
 
 
 class Tensor(NamedTuple):
-    """A named array: NumPy dtype string (little-endian), shape, and its bytes in C order."""
+    """A named array: NumPy dtype string (little-endian), shape, and its bytes in C order.
+
+    ``scale`` is what one unit of released integers is worth, a public number; None for values that
+    stand as they are.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+    scale: float | None = None
 
 
 class Payload(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 
 from fedvi import errors
 from fedvi.expfam import tree
@@ -28,6 +29,7 @@ from fedvi.privacy.release import (
     Sampler,
     Shift,
     clipped_sum,
+    decoded,
     post_process,
     release,
     repeat,
@@ -36,9 +38,10 @@ from fedvi.typing import Key
 
 __all__ = ["dp_optimisation"]
 
-# A released location is at most so many broadcast sds away, a scale at most exp(±8) of them.
+# A released location is at most so many broadcast sds away, a scale at most exp(±6) of them: float64
+# holds the precision of no much sharper one.
 _FARTHEST = 1e3
-_SHARPEST = 8.0
+_SHARPEST = 6.0
 
 
 def dp_optimisation(
@@ -100,7 +103,7 @@ def dp_optimisation(
 
     def finish(value: dict[str, np.ndarray], task: Task) -> Change:
         check_shapes(value, {"location": task.posterior.h.shape, "scale": task.posterior.J.shape})
-        optimum = whitened.to_natural(family, task, value["location"], value["scale"])
+        optimum = whitened.to_natural(family, task, value["location"], _conditioned(value["scale"]))
         return Change(tree.subtract(optimum, task.posterior))
 
     return LocalSolver(
@@ -155,7 +158,8 @@ def _climber(
             gradients = jax.vmap(jax.grad(record_term), in_axes=(None, None, None, 0))(
                 guide, at, noise, rows
             )
-            noised = release(noise_key, clipped_sum(gradients, clip_norm, batch), mechanism)
+            bounded = clipped_sum(gradients, clip_norm, batch, mechanism)
+            noised = decoded(release(noise_key, bounded, mechanism))
 
             def climb_on(total: Any) -> Any:
                 # Divided by the public rate, never by the realised size of the batch.
@@ -215,6 +219,25 @@ def _signal(at: whitened.Frame, slope: Any, noise_std: float, energy: Any) -> tu
     )
     share = jnp.clip(1.0 - noise / jnp.maximum(total, 1e-30), 0.0, 1.0)
     return (share[0], share[1]), new
+
+
+def _conditioned(raw: np.ndarray) -> np.ndarray:
+    """Keeps every direction of a scale within exp(±6) of the broadcast sds; post-processing.
+
+    Entries of moderate size do not do that for a triangular matrix: its inverse grows with their
+    products, until the precision is singular to float64. Noise alone leads there.
+    """
+    if raw.ndim == 1:
+        return raw
+    scale = np.tril(raw, -1) + np.diag(np.exp(np.diagonal(raw)))
+    left, singular, _ = np.linalg.svd(scale)
+    kept = np.clip(singular, np.exp(-_SHARPEST), np.exp(_SHARPEST))
+    if np.array_equal(kept, singular):
+        return raw
+    # The triangular root of U S² Uᵀ.
+    root = scipy.linalg.qr((left * kept).T, mode="r")[0].T
+    root = root * np.sign(np.diagonal(root))
+    return np.tril(root, -1) + np.diag(np.log(np.diagonal(root)))
 
 
 def _to_float64(value: dict[str, Any]) -> dict[str, np.ndarray]:

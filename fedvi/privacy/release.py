@@ -4,15 +4,19 @@
 
 A ``Bounded`` remembers how far one privacy unit can move it and which sampler picked its records; a
 ``Released`` remembers the event that it cost. Only a ``Released`` can be encoded for the wire.
+
+Where the mechanism has a grid, totals and released values are whole numbers of its step, so that
+no rounding of floating point stands between what is proved and what is sent.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
+import numpy as np
 
 from fedvi import errors
 from fedvi.privacy import events
@@ -21,12 +25,16 @@ from fedvi.typing import Key
 __all__ = [
     "Batch",
     "Bounded",
+    "Grid",
     "Mechanism",
+    "OnGrid",
     "Released",
     "Sampler",
     "Shift",
     "clipped_sum",
+    "decoded",
     "disclose",
+    "float_sum",
     "post_process",
     "public",
     "release",
@@ -43,6 +51,34 @@ class Shift(NamedTuple):
     clip_norm: float
     add_remove: float
     substitute: float
+
+
+class Grid(NamedTuple):
+    """The multiples of one step on which totals and noise live; public and static.
+
+    Attributes:
+      step: g, what one unit of the integers is worth.
+      bound: the largest squared L2 norm of one record's integers, ⌊(C / g)²⌋ of the exact C / g.
+      tail: the largest absolute value of the noise in one coordinate, in steps.
+    """
+
+    step: float
+    bound: int
+    tail: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OnGrid:
+    """Released integers and what one of them is worth: the value is ``integers`` × ``step``.
+
+    Attributes:
+      integers: a tree of int32 arrays, or of int64 where sums can be longer.
+      step: the public scale.
+    """
+
+    integers: Any
+    step: float = dataclasses.field(metadata={"static": True})
 
 
 @runtime_checkable
@@ -76,8 +112,11 @@ class Mechanism(Protocol):
     def mark(self) -> str:
         """Empty if the noise is what the accountant assumes; otherwise printed beside every claim."""
 
+    def grid(self, clip_norm: float) -> Grid | None:
+        """Returns the grid of totals clipped to ``clip_norm``; None for noise in floating point."""
+
     def perturb(self, key: Key, total: Any, clip_norm: float) -> Any:
-        """Returns the noised total."""
+        """Returns the noised total; integers where there is a grid."""
 
     def event(self, shift: Shift) -> events.Event:
         """Returns the event of one release of a total with this shift."""
@@ -99,14 +138,16 @@ class Bounded:
     """A total whose dependence on any one unit is bounded, not yet noised: never leaves.
 
     Attributes:
-      total: arrays without the record axis.
+      total: arrays without the record axis; whole numbers of steps if there is a grid.
       shift: the largest move of ``total``, in L2 over all its leaves together.
       sampler: what picked the records that were summed.
+      grid: that of the mechanism which the total was made for; None for floats.
     """
 
     total: Any = dataclasses.field(repr=False)
     shift: Shift = dataclasses.field(metadata={"static": True})
     sampler: Sampler = dataclasses.field(metadata={"static": True})
+    grid: Grid | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 @jax.tree_util.register_pytree_node_class
@@ -147,44 +188,116 @@ class Released:
         return _released(children[0], event)
 
 
-def clipped_sum(contributions: Any, clip_norm: float, batch: Batch) -> Bounded:
+def clipped_sum(
+    contributions: Any, clip_norm: float, batch: Batch, mechanism: Mechanism
+) -> Bounded:
     """Clips every record's contribution to an L2 ball and adds: Σₙ gₙ · min(1, C / ‖gₙ‖).
 
     Guarantee: for any two data sets differing in one record, and the same draws of the sampler for
     all other records, ‖total − total′‖₂ ≤ C when the record is added or removed and ≤ 2C when it is
-    substituted, in exact arithmetic, for every value of ``contributions`` including NaN and
-    infinities (a record with any of them counts as zero). Proof: each summand lies in the ball of
-    radius C, and the other summands are the same. Rounding of the float sum is not covered; that is
-    one reason why float noise is marked "simulation: no guarantee".
+    substituted, for every value of ``contributions`` including NaN and infinities (a record with
+    any of them counts as zero). On a grid this is exact. Proof: a record counts only if the squared
+    norm of its integers is at most ⌊K²⌋, K = C / g; the check is exact (``_within``), sums of
+    integers are exact and cannot wrap (``_whole_total``), and all other summands are the same; so
+    the total moves by at most K steps, or 2K. In floating point the rounding of the sum is not
+    covered, which is one reason why float noise is marked "simulation: no guarantee".
+
+    On a grid the clip is tightened to C − (√d / 2 + K / 10⁶)·g, so that what it leaves still has
+    norm at most C after each of the d entries is rounded to the nearest multiple of g, and in
+    float32; else a clipped record would be lost by the check.
 
     Args:
-      contributions: a tree of float arrays, each [B, …]; the norm is over all leaves of a record.
+      contributions: a tree of float arrays of one dtype, each [B, …]; the norm is over all leaves
+        of a record.
       clip_norm: C > 0; ``inf`` switches clipping off, for comparisons without noise.
       batch: the rows that the contributions were computed from.
+      mechanism: what will noise the total; it says on which grid.
 
     Returns:
       The sum over unmasked records, the leaves' shapes without the record axis.
 
     Raises:
-      PrivacyError: if ``clip_norm`` is not positive.
+      PrivacyError: if ``clip_norm`` is not positive, or the grid is too coarse for d numbers.
     """
     if not clip_norm > 0.0:
         raise errors.PrivacyError(f"clip_norm is {clip_norm}, expected a positive number")
+    grid = mechanism.grid(clip_norm)
+    flat, restore = _flatten(contributions)
+    usable = batch.mask & jnp.isfinite(flat).all(axis=1)
+    flat = jnp.where(usable[:, None], flat, jnp.zeros_like(flat))
+    # Scaled by the largest entry first: the squares of 1e30 overflow in float32.
+    largest = jnp.abs(flat).max(axis=1, initial=0.0)
+    unit = flat / jnp.where(largest > 0.0, largest, jnp.ones_like(largest))[:, None]
+    norm = jnp.maximum(jnp.sqrt((unit * unit).sum(axis=1)), jnp.ones_like(largest))
+    if grid is None:
+        limit = jnp.asarray(clip_norm, flat.dtype) / norm
+        total = (unit * jnp.minimum(largest, limit)[:, None]).sum(axis=0)
+    else:
+        limit = jnp.asarray(_tightened(grid, flat.shape[1]), flat.dtype) / norm
+        steps = jnp.minimum(largest / jnp.asarray(grid.step, flat.dtype), limit)
+        integers = jnp.round(unit * steps[:, None]).astype(jnp.int32)
+        integers = jnp.where(_within(integers, grid.bound)[:, None], integers, 0)
+        total = _whole_total(integers, grid)
+    shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
+    return Bounded(restore(total), shift, batch.sampler, grid)
 
-    def clip_one(contribution: Any, keep: Any) -> Any:
-        flat, unravel = jax.flatten_util.ravel_pytree(contribution)
-        usable = keep & jnp.isfinite(flat).all()
-        flat = jnp.where(usable, flat, jnp.zeros_like(flat))
-        # Scaled by the largest entry first: the squares of 1e30 overflow in float32.
-        largest = jnp.abs(flat).max()
-        unit = flat / jnp.where(largest > 0.0, largest, jnp.ones_like(largest))
-        norm = jnp.sqrt((unit * unit).sum())
-        limit = jnp.asarray(clip_norm, flat.dtype) / jnp.maximum(norm, jnp.ones_like(norm))
-        return unravel(unit * jnp.minimum(largest, limit))
 
-    clipped = jax.vmap(clip_one)(contributions, batch.mask)
-    total = jax.tree.map(lambda leaf: leaf.sum(axis=0), clipped)
-    return Bounded(total, Shift(clip_norm, clip_norm, 2.0 * clip_norm), batch.sampler)
+def float_sum(
+    partial_sums: Any, block: int, clip_norm: float, batch: Batch, mechanism: Mechanism
+) -> Bounded:
+    """Adds float32 sums of blocks of clipped contributions and rounds once: where only norms exist.
+
+    Guarantee: if every block sum is a float32 sum, or inner product, of at most ``block`` terms
+    c·g with ‖c·g‖₂ ≤ C in exact arithmetic, added in any order in float32 without TF32, and every
+    block without records is zero, then ‖total − total′‖₂ is at most the declared shift: C or 2C,
+    plus 2·γ_b·B·C for the blocks, plus 2·γ of the float64 sum, plus √d·g for the rounding. Proof:
+    docs/proofs/float_sum.md. All B rows of the batch count, since a record that is removed may move
+    the others to other blocks.
+
+    Args:
+      partial_sums: a tree of float32 arrays [blocks, …]; blocks · block ≥ B.
+      block: b, the most terms behind one block sum.
+      clip_norm: C, finite.
+      batch: the rows that were summed.
+      mechanism: one with a grid.
+
+    Raises:
+      PrivacyError: if the mechanism has no grid, if there are too few blocks, or if the surplus is
+        more than 5 % of C.
+    """
+    grid = mechanism.grid(clip_norm)
+    if grid is None:
+        raise errors.PrivacyError(
+            f"{type(mechanism).__name__} has no grid, expected one to round the float sum to",
+            "use `rounded_gaussian`; without noise, pass contributions to `clipped_sum`",
+        )
+    flat, restore = _flatten(partial_sums)
+    if flat.dtype != jnp.float32:
+        raise errors.PrivacyError(f"block sums have dtype {flat.dtype}, expected float32")
+    blocks, size = flat.shape
+    rows = batch.mask.shape[0]
+    if block < 1 or blocks * block < rows:
+        raise errors.PrivacyError(
+            f"{blocks} blocks of {block} hold fewer than the {rows} rows of the batch"
+        )
+    surplus = _float_surplus(block, blocks, size) * clip_norm * rows + math.sqrt(size) * grid.step
+    if surplus > _LARGEST_SURPLUS * clip_norm:
+        raise errors.PrivacyError(
+            f"the float sum of {rows} rows in blocks of {block}, {size} numbers each, is bounded to "
+            f"{surplus / clip_norm:.1%} of the clip norm only, expected at most "
+            f"{_LARGEST_SURPLUS:.0%}",
+            "use shorter blocks, smaller batches, or a finer grid (`fineness` of the mechanism)",
+        )
+    with jax.enable_x64(True):
+        exact = jnp.where(jnp.isfinite(flat), flat, jnp.zeros_like(flat)).astype(jnp.float64)
+        summed = jnp.round(exact.sum(axis=0) / jnp.float64(grid.step))
+        # No sum may wrap. Clipping to a box brings no two totals further apart.
+        farthest = _farthest(rows, grid) + math.isqrt(grid.bound) + 1
+        wide = _is_wide(farthest, grid)
+        summed = jnp.clip(summed, -float(farthest), float(farthest))
+        total = summed.astype(jnp.int64 if wide else jnp.int32)
+    shift = Shift(clip_norm, clip_norm + surplus, 2.0 * clip_norm + surplus)
+    return Bounded(restore(total), shift, batch.sampler, grid)
 
 
 def release(key: Key, bounded: Bounded, mechanism: Mechanism) -> Released:
@@ -196,10 +309,32 @@ def release(key: Key, bounded: Bounded, mechanism: Mechanism) -> Released:
     Args:
       key: from ``privacy.random`` with the purpose "noise".
       bounded: made by ``clipped_sum`` or another function that proves its shift.
-      mechanism: one of ``fedvi.privacy.mechanisms``.
+      mechanism: one of ``fedvi.privacy.mechanisms``, on whose grid the total is.
+
+    Returns:
+      The noised total: an ``OnGrid`` if there is a grid (see ``decoded``), else floats.
+
+    Raises:
+      PrivacyError: if the total was made for another grid.
     """
-    noised = mechanism.perturb(key, bounded.total, bounded.shift.clip_norm)
-    return _released(noised, bounded.sampler.event(mechanism.event(bounded.shift)))
+    clip_norm = bounded.shift.clip_norm
+    grid = mechanism.grid(clip_norm)
+    if grid != bounded.grid:
+        raise errors.PrivacyError(
+            f"the total is on the grid {bounded.grid}, expected {grid}",
+            "pass the mechanism that releases a sum to `clipped_sum` as well",
+        )
+    noised = mechanism.perturb(key, bounded.total, clip_norm)
+    value = noised if grid is None else OnGrid(noised, grid.step)
+    return _released(value, bounded.sampler.event(mechanism.event(bounded.shift)))
+
+
+def decoded(released: Released) -> Released:
+    """Returns released integers as floats, integers × step; what is no ``OnGrid`` stays as it is.
+
+    Guarantee: post-processing; it costs nothing. JAX arrays become float32, NumPy arrays float64.
+    """
+    return post_process(_decode, released)
 
 
 def repeat(step: Callable[[Any, Any], Released], start: Any, inputs: Any) -> Released:
@@ -266,3 +401,100 @@ def _released(value: Any, event: events.Event) -> Released:
     object.__setattr__(instance, "value", value)
     object.__setattr__(instance, "event", event)
     return instance
+
+
+# The most that rounding may take from the clip norm, or float sums add to the shift.
+_LARGEST_SURPLUS = 0.05
+
+
+def _decode(value: Any) -> Any:
+    def one(node: Any) -> Any:
+        if not isinstance(node, OnGrid):
+            return node
+        return jax.tree.map(lambda leaf: _scaled(leaf, node.step), node.integers)
+
+    return jax.tree.map(one, value, is_leaf=lambda node: isinstance(node, OnGrid))
+
+
+def _scaled(integers: Any, step: float) -> Any:
+    if isinstance(integers, np.ndarray):
+        return integers.astype(np.float64) * step
+    return integers.astype(jnp.float32) * jnp.float32(step)
+
+
+def _flatten(contributions: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns the leaves side by side, [B, d], and what splits a vector [d] into their shapes."""
+    leaves, tree = jax.tree.flatten(contributions)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    shapes = [leaf.shape[1:] for leaf in leaves]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1].tolist()
+    flat = jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+
+    def restore(vector: Any) -> Any:
+        starts, stops = [0, *ends], [*ends, vector.shape[0]]
+        parts = [
+            vector[start:stop].reshape(shape)
+            for start, stop, shape in zip(starts, stops, shapes, strict=True)
+        ]
+        return jax.tree.unflatten(tree, parts)
+
+    return flat, restore
+
+
+def _tightened(grid: Grid, size: int) -> float:
+    """Returns the clip norm in steps that leaves room for rounding ``size`` numbers."""
+    radius = math.sqrt(grid.bound)
+    room = math.sqrt(size) / 2.0
+    if room > _LARGEST_SURPLUS * radius:
+        most = math.floor((2.0 * _LARGEST_SURPLUS * radius) ** 2)
+        raise errors.PrivacyError(
+            f"rounding {size} numbers to the grid takes {room / radius:.1%} of the clip norm, "
+            f"expected at most {_LARGEST_SURPLUS:.0%}: this grid carries at most {most} numbers",
+            "give the mechanism a finer grid (`fineness`), a smaller noise multiplier, or release "
+            "fewer numbers",
+        )
+    # A millionth more, for the float32 arithmetic of the clip.
+    return radius * (1.0 - 1e-6) - room
+
+
+def _within(integers: Any, bound: int) -> Any:
+    """Says for each row whether Σ xᵢ² ≤ bound, exactly; int32 [B, d] → bool [B].
+
+    Proof: the sum is taken in float64. While the true sum is at most 2⁵³, every square and every
+    partial sum is a whole number up to 2⁵³ (no term is negative), so each is exact, in any order
+    and with fused multiply-adds. If it is more, the computed sum is at least (1 − d·2⁻⁵³)·2⁵³,
+    above 2⁵² for d < 2⁵²; bounds are below 2⁵².
+    """
+    with jax.enable_x64(True):
+        wide = integers.astype(jnp.float64)
+        return (wide * wide).sum(axis=1) <= jnp.float64(bound)
+
+
+def _farthest(rows: int, grid: Grid) -> int:
+    return rows * math.isqrt(grid.bound)
+
+
+def _is_wide(farthest: int, grid: Grid) -> bool:
+    return farthest + grid.tail >= 2**31
+
+
+def _whole_total(integers: Any, grid: Grid) -> Any:
+    """Sums rows whose squared norm is within the grid's bound: int32 [B, d] → int32 or int64 [d].
+
+    No sum wraps: an entry is at most ⌊√bound⌋ in size, so |sum + noise| ≤ B·⌊√bound⌋ + tail, in any
+    order; int64 is taken where that reaches 2³¹. It stays below 2⁶³ for B < 2³⁶, as √bound < 2²⁶.
+    """
+    if not _is_wide(_farthest(integers.shape[0], grid), grid):
+        return integers.sum(axis=0, dtype=jnp.int32)
+    with jax.enable_x64(True):
+        return integers.astype(jnp.int64).sum(axis=0)
+
+
+def _float_surplus(block: int, blocks: int, size: int) -> float:
+    """Returns twice the error of the float sum in units of B·C: docs/proofs/float_sum.md."""
+    single, double = 2.0**-24, 2.0**-53
+    inner = block * single / (1.0 - block * single)
+    # Blocks are added and divided by the step, which is itself rounded: at most blocks + 6 times.
+    outer = (blocks + 6) * double / (1.0 - (blocks + 6) * double)
+    # Sums that underflow lose at most 2⁻¹⁴⁹ an operation, below the margin of 1e-6.
+    return 2.0 * (inner + outer * (1.0 + inner)) * (1.0 + 1e-6)

@@ -19,7 +19,7 @@ ARGUMENTS = {
     "dp_optimisation": lambda: {
         "steps": 5,
         "sampler": sampling.poisson(0.5, 16),
-        "mechanism": mechanisms.gaussian(1.0),
+        "mechanism": mechanisms.rounded_gaussian(1.0),
     },
 }
 

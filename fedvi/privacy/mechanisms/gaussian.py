@@ -9,7 +9,7 @@ import jax.flatten_util
 
 from fedvi import errors
 from fedvi.privacy import events
-from fedvi.privacy.release import Shift
+from fedvi.privacy.release import Grid, Shift
 from fedvi.typing import Key
 
 __all__ = ["Gaussian", "gaussian"]
@@ -30,6 +30,10 @@ class Gaussian:
     def mark(self) -> str:
         """What every table of a run with this noise says."""
         return "simulation: no guarantee"
+
+    def grid(self, clip_norm: float) -> Grid | None:
+        """Returns None: totals stay in floating point."""
+        return None
 
     def perturb(self, key: Key, total: Any, clip_norm: float) -> Any:
         """Returns the noised tree, in its own shapes and dtypes."""

@@ -1,0 +1,182 @@
+"""Draws of integer noise from alias tables, and what the mechanisms on a grid share.
+
+A table lookup is not constant-time: an attacker who times a client's memory is out of scope.
+"""
+
+import functools
+import hashlib
+import importlib.resources
+import io
+import math
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from fedvi import errors
+from fedvi.privacy.release import Grid
+from fedvi.typing import Key
+
+__all__ = [
+    "FINEST",
+    "LEAST_NOISE",
+    "SIGMA",
+    "TABLE_DISTANCE",
+    "check_fineness",
+    "check_noise",
+    "draw",
+    "grid",
+    "perturb",
+    "table",
+    "variance",
+]
+
+SIGMA = 4096
+"""σ of a table's law, in integers."""
+
+FINEST = 256
+"""The largest fineness: σ = 4096 is then 16 strides, and the error of the stride below e⁻⁵⁰⁰⁰."""
+
+LEAST_NOISE = 0.1
+"""The smallest noise multiplier on a grid: below it ε is beyond 50, and sums grow long."""
+
+TABLE_DISTANCE = 2.0**-63
+"""Total variation between one draw from a table and its law, at most: docs/proofs/alias_table.md."""
+
+_MASK = 2**16 - 1
+_LARGEST = _MASK
+_DIGESTS = {
+    "rounded_gaussian": "91c6f294aa2b329148141dcd1ef216a0c5c17c1499e9703896143dfd8c710764",
+    "discrete_gaussian": "de74e862263337d8f82c6080518e3de40661f4a980324cc3e1c26439cafd7c31",
+}
+
+
+@functools.cache
+def table(law: str) -> npt.NDArray[np.uint32]:
+    """Loads an alias table: uint32 [3, 2¹⁶], rows alias, threshold >> 32, threshold mod 2³².
+
+    Raises:
+      PrivacyError: if the file is not the one that the proof speaks of.
+    """
+    package = importlib.resources.files("fedvi.privacy.mechanisms")
+    data = package.joinpath(f"{law}.npy").read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != _DIGESTS[law]:
+        raise errors.PrivacyError(
+            f"the noise table {law}.npy has SHA-256 {found}, expected {_DIGESTS[law]}",
+            "the installation is damaged: install fedvi again",
+        )
+    loaded: npt.NDArray[np.uint32] = np.load(io.BytesIO(data), allow_pickle=False)
+    loaded.setflags(write=False)
+    return loaded
+
+
+def draw(law: str, key: Key, count: int) -> jax.Array:
+    """Draws ``count`` independent integers of a table's law, int32 [count].
+
+    A draw uses 80 of the key's bits: 16 pick a column, 63 decide between it and its alias, one is
+    the sign. Two draws share the word that holds their columns.
+
+    Guarantee: given uniform bits, each is within ``TABLE_DISTANCE`` of the law.
+    """
+    half = (count + 1) // 2
+    words = jax.random.bits(key, (5, half), jnp.uint32)
+    column = jnp.concatenate([words[0] & jnp.uint32(_MASK), words[0] >> 16])
+    first, low = words[1:3].reshape(-1), words[3:].reshape(-1)
+    high = first & jnp.uint32(2**31 - 1)
+    alias, bar_high, bar_low = (
+        jnp.asarray(row).at[column].get(mode="promise_in_bounds") for row in table(law)
+    )
+    kept = (high < bar_high) | ((high == bar_high) & (low < bar_low))
+    magnitude = jnp.where(kept, column, alias).astype(jnp.int32)
+    return jnp.where((first >> 31) == 1, -magnitude, magnitude)[:count]
+
+
+def check_noise(noise_multiplier: float) -> float:
+    """Returns a noise multiplier that a grid can carry.
+
+    Raises:
+      PrivacyError: if it is neither 0 nor a finite number of at least ``LEAST_NOISE``.
+    """
+    if noise_multiplier == 0.0:
+        return 0.0
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= LEAST_NOISE):
+        raise errors.PrivacyError(
+            f"noise_multiplier is {noise_multiplier}, expected 0 or a finite number of at least "
+            f"{LEAST_NOISE}",
+            "less noise protects next to nothing; 0 means no noise, and an infinite epsilon",
+        )
+    return float(noise_multiplier)
+
+
+def check_fineness(fineness: int | None, noise_multiplier: float) -> int:
+    """Returns the fineness: the given one, or the least that keeps C at 4,096 steps or more.
+
+    Raises:
+      PrivacyError: if it is no power of two from 1 to ``FINEST``.
+    """
+    if fineness is None:
+        steps = [2**k for k in range(FINEST.bit_length())]
+        return next((m for m in steps if m >= noise_multiplier), FINEST)
+    if not 1 <= fineness <= FINEST or fineness & (fineness - 1):
+        raise errors.PrivacyError(
+            f"fineness is {fineness}, expected a power of two from 1 to {FINEST}"
+        )
+    return fineness
+
+
+def variance(fineness: int) -> int:
+    """Returns σ² of the noise in steps: SIGMA² for one draw, (1 + M²)·SIGMA² for a + M·b."""
+    return SIGMA**2 * (1 if fineness == 1 else 1 + fineness**2)
+
+
+def grid(noise_multiplier: float, clip_norm: float, fineness: int, terms: int = 1) -> Grid | None:
+    """Returns the grid on which ``terms`` equal noises have std noise_multiplier · clip_norm.
+
+    The bound is computed in rational numbers: K² = terms · variance / noise_multiplier².
+
+    Raises:
+      PrivacyError: if the clip norm is not finite: noise is measured in clip norms.
+    """
+    if noise_multiplier == 0.0:
+        return None
+    if not (math.isfinite(clip_norm) and clip_norm > 0.0):
+        raise errors.PrivacyError(
+            f"clip_norm is {clip_norm} with noise_multiplier {noise_multiplier}",
+            "noise is measured in clip norms: give a finite clip_norm, or noise_multiplier 0",
+        )
+    whole = terms * variance(fineness)
+    bound = math.floor(whole / Fraction(noise_multiplier) ** 2)
+    tail = _LARGEST * (1 if fineness == 1 else 1 + fineness)
+    return Grid(clip_norm * noise_multiplier / math.sqrt(whole), bound, tail)
+
+
+def perturb(law: str, fineness: int, key: Key, total: Any) -> Any:
+    """Adds noise to a tree of int32 or int64 arrays, in their dtypes.
+
+    Raises:
+      PrivacyError: if the total is not of integers: it is on no grid.
+    """
+    leaves, tree = jax.tree.flatten(total)
+    for leaf in leaves:
+        if leaf.dtype not in (np.int32, np.int64):
+            raise errors.PrivacyError(
+                f"a total has dtype {leaf.dtype}, expected integers on the mechanism's grid",
+                "pass the mechanism to `clipped_sum`, which rounds to its grid",
+            )
+    count = sum(leaf.size for leaf in leaves)
+    if fineness == 1:
+        noise = draw(law, key, count)
+    else:
+        drawn = draw(law, key, 2 * count)
+        noise = drawn[:count] + fineness * drawn[count:]
+    noised, start = [], 0
+    for leaf in leaves:
+        part = noise[start : start + leaf.size].reshape(leaf.shape)
+        with jax.enable_x64(leaf.dtype == np.int64):
+            noised.append(leaf + part.astype(leaf.dtype))
+        start += leaf.size
+    return jax.tree.unflatten(tree, noised)

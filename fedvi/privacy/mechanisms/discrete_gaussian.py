@@ -1,0 +1,98 @@
+"""Discrete Gaussian noise, for sums to which several clients add their own share of noise."""
+
+import dataclasses
+import math
+import sys
+from typing import Any
+
+from fedvi import errors
+from fedvi.privacy import events
+from fedvi.privacy.mechanisms import _alias
+from fedvi.privacy.release import Grid, Shift
+from fedvi.typing import Key
+
+__all__ = ["DiscreteGaussian", "discrete_gaussian"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscreteGaussian:
+    """total + X in whole steps of the grid, P[X = k] ∝ exp(−k² / 2σ²) in each coordinate.
+
+    ``perturb`` adds one of ``terms`` equal shares; ``noise_multiplier`` and the event are those of
+    the sum of all shares, for whoever sees only that. One share alone has noise_multiplier / √terms.
+
+    Guarantee: for one term the concentrated privacy of the Gaussian, (shift / σ)² / 2; for a sum
+    with √(that) increased by τ·√d, τ = 10·Σ_{k<terms} exp(−2π²σ²·k / (k + 1)), σ in steps of one
+    share. Each drawn number is within ``distance`` of its law in total variation.
+
+    Attributes:
+      noise_multiplier: std of all shares together ÷ clip norm.
+      terms: clients that add a share.
+      size: d, numbers released together; enters the slack of sums.
+      fineness: as of the rounded Gaussian: a + M·b is discrete Gaussian up to e⁻⁵⁰⁰⁰.
+
+    Source: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Theorem 4; Kairouz, Liu and
+    Steinke (2021), arXiv:2102.06387, Proposition 14; Micciancio and Walter (2017), a + M·b.
+    """
+
+    noise_multiplier: float
+    terms: int
+    size: int
+    fineness: int
+
+    @property
+    def mark(self) -> str:
+        """Empty: the accountant's discrete Gaussian is what is drawn."""
+        return ""
+
+    @property
+    def distance(self) -> float:
+        """Total variation between the noise of one number in one share and its law, at most."""
+        if self.noise_multiplier == 0.0:
+            return 0.0
+        return _alias.TABLE_DISTANCE * (1 if self.fineness == 1 else 2)
+
+    def grid(self, clip_norm: float) -> Grid | None:
+        """Returns the grid: g = σ·C / (√terms · σ_int); None without noise."""
+        return _alias.grid(self.noise_multiplier, clip_norm, self.fineness, self.terms)
+
+    def perturb(self, key: Key, total: Any, clip_norm: float) -> Any:
+        """Returns the tree of integers with one share of noise; ``key`` serves nothing else."""
+        if self.noise_multiplier == 0.0:
+            return total
+        return _alias.perturb("discrete_gaussian", self.fineness, key, total)
+
+    def event(self, shift: Shift) -> events.Event:
+        """Returns the discrete Gaussian event of the sum of all shares, shifts in clip norms."""
+        if not math.isfinite(shift.clip_norm):
+            return events.Unprotected("a sum that is not clipped")
+        exponent = math.pi**2 * _alias.variance(self.fineness)
+        # Each of the terms − 1 summands is at most exp(−π²σ²), which is below the least float.
+        least = max(math.exp(-exponent), sys.float_info.min)
+        return events.DiscreteGaussian(
+            self.noise_multiplier,
+            add_remove=shift.add_remove / shift.clip_norm,
+            substitute=shift.substitute / shift.clip_norm,
+            slack=10.0 * (self.terms - 1) * least * math.sqrt(self.size),
+        )
+
+
+def discrete_gaussian(
+    noise_multiplier: float, terms: int = 1, size: int = 1, fineness: int | None = None
+) -> DiscreteGaussian:
+    """Returns discrete Gaussian noise; ``terms`` clients together reach noise_multiplier · C.
+
+    Args:
+      noise_multiplier: 0 for no noise, else at least 0.1; of the sum of all shares.
+      terms: how many clients add a share.
+      size: d, the numbers released together; needed if terms > 1.
+      fineness: a power of two up to 256, as of `rounded_gaussian`.
+
+    Raises:
+      PrivacyError: if an argument is outside these ranges.
+    """
+    noise = _alias.check_noise(noise_multiplier)
+    for name, value in (("terms", terms), ("size", size)):
+        if value < 1:
+            raise errors.PrivacyError(f"{name} is {value}, expected at least 1")
+    return DiscreteGaussian(noise, terms, size, _alias.check_fineness(fineness, noise))
