@@ -4,6 +4,7 @@ from fedvi.data.formula import Design, parse_formula
 from fedvi.data.load import prepare, prepare_columns, read_table
 from fedvi.data.schema import Binary, Level, Number, Schema, parse_schema
 from fedvi.data.source import ArraySource, concatenate
+from fedvi.data.units import by_unit
 
 __all__ = [
     "ArraySource",
@@ -12,6 +13,7 @@ __all__ = [
     "Level",
     "Number",
     "Schema",
+    "by_unit",
     "concatenate",
     "parse_formula",
     "parse_schema",

@@ -1,15 +1,17 @@
 """From a file to arrays, by the study's schema; come here to read another kind of file.
 
 In a private study no error shows a cell, and none depends on what a record holds: a record that
-does not fit counts as zero. What can still refuse is the form of the file: a missing column, a
-line with too many or too few cells, text that is not CSV.
+does not fit counts as zero, and so does a line that is no CSV, no UTF-8, or has too many or too few
+cells. What can still refuse is public: whether the file is there, and the names of its columns.
 """
 
+import codecs
 import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,25 +41,32 @@ def read_table(
     columns: Sequence[str] | None = None,
     separator: str = ",",
     names: Iterable[str],
-) -> dict[str, list[str]]:
+    private: bool = False,
+) -> dict[str, list[str | None]]:
     """Reads the columns ``names`` of a CSV file in UTF-8, as text without surrounding blanks.
 
     Empty lines are skipped. No error shows a cell, in any study; names from the first line are
     shown only where at least half of ``names`` are in it, because the first line of a file
     without a header is a record.
 
+    In a private study every line is read by itself, so that what one line holds, such as a quote
+    that is never closed, decides about no other: there, a cell cannot go on in the next line. A
+    line that cannot be read is a record of None, which counts as zero.
+
     Args:
       path: the file.
       columns: names of all columns of a file without header; None: the first line has them.
       separator: one character.
       names: the columns wanted, as the file calls them.
+      private: whether the study states a privacy guarantee: then no record is refused.
 
     Returns:
       For each of ``names`` its cells, one a record. Empty lists if there is no record.
 
     Raises:
       ConfigError: ``columns`` or ``separator`` cannot be used.
-      DataError: the file cannot be read, or lacks a column.
+      DataError: the file is not there, or lacks a column; in other than private studies also if a
+        line cannot be read.
     """
     wanted = list(dict.fromkeys(names))
     if len(separator) != 1 or separator in '"\r\n':
@@ -65,9 +74,14 @@ def read_table(
             f"data.separator: {separator!r}, expected one character",
             'use ",", ";" or "\\t"; blanks around a cell are taken off anyway',
         )
-    rows = _rows(path, separator)
+    rows = _lone_rows(path, separator) if private else _rows(path, separator)
     if columns is None:
         header = next((row for _, row in rows if row != [""]), [])
+        if header is None:
+            raise DataError(
+                f"{path}: the first line cannot be read, expected the names of the columns",
+                "save the file as CSV in UTF-8, with every name on the first line",
+            )
         if not header:
             raise DataError(
                 f"{path}: the file is empty, expected a line with the names of the columns",
@@ -78,25 +92,27 @@ def read_table(
         header = list(columns)
     places = _places(path, header, wanted)
 
-    table: dict[str, list[str]] = {name: [] for name in wanted}
+    table: dict[str, list[str | None]] = {name: [] for name in wanted}
     for line, row in rows:
         if row == [""] and len(header) > 1:
             continue
-        if len(row) != len(header):
-            # Counts of cells are left out too: a separator inside a cell is part of a record.
-            raise DataError(
-                f"{path}: line {line} has {'more' if len(row) > len(header) else 'fewer'} cells "
-                f"than the {len(header)} columns",
-                "is a separator or a quote inside a cell? put such cells in double quotes, and "
-                "check `data.separator`",
-            )
+        if row is not None and len(row) != len(header):
+            if not private:
+                # Counts of cells are left out: a separator inside a cell is part of a record.
+                raise DataError(
+                    f"{path}: line {line} has {'more' if len(row) > len(header) else 'fewer'} cells "
+                    f"than the {len(header)} columns",
+                    "is a separator or a quote inside a cell? put such cells in double quotes, and "
+                    "check `data.separator`",
+                )
+            row = None
         for name, place in places.items():
-            table[name].append(row[place])
+            table[name].append(None if row is None else row[place])
     return table
 
 
 def prepare(
-    table: Mapping[str, Sequence[str]],
+    table: Mapping[str, Sequence[str | None]],
     schema: Schema,
     design: Design,
     *,
@@ -106,7 +122,8 @@ def prepare(
     """Applies the schema to a table and lays it out for a formula.
 
     Args:
-      table: cells by the file's column names, from ``read_table``.
+      table: cells by the file's column names, from ``read_table``; None where a line could not be
+        read, which counts as zero.
       schema: the study's declared columns.
       design: the study's parsed formula.
       private: whether the study states a privacy guarantee: then no record is refused.
@@ -127,7 +144,7 @@ def prepare(
 
 
 def prepare_columns(
-    table: Mapping[str, Sequence[str]],
+    table: Mapping[str, Sequence[str | None]],
     schema: Schema,
     names: Iterable[str],
     *,
@@ -212,7 +229,9 @@ class _Cell:
 _DROPPED = _Cell(0.0, valid=False)
 
 
-def _read(name: str, column: Column, cell: str) -> _Cell:
+def _read(name: str, column: Column, cell: str | None) -> _Cell:
+    if cell is None:
+        return _DROPPED
     text = cell.strip()
     number = as_number(text)
     unusable = isinstance(column, Number) and number is not None and not math.isfinite(number)
@@ -297,7 +316,11 @@ def _shown(code: Code) -> str:
 
 
 def _check_refused(
-    where: str, name: str, column: Column, cells: Sequence[str], results: Mapping[str, _Cell]
+    where: str,
+    name: str,
+    column: Column,
+    cells: Sequence[str | None],
+    results: Mapping[str | None, _Cell],
 ) -> None:
     """Raises for the first refused record. It shows the cell: never call it in a private study."""
     for row, cell in enumerate(cells, start=1):
@@ -311,7 +334,47 @@ def _check_refused(
             )
 
 
-def _rows(path: str | Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+def _lone_rows(path: str | Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
+    """Yields (line number, cells) of each line that is not empty, read by itself.
+
+    The cells are None where the line cannot be read.
+    """
+    problem = ""
+    number = 0
+    try:
+        with open(path, "rb") as file:
+            # Bytes: a line that is not UTF-8 would stop a decoder for all that follow.
+            for block in file:
+                for line in block.splitlines():
+                    number += 1
+                    row = _lone_row(line.removeprefix(_MARK) if number == 1 else line, separator)
+                    if row is None or row:
+                        yield number, row
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    if problem:
+        raise DataError(f"{path}: {problem}", _WHERE_PATHS_START)
+
+
+def _lone_row(line: bytes, separator: str) -> list[str] | None:
+    """Reads one line; None if it is not UTF-8 or not CSV, an empty list if it is empty."""
+    try:
+        rows = list(csv.reader([line.decode()], **_dialect(separator)))
+    except (csv.Error, UnicodeDecodeError):
+        return None
+    return [cell.strip() for row in rows for cell in row]
+
+
+def _dialect(separator: str) -> dict[str, Any]:
+    # With strict, a quote that is never closed is an error, not one very long cell.
+    return {"delimiter": separator, "skipinitialspace": separator != " ", "strict": True}
+
+
+_MARK = codecs.BOM_UTF8
+_WHERE_PATHS_START = "paths are relative to the folder of the study file"
+
+
+def _rows(path: str | Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
     """Yields (line number, cells) of each line that is not empty; blanks alone are one cell."""
     # What csv and the decoder raise may hold a piece of the file. It is left behind before ours
     # is raised, so that not even a traceback with all its causes shows it.
@@ -319,10 +382,7 @@ def _rows(path: str | Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     line = 0
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            # With strict, a quote that is never closed is an error, not one very long cell.
-            reader = csv.reader(
-                file, delimiter=separator, skipinitialspace=separator != " ", strict=True
-            )
+            reader = csv.reader(file, **_dialect(separator))
             for row in reader:
                 line = reader.line_num
                 if row:
@@ -333,8 +393,7 @@ def _rows(path: str | Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     except UnicodeDecodeError:
         problem, hint = "not a text file in UTF-8", "save it again in that encoding"
     except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        hint = "paths are relative to the folder of the study file"
+        problem, hint = f"cannot be read ({error.strerror})", _WHERE_PATHS_START
     if problem:
         raise DataError(f"{path}: {problem}", hint)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedvi.errors import DataError
+from fedvi.typing import ROWS
 
 __all__ = ["ArraySource", "concatenate"]
 
@@ -24,7 +25,8 @@ class ArraySource:
     copies. Neither the number of rows nor that of valid ones is public in a private study.
 
     Args:
-      records: by name, arrays whose leading axis is the record.
+      records: by name, arrays whose leading axis is the record. A record may be a unit of several
+        rows, see ``by_unit``.
       valid: one bool for each record.
 
     >>> source = ArraySource({"y": np.array([1.0, 5.0])}, np.array([True, False]))
@@ -81,6 +83,29 @@ class ArraySource:
             yield ArraySource(
                 {name: array[part] for name, array in self.records.items()}, self.valid[part]
             )
+
+    def first(self, count: int) -> "ArraySource":
+        """Returns the first ``count`` records; all of them if there are fewer."""
+        if self.size <= count:
+            return self
+        return ArraySource(
+            {name: array[:count] for name, array in self.records.items()}, self.valid[:count]
+        )
+
+    def flat(self) -> "ArraySource":
+        """Returns one record a row, unit by unit, of a source from ``by_unit``; any other as it is.
+
+        For what needs no units: a fit without privacy.
+        """
+        if ROWS not in self.records:
+            return self
+        units, rows = self.records[ROWS].shape
+        records = {
+            name: array.reshape(units * rows, *array.shape[2:])
+            for name, array in self.records.items()
+            if name != ROWS
+        }
+        return ArraySource(records, self.records[ROWS].reshape(-1).astype(bool))
 
     def padded(
         self, capacity: int, *, where: str = ""

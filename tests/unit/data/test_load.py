@@ -66,8 +66,12 @@ def test_other_separators_are_one_character(tmp_path: Path, separator: str) -> N
     ],
     ids=["empty last line", "windows", "byte order mark", "blank lines"],
 )
-def test_the_same_table_is_read_however_an_editor_saved_it(tmp_path: Path, text: str) -> None:
-    assert read_table(write(tmp_path, text), names=["age", "sex"]) == {"age": ["54"], "sex": ["m"]}
+@pytest.mark.parametrize("private", [True, False])
+def test_the_same_table_is_read_however_an_editor_saved_it(
+    tmp_path: Path, text: str, private: bool
+) -> None:
+    table = read_table(write(tmp_path, text), names=["age", "sex"], private=private)
+    assert table == {"age": ["54"], "sex": ["m"]}
 
 
 def test_a_missing_column_is_named_with_the_file_and_the_nearest(tmp_path: Path) -> None:
@@ -138,9 +142,10 @@ def test_a_file_of_a_wrong_form_is_refused(tmp_path: Path, content: bytes, messa
     assert error.value.hint
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("private", [True, False])
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, private: bool) -> None:
     with pytest.raises(DataError, match=r"absent\.csv: cannot be read \(No such file") as error:
-        read_table(tmp_path / "absent.csv", names=["age"])
+        read_table(tmp_path / "absent.csv", names=["age"], private=private)
     assert "folder of the study file" in error.value.hint
 
 
@@ -148,6 +153,87 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_separator_is_one_character(tmp_path: Path, separator: str) -> None:
     with pytest.raises(ConfigError, match=r"^data\.separator: .*expected one character"):
         read_table(write(tmp_path, "age\n"), separator=separator, names=["age"])
+
+
+# Reading for a private study
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"61", b"61,f,7", b'61,"f', b'61,"f"x', b"61,\xff\xfe", b"61," + b"f" * 200_000],
+    ids=["fewer cells", "more cells", "open quote", "text after a quote", "not utf-8", "long cell"],
+)
+def test_a_line_that_cannot_be_read_counts_as_zero_and_takes_no_other_with_it(
+    tmp_path: Path, line: bytes
+) -> None:
+    path = tmp_path / "north.csv"
+    path.write_bytes(b"age,sex\n54,m\n" + line + b'\n48,"f"\n')
+    table = read_table(path, names=["age", "sex"], private=True)
+    assert table == {"age": ["54", None, "48"], "sex": ["m", None, "f"]}
+    schema = parse_schema({"age": {**AGE, "missing": {"impute": 60}}, "sex": SEX}, private=True)
+    source = prepare_columns(table, schema, ["age", "sex"], private=True, where="north")
+    np.testing.assert_array_equal(source.valid, [True, False, True])
+    np.testing.assert_array_equal(source.records["age"], [0.4, 0.0, -0.2])
+    with pytest.raises(DataError):
+        read_table(path, names=["age", "sex"])
+
+
+def test_a_private_study_still_refuses_what_is_public_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_bytes("age,sex\n54,m\n".encode("utf-16"))
+    with pytest.raises(DataError, match="the first line cannot be read, expected the names") as e:
+        read_table(path, names=["age"], private=True)
+    assert "UTF-8" in e.value.hint
+    with pytest.raises(DataError, match="no column `chol` in the first line"):
+        read_table(write(tmp_path, "age,sex\n54,m\n"), names=["age", "chol"], private=True)
+    with pytest.raises(DataError, match="the file is empty"):
+        read_table(write(tmp_path, ""), names=["age"], private=True)
+
+
+LINES = st.lists(
+    st.one_of(
+        st.sampled_from([b"54,m", b'61,"f"', b"?,f", b"1,2,3", b'"', b'5,"', b'"54', b"\xff,m"]),
+        st.binary(min_size=1, max_size=6).filter(lambda line: not {10, 13} & set(line)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("header", [True, False])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=LINES, other=LINES, place=st.integers(0, 5))
+@example(lines=[b'54,"', b"61,f", b'48,"'], other=[b"54,m"], place=0)
+def test_replacing_one_line_changes_one_record_and_stops_no_private_study(
+    tmp_path: Path, header: bool, lines: list[bytes], other: list[bytes], place: int
+) -> None:
+    schema = parse_schema({"age": AGE, "sex": SEX}, private=True)
+    path = tmp_path / "north.csv"
+
+    def prepared(content: list[bytes]) -> ArraySource:
+        path.write_bytes(b"\n".join([*([b"age,sex"] if header else []), *content]))
+        columns = None if header else ["age", "sex"]
+        table = read_table(path, columns=columns, names=["age", "sex"], private=True)
+        return prepare_columns(table, schema, ["age", "sex"], private=True, where="north")
+
+    # A line of blanks is no record.
+    lines, other = ([line for line in part if line.strip()] for part in (lines, other))
+    if not lines or not other or any(not _is_record(line) for line in lines + other):
+        return
+    place = min(place, len(lines) - 1)
+    changed = [*lines[:place], other[0], *lines[place + 1 :]]
+    before, after = prepared(lines), prepared(changed)
+    assert before.size == after.size == len(lines)
+    for kept in range(len(lines)):
+        if kept != place:
+            assert before.valid[kept] == after.valid[kept]
+            for name in ("age", "sex"):
+                assert before.records[name][kept] == after.records[name][kept]
+
+
+def _is_record(line: bytes) -> bool:
+    """Whether a line holds more than blanks, as CSV reads it."""
+    return line.decode(errors="replace").strip(' "\t\v\f\0\x1c\x1d\x1e\x1f\x85\xa0') != ""
 
 
 # Numbers

@@ -44,6 +44,19 @@ def test_too_many_records_are_refused_without_telling_how_many() -> None:
     assert "larger public bound" in error.value.hint
 
 
+def test_the_first_records_are_kept_as_they_are() -> None:
+    source = source_of([1.0, 2.0, 3.0], [True, False, True])
+    assert source.first(3) is source
+    shorter = source.first(2)
+    np.testing.assert_array_equal(shorter.records["y"], [1.0, 0.0])
+    np.testing.assert_array_equal(shorter.valid, [True, False])
+
+
+def test_a_source_of_single_rows_is_flat() -> None:
+    source = source_of([1.0], [True])
+    assert source.flat() is source
+
+
 def test_an_empty_source_pads_to_zeros() -> None:
     arrays, mask = source_of([], []).padded(2)
     assert arrays["x"].shape == (2, 2)

@@ -1,0 +1,96 @@
+"""A unit of several rows as one record; come here to change how a patient's rows become one term.
+
+A private solver clips what one record contributes. Where the privacy unit is a patient with several
+rows, the solver is given a model whose record *is* the patient: its rows are added up first, and
+the sum is clipped. Clipping each row would let a patient with k rows move the total k times as far.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Shaped
+
+from fedvi import errors
+from fedvi.models.base import Model
+from fedvi.typing import ROWS
+
+__all__ = ["UnitModel", "unit_model"]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitModel:
+    """``model`` with all rows of a unit as one record; everything but the likelihood is its own."""
+
+    model: Model
+
+    @property
+    def size(self) -> int:
+        """D, the number of unconstrained coordinates."""
+        return self.model.size
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The D coordinates' names."""
+        return self.model.names
+
+    def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
+        """Returns log p₀(θ)."""
+        return self.model.log_prior(theta)
+
+    def log_likelihood(
+        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
+    ) -> Float[Array, ""]:
+        """Returns Σ_r log p(row_r | θ) over the rows of ONE unit that stand.
+
+        Guarantee: the result, and so its gradient, depends on this unit's rows alone. Any bound on
+        the L2 norm of the gradient, such as a clip, therefore bounds what the whole unit can move.
+
+        Args:
+          theta: [D].
+          record: arrays [R, …], and ``ROWS``, bool [R]: which rows stand. They come first.
+
+        Raises:
+          ModelError: if the record says not which rows stand: it is one row, not a unit.
+        """
+        if ROWS not in record:
+            raise errors.ModelError(
+                "a record without its rows, expected all rows of one unit",
+                "group the rows with `fedvi.data.by_unit`",
+            )
+        rows = {name: jnp.asarray(column) for name, column in record.items() if name != ROWS}
+
+        def term(row: Any, stands: Any) -> Any:
+            # A row that is not there repeats the first: zeros could be outside the likelihood's
+            # support, and a gradient that is not finite passes through `where`.
+            filled = {name: jnp.where(stands, value, rows[name][0]) for name, value in row.items()}
+            found = self.model.log_likelihood(theta, filled)
+            return jnp.where(stands, found, jnp.zeros_like(found))
+
+        return jax.vmap(term)(rows, jnp.asarray(record[ROWS], bool)).sum()
+
+    def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
+        """Returns each latent, by name, in its own support."""
+        return self.model.constrain(theta)
+
+
+def unit_model(model: Model) -> UnitModel:
+    """Returns ``model`` for records that are units of several rows, as ``fedvi.data.by_unit`` lays out.
+
+    >>> import jax.numpy as jnp
+    >>> from fedvi.models import linear
+    >>> model = linear(["slope"])
+    >>> patient = {
+    ...     "x": jnp.array([[1.0], [2.0], [0.0]]),
+    ...     "y": jnp.array([1.0, 0.0, 0.0]),
+    ...     ROWS: jnp.array([True, True, False]),
+    ... }
+    >>> rows = [{"x": patient["x"][r], "y": patient["y"][r]} for r in range(2)]
+    >>> theta = jnp.array([0.5])
+    >>> apart = sum(model.log_likelihood(theta, row) for row in rows)
+    >>> bool(jnp.isclose(unit_model(model).log_likelihood(theta, patient), apart))
+    True
+    """
+    return UnitModel(model)
