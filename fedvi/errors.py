@@ -11,6 +11,7 @@ __all__ = [
     "FedviError",
     "LedgerError",
     "ModelError",
+    "PolicyRefused",
     "PrivacyError",
     "ProtocolError",
     "SolverError",
@@ -82,6 +83,10 @@ class UnsupportedEvent(PrivacyError):
 
 class BudgetExceeded(PrivacyError):
     """The next release would cost more than the budget has left; raised before data is read."""
+
+
+class PolicyRefused(PrivacyError):
+    """A client's own policy does not allow what a study asks; raised before data is read."""
 
 
 class LedgerError(PrivacyError):

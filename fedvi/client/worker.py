@@ -1,9 +1,23 @@
-"""The client's loop: pull, guard, solve, record, push; one phase a tick."""
+"""The client's loop: pull, guard, solve, record, push; one phase a tick.
 
-from collections.abc import Callable
-from typing import Any, Literal, Protocol, runtime_checkable
+    offer ─► reserve ─► read records ─► note them ─► solve ─► seal ─► send ─► acknowledge
+             charge        │                          │       bytes            forget the
+             and secret    └ refused if they changed  └ noise under the secret   bytes
+             in            since the first release       alone; erased at `seal`
+
+Whatever is killed between two of these goes on where it was: the charge, the secret and the input
+are those of before, so the bytes are too.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
 
 from fedvi import errors
+from fedvi.client import inputs
 from fedvi.federation.messages import (
     Done,
     Hello,
@@ -15,41 +29,32 @@ from fedvi.federation.messages import (
     Welcome,
 )
 from fedvi.inference.base import LocalSolver, Shard, Task
+from fedvi.privacy import events, random
 from fedvi.privacy import ledger as ledgers
-from fedvi.privacy.random import Root
+from fedvi.privacy.filter import RdpFilter
+from fedvi.privacy.metrics import Metric, Private
+from fedvi.store.base import ClientStore, Pending
 from fedvi.transport import codec
 from fedvi.transport.memory import Link
 
 __all__ = ["ClientStore", "Worker"]
 
 
-@runtime_checkable
-class ClientStore(Protocol):
-    """A client's ledger and outbox; each method returns once its change is durable."""
-
-    @property
-    def ledger(self) -> ledgers.Ledger:
-        """The ledger as last saved."""
-
-    def save(self, ledger: ledgers.Ledger) -> None:
-        """Saves a ledger that extends the one before it."""
-
-    def seal(self, ledger: ledgers.Ledger, release_id: str, payload: Payload) -> None:
-        """Saves sealed bytes and the ledger that says so, together."""
-
-    def unsent(self) -> tuple[str, Payload] | None:
-        """Returns a release that is sealed and not yet acknowledged."""
-
-    def acknowledge(self, ledger: ledgers.Ledger, release_id: str) -> None:
-        """Saves the ledger and forgets the bytes."""
-
-
 class Worker:
     """One client at work.
 
-    Delivery: the cost of a task is reserved in the ledger before the solver gets a record; the noised bytes
-    are sealed before they are sent; sending again sends the same bytes. So privacy is charged at
-    least once and never less than was released.
+    Guarantee: at any moment, whatever was killed before,
+    - the durable ledger has charged every release whose records were read, at its full price;
+    - all that was sent for one entry of the ledger are the same bytes, whose digest it holds;
+    - no secret serves two inputs: a release is computed again only from the same task, records and
+      solver's state, which HMACs under the secret tell, and an interrupted one whose records were
+      never read draws its secret anew; so a store restored from a backup draws other noise too;
+    - a sealed release's secret is stored nowhere.
+    This rests on the store's promises and on ``root`` being from the operating system. It needs
+    one more thing, which no client can see alone: that the store is not an old copy. Compare
+    ``anchor`` with what another party saw.
+
+    Delivery: privacy is charged at least once and never less than was released.
 
     Args:
       client: its name in the study.
@@ -57,9 +62,12 @@ class Worker:
       link: to the coordinator.
       solver: how it answers tasks.
       shard: its records; a function, so that they are read only after the budget allowed it.
-      root: its secret randomness.
-      store: its ledger and outbox.
+      root: where each release's secret comes from.
+      store: its ledger, secrets and outbox.
       budget: what it may spend; None only in a study without protection.
+      admit: called with a task and its price before anything is charged; raises to refuse it.
+      private_log: called with a release's name and what the solver told of it, once it is sealed.
+        Most of that is private: write it to a file of the client's own or nowhere. Off by default.
     """
 
     def __init__(
@@ -69,9 +77,11 @@ class Worker:
         link: Link,
         solver: LocalSolver,
         shard: Callable[[], Shard],
-        root: Root,
+        root: random.Root,
         store: ClientStore,
-        budget: ledgers.Budget | None,
+        budget: ledgers.Budget | RdpFilter | None,
+        admit: Callable[[Task, events.Event], None] | None = None,
+        private_log: Callable[[str, Mapping[str, Metric]], None] | None = None,
     ) -> None:
         self.client = client
         self._study_digest = study_digest
@@ -81,18 +91,25 @@ class Worker:
         self._root = root
         self._store = store
         self._budget = budget
-        self._state: Any = None
+        self._admit = admit
+        self._private_log = private_log
         self._greeted = False
-        self._info: dict[str, Any] = {}
+        self._info: Mapping[str, Metric] = {}
+        self._digested: tuple[Shard, bytes] | None = None
 
     @property
     def ledger(self) -> ledgers.Ledger:
-        """The ledger as last saved."""
+        """The ledger as last stored."""
         return self._store.ledger
 
     @property
-    def info(self) -> dict[str, Any]:
-        """What the solver told of its last visit: about private records, and never to leave."""
+    def anchor(self) -> ledgers.Anchor:
+        """How far the ledger has come, for another party to keep; tells nothing of data."""
+        return ledgers.anchor(self.ledger)
+
+    @property
+    def info(self) -> Mapping[str, Metric]:
+        """What the solver told of its last visit, private where it did not say otherwise."""
         return self._info
 
     def tick(self) -> Literal["solved", "sent", "idle", "done"]:
@@ -100,6 +117,8 @@ class Worker:
 
         Raises:
           BudgetExceeded: if the next task would cost more than is left; the solver is given nothing.
+          PrivacyError: if the records are not those of the releases before, or the solver released
+            something else than was charged.
           ProtocolError: if the server refuses, or answers what it must not.
         """
         if not self._greeted:
@@ -112,7 +131,10 @@ class Worker:
         if isinstance(reply, Offer):
             self._solve(reply.task)
             return "solved"
-        return "done" if isinstance(reply, Done) else "idle"
+        if isinstance(reply, Done):
+            self._store.erase_state()
+            return "done"
+        return "idle"
 
     def _greet(self) -> None:
         reply = self._link.handle(Hello(self.client, self._study_digest))
@@ -123,19 +145,20 @@ class Worker:
     def _solve(self, task: Task) -> None:
         if task.client != self.client:
             raise errors.ProtocolError(f"client {self.client!r} was offered {task.client!r}'s task")
-        # Charged before the solver sees a record: a failure from here on leaves the slot charged,
-        # and another attempt is another release, at its own price and with its own noise.
-        attempt = 0
-        while ledgers.state(self.ledger, release_id := f"{task.task_id}#{attempt}") is not None:
-            attempt += 1
-        self._store.save(ledgers.spend(self.ledger, release_id, self._solver.cost, self._budget))
-        if self._state is None:
-            self._state = self._solver.init(task.posterior)
-        self._state, released, self._info = self._solver.update(
-            lambda purpose: self._root.key(self.client, release_id, purpose),
-            self._state,
-            task,
-            self._shard(),
+        before = self._state(task)
+        # Charged before the solver sees a record: a failure from here on leaves the slot charged.
+        pending = self._taken_up(task, before) or self._reserved(task)
+        release_id, secret = pending.release_id, pending.secret
+        shard = self._shard()
+        frozen = self._digest(shard)
+        self._store.note_inputs(
+            release_id,
+            data=inputs.fingerprint(secret, "data", frozen),
+            state=inputs.fingerprint(secret, "state", before),
+            frozen=frozen,
+        )
+        after, released, info = self._solver.update(
+            functools.partial(random.key, secret), before, task, shard
         )
         if released.event != self._solver.cost:
             raise errors.PrivacyError(
@@ -145,14 +168,96 @@ class Worker:
             )
         payload = codec.encode(released)
         ledger = ledgers.seal(self.ledger, release_id, payload.sha256)
-        self._store.seal(ledger, release_id, payload)
+        self._store.seal(ledger, release_id, payload, inputs.pack(after))
+        # Nobody else sees this: the message was encoded from what was released alone.
+        self._info = {name: _typed(value) for name, value in info.items()}
+        if self._private_log is not None:
+            self._private_log(release_id, self._info)
+
+    def _state(self, task: Task) -> Any:
+        """Returns the solver's private state as it was after the last sealed release."""
+        initial = self._solver.init(task.posterior)
+        packed = self._store.load_state()
+        return initial if packed is None else inputs.unpack(packed, initial)
+
+    def _taken_up(self, task: Task, state: Any) -> Pending | None:
+        """Returns the interrupted release of this very task, if its slot may still be used.
+
+        If it was begun from another input, its slot stays charged, and another attempt is another
+        release, with its own secret and price.
+        """
+        pending = self._store.pending()
+        if pending is None or _task_of(pending.release_id) != task.task_id:
+            return None
+        if pending.task != self._task_fingerprint(pending.secret, task):
+            return None
+        if pending.data is None:
+            # Nothing was computed from this secret here. But this store may be a copy made at
+            # this moment, whose original went on, and records that changed since are not noted.
+            return self._drawn(pending.release_id, task, self._store.renew)
+        if pending.state != inputs.fingerprint(pending.secret, "state", state):
+            return None
+        return pending
+
+    def _reserved(self, task: Task) -> Pending:
+        """Charges a new release for a task and draws its secret."""
+        attempt = 0
+        while ledgers.state(self.ledger, release_id := f"{task.task_id}#{attempt}") is not None:
+            attempt += 1
+        ledger = ledgers.spend(self.ledger, release_id, self._solver.cost, self._budget)
+        # After the study's own budget allowed it, since this may charge another ledger for good.
+        if self._admit is not None:
+            self._admit(task, self._solver.cost)
+        return self._drawn(release_id, task, functools.partial(self._store.reserve, ledger))
+
+    def _drawn(
+        self, release_id: str, task: Task, store: Callable[[str, bytes, bytes], Pending]
+    ) -> Pending:
+        """Draws a release's secret and stores it with the task's fingerprint."""
+        secret = self._root.secret(self.client, release_id)
+        return store(release_id, secret, self._task_fingerprint(secret, task))
+
+    def _task_fingerprint(self, secret: bytes, task: Task) -> bytes:
+        cost = repr(self._solver.cost)
+        return inputs.fingerprint(secret, "task", task, self._study_digest, self._solver.name, cost)
+
+    def _digest(self, shard: Shard) -> bytes:
+        """Returns the HMAC of the records under the store's local secret.
+
+        Computed once for a shard that is handed in again and cannot have been written to since.
+        """
+        if self._digested is not None and self._digested[0] is shard:
+            return self._digested[1]
+        digest = inputs.fingerprint(self._store.freeze.key, "records", shard)
+        self._digested = (shard, digest) if _is_read_only(shard) else None
+        return digest
 
     def _send(self, release_id: str, payload: Payload) -> None:
-        task_id = release_id.rpartition("#")[0]
+        # What is sent is what was sealed, whatever happened to the file in between.
+        codec.decode(payload)
+        ledger = ledgers.seal(self.ledger, release_id, payload.sha256)
+        task_id = _task_of(release_id)
         reply = self._link.handle(Submit(self.client, task_id, payload))
         if not isinstance(reply, Receipt) or reply.status == "conflict":
             raise errors.ProtocolError(
                 f"the server holds another answer to task {task_id!r}",
                 "was this client's state restored from a backup, or is it running twice?",
             )
-        self._store.acknowledge(ledgers.mark_sent(self.ledger, release_id), release_id)
+        self._store.acknowledge(ledgers.mark_sent(ledger, release_id), release_id)
+
+
+def _task_of(release_id: str) -> str:
+    """Returns the task that a release answers: ``TASK#ATTEMPT``."""
+    return release_id.rpartition("#")[0]
+
+
+def _typed(value: Any) -> Metric:
+    """Takes what a solver gave no type to as private: it saw records."""
+    return value if isinstance(value, Metric) else Private(value)
+
+
+def _is_read_only(shard: Shard) -> bool:
+    return all(
+        isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and not leaf.flags.writeable)
+        for leaf in jax.tree.leaves(shard)
+    )

@@ -9,13 +9,16 @@ time or a digest of data.
 A slot stays charged for ever, whatever becomes of it; sending a sealed release again is free.
 """
 
+import functools
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from fedvi.errors import BudgetExceeded, ConfigError, FedviError, LedgerError, PrivacyError
+from fedvi.privacy import accountants
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.events import (
     RELATIONS,
@@ -23,21 +26,32 @@ from fedvi.privacy.events import (
     PoissonSampled,
     Relation,
     Unprotected,
+    WithoutReplacement,
     compose,
     counts,
     from_json,
+    repeat,
     to_json,
 )
+from fedvi.privacy.filter import RdpFilter
+from fedvi.privacy.itemised import with_tables
 
 __all__ = [
+    "LIFETIME",
+    "Anchor",
     "Budget",
     "Entry",
     "Header",
     "Ledger",
     "State",
+    "anchor",
+    "check_anchor",
     "from_lines",
+    "is_lifetime",
+    "lifetime_header",
     "mark_sent",
     "open_ledger",
+    "reservations",
     "seal",
     "spend",
     "spent",
@@ -48,9 +62,12 @@ __all__ = [
 
 State: TypeAlias = Literal["reserved", "sealed", "sent"]
 
+LIFETIME = "lifetime"
+"""The study, and its digest, of a ledger that charges every study of a site; no digest is so short."""
+
 
 class Header(NamedTuple):
-    """What every entry of one ledger has in common.
+    """What every entry of one ledger has in common: enough to recompute what is stated from it.
 
     Args:
       study: its name.
@@ -61,6 +78,14 @@ class Header(NamedTuple):
       view: who sees what: "message", ….
       protected: whether releases must be noised; if not, any may leave and no guarantee is given.
       note: printed beside every claim, such as "simulation: no guarantee"; or empty.
+      planned: all releases that the study may ask of this client; None if nothing was planned.
+      epsilon, delta: the promise that releases are checked against; None without one.
+      accountant: what the promise is checked with; empty without one.
+      table_distance: of the noise of one release, over all coordinates, from its exact law.
+      disjoint: whether the study declares that no unit is at two clients.
+      records_public: whether the number of records is published, so that add_remove is not claimed.
+      max_records: the declared largest number of units at a client.
+      rows_per_unit: how many rows of one unit are used, at most; None where a unit is one row.
     """
 
     study: str
@@ -71,6 +96,15 @@ class Header(NamedTuple):
     view: str
     protected: bool
     note: str = ""
+    planned: Event | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    accountant: str = ""
+    table_distance: float = 0.0
+    disjoint: bool = False
+    records_public: bool = False
+    max_records: int | None = None
+    rows_per_unit: int | None = None
 
 
 class Entry(NamedTuple):
@@ -95,11 +129,37 @@ class Entry(NamedTuple):
     hash: str
 
 
-class Ledger(NamedTuple):
-    """A header and the entries that follow from it; made by `open_ledger` and `from_lines`."""
-
+class _Chain(NamedTuple):
     header: Header
     entries: tuple[Entry, ...]
+
+
+class Ledger(_Chain):
+    """A header and the entries that follow from it; made by `open_ledger` and `from_lines`.
+
+    A value: what is remembered about it beside its two fields is a cache, shared by the ledgers
+    that extend one another, and seen by no comparison.
+    """
+
+    _cache: "_Index | None" = None
+
+
+class Anchor(NamedTuple):
+    """How far a ledger had come when another party saw it.
+
+    Args:
+      entries: how many.
+      hash: of the last one, or of the header.
+
+    >>> str(Anchor(3, "ab12"))
+    '3:ab12'
+    """
+
+    entries: int
+    hash: str
+
+    def __str__(self) -> str:
+        return f"{self.entries}:{self.hash}"
 
 
 @dataclass(frozen=True)
@@ -110,6 +170,10 @@ class Budget:
       epsilon: finite, 0 or more.
       delta: at least 0 and below 1.
       accountant: what it is checked with; its relation must be the ledger's.
+
+    Raises:
+      ConfigError: a number is out of its range.
+      PrivacyError: the accountant is none of `accountants.__all__`, whose bounds hold everywhere.
     """
 
     epsilon: float
@@ -121,6 +185,12 @@ class Budget:
             raise ConfigError(f"epsilon is {self.epsilon}, expected a finite number of 0 or more")
         if not 0 <= self.delta < 1:
             raise ConfigError(f"delta is {self.delta}, expected at least 0 and below 1")
+        if self.accountant.name not in accountants.__all__:
+            raise PrivacyError(
+                f"accountant {self.accountant.name!r} is no upper bound everywhere, and no budget is "
+                "checked against it",
+                hint=f"use one of {', '.join(accountants.__all__)}",
+            )
 
 
 def open_ledger(header: Header) -> Ledger:
@@ -134,12 +204,32 @@ def open_ledger(header: Header) -> Ledger:
     return Ledger(header, ())
 
 
+def lifetime_header(
+    site: str, unit: str, relation: Relation, table_distance: float = 0.0
+) -> Header:
+    """Returns the header of the ledger that charges every study of a site, whatever it is.
+
+    >>> is_lifetime(lifetime_header("north", "record", "substitute"))
+    True
+    """
+    return Header(
+        LIFETIME, LIFETIME, site, unit, relation, "message", True, table_distance=table_distance
+    )
+
+
+def is_lifetime(header: Header) -> bool:
+    """Says whether a ledger charges every study of a site."""
+    return header.study_digest == LIFETIME
+
+
 def spent(ledger: Ledger) -> Event:
     """Returns the composition of all that was ever reserved, in order."""
     return compose(*(entry.event for entry in ledger.entries if entry.event is not None))
 
 
-def spend(ledger: Ledger, release_id: str, event: Event, budget: Budget | None) -> Ledger:
+def spend(
+    ledger: Ledger, release_id: str, event: Event, budget: Budget | RdpFilter | None
+) -> Ledger:
     """Reserves a release, before a solver is given any record for it.
 
     Guarantee: if every release of a ledger was reserved here with the same budget, and cost no more
@@ -147,13 +237,16 @@ def spend(ledger: Ledger, release_id: str, event: Event, budget: Budget | None) 
     header's unit, relation and view. The releases may be chosen adaptively; their number and
     their events may not, since this adds up prices of a plan fixed in advance and is no privacy
     filter. The epsilon to state is that of the largest number of releases the study declares,
-    whenever it stops.
+    whenever it stops. With an `RdpFilter` in the budget's place they may: see there.
+
+    The header's ``table_distance`` is part of the price: δ is checked as a whole.
 
     Args:
       ledger: what was spent before.
       release_id: new in this ledger.
       event: what the release will cost.
-      budget: None only where the header says that nothing is protected.
+      budget: None only where the header says that nothing is protected. At most what the header
+        promises, if it promises anything.
 
     Raises:
       BudgetExceeded: this release would cost more than is left; nothing was reserved.
@@ -181,7 +274,9 @@ def spend(ledger: Ledger, release_id: str, event: Event, budget: Budget | None) 
             "is protected",
             hint="give epsilon and delta, or declare in the study that nothing is protected",
         )
-    if budget is not None:
+    if isinstance(budget, RdpFilter):
+        _check_filter(ledger, release_id, event, budget)
+    elif budget is not None:
         _check_budget(ledger, release_id, event, budget)
     return _append(ledger, "reserved", release_id, event=event)
 
@@ -205,7 +300,7 @@ def seal(ledger: Ledger, release_id: str, digest: str) -> Ledger:
         )
     if current == "reserved":
         return _append(ledger, "sealed", release_id, digest=digest)
-    sealed = next(e.digest for e in ledger.entries if e.release_id == release_id and e.digest)
+    sealed = _index_of(ledger).digests[release_id]
     if sealed != digest:
         raise LedgerError(
             f"release {release_id!r} is sealed with digest {sealed}, not {digest}",
@@ -231,23 +326,63 @@ def mark_sent(ledger: Ledger, release_id: str) -> Ledger:
     return _append(ledger, "sent", release_id)
 
 
+def reservations(ledger: Ledger) -> int:
+    """Counts the releases that were ever reserved."""
+    return sum(entry.kind == "reserved" for entry in ledger.entries)
+
+
 def state(ledger: Ledger, release_id: str) -> State | None:
     """Returns how far a release has come; None if it was never reserved."""
-    return next((e.kind for e in reversed(ledger.entries) if e.release_id == release_id), None)
+    steps = _index_of(ledger).steps.get(release_id, ())
+    reached = (kind for position, kind in reversed(steps) if position < len(ledger.entries))
+    return next(reached, None)
+
+
+def anchor(ledger: Ledger) -> Anchor:
+    """Returns what another party should keep, to detect later that entries went missing."""
+    return Anchor(len(ledger.entries), _last_hash(ledger))
+
+
+def check_anchor(ledger: Ledger, seen: Anchor) -> None:
+    """Checks that a verified ledger extends what another party saw of it.
+
+    Guarantee: with `verify`, a ledger that passes holds every entry up to the anchor, byte for
+    byte: SHA-256 chains them. What came after the anchor may still be missing.
+
+    Raises:
+      LedgerError: entries are missing from the end (a restored backup, a truncated file), or the
+        ledger tells another story from some entry on (a fork, or a chain rewritten as a whole).
+    """
+    count = len(ledger.entries)
+    if seen.entries < 0:
+        raise LedgerError(f"the anchor counts {seen.entries} entries, expected 0 or more")
+    if count < seen.entries:
+        raise LedgerError(
+            f"the ledger of {ledger.header.client!r} holds {count} entries, and {seen.entries} were "
+            "seen before",
+            hint="it was cut, or restored from a backup: what was spent since is forgotten in it",
+        )
+    found = _last_hash(ledger._replace(entries=ledger.entries[: seen.entries]))
+    if found != seen.hash:
+        raise LedgerError(
+            f"the ledger of {ledger.header.client!r} has hash {found} after {seen.entries} entries, "
+            f"and {seen.hash} was seen before",
+            hint="two ledgers grew from one, or this one was written anew; look for the other",
+        )
 
 
 def verify(ledger: Ledger) -> None:
     """Recomputes the chain and every state; raises at the first entry that does not follow.
 
     Guarantee: a ledger that passes was built by `open_ledger`, `spend`, `seal` and `mark_sent`, up
-    to budgets, which it does not record. What it cannot show: entries missing from the end, and a
-    chain rewritten as a whole. Compare the last hash with what another party saw.
+    to budgets. What it cannot show: entries missing from the end, and a chain rewritten as a whole.
+    `check_anchor` shows both, with what another party saw. Takes time in proportion to the entries.
 
     Raises:
       LedgerError: names the first bad entry.
     """
     _check_header(ledger.header)
-    previous = _hash(_header_fields(ledger.header))
+    previous = _header_hash(ledger.header)
     states: dict[str, State] = {}
     for position, entry in enumerate(ledger.entries):
         _check_entry(entry, position, previous, states.get(entry.release_id))
@@ -259,9 +394,7 @@ def verify(ledger: Ledger) -> None:
 
 def to_lines(ledger: Ledger) -> list[str]:
     """Writes a ledger as lines of canonical JSON, the header first; `from_lines` reads it back."""
-    header = _header_fields(ledger.header)
-    first = _canonical({"header": header, "hash": _hash(header)})
-    return [first, *map(_entry_line, ledger.entries)]
+    return [_header_line(ledger.header), *map(_entry_line, ledger.entries)]
 
 
 def from_lines(lines: Sequence[str]) -> Ledger:
@@ -280,18 +413,21 @@ def from_lines(lines: Sequence[str]) -> Ledger:
 
 
 def _check_budget(ledger: Ledger, release_id: str, event: Event, budget: Budget) -> None:
-    accountant = budget.accountant
-    if accountant.relation != ledger.header.relation:
-        raise PrivacyError(
-            f"the budget is priced under {accountant.relation}, the ledger of "
-            f"{ledger.header.client!r} declares {ledger.header.relation}",
-            hint="give the budget an accountant of the declared relation",
-        )
-    already = spent(ledger)
+    header = ledger.header
+    accountant = with_tables(budget.accountant, header.table_distance)
+    _check_relation(ledger, accountant.relation)
+    for name, promised in (("epsilon", header.epsilon), ("delta", header.delta)):
+        if promised is not None and getattr(budget, name) > promised:
+            raise PrivacyError(
+                f"the budget's {name} is {getattr(budget, name):g}, and the ledger of "
+                f"{header.client!r} promises {promised:g}",
+                hint="a budget is at most what was promised",
+            )
+    already = _tally(ledger)
     cost = accountant.epsilon(compose(already, event), budget.delta)
     if cost <= budget.epsilon:
         return
-    reserved = sum(entry.kind == "reserved" for entry in ledger.entries)
+    reserved = reservations(ledger)
     stop = ""
     if reserved:
         before = accountant.epsilon(already, budget.delta)
@@ -304,6 +440,28 @@ def _check_budget(ledger: Ledger, release_id: str, event: Event, budget: Budget)
     )
 
 
+def _check_filter(ledger: Ledger, release_id: str, event: Event, cap: RdpFilter) -> None:
+    _check_relation(ledger, cap.relation)
+    already = _tally(ledger)
+    if cap.admits(already, event):
+        return
+    raise BudgetExceeded(
+        f"release {release_id!r} would exceed the cap of {ledger.header.client!r}: epsilon "
+        f"{cap.epsilon:g} at delta {cap.delta:g} over all studies ({cap.relation})",
+        hint=f"epsilon {cap.epsilon_of(already):.4g} is spent in {reservations(ledger)} releases; "
+        "a release with more noise may still fit",
+    )
+
+
+def _check_relation(ledger: Ledger, relation: Relation) -> None:
+    if relation != ledger.header.relation:
+        raise PrivacyError(
+            f"the budget is priced under {relation}, the ledger of {ledger.header.client!r} "
+            f"declares {ledger.header.relation}",
+            hint="give the budget an accountant of the declared relation",
+        )
+
+
 def _apart(found: float, allowed: float) -> tuple[str, str]:
     """Writes two numbers with as many digits as it takes to tell them apart."""
     for digits in range(3, 17):
@@ -313,13 +471,55 @@ def _apart(found: float, allowed: float) -> tuple[str, str]:
     return repr(found), repr(allowed)
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_noised(event: Event) -> bool:
     for atom in counts(event):
         if isinstance(atom, Unprotected):
             return False
-        if isinstance(atom, PoissonSampled) and not _is_noised(atom.inner):
+        if isinstance(atom, PoissonSampled | WithoutReplacement) and not _is_noised(atom.inner):
             return False
     return True
+
+
+# What is remembered about a ledger.
+
+
+class _Index:
+    """What is known of a chain's releases, so that no question reads the chain again.
+
+    Ledgers that extend one another share one: each looks at the steps before its own end. Only the
+    longest may be extended in place, and the list ``tip`` holds its length; a second extension of
+    the same ledger finds it gone, and gets an index of its own.
+    """
+
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
+        self.steps: dict[str, list[tuple[int, State]]] = {}
+        self.digests: dict[str, str] = {}
+        self.tally: dict[Event, int] = {}
+        for position, entry in enumerate(entries):
+            self.add(position, entry)
+        self.tip = [len(entries)]
+
+    def add(self, position: int, entry: Entry) -> None:
+        self.steps.setdefault(entry.release_id, []).append((position, entry.kind))
+        if entry.digest is not None:
+            self.digests[entry.release_id] = entry.digest
+        if entry.event is not None:
+            self.tally[entry.event] = self.tally.get(entry.event, 0) + 1
+
+
+def _index_of(ledger: Ledger) -> _Index:
+    if ledger._cache is None:
+        ledger._cache = _Index(ledger.entries)
+    return ledger._cache
+
+
+def _tally(ledger: Ledger) -> Event:
+    """All that was reserved, with equal events together: prices do not depend on the order."""
+    index = _index_of(ledger)
+    if index.tip != [len(ledger.entries)]:
+        index = _Index(ledger.entries)
+    return compose(*(repeat(event, count) for event, count in index.tally.items()))
 
 
 # The chain.
@@ -332,10 +532,23 @@ def _append(
     event: Event | None = None,
     digest: str | None = None,
 ) -> Ledger:
-    last = ledger.entries[-1].hash if ledger.entries else _hash(_header_fields(ledger.header))
-    entry = Entry(len(ledger.entries), kind, release_id, event, digest, last, "")
-    entry = entry._replace(hash=_hash(_entry_fields(entry)))
-    return ledger._replace(entries=(*ledger.entries, entry))
+    position = len(ledger.entries)
+    entry = Entry(position, kind, release_id, event, digest, _last_hash(ledger), "")
+    entry = entry._replace(hash=_entry_hash(entry))
+    longer = Ledger(ledger.header, (*ledger.entries, entry))
+    index = _index_of(ledger)
+    try:
+        index.tip.remove(position)
+    except ValueError:
+        return longer
+    index.add(position, entry)
+    index.tip.append(position + 1)
+    longer._cache = index
+    return longer
+
+
+def _last_hash(ledger: Ledger) -> str:
+    return ledger.entries[-1].hash if ledger.entries else _header_hash(ledger.header)
 
 
 def _check_header(header: Header) -> None:
@@ -349,8 +562,47 @@ def _check_header(header: Header) -> None:
         )
     if not isinstance(header.protected, bool):
         raise LedgerError(f"the header: `protected` is {header.protected!r}, expected a boolean")
-    if not isinstance(header.note, str):
-        raise LedgerError(f"the header: `note` is {header.note!r}, expected a text")
+    for field in ("note", "accountant"):
+        if not isinstance(getattr(header, field), str):
+            raise LedgerError(
+                f"the header: `{field}` is {getattr(header, field)!r}, expected a text"
+            )
+    for field in ("disjoint", "records_public"):
+        if not isinstance(getattr(header, field), bool):
+            raise LedgerError(
+                f"the header: `{field}` is {getattr(header, field)!r}, expected a boolean"
+            )
+    for field in ("max_records", "rows_per_unit"):
+        value = getattr(header, field)
+        if value is not None and (type(value) is not int or value < 1):
+            raise LedgerError(f"the header: `{field}` is {value!r}, expected a whole number")
+    _check_promise(header)
+
+
+def _check_promise(header: Header) -> None:
+    ranges = {"epsilon": math.inf, "delta": 1.0, "table_distance": 1.0}
+    for field, end in ranges.items():
+        value = getattr(header, field)
+        if value is None and field != "table_distance":
+            continue
+        # An integer would be written otherwise than the number that it equals.
+        if type(value) is not float or not 0 <= value < end:
+            raise LedgerError(
+                f"the header: `{field}` is {value!r}, expected a number of at least 0 and below {end}"
+            )
+    given = (header.epsilon is not None, header.delta is not None, header.accountant != "")
+    if len(set(given)) > 1:
+        raise LedgerError(
+            f"the header: `epsilon` is {header.epsilon}, `delta` is {header.delta} and `accountant` "
+            f"is {header.accountant!r}, expected all three or none"
+        )
+    if header.accountant and header.accountant not in accountants.__all__:
+        raise LedgerError(
+            f"the header: `accountant` is {header.accountant!r}, expected one of "
+            f"{', '.join(accountants.__all__)}"
+        )
+    if header.planned is not None and header.protected and not _is_noised(header.planned):
+        raise LedgerError("the header: `planned` is unprotected in a protected ledger")
 
 
 _FOLLOWS: dict[State, State | None] = {"reserved": None, "sealed": "reserved", "sent": "sealed"}
@@ -361,7 +613,7 @@ def _check_entry(entry: Entry, position: int, previous: str, current: State | No
         _refuse(entry, position, f"its index is {entry.index!r}")
     if entry.previous_hash != previous:
         _refuse(entry, position, "it does not follow from what stands before it")
-    if entry.hash != _hash(_entry_fields(entry)):
+    if entry.hash != _entry_hash(entry):
         _refuse(entry, position, "its hash does not follow from its content")
     if entry.kind not in _FOLLOWS:
         _refuse(entry, position, f"its kind {entry.kind!r} is unknown")
@@ -386,27 +638,49 @@ def _refuse(entry: Entry, position: int, reason: str) -> NoReturn:
     )
 
 
+def _header_line(header: Header) -> str:
+    return _canonical({"header": _header_fields(header), "hash": _header_hash(header)})
+
+
 def _header_fields(header: Header) -> dict[str, Any]:
-    return header._asdict()
-
-
-def _entry_fields(entry: Entry) -> dict[str, Any]:
-    fields = entry._asdict()
-    del fields["hash"]
-    fields["event"] = None if entry.event is None else to_json(entry.event)
+    fields = header._asdict()
+    fields["planned"] = None if header.planned is None else to_json(header.planned)
     return fields
 
 
+def _header_hash(header: Header) -> str:
+    return _sha256(_canonical(_header_fields(header)))
+
+
 def _entry_line(entry: Entry) -> str:
-    return _canonical({**_entry_fields(entry), "hash": entry.hash})
+    return _entry_text(entry, f'"hash":{_canonical(entry.hash)},')
 
 
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _entry_hash(entry: Entry) -> str:
+    return _sha256(_entry_text(entry, ""))
 
 
-def _hash(value: Any) -> str:
-    return hashlib.sha256(_canonical(value).encode("ascii")).hexdigest()
+def _entry_text(entry: Entry, hash_text: str) -> str:
+    """Writes the canonical JSON of an entry by hand: a ledger has few events and many entries."""
+    event = "null" if entry.event is None else _event_text(entry.event)
+    return (
+        f'{{"digest":{_canonical(entry.digest)},"event":{event},{hash_text}'
+        f'"index":{_canonical(entry.index)},"kind":{_canonical(entry.kind)},'
+        f'"previous_hash":{_canonical(entry.previous_hash)},'
+        f'"release_id":{_canonical(entry.release_id)}}}'
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _event_text(event: Event) -> str:
+    return _canonical(to_json(event))
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 # Reading.
@@ -415,11 +689,17 @@ def _hash(value: Any) -> str:
 def _read_header(line: str) -> Header:
     fields = _read(line, "the header")
     try:
-        header = Header(**fields["header"])
+        planned = fields["header"]["planned"]
+        event = None if planned is None else from_json(planned)
+        header = Header(**{**fields["header"], "planned": event})
         _check_header(header)
     except (KeyError, TypeError) as error:
         raise LedgerError(f"the header has other fields than expected: {error}") from error
-    if to_lines(Ledger(header, ()))[0] != line:
+    except LedgerError:
+        raise
+    except FedviError as error:
+        raise LedgerError(f"the header: {error.message}", hint=error.hint) from error
+    if _header_line(header) != line:
         raise LedgerError("the header is not what was written: its bytes or its hash differ")
     return header
 

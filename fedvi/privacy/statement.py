@@ -6,35 +6,81 @@ from typing import Any, NamedTuple
 
 from fedvi.errors import ConfigError
 from fedvi.privacy.accountants import Accountant
-from fedvi.privacy.events import Event, Relation
-from fedvi.privacy.ledger import Ledger, spent
+from fedvi.privacy.events import Event, PoissonSampled, Relation, WithoutReplacement, counts
+from fedvi.privacy.filter import RdpFilter
+from fedvi.privacy.itemised import Delta, delta_items, with_tables
+from fedvi.privacy.ledger import Header, Ledger, reservations, spent
 
 __all__ = [
     "ADDED_UP",
+    "CUSTOM_CODE",
+    "DISJOINT",
+    "ENTROPY",
     "EXCLUSIONS",
     "FLOAT_NOISE",
-    "FORM_OF_FILE",
+    "FROZEN",
     "PERSONS_AT_SEVERAL_SITES",
     "POOLED",
     "PREPROCESSING",
+    "PSEUDORANDOM",
+    "SURPLUS",
     "TIMING",
     "TUNING",
+    "UNIFORM_BATCHES",
     "Claim",
+    "LifetimeSpend",
     "as_dict",
     "claims",
     "consortium",
+    "declarations",
+    "lifetime_spend",
+    "to_text",
 ]
 
 TUNING = "choosing hyper-parameters by looking at these data"
 PREPROCESSING = "preprocessing of the data outside the declared schema"
 TIMING = "timing and sizes of messages"
-# Reading refuses on the form of a file, which can depend on a record.
-FORM_OF_FILE = "whether a client's file could be read and held at most max_records records"
-EXCLUSIONS = (TUNING, PREPROCESSING, TIMING, FORM_OF_FILE)
+SURPLUS = (
+    "a client that holds more than max_records units, under add_remove: removing one lets the next "
+    "one in, which costs what substitute says"
+)
+EXCLUSIONS = (TUNING, PREPROCESSING, TIMING)
+CUSTOM_CODE = "code of the study's own, which nobody vetted"
 POOLED = "the pooled, non-private fit that was asked for"
 FLOAT_NOISE = "noise drawn in floating point, or from a known seed"
 PERSONS_AT_SEVERAL_SITES = "a person whose records are at k sites pays k times"
 ADDED_UP = "sites may hold the same person: epsilons and deltas are added up over sites"
+
+PSEUDORANDOM = (
+    "ChaCha20 and HMAC-SHA256 under a secret key cannot be told from random functions by anyone "
+    "whose computing power is bounded"
+)
+ENTROPY = "the operating system's random source gives 256 bits that nobody else knows"
+UNIFORM_BATCHES = (
+    "a keyed Feistel permutation under a secret key cannot be told from a uniform one: batches of a "
+    "fixed size are drawn by it where units are many"
+)
+
+FROZEN = "each client's data set stays the same for the whole study"
+DISJOINT = "no {unit} is at two clients: the largest price of any client holds for all"
+
+
+class LifetimeSpend(NamedTuple):
+    """What a site has spent over all studies that its policy charged.
+
+    Args:
+      epsilon: spent so far, at ``delta``, by the filter's order.
+      cap: the largest epsilon that the site admits; what may be promised beforehand.
+      delta: of both.
+      relation: under which both are counted.
+      releases: how many were charged.
+    """
+
+    epsilon: float
+    cap: float
+    delta: float
+    relation: Relation
+    releases: int
 
 
 class Claim(NamedTuple):
@@ -42,15 +88,19 @@ class Claim(NamedTuple):
 
     Args:
       client: whose releases; or all clients together.
-      unit: what is protected: "record", "client", ….
+      unit: what is protected: "record", "patient", "client", ….
       relation: the neighbouring relation.
       view: who sees what.
       epsilon: of the declared largest number of releases; infinite if something left unprotected.
-      delta: at which epsilon holds.
+      delta: at which epsilon holds; the whole of it.
       accountant: the name of what computed it.
       releases: how many releases the ledger reserved.
       exclusions: what the guarantee does not cover, one line each.
       mark: printed beside the claim, such as "simulation: no guarantee"; or empty.
+      items: what delta is made of; None where claims were joined that differ in it.
+      assumptions: computational ones, which the proofs rest on, one line each.
+      declarations: what the study says of its data and nobody checks, one line each.
+      lifetime: what the site has spent over all studies; None if it keeps no such ledger.
     """
 
     client: str
@@ -63,22 +113,32 @@ class Claim(NamedTuple):
     releases: int
     exclusions: tuple[str, ...]
     mark: str
+    items: Delta | None = None
+    assumptions: tuple[str, ...] = ()
+    declarations: tuple[str, ...] = ()
+    lifetime: LifetimeSpend | None = None
 
 
 def claims(
-    ledger: Ledger, planned: Event, delta: float, accountants: Sequence[Accountant]
+    ledger: Ledger,
+    planned: Event,
+    delta: float,
+    accountants: Sequence[Accountant],
+    lifetime: LifetimeSpend | None = None,
 ) -> tuple[Claim, ...]:
     """States what a client's releases cost, once for each accountant's relation.
 
     Guarantee: epsilon is that of ``planned``, the largest number of releases the study declares,
     and never less than that of what the ledger reserved. It may be stated whenever the run stops;
     an epsilon of the releases made so far may not: the run did not fix in advance where to stop.
+    The header's ``table_distance`` is priced in: ``delta`` is the whole, and ``items`` its parts.
 
     Args:
       ledger: of one client.
       planned: all releases that the client may make in this study.
       delta: at which epsilon is stated.
       accountants: at most one for each relation.
+      lifetime: from ``lifetime_spend``, if the site keeps a ledger for life.
 
     Raises:
       ConfigError: two accountants price the same relation, so that one number would hide the other.
@@ -90,23 +150,107 @@ def claims(
             f"accountants price {', '.join(relations)}, expected each relation once",
             hint="state one accountant's number, and show others beside it",
         )
-    header = ledger.header
     reserved = spent(ledger)
     return tuple(
-        Claim(
-            client=header.client,
-            unit=header.unit,
-            relation=accountant.relation,
-            view=header.view,
-            epsilon=max(accountant.epsilon(planned, delta), accountant.epsilon(reserved, delta)),
-            delta=delta,
-            accountant=accountant.name,
-            releases=sum(entry.kind == "reserved" for entry in ledger.entries),
-            exclusions=(*EXCLUSIONS, FLOAT_NOISE) if header.note else EXCLUSIONS,
-            mark=header.note,
-        )
-        for accountant in accountants
+        _claim(ledger, planned, reserved, delta, accountant, lifetime) for accountant in accountants
     )
+
+
+def _claim(
+    ledger: Ledger,
+    planned: Event,
+    reserved: Event,
+    delta: float,
+    accountant: Accountant,
+    lifetime: LifetimeSpend | None,
+) -> Claim:
+    header = ledger.header
+    priced = with_tables(accountant, header.table_distance)
+    epsilon, event = max(
+        ((priced.epsilon(event, delta), event) for event in (planned, reserved)),
+        key=lambda pair: pair[0],
+    )
+    return Claim(
+        client=header.client,
+        unit=header.unit,
+        relation=accountant.relation,
+        view=header.view,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant.name,
+        releases=reservations(ledger),
+        exclusions=_exclusions(header.note, accountant.relation),
+        mark=header.note,
+        items=delta_items(event, epsilon, delta, header.table_distance),
+        assumptions=_assumptions(event),
+        declarations=declarations(header),
+        lifetime=lifetime,
+    )
+
+
+def lifetime_spend(ledger: Ledger, cap: RdpFilter) -> LifetimeSpend:
+    """States what a site's ledger for life says is spent.
+
+    Args:
+      ledger: whose header ``is_lifetime``.
+      cap: the filter that admitted its releases.
+
+    Raises:
+      UnsupportedEvent: an event in it has no Rényi price.
+    """
+    found = cap.epsilon_of(spent(ledger))
+    return LifetimeSpend(found, cap.epsilon, cap.delta, cap.relation, reservations(ledger))
+
+
+def declarations(header: Header) -> tuple[str, ...]:
+    """Lists what a study says of its data and a claim rests on, one line each.
+
+    >>> header = Header("heart", "ab12", "north", "record", "substitute", "message", True)
+    >>> declarations(header)
+    ("each client's data set stays the same for the whole study",)
+    """
+    unit, lines = header.unit, [FROZEN]
+    if header.max_records is not None:
+        lines.append(f"no client holds more than {header.max_records} {unit}s")
+    if header.rows_per_unit is not None:
+        lines.append(
+            f"at most {header.rows_per_unit} rows of one {unit} are used; they are grouped, then "
+            "clipped together"
+        )
+    if header.disjoint:
+        lines.append(DISJOINT.format(unit=unit))
+    if header.records_public:
+        lines.append(
+            f"the number of {unit}s at each client is public: no price is stated for one more or less"
+        )
+    return tuple(lines)
+
+
+def _exclusions(mark: str, relation: Relation) -> tuple[str, ...]:
+    found = list(EXCLUSIONS)
+    if relation == "add_remove":
+        found.append(SURPLUS)
+    if "simulation" in mark or "seeded noise" in mark:
+        found.append(FLOAT_NOISE)
+    if "custom code" in mark:
+        found.append(CUSTOM_CODE)
+    return tuple(found)
+
+
+def _assumptions(event: Event) -> tuple[str, ...]:
+    found = [PSEUDORANDOM, ENTROPY]
+    if _holds(event, WithoutReplacement):
+        found.append(UNIFORM_BATCHES)
+    return tuple(found)
+
+
+def _holds(event: Event, kind: type) -> bool:
+    for atom in counts(event):
+        if isinstance(atom, kind):
+            return True
+        if isinstance(atom, PoissonSampled | WithoutReplacement) and _holds(atom.inner, kind):
+            return True
+    return False
 
 
 def consortium(parts: Sequence[Claim], disjoint: bool) -> tuple[Claim, ...]:
@@ -155,15 +299,82 @@ def as_dict(claim: Claim) -> dict[str, Any]:
     1.0
     """
     fields = claim._asdict()
-    fields["epsilon"] = claim.epsilon if math.isfinite(claim.epsilon) else "inf"
-    fields["exclusions"] = list(claim.exclusions)
+    for name in ("exclusions", "assumptions", "declarations"):
+        fields[name] = list(fields[name])
+    fields["items"] = None if claim.items is None else claim.items._asdict()
+    fields["lifetime"] = None if claim.lifetime is None else claim.lifetime._asdict()
+    for part in (fields, fields["lifetime"] or {}):
+        for name in ("epsilon", "cap"):
+            if name in part and math.isinf(part[name]):
+                part[name] = "inf"
     return fields
+
+
+def to_text(parts: Sequence[Claim]) -> str:
+    """Writes claims for whoever has to judge them, with all that they rest on; plain text.
+
+    Numbers are rounded up, so that what is written holds. Lines that all claims share are written
+    once.
+
+    Args:
+      parts: of any clients, and of the consortium.
+    """
+    if not parts:
+        return "No claim: what left was not protected (epsilon is infinite).\n"
+    lines = ["Privacy statement", ""]
+    for claim in parts:
+        lines.append(
+            f"{claim.client}: epsilon {_up(claim.epsilon)} at delta {_up(claim.delta)}, unit "
+            f"{claim.unit}, relation {claim.relation}, view {claim.view}, accountant "
+            f"{claim.accountant}, {claim.releases} releases reserved"
+        )
+        if claim.mark:
+            lines.append(f"  MARK: {claim.mark}")
+        if claim.items is not None:
+            lines.append(
+                f"  delta = mechanism {_up(claim.items.mechanism)} + overflow of batches "
+                f"{_up(claim.items.overflow)} + tables of noise {_up(claim.items.tables)}"
+            )
+        if claim.lifetime is not None:
+            life = claim.lifetime
+            lines.append(
+                f"  for life: epsilon {_up(life.epsilon)} of {life.cap:.6g} at delta "
+                f"{_up(life.delta)}, relation {life.relation}, {life.releases} releases of all "
+                "studies, by a Renyi filter"
+            )
+    sections = {
+        "Neighbours": [_RELATIONS[claim.relation].format(unit=claim.unit) for claim in parts],
+        "The study declares, and nobody checks": [d for c in parts for d in c.declarations],
+        "It is assumed that": [line for claim in parts for line in claim.assumptions],
+        "Not covered": [line for claim in parts for line in claim.exclusions],
+    }
+    for title, found in sections.items():
+        if found:
+            lines += ["", f"{title}:", *(f"- {line}" for line in dict.fromkeys(found))]
+    return "\n".join(lines) + "\n"
+
+
+_RELATIONS = {
+    "add_remove": "add_remove: two data sets are neighbours if one has one {unit} more",
+    "substitute": "substitute: two data sets are neighbours if one {unit} is another in one of them",
+}
+
+
+def _up(value: float) -> str:
+    """Writes an upper bound to six digits, rounded up."""
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    text = f"{value:.6g}"
+    return text if float(text) >= value else f"{value * (1 + 1e-5):.6g}"
 
 
 def _join(parts: list[Claim], disjoint: bool) -> Claim:
     epsilons, deltas = [p.epsilon for p in parts], [p.delta for p in parts]
     exclusions = [line for part in parts for line in part.exclusions]
     exclusions.append(PERSONS_AT_SEVERAL_SITES if disjoint else ADDED_UP)
+    declared = [line for part in parts for line in part.declarations]
+    if disjoint:
+        declared.append(DISJOINT.format(unit=parts[0].unit))
     return parts[0]._replace(
         client=f"all {len(parts)} clients" if len(parts) > 1 else parts[0].client,
         epsilon=max(epsilons) if disjoint else math.fsum(epsilons),
@@ -172,4 +383,9 @@ def _join(parts: list[Claim], disjoint: bool) -> Claim:
         releases=sum(part.releases for part in parts),
         exclusions=tuple(dict.fromkeys(exclusions)),
         mark="; ".join(dict.fromkeys(part.mark for part in parts if part.mark)),
+        items=parts[0].items if len({part.items for part in parts}) == 1 and disjoint else None,
+        assumptions=tuple(dict.fromkeys(line for part in parts for line in part.assumptions)),
+        declarations=tuple(dict.fromkeys(declared)),
+        # What a site spent for life is the site's own.
+        lifetime=parts[0].lifetime if len(parts) == 1 else None,
     )

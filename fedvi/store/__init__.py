@@ -1,3 +1,3 @@
-"""What must survive: the client's ledger and outbox, the server's state."""
+"""What must survive: the client's ledger, secrets and outbox, the server's state."""
 
 __all__: list[str] = []

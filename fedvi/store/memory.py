@@ -1,49 +1,91 @@
 """Stores that last as long as the process: what simulation uses in place of a disk."""
 
+import dataclasses
+import os
 from typing import Any
 
-from fedvi import errors
 from fedvi.federation.messages import Payload
 from fedvi.privacy.ledger import Ledger
+from fedvi.store import base
 
 __all__ = ["MemoryClientStore", "MemoryServerStore"]
 
 
 class MemoryClientStore:
-    """A client's ledger and outbox; each method is one transaction."""
+    """A client's ledger, secrets and outbox; see ``base.ClientStore``."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._outbox: dict[str, Payload] = {}
+        self._pending: base.Pending | None = None
+        self._state: bytes | None = None
+        self._freeze = base.Freeze(os.urandom(base.SECRET_BYTES))
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger as last saved."""
+        """The ledger as last stored."""
         return self._ledger
 
-    def save(self, ledger: Ledger) -> None:
-        """Saves a ledger that extends the one before it.
+    @property
+    def freeze(self) -> base.Freeze:
+        """Which records the releases of this ledger are of."""
+        return self._freeze
 
-        Raises:
-          LedgerError: if it does not: entries are never taken back.
-        """
-        if ledger.entries[: len(self._ledger.entries)] != self._ledger.entries:
-            raise errors.LedgerError("a ledger was saved that does not extend the one before it")
+    def reserve(self, ledger: Ledger, release_id: str, secret: bytes, task: bytes) -> base.Pending:
+        """Stores the ledger that charges a release, and the release's secret."""
+        base.check_reservation(self._ledger, ledger, release_id, secret)
+        self._ledger, self._pending = ledger, base.Pending(release_id, secret, task)
+        return self._pending
+
+    def charge(self, ledger: Ledger, release_id: str) -> None:
+        """Stores a ledger that charges a release whose secret is kept elsewhere."""
+        base.check_reservation(self._ledger, ledger, release_id, None)
         self._ledger = ledger
 
-    def seal(self, ledger: Ledger, release_id: str, payload: Payload) -> None:
-        """Saves the sealed bytes of a release and the ledger that says so, together."""
-        self.save(ledger)
+    def renew(self, release_id: str, secret: bytes, task: bytes) -> base.Pending:
+        """Replaces the secret of a pending release that no record was read for."""
+        base.check_renewal(self._pending, release_id, secret)
+        self._pending = base.Pending(release_id, secret, task)
+        return self._pending
+
+    def pending(self) -> base.Pending | None:
+        """Returns the release that is reserved and not sealed, if there is one."""
+        return self._pending
+
+    def note_inputs(self, release_id: str, data: bytes, state: bytes, frozen: bytes) -> None:
+        """Stores what a pending release is about to be computed from."""
+        self._pending = base.check_inputs(
+            self._pending, self._freeze, release_id, data, state, frozen
+        )
+        self._freeze = dataclasses.replace(self._freeze, digest=frozen)
+
+    def seal(self, ledger: Ledger, release_id: str, payload: Payload, state: bytes | None) -> None:
+        """Stores the noised bytes, the ledger that says so and the solver's new private state."""
+        base.check_seal(self._ledger, ledger, self._pending, release_id, payload)
+        self._ledger, self._state, self._pending = ledger, state, None
         self._outbox[release_id] = payload
 
     def unsent(self) -> tuple[str, Payload] | None:
-        """Returns a release that is sealed and not yet acknowledged, if there is one."""
+        """Returns the oldest release that is sealed and not acknowledged, if there is one."""
         return next(iter(self._outbox.items()), None)
 
     def acknowledge(self, ledger: Ledger, release_id: str) -> None:
-        """Saves the ledger and forgets the bytes: the server has them."""
-        self.save(ledger)
+        """Stores the ledger and forgets the bytes: the server has them."""
+        base.check_sent(self._ledger, ledger, release_id)
+        self._ledger = ledger
         self._outbox.pop(release_id, None)
+
+    def load_state(self) -> bytes | None:
+        """Returns the solver's private state after the last sealed release, if it keeps one."""
+        return self._state
+
+    def erase_state(self) -> None:
+        """Forgets the solver's private state and a pending secret."""
+        self._state = None
+        self._pending = None
+
+    def close(self) -> None:
+        """Does nothing: what is in memory needs no closing."""
 
 
 class MemoryServerStore:

@@ -4,14 +4,26 @@ import numpy as np
 import pytest
 
 from fedvi import errors, expfam
+from fedvi.client import inputs
 from fedvi.client.worker import Worker
 from fedvi.federation.messages import Done, Hello, NextTask, Offer, Receipt, Submit, Wait, Welcome
 from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
-from fedvi.privacy import accountants, events, ledger, mechanisms, random, release, sampling
+from fedvi.privacy import (
+    accountants,
+    events,
+    ledger,
+    mechanisms,
+    metrics,
+    random,
+    release,
+    sampling,
+)
 from fedvi.store.memory import MemoryClientStore
+from fedvi.transport import codec
 
 FAMILY = expfam.diagonal_gaussian(2)
 NOISE = events.Gaussian(20.0)
+SECURE = random.secure_root()
 SHARD = Shard({"x": np.ones((4, 2), np.float32)}, np.ones(4, bool))
 
 
@@ -26,7 +38,7 @@ def noisy_solver(cost: events.Event = NOISE, event: events.Event | None = None) 
 
     def update(key_of, state, job, shard):
         batch = sampler.draw(key_of("sampling"), shard.mask)
-        bounded = release.clipped_sum(shard.records["x"], 1.0, batch)
+        bounded = release.clipped_sum(shard.records["x"], 1.0, batch, mechanisms.gaussian(20.0))
         noised = release.release(key_of("noise"), bounded, mechanisms.gaussian(20.0))
         if event is not None:
             noised = release.disclose(noised.value, event.what)
@@ -60,10 +72,14 @@ class Server:
         return Receipt("accepted", 1)
 
 
-def make_worker(server, *, budget="default", solver=None, shard=lambda: SHARD, root=None):
-    book = ledger.open_ledger(
-        ledger.Header("s", "d", "north", "record", "substitute", "message", budget is not None, "")
-    )
+def header(protected: bool = True) -> ledger.Header:
+    return ledger.Header("s", "d", "north", "record", "substitute", "message", protected)
+
+
+def make_worker(
+    server, *, budget="default", solver=None, shard=lambda: SHARD, root=None, store=None, **options
+):
+    book = ledger.open_ledger(header(protected=budget is not None))
     if budget == "default":
         budget = ledger.Budget(1.0, 1e-5, accountants.pld("substitute"))
     return Worker(
@@ -73,8 +89,9 @@ def make_worker(server, *, budget="default", solver=None, shard=lambda: SHARD, r
         solver=solver or noisy_solver(),
         shard=shard,
         root=root or random.insecure_root(0),
-        store=MemoryClientStore(book),
+        store=store or MemoryClientStore(book),
         budget=budget,
+        **options,
     )
 
 
@@ -120,17 +137,7 @@ def test_no_record_is_read_once_the_budget_is_exceeded():
     assert server.received == []
 
 
-def test_the_slot_stays_charged_if_solving_fails():
-    def broken() -> Shard:
-        raise OSError("disk")
-
-    worker = make_worker(Server(1), shard=broken)
-    with pytest.raises(OSError, match="disk"):
-        worker.tick()
-    assert kinds(worker) == ["reserved"]
-
-
-def test_another_attempt_is_another_release_at_its_own_price():
+def test_the_slot_stays_charged_if_reading_fails_and_is_used_by_the_next_attempt():
     shards = iter([OSError("disk"), SHARD])
 
     def flaky() -> Shard:
@@ -143,10 +150,274 @@ def test_another_attempt_is_another_release_at_its_own_price():
     worker = make_worker(server, shard=flaky)
     with pytest.raises(OSError, match="disk"):
         worker.tick()
+    assert kinds(worker) == ["reserved"]
     assert [worker.tick(), worker.tick(), worker.tick()] == ["solved", "sent", "done"]
-    assert kinds(worker) == ["reserved", "reserved", "sealed", "sent"]
+    assert kinds(worker) == ["reserved", "sealed", "sent"]
     assert [submit.task_id for submit in server.received] == ["north/0"]
+    assert events.counts(ledger.spent(worker.ledger)) == {NOISE: 1}
+
+
+def failing_once(solver: LocalSolver) -> LocalSolver:
+    """A solver whose first answer is computed and lost."""
+    answers = []
+
+    def update(*arguments):
+        answers.append(solver.update(*arguments))
+        if len(answers) == 1:
+            raise MemoryError
+        return answers[-1]
+
+    return solver._replace(update=update)
+
+
+def test_a_lost_answer_is_computed_again_under_the_same_entry_and_secret():
+    server, seen = Server(1), []
+    solver = noisy_solver()
+
+    def spying(*arguments):
+        result = solver.update(*arguments)
+        seen.append(result[1].value["h"])
+        return result
+
+    worker = make_worker(server, solver=failing_once(solver._replace(update=spying)), root=SECURE)
+    with pytest.raises(MemoryError):
+        worker.tick()
+    while worker.tick() != "done":
+        pass
+    np.testing.assert_array_equal(seen[0], seen[1])
+    assert kinds(worker) == ["reserved", "sealed", "sent"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"posterior": FAMILY.isotropic(2.0)},
+        {"factor": FAMILY.isotropic(2.0)},
+        {"damping": 0.5},
+        {"version": 7},
+        {"visit": 7},
+    ],
+)
+def test_a_task_that_changed_is_another_release_at_its_own_price(change):
+    server, secrets = Server(1), []
+    store = MemoryClientStore(ledger.open_ledger(header()))
+    worker = make_worker(server, solver=failing_once(noisy_solver()), store=store, root=SECURE)
+    with pytest.raises(MemoryError):
+        worker.tick()
+    secrets.append(store.pending().secret)
+    server.tasks[0] = server.tasks[0]._replace(**change)
+    reserve = store.reserve
+    store.reserve = lambda *arguments: secrets.append(arguments[2]) or reserve(*arguments)
+    while worker.tick() != "done":
+        pass
+    assert [(e.kind, e.release_id) for e in worker.ledger.entries] == [
+        ("reserved", "north/0#0"),
+        ("reserved", "north/0#1"),
+        ("sealed", "north/0#1"),
+        ("sent", "north/0#1"),
+    ]
+    assert len(set(secrets)) == 2
     assert events.counts(ledger.spent(worker.ledger)) == {NOISE: 2}
+
+
+def test_an_interrupted_release_is_given_up_for_another_task():
+    server = Server(2)
+    worker = make_worker(server, solver=failing_once(noisy_solver()))
+    with pytest.raises(MemoryError):
+        worker.tick()
+    server.tasks.reverse()
+    while worker.tick() != "done":
+        pass
+    sealed = [entry.release_id for entry in worker.ledger.entries if entry.kind == "sealed"]
+    assert sealed == ["north/1#0", "north/0#1"]
+    assert events.counts(ledger.spent(worker.ledger)) == {NOISE: 3}
+
+
+def test_a_secret_that_met_no_record_is_drawn_anew_and_not_charged_again():
+    # Else a copy of the store from that moment would noise changed records as its original did.
+    shards = iter([OSError("disk"), SHARD])
+
+    def flaky() -> Shard:
+        shard = next(shards)
+        if isinstance(shard, OSError):
+            raise shard
+        secrets.append(store.pending().secret)
+        return shard
+
+    store, secrets = MemoryClientStore(ledger.open_ledger(header())), []
+    worker = make_worker(Server(1), store=store, shard=flaky, root=SECURE)
+    with pytest.raises(OSError, match="disk"):
+        worker.tick()
+    secrets.append(store.pending().secret)
+    worker.tick()
+    assert len(set(secrets)) == 2
+    assert kinds(worker) == ["reserved", "sealed"]
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["read-only", "writable"])
+def test_records_that_changed_within_a_study_are_refused(frozen):
+    held = {"x": np.ones((4, 2), np.float32), "mask": np.ones(4, bool)}
+
+    def shard() -> Shard:
+        for array in held.values():
+            array.flags.writeable = not frozen
+        return Shard({"x": held["x"]}, held["mask"])
+
+    server = Server(3)
+    worker = make_worker(server, shard=shard)
+    while len(server.tasks) > 2:
+        worker.tick()
+    original = dict(held)
+    held["x"] = held["x"].copy()
+    held["x"][3, 1] = 2.0
+    with pytest.raises(errors.PrivacyError, match="the data set of a study is frozen") as caught:
+        worker.tick()
+    assert "restore the file" in caught.value.hint
+    assert "2.0" not in str(caught.value)
+    held["mask"] = np.array([True, True, True, False])
+    held["x"] = original["x"]
+    with pytest.raises(errors.PrivacyError, match="the data set of a study is frozen"):
+        worker.tick()
+    held.update(original)
+    while worker.tick() != "done":
+        pass
+    assert kinds(worker) == ["reserved", "sealed", "sent"] * 3
+
+
+def test_the_same_array_written_to_is_noticed():
+    held = Shard({"x": np.ones((4, 2), np.float32)}, np.ones(4, bool))
+    worker = make_worker(Server(2), shard=lambda: held)
+    worker.tick()
+    worker.tick()
+    held.records["x"][0, 0] = 0.5
+    with pytest.raises(errors.PrivacyError, match="frozen"):
+        worker.tick()
+
+
+def test_a_task_that_is_not_admitted_costs_nothing():
+    asked = []
+
+    def admit(job: Task, cost: events.Event) -> None:
+        asked.append((job.task_id, cost))
+        raise errors.PrivacyError("the policy says no")
+
+    worker = make_worker(Server(1), admit=admit, shard=lambda: 1 / 0)
+    with pytest.raises(errors.PrivacyError, match="says no"):
+        worker.tick()
+    assert asked == [("north/0", NOISE)]
+    assert kinds(worker) == []
+
+
+def test_what_the_budget_refuses_is_not_asked_to_be_admitted():
+    asked = []
+    budget = ledger.Budget(1e-3, 1e-5, accountants.pld("substitute"))
+    worker = make_worker(
+        Server(1), budget=budget, admit=lambda job, cost: asked.append(job.task_id)
+    )
+    with pytest.raises(errors.BudgetExceeded):
+        worker.tick()
+    assert asked == []
+
+
+def test_an_admitted_slot_is_not_asked_for_again():
+    asked = []
+    worker = make_worker(
+        Server(1),
+        solver=failing_once(noisy_solver()),
+        admit=lambda job, cost: asked.append(job.task_id),
+    )
+    with pytest.raises(MemoryError):
+        worker.tick()
+    while worker.tick() != "done":
+        pass
+    assert asked == ["north/0"]
+
+
+def counting_solver() -> LocalSolver:
+    """A solver with private state: how many answers it gave."""
+    inner = noisy_solver()
+
+    def update(key_of, state, job, shard):
+        _, released, _ = inner.update(key_of, (), job, shard)
+        told = {"bare": state["count"], "typed": metrics.Public(3)}
+        return {"count": state["count"] + 1}, released, told
+
+    return inner._replace(init=lambda eta: {"count": np.zeros((), np.int32)}, update=update)
+
+
+def test_private_state_is_stored_with_the_seal_and_erased_when_the_study_is_done():
+    server, store = Server(3), MemoryClientStore(ledger.open_ledger(header()))
+    found = []
+    for _ in range(3):
+        # A new process each time.
+        worker = make_worker(server, solver=counting_solver(), store=store)
+        worker.tick()
+        found.append(int(worker.info["bare"].reveal()))
+        worker.tick()
+        assert store.load_state() is not None
+    assert found == [0, 1, 2]
+    assert worker.tick() == "done"
+    assert store.load_state() is None
+
+
+def test_a_release_begun_from_another_state_is_another_release():
+    store, server = MemoryClientStore(ledger.open_ledger(header())), Server(2)
+    worker = make_worker(server, solver=counting_solver(), store=store)
+    worker.tick()
+    worker.tick()
+    worker = make_worker(server, solver=failing_once(counting_solver()), store=store)
+    with pytest.raises(MemoryError):
+        worker.tick()
+    store._state = inputs.pack({"count": np.array(7, np.int32)})
+    worker.tick()
+    reserved = [e.release_id for e in worker.ledger.entries if e.kind == "reserved"]
+    assert reserved == ["north/0#0", "north/1#0", "north/1#1"]
+
+
+def test_what_a_solver_tells_is_private_unless_it_says_otherwise_and_logged_only_on_request():
+    logged = {}
+    server = Server(1)
+    worker = make_worker(server, solver=counting_solver(), private_log=logged.__setitem__)
+    worker.tick()
+    assert kinds(worker) == ["reserved", "sealed"]
+    ((release_id, told),) = logged.items()
+    assert release_id == "north/0#0"
+    assert isinstance(told["bare"], metrics.Private)
+    assert isinstance(told["typed"], metrics.Public)
+    with pytest.raises(errors.PrivacyError, match="private"):
+        metrics.exportable(told)
+    worker.tick()
+    names = [tensor.name for tensor in server.received[0].payload.tensors]
+    assert names == ["J", "h"]
+
+
+def test_what_is_sent_is_what_was_sealed():
+    store = MemoryClientStore(ledger.open_ledger(header()))
+    server = Server(1)
+    worker = make_worker(server, store=store)
+    worker.tick()
+    payload = store._outbox["north/0#0"]
+    tensor = payload.tensors[0]._replace(data=bytes(len(payload.tensors[0].data)))
+    store._outbox["north/0#0"] = payload._replace(tensors=(tensor, *payload.tensors[1:]))
+    with pytest.raises(errors.ProtocolError, match="sha256"):
+        worker.tick()
+    other = codec.encode(release.public({"h": np.zeros(2)}))
+    store._outbox["north/0#0"] = other
+    with pytest.raises(errors.LedgerError, match="sealed with digest"):
+        worker.tick()
+    assert server.received == []
+
+
+def test_the_anchor_tells_a_ledger_that_was_cut():
+    worker = make_worker(Server(2))
+    worker.tick()
+    seen = worker.anchor
+    worker.tick()
+    worker.tick()
+    ledger.check_anchor(worker.ledger, seen)
+    with pytest.raises(errors.LedgerError):
+        ledger.check_anchor(worker.ledger, ledger.Anchor(99, seen.hash))
+    assert seen.entries == 2
 
 
 def test_a_release_that_costs_more_than_was_reserved_does_not_leave():

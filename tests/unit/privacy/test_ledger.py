@@ -1,7 +1,9 @@
 """The ledger: charged before, never twice, never above the budget, and evident if changed."""
 
+import dataclasses
 import json
 import math
+import time
 
 import pytest
 
@@ -16,11 +18,17 @@ from fedvi.privacy.events import (
     compose,
     repeat,
 )
+from fedvi.privacy.filter import rdp_filter
 from fedvi.privacy.ledger import (
+    Anchor,
     Budget,
     Header,
     Ledger,
+    anchor,
+    check_anchor,
     from_lines,
+    is_lifetime,
+    lifetime_header,
     mark_sent,
     open_ledger,
     seal,
@@ -342,3 +350,149 @@ def test_a_header_must_say_what_it_is_about(field, value):
         open_ledger(HEADER._replace(**{field: value}))
     with pytest.raises(LedgerError, match=f"`{field}`"):
         verify(Ledger(HEADER._replace(**{field: value}), ()))
+
+
+# What another party saw.
+
+
+def test_an_anchor_detects_a_rollback_a_cut_and_a_fork(ledger):
+    seen = anchor(ledger)
+    check_anchor(ledger, seen)
+    check_anchor(spend(ledger, "later", ROUND, BUDGET), seen)
+    check_anchor(ledger, anchor(open_ledger(HEADER)))
+    for length in range(len(ledger.entries)):
+        cut = from_lines(to_lines(ledger)[: length + 1])  # whole in itself
+        with pytest.raises(LedgerError, match="were seen before"):
+            check_anchor(cut, seen)
+    fork = ledger._replace(entries=ledger.entries[:-1])
+    for _ in range(2):
+        fork = spend(fork, f"other {len(fork.entries)}", ROUND, BUDGET)
+    verify(fork)
+    with pytest.raises(LedgerError, match="was seen before"):
+        check_anchor(fork, seen)
+    with pytest.raises(LedgerError, match="0 or more"):
+        check_anchor(ledger, Anchor(-1, seen.hash))
+
+
+def test_a_ledger_that_is_extended_twice_keeps_two_stories():
+    start = spend(open_ledger(HEADER), "first", ROUND, BUDGET)
+    one = spend(start, "second", ROUND, BUDGET)
+    other = spend(start, "second", Gaussian(40.0), BUDGET)
+    assert (spent(one), spent(other)) == (repeat(ROUND, 2), compose(ROUND, Gaussian(40.0)))
+    assert state(start, "second") is None
+    sealed = seal(one, "second", "d")
+    assert [state(book, "second") for book in (one, sealed, other)] == [
+        "reserved",
+        "sealed",
+        "reserved",
+    ]
+    longer = spend(other, "third", ROUND, BUDGET)
+    assert state(longer, "second") == "reserved"
+    # The longer one has moved on: an old one still knows what it spent, and no more.
+    with pytest.raises(BudgetExceeded):
+        spend(start, "third", Gaussian(1.0), BUDGET)
+    for book in (one, other, sealed):
+        verify(book)
+
+
+# The header's promise.
+
+PROMISE = HEADER._replace(
+    planned=repeat(ROUND, 6),
+    epsilon=1.0,
+    delta=1e-5,
+    accountant="pld",
+    table_distance=1e-15,
+    disjoint=True,
+    max_records=500,
+    rows_per_unit=20,
+)
+
+
+def test_the_promise_survives_its_lines_and_no_byte_of_it_can_change():
+    ledger = open_ledger(PROMISE)
+    (line,) = to_lines(ledger)
+    assert from_lines([line]) == ledger
+    for position, character in enumerate(line):
+        changed = line[:position] + chr(ord(character) ^ 1) + line[position + 1 :]
+        with pytest.raises(LedgerError):
+            from_lines([changed])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": None},
+        {"delta": 1.0},
+        {"epsilon": math.inf},
+        {"accountant": "fourier"},
+        {"planned": Unprotected("a factor")},
+        {"table_distance": -1.0},
+        {"max_records": 0},
+        {"disjoint": 1},
+    ],
+)
+def test_a_promise_that_cannot_be_recomputed_is_refused(change):
+    # Not by the types, which are checked in tests alone.
+    with pytest.raises(LedgerError, match="header"):
+        open_ledger(PROMISE._replace(**change))
+
+
+def test_a_budget_above_the_promise_is_refused():
+    for epsilon, delta in ((2.0, 1e-5), (1.0, 1e-4)):
+        with pytest.raises(PrivacyError, match="promises"):
+            spend(open_ledger(PROMISE), "x", ROUND, Budget(epsilon, delta, pld("substitute")))
+
+
+def test_what_is_no_upper_bound_checks_no_budget():
+    @dataclasses.dataclass(frozen=True)
+    class Historical:
+        name: str = "fourier"
+        relation: str = "substitute"
+
+        def supports(self, event):
+            return True
+
+        def epsilon(self, event, delta):
+            return 0.0
+
+        def delta(self, event, epsilon):
+            return 0.0
+
+    with pytest.raises(PrivacyError, match="no upper bound"):
+        Budget(1.0, 1e-5, Historical())
+
+
+# For life.
+
+
+def test_a_filter_charges_for_life_and_refuses_what_exceeds_it():
+    cap = rdp_filter(1.0, 1e-5, "substitute")
+    ledger = open_ledger(lifetime_header("north", "record", "substitute"))
+    while cap.admits(spent(ledger), ROUND):
+        ledger = spend(ledger, f"{len(ledger.entries)}", ROUND, cap)
+    assert 1 < len(ledger.entries) < 20
+    with pytest.raises(BudgetExceeded, match="cap of 'north'") as caught:
+        spend(ledger, "next", ROUND, cap)
+    assert f"{len(ledger.entries)} releases" in caught.value.hint
+    assert cap.epsilon_of(spent(ledger)) <= 1.0
+    assert is_lifetime(ledger.header)
+    assert not is_lifetime(HEADER)
+    spend(ledger, "small", Gaussian(3000.0), cap)
+    with pytest.raises(PrivacyError, match="declares substitute"):
+        spend(ledger, "x", ROUND, rdp_filter(1.0, 1e-5, "add_remove"))
+
+
+# Speed.
+
+
+def test_long_ledgers_are_verified_in_time_proportional_to_their_length():
+    def seconds(count):
+        ledger = open_ledger(OPEN)
+        for number in range(count):
+            ledger = spend(ledger, f"{number}", ROUND, None)
+        started = time.process_time()
+        from_lines(to_lines(ledger))
+        return time.process_time() - started
+
+    assert seconds(4000) < 20 * max(seconds(1000), 0.005)

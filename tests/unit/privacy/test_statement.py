@@ -5,11 +5,26 @@ import math
 
 import pytest
 
-from fedvi.errors import ConfigError, UnsupportedEvent
+from fedvi.errors import BudgetExceeded, ConfigError, PrivacyError, UnsupportedEvent
 from fedvi.privacy import statement
 from fedvi.privacy.accountants import pld
-from fedvi.privacy.events import Gaussian, PoissonSampled, Unprotected, repeat
-from fedvi.privacy.ledger import Budget, Header, open_ledger, seal, spend
+from fedvi.privacy.events import (
+    Gaussian,
+    PoissonSampled,
+    Unprotected,
+    WithoutReplacement,
+    repeat,
+)
+from fedvi.privacy.filter import rdp_filter
+from fedvi.privacy.itemised import Delta, with_tables
+from fedvi.privacy.ledger import (
+    Budget,
+    Header,
+    lifetime_header,
+    open_ledger,
+    seal,
+    spend,
+)
 from fedvi.privacy.statement import Claim, as_dict, claims, consortium
 
 HEADER = Header("heart", "ab12", "north", "record", "substitute", "message", True)
@@ -25,6 +40,10 @@ def ledger_of(count, header=HEADER):
     return ledger
 
 
+def excluded(relation):
+    return statement.EXCLUSIONS + ((statement.SURPLUS,) if relation == "add_remove" else ())
+
+
 def test_a_claim_states_the_planned_releases_whenever_the_run_stops():
     found = claims(ledger_of(2), repeat(ROUND, 10), DELTA, ACCOUNTANTS)
     assert [claim.relation for claim in found] == ["add_remove", "substitute"]
@@ -38,8 +57,11 @@ def test_a_claim_states_the_planned_releases_whenever_the_run_stops():
             delta=DELTA,
             accountant="pld",
             releases=2,
-            exclusions=statement.EXCLUSIONS,
+            exclusions=excluded(accountant.relation),
             mark="",
+            items=Delta(DELTA, 0.0, 0.0),
+            assumptions=(statement.PSEUDORANDOM, statement.ENTROPY),
+            declarations=(statement.FROZEN,),
         )
 
 
@@ -71,12 +93,14 @@ def test_what_left_unprotected_is_claimed_as_infinite_and_written_as_json():
     assert claim.epsilon == math.inf
     written = json.loads(json.dumps(as_dict(claim), allow_nan=False))
     assert written["epsilon"] == "inf"
-    assert written["exclusions"] == list(statement.EXCLUSIONS)
+    assert written["exclusions"] == list(excluded("add_remove"))
 
 
-def test_what_a_file_s_form_gives_away_is_excluded_from_every_claim():
-    assert statement.FORM_OF_FILE in claims(ledger_of(1), ROUND, DELTA, ACCOUNTANTS)[0].exclusions
-    assert "max_records" in statement.FORM_OF_FILE
+def test_units_beyond_the_declared_number_are_excluded_where_one_may_be_removed():
+    add_remove, substitute = claims(ledger_of(1), ROUND, DELTA, ACCOUNTANTS)
+    assert statement.SURPLUS in add_remove.exclusions
+    assert statement.SURPLUS not in substitute.exclusions
+    assert "max_records" in statement.SURPLUS
 
 
 def test_two_numbers_for_one_relation_are_refused():
@@ -145,3 +169,87 @@ def test_one_infinite_claim_makes_the_whole_infinite():
 def test_claims_that_do_not_belong_together_are_refused(parts, match):
     with pytest.raises(ConfigError, match=match):
         consortium(parts, disjoint=True)
+
+
+# What delta is made of.
+
+TABLES = 1e-9  # far larger than any table's, so that it shows
+
+
+def test_delta_is_the_sum_of_its_parts_and_epsilon_pays_for_all_of_them():
+    plan = repeat(PoissonSampled(0.1, Gaussian(2.0), overflow=1e-9), 20)
+    header = HEADER._replace(table_distance=TABLES)
+    (claim,) = claims(open_ledger(header), plan, DELTA, ACCOUNTANTS[:1])
+    assert sum(claim.items) == pytest.approx(DELTA, rel=1e-12)
+    assert claim.items.overflow == pytest.approx((1 + math.exp(claim.epsilon)) * 20e-9)
+    assert claim.items.tables == pytest.approx((1 + math.exp(claim.epsilon)) * 20e-9)
+    bare = ACCOUNTANTS[0].epsilon(plan, DELTA)
+    assert claim.epsilon > bare
+    # What is left for the mechanism and overflow suffices at the stated epsilon.
+    assert ACCOUNTANTS[0].delta(plan, claim.epsilon) <= DELTA - claim.items.tables
+
+
+def test_the_price_of_tables_holds_both_ways():
+    priced = with_tables(ACCOUNTANTS[0], TABLES)
+    plan = repeat(ROUND, 10)
+    assert priced.delta(plan, priced.epsilon(plan, DELTA)) <= DELTA
+    assert with_tables(priced, TABLES) == priced
+    assert with_tables(ACCOUNTANTS[0], 0.0) is ACCOUNTANTS[0]
+    with pytest.raises(PrivacyError, match="tables"):
+        priced.epsilon(plan, 1e-8)
+
+
+def test_a_budget_is_checked_against_the_whole_delta():
+    accountant = ACCOUNTANTS[1]
+    exact = accountant.epsilon(ROUND, DELTA)
+    spend(open_ledger(HEADER), "x", ROUND, Budget(exact, DELTA, accountant))
+    header = HEADER._replace(table_distance=TABLES)
+    with pytest.raises(BudgetExceeded):
+        spend(open_ledger(header), "x", ROUND, Budget(exact, DELTA, accountant))
+
+
+def test_assumptions_and_exclusions_follow_from_what_was_done():
+    fixed = WithoutReplacement(10, 100, ROUND)
+    (claim,) = claims(open_ledger(HEADER), fixed, DELTA, ACCOUNTANTS[1:])
+    assert statement.UNIFORM_BATCHES in claim.assumptions
+    marked = open_ledger(HEADER._replace(note="custom code: claim not vetted"))
+    (claim,) = claims(marked, ROUND, DELTA, ACCOUNTANTS[1:])
+    assert statement.CUSTOM_CODE in claim.exclusions
+    assert statement.FLOAT_NOISE not in claim.exclusions
+
+
+def test_a_patient_as_unit_and_every_declaration_reach_the_text():
+    header = HEADER._replace(
+        unit="patient", max_records=500, rows_per_unit=20, disjoint=True, records_public=True
+    )
+    cap = rdp_filter(3.0, DELTA, "substitute")
+    life = spend(open_ledger(lifetime_header("north", "patient", "substitute")), "x", ROUND, cap)
+    parts = claims(
+        open_ledger(header), ROUND, DELTA, ACCOUNTANTS[1:], statement.lifetime_spend(life, cap)
+    )
+    text = statement.to_text([*parts, *consortium(parts, disjoint=True)])
+    for expected in (
+        "unit patient",
+        "no client holds more than 500 patients",
+        "at most 20 rows of one patient",
+        "no patient is at two clients",
+        "ChaCha20",
+        "delta = mechanism",
+        "for life: epsilon",
+        "timing and sizes",
+    ):
+        assert expected in text
+    assert json.loads(json.dumps(as_dict(parts[0]), allow_nan=False))["lifetime"]["cap"] == 3.0
+
+
+def test_disjointness_is_declared_only_where_the_maximum_is_taken():
+    line = statement.DISJOINT.format(unit="record")
+    assert line in consortium(PARTS, disjoint=True)[0].declarations
+    assert line not in consortium(PARTS, disjoint=False)[0].declarations
+
+
+def test_numbers_in_the_text_are_rounded_up():
+    text = statement.to_text([claim_of("north", 1.23456712)])
+    assert "epsilon 1.23458" in text or "epsilon 1.23457" in text
+    assert float(text.split("epsilon ")[1].split()[0]) >= 1.23456712
+    assert "infinite" in statement.to_text([])

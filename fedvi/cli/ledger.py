@@ -1,0 +1,300 @@
+"""`fedvi ledger show|verify`: what a client spent, for whoever has to check it."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedvi import errors
+from fedvi.experiment import recompute
+from fedvi.privacy import events, statement
+from fedvi.privacy import ledger as ledgers
+from fedvi.report import tables
+
+__all__ = ["ledger"]
+
+_RELATION = {"add_remove": "add/remove", "substitute": "substitute"}
+
+
+@click.group()
+def ledger() -> None:
+    """Show or verify what clients have spent, from the ledger alone.
+
+    A ledger is a chain of entries: each release is reserved (charged, before a record is read), then
+    sealed (its noised bytes are fixed), then sent. It holds no data and no secret, so a site may hand
+    it to an auditor. PATH is an exported ledger (.jsonl), a client's store (ledger.sqlite, which is
+    only read), or a folder of them:
+
+    \b
+      fedvi simulate study.toml --out run
+      fedvi ledger show run
+      fedvi ledger show run --statement
+      fedvi ledger verify run --recompute
+    """
+
+
+@ledger.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--last", default=20, show_default=True, help="List so many releases at most.")
+@click.option(
+    "--statement",
+    "as_statement",
+    is_flag=True,
+    help="Print instead what is claimed, computed anew, with all that it rests on.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
+    """Print what each ledger promises and what it reserved, with ε as it grew.
+
+    The running ε is for looking. What may be stated is the ε of the largest number of releases that
+    the study plans, whenever it stops: `fedvi ledger verify --recompute` prints it. A damaged ledger
+    is not shown, and the exit code is 1.
+    """
+    if last < 1:
+        raise errors.ConfigError(f"--last is {last}, expected at least 1")
+    books = recompute.read(path)
+    if as_statement:
+        _state(books, as_json)
+        _leave(books)
+        return
+    rows = [(book, _listed(book, last)) for book in books]
+    if as_json:
+        content = [
+            {
+                **_described(book),
+                "releases": [
+                    {
+                        "release_id": row.release_id,
+                        "state": row.state,
+                        "event": events.to_json(row.event),
+                        "epsilon": row.epsilon,
+                    }
+                    for row in listed
+                ],
+            }
+            for book, listed in rows
+        ]
+        _print_json(content)
+    else:
+        for book, listed in rows:
+            _show(book, listed)
+    _leave(books)
+
+
+@ledger.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--recompute",
+    "again",
+    is_flag=True,
+    help="Price what was planned and what was reserved, by every accountant.",
+)
+@click.option("--anchor", help="N:HASH that was printed before: detects a rollback or a fork.")
+@click.option("--delta", type=float, help="Price at this δ instead of the header's.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_json: bool) -> None:
+    """Recompute every hash and every state, and with --recompute every price.
+
+    Prints an anchor, N:HASH. Keep it: a chain cannot show that entries are missing from its end, and
+    `--anchor N:HASH` of an earlier look can. The exit code is 0 if all ledgers are whole, 1 if any is
+    not.
+
+    With --recompute, ε is computed from the ledger and nothing else, so that it can be held against
+    a published statement. "stated" is the number of the promise. If several ledgers of one site are
+    given, they are also priced together: an upper bound if the studies were planned together; if
+    later ones were chosen after seeing earlier results, the cap of the site's ledger for life holds.
+    """
+    if delta is not None and not 0 < delta < 1:
+        raise errors.ConfigError(f"--delta is {delta}, expected above 0 and below 1")
+    books = recompute.read(path)
+    if anchor is not None:
+        books = [_anchored(books, anchor)]
+    whole = [book.ledger for book in books if book.ledger is not None]
+    priced = {
+        book.path: recompute.prices(book.ledger, delta)
+        for book in books
+        if again and book.ledger is not None and _has_price(book.ledger, delta)
+    }
+    totals = recompute.totals(whole, delta) if again else []
+    if as_json:
+        content: dict[str, Any] = {
+            "ledgers": [
+                {**_described(book), "prices": [p._asdict() for p in priced.get(book.path, [])]}
+                for book in books
+            ],
+            "totals": [price._asdict() for price in totals],
+        }
+        _print_json(content)
+    else:
+        for book in books:
+            _say(_verdict(book))
+            if priced.get(book.path):
+                _price_table(priced[book.path], f"ε of {book.path.name}{_mark(book)}")
+            elif again and book.ledger is not None:
+                _say("  no promise: nothing to price" + _how_to_price(book.ledger))
+        if totals:
+            _price_table(totals, "ε of all studies of a site, had they been planned together")
+    _leave(books)
+
+
+def _state(books: list[recompute.Book], as_json: bool) -> None:
+    claims = recompute.stated([book.ledger for book in books if book.ledger is not None])
+    if as_json:
+        _print_json([statement.as_dict(claim) for claim in claims])
+        return
+    for book in books:
+        if book.ledger is None:
+            _say(_verdict(book))
+    click.echo(statement.to_text(claims), nl=False)
+
+
+def _listed(book: recompute.Book, last: int) -> list[recompute.Release]:
+    return [] if book.ledger is None else recompute.releases(book.ledger, last)
+
+
+def _has_price(found: ledgers.Ledger, delta: float | None) -> bool:
+    return found.header.protected and (delta is not None or found.header.delta is not None)
+
+
+def _how_to_price(found: ledgers.Ledger) -> str:
+    return "; give --delta" if found.header.protected else ", all of it is unprotected (ε = ∞)"
+
+
+def _anchored(books: list[recompute.Book], text: str) -> recompute.Book:
+    if len(books) != 1:
+        raise errors.ConfigError(
+            f"--anchor is of one ledger, and {len(books)} were given", "name the ledger's file"
+        )
+    count, _, digest = text.partition(":")
+    if not (count.isascii() and count.isdigit() and len(count) < 16 and len(digest) == 64):
+        raise errors.ConfigError(
+            f"--anchor is {text!r:.100}, expected N:HASH", "as `fedvi ledger verify` printed it"
+        )
+    book = books[0]
+    if book.ledger is None:
+        return book
+    try:
+        ledgers.check_anchor(book.ledger, ledgers.Anchor(int(count), digest.lower()))
+    except errors.LedgerError as error:
+        return recompute.Book(book.path, None, error.message)
+    return book
+
+
+def _described(book: recompute.Book) -> dict[str, Any]:
+    if book.ledger is None:
+        return {"path": str(book.path), "whole": False, "problem": book.problem}
+    header = book.ledger.header._asdict()
+    planned = book.ledger.header.planned
+    header["planned"] = None if planned is None else events.to_json(planned)
+    return {
+        "path": str(book.path),
+        "whole": True,
+        "header": header,
+        "anchor": str(ledgers.anchor(book.ledger)),
+        "reserved": ledgers.reservations(book.ledger),
+    }
+
+
+def _mark(book: recompute.Book) -> str:
+    return (
+        ""
+        if book.ledger is None or not book.ledger.header.note
+        else (f" — {book.ledger.header.note}")
+    )
+
+
+def _verdict(book: recompute.Book) -> str:
+    if book.ledger is None:
+        return f"{book.path}: NOT WHOLE: {book.problem}"
+    return f"{book.path}: whole, anchor {ledgers.anchor(book.ledger)}"
+
+
+def _show(book: recompute.Book, listed: list[recompute.Release]) -> None:
+    if book.ledger is None:
+        _say(_verdict(book))
+        return
+    header = book.ledger.header
+    mark = _mark(book)
+    rows = [
+        ("study", f"{header.study}  {header.study_digest[:16]}"),
+        ("unit, relation, view", f"{header.unit}, {_RELATION[header.relation]}, {header.view}"),
+    ]
+    if ledgers.is_lifetime(header):
+        rows[0] = ("study", "all studies of this site, charged for life")
+    if header.epsilon is not None and header.delta is not None:
+        rows.append(
+            ("promise", f"ε ≤ {header.epsilon:g}, δ = {header.delta:g}, by {header.accountant}")
+        )
+    elif not header.protected:
+        rows.append(("promise", "none: un-noised statistics may leave (ε = ∞)"))
+    if header.planned is not None:
+        rows.append(("planned", recompute.words(header.planned)))
+    rows.append(("reserved", f"{ledgers.reservations(book.ledger)} releases"))
+    rows.append(("anchor", str(ledgers.anchor(book.ledger))))
+    console = tables.console()
+    console.print(tables.plan_table(rows, f"Ledger of {header.client}{mark}"), crop=False)
+    if listed:
+        names = ["release", "state", "what was done", "ε add/remove so far", "ε substitute so far"]
+        cells = [
+            [
+                row.release_id,
+                row.state,
+                recompute.words(row.event),
+                tables.bound(row.epsilon.get("add_remove")),
+                tables.bound(row.epsilon.get("substitute")),
+            ]
+            for row in listed
+        ]
+        title = f"Last {len(listed)} releases{mark}"
+        console.print(tables.grid(names, cells, title, names[:3]), crop=False)
+
+
+def _price_table(rows: list[recompute.Price], title: str) -> None:
+    """One line for each relation and accountant, its parts side by side."""
+    parts = list(dict.fromkeys(row.part for row in rows))
+    lines: dict[tuple[str, str], dict[str, recompute.Price]] = {}
+    for row in rows:
+        lines.setdefault((row.relation, row.accountant), {})[row.part] = row
+    names = ["relation", "accountant", *(f"ε {part}" for part in parts), "δ", "budget"]
+    cells = []
+    for (relation, accountant), found in lines.items():
+        first = next(iter(found.values()))
+        known = [row.epsilon for row in found.values()]
+        kept = all(e is not None and e <= (first.budget or 0.0) for e in known)
+        against = f"{first.budget:g} {'kept' if kept else 'EXCEEDED'}" if first.budget else "–"
+        epsilons = ["no price" if e is None else tables.bound(e) for e in known]
+        stated = " (stated)" if first.stated else ""
+        cells.append(
+            [
+                _RELATION[relation],
+                accountant + stated,
+                *epsilons,
+                tables.bound(first.delta),
+                against,
+            ]
+        )
+    tables.console().print(tables.grid(names, cells, title, names[:2]), crop=False)
+
+
+def _say(line: str) -> None:
+    tables.console().print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _print_json(content: Any) -> None:
+    click.echo(json.dumps(_plain(content), indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+def _leave(books: list[recompute.Book]) -> None:
+    if any(book.ledger is None for book in books):
+        sys.exit(1)

@@ -1,0 +1,96 @@
+"""What a release is computed from, as bytes: fingerprints, and the solver's private state at rest.
+
+Fingerprints tell whether a release that a crash interrupted would be computed from the same input.
+They are HMACs under a secret that never leaves: a plain digest of records would be an unprotected
+release of them.
+"""
+
+import hmac
+import io
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedvi import errors
+
+__all__ = ["fingerprint", "pack", "unpack"]
+
+_NUMBERS = "biufc"
+
+
+def fingerprint(secret: bytes, purpose: str, *values: Any) -> bytes:
+    """Returns the HMAC-SHA256 of trees of arrays, texts and numbers.
+
+    Two inputs have equal fingerprints only if they agree in structure, names, dtypes, shapes and
+    bytes (up to a collision of SHA-256). The key is derived from the secret for this use alone, by
+    a label that no key of noise has: those begin with an s or an i (``privacy.random.key``).
+
+    >>> fingerprint(b"k", "task", {"a": 1}) == fingerprint(b"k", "task", {"a": 1.0})
+    False
+    """
+    key = hmac.digest(secret, b"fedvi fingerprint " + purpose.encode(), "sha256")
+    hasher = hmac.new(key, digestmod="sha256")
+    leaves, structure = jax.tree_util.tree_flatten_with_path(values)
+    _feed(hasher, str(structure).encode())
+    for path, leaf in leaves:
+        _feed(hasher, jax.tree_util.keystr(path).encode())
+        if isinstance(leaf, str | bool | int | float):
+            _feed(hasher, type(leaf).__name__.encode())
+            _feed(hasher, repr(leaf).encode())
+        elif isinstance(leaf, bytes):
+            _feed(hasher, b"bytes")
+            _feed(hasher, leaf)
+        else:
+            array = np.ascontiguousarray(_numbers(leaf))
+            _feed(hasher, f"{array.dtype.str} {np.shape(leaf)}".encode())
+            _feed(hasher, array.reshape(-1).view(np.uint8).data)
+    return hasher.digest()
+
+
+def pack(state: Any) -> bytes | None:
+    """Writes the arrays of a solver's private state as npz; None if it has none.
+
+    Raises:
+      SolverError: if a leaf is no array of numbers.
+    """
+    leaves = [_numbers(leaf) for leaf in jax.tree.leaves(state)]
+    if not leaves:
+        return None
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **{str(n): leaf for n, leaf in enumerate(leaves)})
+    return file.getvalue()
+
+
+def unpack(packed: bytes, like: Any) -> Any:
+    """Reads what ``pack`` wrote into the structure of ``like``, the solver's initial state.
+
+    Raises:
+      SolverError: if it holds another number of arrays.
+    """
+    with np.load(io.BytesIO(packed), allow_pickle=False) as file:
+        leaves = [file[str(number)] for number in range(len(file.files))]
+    expected = len(jax.tree.leaves(like))
+    if expected != len(leaves):
+        raise errors.SolverError(
+            f"the solver's stored state has {len(leaves)} arrays, expected {expected}",
+            "it was stored by another version of the solver: use that one",
+        )
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _numbers(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    if array.dtype.kind not in _NUMBERS:
+        # No value is shown: it may be a record's.
+        raise errors.SolverError(
+            f"private state or input has dtype {array.dtype}, expected numbers",
+            "keep arrays of numbers alone, and keys as their `jax.random.key_data`",
+        )
+    return array
+
+
+def _feed(hasher: hmac.HMAC, part: bytes | memoryview) -> None:
+    # The length first, so that no two different inputs feed the same bytes.
+    hasher.update(len(part).to_bytes(8, "big"))
+    hasher.update(part)

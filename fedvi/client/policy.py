@@ -1,0 +1,504 @@
+"""What a site allows, whatever a study or a server asks; come here to add a cap.
+
+A policy is a file of the site's own (TOML). It is checked twice: `Policy.check` once, before a study
+is built or a record is read, and `Guard.admit` before each release, against the ledger for life.
+
+    [run]                        # each study by itself
+    epsilon = 1.0
+    delta = 1e-5
+    noise_multiplier = 0.8       # the smallest that is allowed
+    rounds = 100
+    steps = 100000               # noised sums
+
+    [life]                       # all studies together
+    epsilon = 4.0
+    delta = 1e-5
+    unit = "record"
+    relation = "substitute"
+
+    [allow]                      # what is left out allows every built-in
+    relations = ["substitute"]
+    views = ["message"]
+    units = ["record", "patient"]
+    models = ["logistic", "linear"]
+
+    [[allow.custom]]             # code from elsewhere, by exact name
+    name = "our_models:hospital"
+    sha256 = "…"                 # of the module's file; may be left out
+"""
+
+import hashlib
+import importlib.machinery
+import math
+import os
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import pydantic
+
+from fedvi import errors, inference, models
+from fedvi.inference.base import Task
+from fedvi.privacy import accountants, mechanisms, sampling
+from fedvi.privacy import ledger as ledgers
+from fedvi.privacy.events import RELATIONS, Event, Relation, Unprotected, counts
+from fedvi.privacy.filter import RdpFilter, rdp_filter
+from fedvi.privacy.itemised import noised_releases, smallest_noise, with_tables
+
+__all__ = ["Guard", "Keeper", "Lifetime", "Policy", "Request", "load_policy", "parse_policy"]
+
+# The part of a lifetime's δ that is kept for the tables that noise is drawn from.
+_TABLES_SHARE = 1e-3
+
+
+class Request(NamedTuple):
+    """What a study asks of a site, as plain values; made from the study, not from what a server says.
+
+    Args:
+      model, solver, sampler, mechanism, accountant: kinds, built-in or "module:function"; the
+        sampler, mechanism or accountant is empty where the study has none.
+      relation, view, unit: of the claim.
+      rounds: the largest number of answers.
+      planned: the event of all of them.
+      table_distance: of the noise of one release from its exact law.
+    """
+
+    model: str
+    solver: str
+    sampler: str
+    mechanism: str
+    accountant: str
+    relation: Relation
+    view: str
+    unit: str
+    rounds: int
+    planned: Event
+    table_distance: float = 0.0
+
+
+class _Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
+    )
+
+
+class _Run(_Section):
+    """``[run]``: caps on one study. ``accountant`` is what the site prices it with."""
+
+    epsilon: float = pydantic.Field(gt=0.0)
+    delta: float = pydantic.Field(gt=0.0, lt=0.5)
+    accountant: str = "pld"
+    noise_multiplier: float | None = pydantic.Field(default=None, gt=0.0)
+    rounds: int | None = pydantic.Field(default=None, ge=1)
+    steps: int | None = pydantic.Field(default=None, ge=1)
+
+
+class _Life(_Section):
+    """``[life]``: the cap on all studies together, for one unit and relation."""
+
+    epsilon: float = pydantic.Field(gt=0.0)
+    delta: float = pydantic.Field(gt=0.0, lt=0.5)
+    unit: str = pydantic.Field(default="record", min_length=1)
+    relation: Relation
+
+
+class _Custom(_Section):
+    """``[[allow.custom]]``: code from outside fedvi, by its exact name."""
+
+    name: str = pydantic.Field(pattern=r"^[^:]+:[^:]+$")
+    sha256: str | None = pydantic.Field(default=None, pattern=r"^[0-9a-f]{64}$")
+
+
+class _Allow(_Section):
+    """``[allow]``: what may be used; a list that is left out allows every built-in of its kind."""
+
+    relations: list[Relation] | None = None
+    views: list[str] | None = None
+    units: list[str] | None = None
+    models: list[str] | None = None
+    solvers: list[str] | None = None
+    samplers: list[str] | None = None
+    mechanisms: list[str] | None = None
+    accountants: list[str] | None = None
+    custom: list[_Custom] = []
+
+
+_VIEWS = ("message",)
+_UNITS = ("record", "patient", "client")
+_BUILT_IN: dict[str, tuple[str, ...]] = {
+    "relations": RELATIONS,
+    "views": _VIEWS,
+    "units": _UNITS,
+    # A "module:function" stands for itself; `numpyro_model` is what wraps it, and no kind.
+    "models": tuple(name for name in models.__all__ if name != "numpyro_model"),
+    "solvers": tuple(inference.__all__),
+    "samplers": tuple(sampling.__all__),
+    "mechanisms": tuple(mechanisms.__all__),
+    "accountants": tuple(accountants.__all__),
+}
+
+
+class Policy(_Section):
+    """What a site allows; from ``load_policy`` or ``parse_policy``."""
+
+    run: _Run
+    life: _Life | None = None
+    allow: _Allow = _Allow()
+
+    @pydantic.model_validator(mode="after")
+    def _known(self) -> "Policy":
+        # No historical accountant and no "module:function": budgets rest on certified bounds alone.
+        for name, found in (
+            ("run.accountant", [self.run.accountant]),
+            *((f"allow.{field}", getattr(self.allow, field) or []) for field in _BUILT_IN),
+        ):
+            known = _BUILT_IN[name.partition(".")[2].removesuffix("s") + "s"]
+            for value in found:
+                if value not in known:
+                    hint = errors.did_you_mean(value, known)
+                    if name not in ("run.accountant", "allow.accountants"):
+                        hint += "; code from elsewhere is allowed by [[allow.custom]]"
+                    raise ValueError(f"{name} holds {value!r}, which is no built-in|{hint}")
+        return self
+
+    def check(self, request: Request) -> None:
+        """Refuses a study that exceeds any line of the policy; reads no data, runs no custom code.
+
+        Call it before the study's own code is imported. A digest covers the module's file alone,
+        not what that file imports.
+
+        Raises:
+          PolicyRefused: lists every line that is violated, with what was asked and what is allowed.
+        """
+        found = [*self._kinds(request), *self._caps(request)]
+        if found:
+            raise errors.PolicyRefused(
+                f"the policy of this site refuses the study: {'; '.join(found)}",
+                hint="change the study, or let whoever owns the data change the policy",
+            )
+
+    def lifetime_filter(self) -> RdpFilter:
+        """Returns the filter for ``[life]``; a part of δ is kept for the tables of noise.
+
+        Raises:
+          ConfigError: the policy has no section [life].
+        """
+        life = self._life()
+        return rdp_filter(life.epsilon, life.delta * (1 - _TABLES_SHARE), life.relation)
+
+    def lifetime_header(self, site: str, table_distance: float = 0.0) -> ledgers.Header:
+        """Returns the header of the ledger for life.
+
+        Args:
+          site: whose.
+          table_distance: the largest of any study's noise that may be charged to it.
+
+        Raises:
+          ConfigError: the policy has no section [life].
+        """
+        life = self._life()
+        return ledgers.lifetime_header(site, life.unit, life.relation, table_distance)
+
+    def _life(self) -> _Life:
+        if self.life is None:
+            raise errors.ConfigError(
+                "the policy has no section [life]", "add epsilon, delta and relation for life"
+            )
+        return self.life
+
+    def _kinds(self, request: Request) -> Iterable[str]:
+        asked = {
+            "relations": request.relation,
+            "views": request.view,
+            "units": request.unit,
+            "models": request.model,
+            "solvers": request.solver,
+            "samplers": request.sampler,
+            "mechanisms": request.mechanism,
+            "accountants": request.accountant,
+        }
+        for field, value in asked.items():
+            if not value:
+                continue
+            if ":" in value and field not in ("relations", "views", "units", "accountants"):
+                yield from self._custom(field.removesuffix("s"), value)
+                continue
+            allowed = getattr(self.allow, field)
+            allowed = _BUILT_IN[field] if allowed is None else allowed
+            if value not in allowed:
+                yield (
+                    f"{field.removesuffix('s')} {value!r} is not allowed, expected "
+                    f"{' or '.join(map(repr, allowed)) or 'none at all'}"
+                )
+
+    def _custom(self, what: str, name: str) -> Iterable[str]:
+        entry = next((entry for entry in self.allow.custom if entry.name == name), None)
+        if entry is None:
+            yield f"{what} {name!r} is custom code that is not in [[allow.custom]]"
+        elif entry.sha256 is not None:
+            found = _source_digest(name.partition(":")[0])
+            if found != entry.sha256:
+                yield (
+                    f"{what} {name!r} has SHA-256 {found or 'unknown: no file was found'}, expected "
+                    f"{entry.sha256}"
+                )
+
+    def _caps(self, request: Request) -> Iterable[str]:
+        run = self.run
+        if any(isinstance(atom, Unprotected) for atom in counts(request.planned)):
+            yield "the study releases without protection"
+            return
+        if run.rounds is not None and request.rounds > run.rounds:
+            yield f"{request.rounds} rounds, expected at most {run.rounds}"
+        steps = noised_releases(request.planned)
+        if run.steps is not None and steps > run.steps:
+            yield f"{steps} noised sums, expected at most {run.steps}"
+        noise = smallest_noise(request.planned)
+        if run.noise_multiplier is not None and noise < run.noise_multiplier:
+            yield f"noise_multiplier {noise:g}, expected at least {run.noise_multiplier:g}"
+        yield from self._price(request)
+        if self.life is not None and request.unit != self.life.unit:
+            yield (
+                f"unit {request.unit!r} cannot be charged to the lifetime of unit "
+                f"{self.life.unit!r}"
+            )
+
+    def _price(self, request: Request) -> Iterable[str]:
+        """Prices the plan with the site's own accountant, whatever the study says it costs."""
+        run = self.run
+        accountant = with_tables(
+            getattr(accountants, run.accountant)(request.relation), request.table_distance
+        )
+        try:
+            epsilon = accountant.epsilon(request.planned, run.delta)
+        except errors.PrivacyError as error:
+            yield f"the plan has no price here: {error.message}"
+            return
+        if epsilon > run.epsilon:
+            yield (
+                f"epsilon {epsilon:.6g} at delta {run.delta:g} ({accountant.name}, "
+                f"{request.relation}), expected at most {run.epsilon:g}"
+            )
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """What keeps the ledger for life: any client store."""
+
+    @property
+    def ledger(self) -> ledgers.Ledger:
+        """The ledger as last stored."""
+
+    def reserve(self, ledger: ledgers.Ledger, release_id: str, secret: bytes, task: bytes) -> Any:
+        """Stores the ledger that charges a release; returns once it is durable."""
+
+
+class Lifetime:
+    """A site's spend over all studies, charged release by release.
+
+    Guarantee: if every release of the site is admitted here before it is made, all of them together
+    are (epsilon, delta)-DP of the policy's [life], for its unit and relation, although studies and
+    their number were chosen adaptively: `RdpFilter`, and the part of δ that is kept for tables.
+
+    Args:
+      policy: with a section [life].
+      keeper: holds a ledger opened with ``policy.lifetime_header``, in a place of its own.
+
+    Raises:
+      LedgerError: the ledger is of another unit or relation, or of one study alone.
+    """
+
+    def __init__(self, policy: Policy, keeper: Keeper) -> None:
+        self._filter = policy.lifetime_filter()
+        self._delta = self._filter.delta / (1 - _TABLES_SHARE)
+        self._keeper = keeper
+        header = keeper.ledger.header
+        expected = policy.lifetime_header(header.client, header.table_distance)
+        if header != expected:
+            raise errors.LedgerError(
+                f"the ledger of {header.client!r} is of {header.study!r}, unit {header.unit!r}, "
+                f"relation {header.relation!r}, expected {expected.study!r}, {expected.unit!r}, "
+                f"{expected.relation!r}",
+                hint="a site keeps one ledger for life in a folder of its own; what it holds was "
+                "charged under its own unit and relation",
+            )
+
+    @property
+    def ledger(self) -> ledgers.Ledger:
+        """The ledger for life, as last stored."""
+        return self._keeper.ledger
+
+    @property
+    def filter(self) -> RdpFilter:
+        """What admits releases."""
+        return self._filter
+
+    def admit(self, release: str, event: Event) -> None:
+        """Charges one release, durably, before the study's own ledger reserves it.
+
+        A crash in between leaves it charged here and nowhere else: counted too often, never too
+        seldom. A name that was charged before is charged again, as another attempt.
+
+        Raises:
+          BudgetExceeded: the release does not fit into what is left for life; nothing was charged.
+          UnsupportedEvent: the release has no Rényi price.
+        """
+        before = self.ledger
+        attempt = 0
+        while ledgers.state(before, name := f"{release}!{attempt}") is not None:
+            attempt += 1
+        after = ledgers.spend(before, name, event, self._filter)
+        self._check_tables(after, name)
+        # The store wants a secret with every reservation. Nothing is drawn from this one.
+        self._keeper.reserve(after, name, os.urandom(32), b"")
+
+    def _check_tables(self, ledger: ledgers.Ledger, name: str) -> None:
+        distance = noised_releases(ledgers.spent(ledger)) * ledger.header.table_distance
+        room = self._delta * _TABLES_SHARE
+        cap = self._filter.epsilon
+        if distance > 0 and math.log(distance) + math.log1p(math.exp(cap)) > math.log(room):
+            raise errors.BudgetExceeded(
+                f"release {name!r}: the tables of noise are {distance:.3g} away from their exact "
+                f"law over all studies, which adds more than {room:.3g} to delta",
+                hint="raise delta in [life]",
+            )
+
+
+class Guard:
+    """A policy at work in one study: what a worker asks before it charges a release.
+
+    Args:
+      policy: of the site.
+      request: what the study asks; checked here, once.
+      study_digest: names the study's releases in the ledger for life.
+      lifetime: None only if the policy has no section [life].
+
+    Raises:
+      PolicyRefused: the study exceeds the policy.
+      ConfigError: a policy for life has no ledger for life.
+    """
+
+    def __init__(
+        self, policy: Policy, request: Request, study_digest: str, lifetime: Lifetime | None = None
+    ) -> None:
+        policy.check(request)
+        if policy.life is not None and lifetime is None:
+            raise errors.ConfigError(
+                "the policy has a section [life] and no ledger for life was given",
+                "open one with `policy.lifetime_header`",
+            )
+        if lifetime is not None and request.table_distance > lifetime.ledger.header.table_distance:
+            raise errors.PolicyRefused(
+                f"the study's noise is {request.table_distance:.3g} away from its exact law a "
+                f"release, expected at most {lifetime.ledger.header.table_distance:.3g}, which the "
+                "ledger for life charges",
+                hint="open the ledger for life with a larger `table_distance`",
+            )
+        self._allowed = counts(request.planned)
+        self._study = study_digest
+        self._lifetime = lifetime
+
+    def admit(self, task: Task, event: Event) -> None:
+        """Charges a task's release to the lifetime; fits `Worker`'s ``admit``.
+
+        Raises:
+          PolicyRefused: the release is no part of what was checked.
+          BudgetExceeded: it does not fit into what is left for life.
+        """
+        asked = counts(event)
+        if any(self._allowed.get(atom, 0) < count for atom, count in asked.items()):
+            raise errors.PolicyRefused(
+                f"task {task.task_id!r} would release {event}, which the study did not plan",
+                hint="the server or the study changed after the policy was checked",
+            )
+        if self._lifetime is not None:
+            self._lifetime.admit(f"{self._study}/{task.task_id}", event)
+
+
+def load_policy(path: Path) -> Policy:
+    """Reads and validates a policy file.
+
+    Raises:
+      ConfigError: naming the key, the value found and what would be right.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise errors.ConfigError(
+            f"cannot read the policy {path}: {error.strerror}", "give the path of a .toml file"
+        ) from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, too deep
+        raise errors.ConfigError(
+            f"{path} is not valid TOML: {error}",
+            'sections are written [section], keys are written key = value, texts "in quotes"',
+        ) from None
+    return parse_policy(raw)
+
+
+def parse_policy(raw: dict[str, Any]) -> Policy:
+    """Validates the tables of a policy.
+
+    Raises:
+      ConfigError: naming the key, the value found and what would be right.
+
+    >>> parse_policy({"run": {"epsilon": 1.0, "delta": 1e-5}}).run.accountant
+    'pld'
+    """
+    try:
+        return Policy.model_validate(raw)
+    except pydantic.ValidationError as failure:
+        raise _explain(failure) from None
+
+
+def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
+    problems = failure.errors()
+    # A misspelt key is missing under its right name too: the unknown one says more.
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    problem = next(unknown, problems[0])
+    path = "policy." + ".".join(str(part) for part in problem["loc"])
+    kind = problem["type"]
+    if kind == "extra_forbidden":
+        known = _known_keys(problem["loc"][:-1])
+        return errors.ConfigError(
+            f"{path}: unknown key", errors.did_you_mean(str(problem["loc"][-1]), known)
+        )
+    if kind == "missing":
+        return errors.ConfigError(f"{path} is missing", f"add `{problem['loc'][-1]} = …`")
+    if kind == "value_error":
+        message, _, hint = str(problem["ctx"]["error"]).partition("|")
+        return errors.ConfigError(f"policy.{message}", hint)
+    expected = problem["msg"].removeprefix("Input should be ")
+    return errors.ConfigError(
+        f"{path} is {problem['input']!r:.100}, expected {expected}",
+        "write numbers without quotes, and texts in quotes",
+    )
+
+
+def _known_keys(location: tuple[Any, ...]) -> list[str]:
+    sections: dict[tuple[Any, ...], type[_Section]] = {
+        (): Policy,
+        ("run",): _Run,
+        ("life",): _Life,
+        ("allow",): _Allow,
+    }
+    return list(sections.get(location, _Custom).model_fields)
+
+
+def _source_digest(module: str) -> str | None:
+    """SHA-256 of a module's source file, found without running any of its code; None without one."""
+    path: Any = None
+    spec = None
+    name = ""
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    try:
+        return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+    except OSError:
+        return None

@@ -1,0 +1,317 @@
+"""What `fedvi ledger` prints: ledgers read from files, verified, and priced anew from what they hold.
+
+Needs nothing but the ledger: no study, no data, no result of a run. Writes nothing.
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedvi import errors
+from fedvi.privacy import accountants, events, ledger, statement
+from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.ledger import Ledger
+from fedvi.store import sqlite
+
+__all__ = ["Book", "Price", "Release", "prices", "read", "releases", "stated", "totals", "words"]
+
+_SQLITE = b"SQLite format 3\x00"
+
+
+class Book(NamedTuple):
+    """A ledger file.
+
+    Args:
+      path: where it stands.
+      ledger: what it holds, verified; None if it is damaged.
+      problem: what is wrong with it; empty if nothing is.
+    """
+
+    path: Path
+    ledger: Ledger | None
+    problem: str
+
+
+class Release(NamedTuple):
+    """One release of a ledger, and what was spent up to it.
+
+    Args:
+      release_id, state: of the ledger.
+      event: what it cost.
+      epsilon: relation → ε of all releases up to it, None where they have no price.
+    """
+
+    release_id: str
+    state: ledger.State
+    event: events.Event
+    epsilon: dict[str, float | None]
+
+
+class Price(NamedTuple):
+    """ε of a part of a ledger by one accountant.
+
+    Args:
+      part: "planned", "reserved", or "all ledgers of CLIENT".
+      accountant, relation: what priced it.
+      epsilon: None if it does not know such events, or no ε is finite at that δ.
+      delta: at which.
+      stated: whether the header's promise is checked with it.
+      budget: the header's ε, if it is stated.
+    """
+
+    part: str
+    accountant: str
+    relation: events.Relation
+    epsilon: float | None
+    delta: float
+    stated: bool
+    budget: float | None
+
+
+def read(path: Path) -> list[Book]:
+    """Reads every ledger at a path and verifies it; a damaged one is returned with its problem.
+
+    Args:
+      path: an exported ledger (``.jsonl``), a client's store (``ledger.sqlite``), or a folder of
+        these, such as what ``fedvi simulate --out`` wrote, or its ``ledger`` folder.
+
+    Raises:
+      ConfigError: there is no ledger at the path.
+    """
+    if not path.exists():
+        raise errors.ConfigError(
+            f"no ledger at {path}", "give a .jsonl file, a client's folder, or the folder of a run"
+        )
+    if not path.is_dir():
+        return [_book(path)]
+    found = [
+        file
+        for pattern in (
+            "*.jsonl",
+            "ledger/*.jsonl",
+            sqlite.DATABASE,
+            f"*/{sqlite.DATABASE}",
+        )
+        for file in sorted(path.glob(pattern))
+    ]
+    if not found:
+        raise errors.ConfigError(
+            f"the folder {path} holds no ledger",
+            f"ledgers are named *.jsonl (exported) or {sqlite.DATABASE} (a client's store)",
+        )
+    return [_book(file) for file in found]
+
+
+def releases(found: Ledger, last: int) -> list[Release]:
+    """Lists the last releases of a ledger, each with ε of everything up to it.
+
+    The running ε is for looking: what may be stated is the ε of the largest number planned.
+
+    Args:
+      found: a verified ledger.
+      last: how many at most; each is priced, which takes time.
+    """
+    header = found.header
+    names = [entry for entry in found.entries if entry.event is not None]
+    start = max(0, len(names) - last)
+    spent = events.compose(*(e.event for e in names[:start] if e.event is not None))
+    listed = []
+    for entry in names[start:]:
+        assert entry.event is not None
+        spent = events.compose(spent, entry.event)
+        state = ledger.state(found, entry.release_id)
+        assert state is not None
+        epsilon: dict[str, float | None] = {}
+        if header.delta is not None:
+            epsilon = {
+                relation: _epsilon(found, header.accountant, relation, spent, header.delta)
+                for relation in _relations(found)
+            }
+        listed.append(Release(entry.release_id, state, entry.event, epsilon))
+    return listed
+
+
+def prices(found: Ledger, delta: float | None = None) -> list[Price]:
+    """Prices what a ledger planned and what it reserved, by every accountant that is a bound.
+
+    Args:
+      found: a verified ledger.
+      delta: in place of the header's.
+
+    Raises:
+      ConfigError: neither the header nor the caller gives δ.
+    """
+    header = found.header
+    at = header.delta if delta is None else delta
+    if at is None:
+        raise errors.ConfigError(
+            f"the ledger of {header.client!r} promises no delta to price it at",
+            "give one: --delta 1e-5",
+        )
+    parts = {"planned": header.planned, "reserved": ledger.spent(found)}
+    return [
+        Price(part, name, relation, _epsilon(found, name, relation, event, at), at, stated, budget)
+        for part, event in parts.items()
+        if event is not None
+        for relation in _relations(found)
+        for name in accountants.__all__
+        for stated in [(name, relation) == (header.accountant, header.relation)]
+        for budget in [header.epsilon if stated else None]
+    ]
+
+
+def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
+    """Prices all studies of each site together, where several ledgers of one site are given.
+
+    Guarantee: upper bounds if the studies were planned together. If later ones were chosen after
+    seeing earlier results, what holds is the cap of the site's ledger for life: a filter's.
+
+    Args:
+      books: verified; ledgers for life are left out, since they hold the same releases again.
+      delta: in place of the headers' largest.
+    """
+    sites: dict[tuple[str, str], list[Ledger]] = {}
+    for book in books:
+        header = book.header
+        if header.protected and not ledger.is_lifetime(header):
+            sites.setdefault((header.client, header.unit), []).append(book)
+    found = []
+    for (client, _), group in sites.items():
+        known = [delta, *(book.header.delta for book in group)]
+        at = delta if delta is not None else max((d for d in known if d is not None), default=None)
+        if len(group) < 2 or at is None:
+            continue
+        event = events.compose(*(ledger.spent(book) for book in group))
+        # The largest distance of any: an upper bound for all.
+        widest = max(group, key=lambda book: book.header.table_distance)
+        relations = [
+            relation
+            for relation in events.RELATIONS
+            if all(relation in _relations(book) for book in group)
+        ]
+        found += [
+            Price(
+                f"all {len(group)} ledgers of {client}",
+                name,
+                relation,
+                _epsilon(widest, name, relation, event, at),
+                at,
+                False,
+                None,
+            )
+            for relation in relations
+            for name in accountants.__all__
+        ]
+    return found
+
+
+def stated(books: Sequence[Ledger]) -> list[statement.Claim]:
+    """States what ledgers claim, from what they hold alone: each client, and all of one study.
+
+    Args:
+      books: verified; those without a promise and a plan claim nothing.
+    """
+    parts: dict[str, list[statement.Claim]] = {}
+    disjoint: dict[str, bool] = {}
+    for book in books:
+        header = book.header
+        if header.planned is None or header.delta is None:
+            continue
+        priced = [getattr(accountants, header.accountant)(name) for name in _relations(book)]
+        known = [item for item in priced if item.supports(header.planned)]
+        claims = statement.claims(book, header.planned, header.delta, known)
+        parts.setdefault(header.study_digest, []).extend(claims)
+        disjoint[header.study_digest] = disjoint.get(header.study_digest, True) and header.disjoint
+    found = [claim for group in parts.values() for claim in group]
+    for digest, group in parts.items():
+        if len({claim.client for claim in group}) > 1:
+            found += statement.consortium(group, disjoint[digest])
+    return found
+
+
+def words(event: events.Event) -> str:
+    """Writes an event for a table.
+
+    >>> words(events.Repeated(events.PoissonSampled(0.1, events.Gaussian(2.0)), 5))
+    '5 × (Gaussian noise 2 on a Poisson batch, rate 0.1)'
+    """
+    match event:
+        case events.Gaussian(noise) | events.DiscreteGaussian(noise):
+            law = "Gaussian" if isinstance(event, events.Gaussian) else "discrete Gaussian"
+            moves = f", shifts {event.add_remove:g} and {event.substitute:g}"
+            standard = (event.add_remove, event.substitute) == (1, 2)
+            return f"{law} noise {noise:g}" + ("" if standard else moves)
+        case events.PoissonSampled(rate, inner, _):
+            return f"{words(inner)} on a Poisson batch, rate {rate:g}"
+        case events.WithoutReplacement(batch, size, inner):
+            return f"{words(inner)} on a batch of {batch} of {size}"
+        case events.Repeated(inner, count):
+            return f"{count} × ({words(inner)})"
+        case events.Composed(parts):
+            return " and ".join(words(part) for part in parts) or "nothing"
+        case events.Unprotected(what):
+            return f"UNPROTECTED: {what}"
+
+
+def _book(path: Path) -> Book:
+    try:
+        return Book(path, _ledger(path), "")
+    except errors.LedgerError as error:
+        return Book(path, None, error.message)
+
+
+def _ledger(path: Path) -> Ledger:
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_SQLITE)) == _SQLITE:
+                return _stored(path)
+            file.seek(0)
+            content = file.read()
+    except OSError as error:
+        raise errors.LedgerError(f"it cannot be read: {error.strerror}") from error
+    if not content:
+        raise errors.LedgerError("it is empty, expected a header line")
+    try:
+        lines = content.decode("ascii").split("\n")
+    except UnicodeDecodeError as error:
+        raise errors.LedgerError(
+            f"byte {error.start} is no part of an exported ledger, which is plain ASCII"
+        ) from error
+    if lines.pop():
+        raise errors.LedgerError("its last line is cut off: it ends without a line break")
+    return ledger.from_lines(lines)
+
+
+def _stored(path: Path) -> Ledger:
+    if path.name != sqlite.DATABASE:
+        raise errors.LedgerError(f"it is a database; a client's store is named {sqlite.DATABASE}")
+    return sqlite.read_ledger(path.parent)
+
+
+def _relations(found: Ledger) -> Sequence[events.Relation]:
+    return ("substitute",) if found.header.records_public else events.RELATIONS
+
+
+def _epsilon(
+    found: Ledger, name: str, relation: events.Relation, event: events.Event, delta: float
+) -> float | None:
+    return _priced(name, relation, found.header.table_distance, event, delta)
+
+
+# The ledgers of a federation hold the same events.
+@functools.lru_cache(maxsize=4096)
+def _priced(
+    name: str,
+    relation: events.Relation,
+    table_distance: float,
+    event: events.Event,
+    delta: float,
+) -> float | None:
+    accountant = with_tables(getattr(accountants, name)(relation), table_distance)
+    if not accountant.supports(event):
+        return None
+    try:
+        return accountant.epsilon(event, delta)
+    except errors.PrivacyError:  # known in kind, but no bound at this δ
+        return None

@@ -1,0 +1,302 @@
+"""What a client must not lose, whatever keeps it: come here to change what a client's store promises.
+
+    reserve ─► note_inputs ─► seal ─► acknowledge
+       │                       │
+       └ draws a secret in     └ forgets it
+
+A reservation and the secret that its noise comes from are stored together, before a record is read;
+the noised bytes and the end of that secret likewise, before anything is sent. So a crash never
+leaves a charge without its secret, nor bytes that were sent beside a secret that could strip their
+noise.
+"""
+
+import dataclasses
+import hmac
+from typing import Protocol, runtime_checkable
+
+from fedvi import errors
+from fedvi.federation.messages import Payload
+from fedvi.privacy import ledger as ledgers
+
+__all__ = [
+    "SECRET_BYTES",
+    "ClientStore",
+    "Freeze",
+    "Pending",
+    "check_inputs",
+    "check_renewal",
+    "check_reservation",
+    "check_seal",
+    "check_sent",
+]
+
+SECRET_BYTES = 32
+"""The length of a release's secret: 256 bits."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Pending:
+    """A release that is reserved and not sealed; its representation shows the name alone.
+
+    Attributes:
+      release_id: names it in the ledger.
+      secret: what its noise, its sampling and its guide are drawn from; 32 bytes.
+      task: fingerprint of the task that it answers, under the secret.
+      data: fingerprint of the records, under the secret; None until they were read.
+      state: fingerprint of the solver's private state before, under the secret; None until then.
+    """
+
+    release_id: str
+    secret: bytes
+    task: bytes
+    data: bytes | None = None
+    state: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"Pending({self.release_id!r})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Freeze:
+    """Which records all releases of one ledger are of; never exported, never shown.
+
+    Attributes:
+      key: a local secret of 32 bytes that serves nothing else.
+      digest: HMAC-SHA256 of the records under it; None until they were first read.
+    """
+
+    key: bytes
+    digest: bytes | None = None
+
+    def __repr__(self) -> str:
+        return "Freeze()"
+
+
+@runtime_checkable
+class ClientStore(Protocol):
+    """A client's ledger, secrets and outbox.
+
+    Each method is one transaction: it returns once its change is durable, and an error leaves
+    everything as it was. One process, and in it one worker, uses a store at a time.
+    """
+
+    @property
+    def ledger(self) -> ledgers.Ledger:
+        """The ledger as last stored."""
+
+    @property
+    def freeze(self) -> Freeze:
+        """Which records the releases of this ledger are of."""
+
+    def reserve(
+        self, ledger: ledgers.Ledger, release_id: str, secret: bytes, task: bytes
+    ) -> Pending:
+        """Stores the ledger that charges a release, and the release's secret.
+
+        A release that was pending before is given up: its secret is erased, its charge stays.
+
+        Raises:
+          LedgerError: the ledger does not extend the one before it by this reservation.
+        """
+
+    def charge(self, ledger: ledgers.Ledger, release_id: str) -> None:
+        """Stores a ledger that charges a release whose secret is kept elsewhere.
+
+        For the ledger that adds up all studies of a site: no record is read on its account alone.
+
+        Raises:
+          LedgerError: the ledger does not extend the one before it by this reservation.
+        """
+
+    def renew(self, release_id: str, secret: bytes, task: bytes) -> Pending:
+        """Replaces the secret of a pending release that no record was read for; costs nothing.
+
+        Raises:
+          LedgerError: the release is not pending, or its inputs were noted.
+        """
+
+    def pending(self) -> Pending | None:
+        """Returns the release that is reserved and not sealed, if there is one."""
+
+    def note_inputs(self, release_id: str, data: bytes, state: bytes, frozen: bytes) -> None:
+        """Stores what a pending release is about to be computed from.
+
+        Args:
+          release_id: the pending release.
+          data: fingerprint of the records under the release's secret.
+          state: fingerprint of the solver's private state under the release's secret.
+          frozen: digest of the records under ``freeze.key``.
+
+        Raises:
+          PrivacyError: the records are not those of the releases before.
+          LedgerError: the release is not pending, or other inputs were noted for it: a second draw
+            from the same secret with other input would give both away.
+        """
+
+    def seal(
+        self, ledger: ledgers.Ledger, release_id: str, payload: Payload, state: bytes | None
+    ) -> None:
+        """Stores the noised bytes, the ledger that says so and the solver's new private state.
+
+        Guarantee: when it returns, the release's secret and fingerprints are erased.
+
+        Raises:
+          LedgerError: the ledger does not extend the one before it by these sealed bytes.
+        """
+
+    def unsent(self) -> tuple[str, Payload] | None:
+        """Returns the oldest release that is sealed and not acknowledged, if there is one."""
+
+    def acknowledge(self, ledger: ledgers.Ledger, release_id: str) -> None:
+        """Stores the ledger and forgets the bytes: the server has them.
+
+        Raises:
+          LedgerError: the ledger does not extend the one before it.
+        """
+
+    def load_state(self) -> bytes | None:
+        """Returns the solver's private state after the last sealed release, if it keeps one."""
+
+    def erase_state(self) -> None:
+        """Erases the solver's private state and a pending secret: the study is done.
+
+        A slot that was pending stays charged.
+        """
+
+    def close(self) -> None:
+        """Ends the use of the store; what was stored stays."""
+
+
+def check_reservation(
+    before: ledgers.Ledger, after: ledgers.Ledger, release_id: str, secret: bytes | None
+) -> None:
+    """Checks what ``reserve``, or ``charge`` without a secret, is to store.
+
+    Raises:
+      LedgerError: the ledger does not extend the one before it by this reservation, or the secret
+        has another length.
+    """
+    _check_extends(before, after)
+    _check_state(before, release_id, None)
+    _check_state(after, release_id, "reserved")
+    if secret is not None:
+        _check_secret(release_id, secret)
+
+
+def check_renewal(pending: Pending | None, release_id: str, secret: bytes) -> None:
+    """Checks that a release may draw another secret: nothing was computed from the one it has.
+
+    Raises:
+      LedgerError: the release is not pending, or its inputs were noted.
+    """
+    found = _check_pending(pending, release_id)
+    if found.data is not None:
+        raise errors.LedgerError(
+            f"release {release_id!r} cannot draw another secret: its records were read",
+            hint="compute it again from the same input, or reserve a new release",
+        )
+    _check_secret(release_id, secret)
+
+
+def check_inputs(
+    pending: Pending | None,
+    freeze: Freeze,
+    release_id: str,
+    data: bytes,
+    state: bytes,
+    frozen: bytes,
+) -> Pending:
+    """Checks that a release may be computed from these inputs; returns it with them noted.
+
+    Raises:
+      PrivacyError: the records are not those of the releases before.
+      LedgerError: the release is not pending, or was begun with other inputs.
+    """
+    found = _check_pending(pending, release_id)
+    if freeze.digest is not None and not hmac.compare_digest(freeze.digest, frozen):
+        raise errors.PrivacyError(
+            f"release {release_id!r}: the records are not those that this study's releases so far "
+            "were computed from",
+            hint="the data set of a study is frozen: restore the file that the first release was "
+            "made of, or start a new study, whose cost adds to this one's",
+        )
+    noted = dataclasses.replace(found, data=data, state=state)
+    if found.data is not None and _inputs(found) != _inputs(noted):
+        raise errors.LedgerError(
+            f"release {release_id!r} was begun with other input: a second draw from the same "
+            "secret is refused",
+            hint="reserve a new release for the new input",
+        )
+    return noted
+
+
+def check_seal(
+    before: ledgers.Ledger,
+    after: ledgers.Ledger,
+    pending: Pending | None,
+    release_id: str,
+    payload: Payload,
+) -> None:
+    """Checks what ``seal`` is to store.
+
+    Raises:
+      LedgerError: the release is not pending, or the ledger does not extend the one before it by
+        these sealed bytes.
+    """
+    found = _check_pending(pending, release_id)
+    _check_extends(before, after)
+    _check_state(after, release_id, "sealed")
+    if found.data is None:
+        raise errors.LedgerError(f"release {release_id!r} cannot be sealed: its inputs are unknown")
+    if after.entries[-1].digest != payload.sha256:
+        raise errors.LedgerError(
+            f"release {release_id!r} is sealed with digest {after.entries[-1].digest}, and its "
+            f"bytes have {payload.sha256}"
+        )
+
+
+def check_sent(before: ledgers.Ledger, after: ledgers.Ledger, release_id: str) -> None:
+    """Checks what ``acknowledge`` is to store.
+
+    Raises:
+      LedgerError: the ledger does not extend the one before it, or the release is not sent.
+    """
+    _check_extends(before, after)
+    _check_state(after, release_id, "sent")
+
+
+def _check_extends(before: ledgers.Ledger, after: ledgers.Ledger) -> None:
+    if after.header != before.header or after.entries[: len(before.entries)] != before.entries:
+        raise errors.LedgerError(
+            "a ledger was to be stored that does not extend the one before it",
+            hint="entries are never taken back; is this client running twice?",
+        )
+
+
+def _check_state(ledger: ledgers.Ledger, release_id: str, expected: ledgers.State | None) -> None:
+    found = ledgers.state(ledger, release_id)
+    if found != expected:
+        raise errors.LedgerError(
+            f"release {release_id!r} is {found or 'unknown'}, expected {expected or 'a new name'}"
+        )
+
+
+def _check_secret(release_id: str, secret: bytes) -> None:
+    if len(secret) != SECRET_BYTES:
+        raise errors.LedgerError(
+            f"release {release_id!r}: the secret has {len(secret)} bytes, expected {SECRET_BYTES}"
+        )
+
+
+def _check_pending(pending: Pending | None, release_id: str) -> Pending:
+    if pending is None or pending.release_id != release_id:
+        other = f"; {pending.release_id!r} is" if pending is not None else ""
+        raise errors.LedgerError(
+            f"release {release_id!r} is not pending{other}",
+            hint="reserve it before records are read",
+        )
+    return pending
+
+
+def _inputs(pending: Pending) -> tuple[bytes | None, bytes | None]:
+    return pending.data, pending.state

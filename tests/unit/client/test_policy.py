@@ -1,0 +1,248 @@
+"""The policy: whatever a study asks, a site releases no more than it allows."""
+
+import hashlib
+import os
+
+import pytest
+
+from fedvi import errors
+from fedvi.client.policy import Guard, Lifetime, Policy, Request, load_policy, parse_policy
+from fedvi.inference.base import Task
+from fedvi.privacy import ledger as ledgers
+from fedvi.privacy.accountants import pld
+from fedvi.privacy.events import Gaussian, PoissonSampled, Unprotected, repeat
+from fedvi.store.memory import MemoryClientStore
+
+ROUND = Gaussian(30.0)
+REQUEST = Request(
+    model="logistic",
+    solver="dp_optimisation",
+    sampler="full",
+    mechanism="gaussian",
+    accountant="pld",
+    relation="substitute",
+    view="message",
+    unit="record",
+    rounds=10,
+    planned=repeat(ROUND, 10),
+)
+RUN = {"epsilon": 1.0, "delta": 1e-5}
+LIFE = {"epsilon": 1.0, "delta": 1e-5, "relation": "substitute"}
+
+
+def policy(run=None, **sections) -> Policy:
+    return parse_policy({"run": {**RUN, **(run or {})}, **sections})
+
+
+def test_a_study_within_every_line_is_allowed():
+    policy(
+        run={"noise_multiplier": 30.0, "rounds": 10, "steps": 10},
+        allow={"models": ["logistic"], "relations": ["substitute"], "views": ["message"]},
+    ).check(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("given", "request_", "expected"),
+    [
+        ({"run": {"epsilon": 0.5}}, {}, "epsilon 0.76"),
+        ({"run": {"noise_multiplier": 30.1}}, {}, "noise_multiplier 30, expected at least 30.1"),
+        ({"run": {"rounds": 9}}, {}, "10 rounds, expected at most 9"),
+        ({"run": {"steps": 9}}, {}, "10 noised sums, expected at most 9"),
+        ({"allow": {"relations": ["add_remove"]}}, {}, "relation 'substitute'"),
+        ({"allow": {"views": []}}, {}, "view 'message' is not allowed, expected none at all"),
+        ({"allow": {"units": ["patient"]}}, {}, "unit 'record'"),
+        ({"allow": {"models": ["linear"]}}, {}, "model 'logistic'"),
+        ({"allow": {"solvers": ["glm"]}}, {}, "solver 'dp_optimisation'"),
+        ({"allow": {"samplers": ["poisson"]}}, {}, "sampler 'full'"),
+        ({"allow": {"mechanisms": []}}, {}, "mechanism 'gaussian'"),
+        ({"allow": {"accountants": ["rdp"]}}, {}, "accountant 'pld'"),
+        ({}, {"accountant": "fourier"}, "accountant 'fourier' is not allowed"),
+        ({}, {"accountant": "mine:pld"}, "accountant 'mine:pld' is not allowed"),
+        ({}, {"model": "mine:model"}, "custom code that is not in"),
+        ({}, {"planned": Unprotected("a factor")}, "without protection"),
+        ({}, {"planned": PoissonSampled(0.1, PoissonSampled(0.1, ROUND))}, "no price here"),
+        ({}, {"planned": Gaussian(0.0)}, "epsilon inf"),
+        ({"life": LIFE}, {"unit": "patient"}, "unit 'patient' cannot be charged"),
+    ],
+)
+def test_each_line_refuses_what_exceeds_it(given, request_, expected):
+    with pytest.raises(errors.PolicyRefused) as caught:
+        policy(**given).check(REQUEST._replace(**request_))
+    assert expected in caught.value.message
+
+
+def test_every_violated_line_is_listed():
+    with pytest.raises(errors.PolicyRefused) as caught:
+        policy(run={"epsilon": 0.5, "rounds": 1}, allow={"models": []}).check(REQUEST)
+    for part in ("epsilon", "10 rounds", "model 'logistic'"):
+        assert part in caught.value.message
+
+
+def test_the_site_prices_the_plan_itself_tables_included():
+    exact = pld("substitute").epsilon(REQUEST.planned, 1e-5)
+    policy(run={"epsilon": exact}).check(REQUEST)
+    with pytest.raises(errors.PolicyRefused, match="epsilon"):
+        policy(run={"epsilon": exact}).check(REQUEST._replace(table_distance=1e-9))
+
+
+# Custom code.
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module that must not be run by looking at it."""
+    path = tmp_path / "site_models.py"
+    path.write_text("raise SystemExit('was run')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return path
+
+
+def custom(**entry):
+    return policy(allow={"custom": [entry]})
+
+
+def test_custom_code_is_allowed_by_exact_name_and_digest(module):
+    digest = hashlib.sha256(module.read_bytes()).hexdigest()
+    asked = REQUEST._replace(model="site_models:hospital", solver="site_models:hospital")
+    custom(name="site_models:hospital").check(asked)
+    custom(name="site_models:hospital", sha256=digest).check(asked)
+    with pytest.raises(errors.PolicyRefused, match="custom code"):
+        custom(name="site_models:other").check(asked)
+    module.write_text("pass\n")
+    with pytest.raises(errors.PolicyRefused, match=f"expected {digest}"):
+        custom(name="site_models:hospital", sha256=digest).check(asked)
+
+
+def test_a_digest_of_what_is_not_there_or_no_file_is_refused():
+    for name in ("no_such_module_here:f", "sys:f"):
+        asked = REQUEST._replace(model=name)
+        with pytest.raises(errors.PolicyRefused, match="no file was found"):
+            custom(name=name, sha256="0" * 64).check(asked)
+
+
+# The file.
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({}, "policy.run is missing"),
+        ({"run": {"epsilon": 1.0}}, "policy.run.delta is missing"),
+        ({"run": {**RUN, "epsilon": 0.0}}, "policy.run.epsilon is 0.0, expected greater than 0"),
+        ({"run": {**RUN, "epsilon": "1"}}, "policy.run.epsilon is '1'"),
+        ({"run": {**RUN, "epsilon": float("inf")}}, "policy.run.epsilon is inf"),
+        ({"run": {**RUN, "epsilom": 1.0}}, "policy.run.epsilom: unknown key"),
+        ({"run": {**RUN, "accountant": "fourier"}}, "policy.run.accountant holds 'fourier'"),
+        ({"run": RUN, "allow": {"accountants": ["moments"]}}, "holds 'moments'"),
+        ({"run": RUN, "allow": {"models": ["logistics"]}}, "holds 'logistics'"),
+        ({"run": RUN, "allow": {"custom": [{"name": "x"}]}}, "policy.allow.custom.0.name"),
+        ({"run": RUN, "life": {"epsilon": 1.0, "delta": 1e-5}}, "policy.life.relation is missing"),
+    ],
+)
+def test_a_policy_that_says_what_it_cannot_mean_is_refused(raw, expected):
+    with pytest.raises(errors.ConfigError) as caught:
+        parse_policy(raw)
+    assert expected in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_policy_is_read_from_its_file(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text('[run]\nepsilon = 1.0\ndelta = 1e-5\n[allow]\nmodels = ["linear"]\n')
+    assert load_policy(path).allow.models == ["linear"]
+    for content in (b"[run", b"\xff"):
+        path.write_bytes(content)
+        with pytest.raises(errors.ConfigError, match="not valid TOML"):
+            load_policy(path)
+    with pytest.raises(errors.ConfigError, match="cannot read"):
+        load_policy(tmp_path / "none.toml")
+
+
+# For life.
+
+
+def task(number):
+    return Task(f"north/{number}", "north", number, 0, None, None, 1.0)
+
+
+def lifetime(site_policy, **header):
+    opened = ledgers.open_ledger(site_policy.lifetime_header("north")._replace(**header))
+    return Lifetime(site_policy, MemoryClientStore(opened))
+
+
+def test_the_lifetime_outlasts_studies_and_refuses_what_exceeds_it():
+    site = policy(life=LIFE)
+    life = lifetime(site)
+    admitted = 0
+    with pytest.raises(errors.BudgetExceeded, match="cap of 'north'"):  # noqa: PT012
+        for study in range(10):
+            guard = Guard(site, REQUEST, f"study {study}", life)
+            for number in range(10):
+                guard.admit(task(number), ROUND)
+                admitted += 1
+    assert admitted > 10
+    assert ledgers.reservations(life.ledger) == admitted
+    assert life.filter.epsilon_of(ledgers.spent(life.ledger)) <= 1.0
+    ledgers.verify(life.ledger)
+
+
+def test_a_crash_between_both_ledgers_counts_too_often_never_too_seldom():
+    site = policy(life=LIFE)
+    life = lifetime(site)
+    guard = Guard(site, REQUEST, "study", life)
+    for attempt in range(1, 4):  # the study's own ledger never heard of the first two
+        guard.admit(task(0), ROUND)
+        assert ledgers.spent(life.ledger) == repeat(ROUND, attempt)
+
+
+def test_nothing_is_admitted_that_could_not_be_stored():
+    class Full:
+        def __init__(self, ledger):
+            self.ledger = ledger
+
+        def reserve(self, ledger, release_id, secret, task):
+            raise OSError("disk full")
+
+    site = policy(life=LIFE)
+    guard = Guard(site, REQUEST, "study", Lifetime(site, Full(lifetime(site).ledger)))
+    with pytest.raises(OSError, match="disk full"):
+        guard.admit(task(0), ROUND)
+
+
+def test_a_release_that_was_not_planned_is_refused():
+    site = policy()
+    guard = Guard(site, REQUEST, "study")
+    guard.admit(task(0), ROUND)
+    for event in (Gaussian(20.0), repeat(ROUND, 11), Unprotected("a factor")):
+        with pytest.raises(errors.PolicyRefused, match="did not plan"):
+            guard.admit(task(0), event)
+
+
+def test_tables_are_charged_for_life():
+    site = policy(life=LIFE)
+    with pytest.raises(errors.PolicyRefused, match="ledger for life charges"):
+        Guard(site, REQUEST._replace(table_distance=1e-15), "study", lifetime(site))
+    coarse = lifetime(site, table_distance=2e-9)
+    coarse.admit("study/0", ROUND)
+    with pytest.raises(errors.BudgetExceeded, match="tables"):
+        coarse.admit("study/1", ROUND)
+
+
+def test_a_lifetime_needs_its_own_ledger():
+    site = policy(life=LIFE)
+    with pytest.raises(errors.ConfigError, match="no ledger for life"):
+        Guard(site, REQUEST, "study")
+    with pytest.raises(errors.ConfigError, match=r"no section \[life\]"):
+        policy().lifetime_header("north")
+    for change in ({"unit": "patient"}, {"relation": "add_remove"}, {"study_digest": "ab12"}):
+        with pytest.raises(errors.LedgerError, match="expected 'lifetime'"):
+            lifetime(site, **change)
+
+
+def test_the_lifetime_s_secret_is_fresh_and_serves_nothing(monkeypatch):
+    drawn = []
+    real = os.urandom
+    monkeypatch.setattr(os, "urandom", lambda size: drawn.append(size) or real(size))
+    site = policy(life=LIFE)
+    lifetime(site).admit("study/0", ROUND)
+    assert drawn.count(32) >= 1
