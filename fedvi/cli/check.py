@@ -19,7 +19,11 @@ def check(study: Path, as_json: bool) -> None:
     """Validate a study file and print its plan: what would be released, how often, with how much
     noise, at what cost per client, and how many numbers would leave. Reads no data.
 
-    Calibrates the noise if the study leaves it out, exactly as a run would.
+    Calibrates the noise if the study leaves it out, exactly as a run would. The cost is printed
+    under both relations: add/remove, where the neighbour of a data set has one unit more or less,
+    and substitute, where one unit is another. "not offered" means that the plan has no price under
+    that relation. A unit is what [privacy] unit says: a record (a row), or a patient with all rows.
+    `fedvi privacy` says more about the numbers.
     """
     found = plan(load_study(study))
     if as_json:
@@ -27,10 +31,13 @@ def check(study: Path, as_json: bool) -> None:
         return
     title = f"Plan of {found.study}" + (f" — {found.mark}" if found.mark else "")
     tables.console().print(tables.plan_table(_rows(found), title), crop=False)
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
 
 
 def _rows(found: Plan) -> list[tuple[str, str]]:
     number = tables.number
+    units = f"{found.unit or 'record'}s"
     rows = [
         ("digest", found.digest[:16] + "…  (every site must print the same)"),
         ("model", found.model),
@@ -60,21 +67,33 @@ def _rows(found: Plan) -> list[tuple[str, str]]:
             (
                 "batches",
                 f"sampling rate {number(found.sampling_rate)}, "
-                f"at most {found.batch_capacity} records",
+                f"at most {found.batch_capacity} {units}",
             ),
         ]
     if found.delta is None:
         rows.append(("privacy", "none: un-noised statistics leave every client (ε = ∞)"))
         return rows
-    names = {"add_remove": "add/remove", "substitute": "substitute"}
-    costs = [f"{tables.bound(found.epsilon[key])} under {names[key]}" for key in found.epsilon]
-    return [
-        *rows,
+    unit = (
+        found.unit
+        if found.rows_per_unit is None
+        else (f"{found.unit} (at most {found.rows_per_unit} rows of one, clipped together)")
+    )
+    rows += [
         ("promise", f"ε ≤ {found.budget_epsilon:g} under {found.relation}, δ = {found.delta:g}"),
-        (
-            "cost per client",
-            f"ε {', '.join(costs)}, at δ = {found.delta:g}",
-        ),
-        ("unit, view", f"{found.unit}, message (whoever sees every message)"),
+        ("cost per client", f"ε {_costs(found.epsilon)}, at δ = {found.delta:g}"),
+        ("unit, view", f"{unit}, {found.view} (whoever sees every message)"),
         ("accountant", found.accountant),
     ]
+    if found.epsilon_rdp and found.accountant != "rdp":
+        rows.append(("beside, by rdp", f"ε {_costs(found.epsilon_rdp)} (an upper bound, looser)"))
+    return rows
+
+
+def _costs(prices: dict[str, float | None]) -> str:
+    names = {"add_remove": "add/remove", "substitute": "substitute"}
+    return ", ".join(
+        f"not offered under {names[key]}"
+        if price is None
+        else f"{tables.bound(price)} under {names[key]}"
+        for key, price in prices.items()
+    )

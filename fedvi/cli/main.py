@@ -18,6 +18,9 @@ __all__ = ["main"]
 # Command → one line of help. The file fedvi/cli/COMMAND.py defines a click command of that name.
 _COMMANDS = {
     "check": "Validate a study and print what it would release, at what price. Reads no data.",
+    "ledger": "Show or verify what clients have spent, and recompute its price.",
+    "privacy": "Price a study: noise for a target, ε by every accountant, and what it means.",
+    "audit": "Test whether the code that a study runs keeps its promise. Reads no data by default.",
     "simulate": "Run a whole federation in this process and print the posterior and its price.",
 }
 

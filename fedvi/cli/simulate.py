@@ -32,6 +32,12 @@ __all__ = ["simulate"]
     help="Keep the posterior (npz, JSON), the ledgers and the resolved study in this new folder.",
 )
 @click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep each client's ledger durably (SQLite) in this new folder while the run goes on; "
+    "without it they are in memory until the end.",
+)
+@click.option(
     "--pooled",
     is_flag=True,
     help="Also fit all shards pooled, WITHOUT privacy, and print it beside the answer. "
@@ -39,7 +45,9 @@ __all__ = ["simulate"]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def simulate(study: Path, out: Path | None, pooled: bool, as_json: bool, quiet: bool) -> None:
+def simulate(
+    study: Path, out: Path | None, state: Path | None, pooled: bool, as_json: bool, quiet: bool
+) -> None:
     """Run the federation of a study file in this process, and print two tables: the posterior, and
     what it cost each client's records.
 
@@ -53,7 +61,9 @@ def simulate(study: Path, out: Path | None, pooled: bool, as_json: bool, quiet: 
         outcome.check_target(out)
     description = load_study(study)
     with _progress(quiet) as on_moment:
-        result = run(description, study.parent, pooled=pooled, on_moment=on_moment)
+        result = run(description, study.parent, pooled=pooled, on_moment=on_moment, state=state)
+    for warning in result.assembly.warnings:
+        click.echo(f"warning: {warning}", err=True)
     if out is not None:
         outcome.write(result, out)
     if as_json:
@@ -164,7 +174,11 @@ def _remarks(result: "Result") -> "list[str]":
         for claim in result.consortium
     ]
     if result.consortium:
-        lines.append("excluded: " + "; ".join(result.consortium[0].exclusions))
+        claim = result.consortium[0]
+        excluded = dict.fromkeys(line for c in result.consortium for line in c.exclusions)
+        lines.append("excluded: " + "; ".join(excluded))
+        lines.append("declared, and checked by nobody: " + "; ".join(claim.declarations))
+        lines.append("assumed: " + "; ".join(claim.assumptions))
     gaps: list[Any] = [update.gap for update in result.history if update.gap is not None]
     if gaps:
         lines.append(

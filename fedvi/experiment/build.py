@@ -1,17 +1,20 @@
 """From a study to the pieces that run it; reads no data except in ``load_shards``."""
 
 import dataclasses
+import functools
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvi import data, errors, expfam, inference, models
+from fedvi.client.policy import Request
 from fedvi.data.schema import indicator_name
 from fedvi.data.source import ArraySource
+from fedvi.data.units import check_identities
 from fedvi.experiment import factories
 from fedvi.experiment.config import KindSection, Study
 from fedvi.expfam.base import ExponentialFamily
@@ -20,13 +23,24 @@ from fedvi.federation import damping, schedules
 from fedvi.federation.progress import Schedule
 from fedvi.inference import prior_factor
 from fedvi.inference.base import LocalSolver, Shard
+from fedvi.inference.units import unit_model
 from fedvi.models.base import Model, gaussian_prior
 from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
+from fedvi.privacy.accountants import Accountant
+from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.release import Mechanism, Sampler
 from fedvi.server.protocol import ServerSpec
-from fedvi.typing import Eta
+from fedvi.typing import ROWS, Eta
 
-__all__ = ["CUSTOM_CODE", "PRIOR", "Assembly", "assemble", "load_shards", "with_capacity"]
+__all__ = [
+    "CUSTOM_CODE",
+    "PRIOR",
+    "Assembly",
+    "assemble",
+    "load_shard",
+    "load_shards",
+    "with_capacity",
+]
 
 PRIOR = "prior"
 """The worker that owns a prior that is not in the family."""
@@ -55,6 +69,10 @@ class Assembly:
       noise_multiplier: of the mechanism, given or calibrated; None if the solver adds no noise.
       sampler: of the solver, or None.
       mark: printed beside every claim; empty if nothing needs saying.
+      table_distance: total variation of the noise of one noised sum, over all of its coordinates,
+        from the law that is priced; 0 where noise is not drawn from a table.
+      warnings: what is permitted and probably not meant, one sentence each.
+      remake: builds the solver with a changed mechanism; None if it adds no noise.
     """
 
     study: Study
@@ -70,6 +88,9 @@ class Assembly:
     noise_multiplier: float | None
     sampler: Any
     mark: str
+    table_distance: float = 0.0
+    warnings: tuple[str, ...] = ()
+    remake: Callable[[Callable[[Mechanism], Mechanism]], LocalSolver] | None = None
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -80,6 +101,69 @@ class Assembly:
     def planned(self) -> events.Event:
         """The largest event that one client can release over the whole study."""
         return events.repeat(self.solvers[self.clients[0]].cost, self.schedule.rounds)
+
+    @property
+    def relations(self) -> tuple[events.Relation, ...]:
+        """The relations under which the plan is priced; a promised one is among them.
+
+        Where the number of records is published, only substitution leaves it unchanged. Batches of
+        fixed size have a price under substitution alone.
+        """
+        privacy = self.study.privacy
+        offered: tuple[events.Relation, ...] = (
+            ("substitute",) if privacy.records_public else events.RELATIONS
+        )
+        return tuple(
+            relation
+            for relation in offered
+            if self.accountant(privacy.accountant, relation).supports(self.planned)
+        )
+
+    def accountant(self, name: str, relation: events.Relation) -> Accountant:
+        """Returns one of ``accountants.__all__``, which here also pays for the noise's tables."""
+        return with_tables(getattr(accountants, name)(relation), self.table_distance)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a record is a unit of several rows: what a noisy solver clips as one.
+
+        Solvers without noise clip nothing, and see one record a row.
+        """
+        return _grouped(self.study) and self.remake is not None
+
+    @property
+    def request(self) -> Request:
+        """What the study asks of a client: what the client's own policy judges."""
+        study, promise, noisy = self.study, self.study.privacy.promise, self.remake is not None
+        return Request(
+            model=study.model.kind,
+            solver=study.solver.kind,
+            sampler=_sampler_kind(study) if noisy else "",
+            mechanism=study.privacy.mechanism if noisy else "",
+            accountant=study.privacy.accountant if promise else "",
+            relation=promise.relation if promise else "substitute",
+            view=study.privacy.view,
+            unit=promise.unit if promise else "record",
+            rounds=self.schedule.rounds,
+            planned=self.planned,
+            table_distance=self.table_distance,
+        )
+
+    def solver_with(self, wrap: Callable[[Mechanism], Mechanism]) -> LocalSolver:
+        """Builds the study's private solver anew, with ``wrap`` around its mechanism.
+
+        For an audit, which looks at what enters the mechanism. What such a solver releases costs
+        what the changed mechanism says, and is for nobody but the auditor.
+
+        Raises:
+          ConfigError: the solver adds no noise, or refuses the mechanism.
+        """
+        if self.remake is None:
+            raise errors.ConfigError(
+                f"solver.kind is {self.study.solver.kind!r}, which has no mechanism to look at",
+                'use a private solver such as "dp_optimisation"',
+            )
+        return self.remake(wrap)
 
     @property
     def spec(self) -> ServerSpec:
@@ -121,13 +205,13 @@ def assemble(study: Study) -> Assembly:
         )
     schedule, step_rule = _schedule(study)
     budget = _budget(study)
-    solver, noise_multiplier, sampler = _solver(study, family, model, schedule, budget)
+    made = _solver(study, family, model, schedule, budget)
     prior, owned = _prior(family, model)
     solvers: dict[str, LocalSolver] = {}
     if owned is not None:
         solvers[PRIOR] = owned
-    solvers |= {client.name: solver for client in study.clients}
-    marks = [solver.mark] if private else []
+    solvers |= {client.name: made.solver for client in study.clients}
+    marks = [made.solver.mark] if private else []
     if private and _has_custom_code(study):
         marks.append(CUSTOM_CODE)
     if private and study.simulation.insecure_seed is not None:
@@ -142,24 +226,57 @@ def assemble(study: Study) -> Assembly:
         schedule=schedule,
         step_rule=step_rule,
         solvers=solvers,
-        budget=budget,
-        noise_multiplier=noise_multiplier,
-        sampler=sampler,
+        budget=made.budget,
+        noise_multiplier=made.noise_multiplier,
+        sampler=made.sampler,
         mark="; ".join(mark for mark in marks if mark),
+        table_distance=made.table_distance,
+        warnings=_warnings(study),
+        remake=made.remake,
     )
+
+
+def _warnings(study: Study) -> tuple[str, ...]:
+    promise, most = study.privacy.promise, study.data.max_records
+    if promise is None or most is None or promise.delta * most < 1.0:
+        return ()
+    # Publishing one unit of N at random, as it is, is (0, 1/N)-private.
+    return (
+        f"privacy.delta is {promise.delta:g}, not below 1 / data.max_records = {1.0 / most:.3g}: "
+        f"to publish a {promise.unit} picked at random would keep such a promise. "
+        f"Choose delta far below, such as {_power_of_ten_below(0.1 / most):g}",
+    )
+
+
+def _power_of_ten_below(value: float) -> float:
+    return float(10.0 ** math.floor(math.log10(value)))
+
+
+def _grouped(study: Study) -> bool:
+    return study.data.unit_column is not None
+
+
+def _sampler_kind(study: Study) -> str:
+    given = study.solver.arguments.get("sampler", "full")
+    return str(given.get("kind", "")) if isinstance(given, dict) else str(given)
 
 
 def _has_custom_code(study: Study) -> bool:
     """Says whether what a claim rests on comes from a "module:function"."""
-    sampler = study.solver.arguments.get("sampler", "")
-    kinds = [study.solver.kind, study.privacy.mechanism]
-    kinds.append(str(sampler.get("kind", "")) if isinstance(sampler, dict) else str(sampler))
+    kinds = [study.solver.kind, study.privacy.mechanism, _sampler_kind(study)]
     return any(":" in kind for kind in kinds)
 
 
 def _check_columns(study: Study, schema: Any, design: Any) -> None:
-    """Refuses `data.columns` that would name no column for something that the model reads."""
-    declared = study.data.columns
+    """Refuses `data.columns` that would name no column for something that is read, and a covariate
+    that tells whose a record is."""
+    declared, unit_column = study.data.columns, study.data.unit_column
+    for name, column in schema.items():
+        if column.column == unit_column:
+            raise errors.ConfigError(
+                f"data.unit_column is {unit_column!r}, which [data.schema.{name}] declares too",
+                "what says whose a row is may be no covariate; take it out of the schema",
+            )
     if declared is None:
         return
     twice = [name for name in declared if declared.count(name) > 1]
@@ -175,6 +292,11 @@ def _check_columns(study: Study, schema: Any, design: Any) -> None:
                 f"data.columns: no `{wanted}`, which the model needs",
                 errors.did_you_mean(wanted, declared),
             )
+    if unit_column is not None and unit_column not in declared:
+        raise errors.ConfigError(
+            f"data.columns: no `{unit_column}`, which data.unit_column names",
+            errors.did_you_mean(unit_column, declared),
+        )
 
 
 def _model(study: Study, schema: Any) -> tuple[Any, Model]:
@@ -267,13 +389,15 @@ def _sampler(study: Study, given: Any) -> Any:
     if study.data.max_records is None:
         raise errors.ConfigError(
             f"data.max_records is missing, which solver.kind {study.solver.kind!r} needs",
-            "declare the largest number of records at any client: batches are sized for it",
+            "declare the largest number of records at any client (of patients, where "
+            "data.unit_column is given): batches are sized for it",
         )
     section = {"kind": given} if isinstance(given, str) else given
     if not isinstance(section, dict) or not isinstance(section.get("kind"), str):
         raise errors.ConfigError(
             f"solver.sampler is {given!r}, expected a kind in quotes, or a table with a kind",
-            'write sampler = "full" or sampler = { kind = "poisson", rate = 0.1 }',
+            'write sampler = "full", { kind = "poisson", rate = 0.1 } or '
+            '{ kind = "feistel", batch = 128 }',
         )
     kind = KindSection(**section)
     factory = factories.find("solver.sampler", kind.kind, sampling)
@@ -281,9 +405,20 @@ def _sampler(study: Study, given: Any) -> Any:
     return factories.call("solver.sampler", kind, factory, supplied, Sampler)
 
 
+class _Made(NamedTuple):
+    """What ``_solver`` finds out; see the attributes of ``Assembly``."""
+
+    solver: LocalSolver
+    budget: ledger.Budget | None
+    noise_multiplier: float | None = None
+    sampler: Any = None
+    table_distance: float = 0.0
+    remake: Callable[[Callable[[Mechanism], Mechanism]], LocalSolver] | None = None
+
+
 def _solver(
     study: Study, family: Any, model: Model, schedule: Schedule, budget: ledger.Budget | None
-) -> tuple[LocalSolver, float | None, Any]:
+) -> _Made:
     """Builds the solver; calibrates its noise if the study leaves the noise multiplier out."""
     factory = factories.find("solver", study.solver.kind, inference)
     arguments = dict(study.solver.arguments)
@@ -298,7 +433,10 @@ def _solver(
                 "but [privacy] promises differential privacy",
                 'use a private solver such as "dp_optimisation", or protection = "none"',
             )
-        return solver, None, None
+        return _Made(solver, budget)
+    if _grouped(study):
+        # The solver clips what one record contributes, so all rows of a patient are one record.
+        supplied["model"] = unit_model(model)
     noise = arguments.pop("noise_multiplier", None)
     sampler = _sampler(study, arguments.pop("sampler", "full"))
     if "clip_norm" in known:
@@ -307,28 +445,65 @@ def _solver(
     noise_section = KindSection(kind=study.privacy.mechanism)
     section = KindSection(kind=study.solver.kind, **arguments)
 
-    def build(noise_multiplier: float) -> LocalSolver:
-        made = factories.call(
-            "privacy.mechanism",
-            noise_section,
-            mechanism,
-            {"noise_multiplier": noise_multiplier},
-            Mechanism,
+    def noised_by(noise_multiplier: float) -> Mechanism:
+        noise = {"noise_multiplier": noise_multiplier}
+        found: Mechanism = factories.call(
+            "privacy.mechanism", noise_section, mechanism, noise, Mechanism
         )
+        return found
+
+    def build(
+        noise_multiplier: float, wrap: Callable[[Mechanism], Mechanism] | None = None
+    ) -> LocalSolver:
+        made = noised_by(noise_multiplier)
+        if wrap is not None:
+            made = wrap(made)
         parts = supplied | {"sampler": sampler, "mechanism": made}
         return factories.call("solver", section, factory, parts, LocalSolver)
 
     def total(noise_multiplier: float) -> events.Event:
         return events.repeat(build(noise_multiplier).cost, schedule.rounds)
 
-    if noise is None:
-        if budget is None:
-            raise errors.ConfigError(
-                "solver.noise_multiplier is missing and there is no budget to calibrate it for",
-                "give noise_multiplier, or a [privacy] section with epsilon and delta",
-            )
-        noise = calibrate.calibrate(total, budget.accountant, budget.epsilon, budget.delta)
-    elif (
+    if noise is None and budget is None:
+        raise errors.ConfigError(
+            "solver.noise_multiplier is missing and there is no budget to calibrate it for",
+            "give noise_multiplier, or a [privacy] section with epsilon and delta",
+        )
+    if noise is not None:
+        _check_noise(noise)
+    distance = 0.0
+    if budget is not None:
+        distance = _table_distance(noised_by(1.0), build(1.0))
+        accountant = with_tables(budget.accountant, distance)
+        budget = dataclasses.replace(budget, accountant=accountant)
+        _check_pairing(study, accountant, total(1.0))
+        if noise is None:
+            noise = calibrate.calibrate(total, accountant, budget.epsilon, budget.delta)
+        else:
+            _check_price(float(noise), total, budget, schedule.rounds)
+    chosen = float(noise)
+    return _Made(
+        solver=build(chosen),
+        budget=budget,
+        noise_multiplier=chosen,
+        sampler=sampler,
+        table_distance=distance,
+        remake=functools.partial(build, chosen),
+    )
+
+
+def _table_distance(mechanism: Mechanism, solver: LocalSolver) -> float:
+    """Bounds the total variation of one noised sum from the law that is priced.
+
+    A mechanism that draws from a table says by ``distance`` how far one draw is from its law.
+    A sum has a draw for each number that leaves, or for each entry of a square of which a triangle
+    leaves, which is less than twice as many.
+    """
+    return 2 * solver.number_count * float(getattr(mechanism, "distance", 0.0))
+
+
+def _check_noise(noise: Any) -> None:
+    if (
         isinstance(noise, bool)
         or not isinstance(noise, int | float)
         or not 0 <= noise <= _LARGEST_NOISE
@@ -338,16 +513,77 @@ def _solver(
             f"most {_LARGEST_NOISE:g}",
             "leave it out: it is then calibrated to the budget",
         )
-    elif budget is not None:
-        noise = float(noise)
-        spent = budget.accountant.epsilon(total(noise), budget.delta)
-        if spent > budget.epsilon:
-            raise errors.BudgetExceeded(
-                f"{schedule.rounds} rounds at noise_multiplier {noise:g} spend epsilon {spent:.4g} "
-                f"of {budget.epsilon:g} (delta {budget.delta:g}, {budget.accountant.relation})",
-                "leave noise_multiplier out: it is then calibrated to the budget",
-            )
-    return build(float(noise)), float(noise), sampler
+
+
+def _check_pairing(study: Study, accountant: Any, planned: events.Event) -> None:
+    """Refuses a sampler, mechanism, relation and accountant that no price belongs to."""
+    if accountant.supports(planned):
+        return
+    privacy = study.privacy
+    found = (
+        f"solver.sampler is {_sampler_kind(study)!r} and privacy.mechanism "
+        f"{privacy.mechanism!r}, which accountant {privacy.accountant!r} cannot price under "
+        f"relation {privacy.relation!r}"
+    )
+    other = "substitute" if privacy.relation == "add_remove" else "add_remove"
+    if getattr(accountants, privacy.accountant)(other).supports(planned):
+        sampled = next(iter(events.counts(planned)))
+        rate = getattr(sampled, "rate", 0.1)
+        raise errors.ConfigError(
+            found,
+            f'promise relation = "{other}", or use sampler = '
+            f'{{ kind = "poisson", rate = {rate:.3g} }}',
+        )
+    able = [
+        name
+        for name in accountants.__all__
+        if getattr(accountants, name)(privacy.relation).supports(planned)
+    ]
+    raise errors.ConfigError(
+        found,
+        "accountants that can: " + ", ".join(f"`{name}`" for name in able)
+        if able
+        else 'no accountant can; use mechanism = "rounded_gaussian" and the poisson sampler',
+    )
+
+
+def _check_price(
+    noise: float, total: Callable[[float], events.Event], budget: ledger.Budget, rounds: int
+) -> None:
+    """Refuses noise that the accountant cannot price, or that costs more than the budget."""
+    accountant, promised = (
+        budget.accountant,
+        f"delta {budget.delta:g}, {budget.accountant.relation}",
+    )
+    try:
+        spent = accountant.epsilon(total(noise), budget.delta)
+    except errors.PrivacyError as error:
+        raise errors.ConfigError(
+            f"solver.noise_multiplier is {noise:g}, which accountant {accountant.name!r} cannot "
+            f"price: {error.message}",
+            _enough(total, budget),
+        ) from error
+    if math.isinf(spent):
+        raise errors.BudgetExceeded(
+            f"{rounds} rounds at noise_multiplier {noise:g} have no finite epsilon by accountant "
+            f"{accountant.name!r}, expected {budget.epsilon:g} or less ({promised})",
+            _enough(total, budget),
+        )
+    if spent > budget.epsilon:
+        raise errors.BudgetExceeded(
+            f"{rounds} rounds at noise_multiplier {noise:g} spend epsilon {spent:.4g} "
+            f"of {budget.epsilon:g} ({promised})",
+            _enough(total, budget),
+        )
+
+
+def _enough(total: Callable[[float], events.Event], budget: ledger.Budget) -> str:
+    """Says which noise the budget asks for."""
+    try:
+        least = calibrate.calibrate(total, budget.accountant, budget.epsilon, budget.delta)
+    except errors.FedviError as error:
+        return error.hint or error.message
+    return f"{least:g} is enough; left out, noise_multiplier is calibrated to the budget"
 
 
 def _check_clip_norm(given: Any, *, private: bool) -> None:
@@ -400,20 +636,38 @@ def load_shard(assembly: Assembly, client: str, path: Path) -> ArraySource:
     """Reads one client's file and applies the schema.
 
     Raises:
-      DataError: if the file does not fit the schema.
+      DataError: the file is not there or lacks a column; in a study that promises nothing, also if
+        it does not fit the schema, or a row does not say whose it is.
     """
     study, schema = assembly.study, assembly.schema
     names = _columns(assembly.design, study, schema)
+    private, unit_column = study.privacy.private, study.data.unit_column
+    wanted = [schema[name].column for name in names]
     table = data.read_table(
         path,
         columns=study.data.columns,
         separator=study.data.separator,
-        names=[schema[name].column for name in names],
+        names=wanted if unit_column is None else [*wanted, unit_column],
+        private=private,
     )
-    private = study.privacy.private
     if assembly.design is None:
-        return data.prepare_columns(table, schema, names, private=private, where=client)
-    return data.prepare(table, schema, assembly.design, private=private, where=client)
+        source = data.prepare_columns(table, schema, names, private=private, where=client)
+    else:
+        source = data.prepare(table, schema, assembly.design, private=private, where=client)
+    if unit_column is None:
+        return source
+    identities = table[unit_column]
+    if not private:
+        units = check_identities(identities, unit_column, client)
+        if study.data.max_records is not None and units > study.data.max_records:
+            raise errors.DataError(
+                f"{client}: more units in `{unit_column}` than the study declares with "
+                f"`data.max_records` = {study.data.max_records}",
+                "declare a larger public bound, in the study file of everybody, and start again",
+            )
+    if not assembly.grouped:
+        return source
+    return data.by_unit(source, identities, study.data.rows_per_unit)
 
 
 def _columns(design: Any, study: Study, schema: Any) -> tuple[str, ...]:
@@ -446,13 +700,33 @@ def _example(columns: tuple[str, ...], schema: Any) -> dict[str, np.ndarray]:
 def with_capacity(assembly: Assembly, sources: Mapping[str, ArraySource]) -> dict[str, Shard]:
     """Pads all shards to one capacity, so that they share one compilation.
 
-    The capacity is the declared largest number of records in a private study; otherwise the largest
-    shard's.
+    The capacity is the declared largest number of records where batches or a claim are sized for
+    it; otherwise the largest shard's. In a private study, records beyond the declared number are
+    left out by their position, so that whether a client answers depends on no record. Replacing a
+    record (or unit) then replaces at most one of those that are used; but removing one lets the
+    next one in, so that a client with more than ``max_records`` has the price of ``substitute``
+    under either relation.
+
+    Raises:
+      DataError: there are more records than declared, in a study that promises nothing; or records
+        are not grouped into units as the study says.
     """
-    declared = assembly.study.data.max_records
+    study = assembly.study
+    declared = study.data.max_records
+    if _grouped(study) and not assembly.grouped:
+        declared = None  # it counts units, but a record is a row here
     capacity = declared or max(source.size for source in sources.values())
     shards = {}
     for name, source in sources.items():
+        if (ROWS in source.records) != assembly.grouped:
+            raise errors.DataError(
+                f"{name}: records are {'' if ROWS in source.records else 'not '}grouped into units, "
+                f"expected {'units' if assembly.grouped else 'one row each'}",
+                "group rows with `fedvi.data.by_unit` where the study names data.unit_column and "
+                "its solver adds noise, and nowhere else",
+            )
+        if study.privacy.private:
+            source = source.first(capacity)
         records, mask = source.padded(capacity, where=name)
         shards[name] = Shard(records, np.asarray(mask, bool))
     return shards

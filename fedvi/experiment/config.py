@@ -32,6 +32,10 @@ RESERVED = ("prior",)
 # Whole numbers of a TOML file have 64 bits; larger ones would fail wherever they are used.
 _LARGEST = 2**63 - 1
 _DEEPEST = 32
+_ROWS_PER_UNIT = 20
+_PRIVATE_NOISE = "rounded_gaussian"
+# Without a promise, noise is there to be compared with none at all: floats need no grid for that.
+_OPEN_NOISE = "gaussian"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -86,12 +90,23 @@ class PrivacySection(_Section):
     protection: Literal["dp", "none"] = "dp"
     epsilon: float | None = pydantic.Field(default=None, gt=0.0)
     delta: float | None = pydantic.Field(default=None, gt=0.0, lt=0.5)
-    unit: Literal["record"] | None = None
+    unit: Literal["record", "patient"] | None = None
     relation: Relation | None = None
+    # Whoever sees every message of a client is the only view that a claim is made for so far.
+    view: Literal["message"] = "message"
     accountant: str = "pld"
-    mechanism: str = "gaussian"
+    mechanism: str
     disjoint: bool = False
     records_public: bool = False
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _noise(cls, given: Any) -> Any:
+        """Chooses the noise where a study names none."""
+        if not isinstance(given, dict) or "mechanism" in given:
+            return given
+        protected = given.get("protection", "dp") == "dp"
+        return {**given, "mechanism": _PRIVATE_NOISE if protected else _OPEN_NOISE}
 
     @property
     def promise(self) -> Promise | None:
@@ -119,7 +134,7 @@ class PrivacySection(_Section):
             if missing:
                 raise ValueError(
                     f"privacy.{missing[0]} is missing|a private study names epsilon, delta, "
-                    'unit = "record" and relation ("add_remove" or "substitute"); '
+                    'unit ("record" or "patient") and relation ("add_remove" or "substitute"); '
                     'a study without protection says so: protection = "none"'
                 )
             if self.records_public and self.relation == "add_remove":
@@ -138,11 +153,18 @@ class PrivacySection(_Section):
 
 
 class DataSection(_Section):
-    """``[data]``: how a client's file is read, and what each column may hold."""
+    """``[data]``: how a client's file is read, and what each column may hold.
+
+    ``unit_column`` names the column that says whose a row is, where the privacy unit is a patient.
+    It is read as text, is no covariate, and never leaves. ``max_records`` then bounds the patients
+    of a client, and ``max_rows_per_unit`` the rows of one patient that are used.
+    """
 
     columns: list[str] | None = None
     separator: str = ","
     max_records: int | None = pydantic.Field(default=None, ge=1, le=10**8)
+    unit_column: str | None = None
+    max_rows_per_unit: int | None = pydantic.Field(default=None, ge=1, le=10**4)
     # Named so because BaseModel has an attribute called schema.
     columns_schema: dict[str, dict[str, Any]] = pydantic.Field(alias="schema")
 
@@ -155,6 +177,20 @@ class DataSection(_Section):
                 '|use ",", ";" or "\\t"; blanks around a cell are taken off anyway'
             )
         return value
+
+    @pydantic.model_validator(mode="after")
+    def _units(self) -> "DataSection":
+        if self.max_rows_per_unit is not None and self.unit_column is None:
+            raise ValueError(
+                "data.max_rows_per_unit is given without data.unit_column|name the column that says "
+                "whose a row is, or leave max_rows_per_unit out: a record is then one row"
+            )
+        return self
+
+    @property
+    def rows_per_unit(self) -> int:
+        """How many rows of one unit are used, at most: a public bound on shapes."""
+        return self.max_rows_per_unit or _ROWS_PER_UNIT
 
 
 class ClientSection(_Section):
@@ -217,7 +253,20 @@ class Study(_Section):
         if self.privacy.private and self.data.max_records is None:
             raise ValueError(
                 "data.max_records is missing|a private study declares the largest number of records "
-                "at any client, as public knowledge: batches and the claim are sized for it"
+                "at any client, as public knowledge: batches and the claim are sized for it. "
+                'With unit = "patient" it counts patients, not rows'
+            )
+        if self.privacy.unit == "patient" and self.data.unit_column is None:
+            raise ValueError(
+                'data.unit_column is missing beside privacy.unit = "patient"|name the column that '
+                'says whose a row is, such as unit_column = "patient_id"; if every patient has one '
+                'row, promise unit = "record"'
+            )
+        if self.privacy.unit == "record" and self.data.unit_column is not None:
+            raise ValueError(
+                f"data.unit_column is {_shown(self.data.unit_column)} beside "
+                'privacy.unit = "record"|promise unit = "patient" to protect all rows of a patient '
+                "together; or leave unit_column out, and every row is protected by itself"
             )
         return self
 
@@ -415,8 +464,13 @@ def _add(key: str, section: tuple[Any, ...]) -> str:
 _TABLE = "write a section's name in brackets on a line of its own, and its keys on the lines below"
 
 _HINTS = {
+    "privacy.epsilon": "epsilon is the largest privacy loss, above 0: 1 is a common promise. To promise "
+    'nothing write protection = "none"',
     "privacy.delta": "delta is far below 1 / number of records, such as 1e-5",
-    "data.max_records": "declare the largest number of records at any client, at most 10^8",
+    "data.max_records": "declare the largest number of records (of patients, with unit = "
+    '"patient") at any client, at most 10^8',
+    "data.max_rows_per_unit": "it bounds the rows of one patient that are used, at most 10^4; left out, "
+    f"it is {_ROWS_PER_UNIT}",
     "prior.scale": "it is the prior's sd of a coefficient; 2.5 suits coefficients on scaled columns",
     "prior.intercept_scale": "it is the prior's sd of the intercept; left out, it is `scale`",
 }

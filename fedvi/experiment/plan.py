@@ -4,9 +4,10 @@ import dataclasses
 import math
 from typing import Any
 
+from fedvi import errors
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import Study
-from fedvi.privacy import accountants, events
+from fedvi.privacy import events
 
 __all__ = ["Plan", "plan"]
 
@@ -28,12 +29,17 @@ class Plan:
       messages_per_client: how many messages, at most.
       steps_per_message: how many noised sums are behind one message; 0 without noise.
       clip_norm, noise_multiplier, noise_std: of one noised sum; None without noise.
-      sampling_rate: the probability that a record is in a batch; None without noise.
-      batch_capacity: static rows of a batch; None without noise.
-      epsilon: relation → ε per client at ``delta``; infinite without protection. Where the number
-        of records is published, only substitution leaves it unchanged and is priced.
+      sampling_rate: the probability that a unit is in a batch; None without noise.
+      batch_capacity: static number of units in a batch; None without noise.
+      rows_per_unit: how many rows of one unit are used, at most; None where a record is one row.
+      epsilon: relation → ε per client at ``delta``; infinite without protection, None where the
+        accountant has no price, as batches of fixed size under add/remove. Where the number of
+        records is published, only substitution leaves it unchanged and is there.
+      epsilon_rdp: the same by Rényi accounting, looser and printed beside; empty without protection.
       budget_epsilon, delta, relation, unit, accountant: the promise; None without protection.
+      view: who sees what.
       mark: printed beside every claim.
+      warnings: what is permitted and probably not meant, one sentence each.
     """
 
     study: str
@@ -52,20 +58,27 @@ class Plan:
     noise_std: float | None
     sampling_rate: float | None
     batch_capacity: int | None
-    epsilon: dict[str, float]
+    rows_per_unit: int | None
+    epsilon: dict[str, float | None]
+    epsilon_rdp: dict[str, float | None]
     budget_epsilon: float | None
     delta: float | None
     relation: str | None
     unit: str | None
     accountant: str
+    view: str
     mark: str
+    warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON; an infinite ε becomes the string "inf"."""
         plain = dataclasses.asdict(self)
-        plain["epsilon"] = {
-            name: value if math.isfinite(value) else "inf" for name, value in self.epsilon.items()
-        }
+        plain["warnings"] = list(self.warnings)
+        for key in ("epsilon", "epsilon_rdp"):
+            plain[key] = {
+                name: "inf" if value is not None and math.isinf(value) else value
+                for name, value in plain[key].items()
+            }
         return plain
 
 
@@ -81,12 +94,6 @@ def plan(study: Study | Assembly) -> Plan:
     noise, sampler = assembly.noise_multiplier, assembly.sampler
     steps = 0 if noise is None else sum(events.counts(solver.cost).values())
     promise = study.privacy.promise
-    factory = getattr(accountants, study.privacy.accountant)
-    epsilon: dict[str, float] = {}
-    relations = ("substitute",) if study.privacy.records_public else events.RELATIONS
-    for relation in relations:
-        price = factory(relation).epsilon(assembly.planned, promise.delta) if promise else math.inf
-        epsilon[relation] = price
     return Plan(
         study=study.study.name,
         digest=study.digest,
@@ -104,11 +111,35 @@ def plan(study: Study | Assembly) -> Plan:
         noise_std=noise * solver.clip_norm if noise and solver.clip_norm else None,
         sampling_rate=sampler and sampler.rate,
         batch_capacity=sampler and sampler.capacity,
-        epsilon=epsilon,
+        rows_per_unit=study.data.rows_per_unit if assembly.grouped else None,
+        epsilon=_prices(assembly, study.privacy.accountant),
+        epsilon_rdp=_prices(assembly, "rdp") if promise else {},
         budget_epsilon=promise and promise.epsilon,
         delta=promise and promise.delta,
         relation=promise and promise.relation,
         unit=promise and promise.unit,
         accountant=study.privacy.accountant,
+        view=study.privacy.view,
         mark=assembly.mark,
+        warnings=assembly.warnings,
     )
+
+
+def _prices(assembly: Assembly, name: str) -> dict[str, float | None]:
+    """Returns relation → ε of the whole plan by an accountant; None where it has no price."""
+    privacy = assembly.study.privacy
+    relations = ("substitute",) if privacy.records_public else events.RELATIONS
+    if privacy.promise is None:
+        return dict.fromkeys(relations, math.inf)
+    prices: dict[str, float | None] = {}
+    for relation in relations:
+        accountant = assembly.accountant(name, relation)
+        try:
+            known = accountant.supports(assembly.planned)
+            price = accountant.epsilon(assembly.planned, privacy.promise.delta) if known else None
+        except errors.UnsupportedEvent:  # known in kind, but outside its safe range
+            price = None
+        except errors.PrivacyError:  # no epsilon is finite
+            price = math.inf
+        prices[relation] = price
+    return prices

@@ -1,5 +1,6 @@
 """A whole federation in one process: the same workers, messages and coordinator as over a network."""
 
+import contextlib
 import dataclasses
 import functools
 import heapq
@@ -22,10 +23,13 @@ from fedvi.expfam import tree
 from fedvi.inference import glm, gradient, prior_factor
 from fedvi.inference.base import Shard, Task
 from fedvi.models.glm import GeneralisedLinearModel
-from fedvi.privacy import accountants, events, ledger, random, statement
+from fedvi.privacy import accountants, ledger, random, statement
+from fedvi.privacy.metrics import Private
 from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
+from fedvi.store.base import ClientStore
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
+from fedvi.store.sqlite import SqliteClientStore
 from fedvi.transport.memory import MemoryLink
 from fedvi.typing import Eta
 
@@ -108,6 +112,7 @@ def simulate(
     *,
     pooled: bool = False,
     on_moment: Callable[[Moment], None] | None = None,
+    state: Path | None = None,
 ) -> Result:
     """Runs a study's federation in this process.
 
@@ -121,13 +126,15 @@ def simulate(
       pooled: fit the same model to all shards pooled, without privacy, for comparison. Only for
         data that may be pooled: the result then holds an unprotected posterior.
       on_moment: called after each fold.
+      state: a new or empty folder for the clients' ledgers, ``state/CLIENT/ledger.sqlite``; None
+        keeps them in memory, as quick as it is forgetful.
 
     Raises:
       FedviError: before anything is computed, if the study or the data does not fit.
     """
     assembly = build.assemble(study)
     sources = build.load_shards(assembly, Path(base))
-    return run(assembly, sources, pooled=pooled, on_moment=on_moment)
+    return run(assembly, sources, pooled=pooled, on_moment=on_moment, state=state)
 
 
 def run(
@@ -136,15 +143,17 @@ def run(
     *,
     pooled: bool = False,
     on_moment: Callable[[Moment], None] | None = None,
+    state: Path | None = None,
 ) -> Result:
     """Runs a built study on records that are in memory; see ``simulate``.
 
     Args:
       assembly: from ``build.assemble``.
       sources: client → its records, laid out as the model wants them.
-      pooled, on_moment: see ``simulate``.
+      pooled, on_moment, state: see ``simulate``.
 
     Raises:
+      ConfigError: if ``state`` holds something.
       DataError: if a client has no source, or one exceeds the declared ``max_records``.
     """
     started = time.monotonic()
@@ -154,34 +163,34 @@ def run(
             raise errors.DataError(f"no records for client {name!r}")
     shards = build.with_capacity(assembly, sources)
     clock = Clock()
-    stores: dict[str, MemoryClientStore] = {}
     spec = assembly.spec
+    with contextlib.ExitStack() as closing:
+        stores = _stores(assembly, state, closing)
 
-    def on_update(update: protocol.Update) -> None:
-        if on_moment is not None:
-            spent = _spent(assembly, stores)
-            elapsed = time.monotonic() - started
-            on_moment(Moment(update, assembly.schedule.rounds, elapsed, clock.now, spent))
+        def on_update(update: protocol.Update) -> None:
+            if on_moment is not None:
+                spent = _spent(assembly, stores)
+                elapsed = time.monotonic() - started
+                on_moment(Moment(update, assembly.schedule.rounds, elapsed, clock.now, spent))
 
-    coordinator = Coordinator(spec, MemoryServerStore(), on_update)
-    link = MemoryLink(coordinator.handle)
-    root = _root(study)
-    workers = {}
-    for name, solver in assembly.solvers.items():
-        stores[name] = MemoryClientStore(ledger.open_ledger(_header(assembly, name)))
-        shard = prior_factor.empty_shard() if name == PRIOR else shards[name]
-        workers[name] = Worker(
-            client=name,
-            study_digest=study.digest,
-            link=link,
-            solver=solver,
-            shard=functools.partial(_held, shard),
-            root=root,
-            store=stores[name],
-            budget=assembly.budget,
-        )
-    drive(workers, coordinator, _latencies(study), study.study.seed, clock)
-    state = coordinator.state
+        coordinator = Coordinator(spec, MemoryServerStore(), on_update)
+        link = MemoryLink(coordinator.handle)
+        root = _root(study)
+        workers = {}
+        for name, solver in assembly.solvers.items():
+            shard = prior_factor.empty_shard() if name == PRIOR else shards[name]
+            workers[name] = Worker(
+                client=name,
+                study_digest=study.digest,
+                link=link,
+                solver=solver,
+                shard=functools.partial(_held, _read_only(shard)),
+                root=root,
+                store=stores[name],
+                budget=assembly.budget,
+            )
+        drive(workers, coordinator, _latencies(study), study.study.seed, clock)
+    final = coordinator.state
     ledgers = {name: stores[name].ledger for name in assembly.clients}
     sites = tuple(
         _site(assembly, name, sources[name].size, ledgers[name]) for name in assembly.clients
@@ -194,13 +203,13 @@ def run(
     claims = [claim for site in sites for claim in site.claims]
     return Result(
         assembly=assembly,
-        posterior=tree.to_numpy(protocol.served(spec, state)),
-        factors=state.factors,
+        posterior=tree.to_numpy(protocol.served(spec, final)),
+        factors=final.factors,
         sites=sites,
         consortium=statement.consortium(claims, study.privacy.disjoint) if claims else (),
-        history=state.history,
+        history=final.history,
         ledgers=ledgers,
-        improper=not assembly.family.is_proper(state.posterior),
+        improper=not assembly.family.is_proper(final.posterior),
         pooled=pooled_eta,
         residuals=residuals,
         elapsed_seconds=time.monotonic() - started,
@@ -209,6 +218,36 @@ def run(
 
 def _held(shard: Shard) -> Shard:
     return shard
+
+
+def _read_only(shard: Shard) -> Shard:
+    """Returns the records as views that cannot be written to, so that they are digested once."""
+    views = {name: np.asarray(column).view() for name, column in shard.records.items()}
+    mask = np.asarray(shard.mask).view()
+    for array in (*views.values(), mask):
+        array.flags.writeable = False
+    return shard._replace(records=views, mask=mask)
+
+
+def _stores(
+    assembly: Assembly, state: Path | None, closing: contextlib.ExitStack
+) -> dict[str, ClientStore]:
+    """Opens every worker's store; the prior's worker reads no record, so nothing of it must last."""
+    if state is not None and state.exists() and (not state.is_dir() or any(state.iterdir())):
+        raise errors.ConfigError(
+            f"the state folder {state} is not empty, expected a new or empty one",
+            "a simulation starts from the beginning: give a fresh folder, or remove this one and "
+            "with it the record of what was spent",
+        )
+    stores: dict[str, ClientStore] = {}
+    for name in assembly.solvers:
+        header = _header(assembly, name)
+        if state is None or name == PRIOR:
+            stores[name] = MemoryClientStore(ledger.open_ledger(header))
+        else:
+            stores[name] = SqliteClientStore(state / name, header)
+        closing.callback(stores[name].close)
+    return stores
 
 
 class Clock:
@@ -278,19 +317,32 @@ def _root(study: Study) -> random.Root:
 
 def _header(assembly: Assembly, client: str) -> ledger.Header:
     study, promise = assembly.study, assembly.study.privacy.promise
-    return ledger.Header(
+    header = ledger.Header(
         study=study.study.name,
         study_digest=study.digest,
         client=client,
         unit=promise.unit if promise else "record",
         relation=promise.relation if promise else "substitute",
-        view="message",
+        view=study.privacy.view,
         protected=study.privacy.private,
         note=assembly.mark,
     )
+    if promise is None or client == PRIOR:
+        return header
+    return header._replace(
+        planned=assembly.planned,
+        epsilon=promise.epsilon,
+        delta=promise.delta,
+        accountant=study.privacy.accountant,
+        table_distance=assembly.table_distance,
+        disjoint=study.privacy.disjoint,
+        records_public=study.privacy.records_public,
+        max_records=study.data.max_records,
+        rows_per_unit=study.data.rows_per_unit if assembly.grouped else None,
+    )
 
 
-def _spent(assembly: Assembly, stores: Mapping[str, MemoryClientStore]) -> float:
+def _spent(assembly: Assembly, stores: Mapping[str, ClientStore]) -> float:
     if assembly.budget is None:
         return float("inf")
     costs = {ledger.spent(stores[name].ledger) for name in assembly.clients}
@@ -303,7 +355,12 @@ def _residuals(study: Study, workers: Mapping[str, Worker]) -> dict[str, float]:
     if study.privacy.private:
         return {}
     found = {name: worker.info.get("residual") for name, worker in workers.items()}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    return {
+        # Of records that leave unprotected anyway.
+        name: float(metric.reveal() if isinstance(metric, Private) else metric.value)
+        for name, metric in found.items()
+        if metric is not None
+    }
 
 
 def _with_pooled_excluded(site: Site) -> Site:
@@ -318,12 +375,9 @@ def _site(assembly: Assembly, name: str, rows: int, book: ledger.Ledger) -> Site
     releases = sum(entry.kind == "sealed" for entry in book.entries)
     claims: tuple[statement.Claim, ...] = ()
     if promise is not None:
-        # Where the exact number of records is published, only substitution leaves it unchanged.
-        relations = ("substitute",) if privacy.records_public else events.RELATIONS
         factory = getattr(accountants, privacy.accountant)
-        claims = statement.claims(
-            book, assembly.planned, promise.delta, [factory(relation) for relation in relations]
-        )
+        priced = [factory(relation) for relation in assembly.relations]
+        claims = statement.claims(book, assembly.planned, promise.delta, priced)
     return Site(
         name=name,
         # All rows, valid or not: how many are valid depends on what they hold.
@@ -362,5 +416,6 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta
             change = party.finish(released.value, task)
             factors[name] = tree.add(factors[name], change.delta)
             posterior = tree.add(posterior, change.delta)
-            residual = float(info.get("residual", residual))
+            told = info.get("residual", residual)
+            residual = float(told.reveal() if isinstance(told, Private) else told)
     return tree.to_numpy(posterior), residual

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["bound", "coefficient_table", "console", "number", "plan_table", "privacy_table"]
+__all__ = ["bound", "coefficient_table", "console", "grid", "number", "plan_table", "privacy_table"]
 
 # The width of what is not a terminal: a file, a pipe, a log.
 _PLAIN_WIDTH = 120
@@ -122,6 +122,14 @@ def plan_table(rows: Sequence[tuple[str, str]], title: str) -> Table:
     for what, value in rows:
         table.add_row(what, escape(value))
     return table
+
+
+def grid(
+    names: Sequence[str], rows: Sequence[Sequence[str]], title: str, left: Sequence[str]
+) -> Table:
+    """Makes a table of cells; the columns in ``left`` are words, all others numbers."""
+    escaped = [[escape(cell) for cell in row] for row in rows]
+    return _filled(_table(title), names, escaped, left)
 
 
 def _filled(

@@ -260,8 +260,10 @@ def test_a_private_study_of_a_numpyro_model_pays_for_its_clients_alone(
     # Four sums of sensitivity 1 or 2 at σ = 20.
     sums = events.repeat(events.Gaussian(20.0, 1.0, 2.0), 4)
     price = {name: accountants.pld(name).epsilon(sums, 1e-5) for name in events.RELATIONS}
-    assert planned["epsilon"] == price
-    assert [row["epsilon"] for row in kept["privacy"]] == [price, price]
+    # The law of the noise's table is next to exact: what it costs stands behind the sixth digit.
+    assert planned["epsilon"] == pytest.approx(price, rel=1e-6)
+    assert all(planned["epsilon"][name] >= price[name] for name in price)
+    assert [row["epsilon"] for row in kept["privacy"]] == [planned["epsilon"]] * 2
 
 
 # What is refused

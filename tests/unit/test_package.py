@@ -93,7 +93,12 @@ def test_importing_the_package_imports_no_jax():
 @pytest.mark.parametrize(
     "module",
     [
+        "fedvi.privacy.accountants",
         "fedvi.privacy.accountants.pld",
+        "fedvi.privacy.accountants.rdp",
+        "fedvi.privacy.filter",
+        "fedvi.privacy.historical",
+        "fedvi.privacy.views",
         "fedvi.privacy.calibrate",
         "fedvi.privacy.events",
         "fedvi.privacy.ledger",

@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from fedvi import errors
+from fedvi.client.policy import parse_policy
+from fedvi.data import by_unit
 from fedvi.data.source import ArraySource
 from fedvi.experiment import build
 from fedvi.experiment.config import parse_study
+from fedvi.experiment.plan import plan
 from fedvi.federation import schedules
 from fedvi.privacy import accountants, events, ledger
+from fedvi.privacy.mechanisms import gaussian
+from fedvi.privacy.release import Mechanism
+from fedvi.typing import ROWS
 from tests.studies import raw_study
 
 
@@ -30,6 +36,7 @@ def private(noise_multiplier: float | None = 20.0, **solver: Any) -> build.Assem
             raw["solver"]["noise_multiplier"] = noise_multiplier
         raw["schedule"] = {"kind": "synchronous", "rounds": 4}
         raw["privacy"] = {"epsilon": 2.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
+        raw["privacy"]["mechanism"] = "gaussian"
         raw["data"]["max_records"] = 50
 
     return assembled(change)
@@ -113,6 +120,7 @@ def test_the_mark_of_simulated_noise_is_there_and_seeded_noise_adds_its_own() ->
 
     raw = raw_study(["c"], 1, solver={"kind": "dp_optimisation", "noise_multiplier": 50.0})
     raw["privacy"] = {"epsilon": 9.0, "delta": 1e-5, "unit": "record", "relation": "add_remove"}
+    raw["privacy"]["mechanism"] = "gaussian"
     raw["data"]["max_records"] = 10
     raw["simulation"] = {"insecure_seed": 1}
     assembly = build.assemble(parse_study(raw))
@@ -129,6 +137,8 @@ def test_a_sampler_is_sized_for_the_declared_largest_client() -> None:
 @pytest.mark.parametrize(
     ("solver", "message"),
     [
+        ({"sampler": {"kind": "feistel", "batch": 51}}, "[solver.sampler]: batch is 51"),
+        ({"sampler": {"kind": "feistel"}}, "solver.sampler.batch is missing"),
         ({"sampler": "ful"}, "solver.sampler.kind is 'ful', which is not in"),
         ({"sampler": 3}, "solver.sampler is 3, expected a kind in quotes, or a table with a kind"),
         ({"sampler": []}, "solver.sampler is [], expected a kind"),
@@ -343,8 +353,251 @@ def test_a_whole_number_of_noise_is_a_number() -> None:
 def test_a_client_with_too_many_records_is_named_without_their_number() -> None:
     source = ArraySource({"x": np.ones((51, 2)), "y": np.ones(51)}, np.ones(51, bool))
     with pytest.raises(errors.DataError, match=r"^south: more records than") as error:
-        build.with_capacity(private(), {"south": source})
+        build.with_capacity(
+            assembled(lambda raw: raw["data"].update(max_records=50)), {"south": source}
+        )
     assert "51" not in str(error.value)
+
+
+def test_in_a_private_study_too_many_records_are_left_out_by_position() -> None:
+    y = np.arange(53.0)
+    source = ArraySource({"x": np.ones((53, 2)), "y": y}, np.ones(53, bool))
+    shard = build.with_capacity(private(), {"south": source})["south"]
+    np.testing.assert_array_equal(shard.records["y"], y[:50])
+    assert shard.mask.all()
+
+
+# Pairings, warnings, and what an audit and a policy ask
+
+
+def test_a_mechanism_can_be_wrapped_and_everything_else_stays() -> None:
+    assembly = private(3.0 * 20.0)
+    seen: list[Mechanism] = []
+
+    def wrap(mechanism: Mechanism) -> Mechanism:
+        seen.append(mechanism)
+        return mechanism
+
+    solver = assembly.solver_with(wrap)
+    assert [mechanism.noise_multiplier for mechanism in seen] == [60.0]
+    assert solver.cost == assembly.solvers["north"].cost
+    halved = assembly.solver_with(lambda mechanism: gaussian(mechanism.noise_multiplier / 2))
+    step = events.Gaussian(30.0, add_remove=1.0, substitute=2.0)
+    assert events.counts(halved.cost) == {step: 3}
+
+
+def test_a_solver_without_noise_has_no_mechanism_to_wrap() -> None:
+    with pytest.raises(
+        errors.ConfigError, match=r"solver\.kind is 'exact', which has no mechanism"
+    ):
+        assembled().solver_with(lambda mechanism: mechanism)
+
+
+def test_what_a_policy_judges_is_what_the_study_says() -> None:
+    assembly = private(sampler={"kind": "poisson", "rate": 0.25})
+    request = assembly.request
+    assert (request.unit, request.relation, request.view) == ("record", "substitute", "message")
+    assert (request.model, request.solver) == ("linear", "dp_optimisation")
+    assert (request.sampler, request.mechanism, request.accountant) == (
+        "poisson",
+        "gaussian",
+        "pld",
+    )
+    assert (request.rounds, request.planned) == (4, assembly.planned)
+    lax = {"run": {"epsilon": 2.0, "delta": 1e-5}}
+    parse_policy(lax).check(request)
+    # Twenty clip norms of noise are what the study has.
+    with pytest.raises(errors.PolicyRefused, match="noise_multiplier 20, expected at least 21"):
+        parse_policy({"run": {**lax["run"], "noise_multiplier": 21.0}}).check(request)
+    with pytest.raises(errors.PolicyRefused, match="releases without protection"):
+        parse_policy(lax).check(assembled().request)
+    assert assembled(by_patient).request.unit == "patient"
+
+
+@pytest.mark.parametrize(("delta", "warns"), [(0.01999, False), (0.02, True), (0.3, True)])
+def test_a_delta_that_one_published_record_would_keep_is_warned_of(
+    delta: float, warns: bool
+) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "dp_optimisation", "noise_multiplier": 50.0}
+        raw["privacy"] = {
+            "epsilon": 2.0,
+            "delta": delta,
+            "unit": "record",
+            "relation": "substitute",
+        }
+        raw["data"]["max_records"] = 50
+
+    found = assembled(change).warnings
+    assert len(found) == warns
+    if warns:
+        assert found[0].startswith(
+            f"privacy.delta is {delta:g}, not below 1 / data.max_records = 0.02"
+        )
+        assert "such as 0.001" in found[0]
+    assert assembled().warnings == ()
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-9])
+def test_noise_too_small_for_any_finite_price_is_refused_with_what_is_enough(noise: float) -> None:
+    with pytest.raises(errors.FedviError, match=f"noise_multiplier {noise:g}") as error:
+        private(noise)
+    enough = float(error.value.hint.split()[0])
+    assert private(None).noise_multiplier == enough
+
+
+def promised(relation: str, **solver: Any) -> Callable[[dict[str, Any]], None]:
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "dp_optimisation", "steps": 3, **solver}
+        raw["privacy"] = {"epsilon": 2.0, "delta": 1e-5, "unit": "record", "relation": relation}
+        raw["privacy"]["mechanism"] = "gaussian"
+        raw["data"]["max_records"] = 50
+
+    return change
+
+
+def test_batches_of_fixed_size_are_refused_under_add_remove_with_what_would_be_right() -> None:
+    sampler = {"kind": "feistel", "batch": 5}
+    error = refusal(promised("add_remove", sampler=sampler))
+    assert error.message == (
+        "solver.sampler is 'feistel' and privacy.mechanism 'gaussian', which accountant 'pld' "
+        "cannot price under relation 'add_remove'"
+    )
+    assert 'relation = "substitute"' in error.hint
+    assert 'sampler = { kind = "poisson", rate = 0.1 }' in error.hint
+    assert assembled(promised("substitute", sampler=sampler)).relations == ("substitute",)
+    found = plan(assembled(promised("substitute", sampler=sampler)))
+    for prices in (found.epsilon, found.epsilon_rdp):
+        assert prices["add_remove"] is None
+        assert prices["substitute"] is not None
+    assert found.as_dict()["epsilon"]["add_remove"] is None
+
+
+def test_noise_that_the_accountant_does_not_know_is_refused_with_those_that_do(module: str) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        promised("substitute")(raw)
+        raw["privacy"]["mechanism"] = f"{module}:discrete"
+
+    error = refusal(change)
+    assert "accountant 'pld' cannot price under relation 'substitute'" in error.message
+    assert error.hint == "accountants that can: `rdp`, `zcdp`"
+
+
+def test_noise_from_a_table_is_calibrated_with_the_price_of_the_table(module: str) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        promised("substitute")(raw)
+        raw["privacy"]["mechanism"] = f"{module}:tabled"
+
+    exact, tabled = assembled(promised("substitute")), assembled(change)
+    # At most twice the 5 numbers that leave are drawn for a sum.
+    assert (exact.table_distance, tabled.table_distance) == (0.0, 1e-8)
+    assert tabled.budget is not None
+    priced = tabled.accountant("pld", "substitute")
+    assert tabled.budget.accountant == priced
+    assert priced.epsilon(tabled.planned, 1e-5) <= 2.0
+    assert exact.noise_multiplier is not None
+    assert tabled.noise_multiplier is not None
+    assert tabled.noise_multiplier > exact.noise_multiplier
+    found = plan(tabled)
+    assert found.epsilon["substitute"] == priced.epsilon(tabled.planned, 1e-5)
+
+
+@pytest.mark.parametrize("accountant", accountants.__all__)
+def test_every_accountant_can_check_the_budget(accountant: str) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        promised("substitute")(raw)
+        raw["privacy"]["accountant"] = accountant
+
+    assembly = assembled(change)
+    assert assembly.budget is not None
+    assert assembly.budget.accountant.name == accountant
+    assert assembly.budget.accountant.epsilon(assembly.planned, 1e-5) <= 2.0
+    # A budget that any accountant keeps is kept by the tightest one.
+    assert accountants.pld("substitute").epsilon(assembly.planned, 1e-5) <= 2.0
+
+
+# The patient as unit
+
+
+def by_patient(raw: dict[str, Any]) -> None:
+    raw["solver"] = {"kind": "dp_optimisation", "noise_multiplier": 50.0}
+    raw["privacy"] = {"epsilon": 2.0, "delta": 1e-5, "unit": "patient", "relation": "substitute"}
+    raw["data"].update(max_records=4, unit_column="patient_id", max_rows_per_unit=2)
+
+
+def read(folder: Path, change: Callable[[dict[str, Any]], object], text: str) -> ArraySource:
+    (folder / "north.csv").write_text(text)
+    return build.load_shard(assembled(change), "north", folder / "north.csv")
+
+
+PATIENTS = "patient_id,y,x0,x1\na,1,0,0\nb,2,0,0\na,3,0,0\n,9,0,0\na,4,0,0\nb,5\n"
+
+
+def test_a_file_of_patients_is_grouped_and_the_identity_stays_behind(tmp_path: Path) -> None:
+    source = read(tmp_path, by_patient, PATIENTS)
+    assert set(source.records) == {"x", "y", ROWS}
+    # The third row of a, the row of nobody and the line that cannot be read count as zero.
+    np.testing.assert_array_equal(source.records["y"], [[1, 3], [2, 0]])
+    shard = build.with_capacity(assembled(by_patient), {"north": source})["north"]
+    assert shard.records["x"].shape == (4, 2, 2)
+    np.testing.assert_array_equal(shard.mask, [True, True, False, False])
+
+
+def test_without_protection_patients_are_counted_and_their_rows_stay_apart(tmp_path: Path) -> None:
+    def change(most: int) -> Callable[[dict[str, Any]], None]:
+        def apply(raw: dict[str, Any]) -> None:
+            raw["data"].update(max_records=most, unit_column="patient_id")
+
+        return apply
+
+    whole = "patient_id,y,x0,x1\na,1,0,0\nb,2,0,0\na,3,0,0\n"
+    source = read(tmp_path, change(2), whole)
+    np.testing.assert_array_equal(source.records["y"], [1, 2, 3])
+    # Three rows of two patients fit a bound of two patients.
+    assert len(build.with_capacity(assembled(change(2)), {"north": source})["north"].mask) == 3
+    with pytest.raises(errors.DataError, match="more units in `patient_id` than"):
+        read(tmp_path, change(1), whole)
+    with pytest.raises(errors.DataError, match="record 2: column `patient_id` says not whose"):
+        read(tmp_path, change(2), "patient_id,y,x0,x1\na,1,0,0\n?,2,0,0\n")
+
+
+@pytest.mark.parametrize("private_study", [True, False])
+def test_a_file_without_the_column_that_says_whose_a_row_is_is_refused(
+    tmp_path: Path, private_study: bool
+) -> None:
+    change = (
+        by_patient if private_study else lambda raw: raw["data"].update(unit_column="patient_id")
+    )
+    with pytest.raises(errors.DataError, match="no column `patient_id` in the first line"):
+        read(tmp_path, change, "patient,y,x0,x1\na,1,0,0\n")
+
+
+def test_whose_a_row_is_may_be_no_covariate() -> None:
+    def change(raw: dict[str, Any]) -> None:
+        by_patient(raw)
+        raw["data"]["unit_column"] = "x1"
+
+    error = refusal(change)
+    assert error.message == "data.unit_column is 'x1', which [data.schema.x1] declares too"
+    assert error.hint
+
+    def headless(raw: dict[str, Any]) -> None:
+        by_patient(raw)
+        raw["data"]["columns"] = ["patient-id", "y", "x0", "x1"]
+
+    error = refusal(headless)
+    assert error.message == "data.columns: no `patient_id`, which data.unit_column names"
+    assert "`patient-id`" in error.hint
+
+
+def test_rows_that_were_not_grouped_are_refused_in_a_study_of_patients() -> None:
+    rows = ArraySource({"x": np.ones((3, 2)), "y": np.ones(3)}, np.ones(3, bool))
+    with pytest.raises(errors.DataError, match=r"^north: records are not grouped") as error:
+        build.with_capacity(assembled(by_patient), {"north": rows})
+    assert "by_unit" in error.value.hint
+    patients = by_unit(rows, ["a", "b", "a"], 2)
+    with pytest.raises(errors.DataError, match=r"^north: records are grouped"):
+        build.with_capacity(private(), {"north": patients})
 
 
 MODULE = """
@@ -352,7 +605,9 @@ import numpyro
 import numpyro.distributions as dist
 from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference import dp_optimisation
+from fedvi.privacy import events
 from fedvi.privacy.mechanisms import gaussian
+from fedvi.privacy.mechanisms.gaussian import Gaussian
 from fedvi.privacy.sampling import full
 
 
@@ -362,6 +617,23 @@ def sampler(max_records):
 
 def mechanism(noise_multiplier):
     return gaussian(noise_multiplier)
+
+
+class Tabled(Gaussian):
+    distance = 1e-9
+
+
+def tabled(noise_multiplier):
+    return Tabled(noise_multiplier)
+
+
+class Discrete(Gaussian):
+    def event(self, shift):
+        return events.DiscreteGaussian(self.noise_multiplier)
+
+
+def discrete(noise_multiplier):
+    return Discrete(noise_multiplier)
 
 
 def solver(family, model, sampler, mechanism, steps=1):
@@ -402,6 +674,7 @@ def test_custom_code_marks_a_private_study_and_no_other(module: str, part: str) 
 
     def protect(raw: dict[str, Any]) -> None:
         raw["privacy"] = {"epsilon": 9.0, "delta": 1e-5, "unit": "record", "relation": "add_remove"}
+        raw["privacy"]["mechanism"] = "gaussian"
         change(raw)
 
     assert assembled(protect).mark == f"simulation: no guarantee; {build.CUSTOM_CODE}"

@@ -27,6 +27,11 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Study:
     return parse_study(raw)
 
 
+def by_patient(raw: dict[str, Any], **data: Any) -> None:
+    raw["privacy"]["unit"] = "patient"
+    raw["data"].update(unit_column="patient_id", **data)
+
+
 def refusal(change: Callable[[dict[str, Any]], object]) -> ConfigError:
     with pytest.raises(ConfigError) as error:
         changed(change)
@@ -84,13 +89,15 @@ def test_the_digest_ignores_what_is_local(change: Callable[[dict[str, Any]], obj
         lambda raw: raw["privacy"].update(epsilon=2.0),
         lambda raw: raw["privacy"].update(records_public=True),
         lambda raw: raw["data"].update(max_records=21),
+        lambda raw: by_patient(raw),
+        lambda raw: by_patient(raw, max_rows_per_unit=3),
         lambda raw: raw["data"]["schema"]["x0"].update(bounds=[0, 1]),
         lambda raw: raw["clients"].append({"name": "east"}),
         lambda raw: raw["clients"].reverse(),
     ],
     ids=[
         *("seed", "formula", "prior", "solver", "rounds", "epsilon", "public", "max_records"),
-        *("bounds", "one more client", "order of clients"),
+        *("unit", "rows of a unit", "bounds", "one more client", "order of clients"),
     ],
 )
 def test_the_digest_changes_with_all_that_sites_agree_on(
@@ -182,7 +189,8 @@ def test_nothing_is_promised_beside_no_protection() -> None:
         ("delta", 1.0, "less than 0.5"),
         ("delta", 0.5, "less than 0.5"),
         ("relation", "substitue", "'add_remove' or 'substitute'"),
-        ("unit", "client", "'record'"),
+        ("unit", "client", "'record' or 'patient'"),
+        ("view", "aggregate", "'message'"),
         ("protection", "some", "'dp' or 'none'"),
         ("disjoint", 1, "a valid boolean"),
     ],
@@ -215,6 +223,50 @@ def test_a_published_number_of_records_cannot_hide_whether_one_was_added() -> No
     assert error.message.startswith('privacy.relation is "add_remove"')
     study = changed(lambda raw: raw["privacy"].update(records_public=True))
     assert study.privacy.records_public
+
+
+def test_a_promise_of_zero_says_what_epsilon_is() -> None:
+    error = refusal(lambda raw: raw["privacy"].update(epsilon=-1.0))
+    assert error.message == "privacy.epsilon is -1.0, expected greater than 0"
+    assert "1 is a common promise" in error.hint
+
+
+# The patient as unit
+
+
+def test_a_patient_is_protected_by_the_column_that_says_whose_a_row_is() -> None:
+    study = changed(by_patient)
+    assert study.privacy.promise == (1.0, 1e-5, "patient", "substitute")
+    assert (study.data.unit_column, study.data.rows_per_unit) == ("patient_id", 20)
+    assert changed(lambda raw: by_patient(raw, max_rows_per_unit=3)).data.rows_per_unit == 3
+
+
+def test_a_unit_survives_json() -> None:
+    study = changed(by_patient)
+    assert parse_study(json.loads(json.dumps(study.as_dict()))).digest == study.digest
+
+
+def test_unit_and_column_belong_together() -> None:
+    error = refusal(lambda raw: raw["privacy"].update(unit="patient"))
+    assert error.message == 'data.unit_column is missing beside privacy.unit = "patient"'
+    assert 'unit = "record"' in error.hint
+    error = refusal(lambda raw: raw["data"].update(unit_column="patient_id"))
+    assert error.message == "data.unit_column is 'patient_id' beside privacy.unit = \"record\""
+    assert 'unit = "patient"' in error.hint
+    error = refusal(lambda raw: raw["data"].update(max_rows_per_unit=3))
+    assert error.message == "data.max_rows_per_unit is given without data.unit_column"
+
+
+@pytest.mark.parametrize("rows", [0, -1, 10**4 + 1, 2.0])
+def test_the_rows_of_a_unit_are_a_positive_number(rows: object) -> None:
+    error = refusal(lambda raw: by_patient(raw, max_rows_per_unit=rows))
+    assert error.message.startswith(f"data.max_rows_per_unit is {rows}, expected")
+
+
+def test_a_study_without_protection_may_name_whose_its_rows_are() -> None:
+    raw = raw_study(["c"], 1)
+    raw["data"]["unit_column"] = "patient_id"
+    assert parse_study(raw).data.unit_column == "patient_id"
 
 
 def test_a_private_study_declares_the_largest_number_of_records() -> None:

@@ -1,0 +1,171 @@
+"""`fedvi privacy STUDY.toml`: what a promise asks for, and what it means."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from fedvi.experiment.build import assemble
+from fedvi.experiment.config import load_study
+from fedvi.experiment.pricing import Pricing, pricing, with_target
+from fedvi.privacy.events import RELATIONS
+from fedvi.report import plots, tables
+
+__all__ = ["privacy"]
+
+_RELATION = {"add_remove": "add/remove", "substitute": "substitute"}
+
+
+@click.command()
+@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--epsilon", type=float, help="Ask for this ε instead of the study's.")
+@click.option("--delta", type=float, help="Ask for this δ instead of the study's.")
+@click.option(
+    "--relation", type=click.Choice(RELATIONS), help="Promise this relation instead of the study's."
+)
+@click.option("--rounds", type=int, help="Plan so many rounds instead of the study's.")
+@click.option(
+    "--historical",
+    is_flag=True,
+    help="Also print what older papers and tools would have claimed. Not guarantees.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw ε over rounds to this file (.png, .svg, .pdf). Needs fedvi[report].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def privacy(
+    study: Path,
+    epsilon: float | None,
+    delta: float | None,
+    relation: str | None,
+    rounds: int | None,
+    historical: bool,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Price a study before it runs: the noise that its promise asks for, ε by every accountant, what
+    other samplers and relations would ask for, and in words what the numbers mean. Reads no data.
+
+    \b
+    What if the promise were stronger, or the study longer?
+      fedvi privacy study.toml --epsilon 1
+      fedvi privacy study.toml --rounds 50 --plot epsilon.png
+
+    The relation says which two data sets must be hard to tell apart: `add_remove`, with and without
+    one record; `substitute`, with one record replaced by any other. The same noise costs more under
+    `substitute`, which also hides what a record says when it is known that it is there.
+    """
+    described = with_target(load_study(study), epsilon, delta, relation, rounds)
+    found = pricing(assemble(described), with_historical=historical)
+    if plot is not None:
+        _plot(found, plot)
+    if as_json:
+        click.echo(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        return
+    _show(found)
+    if plot is not None:
+        click.echo(f"drawn to {plot}")
+
+
+def _plot(found: Pricing, path: Path) -> None:
+    names = found.growth[0].epsilon
+    plots.epsilon_over_rounds(
+        [row.rounds for row in found.growth],
+        {name: [row.epsilon[name] for row in found.growth] for name in names},
+        found.epsilon,
+        f"{found.study}: {_RELATION[found.relation]}, δ = {found.delta:g}"
+        + (f" — {found.mark}" if found.mark else ""),
+        path,
+    )
+
+
+def _show(found: Pricing) -> None:
+    console = tables.console()
+    mark = f" — {found.mark}" if found.mark else ""
+    console.print(tables.plan_table(list(_rows(found)), f"Promise of {found.study}{mark}"))
+    cells = [
+        [
+            row.accountant + (" (stated)" if row.stated else ""),
+            _RELATION[row.relation],
+            "not offered" if row.epsilon is None else tables.bound(row.epsilon),
+            row.label or "upper bound",
+        ]
+        for row in found.prices
+    ]
+    names = ["accountant", "relation", "ε", "what it is"]
+    title = f"ε of all {found.rounds} rounds per client at δ = {found.delta:g}{mark}"
+    console.print(tables.grid(names, cells, title, ("accountant", "relation", "what it is")))
+    known = [name for name in found.growth[0].epsilon if found.growth[-1].epsilon[name] is not None]
+    lines = [
+        [str(row.rounds), *(tables.bound(row.epsilon[name]) for name in known)]
+        for row in found.growth
+    ]
+    title = f"ε over rounds, {_RELATION[found.relation]}"
+    console.print(tables.grid(["rounds", *known], lines, title, ()))
+    if found.alternatives:
+        cells = [
+            [
+                row.sampler + (" (this study)" if row.current else ""),
+                _RELATION[row.relation],
+                row.reason or tables.number(row.noise_multiplier),
+            ]
+            for row in found.alternatives
+        ]
+        title = f"Noise multiplier for ε = {found.epsilon:g}, were the study written otherwise"
+        names = ["sampler", "relation", "noise multiplier"]
+        console.print(tables.grid(names, cells, title, ("sampler", "relation")))
+    if found.views:
+        cells = [
+            [row.view, tables.number(row.noise_multiplier), row.reason or "this study"]
+            for row in found.views
+        ]
+        title = "Noise multiplier of each client for the same promise, by who sees what"
+        names = ["view", "noise multiplier", "offered"]
+        console.print(tables.grid(names, cells, title, ("view", "offered")))
+    for line in _words(found):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _rows(found: Pricing) -> Iterator[tuple[str, str]]:
+    yield (
+        "promise",
+        f"ε ≤ {found.epsilon:g}, δ = {found.delta:g}, unit {found.unit}, relation "
+        f"{_RELATION[found.relation]}, view {found.view}",
+    )
+    if found.noise_multiplier is not None:
+        std = f" = std {tables.number(found.noise_multiplier * (found.clip_norm or math.nan))}"
+        yield (
+            "noise",
+            f"multiplier {tables.number(found.noise_multiplier)} × clip norm "
+            f"{tables.number(found.clip_norm)}{std} on every noised sum",
+        )
+    yield "plan", f"{found.rounds} rounds, {found.clients} clients"
+
+
+def _words(found: Pricing) -> Iterator[str]:
+    yield from (f"warning: {line}" for line in found.warnings)
+    yield "What it means, for someone who knows every other record and sees every message:"
+    for row in found.meanings:
+        guess = (
+            f"whether a given {found.unit} took part"
+            if row.relation == "add_remove"
+            else f"which of two known {found.unit}s took part"
+        )
+        yield (
+            f"- guessing at even odds {guess}, they are right at most {_percent(row.right)} of the "
+            f"time; if 1 % of their accusations of others are wrong, they find at most "
+            f"{_percent(row.found)} of the true ones"
+        )
+    yield (
+        "These are bounds over all attacks, to help in choosing; the promise is (ε, δ). The view "
+        "`message` assumes that every message is seen; `aggregate`, that only their sum is; "
+        "`secure_aggregate`, that all clients but two work with whoever sees the sum."
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{math.ceil(value * 1000) / 10:g} %"
