@@ -5,8 +5,11 @@ from pathlib import Path
 
 import click
 
+from fedvi.client.policy import load_policy
+from fedvi.experiment.build import assemble
 from fedvi.experiment.config import load_study
 from fedvi.experiment.plan import Plan, plan
+from fedvi.experiment.policies import check_code
 from fedvi.report import tables
 
 __all__ = ["check"]
@@ -14,8 +17,13 @@ __all__ = ["check"]
 
 @click.command()
 @click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--policy",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also ask a site's own policy (TOML) whether it would take part.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def check(study: Path, as_json: bool) -> None:
+def check(study: Path, policy: Path | None, as_json: bool) -> None:
     """Validate a study file and print its plan: what would be released, how often, with how much
     noise, at what cost per client, and how many numbers would leave. Reads no data.
 
@@ -25,7 +33,13 @@ def check(study: Path, as_json: bool) -> None:
     that relation. A unit is what [privacy] unit says: a record (a row), or a patient with all rows.
     `fedvi privacy` says more about the numbers.
     """
-    found = plan(load_study(study))
+    described = load_study(study)
+    judge = {} if policy is None else {"": load_policy(policy)}
+    check_code(judge, described)
+    assembly = assemble(described)
+    for rules in judge.values():
+        rules.check(assembly.request)
+    found = plan(assembly)
     if as_json:
         click.echo(json.dumps(found.as_dict(), indent=2, allow_nan=False))
         return
@@ -33,6 +47,8 @@ def check(study: Path, as_json: bool) -> None:
     tables.console().print(tables.plan_table(_rows(found), title), crop=False)
     for warning in found.warnings:
         click.echo(f"warning: {warning}", err=True)
+    if policy is not None:
+        click.echo(f"the policy {policy} admits this study, as far as its own caps go")
 
 
 def _rows(found: Plan) -> list[tuple[str, str]]:

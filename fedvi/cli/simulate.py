@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fedvi import errors
 from fedvi.experiment import outcome
 from fedvi.experiment.build import PRIOR
 from fedvi.experiment.config import load_study
@@ -38,6 +39,14 @@ __all__ = ["simulate"]
     "without it they are in memory until the end.",
 )
 @click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="CLIENT=FILE",
+    help="A client's own policy (TOML), which caps what it will do; may be given for each client. "
+    "What it charges for life is kept beside the file, in a folder of its name ending in .life.",
+)
+@click.option(
     "--pooled",
     is_flag=True,
     help="Also fit all shards pooled, WITHOUT privacy, and print it beside the answer. "
@@ -46,7 +55,13 @@ __all__ = ["simulate"]
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def simulate(
-    study: Path, out: Path | None, state: Path | None, pooled: bool, as_json: bool, quiet: bool
+    study: Path,
+    out: Path | None,
+    state: Path | None,
+    policies: tuple[str, ...],
+    pooled: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Run the federation of a study file in this process, and print two tables: the posterior, and
     what it cost each client's records.
@@ -61,7 +76,14 @@ def simulate(
         outcome.check_target(out)
     description = load_study(study)
     with _progress(quiet) as on_moment:
-        result = run(description, study.parent, pooled=pooled, on_moment=on_moment, state=state)
+        result = run(
+            description,
+            study.parent,
+            pooled=pooled,
+            on_moment=on_moment,
+            state=state,
+            policies=_policies(policies),
+        )
     for warning in result.assembly.warnings:
         click.echo(f"warning: {warning}", err=True)
     if out is not None:
@@ -70,6 +92,22 @@ def simulate(
         click.echo(json.dumps(outcome.as_dict(result), indent=2, allow_nan=False))
         return
     _show(result, pooled, out)
+
+
+def _policies(given: Iterable[str]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for item in given:
+        name, equals, path = item.partition("=")
+        if not (name and equals and path):
+            raise errors.ConfigError(
+                f"--policy is {item!r}, expected CLIENT=FILE", "e.g. --policy north=north.toml"
+            )
+        if name in found:
+            raise errors.ConfigError(
+                f"--policy is given twice for client {name!r}", "one client has one policy"
+            )
+        found[name] = Path(path)
+    return found
 
 
 @contextmanager

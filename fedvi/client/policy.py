@@ -30,9 +30,8 @@ is built or a record is read, and `Guard.admit` before each release, against the
 import hashlib
 import importlib.machinery
 import math
-import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -178,6 +177,25 @@ class Policy(_Section):
                 hint="change the study, or let whoever owns the data change the policy",
             )
 
+    def check_code(self, kinds: Mapping[str, str]) -> None:
+        """Refuses code from outside fedvi that is not on the allow-list; runs none of it.
+
+        Call it before a study is built: building imports what a study names.
+
+        Args:
+          kinds: section of the study → the kind it names; built-in kinds are left to ``check``.
+
+        Raises:
+          PolicyRefused: naming each section and function.
+        """
+        custom = [(what, name) for what, name in kinds.items() if ":" in name]
+        found = [line for what, name in custom for line in self._custom(what, name)]
+        if found:
+            raise errors.PolicyRefused(
+                f"the policy of this site refuses the study: {'; '.join(found)}",
+                hint="look at that code, then add it to [[allow.custom]] with its SHA-256",
+            )
+
     def lifetime_filter(self) -> RdpFilter:
         """Returns the filter for ``[life]``; a part of δ is kept for the tables of noise.
 
@@ -290,7 +308,7 @@ class Keeper(Protocol):
     def ledger(self) -> ledgers.Ledger:
         """The ledger as last stored."""
 
-    def reserve(self, ledger: ledgers.Ledger, release_id: str, secret: bytes, task: bytes) -> Any:
+    def charge(self, ledger: ledgers.Ledger, release_id: str) -> None:
         """Stores the ledger that charges a release; returns once it is durable."""
 
 
@@ -350,8 +368,7 @@ class Lifetime:
             attempt += 1
         after = ledgers.spend(before, name, event, self._filter)
         self._check_tables(after, name)
-        # The store wants a secret with every reservation. Nothing is drawn from this one.
-        self._keeper.reserve(after, name, os.urandom(32), b"")
+        self._keeper.charge(after, name)
 
     def _check_tables(self, ledger: ledgers.Ledger, name: str) -> None:
         distance = noised_releases(ledgers.spent(ledger)) * ledger.header.table_distance

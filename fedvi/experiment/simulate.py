@@ -17,13 +17,14 @@ from fedvi import errors
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource, concatenate
 from fedvi.experiment import build
+from fedvi.experiment import policies as site_policies
 from fedvi.experiment.build import PRIOR, Assembly
 from fedvi.experiment.config import Study
 from fedvi.expfam import tree
 from fedvi.inference import glm, gradient, prior_factor
 from fedvi.inference.base import Shard, Task
 from fedvi.models.glm import GeneralisedLinearModel
-from fedvi.privacy import accountants, ledger, random, statement
+from fedvi.privacy import accountants, events, ledger, random, statement
 from fedvi.privacy.metrics import Private
 from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
@@ -113,6 +114,7 @@ def simulate(
     pooled: bool = False,
     on_moment: Callable[[Moment], None] | None = None,
     state: Path | None = None,
+    policies: Mapping[str, Path] | None = None,
 ) -> Result:
     """Runs a study's federation in this process.
 
@@ -128,13 +130,22 @@ def simulate(
       on_moment: called after each fold.
       state: a new or empty folder for the clients' ledgers, ``state/CLIENT/ledger.sqlite``; None
         keeps them in memory, as quick as it is forgetful.
+      policies: client → the file of its own policy (``fedvi.client.policy``). What it charges for
+        life is kept beside that file, in a folder named after it with the suffix ``.life``.
 
     Raises:
       FedviError: before anything is computed, if the study or the data does not fit.
     """
+    files = policies or {}
+    judged = site_policies.load(files, study)
+    site_policies.check_code(judged, study)
     assembly = build.assemble(study)
-    sources = build.load_shards(assembly, Path(base))
-    return run(assembly, sources, pooled=pooled, on_moment=on_moment, state=state)
+    with contextlib.ExitStack() as closing:
+        folders = {name: path.with_suffix(".life") for name, path in files.items()}
+        guards = site_policies.guards(judged, folders, assembly, closing)
+        admit = {name: guard.admit for name, guard in guards.items()}
+        sources = build.load_shards(assembly, Path(base))
+        return run(assembly, sources, pooled=pooled, on_moment=on_moment, state=state, admit=admit)
 
 
 def run(
@@ -144,6 +155,7 @@ def run(
     pooled: bool = False,
     on_moment: Callable[[Moment], None] | None = None,
     state: Path | None = None,
+    admit: Mapping[str, Callable[[Task, events.Event], None]] | None = None,
 ) -> Result:
     """Runs a built study on records that are in memory; see ``simulate``.
 
@@ -151,6 +163,7 @@ def run(
       assembly: from ``build.assemble``.
       sources: client → its records, laid out as the model wants them.
       pooled, on_moment, state: see ``simulate``.
+      admit: client → what is asked, with a task and its price, before the task is charged.
 
     Raises:
       ConfigError: if ``state`` holds something.
@@ -188,6 +201,7 @@ def run(
                 root=root,
                 store=stores[name],
                 budget=assembly.budget,
+                admit=(admit or {}).get(name),
             )
         drive(workers, coordinator, _latencies(study), study.study.seed, clock)
     final = coordinator.state

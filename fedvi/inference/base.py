@@ -76,7 +76,8 @@ class LocalSolver(NamedTuple):
 
     Attributes:
       name: the function that made it, for messages.
-      init: η → state. Called once per client before its first task.
+      init: η → state: arrays of numbers, kept by the client alone, keys as their ``key_data``. May
+        be called before any task, since its answer is also the layout of a state that was stored.
       update: (key_of, state, task, shard) → (state, Released, info). ``key_of(purpose)`` derives a
         key for this task; ``info`` is about private data and never leaves the client.
       finish: (released value, task) → Change. Runs at the server in NumPy: post-processing.

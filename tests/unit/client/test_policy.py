@@ -200,7 +200,7 @@ def test_nothing_is_admitted_that_could_not_be_stored():
         def __init__(self, ledger):
             self.ledger = ledger
 
-        def reserve(self, ledger, release_id, secret, task):
+        def charge(self, ledger, release_id):
             raise OSError("disk full")
 
     site = policy(life=LIFE)

@@ -1,0 +1,125 @@
+"""Claims about policies at work: a site's own caps hold, whatever a study asks for."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fedvi.cli.main import main
+from fedvi.privacy import ledger
+from fedvi.store.sqlite import read_ledger
+
+STUDY = """
+[study]
+name = "small"
+[model]
+kind = "{model}"
+formula = "y ~ age"
+[solver]
+kind = "dp_optimisation"
+steps = 2
+[schedule]
+kind = "synchronous"
+rounds = 2
+[privacy]
+epsilon = 1.0
+delta = 1e-5
+unit = "record"
+relation = "substitute"
+[data]
+max_records = 20
+[data.schema.y]
+type = "binary"
+[data.schema.age]
+type = "number"
+bounds = [0, 100]
+[[clients]]
+name = "north"
+data = "north.csv"
+"""
+POLICY = """
+[run]
+epsilon = {run}
+delta = 1e-5
+[life]
+epsilon = {life}
+delta = 1e-4
+relation = "substitute"
+"""
+
+
+def fedvi(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def write(folder: Path, run: float = 1.0, life: float = 3.0, model: str = "logistic") -> Path:
+    (folder / "north.csv").write_text("y,age\n1,50\n0,20\n1,77\n")
+    (folder / "policy.toml").write_text(POLICY.format(run=run, life=life))
+    path = folder / "study.toml"
+    path.write_text(STUDY.format(model=model))
+    return path
+
+
+def simulate(path: Path) -> Result:
+    return fedvi("simulate", path, "--quiet", "--policy", f"north={path.parent / 'policy.toml'}")
+
+
+def charged(folder: Path) -> int:
+    return ledger.reservations(read_ledger(folder / "policy.life"))
+
+
+def test_studies_are_charged_for_life_until_one_does_not_fit(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert simulate(path).exit_code == 0
+    assert charged(tmp_path) == 2
+    codes = [simulate(path).exit_code for _ in range(8)]
+    assert codes[0] == 0
+    assert codes[-1] == 5
+    refused = simulate(path)
+    assert "error: release" in refused.output
+    before = charged(tmp_path)
+    assert simulate(path).exit_code == 5
+    assert charged(tmp_path) == before  # what was refused was not charged
+
+
+def test_a_cap_on_one_study_refuses_it_before_anything_is_charged(tmp_path: Path) -> None:
+    path = write(tmp_path, run=0.5)
+    for done in (simulate(path), fedvi("check", path, "--policy", tmp_path / "policy.toml")):
+        assert done.exit_code == 5
+        assert "epsilon 0.99" in done.output or "epsilon 1" in done.output
+        assert "expected at most 0.5" in done.output
+    assert not (tmp_path / "policy.life").exists()
+
+
+def test_code_that_is_not_allowed_is_refused_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stray_models.py").write_text("raise SystemExit('it ran')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = write(tmp_path, model="stray_models:hospital")
+    for done in (simulate(path), fedvi("check", path, "--policy", tmp_path / "policy.toml")):
+        assert done.exit_code == 5
+        assert "model 'stray_models:hospital' is custom code" in done.output
+    assert "stray_models" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("north", "expected CLIENT=FILE"),
+        ("nroth=policy.toml", "client 'nroth'"),
+        ("north=missing.toml", "cannot read the policy"),
+    ],
+)
+def test_a_wrong_policy_is_named(tmp_path: Path, given: str, words: str) -> None:
+    done = fedvi("simulate", write(tmp_path), "--quiet", "--policy", given)
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+def test_check_says_that_a_policy_admits_a_study(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    done = fedvi("check", path, "--policy", tmp_path / "policy.toml")
+    assert done.exit_code == 0
+    assert "admits this study" in done.output
