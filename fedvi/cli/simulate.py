@@ -72,6 +72,11 @@ def simulate(
     STUDY may also be the study.json that --out kept, with the noise that was calibrated. It keeps
     the data paths as they were written: put it beside the original study file to run it again.
     """
+    if pooled and policies:
+        raise errors.ConfigError(
+            "--pooled is given beside --policy, and a pooled fit keeps to no policy",
+            "leave out one of the two",
+        )
     if out is not None:
         outcome.check_target(out)
     description = load_study(study)
@@ -83,9 +88,8 @@ def simulate(
             on_moment=on_moment,
             state=state,
             policies=_policies(policies),
+            on_warning=lambda line: click.echo(f"warning: {line}", err=True),
         )
-    for warning in result.assembly.warnings:
-        click.echo(f"warning: {warning}", err=True)
     if out is not None:
         outcome.write(result, out)
     if as_json:
@@ -211,6 +215,13 @@ def _remarks(result: "Result") -> "list[str]":
         + (f" — {claim.mark}" if claim.mark else "")
         for claim in result.consortium
     ]
+    for site in result.sites:
+        spent = site.claims[0].lifetime if site.claims else None
+        if spent is not None:
+            lines.append(
+                f"{site.name}: ε {tables.bound(spent.epsilon)} of {spent.cap:g} spent for life at "
+                f"δ {tables.number(spent.delta)} under {spent.relation}"
+            )
     if result.consortium:
         claim = result.consortium[0]
         excluded = dict.fromkeys(line for c in result.consortium for line in c.exclusions)

@@ -11,6 +11,7 @@ is built or a record is read, and `Guard.admit` before each release, against the
     steps = 100000               # noised sums
 
     [life]                       # all studies together
+    site = "north hospital"
     epsilon = 4.0
     delta = 1e-5
     unit = "record"
@@ -21,6 +22,8 @@ is built or a record is read, and `Guard.admit` before each release, against the
     views = ["message"]
     units = ["record", "patient"]
     models = ["logistic", "linear"]
+
+    simulated_noise = false      # float or seeded noise, which guarantees nothing
 
     [[allow.custom]]             # code from elsewhere, by exact name
     name = "our_models:hospital"
@@ -41,9 +44,10 @@ from fedvi import errors, inference, models
 from fedvi.inference.base import Task
 from fedvi.privacy import accountants, mechanisms, sampling
 from fedvi.privacy import ledger as ledgers
-from fedvi.privacy.events import RELATIONS, Event, Relation, Unprotected, counts
+from fedvi.privacy.events import RELATIONS, Event, Relation, Unprotected, compose, counts
 from fedvi.privacy.filter import RdpFilter, rdp_filter
 from fedvi.privacy.itemised import noised_releases, smallest_noise, with_tables
+from fedvi.privacy.statement import LifetimeSpend, lifetime_spend
 
 __all__ = ["Guard", "Keeper", "Lifetime", "Policy", "Request", "load_policy", "parse_policy"]
 
@@ -55,12 +59,14 @@ class Request(NamedTuple):
     """What a study asks of a site, as plain values; made from the study, not from what a server says.
 
     Args:
-      model, solver, sampler, mechanism, accountant: kinds, built-in or "module:function"; the
-        sampler, mechanism or accountant is empty where the study has none.
+      model, family, schedule, solver, sampler, mechanism, accountant: kinds, built-in or
+        "module:function"; the sampler, mechanism or accountant is empty where the study has none.
       relation, view, unit: of the claim.
       rounds: the largest number of answers.
       planned: the event of all of them.
       table_distance: of the noise of one release from its exact law.
+      simulated: whether noise is drawn in floating point or from a known seed, so that nothing is
+        guaranteed.
     """
 
     model: str
@@ -74,6 +80,9 @@ class Request(NamedTuple):
     rounds: int
     planned: Event
     table_distance: float = 0.0
+    simulated: bool = False
+    family: str = "full_gaussian"
+    schedule: str = "synchronous"
 
 
 class _Section(pydantic.BaseModel):
@@ -94,8 +103,12 @@ class _Run(_Section):
 
 
 class _Life(_Section):
-    """``[life]``: the cap on all studies together, for one unit and relation."""
+    """``[life]``: the cap on all studies together, for one unit and relation.
 
+    ``site`` is the site's own name in its ledger for life: studies may call it otherwise.
+    """
+
+    site: str = pydantic.Field(default="this site", min_length=1)
     epsilon: float = pydantic.Field(gt=0.0)
     delta: float = pydantic.Field(gt=0.0, lt=0.5)
     unit: str = pydantic.Field(default="record", min_length=1)
@@ -121,6 +134,7 @@ class _Allow(_Section):
     mechanisms: list[str] | None = None
     accountants: list[str] | None = None
     custom: list[_Custom] = []
+    simulated_noise: bool = False
 
 
 _VIEWS = ("message",)
@@ -164,8 +178,7 @@ class Policy(_Section):
     def check(self, request: Request) -> None:
         """Refuses a study that exceeds any line of the policy; reads no data, runs no custom code.
 
-        Call it before the study's own code is imported. A digest covers the module's file alone,
-        not what that file imports.
+        ``check_code`` comes before it: building a study, which the plan takes, imports its code.
 
         Raises:
           PolicyRefused: lists every line that is violated, with what was asked and what is allowed.
@@ -180,7 +193,9 @@ class Policy(_Section):
     def check_code(self, kinds: Mapping[str, str]) -> None:
         """Refuses code from outside fedvi that is not on the allow-list; runs none of it.
 
-        Call it before a study is built: building imports what a study names.
+        Call it before a study is built: building imports what a study names. A digest covers the
+        module's file alone: not what that file imports, nor a compiled copy that somebody who can
+        write beside it may leave there.
 
         Args:
           kinds: section of the study → the kind it names; built-in kinds are left to ``check``.
@@ -205,18 +220,17 @@ class Policy(_Section):
         life = self._life()
         return rdp_filter(life.epsilon, life.delta * (1 - _TABLES_SHARE), life.relation)
 
-    def lifetime_header(self, site: str, table_distance: float = 0.0) -> ledgers.Header:
+    def lifetime_header(self, table_distance: float = 0.0) -> ledgers.Header:
         """Returns the header of the ledger for life.
 
         Args:
-          site: whose.
           table_distance: the largest of any study's noise that may be charged to it.
 
         Raises:
           ConfigError: the policy has no section [life].
         """
         life = self._life()
-        return ledgers.lifetime_header(site, life.unit, life.relation, table_distance)
+        return ledgers.lifetime_header(life.site, life.unit, life.relation, table_distance)
 
     def _life(self) -> _Life:
         if self.life is None:
@@ -226,6 +240,14 @@ class Policy(_Section):
         return self.life
 
     def _kinds(self, request: Request) -> Iterable[str]:
+        if request.simulated and not self.allow.simulated_noise:
+            yield (
+                "noise is drawn in floating point or from a known seed, which guarantees nothing, "
+                "and allow.simulated_noise is not true"
+            )
+        for what in ("family", "schedule"):
+            if ":" in getattr(request, what):
+                yield from self._custom(what, getattr(request, what))
         asked = {
             "relations": request.relation,
             "views": request.view,
@@ -332,7 +354,7 @@ class Lifetime:
         self._delta = self._filter.delta / (1 - _TABLES_SHARE)
         self._keeper = keeper
         header = keeper.ledger.header
-        expected = policy.lifetime_header(header.client, header.table_distance)
+        expected = policy.lifetime_header(header.table_distance)
         if header != expected:
             raise errors.LedgerError(
                 f"the ledger of {header.client!r} is of {header.study!r}, unit {header.unit!r}, "
@@ -351,6 +373,10 @@ class Lifetime:
     def filter(self) -> RdpFilter:
         """What admits releases."""
         return self._filter
+
+    def spend(self) -> LifetimeSpend:
+        """Returns what is spent, for a statement."""
+        return lifetime_spend(self.ledger, self._filter)
 
     def admit(self, release: str, event: Event) -> None:
         """Charges one release, durably, before the study's own ledger reserves it.
@@ -416,18 +442,31 @@ class Guard:
         self._study = study_digest
         self._lifetime = lifetime
 
-    def admit(self, task: Task, event: Event) -> None:
+    def lifetime_spend(self) -> LifetimeSpend | None:
+        """Returns what is spent for life; None if the policy has no such cap."""
+        return None if self._lifetime is None else self._lifetime.spend()
+
+    def admit(self, task: Task, event: Event, others: Event) -> None:
         """Charges a task's release to the lifetime; fits `Worker`'s ``admit``.
 
+        Args:
+          task: what is to be answered.
+          event: what the answer costs.
+          others: what all other releases of the study's ledger cost, failed attempts included; with
+            ``event`` it must stay within the plan that was checked, so that [run] holds whatever
+            the study's own budget allows.
+
         Raises:
-          PolicyRefused: the release is no part of what was checked.
+          PolicyRefused: the release goes beyond what was checked.
           BudgetExceeded: it does not fit into what is left for life.
         """
-        asked = counts(event)
+        asked = counts(compose(others, event))
         if any(self._allowed.get(atom, 0) < count for atom, count in asked.items()):
             raise errors.PolicyRefused(
-                f"task {task.task_id!r} would release {event}, which the study did not plan",
-                hint="the server or the study changed after the policy was checked",
+                f"task {task.task_id!r} would release {event}, which goes beyond the plan that the "
+                "policy checked",
+                hint="the server asks for more than the study says, or an attempt failed and its "
+                "price is spent: plan more rounds, or a smaller budget for each",
             )
         if self._lifetime is not None:
             self._lifetime.admit(f"{self._study}/{task.task_id}", event)

@@ -65,7 +65,8 @@ class Worker:
       root: where each release's secret comes from.
       store: its ledger, secrets and outbox.
       budget: what it may spend; None only in a study without protection.
-      admit: called with a task and its price before anything is charged; raises to refuse it.
+      admit: called with a task, its price and the price of all other releases of this ledger,
+        before anything is charged; raises to refuse it.
       private_log: called with a release's name and what the solver told of it, once it is sealed.
         Most of that is private: write it to a file of the client's own or nowhere. Off by default.
     """
@@ -80,7 +81,7 @@ class Worker:
         root: random.Root,
         store: ClientStore,
         budget: ledgers.Budget | RdpFilter | None,
-        admit: Callable[[Task, events.Event], None] | None = None,
+        admit: Callable[[Task, events.Event, events.Event], None] | None = None,
         private_log: Callable[[str, Mapping[str, Metric]], None] | None = None,
     ) -> None:
         self.client = client
@@ -194,6 +195,8 @@ class Worker:
         if pending.data is None:
             # Nothing was computed from this secret here. But this store may be a copy made at
             # this moment, whose original went on, and records that changed since are not noted.
+            # For the same reason it is asked for again: the original may have sent its answer.
+            self._ask(task, pending.release_id)
             return self._drawn(pending.release_id, task, self._store.renew)
         if pending.state != inputs.fingerprint(pending.secret, "state", state):
             return None
@@ -206,9 +209,16 @@ class Worker:
             attempt += 1
         ledger = ledgers.spend(self.ledger, release_id, self._solver.cost, self._budget)
         # After the study's own budget allowed it, since this may charge another ledger for good.
-        if self._admit is not None:
-            self._admit(task, self._solver.cost)
+        self._ask(task, release_id)
         return self._drawn(release_id, task, functools.partial(self._store.reserve, ledger))
+
+    def _ask(self, task: Task, release_id: str) -> None:
+        """Asks the site's own policy, with all that this study charged for other releases."""
+        if self._admit is None:
+            return
+        entries = self.ledger.entries
+        others = [e.event for e in entries if e.event is not None and e.release_id != release_id]
+        self._admit(task, self._solver.cost, events.compose(*others))
 
     def _drawn(
         self, release_id: str, task: Task, store: Callable[[str, bytes, bytes], Pending]
@@ -257,7 +267,13 @@ def _typed(value: Any) -> Metric:
 
 
 def _is_read_only(shard: Shard) -> bool:
-    return all(
-        isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and not leaf.flags.writeable)
-        for leaf in jax.tree.leaves(shard)
-    )
+    return all(isinstance(leaf, jax.Array) or _frozen(leaf) for leaf in jax.tree.leaves(shard))
+
+
+def _frozen(array: Any) -> bool:
+    """Whether nobody can write to an array's memory: a view's base may be writable."""
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return False
+        array = array.base
+    return array is None

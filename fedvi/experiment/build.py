@@ -46,10 +46,12 @@ PRIOR = "prior"
 """The worker that owns a prior that is not in the family."""
 
 CUSTOM_CODE = "custom code: claim not vetted"
-"""The mark of a private study whose solver, sampler or mechanism is not one of fedvi's."""
+"""The mark of a private study whose family, solver, sampler or mechanism is not one of fedvi's."""
 
 _CLIP_NORMS = (1e-15, 1e15)
 _LARGEST_NOISE = 1e9
+# A noise multiplier at which a mechanism takes as many draws for one number as it ever does.
+_FINEST = 256.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +139,8 @@ class Assembly:
         study, promise, noisy = self.study, self.study.privacy.promise, self.remake is not None
         return Request(
             model=study.model.kind,
+            family=study.family.kind,
+            schedule=study.schedule.kind,
             solver=study.solver.kind,
             sampler=_sampler_kind(study) if noisy else "",
             mechanism=study.privacy.mechanism if noisy else "",
@@ -147,6 +151,8 @@ class Assembly:
             rounds=self.schedule.rounds,
             planned=self.planned,
             table_distance=self.table_distance,
+            simulated=bool(self.solvers[self.clients[0]].mark)
+            or study.simulation.insecure_seed is not None,
         )
 
     def solver_with(self, wrap: Callable[[Mechanism], Mechanism]) -> LocalSolver:
@@ -263,7 +269,7 @@ def _sampler_kind(study: Study) -> str:
 
 def _has_custom_code(study: Study) -> bool:
     """Says whether what a claim rests on comes from a "module:function"."""
-    kinds = [study.solver.kind, study.privacy.mechanism, _sampler_kind(study)]
+    kinds = [study.family.kind, study.solver.kind, study.privacy.mechanism, _sampler_kind(study)]
     return any(":" in kind for kind in kinds)
 
 
@@ -473,7 +479,7 @@ def _solver(
         _check_noise(noise)
     distance = 0.0
     if budget is not None:
-        distance = _table_distance(noised_by(1.0), build(1.0))
+        distance = _table_distance(noised_by(_FINEST), build(1.0))
         accountant = with_tables(budget.accountant, distance)
         budget = dataclasses.replace(budget, accountant=accountant)
         _check_pairing(study, accountant, total(1.0))

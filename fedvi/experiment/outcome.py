@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedvi import __version__, errors
-from fedvi.experiment.simulate import Result
+from fedvi.experiment.simulate import Result, Site
 from fedvi.privacy import ledger, statement
 
 __all__ = ["as_dict", "check_target", "coefficients", "has_odds", "privacy_rows", "write"]
@@ -79,9 +79,16 @@ def privacy_rows(result: Result) -> list[dict[str, Any]]:
                 "epsilon": epsilon,
                 "delta": result.assembly.study.privacy.delta,
                 "view": site.claims[0].view if site.claims else "message",
+                "lifetime": _lifetime(site),
             }
         )
     return rows
+
+
+def _lifetime(site: Site) -> dict[str, Any] | None:
+    """What a site's policy charged over all studies; None where it has no such cap."""
+    spent = site.claims[0].lifetime if site.claims else None
+    return None if spent is None else spent._asdict()
 
 
 def as_dict(result: Result) -> dict[str, Any]:

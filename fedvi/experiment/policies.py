@@ -84,7 +84,7 @@ def guards(
                 distance = read_ledger(folder).header.table_distance
             else:
                 distance = max(_TABLE_DISTANCE, assembly.table_distance)
-            keeper = SqliteClientStore(folder, policy.lifetime_header(name, distance))
+            keeper = SqliteClientStore(folder, policy.lifetime_header(distance))
             closing.callback(keeper.close)
             lifetime = Lifetime(policy, keeper)
         made[name] = Guard(policy, assembly.request, assembly.study.digest, lifetime)

@@ -9,7 +9,7 @@ import random as public_random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -115,6 +115,7 @@ def simulate(
     on_moment: Callable[[Moment], None] | None = None,
     state: Path | None = None,
     policies: Mapping[str, Path] | None = None,
+    on_warning: Callable[[str], None] | None = None,
 ) -> Result:
     """Runs a study's federation in this process.
 
@@ -132,6 +133,7 @@ def simulate(
         keeps them in memory, as quick as it is forgetful.
       policies: client → the file of its own policy (``fedvi.client.policy``). What it charges for
         life is kept beside that file, in a folder named after it with the suffix ``.life``.
+      on_warning: called with each of the study's warnings, before data are read.
 
     Raises:
       FedviError: before anything is computed, if the study or the data does not fit.
@@ -140,12 +142,20 @@ def simulate(
     judged = site_policies.load(files, study)
     site_policies.check_code(judged, study)
     assembly = build.assemble(study)
+    if on_warning is not None:
+        for line in assembly.warnings:
+            on_warning(line)
     with contextlib.ExitStack() as closing:
         folders = {name: path.with_suffix(".life") for name, path in files.items()}
         guards = site_policies.guards(judged, folders, assembly, closing)
         admit = {name: guard.admit for name, guard in guards.items()}
         sources = build.load_shards(assembly, Path(base))
-        return run(assembly, sources, pooled=pooled, on_moment=on_moment, state=state, admit=admit)
+        result = run(
+            assembly, sources, pooled=pooled, on_moment=on_moment, state=state, admit=admit
+        )
+        spent = {name: guard.lifetime_spend() for name, guard in guards.items()}
+    sites = tuple(_with_lifetime(site, spent.get(site.name)) for site in result.sites)
+    return dataclasses.replace(result, sites=sites)
 
 
 def run(
@@ -155,7 +165,7 @@ def run(
     pooled: bool = False,
     on_moment: Callable[[Moment], None] | None = None,
     state: Path | None = None,
-    admit: Mapping[str, Callable[[Task, events.Event], None]] | None = None,
+    admit: Mapping[str, Callable[[Task, events.Event, events.Event], None]] | None = None,
 ) -> Result:
     """Runs a built study on records that are in memory; see ``simulate``.
 
@@ -163,7 +173,7 @@ def run(
       assembly: from ``build.assemble``.
       sources: client → its records, laid out as the model wants them.
       pooled, on_moment, state: see ``simulate``.
-      admit: client → what is asked, with a task and its price, before the task is charged.
+      admit: client → what its ``Worker`` asks before a task is charged.
 
     Raises:
       ConfigError: if ``state`` holds something.
@@ -235,12 +245,15 @@ def _held(shard: Shard) -> Shard:
 
 
 def _read_only(shard: Shard) -> Shard:
-    """Returns the records as views that cannot be written to, so that they are digested once."""
-    views = {name: np.asarray(column).view() for name, column in shard.records.items()}
-    mask = np.asarray(shard.mask).view()
-    for array in (*views.values(), mask):
+    """Returns the records in arrays that nobody can write to, so that they are digested once."""
+
+    def locked(column: Any) -> np.ndarray:
+        array = np.array(column)
         array.flags.writeable = False
-    return shard._replace(records=views, mask=mask)
+        return array
+
+    records = {name: locked(column) for name, column in shard.records.items()}
+    return shard._replace(records=records, mask=locked(shard.mask))
 
 
 def _stores(
@@ -250,8 +263,8 @@ def _stores(
     if state is not None and state.exists() and (not state.is_dir() or any(state.iterdir())):
         raise errors.ConfigError(
             f"the state folder {state} is not empty, expected a new or empty one",
-            "a simulation starts from the beginning: give a fresh folder, or remove this one and "
-            "with it the record of what was spent",
+            "a simulation starts from the beginning: give a fresh folder, and keep this one, which "
+            "is the record of what was spent",
         )
     stores: dict[str, ClientStore] = {}
     for name in assembly.solvers:
@@ -375,6 +388,11 @@ def _residuals(study: Study, workers: Mapping[str, Worker]) -> dict[str, float]:
         for name, metric in found.items()
         if metric is not None
     }
+
+
+def _with_lifetime(site: Site, spent: statement.LifetimeSpend | None) -> Site:
+    claims = tuple(claim._replace(lifetime=spent) for claim in site.claims)
+    return dataclasses.replace(site, claims=claims)
 
 
 def _with_pooled_excluded(site: Site) -> Site:

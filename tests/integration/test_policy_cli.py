@@ -71,7 +71,9 @@ def charged(folder: Path) -> int:
 
 def test_studies_are_charged_for_life_until_one_does_not_fit(tmp_path: Path) -> None:
     path = write(tmp_path)
-    assert simulate(path).exit_code == 0
+    first = simulate(path)
+    assert first.exit_code == 0
+    assert "of 3 spent for life" in first.output
     assert charged(tmp_path) == 2
     codes = [simulate(path).exit_code for _ in range(8)]
     assert codes[0] == 0
@@ -90,6 +92,13 @@ def test_a_cap_on_one_study_refuses_it_before_anything_is_charged(tmp_path: Path
         assert "epsilon 0.99" in done.output or "epsilon 1" in done.output
         assert "expected at most 0.5" in done.output
     assert not (tmp_path / "policy.life").exists()
+
+
+def test_the_pooled_fit_is_beyond_any_policy(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    done = fedvi("simulate", path, "--pooled", "--policy", f"north={tmp_path / 'policy.toml'}")
+    assert done.exit_code == 2
+    assert "keeps to no policy" in done.output
 
 
 def test_code_that_is_not_allowed_is_refused_before_it_runs(

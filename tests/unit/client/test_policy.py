@@ -1,7 +1,6 @@
 """The policy: whatever a study asks, a site releases no more than it allows."""
 
 import hashlib
-import os
 
 import pytest
 
@@ -10,7 +9,7 @@ from fedvi.client.policy import Guard, Lifetime, Policy, Request, load_policy, p
 from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.accountants import pld
-from fedvi.privacy.events import Gaussian, PoissonSampled, Unprotected, repeat
+from fedvi.privacy.events import NOTHING, Gaussian, PoissonSampled, Unprotected, repeat
 from fedvi.store.memory import MemoryClientStore
 
 ROUND = Gaussian(30.0)
@@ -166,7 +165,7 @@ def task(number):
 
 
 def lifetime(site_policy, **header):
-    opened = ledgers.open_ledger(site_policy.lifetime_header("north")._replace(**header))
+    opened = ledgers.open_ledger(site_policy.lifetime_header()._replace(**header))
     return Lifetime(site_policy, MemoryClientStore(opened))
 
 
@@ -174,11 +173,11 @@ def test_the_lifetime_outlasts_studies_and_refuses_what_exceeds_it():
     site = policy(life=LIFE)
     life = lifetime(site)
     admitted = 0
-    with pytest.raises(errors.BudgetExceeded, match="cap of 'north'"):  # noqa: PT012
+    with pytest.raises(errors.BudgetExceeded, match="cap of 'this site'"):  # noqa: PT012
         for study in range(10):
             guard = Guard(site, REQUEST, f"study {study}", life)
             for number in range(10):
-                guard.admit(task(number), ROUND)
+                guard.admit(task(number), ROUND, repeat(ROUND, number))
                 admitted += 1
     assert admitted > 10
     assert ledgers.reservations(life.ledger) == admitted
@@ -191,7 +190,7 @@ def test_a_crash_between_both_ledgers_counts_too_often_never_too_seldom():
     life = lifetime(site)
     guard = Guard(site, REQUEST, "study", life)
     for attempt in range(1, 4):  # the study's own ledger never heard of the first two
-        guard.admit(task(0), ROUND)
+        guard.admit(task(0), ROUND, NOTHING)
         assert ledgers.spent(life.ledger) == repeat(ROUND, attempt)
 
 
@@ -206,16 +205,39 @@ def test_nothing_is_admitted_that_could_not_be_stored():
     site = policy(life=LIFE)
     guard = Guard(site, REQUEST, "study", Lifetime(site, Full(lifetime(site).ledger)))
     with pytest.raises(OSError, match="disk full"):
-        guard.admit(task(0), ROUND)
+        guard.admit(task(0), ROUND, NOTHING)
 
 
 def test_a_release_that_was_not_planned_is_refused():
     site = policy()
     guard = Guard(site, REQUEST, "study")
-    guard.admit(task(0), ROUND)
+    guard.admit(task(0), ROUND, NOTHING)
     for event in (Gaussian(20.0), repeat(ROUND, 11), Unprotected("a factor")):
-        with pytest.raises(errors.PolicyRefused, match="did not plan"):
-            guard.admit(task(0), event)
+        with pytest.raises(errors.PolicyRefused, match="goes beyond the plan"):
+            guard.admit(task(0), event, NOTHING)
+
+
+def test_the_plan_that_was_checked_is_all_that_is_admitted_whatever_the_study_s_budget():
+    guard = Guard(policy(), REQUEST, "study")
+    for number in range(10):
+        guard.admit(task(number), ROUND, repeat(ROUND, number))
+    with pytest.raises(errors.PolicyRefused, match="goes beyond the plan"):
+        guard.admit(task(10), ROUND, repeat(ROUND, 10))
+
+
+def test_noise_that_guarantees_nothing_is_refused_unless_it_is_allowed():
+    simulated = REQUEST._replace(simulated=True)
+    with pytest.raises(errors.PolicyRefused, match="simulated_noise is not true"):
+        policy().check(simulated)
+    policy(allow={"simulated_noise": True}).check(simulated)
+
+
+@pytest.mark.parametrize("what", ["family", "schedule"])
+def test_a_family_and_a_schedule_of_the_study_s_own_are_custom_code_too(what):
+    own = REQUEST._replace(**{what: "elsewhere:mine"})
+    with pytest.raises(errors.PolicyRefused, match=f"{what} 'elsewhere:mine' is custom code"):
+        policy().check(own)
+    policy(allow={"custom": [{"name": "elsewhere:mine"}]}).check(own)
 
 
 def test_tables_are_charged_for_life():
@@ -233,16 +255,7 @@ def test_a_lifetime_needs_its_own_ledger():
     with pytest.raises(errors.ConfigError, match="no ledger for life"):
         Guard(site, REQUEST, "study")
     with pytest.raises(errors.ConfigError, match=r"no section \[life\]"):
-        policy().lifetime_header("north")
+        policy().lifetime_header()
     for change in ({"unit": "patient"}, {"relation": "add_remove"}, {"study_digest": "ab12"}):
         with pytest.raises(errors.LedgerError, match="expected 'lifetime'"):
             lifetime(site, **change)
-
-
-def test_the_lifetime_s_secret_is_fresh_and_serves_nothing(monkeypatch):
-    drawn = []
-    real = os.urandom
-    monkeypatch.setattr(os, "urandom", lambda size: drawn.append(size) or real(size))
-    site = policy(life=LIFE)
-    lifetime(site).admit("study/0", ROUND)
-    assert drawn.count(32) >= 1

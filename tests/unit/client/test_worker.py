@@ -297,7 +297,7 @@ def test_the_same_array_written_to_is_noticed():
 def test_a_task_that_is_not_admitted_costs_nothing():
     asked = []
 
-    def admit(job: Task, cost: events.Event) -> None:
+    def admit(job: Task, cost: events.Event, others: events.Event) -> None:
         asked.append((job.task_id, cost))
         raise errors.PrivacyError("the policy says no")
 
@@ -312,7 +312,7 @@ def test_what_the_budget_refuses_is_not_asked_to_be_admitted():
     asked = []
     budget = ledger.Budget(1e-3, 1e-5, accountants.pld("substitute"))
     worker = make_worker(
-        Server(1), budget=budget, admit=lambda job, cost: asked.append(job.task_id)
+        Server(1), budget=budget, admit=lambda job, cost, others: asked.append(job.task_id)
     )
     with pytest.raises(errors.BudgetExceeded):
         worker.tick()
@@ -324,13 +324,32 @@ def test_an_admitted_slot_is_not_asked_for_again():
     worker = make_worker(
         Server(1),
         solver=failing_once(noisy_solver()),
-        admit=lambda job, cost: asked.append(job.task_id),
+        admit=lambda job, cost, others: asked.append(job.task_id),
     )
     with pytest.raises(MemoryError):
         worker.tick()
     while worker.tick() != "done":
         pass
     assert asked == ["north/0"]
+
+
+def test_a_slot_that_draws_another_secret_is_asked_for_again():
+    """Its store may be a copy, whose original sent an answer: a ledger for life must count both."""
+    asked, read = [], iter([False, True])
+
+    def shard():
+        if not next(read):
+            raise MemoryError
+        return SHARD
+
+    worker = make_worker(
+        Server(1), shard=shard, admit=lambda job, cost, others: asked.append((cost, others))
+    )
+    with pytest.raises(MemoryError):
+        worker.tick()
+    assert worker.tick() == "solved"
+    assert asked == [(NOISE, events.NOTHING)] * 2
+    assert kinds(worker) == ["reserved", "sealed"]
 
 
 def counting_solver() -> LocalSolver:
