@@ -47,6 +47,12 @@ __all__ = ["simulate"]
     "What it charges for life is kept beside the file, in a folder of its name ending in .life.",
 )
 @click.option(
+    "--private-metrics",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep what each client's solver tells of its records, such as how many could be used, in "
+    "this folder. Nobody paid for these numbers: they are for that client's eyes alone.",
+)
+@click.option(
     "--pooled",
     is_flag=True,
     help="Also fit all shards pooled, WITHOUT privacy, and print it beside the answer. "
@@ -59,6 +65,7 @@ def simulate(
     out: Path | None,
     state: Path | None,
     policies: tuple[str, ...],
+    private_metrics: Path | None,
     pooled: bool,
     as_json: bool,
     quiet: bool,
@@ -88,6 +95,7 @@ def simulate(
             on_moment=on_moment,
             state=state,
             policies=_policies(policies),
+            private_metrics=private_metrics,
             on_warning=lambda line: click.echo(f"warning: {line}", err=True),
         )
     if out is not None:

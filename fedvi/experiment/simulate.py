@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi import errors
+from fedvi.client.private_log import private_log
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource, concatenate
 from fedvi.experiment import build
@@ -25,7 +26,7 @@ from fedvi.inference import glm, gradient, prior_factor
 from fedvi.inference.base import Shard, Task
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import accountants, events, ledger, random, statement
-from fedvi.privacy.metrics import Private
+from fedvi.privacy.metrics import Metric, Private
 from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
 from fedvi.store.base import ClientStore
@@ -115,6 +116,7 @@ def simulate(
     on_moment: Callable[[Moment], None] | None = None,
     state: Path | None = None,
     policies: Mapping[str, Path] | None = None,
+    private_metrics: Path | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> Result:
     """Runs a study's federation in this process.
@@ -133,6 +135,7 @@ def simulate(
         keeps them in memory, as quick as it is forgetful.
       policies: client → the file of its own policy (``fedvi.client.policy``). What it charges for
         life is kept beside that file, in a folder named after it with the suffix ``.life``.
+      private_metrics: see ``run``.
       on_warning: called with each of the study's warnings, before data are read.
 
     Raises:
@@ -151,7 +154,13 @@ def simulate(
         admit = {name: guard.admit for name, guard in guards.items()}
         sources = build.load_shards(assembly, Path(base))
         result = run(
-            assembly, sources, pooled=pooled, on_moment=on_moment, state=state, admit=admit
+            assembly,
+            sources,
+            pooled=pooled,
+            on_moment=on_moment,
+            state=state,
+            admit=admit,
+            private_metrics=private_metrics,
         )
         spent = {name: guard.lifetime_spend() for name, guard in guards.items()}
     sites = tuple(_with_lifetime(site, spent.get(site.name)) for site in result.sites)
@@ -166,6 +175,7 @@ def run(
     on_moment: Callable[[Moment], None] | None = None,
     state: Path | None = None,
     admit: Mapping[str, Callable[[Task, events.Event, events.Event], None]] | None = None,
+    private_metrics: Path | None = None,
 ) -> Result:
     """Runs a built study on records that are in memory; see ``simulate``.
 
@@ -174,6 +184,8 @@ def run(
       sources: client → its records, laid out as the model wants them.
       pooled, on_moment, state: see ``simulate``.
       admit: client → what its ``Worker`` asks before a task is charged.
+      private_metrics: a folder for what each client's solver told of its records, a file
+        ``CLIENT.jsonl`` that must not leave the client; None, the default, keeps nothing.
 
     Raises:
       ConfigError: if ``state`` holds something.
@@ -212,6 +224,7 @@ def run(
                 store=stores[name],
                 budget=assembly.budget,
                 admit=(admit or {}).get(name),
+                private_log=_private_log(private_metrics, name),
             )
         drive(workers, coordinator, _latencies(study), study.study.seed, clock)
     final = coordinator.state
@@ -242,6 +255,15 @@ def run(
 
 def _held(shard: Shard) -> Shard:
     return shard
+
+
+def _private_log(
+    folder: Path | None, name: str
+) -> Callable[[str, Mapping[str, Metric]], None] | None:
+    if folder is None or name == PRIOR:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return private_log(folder / f"{name}.jsonl")
 
 
 def _read_only(shard: Shard) -> Shard:

@@ -99,7 +99,8 @@ def dp_optimisation(
         )
         at = whitened.single(whitened.frame(family, task))
         records, valid = single_precision(shard.records), jnp.asarray(shard.mask)
-        return state, post_process(_to_float64, climb(keys, at, records, valid)), {}
+        told = {"valid_units": int(np.count_nonzero(shard.mask))}
+        return state, post_process(_to_float64, climb(keys, at, records, valid)), told
 
     def finish(value: dict[str, np.ndarray], task: Task) -> Change:
         check_shapes(value, {"location": task.posterior.h.shape, "scale": task.posterior.J.shape})

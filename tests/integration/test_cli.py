@@ -416,6 +416,20 @@ def test_by_default_noise_is_on_integers_and_nothing_needs_a_mark(tmp_path: Path
     assert kept(tmp_path / "out")["mark"] == ""
 
 
+def test_private_metrics_are_kept_for_the_client_alone_and_only_if_asked_for(
+    tmp_path: Path,
+) -> None:
+    study = write(tmp_path, north=RECORDS + "1,nan,a\n")
+    done = fedvi("simulate", study, "--quiet", "--json")
+    assert "valid_units" not in done.output
+    folder = tmp_path / "mine"
+    done = fedvi("simulate", study, "--quiet", "--json", "--private-metrics", folder)
+    assert "valid_units" not in done.output
+    lines = (folder / "north.jsonl").read_text().splitlines()
+    assert [json.loads(line)["private"] for line in lines] == [{"valid_units": 4}] * 2
+    assert (folder / "north.jsonl").stat().st_mode & 0o077 == 0
+
+
 def test_every_claim_that_is_kept_carries_the_mark(private: tuple[Result, Path]) -> None:
     content = kept(private[1])
     assert content["mark"] == MARK

@@ -1,0 +1,46 @@
+"""Keeps what a solver told of private records in a file of the client's own; off unless asked for."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedvi import errors
+from fedvi.privacy.metrics import Metric, Private
+
+__all__ = ["private_log"]
+
+
+def private_log(path: Path) -> Callable[[str, Mapping[str, Metric]], None]:
+    """Returns what a ``Worker`` calls with a release's name and its metrics: appends a JSON line.
+
+    The file may be read by its owner alone. It holds numbers that depend on records and were paid
+    for by nobody: it must not leave the client.
+
+    Args:
+      path: made if it does not exist; its folder must.
+
+    Raises:
+      ConfigError: the file cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except OSError as error:
+        raise errors.ConfigError(
+            f"private metrics cannot be kept in {path}: {error.strerror}",
+            "name a file in a folder of the client's own",
+        ) from None
+
+    def append(release: str, metrics: Mapping[str, Metric]) -> None:
+        plain = {name: _shown(metric) for name, metric in metrics.items()}
+        line = json.dumps({"release": release, "private": plain}) + "\n"
+        with os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8") as file:
+            file.write(line)
+
+    return append
+
+
+def _shown(metric: Metric) -> Any:
+    return metric.reveal() if isinstance(metric, Private) else metric.value
