@@ -25,8 +25,9 @@ def ledger() -> None:
 
     A ledger is a chain of entries: each release is reserved (charged, before a record is read), then
     sealed (its noised bytes are fixed), then sent. It holds no data and no secret, so a site may hand
-    it to an auditor. PATH is an exported ledger (.jsonl), a client's store (ledger.sqlite, which is
-    only read), or a folder of them:
+    it to an auditor. PATH is an exported ledger (.jsonl), a client's store (ledger.sqlite, of which
+    nothing is changed), or a folder of them. What is the beginning of another, such as an export
+    beside its store, is counted once:
 
     \b
       fedvi simulate study.toml --out run
@@ -100,29 +101,37 @@ def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_
 
     Prints an anchor, N:HASH. Keep it: a chain cannot show that entries are missing from its end, and
     `--anchor N:HASH` of an earlier look can. The exit code is 0 if all ledgers are whole, 1 if any is
-    not.
+    not, and 5 if --recompute finds that a promise is exceeded, or that more is reserved than planned.
 
     With --recompute, ε is computed from the ledger and nothing else, so that it can be held against
-    a published statement. "stated" is the number of the promise. If several ledgers of one site are
-    given, they are also priced together: an upper bound if the studies were planned together; if
-    later ones were chosen after seeing earlier results, the cap of the site's ledger for life holds.
+    a published statement. "stated" is the number of the promise. A ledger for life is priced by the
+    filter that guards its cap, at the cap's δ: its releases were not planned together. If several
+    ledgers of one site are given, they are also priced together: an upper bound if the studies were
+    planned together; if later ones were chosen after seeing earlier results, the cap of the site's
+    ledger for life holds.
     """
     if delta is not None and not 0 < delta < 1:
         raise errors.ConfigError(f"--delta is {delta}, expected above 0 and below 1")
     books = recompute.read(path)
     if anchor is not None:
         books = [_anchored(books, anchor)]
-    whole = [book.ledger for book in books if book.ledger is not None]
+    counted = _counted(books)
+    whole = [found for _, found in counted]
     priced = {
-        book.path: recompute.prices(book.ledger, delta)
-        for book in books
-        if again and book.ledger is not None and _has_price(book.ledger, delta)
+        book.path: recompute.prices(found, delta)
+        for book, found in counted
+        if again and _has_price(found, delta)
     }
+    exceeded = {book.path: recompute.excesses(found) for book, found in counted if again}
     totals = recompute.totals(whole, delta) if again else []
     if as_json:
         content: dict[str, Any] = {
             "ledgers": [
-                {**_described(book), "prices": [p._asdict() for p in priced.get(book.path, [])]}
+                {
+                    **_described(book),
+                    "prices": [p._asdict() for p in priced.get(book.path, [])],
+                    "exceeded": exceeded.get(book.path, []),
+                }
                 for book in books
             ],
             "totals": [price._asdict() for price in totals],
@@ -131,36 +140,74 @@ def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_
     else:
         for book in books:
             _say(_verdict(book))
+            if not again or book.ledger is None or book.part_of is not None:
+                continue
             if priced.get(book.path):
-                _price_table(priced[book.path], f"ε of {book.path.name}{_mark(book)}")
-            elif again and book.ledger is not None:
-                _say("  no promise: nothing to price" + _how_to_price(book.ledger))
+                _price_table(priced[book.path], f"ε of {_name(book.ledger.header)}{_mark(book)}")
+            else:
+                _say("  " + _without_price(book.ledger))
+            for line in exceeded.get(book.path, []):
+                _say(f"  EXCEEDED: {line}")
         if totals:
             _price_table(totals, "ε of all studies of a site, had they been planned together")
+    if any(exceeded.values()):
+        sys.exit(errors.PrivacyError.exit_code)
     _leave(books)
 
 
 def _state(books: list[recompute.Book], as_json: bool) -> None:
-    claims = recompute.stated([book.ledger for book in books if book.ledger is not None])
+    whole = [found for _, found in _counted(books)]
+    claims = recompute.stated(whole)
     if as_json:
         _print_json([statement.as_dict(claim) for claim in claims])
         return
     for book in books:
-        if book.ledger is None:
+        if book.ledger is None or book.part_of is not None:
             _say(_verdict(book))
-    click.echo(statement.to_text(claims), nl=False)
+    for found in whole:
+        if ledgers.is_lifetime(found.header):
+            _say(f"{_name(found.header)}: {_spent_for_life(found)}; no claim on one study")
+    if claims or not all(ledgers.is_lifetime(found.header) for found in whole):
+        click.echo(statement.to_text(claims), nl=False)
+
+
+def _counted(books: list[recompute.Book]) -> list[tuple[recompute.Book, ledgers.Ledger]]:
+    return [(book, book.ledger) for book in books if book.ledger is not None and not book.part_of]
+
+
+def _name(header: ledgers.Header) -> str:
+    if ledgers.is_lifetime(header):
+        return f"{header.client}, all studies for life"
+    return f"{header.client}, study {header.study}"
+
+
+def _spent_for_life(found: ledgers.Ledger) -> str:
+    spend = recompute.life(found)
+    if spend is None:
+        return "the header holds no cap for life: the site's policy does"
+    return (
+        f"ε {tables.bound(spend.epsilon)} spent of {spend.cap:g}, δ = {spend.delta:g}, "
+        f"{recompute.BY_THE_FILTER}"
+    )
 
 
 def _listed(book: recompute.Book, last: int) -> list[recompute.Release]:
-    return [] if book.ledger is None else recompute.releases(book.ledger, last)
+    if book.ledger is None or book.part_of is not None:
+        return []
+    return recompute.releases(book.ledger, last)
 
 
 def _has_price(found: ledgers.Ledger, delta: float | None) -> bool:
+    if ledgers.is_lifetime(found.header):
+        return True
     return found.header.protected and (delta is not None or found.header.delta is not None)
 
 
-def _how_to_price(found: ledgers.Ledger) -> str:
-    return "; give --delta" if found.header.protected else ", all of it is unprotected (ε = ∞)"
+def _without_price(found: ledgers.Ledger) -> str:
+    if ledgers.is_lifetime(found.header):
+        return _spent_for_life(found)
+    how = "; give --delta" if found.header.protected else ", all of it is unprotected (ε = ∞)"
+    return "no promise: nothing to price" + how
 
 
 def _anchored(books: list[recompute.Book], text: str) -> recompute.Book:
@@ -192,6 +239,7 @@ def _described(book: recompute.Book) -> dict[str, Any]:
     return {
         "path": str(book.path),
         "whole": True,
+        "part_of": None if book.part_of is None else str(book.part_of),
         "header": header,
         "anchor": str(ledgers.anchor(book.ledger)),
         "reserved": ledgers.reservations(book.ledger),
@@ -209,11 +257,12 @@ def _mark(book: recompute.Book) -> str:
 def _verdict(book: recompute.Book) -> str:
     if book.ledger is None:
         return f"{book.path}: NOT WHOLE: {book.problem}"
-    return f"{book.path}: whole, anchor {ledgers.anchor(book.ledger)}"
+    counted = f", counted once: the beginning of {book.part_of}" if book.part_of else ""
+    return f"{book.path}: whole{counted}, anchor {ledgers.anchor(book.ledger)}"
 
 
 def _show(book: recompute.Book, listed: list[recompute.Release]) -> None:
-    if book.ledger is None:
+    if book.ledger is None or book.part_of is not None:
         _say(_verdict(book))
         return
     header = book.ledger.header
@@ -224,7 +273,8 @@ def _show(book: recompute.Book, listed: list[recompute.Release]) -> None:
     ]
     if ledgers.is_lifetime(header):
         rows[0] = ("study", "all studies of this site, charged for life")
-    if header.epsilon is not None and header.delta is not None:
+        rows.append(("for life", _spent_for_life(book.ledger)))
+    elif header.epsilon is not None and header.delta is not None:
         rows.append(
             ("promise", f"ε ≤ {header.epsilon:g}, δ = {header.delta:g}, by {header.accountant}")
         )
@@ -248,7 +298,8 @@ def _show(book: recompute.Book, listed: list[recompute.Release]) -> None:
             ]
             for row in listed
         ]
-        title = f"Last {len(listed)} releases{mark}"
+        by = f", ε {recompute.BY_THE_FILTER}" if ledgers.is_lifetime(header) else ""
+        title = f"Last {len(listed)} releases of {header.client}{by}{mark}"
         console.print(tables.grid(names, cells, title, names[:3]), crop=False)
 
 
@@ -264,7 +315,9 @@ def _price_table(rows: list[recompute.Price], title: str) -> None:
         first = next(iter(found.values()))
         known = [row.epsilon for row in found.values()]
         kept = all(e is not None and e <= (first.budget or 0.0) for e in known)
-        against = f"{first.budget:g} {'kept' if kept else 'EXCEEDED'}" if first.budget else "–"
+        against = "–"
+        if first.budget is not None:
+            against = f"{first.budget:g} {'kept' if kept else 'EXCEEDED'}"
         epsilons = ["no price" if e is None else tables.bound(e) for e in known]
         stated = " (stated)" if first.stated else ""
         cells.append(

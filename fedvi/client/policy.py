@@ -51,9 +51,6 @@ from fedvi.privacy.statement import LifetimeSpend, lifetime_spend
 
 __all__ = ["Guard", "Keeper", "Lifetime", "Policy", "Request", "load_policy", "parse_policy"]
 
-# The part of a lifetime's δ that is kept for the tables that noise is drawn from.
-_TABLES_SHARE = 1e-3
-
 
 class Request(NamedTuple):
     """What a study asks of a site, as plain values; made from the study, not from what a server says.
@@ -218,7 +215,7 @@ class Policy(_Section):
           ConfigError: the policy has no section [life].
         """
         life = self._life()
-        return rdp_filter(life.epsilon, life.delta * (1 - _TABLES_SHARE), life.relation)
+        return rdp_filter(life.epsilon, life.delta * (1 - ledgers.TABLES_SHARE), life.relation)
 
     def lifetime_header(self, table_distance: float = 0.0) -> ledgers.Header:
         """Returns the header of the ledger for life.
@@ -230,7 +227,14 @@ class Policy(_Section):
           ConfigError: the policy has no section [life].
         """
         life = self._life()
-        return ledgers.lifetime_header(life.site, life.unit, life.relation, table_distance)
+        return ledgers.lifetime_header(
+            life.site,
+            life.unit,
+            life.relation,
+            table_distance,
+            epsilon=life.epsilon,
+            delta=life.delta,
+        )
 
     def _life(self) -> _Life:
         if self.life is None:
@@ -351,7 +355,7 @@ class Lifetime:
 
     def __init__(self, policy: Policy, keeper: Keeper) -> None:
         self._filter = policy.lifetime_filter()
-        self._delta = self._filter.delta / (1 - _TABLES_SHARE)
+        self._delta = self._filter.delta / (1 - ledgers.TABLES_SHARE)
         self._keeper = keeper
         header = keeper.ledger.header
         expected = policy.lifetime_header(header.table_distance)
@@ -398,7 +402,7 @@ class Lifetime:
 
     def _check_tables(self, ledger: ledgers.Ledger, name: str) -> None:
         distance = noised_releases(ledgers.spent(ledger)) * ledger.header.table_distance
-        room = self._delta * _TABLES_SHARE
+        room = self._delta * ledgers.TABLES_SHARE
         cap = self._filter.epsilon
         if distance > 0 and math.log(distance) + math.log1p(math.exp(cap)) > math.log(room):
             raise errors.BudgetExceeded(

@@ -1,6 +1,6 @@
 """What `fedvi ledger` prints: ledgers read from files, verified, and priced anew from what they hold.
 
-Needs nothing but the ledger: no study, no data, no result of a run. Writes nothing.
+Needs nothing but the ledger: no study, no data, no result of a run. Changes nothing.
 """
 
 import functools
@@ -10,11 +10,28 @@ from typing import NamedTuple
 
 from fedvi import errors
 from fedvi.privacy import accountants, events, ledger, statement
+from fedvi.privacy.filter import rdp_filter
 from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.ledger import Ledger
 from fedvi.store import sqlite
 
-__all__ = ["Book", "Price", "Release", "prices", "read", "releases", "stated", "totals", "words"]
+__all__ = [
+    "BY_THE_FILTER",
+    "Book",
+    "Price",
+    "Release",
+    "excesses",
+    "life",
+    "prices",
+    "read",
+    "releases",
+    "stated",
+    "totals",
+    "words",
+]
+
+BY_THE_FILTER = "by the filter"
+"""What stands in the place of an accountant's name where a ledger for life is priced."""
 
 _SQLITE = b"SQLite format 3\x00"
 
@@ -26,11 +43,14 @@ class Book(NamedTuple):
       path: where it stands.
       ledger: what it holds, verified; None if it is damaged.
       problem: what is wrong with it; empty if nothing is.
+      part_of: where another ledger stands that it is the beginning of, or a copy of: such as the
+        store that it was exported from. It is counted there, and nowhere else.
     """
 
     path: Path
     ledger: Ledger | None
     problem: str
+    part_of: Path | None = None
 
 
 class Release(NamedTuple):
@@ -52,12 +72,13 @@ class Price(NamedTuple):
     """ε of a part of a ledger by one accountant.
 
     Args:
-      part: "planned", "reserved", or "all ledgers of CLIENT".
-      accountant, relation: what priced it.
+      part: "planned", "reserved", "spent" for life, or "all ledgers of CLIENT".
+      accountant, relation: what priced it; for life, ``BY_THE_FILTER``.
       epsilon: None if it does not know such events, or no ε is finite at that δ.
       delta: at which.
       stated: whether the header's promise is checked with it.
-      budget: the header's ε, if it is stated.
+      budget: the header's ε, where this ε is to be held against it: it is stated, and at the header's
+        δ; or it is the cap for life.
     """
 
     part: str
@@ -71,6 +92,8 @@ class Price(NamedTuple):
 
 def read(path: Path) -> list[Book]:
     """Reads every ledger at a path and verifies it; a damaged one is returned with its problem.
+
+    One that is the beginning of another is told by its ``part_of``.
 
     Args:
       path: an exported ledger (``.jsonl``), a client's store (``ledger.sqlite``), or a folder of
@@ -100,7 +123,7 @@ def read(path: Path) -> list[Book]:
             f"the folder {path} holds no ledger",
             f"ledgers are named *.jsonl (exported) or {sqlite.DATABASE} (a client's store)",
         )
-    return [_book(file) for file in found]
+    return _once([_book(file) for file in found])
 
 
 def releases(found: Ledger, last: int) -> list[Release]:
@@ -123,7 +146,10 @@ def releases(found: Ledger, last: int) -> list[Release]:
         state = ledger.state(found, entry.release_id)
         assert state is not None
         epsilon: dict[str, float | None] = {}
-        if header.delta is not None:
+        if ledger.is_lifetime(header):
+            up_to = life(found._replace(entries=found.entries[: entry.index + 1]))
+            epsilon = {} if up_to is None else {header.relation: up_to.epsilon}
+        elif header.delta is not None:
             epsilon = {
                 relation: _epsilon(found, header.accountant, relation, spent, header.delta)
                 for relation in _relations(found)
@@ -135,21 +161,38 @@ def releases(found: Ledger, last: int) -> list[Release]:
 def prices(found: Ledger, delta: float | None = None) -> list[Price]:
     """Prices what a ledger planned and what it reserved, by every accountant that is a bound.
 
+    A ledger for life is priced by the filter of its cap alone: accountants price plans, and what it
+    charged was not planned together. Without a cap in its header nothing is.
+
     Args:
       found: a verified ledger.
-      delta: in place of the header's.
+      delta: in place of the header's; not in that of a cap.
 
     Raises:
       ConfigError: neither the header nor the caller gives δ.
     """
     header = found.header
+    if ledger.is_lifetime(header):
+        spend = life(found)
+        if spend is None:
+            return []
+        price = Price(
+            "spent",
+            BY_THE_FILTER,
+            spend.relation,
+            spend.epsilon,
+            spend.delta,
+            stated=False,
+            budget=header.epsilon,
+        )
+        return [price]
     at = header.delta if delta is None else delta
     if at is None:
         raise errors.ConfigError(
             f"the ledger of {header.client!r} promises no delta to price it at",
             "give one: --delta 1e-5",
         )
-    parts = {"planned": header.planned, "reserved": ledger.spent(found)}
+    parts = {"planned": header.planned, "reserved": _reserved(found)}
     return [
         Price(part, name, relation, _epsilon(found, name, relation, event, at), at, stated, budget)
         for part, event in parts.items()
@@ -157,8 +200,59 @@ def prices(found: Ledger, delta: float | None = None) -> list[Price]:
         for relation in _relations(found)
         for name in accountants.__all__
         for stated in [(name, relation) == (header.accountant, header.relation)]
-        for budget in [header.epsilon if stated else None]
+        for budget in [header.epsilon if stated and at == header.delta else None]
     ]
+
+
+def life(found: Ledger) -> statement.LifetimeSpend | None:
+    """Says what a ledger for life has spent, by the filter of the cap in its header.
+
+    Args:
+      found: verified.
+
+    Returns:
+      None if it is of one study, or its header holds no cap.
+
+    Raises:
+      ConfigError: no filter has the header's cap: it leaves nothing to spend.
+      UnsupportedEvent: an event in it has no Rényi price.
+    """
+    header = found.header
+    if not ledger.is_lifetime(header) or header.epsilon is None or header.delta is None:
+        return None
+    usable = header.delta * (1 - ledger.TABLES_SHARE)
+    cap = rdp_filter(header.epsilon, usable, header.relation)
+    return statement.lifetime_spend(found, cap)
+
+
+def excesses(found: Ledger) -> list[str]:
+    """Lists where a ledger exceeds what its header promises, at the header's own δ.
+
+    Args:
+      found: verified, which it is whatever it spent: the chain does not show what checked it.
+
+    Returns:
+      A line for each: what is planned or reserved costs more than is promised, or has no price;
+      more is reserved than is planned; more is spent for life than the cap. Empty if all is kept.
+    """
+    header = found.header
+    lines = []
+    reserved = _reserved(found)
+    spend = life(found)
+    if spend is not None and spend.epsilon > spend.cap:
+        lines.append("spent for life exceeds the cap")
+    if header.accountant and header.epsilon is not None and header.delta is not None:
+        for part, event in (("planned", header.planned), ("reserved", reserved)):
+            if event is None:
+                continue
+            epsilon = _epsilon(found, header.accountant, header.relation, event, header.delta)
+            if epsilon is None or epsilon > header.epsilon:
+                lines.append(f"what is {part} exceeds the promise")
+    if header.planned is not None:
+        allowed = events.counts(header.planned)
+        if any(allowed.get(atom, 0) < count for atom, count in events.counts(reserved).items()):
+            lines.append("reserved exceeds the plan")
+    return lines
 
 
 def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
@@ -168,7 +262,8 @@ def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
     seeing earlier results, what holds is the cap of the site's ledger for life: a filter's.
 
     Args:
-      books: verified; ledgers for life are left out, since they hold the same releases again.
+      books: verified, none the beginning of another; ledgers for life are left out, since they hold
+        the same releases again.
       delta: in place of the headers' largest.
     """
     sites: dict[tuple[str, str], list[Ledger]] = {}
@@ -210,7 +305,8 @@ def stated(books: Sequence[Ledger]) -> list[statement.Claim]:
     """States what ledgers claim, from what they hold alone: each client, and all of one study.
 
     Args:
-      books: verified; those without a promise and a plan claim nothing.
+      books: verified, none the beginning of another; those without a promise and a plan claim
+        nothing.
     """
     parts: dict[str, list[statement.Claim]] = {}
     disjoint: dict[str, bool] = {}
@@ -261,6 +357,33 @@ def _book(path: Path) -> Book:
         return Book(path, None, error.message)
 
 
+def _once(books: list[Book]) -> list[Book]:
+    """Marks what is the beginning of another ledger; of copies, all but the first."""
+    marked = []
+    for position, book in enumerate(books):
+        longest = (position, book)
+        for place, other in enumerate(books):
+            if book.ledger is None or other.ledger is None:
+                continue
+            if not _begins(book.ledger, other.ledger):
+                continue
+            best = longest[1].ledger
+            assert best is not None
+            further = len(other.ledger.entries) - len(best.entries)
+            if further > 0 or (further == 0 and place < longest[0]):
+                longest = (place, other)
+        marked.append(book if longest[0] == position else book._replace(part_of=longest[1].path))
+    return marked
+
+
+def _begins(beginning: Ledger, whole: Ledger) -> bool:
+    """Whether one verified ledger is the beginning of another: each hash holds all before it."""
+    count = len(beginning.entries)
+    if beginning.header != whole.header or count > len(whole.entries):
+        return False
+    return ledger.anchor(beginning) == ledger.anchor(whole._replace(entries=whole.entries[:count]))
+
+
 def _ledger(path: Path) -> Ledger:
     try:
         with path.open("rb") as file:
@@ -287,6 +410,15 @@ def _stored(path: Path) -> Ledger:
     if path.name != sqlite.DATABASE:
         raise errors.LedgerError(f"it is a database; a client's store is named {sqlite.DATABASE}")
     return sqlite.read_ledger(path.parent)
+
+
+def _reserved(found: Ledger) -> events.Event:
+    """All that was reserved, grouped as the budget was checked, so that no rounding differs."""
+    tally: dict[events.Event, int] = {}
+    for entry in found.entries:
+        if entry.event is not None:
+            tally[entry.event] = tally.get(entry.event, 0) + 1
+    return events.compose(*(events.repeat(event, count) for event, count in tally.items()))
 
 
 def _relations(found: Ledger) -> Sequence[events.Relation]:

@@ -38,6 +38,7 @@ from fedvi.privacy.itemised import with_tables
 
 __all__ = [
     "LIFETIME",
+    "TABLES_SHARE",
     "Anchor",
     "Budget",
     "Entry",
@@ -65,6 +66,9 @@ State: TypeAlias = Literal["reserved", "sealed", "sent"]
 LIFETIME = "lifetime"
 """The study, and its digest, of a ledger that charges every study of a site; no digest is so short."""
 
+TABLES_SHARE = 1e-3
+"""The part of a lifetime's δ that is kept for the tables that noise is drawn from."""
+
 
 class Header(NamedTuple):
     """What every entry of one ledger has in common: enough to recompute what is stated from it.
@@ -79,8 +83,10 @@ class Header(NamedTuple):
       protected: whether releases must be noised; if not, any may leave and no guarantee is given.
       note: printed beside every claim, such as "simulation: no guarantee"; or empty.
       planned: all releases that the study may ask of this client; None if nothing was planned.
-      epsilon, delta: the promise that releases are checked against; None without one.
-      accountant: what the promise is checked with; empty without one.
+      epsilon, delta: the promise that releases are checked against, in a ledger for life the cap,
+        with all of its δ; None without one.
+      accountant: what the promise is checked with; empty without one, and in a ledger for life,
+        whose cap an `RdpFilter` checks.
       table_distance: of the noise of one release, over all coordinates, from its exact law.
       disjoint: whether the study declares that no unit is at two clients.
       records_public: whether the number of records is published, so that add_remove is not claimed.
@@ -205,15 +211,37 @@ def open_ledger(header: Header) -> Ledger:
 
 
 def lifetime_header(
-    site: str, unit: str, relation: Relation, table_distance: float = 0.0
+    site: str,
+    unit: str,
+    relation: Relation,
+    table_distance: float = 0.0,
+    epsilon: float | None = None,
+    delta: float | None = None,
 ) -> Header:
     """Returns the header of the ledger that charges every study of a site, whatever it is.
+
+    Args:
+      site: whose.
+      unit: what is protected.
+      relation: under which the cap is counted.
+      table_distance: the largest of any study's noise that may be charged to it.
+      epsilon, delta: the cap, δ as a whole, so that what is spent can be recomputed beside it; both
+        or none. The filter has all of δ but its ``TABLES_SHARE``.
 
     >>> is_lifetime(lifetime_header("north", "record", "substitute"))
     True
     """
     return Header(
-        LIFETIME, LIFETIME, site, unit, relation, "message", True, table_distance=table_distance
+        LIFETIME,
+        LIFETIME,
+        site,
+        unit,
+        relation,
+        "message",
+        True,
+        epsilon=epsilon,
+        delta=delta,
+        table_distance=table_distance,
     )
 
 
@@ -416,13 +444,7 @@ def _check_budget(ledger: Ledger, release_id: str, event: Event, budget: Budget)
     header = ledger.header
     accountant = with_tables(budget.accountant, header.table_distance)
     _check_relation(ledger, accountant.relation)
-    for name, promised in (("epsilon", header.epsilon), ("delta", header.delta)):
-        if promised is not None and getattr(budget, name) > promised:
-            raise PrivacyError(
-                f"the budget's {name} is {getattr(budget, name):g}, and the ledger of "
-                f"{header.client!r} promises {promised:g}",
-                hint="a budget is at most what was promised",
-            )
+    _check_promised(header, budget)
     already = _tally(ledger)
     cost = accountant.epsilon(compose(already, event), budget.delta)
     if cost <= budget.epsilon:
@@ -442,6 +464,7 @@ def _check_budget(ledger: Ledger, release_id: str, event: Event, budget: Budget)
 
 def _check_filter(ledger: Ledger, release_id: str, event: Event, cap: RdpFilter) -> None:
     _check_relation(ledger, cap.relation)
+    _check_promised(ledger.header, cap)
     already = _tally(ledger)
     if cap.admits(already, event):
         return
@@ -451,6 +474,16 @@ def _check_filter(ledger: Ledger, release_id: str, event: Event, cap: RdpFilter)
         hint=f"epsilon {cap.epsilon_of(already):.4g} is spent in {reservations(ledger)} releases; "
         "a release with more noise may still fit",
     )
+
+
+def _check_promised(header: Header, budget: Budget | RdpFilter) -> None:
+    for name, promised in (("epsilon", header.epsilon), ("delta", header.delta)):
+        if promised is not None and getattr(budget, name) > promised:
+            raise PrivacyError(
+                f"the budget's {name} is {getattr(budget, name):g}, and the ledger of "
+                f"{header.client!r} promises {promised:g}",
+                hint="a budget is at most what was promised",
+            )
 
 
 def _check_relation(ledger: Ledger, relation: Relation) -> None:
@@ -590,6 +623,9 @@ def _check_promise(header: Header) -> None:
             raise LedgerError(
                 f"the header: `{field}` is {value!r}, expected a number of at least 0 and below {end}"
             )
+    if is_lifetime(header):
+        _check_cap(header)
+        return
     given = (header.epsilon is not None, header.delta is not None, header.accountant != "")
     if len(set(given)) > 1:
         raise LedgerError(
@@ -603,6 +639,19 @@ def _check_promise(header: Header) -> None:
         )
     if header.planned is not None and header.protected and not _is_noised(header.planned):
         raise LedgerError("the header: `planned` is unprotected in a protected ledger")
+
+
+def _check_cap(header: Header) -> None:
+    if (header.epsilon is None) != (header.delta is None) or 0.0 in (header.epsilon, header.delta):
+        raise LedgerError(
+            f"the header: `epsilon` is {header.epsilon} and `delta` is {header.delta} for life, "
+            "expected both above 0, or none"
+        )
+    if header.accountant or header.planned is not None or not header.protected:
+        raise LedgerError(
+            "the header: a ledger for life is protected, and has no `planned` and no `accountant`: "
+            "a filter checks its cap"
+        )
 
 
 _FOLLOWS: dict[State, State | None] = {"reserved": None, "sealed": "reserved", "sent": "sealed"}

@@ -6,10 +6,17 @@ from typing import Any, NamedTuple
 
 from fedvi.errors import ConfigError
 from fedvi.privacy.accountants import Accountant
-from fedvi.privacy.events import Event, PoissonSampled, Relation, WithoutReplacement, counts
+from fedvi.privacy.events import (
+    NOTHING,
+    Event,
+    PoissonSampled,
+    Relation,
+    WithoutReplacement,
+    counts,
+)
 from fedvi.privacy.filter import RdpFilter
-from fedvi.privacy.itemised import Delta, delta_items, with_tables
-from fedvi.privacy.ledger import Header, Ledger, reservations, spent
+from fedvi.privacy.itemised import Delta, delta_items, noised_releases, with_tables
+from fedvi.privacy.ledger import TABLES_SHARE, Header, Ledger, reservations, spent
 
 __all__ = [
     "ADDED_UP",
@@ -71,7 +78,7 @@ class LifetimeSpend(NamedTuple):
     Args:
       epsilon: spent so far, at ``delta``, by the filter's order.
       cap: the largest epsilon that the site admits; what may be promised beforehand.
-      delta: of both.
+      delta: of both, the part that is kept for the tables of noise included.
       relation: under which both are counted.
       releases: how many were charged.
     """
@@ -189,7 +196,10 @@ def _claim(
 
 
 def lifetime_spend(ledger: Ledger, cap: RdpFilter) -> LifetimeSpend:
-    """States what a site's ledger for life says is spent.
+    """States what a site's ledger for life says is spent, with all of δ.
+
+    The filter has what is left of δ beside the part kept for the tables of noise, and the tables of
+    all releases must fit into that part: else epsilon is infinite. Nothing spent is epsilon 0.
 
     Args:
       ledger: whose header ``is_lifetime``.
@@ -198,8 +208,26 @@ def lifetime_spend(ledger: Ledger, cap: RdpFilter) -> LifetimeSpend:
     Raises:
       UnsupportedEvent: an event in it has no Rényi price.
     """
-    found = cap.epsilon_of(spent(ledger))
-    return LifetimeSpend(found, cap.epsilon, cap.delta, cap.relation, reservations(ledger))
+    whole = ledger.header.delta
+    if whole is None:
+        whole = cap.delta / (1 - TABLES_SHARE)
+    event = spent(ledger)
+    if event == NOTHING:
+        epsilon = 0.0
+    elif _tables_fit(noised_releases(event) * ledger.header.table_distance, cap, whole):
+        epsilon = cap.epsilon_of(event)
+    else:
+        epsilon = math.inf
+    return LifetimeSpend(epsilon, cap.epsilon, whole, cap.relation, reservations(ledger))
+
+
+def _tables_fit(distance: float, cap: RdpFilter, whole: float) -> bool:
+    room = whole - cap.delta
+    if distance == 0:
+        return room >= 0
+    # In logarithms, since e^ε of a large cap is no float.
+    both_ways = math.log(distance) + cap.epsilon + math.log1p(math.exp(-cap.epsilon))
+    return room > 0 and both_ways <= math.log(room)
 
 
 def declarations(header: Header) -> tuple[str, ...]:

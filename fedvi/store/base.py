@@ -76,8 +76,10 @@ class Freeze:
 class ClientStore(Protocol):
     """A client's ledger, secrets and outbox.
 
-    Each method is one transaction: it returns once its change is durable, and an error leaves
-    everything as it was. One process, and in it one worker, uses a store at a time.
+    Each method is one transaction: it returns once its change is durable, and an error before the
+    commit leaves everything as it was. What a method erases may be overwritten only after the
+    commit: if that fails, the method raises although its change is stored, and the next opening of
+    the store erases again, or refuses. One process, and in it one worker, uses a store at a time.
     """
 
     @property

@@ -4,9 +4,11 @@
     FOLDER/lock            held by the one process that may write
 
 Every transaction is on the disk before its method returns (WAL, synchronous=FULL). Whenever a
-secret or private state is erased, its bytes are overwritten in the database and the write-ahead log
-is emptied. What is beyond this file: blocks that a file system or a flash disk keeps of files that
-it overwrote, the process's own memory, and backups taken in between.
+secret or private state is erased, its bytes are overwritten in the database and, after the commit,
+the write-ahead log is emptied. If that fails, because a reader holds the log, the method raises, its
+change stays, and the next opening empties the log before anything else, or refuses. What is beyond
+this file: blocks that a file system or a flash disk keeps of files that it overwrote, the process's
+own memory, and backups taken in between.
 """
 
 import contextlib
@@ -298,7 +300,11 @@ class SqliteClientStore:
 
 
 def read_ledger(folder: Path) -> Ledger:
-    """Reads and verifies the ledger of a store that may be in use; writes nothing.
+    """Reads and verifies the ledger of a store that may be in use; changes nothing of what is stored.
+
+    SQLite may put an empty write-ahead log and its index (``-wal``, ``-shm``) beside the database,
+    as for every reader. No copy is read in their place: it would hold a pending release's secret,
+    beyond the reach of what erases it.
 
     Raises:
       LedgerError: there is none, or it is damaged.

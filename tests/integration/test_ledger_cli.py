@@ -11,6 +11,8 @@ from fedvi.experiment import recompute
 from fedvi.privacy import accountants, events, statement
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.accountants import pld
+from fedvi.privacy.filter import rdp_filter
+from fedvi.report import tables
 from fedvi.store.sqlite import SqliteClientStore
 
 # Full batches, which have a price in closed form; sampled ones are priced in one test.
@@ -91,6 +93,7 @@ def test_the_tables_show_what_was_done_and_against_what_budget(file):
     for text in ("Ledger of north", "Gaussian noise 10", "sent", "reserved", "pld"):
         assert text in shown.stdout
     assert "north/2#0" in shown.stdout
+    assert "ε of north, study heart" in run("verify", file, "--recompute").stdout
     assert "north/1#0" not in run("show", file, "--last", 1).stdout
     listed = json.loads(run("show", file, "--json").stdout)[0]["releases"]
     grown = [row["epsilon"]["substitute"] for row in listed]
@@ -221,6 +224,153 @@ def test_a_ledger_without_protection_says_so(tmp_path):
     path = written(tmp_path / "north.jsonl", found)
     assert "UNPROTECTED: a factor" in run("show", path).stdout
     assert "unprotected" in run("verify", path, "--recompute").stdout
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def broken(path, count, event=ROUND, header=HEADER):
+    """A ledger that something without a budget wrote: whole in itself."""
+    found = ledgers.open_ledger(HEADER._replace(protected=False))
+    for number in range(count):
+        found = ledgers.spend(found, f"north/{number}#0", event, None)
+    rows, previous = [], ledgers.anchor(ledgers.open_ledger(header)).hash
+    for entry in found.entries:
+        changed = entry._replace(previous_hash=previous, hash="")
+        changed = changed._replace(hash=ledgers._entry_hash(changed))
+        rows.append(changed)
+        previous = changed.hash
+    return written(path, ledgers.Ledger(header, tuple(rows)))
+
+
+def test_an_exceeded_promise_ends_with_its_own_exit_code(tmp_path):
+    event = events.Gaussian(1.0)
+    header = HEADER._replace(planned=events.repeat(event, 8))
+    path = broken(tmp_path / "north.jsonl", 2, event, header)
+    assert run("verify", path).exit_code == 0
+    for more in ([], ["--json"], ["--delta", "0.5"]):
+        result = run("verify", path, "--recompute", *more)
+        assert result.exit_code == 5
+        assert "what is planned exceeds the promise" in result.stdout
+        assert "what is reserved exceeds the promise" in result.stdout
+        assert "reserved exceeds the plan" not in result.stdout
+    assert "4 EXCEEDED" in run("verify", path, "--recompute").stdout
+    # At another δ there is nothing to hold against the promise.
+    assert "4 EXCEEDED" not in run("verify", path, "--recompute", "--delta", "0.5").stdout
+    (tmp_path / "bad.jsonl").write_bytes(b"")
+    assert run("verify", tmp_path, "--recompute").exit_code == 5
+    assert run("verify", tmp_path).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "event"), [(9, ROUND), (1, events.Gaussian(11.0))], ids=["more", "another"]
+)
+def test_reserving_more_than_was_planned_is_reported_within_the_promise(tmp_path, count, event):
+    path = broken(tmp_path / "north.jsonl", count, event)
+    result = run("verify", path, "--recompute")
+    assert result.exit_code == 5
+    assert "EXCEEDED: reserved exceeds the plan" in result.stdout
+    assert "4 kept" in result.stdout
+    found = json.loads(run("verify", path, "--recompute", "--json").stdout)
+    assert found["ledgers"][0]["exceeded"] == ["reserved exceeds the plan"]
+    kept = run("verify", broken(path, 8), "--recompute")
+    assert kept.exit_code == 0
+    assert "EXCEEDED" not in kept.stdout
+
+
+# For life.
+
+LIFE = ledgers.lifetime_header("clinic", "record", "substitute", 1e-15, epsilon=3.0, delta=1e-5)
+CAP = rdp_filter(3.0, 1e-5 * (1 - ledgers.TABLES_SHARE), "substitute")
+
+
+def test_what_is_spent_for_life_is_shown_by_the_filter_beside_the_cap(tmp_path):
+    found = ledgers.open_ledger(LIFE)
+    for number in range(3):
+        found = ledgers.spend(found, f"ab12/{number}!0", events.Gaussian(20.0), CAP)
+    spent = statement.lifetime_spend(found, CAP)
+    assert 0 < spent.epsilon < 3.0
+    path = written(tmp_path / "life.jsonl", found)
+    for arguments in (
+        ["show"],
+        ["verify", "--recompute"],
+        ["verify", "--recompute", "--delta", 0.1],
+    ):
+        result = run(arguments[0], path, *arguments[1:])
+        assert result.exit_code == 0
+        assert "by the filter" in result.stdout
+        assert tables.bound(spent.epsilon) in result.stdout
+        assert "clinic" in result.stdout
+        for word in ("no promise", "pld", "zcdp"):
+            assert word not in result.stdout
+    (price,) = json.loads(run("verify", path, "--recompute", "--json").stdout)["ledgers"][0][
+        "prices"
+    ]
+    assert (price["epsilon"], price["delta"], price["budget"]) == (spent.epsilon, 1e-5, 3.0)
+    listed = json.loads(run("show", path, "--json").stdout)[0]["releases"]
+    assert listed[-1]["epsilon"] == {"substitute": spent.epsilon}
+    stated = run("show", path, "--statement").stdout
+    assert "spent of 3, δ = 1e-05, by the filter" in stated
+    assert "infinite" not in stated
+
+
+def test_an_empty_ledger_for_life_has_spent_nothing_and_one_without_a_cap_says_so(tmp_path):
+    path = written(tmp_path / "life.jsonl", ledgers.open_ledger(LIFE))
+    assert "ε 0 spent of 3" in run("show", path).stdout
+    bare = ledgers.lifetime_header("clinic", "record", "substitute")
+    result = run("verify", written(path, ledgers.open_ledger(bare)), "--recompute")
+    assert result.exit_code == 0
+    assert "holds no cap" in result.stdout
+
+
+def test_more_than_the_cap_for_life_ends_with_its_own_exit_code(tmp_path):
+    path = broken(tmp_path / "life.jsonl", 50, header=LIFE)
+    result = run("verify", path, "--recompute")
+    assert result.exit_code == 5
+    assert "spent for life exceeds the cap" in result.stdout
+
+
+# An export beside its store.
+
+
+def test_what_is_the_beginning_of_another_is_counted_once_and_says_so(tmp_path):
+    longest = book(4)
+    alone = written(tmp_path / "z.jsonl", longest)
+    claimed = run("show", alone, "--statement").stdout
+    beginning = ledgers.Ledger(longest.header, longest.entries[:2])
+    for name, found in (("a", beginning), ("b", longest), ("c", ledgers.open_ledger(HEADER))):
+        written(tmp_path / f"{name}.jsonl", found)
+    result = run("verify", tmp_path, "--recompute")
+    assert result.exit_code == 0
+    assert flat(result.stdout).count("counted once: the beginning of") == 3
+    assert result.stdout.count("b.jsonl, anchor") == 3  # the first of the longest
+    assert result.stdout.count("ε of north, study heart") == 1
+    assert "ε of all studies" not in result.stdout
+    assert run("show", tmp_path, "--statement").stdout.endswith(claimed)
+    assert run("show", tmp_path).stdout.count("Ledger of north") == 1
+    found = json.loads(run("verify", tmp_path, "--recompute", "--json").stdout)
+    assert found["totals"] == []
+    assert [bool(row["part_of"]) for row in found["ledgers"]] == [True, False, True, True]
+
+
+def test_a_fork_of_a_study_is_added(tmp_path):
+    written(tmp_path / "a.jsonl", book(2))
+    written(tmp_path / "b.jsonl", book(3))  # sealed after another entry
+    result = run("verify", tmp_path, "--recompute")
+    assert "counted once" not in result.stdout
+    assert "ε of all studies of a site" in result.stdout
+
+
+def test_an_export_beside_its_store_is_counted_once(tmp_path):
+    store = SqliteClientStore(tmp_path / "north", HEADER)
+    written(tmp_path / "north.jsonl", store.ledger)
+    longer = ledgers.spend(store.ledger, "north/0#0", ROUND, BUDGET)
+    store.reserve(longer, "north/0#0", b"s" * 32, b"t")
+    exported, stored = recompute.read(tmp_path)
+    store.close()
+    assert exported.part_of == stored.path
+    assert stored.part_of is None
 
 
 def test_help_teaches():

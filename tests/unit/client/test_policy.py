@@ -256,6 +256,7 @@ def test_a_lifetime_needs_its_own_ledger():
         Guard(site, REQUEST, "study")
     with pytest.raises(errors.ConfigError, match=r"no section \[life\]"):
         policy().lifetime_header()
-    for change in ({"unit": "patient"}, {"relation": "add_remove"}, {"study_digest": "ab12"}):
+    of_a_study = {"study_digest": "ab12", "epsilon": None, "delta": None}
+    for change in ({"unit": "patient"}, {"relation": "add_remove"}, of_a_study):
         with pytest.raises(errors.LedgerError, match="expected 'lifetime'"):
             lifetime(site, **change)

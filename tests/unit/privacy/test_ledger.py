@@ -20,6 +20,7 @@ from fedvi.privacy.events import (
 )
 from fedvi.privacy.filter import rdp_filter
 from fedvi.privacy.ledger import (
+    TABLES_SHARE,
     Anchor,
     Budget,
     Header,
@@ -481,6 +482,33 @@ def test_a_filter_charges_for_life_and_refuses_what_exceeds_it():
     spend(ledger, "small", Gaussian(3000.0), cap)
     with pytest.raises(PrivacyError, match="declares substitute"):
         spend(ledger, "x", ROUND, rdp_filter(1.0, 1e-5, "add_remove"))
+
+
+def test_a_cap_in_the_header_survives_its_lines_and_bounds_the_filter():
+    header = lifetime_header("north", "record", "substitute", epsilon=1.0, delta=1e-5)
+    ledger = open_ledger(header)
+    assert from_lines(to_lines(ledger)) == ledger
+    cap = rdp_filter(1.0, 1e-5 * (1 - TABLES_SHARE), "substitute")
+    assert state(spend(ledger, "x", ROUND, cap), "x") == "reserved"
+    for epsilon, delta in ((2.0, 1e-5), (1.0, 1e-4)):
+        with pytest.raises(PrivacyError, match="promises"):
+            spend(ledger, "x", ROUND, rdp_filter(epsilon, delta, "substitute"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": 1.0},
+        {"delta": 1e-5},
+        {"epsilon": 0.0, "delta": 1e-5},
+        {"epsilon": 1.0, "delta": 1e-5, "accountant": "rdp"},
+        {"planned": ROUND},
+        {"protected": False},
+    ],
+)
+def test_a_cap_that_no_filter_checks_is_refused(change):
+    with pytest.raises(LedgerError, match="header"):
+        open_ledger(lifetime_header("north", "record", "substitute")._replace(**change))
 
 
 # Speed.

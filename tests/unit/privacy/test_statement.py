@@ -18,6 +18,7 @@ from fedvi.privacy.events import (
 from fedvi.privacy.filter import rdp_filter
 from fedvi.privacy.itemised import Delta, with_tables
 from fedvi.privacy.ledger import (
+    TABLES_SHARE,
     Budget,
     Header,
     lifetime_header,
@@ -240,6 +241,30 @@ def test_a_patient_as_unit_and_every_declaration_reach_the_text():
     ):
         assert expected in text
     assert json.loads(json.dumps(as_dict(parts[0]), allow_nan=False))["lifetime"]["cap"] == 3.0
+
+
+def test_nothing_is_spent_for_life_before_the_first_release_and_delta_is_the_whole():
+    cap = rdp_filter(3.0, DELTA * (1 - TABLES_SHARE), "substitute")
+    for header in (
+        lifetime_header("north", "record", "substitute", epsilon=3.0, delta=DELTA),
+        lifetime_header("north", "record", "substitute"),
+    ):
+        empty = statement.lifetime_spend(open_ledger(header), cap)
+        assert (empty.epsilon, empty.cap, empty.releases) == (0.0, 3.0, 0)
+        assert empty.delta == pytest.approx(DELTA, rel=1e-12)
+        one = spend(open_ledger(header), "x", ROUND, cap)
+        found = statement.lifetime_spend(one, cap)
+        assert found.epsilon == cap.epsilon_of(ROUND) > 0
+        assert found.delta == empty.delta
+
+
+def test_tables_beyond_their_part_of_delta_leave_no_spend_that_can_be_stated():
+    cap = rdp_filter(3.0, DELTA * (1 - TABLES_SHARE), "substitute")
+    fits = DELTA * TABLES_SHARE / (1 + math.exp(3.0))
+    for distance, finite in ((fits * 0.99, True), (fits * 1.01, False)):
+        header = lifetime_header("north", "record", "substitute", distance, 3.0, DELTA)
+        found = statement.lifetime_spend(spend(open_ledger(header), "x", ROUND, cap), cap)
+        assert math.isfinite(found.epsilon) == finite
 
 
 def test_disjointness_is_declared_only_where_the_maximum_is_taken():
