@@ -2,10 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 from click.testing import CliRunner
 
+from fedvi import inference
 from fedvi.cli.audit import audit
+from fedvi.cli.main import main
+from fedvi.inference.base import LocalSolver
+from fedvi.privacy import mechanisms, sampling
 
 STUDY = """
 [study]
@@ -46,3 +53,105 @@ def test_a_study_without_protection_has_nothing_to_audit(tmp_path: Path) -> None
 def test_the_help_says_what_each_layer_asks() -> None:
     text = CliRunner().invoke(audit, ["--help"]).output
     assert all(word in text for word in ("replay", "sampler", "profile", "canaries", "Exit codes"))
+
+
+PRIVATE = STUDY.replace(
+    'kind = "exact"', 'kind = "dp_optimisation"\nsteps = 10\ndraws = 2'
+).replace(
+    'protection = "none"',
+    'epsilon = 2.0\ndelta = 1e-5\nunit = "record"\nrelation = "substitute"\n'
+    'accountant = "pld"\ndisjoint = true\n[data]\nmax_records = 20',
+)
+
+
+class Halved:
+    """Rounded Gaussian noise of half the std that its event says."""
+
+    def __init__(self, noise_multiplier: float) -> None:
+        self._inner = mechanisms.rounded_gaussian(noise_multiplier)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def perturb(self, key: Any, total: Any, clip_norm: float) -> Any:
+        def half(new: Any, old: Any) -> Any:
+            return old + jnp.round((new - old).astype(jnp.float32) / 2.0).astype(new.dtype)
+
+        return jax.tree.map(half, self._inner.perturb(key, total, clip_norm), total)
+
+
+def halved(noise_multiplier: float) -> Any:
+    return Halved(noise_multiplier)
+
+
+def closed(family: Any, model: Any, noise: float) -> LocalSolver:
+    """A solver that takes no mechanism from outside."""
+    return inference.dp_optimisation(
+        family, model, sampling.full(20), mechanisms.rounded_gaussian(noise), steps=2, draws=2
+    )
+
+
+def findings(tmp_path: Path, study: str, exit_code: int, *options: str) -> dict[str, Any]:
+    path = tmp_path / "study.toml"
+    path.write_text(study)
+    arguments = [str(path), "--json", "--trials", "4000", *options]
+    shown = CliRunner().invoke(audit, arguments)
+    assert shown.exit_code == exit_code, shown.output
+    report: dict[str, Any] = json.loads(shown.output)
+    return report
+
+
+def verdicts(report: dict[str, Any]) -> dict[str, str]:
+    return {finding["check"]: finding["verdict"] for finding in report["findings"]}
+
+
+def test_a_private_study_passes(tmp_path: Path) -> None:
+    report = findings(tmp_path, PRIVATE, 0, "--canaries")
+    assert report["passed"]
+    found = verdicts(report)
+    assert found.pop("one-run audit") == "report only"
+    assert set(found.values()) == {"holds"}
+    assert {finding["layer"] for finding in report["findings"]} == {
+        "replay",
+        "sampler",
+        "profile",
+        "canaries",
+    }
+
+
+def test_a_table_says_what_was_found(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(PRIVATE)
+    shown = CliRunner().invoke(audit, [str(path), "--trials", "400"])
+    assert shown.exit_code == 0, shown.output
+    assert "An audit finds faults and proves nothing" in shown.output
+
+
+def test_a_mechanism_with_half_its_noise_fails(tmp_path: Path) -> None:
+    study = PRIVATE.replace("[privacy]", f'[privacy]\nmechanism = "{__name__}:halved"')
+    report = findings(tmp_path, study, 1)
+    assert not report["passed"]
+    found = verdicts(report)
+    assert found["noise scale"] == "FAILS"
+    assert found["profile, nothing else"] == "FAILS"
+    assert found["one record substituted"] == "holds"
+
+
+def test_of_a_solver_without_a_mechanism_it_says_what_is_not_checked(tmp_path: Path) -> None:
+    study = PRIVATE.replace(
+        'kind = "dp_optimisation"\nsteps = 10\ndraws = 2',
+        f'kind = "{__name__}:closed"\nnoise = 8.0',
+    )
+    report = findings(tmp_path, study, 0)
+    found = verdicts(report)
+    assert found["noise and sensitivity"] == "report only"
+    (note,) = (part for part in report["findings"] if part["check"] == "noise and sensitivity")
+    assert "takes no mechanism" in note["meaning"]
+
+
+def test_a_faulty_study_has_exit_code_2(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(PRIVATE.replace("steps = 10", "steps = 0"))
+    shown = CliRunner().invoke(main, ["audit", str(path)])
+    assert shown.exit_code == 2
+    assert "steps" in shown.output

@@ -1,0 +1,49 @@
+"""What an audit says: one finding a check, and the verdict over all of them."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+__all__ = ["Finding", "as_dict", "has_failed", "row"]
+
+_WORDS = {True: "holds", False: "FAILS", None: "report only"}
+
+
+class Finding(NamedTuple):
+    """The outcome of one check.
+
+    Attributes:
+      layer: "replay", "sampler", "profile" or "canaries".
+      check: what was checked, in a few words.
+      passed: whether it holds; None for what is reported and not judged.
+      figure: the numbers that were found, as a line of text.
+      meaning: in words, what the outcome says about the claim.
+      numbers: the same figures for programs; JSON values.
+    """
+
+    layer: str
+    check: str
+    passed: bool | None
+    figure: str
+    meaning: str
+    numbers: dict[str, Any] = {}  # noqa: RUF012 -- never written to
+
+
+def has_failed(findings: Iterable[Finding]) -> bool:
+    """Says whether any check failed; what is only reported does not count.
+
+    >>> has_failed(
+    ...     [Finding("replay", "keys", True, "", ""), Finding("canaries", "one", None, "", "")]
+    ... )
+    False
+    """
+    return any(finding.passed is False for finding in findings)
+
+
+def as_dict(finding: Finding) -> dict[str, Any]:
+    """Returns a finding as JSON values."""
+    return {**finding._asdict(), "verdict": _WORDS[finding.passed]}
+
+
+def row(finding: Finding) -> tuple[str, str, str, str, str]:
+    """Returns a finding as the cells of a table."""
+    return finding.layer, finding.check, finding.figure, _WORDS[finding.passed], finding.meaning

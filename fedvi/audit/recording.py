@@ -1,0 +1,164 @@
+"""A mechanism that writes down what enters the noise and what comes out, and can replay it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from fedvi.privacy import events
+from fedvi.privacy.release import Mechanism, Shift
+from fedvi.typing import Key
+
+__all__ = ["Call", "Layout", "Recorder"]
+
+
+class Layout(NamedTuple):
+    """What is known of a release before it runs; equal on neighbouring data, or control flow leaks.
+
+    Attributes:
+      leaves: (path, shape, dtype) of every array that enters the noise.
+      clip_norm: the unit of noise and of shifts.
+      step: the grid's spacing; None for a total in floating point.
+      bound: the largest squared norm of one record's integers; 0 in floating point.
+      noise_multiplier: as the mechanism states it.
+    """
+
+    leaves: tuple[tuple[str, tuple[int, ...], str], ...]
+    clip_norm: float
+    step: float | None
+    bound: int
+    noise_multiplier: float
+
+
+class Call(NamedTuple):
+    """One run of the noise primitive. Computed from records: never leaves the audit.
+
+    Attributes:
+      layout: the static part.
+      key: the raw words of the noise key.
+      total: what entered, flat: int64 on a grid, otherwise float64.
+      output: what came out, flat, in the same units.
+    """
+
+    layout: Layout
+    key: bytes
+    total: np.ndarray
+    output: np.ndarray
+
+    @property
+    def residual(self) -> np.ndarray:
+        """The noise, in clip norms, flat float64."""
+        difference = (self.output - self.total).astype(np.float64)
+        return difference * (self.layout.step or 1.0) / self.layout.clip_norm
+
+    def leaf_residuals(self) -> list[np.ndarray]:
+        """The noise of each array, flat, in clip norms."""
+        sizes = [int(np.prod(shape, dtype=np.int64)) for _, shape, _ in self.layout.leaves]
+        return np.split(self.residual, np.cumsum(sizes)[:-1])
+
+
+class Recorder:
+    """Wraps a mechanism: adds its noise, notes total, key and output in order, and can replay outputs.
+
+    Works inside ``jit`` and ``scan``, through ordered callbacks. Compared by identity: a solver
+    built with one is compiled anew, and each of its runs reports to this one.
+
+    Args:
+      inner: the mechanism under audit.
+    """
+
+    def __init__(self, inner: Mechanism) -> None:
+        self._inner = inner
+        self._calls: list[Call] = []
+        self._script: Sequence[Call] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        # What else a mechanism offers is passed through unseen.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """That of the mechanism under audit."""
+        return self._inner.noise_multiplier
+
+    @property
+    def mark(self) -> str:
+        """That of the mechanism under audit."""
+        return self._inner.mark
+
+    def grid(self, clip_norm: float) -> Any:
+        """Returns the grid of the mechanism under audit."""
+        grid = getattr(self._inner, "grid", None)
+        return None if grid is None else grid(clip_norm)
+
+    def event(self, shift: Shift) -> events.Event:
+        """Returns the event of the mechanism under audit."""
+        return self._inner.event(shift)
+
+    def start(self, script: Sequence[Call] = ()) -> None:
+        """Begins a run; the outputs of ``script``, as far as they go, stand in for the noised ones."""
+        self._calls = []
+        self._script = script
+
+    def stop(self) -> list[Call]:
+        """Ends a run and returns its calls in order."""
+        jax.effects_barrier()
+        calls, self._calls, self._script = self._calls, [], ()
+        return calls
+
+    def perturb(self, key: Key, total: Any, clip_norm: float) -> Any:
+        """Returns the noised total, or the one that the script holds at this place."""
+        noised = self._inner.perturb(key, total, clip_norm)
+        grid = self.grid(clip_norm)
+        paths = jax.tree_util.tree_leaves_with_path(total)
+        layout = Layout(
+            leaves=tuple(
+                (jax.tree_util.keystr(path), tuple(leaf.shape), str(leaf.dtype))
+                for path, leaf in paths
+            ),
+            clip_norm=clip_norm,
+            step=None if grid is None else grid.step,
+            bound=0 if grid is None else grid.bound,
+            noise_multiplier=self._inner.noise_multiplier,
+        )
+        words = jax.random.key_data(key) if _is_typed(key) else jnp.asarray(key)
+        leaves, tree = jax.tree.flatten(noised)
+
+        def note(words: Any, entered: Any, left: Any) -> Any:
+            return self._note(layout, words, entered, left)
+
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        entered = [leaf for _, leaf in paths]
+        answer = io_callback(note, shapes, words, entered, leaves, ordered=True)
+        return jax.tree.unflatten(tree, answer)
+
+    def _note(self, layout: Layout, words: Any, entered: Any, left: Any) -> Any:
+        place = len(self._calls)
+        call = Call(layout, np.asarray(words).tobytes(), _flat(entered), _flat(left))
+        self._calls.append(call)
+        arrays = [np.asarray(leaf) for leaf in left]
+        if place >= len(self._script) or self._script[place].output.shape != call.output.shape:
+            return arrays
+        pieces, taken = [], 0
+        for array in arrays:
+            piece = self._script[place].output[taken : taken + array.size]
+            # Back in the dtype that they had: float64 and int64 hold each of them exactly.
+            pieces.append(piece.astype(array.dtype).reshape(array.shape))
+            taken += array.size
+        return pieces
+
+
+def _is_typed(key: Key) -> bool:
+    return jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+
+
+def _flat(leaves: Any) -> np.ndarray:
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    exact = all(np.issubdtype(array.dtype, np.integer) for array in arrays)
+    kind = np.int64 if exact else np.float64
+    return np.concatenate([array.astype(kind).ravel() for array in arrays])
