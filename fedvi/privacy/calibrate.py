@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import decimal
 import math
+import sys
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, TypeAlias
 
@@ -110,7 +111,11 @@ def _calibrated(
     def excess_by(accountant: Accountant, noise: float) -> float:
         """log(ε(noise) ÷ ε): 0 or less where the noise suffices; close to linear in log noise."""
         found = _epsilon(accountant, event_of(noise), delta)
-        return math.log(found / epsilon) if found > 0 else -math.inf
+        if found == 0:
+            return -math.inf
+        # The sign decides, and so it is not left to the rounding of a quotient and a logarithm.
+        excess = math.log(found / epsilon) if found / epsilon > 0 else -math.inf
+        return min(excess, 0.0) if found <= epsilon else max(excess, sys.float_info.min)
 
     def excess(noise: float) -> float:
         return excess_by(accountant, noise)

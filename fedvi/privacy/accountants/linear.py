@@ -1,6 +1,7 @@
 """Prices by basic composition, the plainest valid bound; come here to change how ε is added up."""
 
 import math
+import sys
 from dataclasses import dataclass
 
 from fedvi.errors import ConfigError
@@ -69,8 +70,11 @@ def linear(relation: Relation) -> Linear:
 
 
 def sum_of_epsilons(found: tuple[steps.Step, ...], delta: float) -> float:
-    """Σ ε of all steps, each at the same δ; the δ sum to at most ``delta``."""
+    """Σ ε of all steps, each at the same δ, rounded up; the δ sum to at most ``delta``."""
     if not found:
         return 0.0
     releases = sum(step.times for step in found)
-    return math.fsum(step.times * step.epsilon(delta / releases) for step in found)
+    # So many times a δ that was rounded down is at most ``delta``.
+    share = delta if releases == 1 else math.nextafter(delta / releases, 0.0)
+    total = math.fsum(step.times * step.epsilon(share) for step in found)
+    return total if releases == 1 else total * (1 + 4 * sys.float_info.epsilon)

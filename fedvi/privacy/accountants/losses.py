@@ -35,7 +35,10 @@ class Step(NamedTuple):
 Sampled: TypeAlias = tuple[tuple[Step, int], ...]  # sorted: steps and how often each is made
 
 _MOST_POINTS = 1_000_000  # of a composition: 8 MB, and 0.2 s to convolve
+_MOST_FFT_POINTS = 4 * _MOST_POINTS  # that any convolution may really take: 2 s
 _MOST_STEP_POINTS = 300_000  # of one step: built point by point, 0.5 s in each direction
+_TAIL_MASS_TRUNCATION = 1e-15  # dp-accounting's default
+_LARGE_COUNT = 1_000
 _FINEST = 2.0**-10
 _COARSEST = 1.0  # an interval; beyond it sampling is no longer priced
 _LEAST_NOISE = 0.02  # below it one step already costs ε in the thousands
@@ -94,6 +97,12 @@ class Loss(NamedTuple):
     distribution: Any
     rounding: float
 
+    @property
+    def least_delta(self) -> float:
+        """What every δ contains: the mass of infinite losses, and ``rounding``."""
+        both = (self.distribution._pmf_remove, self.distribution._pmf_add)
+        return self.rounding + max(float(pmf._infinity_mass) for pmf in both)
+
     def delta(self, epsilon: float) -> float:
         """The certified δ at ``epsilon``."""
         import numpy as np
@@ -118,8 +127,12 @@ class Loss(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def composed_loss(sampled: Sampled, mu: float, relation: Relation, interval: float) -> Loss:
-    """Composes the sampled steps, and one Gaussian of shift ÷ noise ``mu`` for all the rest."""
+def composed_loss(sampled: Sampled, mu: float, relation: Relation, interval: float) -> Loss | None:
+    """Composes the sampled steps, and one Gaussian of shift ÷ noise ``mu`` for all the rest.
+
+    None where a convolution would need more than a fixed number of points, about four million, so
+    that no event takes longer than a few seconds: another party may have written it.
+    """
     total: Loss | None = None
     if mu > 0:
         # One Gaussian stands for all unsampled ones; mu already knows the relation, so this pair
@@ -127,13 +140,17 @@ def composed_loss(sampled: Sampled, mu: float, relation: Relation, interval: flo
         total = Loss(_gaussian_loss(1 / mu, 1.0, "add_remove", interval), 0.0)
     for step, count in sampled:
         part = _repeated_loss(step, count, relation, interval)
-        total = part if total is None else _compose(total, part)
+        if part is not None and total is not None:
+            part = _compose(total, part)
+        if part is None:
+            return None
+        total = part
     assert total is not None
     return total
 
 
 @functools.lru_cache(maxsize=8)
-def _repeated_loss(step: Step, count: int, relation: Relation, interval: float) -> Loss:
+def _repeated_loss(step: Step, count: int, relation: Relation, interval: float) -> Loss | None:
     import numpy as np
 
     if step.kind == "fixed":
@@ -142,7 +159,12 @@ def _repeated_loss(step: Step, count: int, relation: Relation, interval: float) 
         once = _gaussian_loss(step.noise, step.rate, relation, interval)
     if count == 1:
         return Loss(once, 0.0)
+    if count >= _LARGE_COUNT:
+        # Of a sparse distribution dp-accounting takes the integer size^count, which takes minutes.
+        once = _dense(once)
     with np.errstate(all="ignore"):
+        if any(_points(part, count) > _MOST_FFT_POINTS for part in _probabilities(once)):
+            return None
         composed = once.self_compose(count)
     return Loss(composed, count * _rounding(once, composed, composed))
 
@@ -214,9 +236,45 @@ def _removal_deltas(noise: float, rate: float, epsilons: "np.ndarray") -> "np.nd
     return rate * np.exp(upper) * (-np.expm1(np.minimum(0.0, lower - upper)) + rounding)
 
 
-def _compose(first: Loss, second: Loss) -> Loss:
+def _points(probabilities: "np.ndarray", count: int) -> int:
+    """Returns the points of a convolution of a distribution with itself, or somewhat more.
+
+    dp-accounting cuts the tails by Chernoff bounds of forty orders; a few of them suffice here.
+    """
+    import numpy as np
+    from dp_accounting.pld import common
+
+    size = len(probabilities)
+    most = (size - 1) * count + 1
+    if most <= _MOST_FFT_POINTS:
+        return most
+    orders = np.array([-20.0, -4.0, -1.0, 1.0, 4.0, 20.0]) / size
+    low, high = common.compute_self_convolve_bounds(
+        probabilities, count, _TAIL_MASS_TRUNCATION, orders
+    )
+    return int(high - low + 1)
+
+
+def _dense(distribution: Any) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    remove, add = distribution._pmf_remove, distribution._pmf_add
+    # Of a symmetric one, both directions are one object, and only one is convolved.
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        remove.to_dense_pmf(), None if add is remove else add.to_dense_pmf()
+    )
+
+
+def _compose(first: Loss, second: Loss) -> Loss | None:
     import numpy as np
 
+    if any(
+        len(p) + len(q) > _MOST_FFT_POINTS
+        for p, q in zip(
+            _probabilities(first.distribution), _probabilities(second.distribution), strict=True
+        )
+    ):
+        return None
     with np.errstate(all="ignore"):
         composed = first.distribution.compose(second.distribution)
     rounding = _rounding(first.distribution, second.distribution, composed)

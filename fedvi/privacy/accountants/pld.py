@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fedvi.errors import ConfigError, UnsupportedEvent, did_you_mean
+from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent, did_you_mean
 from fedvi.privacy.accountants import losses, overflow
 from fedvi.privacy.events import (
     RELATIONS,
@@ -44,6 +44,12 @@ class Pld:
       against N(0, σ²) at ε ≥ 0 and of the two swapped at ε < 0.
 
     Batches that overflow their capacity add (1 + e^ε)·β to δ, β = Σ count · overflow.
+
+    Two things bound what this takes and what it is worth. No convolution has more than four million
+    points; sampled releases that need more are priced here as if nothing were sampled. And what the
+    arithmetic may have lost is part of every δ: at tiny rates and millions of steps it can exceed
+    the δ asked for. In both cases, where what is lost is above a tenth of δ, the answer is the
+    smaller of this one and that of `rdp` for the same event, which is an upper bound as well.
 
     Proofs: docs/proofs/poisson_substitute.md, fixed_size.md, overflow.md and composition.md, the
     last with what is and is not proved of the floating-point arithmetic.
@@ -82,7 +88,19 @@ class Pld:
           PrivacyError: no ε is finite, because of overflowing batches and nothing else.
         """
         overflow.check_delta(delta)
-        return overflow.epsilon_of(self._price(event), delta)
+        price, least_delta = self._price(event)
+        if not 0 < delta < _CLEARLY * least_delta:
+            return overflow.epsilon_of(price, delta)
+        from fedvi.privacy.accountants.rdp import Rdp  # here, since it imports this module
+
+        try:
+            found = Rdp(self.relation).epsilon(event, delta)
+        except PrivacyError:  # it has no finite one
+            return overflow.epsilon_of(price, delta)
+        try:
+            return min(found, overflow.epsilon_of(price, delta))
+        except PrivacyError:
+            return found
 
     def delta(self, event: Event, epsilon: float) -> float:
         """Returns the smallest certified δ at ``epsilon``, a finite number of 0 or more.
@@ -91,25 +109,36 @@ class Pld:
           UnsupportedEvent: this accountant does not know an atom of ``event``.
         """
         overflow.check_epsilon(epsilon)
-        return overflow.delta_of(self._price(event), epsilon)
+        price, least_delta = self._price(event)
+        found = overflow.delta_of(price, epsilon)
+        if not 0 < found < _CLEARLY * least_delta:
+            return found
+        from fedvi.privacy.accountants.rdp import Rdp  # here, since it imports this module
 
-    def _price(self, event: Event) -> overflow.Price:
+        return min(found, Rdp(self.relation).delta(event, epsilon))
+
+    def _price(self, event: Event) -> tuple[overflow.Price, float]:
+        """The price, and a δ of which it is all lost; infinite where sampling is not priced."""
         releases = _reduce(event, self.relation)
         if math.isinf(releases.mu):
-            return _UNBOUNDED
+            return _UNBOUNDED, 0.0
         mu = _mu_without_sampling(releases, self.relation)
         delta_at = functools.partial(_gaussian_delta, mu)
         epsilon_at = functools.partial(_gaussian_epsilon, mu)
         interval = losses.grid(releases.sampled, releases.mu, self.relation, self.interval)
-        if interval is None:
-            return overflow.Price(delta_at, epsilon_at, releases.overflow)
-        loss = losses.composed_loss(releases.sampled, releases.mu, self.relation, interval)
+        loss = None
+        if interval is not None:
+            loss = losses.composed_loss(releases.sampled, releases.mu, self.relation, interval)
+        if loss is None:
+            closed = overflow.Price(delta_at, epsilon_at, releases.overflow)
+            return closed, math.inf if releases.sampled else 0.0
         # Both are upper bounds; at rates near 1 the discretised one is the larger.
-        return overflow.Price(
+        price = overflow.Price(
             lambda epsilon: min(loss.delta(epsilon), delta_at(epsilon)),
             lambda delta: min(loss.epsilon(delta), epsilon_at(delta)),
             releases.overflow,
         )
+        return price, loss.least_delta
 
 
 def pld(relation: Relation, interval: float = 1e-4) -> Pld:
@@ -136,6 +165,7 @@ def pld(relation: Relation, interval: float = 1e-4) -> Pld:
     return Pld(relation, interval)
 
 
+_CLEARLY = 10.0  # so many times what may be lost, a δ hardly feels it
 _UNBOUNDED = overflow.Price(lambda epsilon: 1.0, lambda delta: math.inf, 0.0)
 
 

@@ -77,9 +77,10 @@ class Step(NamedTuple):
         worst = max(self.mu, self.absent)
         if worst == math.inf:
             return math.inf
-        high = _gaussian_epsilon(worst, min(delta / self.rate, 1 - 2**-53))
+        share = min(math.nextafter(delta / self.rate, 0.0), 1 - 2**-53)
+        high = _gaussian_epsilon(worst, share)
         if self.absent < self.mu < math.inf and 0 < high < math.inf:
-            low = _gaussian_epsilon(self.absent, min(delta / self.rate, 1 - 2**-53))
+            low = _gaussian_epsilon(self.absent, share)
             while high - low > 1e-9 * high:
                 middle = (low + high) / 2
                 low, high = (low, middle) if self._delta(middle) <= delta else (middle, high)
@@ -93,14 +94,18 @@ class Step(NamedTuple):
 
 
 def amplified(epsilon: float, rate: float) -> float:
-    """log(1 + rate·(e^epsilon − 1)): what sampling leaves of ``epsilon``.
+    """log(1 + rate·(e^epsilon − 1)), rounded up: what sampling leaves of ``epsilon``.
 
     >>> round(amplified(1.0, 0.01), 5)
     0.01704
     """
+    if epsilon == math.inf:
+        return epsilon
     if epsilon < 700:
-        return math.log1p(rate * math.expm1(epsilon))
-    return epsilon + math.log(rate)
+        value = math.log1p(rate * math.expm1(epsilon))
+        return value * (1 + 16 * sys.float_info.epsilon)
+    rest = math.log1p(math.exp(-epsilon) * (1 - rate) / rate)
+    return epsilon + math.log(rate) + rest + 16 * sys.float_info.epsilon * epsilon
 
 
 def check_relation(relation: Relation) -> None:

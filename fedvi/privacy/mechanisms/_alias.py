@@ -48,6 +48,7 @@ TABLE_DISTANCE = 2.0**-63
 
 _MASK = 2**16 - 1
 _LARGEST = _MASK
+_LARGEST_BOUND = 2**52  # squared norms below it are checked exactly in float64
 _DIGESTS = {
     "rounded_gaussian": "91c6f294aa2b329148141dcd1ef216a0c5c17c1499e9703896143dfd8c710764",
     "discrete_gaussian": "de74e862263337d8f82c6080518e3de40661f4a980324cc3e1c26439cafd7c31",
@@ -139,7 +140,8 @@ def grid(noise_multiplier: float, clip_norm: float, fineness: int, terms: int = 
     The bound is computed in rational numbers: K² = terms · variance / noise_multiplier².
 
     Raises:
-      PrivacyError: if the clip norm is not finite: noise is measured in clip norms.
+      PrivacyError: if the clip norm is not finite: noise is measured in clip norms; or if the bound
+        is 2⁵² or more, which float64 would not check exactly.
     """
     if noise_multiplier == 0.0:
         return None
@@ -150,8 +152,14 @@ def grid(noise_multiplier: float, clip_norm: float, fineness: int, terms: int = 
         )
     whole = terms * variance(fineness)
     bound = math.floor(whole / Fraction(noise_multiplier) ** 2)
+    if bound >= _LARGEST_BOUND:
+        raise errors.PrivacyError(
+            f"{terms} terms at noise_multiplier {noise_multiplier:g} and fineness {fineness} make a "
+            f"grid of {math.isqrt(bound)} steps a clip norm, expected fewer than 2**26",
+            "use fewer terms, a lower fineness, or more noise",
+        )
     tail = _LARGEST * (1 if fineness == 1 else 1 + fineness)
-    return Grid(clip_norm * noise_multiplier / math.sqrt(whole), bound, tail)
+    return Grid(clip_norm * noise_multiplier / math.sqrt(whole), bound, tail, terms)
 
 
 def perturb(law: str, fineness: int, key: Key, total: Any) -> Any:

@@ -23,7 +23,7 @@ class DiscreteGaussian:
 
     Guarantee: for one term the concentrated privacy of the Gaussian, (shift / σ)² / 2; for a sum
     with √(that) increased by τ·√d, τ = 10·Σ_{k<terms} exp(−2π²σ²·k / (k + 1)), σ in steps of one
-    share. Each drawn number is within ``distance`` of its law in total variation.
+    share. Each number of the sum is within ``distance`` of its law in total variation.
 
     Attributes:
       noise_multiplier: std of all shares together ÷ clip norm.
@@ -47,10 +47,13 @@ class DiscreteGaussian:
 
     @property
     def distance(self) -> float:
-        """Total variation between the noise of one number in one share and its law, at most."""
+        """Total variation between the noise of one number in the sum and its law, at most.
+
+        The event is that of the sum of all ``terms`` shares, and each share adds its own.
+        """
         if self.noise_multiplier == 0.0:
             return 0.0
-        return _alias.TABLE_DISTANCE * (1 if self.fineness == 1 else 2)
+        return _alias.TABLE_DISTANCE * self.terms * (1 if self.fineness == 1 else 2)
 
     def grid(self, clip_norm: float) -> Grid | None:
         """Returns the grid: g = σ·C / (√terms · σ_int); None without noise."""

@@ -24,6 +24,7 @@ _MOST_COLUMN_BITS = 16
 # A gap is beyond a table of 40 / rate columns with probability e⁻⁴⁰.
 _GAPS_TABLED = 40.0
 _MOST_RECORDS = 2**28
+_OVERFLOW = 1e-14
 # So few rows may stay empty rather than have the chosen slots moved up.
 _FEW_PASSES = 1.05
 
@@ -101,7 +102,7 @@ class Poisson:
         return events.PoissonSampled(self.rate, inner, self.overflow)
 
 
-def poisson(rate: float, max_records: int, overflow: float = 1e-14) -> Poisson:
+def poisson(rate: float, max_records: int, overflow: float | None = None) -> Poisson:
     """Returns a Poisson sampler for shards of up to ``max_records`` records.
 
     Guarantee: with uniform random bits the law of ``draw`` is within ``overflow`` in total variation
@@ -123,11 +124,11 @@ def poisson(rate: float, max_records: int, overflow: float = 1e-14) -> Poisson:
         up to it.
       overflow: wanted bound on P[Binomial(max_records, rate) > capacity] a draw; the capacity is
         the smallest that meets it, or a few rows more, and the event carries the bound that is
-        really attained.
+        really attained. Left out: 1e-14, to which gaps of very large batches may add more.
 
     Raises:
-      PrivacyError: if the rate or the overflow is outside (0, 1), or ``max_records`` is not in
-        1, …, 2²⁸.
+      PrivacyError: if the rate or the overflow is outside (0, 1), the overflow is below
+        ``gap_count`` · 2⁻⁶⁵, which no capacity can give, or ``max_records`` is not in 1, …, 2²⁸.
 
     >>> poisson(0.01, 100_000).capacity
     1251
@@ -142,28 +143,39 @@ def poisson(rate: float, max_records: int, overflow: float = 1e-14) -> Poisson:
             f"max_records is {max_records}, expected at least 1 and at most {_MOST_RECORDS}",
             "declare the largest number of records at any client",
         )
-    if not 0.0 < overflow < 1.0:
+    tail_wanted = _OVERFLOW if overflow is None else overflow
+    if not 0.0 < tail_wanted < 1.0:
         raise errors.PrivacyError(
             f"overflow is {overflow}, expected a number strictly between 0 and 1",
             "leave it out: 1e-14 adds next to nothing to delta",
         )
     law = scipy.stats.binom(max_records, rate)
-    capacity = max(1, min(int(law.isf(overflow)), max_records))
-    while capacity < max_records and law.sf(capacity) > overflow:
-        capacity += 1
+    # The law's own inverse knows no tail below 1e-16.
+    capacity = 1 + bisect.bisect_left(
+        range(1, max_records), True, key=lambda rows: bool(law.sf(rows) <= tail_wanted)
+    )
     # A relative margin of 1e-6 covers the rounding of the tail sum.
     tail = float(law.sf(capacity)) * (1.0 + 1e-6) if capacity < max_records else 0.0
     wanted = min(_GAPS_TABLED / rate, max_records + 1, 2**_MOST_COLUMN_BITS - 1)
     column_bits = max(1, int(np.ceil(np.log2(wanted + 1))))
     while True:
-        pass_count, pass_tail = _passes(rate, max_records, capacity, 2**column_bits - 1, overflow)
+        pass_count, pass_tail = _passes(
+            rate, max_records, capacity, 2**column_bits - 1, tail_wanted
+        )
         gap_count = capacity + pass_count
         if gap_count << column_bits < 2**31:
             break
         column_bits -= 1
+    rounding = gap_count * 2.0**-65
+    if overflow is not None and overflow < rounding:
+        raise errors.PrivacyError(
+            f"overflow is {overflow}, expected at least {rounding * (1.0 + 1e-3):.3e}: the table "
+            f"that the {gap_count} gaps of a batch are drawn from is exact to {rounding:.3e} only",
+            "leave it out: 1e-14 adds next to nothing to delta",
+        )
     if gap_count <= _FEW_PASSES * capacity:
         capacity = gap_count
-    bound = tail + pass_tail + gap_count * 2.0**-65
+    bound = tail + pass_tail + rounding
     return Poisson(rate, max_records, capacity, bound, gap_count, column_bits)
 
 

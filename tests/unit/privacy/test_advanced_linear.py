@@ -293,3 +293,12 @@ def test_arguments_outside_their_range_are_refused(accountant):
     for epsilon in (-1.0, math.inf):
         with pytest.raises(ConfigError, match="epsilon is"):
             accountant.delta(Gaussian(1.0), epsilon)
+
+
+@pytest.mark.parametrize("rate", [1e-290, 1e-6, 0.3, 0.999])
+@pytest.mark.parametrize("epsilon", [1e-12, 0.7, 30.0, 699.0, 700.0, 720.0])
+def test_what_sampling_leaves_is_rounded_up(rate, epsilon):
+    with mpmath.workdps(400):
+        exact = mpmath.log1p(mpmath.mpf(rate) * mpmath.expm1(mpmath.mpf(epsilon)))
+    found = steps.amplified(epsilon, rate)
+    assert exact <= found <= exact * (1 + 1e-12) + 1e-11 * (epsilon >= 700)

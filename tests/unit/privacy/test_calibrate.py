@@ -232,3 +232,24 @@ def test_what_was_remembered_is_not_taken_for_another_plan():
 def test_a_method_that_bounds_nothing_is_refused():
     with pytest.raises(PrivacyError, match="is no accountant"):
         inspect.unwrap(calibrate)(Gaussian, moments("add_remove"), 1.0, 1e-5)
+
+
+def test_a_price_above_the_budget_by_its_last_digit_is_not_met():
+    budget = 1.0
+    above = math.nextafter(budget, 2.0)
+
+    class Stairs:
+        name, relation = "stairs", "add_remove"
+
+        def supports(self, event):
+            return True
+
+        def epsilon(self, event, delta):
+            noise = event.noise_multiplier
+            return 0.5 if noise >= 7.0 else above if noise >= 2.0 else 3.0
+
+        def delta(self, event, epsilon):
+            return 0.0
+
+    noise = calibrate(Gaussian, Stairs(), budget, 1e-5)
+    assert Stairs().epsilon(Gaussian(noise), 1e-5) <= budget

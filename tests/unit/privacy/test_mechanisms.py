@@ -164,3 +164,15 @@ def test_svec_of_what_is_not_square_is_refused(shape):
 def test_unsvec_of_a_wrong_length_is_refused():
     with pytest.raises(errors.PrivacyError, match="unsvec of 5 numbers"):
         symmetric.unsvec(jnp.zeros(5))
+
+
+def test_the_distance_of_a_sum_counts_every_share():
+    one, nine = (mechanisms.discrete_gaussian(2.0, terms=terms, size=4) for terms in (1, 9))
+    assert nine.distance == 9 * one.distance > 0
+
+
+def test_a_grid_that_float64_cannot_check_is_refused():
+    assert mechanisms.discrete_gaussian(0.1, terms=2, fineness=256).grid(1.0).bound < 2**52
+    with pytest.raises(errors.PrivacyError, match="expected fewer than") as caught:
+        mechanisms.discrete_gaussian(0.1, terms=50, fineness=256).grid(1.0)
+    assert "fineness" in caught.value.hint

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import time
 
 import mpmath
 import numpy as np
@@ -436,3 +437,25 @@ def test_overflow_of_everybody_keeps_the_closed_form():
     exact = exact_gaussian_delta(mu, 0.5) + (1 + math.exp(0.5)) * 10 * 1e-10
     assert exact <= ADD_REMOVE.delta(event, 0.5) * (1 + 1e-15)
     assert ADD_REMOVE.delta(event, 0.5) <= exact * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "count", "least", "most"),
+    [(1e-6, 1.0, 10**7, 0.01, 0.4), (1e-3, 50.0, 10**7, 0.2, 0.3)],
+    ids=["the arithmetic loses more than delta", "too many points"],
+)
+def test_what_losses_cannot_price_costs_what_rdp_says(rate, noise, count, least, most):
+    event = repeat(PoissonSampled(rate, Gaussian(noise)), count)
+    start = time.process_time()
+    found = accountants.pld("add_remove").epsilon(event, 1e-6)
+    assert time.process_time() - start < 10
+    assert least < found <= min(most, accountants.rdp("add_remove").epsilon(event, 1e-6))
+    assert accountants.pld("add_remove").delta(event, found) <= 1e-6
+
+
+def test_no_convolution_is_longer_than_the_limit(monkeypatch):
+    step = losses.Step("poisson", 50.0, 1e-3)
+    assert losses._repeated_loss(step, 10**7, "add_remove", 1.5625e-6) is None
+    first = losses._repeated_loss(step, 10**4, "add_remove", 1.5625e-6)
+    monkeypatch.setattr(losses, "_MOST_FFT_POINTS", 100)
+    assert losses._compose(first, first) is None

@@ -202,3 +202,20 @@ def test_an_overflow_that_is_no_probability_is_refused(overflow):
     with pytest.raises(errors.PrivacyError, match="overflow is") as error:
         sampling.poisson(0.5, 10, overflow=overflow)
     assert error.value.hint
+
+
+@pytest.mark.parametrize("overflow", [1e-15, 1e-16])
+def test_a_tail_below_the_precision_of_floats_still_gives_a_small_batch(overflow):
+    sampler = sampling.poisson(1e-4, 10**7, overflow)
+    law = scipy.stats.binom(10**7, 1e-4)
+    assert 1_000 < sampler.capacity < 1_500
+    assert law.sf(sampler.capacity) <= sampler.overflow <= 2 * overflow
+
+
+def test_an_overflow_finer_than_the_gaps_table_is_refused_with_what_is_not():
+    with pytest.raises(errors.PrivacyError, match="overflow is 1e-20, expected at least") as caught:
+        sampling.poisson(1e-4, 10**7, 1e-20)
+    least = float(str(caught.value).split("at least ")[1].split(":")[0])
+    assert sampling.poisson(1e-4, 10**7, least).overflow <= 2.1 * least
+    # The default is met as far as the table goes.
+    assert sampling.poisson(0.5, 10**7).overflow < 1e-12

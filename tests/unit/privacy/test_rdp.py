@@ -1,5 +1,6 @@
 """The Rényi accountant against closed forms, 40-digit sums and certified lower bounds."""
 
+import importlib
 import itertools
 import math
 
@@ -199,3 +200,54 @@ def test_arguments_outside_their_range_are_refused():
         ADD_REMOVE.delta(Gaussian(1.0), -1.0)
     with pytest.raises(ConfigError, match=r"order is 1\.0"):
         ADD_REMOVE.divergence(Gaussian(1.0), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "order"),
+    [
+        (1e-12, 1e6, 2),
+        (1e-12, 1e3, 1024),
+        (1e-8, 10.0, 2),
+        (1e-4, 1e6, 2),
+        (1e-6, 1.0, 16),
+        (1e-10, 1.0, 8),
+    ],
+)
+def test_tiny_losses_are_not_lost_to_cancellation(rate, noise, order):
+    with mpmath.workdps(120):
+        q, s = mpmath.mpf(rate), mpmath.mpf(noise)
+        total = mpmath.fsum(
+            mpmath.binomial(order, k)
+            * q**k
+            * (1 - q) ** (order - k)
+            * mpmath.exp(mpmath.mpf(k * k - k) / (2 * s * s))
+            for k in range(order + 1)
+        )
+        exact = float(mpmath.log(total) / (order - 1))
+    found = ADD_REMOVE.divergence(PoissonSampled(rate, Gaussian(noise)), float(order))
+    assert exact <= found <= exact * (1 + 2e-9)
+
+
+@pytest.mark.parametrize("order", [1.1, 2.0, 1024.0])
+def test_the_series_and_the_difference_are_the_same_function(order):
+    u = np.array([-2.0, -0.11, -0.09, -0.01, 1e-9, 0.09, 0.11, 2.0]) / order
+    with mpmath.workdps(60):
+        exact = [
+            float(mpmath.log(mpmath.expm1(mpmath.mpf(order) * x) - order * mpmath.expm1(x)))
+            for x in map(mpmath.mpf, u.tolist())
+        ]
+    np.testing.assert_allclose(
+        importlib.import_module("fedvi.privacy.accountants.rdp")._log_convex(u, order),
+        exact,
+        rtol=0,
+        atol=2e-11,
+    )
+
+
+def test_the_delta_at_an_order_is_rounded_up():
+    for order, divergence, epsilon in [(2.0, 0.5, 10.0), (1024.0, 3.0, 3.02), (1.1, 1e-3, 50.0)]:
+        with mpmath.workdps(40):
+            a, d, e = map(mpmath.mpf, (order, divergence, epsilon))
+            exact = mpmath.exp((a - 1) * (d - e + mpmath.log(1 - 1 / a))) / a
+        found = delta_at_order(order, divergence, epsilon)
+        assert exact <= found <= exact * (1 + 1e-10)

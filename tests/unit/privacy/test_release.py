@@ -247,9 +247,9 @@ def test_the_bound_needs_the_tightened_clip_or_the_check(monkeypatch, bug):
         return jnp.ones(integers.shape[0], bool)
 
     if bug in ("no tightening", "neither"):
-        monkeypatch.setattr(release, "_tightened", lambda grid, size: math.sqrt(grid.bound))
+        monkeypatch.setattr(release, "_tightened", lambda grid, size, *rest: math.sqrt(grid.bound))
     if bug == "clip off":
-        monkeypatch.setattr(release, "_tightened", lambda grid, size: 1e6)
+        monkeypatch.setattr(release, "_tightened", lambda grid, size, *rest: 1e6)
     if bug != "no tightening":
         monkeypatch.setattr(release, "_within", everything)
     rows = 3.0 * rows if bug == "clip off" else rows
@@ -393,3 +393,44 @@ def test_a_float_sum_that_says_too_little_is_refused():
         release.float_sum(jnp.zeros((3, 4)), 4, 1.0, batch(13), mechanism)
     with pytest.raises(errors.PrivacyError, match="no grid"):
         release.float_sum(jnp.zeros((4, 4)), 4, 1.0, batch(13), FLOAT)
+
+
+def test_a_float_sum_whose_blocks_may_overflow_or_underflow_is_refused():
+    mechanism = mechanisms.rounded_gaussian(1.0)
+
+    def total(clip_norm, block):
+        return release.float_sum(jnp.zeros((4, 4)), block, clip_norm, batch(4), mechanism)
+
+    # Four rows of 1e38 sum to infinity in float32, and would count as zero.
+    with pytest.raises(errors.PrivacyError, match=r"expected below 8\.5"):
+        total(1e38, 4)
+    assert total(1e38, 3).shift.clip_norm == 1e38
+    with pytest.raises(errors.PrivacyError, match=r"expected at least 1\.69e-21"):
+        total(1e-42, 4)
+    assert total(2.0**-69, 4).shift.clip_norm == 2.0**-69
+
+
+def test_noise_too_large_for_its_grid_names_what_is_allowed():
+    rows = jnp.ones((2, 1))
+    with pytest.raises(errors.PrivacyError, match=r"noise_multiplier is 2e\+06") as caught:
+        release.clipped_sum(rows, 1.0, batch(2), mechanisms.rounded_gaussian(2e6))
+    largest = float(str(caught.value).split("expected at most ")[1].split()[0])
+    allowed = mechanisms.rounded_gaussian(largest)
+    assert release.clipped_sum(rows, 1.0, batch(2), allowed).grid.bound > 0
+    with pytest.raises(errors.PrivacyError, match="noise_multiplier"):
+        release.clipped_sum(rows, 1.0, batch(2), mechanisms.rounded_gaussian(1.01 * largest))
+
+
+def test_totals_that_are_added_up_are_wide_enough_for_their_sum():
+    rows = jnp.ones((2, 1))
+
+    def dtype(terms):
+        mechanism = mechanisms.discrete_gaussian(1.0, terms, fineness=1)
+        return release.clipped_sum(rows, 1.0, batch(2), mechanism).total.dtype
+
+    # A share reaches 2·4096·√terms + 2¹⁶: one alone fits into 31 bits, 5,000 together do not.
+    assert dtype(1) == jnp.int32
+    assert dtype(5000) == jnp.int64
+    few = mechanisms.discrete_gaussian(1.0, 5000, fineness=1).grid(1.0)
+    assert few.terms == 5000
+    assert 2 * math.isqrt(few.bound) + few.tail < 2**31
