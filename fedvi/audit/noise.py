@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 import scipy.stats
@@ -23,8 +24,9 @@ def check_noise(
 ) -> list[Finding]:
     """Tests residuals: their scale and shape, and that no two releases share a key or noise.
 
-    Every p-value is exact for independent Gaussian noise up to the grid's spacing, which is a
-    millionth of its std or less, and each check fails by chance once in a million.
+    Each check fails on correct noise about once in a million: laws are those of independent
+    Gaussian noise, and the grid's spacing, a few thousandths of its std or less, is allowed for where it
+    could matter.
 
     Args:
       calls: releases with their own noise, of any clients, visits and steps, in order.
@@ -38,6 +40,8 @@ def check_noise(
     return [
         _scale(np.concatenate(scaled)),
         _shape(np.concatenate(scaled)),
+        _everywhere(calls, scaled, multipliers, runs),
+        *_grids(calls),
         _keys(calls),
         _reuse(scaled, runs),
         _leaves(calls, multipliers),
@@ -81,6 +85,97 @@ def _shape(residuals: np.ndarray) -> Finding:
         else "the noise is not Gaussian, but priced as if it were",
         {"p_value": chance},
     )
+
+
+def _everywhere(
+    calls: Sequence[Call],
+    residuals: Sequence[np.ndarray],
+    multipliers: Sequence[float],
+    runs: Sequence[int],
+) -> Finding:
+    """Whether every part of the noise has the charged scale: a fault in one part drowns in the whole.
+
+    Parts are each release, each step of an update, each array and each number over all releases, and
+    each number about its own mean, which shows one noise that comes again at every step. Σ r²/σ² of
+    n numbers is χ² with n degrees of freedom; half a grid step is given in both directions.
+    """
+    chances: list[tuple[float, str]] = []
+
+    def judge(what: str, less: float, more: float, count: int) -> None:
+        law = scipy.stats.chi2(count)
+        chances.append((2.0 * min(float(law.cdf(more)), float(law.sf(less))), what))
+
+    halves = [
+        0.5 * call.layout.step / (call.layout.clip_norm * sigma)
+        if call.layout.step is not None and sigma > 0.0
+        else 0.0
+        for call, sigma in zip(calls, multipliers, strict=True)
+    ]
+    less = [np.maximum(np.abs(r) - h, 0.0) ** 2 for r, h in zip(residuals, halves, strict=True)]
+    more = [(np.abs(r) + h) ** 2 for r, h in zip(residuals, halves, strict=True)]
+    for index, (low, high) in enumerate(zip(less, more, strict=True)):
+        judge(f"release {index}", float(low.sum()), float(high.sum()), low.size)
+    if len({r.size for r in residuals}) == 1:
+        lows, highs = np.stack(less), np.stack(more)
+        places = np.array(_places(runs))
+        for place in np.unique(places):
+            rows = places == place
+            judge(
+                f"step {place}", float(lows[rows].sum()), float(highs[rows].sum()), lows[rows].size
+            )
+        start = 0
+        for leaf, shape, _ in calls[0].layout.leaves:
+            part = slice(start, start + int(np.prod(shape, dtype=int)))
+            start = part.stop
+            judge(f"array {leaf}", lows[:, part].sum(), highs[:, part].sum(), lows[:, part].size)
+        for number in range(lows.shape[1]):
+            judge(f"number {number}", lows[:, number].sum(), highs[:, number].sum(), len(calls))
+        if len(calls) > 1:
+            table = np.stack(residuals)
+            with np.errstate(invalid="ignore"):
+                about = np.abs(table - table.mean(axis=0)) + max(halves)
+            for number, square in enumerate((about**2).sum(axis=0)):
+                law = scipy.stats.chi2(len(calls) - 1)
+                chances.append((float(law.cdf(square)), f"number {number}, which repeats itself"))
+    chance, what = min(chances)
+    chance *= len(chances)
+    passed = chance >= FALSE_ALARM
+    return Finding(
+        "replay",
+        "noise everywhere",
+        passed,
+        f"corrected p {min(chance, 1.0):.2g} over {len(chances)} parts",
+        "every release, step, array and number has the noise that is charged for"
+        if passed
+        else f"the noise of {what} is not what is charged for",
+        {"p_value": min(chance, 1.0), "part": what},
+    )
+
+
+def _grids(calls: Sequence[Call]) -> list[Finding]:
+    """Whether totals are held to the clip norm in grid steps, by which the replay compares them."""
+    layouts = {call.layout for call in calls if call.layout.step is not None}
+    if not layouts:
+        return []
+    worst = max(
+        Fraction(layout.bound) / (Fraction(layout.clip_norm) / Fraction(layout.step)) ** 2
+        for layout in layouts
+        if layout.step is not None
+    )
+    # The public step is a float: it is within a few parts in 10¹⁶ of the exact one.
+    passed = worst <= 1 + Fraction(1, 10**12)
+    return [
+        Finding(
+            "replay",
+            "grid's norm bound",
+            passed,
+            f"{float(worst):.6g} × the squared clip norm",
+            "integers are clipped to the clip norm that noise is measured in"
+            if passed
+            else "integers may be longer than the clip norm that noise is measured in",
+            {"ratio": float(worst)},
+        )
+    ]
 
 
 def _keys(calls: Sequence[Call]) -> Finding:

@@ -39,6 +39,7 @@ __all__ = [
     "assemble",
     "load_shard",
     "load_shards",
+    "sampler_kind",
     "with_capacity",
 ]
 
@@ -142,7 +143,7 @@ class Assembly:
             family=study.family.kind,
             schedule=study.schedule.kind,
             solver=study.solver.kind,
-            sampler=_sampler_kind(study) if noisy else "",
+            sampler=sampler_kind(study) if noisy else "",
             mechanism=study.privacy.mechanism if noisy else "",
             accountant=study.privacy.accountant if promise else "",
             relation=promise.relation if promise else "substitute",
@@ -262,14 +263,15 @@ def _grouped(study: Study) -> bool:
     return study.data.unit_column is not None
 
 
-def _sampler_kind(study: Study) -> str:
+def sampler_kind(study: Study) -> str:
+    """Returns the kind of sampler that a study names; built-in, or "module:function"."""
     given = study.solver.arguments.get("sampler", "full")
     return str(given.get("kind", "")) if isinstance(given, dict) else str(given)
 
 
 def _has_custom_code(study: Study) -> bool:
     """Says whether what a claim rests on comes from a "module:function"."""
-    kinds = [study.family.kind, study.solver.kind, study.privacy.mechanism, _sampler_kind(study)]
+    kinds = [study.family.kind, study.solver.kind, study.privacy.mechanism, sampler_kind(study)]
     return any(":" in kind for kind in kinds)
 
 
@@ -527,7 +529,7 @@ def _check_pairing(study: Study, accountant: Any, planned: events.Event) -> None
         return
     privacy = study.privacy
     found = (
-        f"solver.sampler is {_sampler_kind(study)!r} and privacy.mechanism "
+        f"solver.sampler is {sampler_kind(study)!r} and privacy.mechanism "
         f"{privacy.mechanism!r}, which accountant {privacy.accountant!r} cannot price under "
         f"relation {privacy.relation!r}"
     )

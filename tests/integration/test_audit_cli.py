@@ -106,8 +106,8 @@ def verdicts(report: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_private_study_passes(tmp_path: Path) -> None:
-    report = findings(tmp_path, PRIVATE, 0, "--canaries")
-    assert report["passed"]
+    report = findings(tmp_path, PRIVATE, 0, "--canaries", "--trials", "40000")
+    assert report["passed"] is True
     found = verdicts(report)
     assert found.pop("one-run audit") == "report only"
     assert set(found.values()) == {"holds"}
@@ -117,6 +117,14 @@ def test_a_private_study_passes(tmp_path: Path) -> None:
         "profile",
         "canaries",
     }
+
+
+def test_trials_too_few_to_tell_anything_are_no_pass(tmp_path: Path) -> None:
+    report = findings(tmp_path, PRIVATE, 0, "--trials", "400")
+    assert report["passed"] is None
+    assert verdicts(report)["profile, nothing else"] == "report only"
+    (told,) = [f for f in report["findings"] if f["check"] == "profile, nothing else"]
+    assert "tell nothing" in told["meaning"]
 
 
 def test_a_table_says_what_was_found(tmp_path: Path) -> None:

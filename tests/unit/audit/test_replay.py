@@ -145,6 +145,56 @@ def test_clipping_that_is_off_is_found(monkeypatch: pytest.MonkeyPatch, mechanis
     assert outcome["one record substituted"] is False
 
 
+def at_one_number(change: Any) -> Any:
+    """Changes the noise of the first number of the first array alone."""
+
+    def fn(inner: Any, key: Any, total: Any, clip_norm: float) -> Any:
+        noised = inner.perturb(key, total, clip_norm)
+        leaves, tree = jax.tree.flatten(noised)
+        old = jax.tree.leaves(total)[0]
+        first = change(old.ravel()[0], leaves[0].ravel()[0])
+        leaves[0] = leaves[0].ravel().at[0].set(first).reshape(old.shape)
+        return jax.tree.unflatten(tree, leaves)
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda old, new: old, lambda old, new: old + jnp.ones_like(old)],
+    ids=["no noise", "the same noise at every step"],
+)
+def test_one_number_without_noise_of_its_own_is_found(change: Any) -> None:
+    outcome = found(at_one_number(change))
+    assert outcome["noise everywhere"] is False
+    assert outcome["noise scale"] is True  # it drowns in the whole
+
+
+def test_noise_that_is_missing_from_one_array_or_some_releases_is_found() -> None:
+    def one_array(inner: Any, key: Any, total: Any, clip_norm: float) -> Any:
+        noised = inner.perturb(key, total, clip_norm)
+        quiet = scaled(0.8)(inner, key, total, clip_norm)
+        (_, *rest), tree = jax.tree.flatten(noised)
+        return jax.tree.unflatten(tree, [jax.tree.leaves(quiet)[0], *rest])
+
+    def some_releases(inner: Any, key: Any, total: Any, clip_norm: float) -> Any:
+        noised = inner.perturb(key, total, clip_norm)
+        skip = jax.random.key_data(key).ravel()[0] % 20 == 0
+        return jax.tree.map(lambda new, old: jnp.where(skip, old, new), noised, total)
+
+    assert found(one_array, steps=20)["noise everywhere"] is False
+    assert found(some_releases, steps=20)["noise everywhere"] is False
+
+
+def test_a_grid_that_lets_longer_records_pass_is_found() -> None:
+    class Wide(type(GRID)):  # type: ignore[misc]
+        def grid(self, clip_norm: float) -> Any:
+            inner = super().grid(clip_norm)
+            return inner._replace(bound=int(1.44 * inner.bound))
+
+    assert found(mechanism=Wide(2.0, 1))["grid's norm bound"] is False
+
+
 def test_noise_used_again_in_every_step_is_found() -> None:
     outcome = found(one_key)
     assert outcome["noise is fresh"] is False

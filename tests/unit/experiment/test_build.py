@@ -404,11 +404,13 @@ def test_what_a_policy_judges_is_what_the_study_says() -> None:
         "pld",
     )
     assert (request.rounds, request.planned) == (4, assembly.planned)
-    lax = {"run": {"epsilon": 2.0, "delta": 1e-5}}
+    # Float noise guarantees nothing, and a policy has to say that it may be.
+    assert request.simulated
+    lax = {"run": {"epsilon": 2.0, "delta": 1e-5}, "allow": {"simulated_noise": True}}
     parse_policy(lax).check(request)
     # Twenty clip norms of noise are what the study has.
     with pytest.raises(errors.PolicyRefused, match="noise_multiplier 20, expected at least 21"):
-        parse_policy({"run": {**lax["run"], "noise_multiplier": 21.0}}).check(request)
+        parse_policy({**lax, "run": {**lax["run"], "noise_multiplier": 21.0}}).check(request)
     with pytest.raises(errors.PolicyRefused, match="releases without protection"):
         parse_policy(lax).check(assembled().request)
     assert assembled(by_patient).request.unit == "patient"
