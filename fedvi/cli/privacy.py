@@ -1,5 +1,6 @@
 """`fedvi privacy STUDY.toml`: what a promise asks for, and what it means."""
 
+import decimal
 import json
 import math
 from collections.abc import Iterator
@@ -92,7 +93,8 @@ def _show(found: Pricing) -> None:
             row.accountant + (" (stated)" if row.stated else ""),
             _RELATION[row.relation],
             "not offered" if row.epsilon is None else tables.bound(row.epsilon),
-            row.label or "upper bound",
+            row.label
+            or ("upper bound" if not row.least else f"upper bound; at least {_down(row.least)}"),
         ]
         for row in found.prices
     ]
@@ -165,6 +167,12 @@ def _words(found: Pricing) -> Iterator[str]:
         "`message` assumes that every message is seen; `aggregate`, that only their sum is; "
         "`secure_aggregate`, that all clients but two work with whoever sees the sum."
     )
+
+
+def _down(value: float) -> str:
+    """Formats a lower bound: rounded down, so that what is printed still holds."""
+    exact = decimal.Context(prec=4, rounding=decimal.ROUND_FLOOR).create_decimal(repr(value))
+    return tables.number(float(exact))
 
 
 def _percent(value: float) -> str:

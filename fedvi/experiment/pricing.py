@@ -30,6 +30,7 @@ class Price(NamedTuple):
       epsilon: None if it does not know such events.
       stated: whether this is the number that the study promises.
       label: empty for an upper bound; otherwise what is printed beside the number.
+      least: an ε that is not enough for the worst data; None where nobody knows one.
     """
 
     accountant: str
@@ -37,6 +38,7 @@ class Price(NamedTuple):
     epsilon: float | None
     stated: bool
     label: str
+    least: float | None = None
 
 
 class Growth(NamedTuple):
@@ -211,7 +213,10 @@ def _prices(
         for name in accountants.__all__:
             price = _epsilon(assembly.accountant(name, relation), planned, delta)
             stated = (name, relation) == (privacy.accountant, privacy.relation)
-            rows.append(Price(name, relation, price, stated, ""))
+            least = None
+            if name == "pld" and price is not None:
+                least = accountants.pld(relation).bounds(planned, delta)[0]
+            rows.append(Price(name, relation, price, stated, "", least))
         for name in historical.__all__ if with_historical else ():
             method = getattr(historical, name)(relation)
             rows.append(

@@ -85,6 +85,14 @@ def test_the_stated_number_keeps_the_promise_and_is_the_tightest_upper_bound(fou
     assert min(map(float, bounds)) == stated["epsilon"]
 
 
+def test_the_stated_number_comes_with_what_the_worst_data_attain(found: Any) -> None:
+    for row in found["prices"]:
+        if row["accountant"] == "pld":
+            assert 0.97 * row["epsilon"] < row["least"] <= row["epsilon"]
+        else:
+            assert row["least"] is None
+
+
 def test_every_accountant_is_listed_under_both_relations(found: Any) -> None:
     listed = {(row["accountant"], row["relation"]) for row in found["prices"] if not row["label"]}
     assert listed == {

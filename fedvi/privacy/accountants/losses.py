@@ -111,6 +111,14 @@ class Loss(NamedTuple):
             value = float(self.distribution.get_delta_for_epsilon(epsilon))
         return min(1.0, max(0.0, value) + self.rounding)
 
+    def attained(self, delta: float) -> float:
+        """An ε that is not enough at ``delta``, of losses that were rounded down."""
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            value = float(self.distribution.get_epsilon_for_delta(delta + self.rounding))
+        return max(0.0, value * (1 - 1e-12))
+
     def epsilon(self, delta: float) -> float:
         """The smallest ε, 0 or more, whose certified δ is at most ``delta``; may be infinite."""
         import numpy as np
@@ -127,8 +135,12 @@ class Loss(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def composed_loss(sampled: Sampled, mu: float, relation: Relation, interval: float) -> Loss | None:
+def composed_loss(
+    sampled: Sampled, mu: float, relation: Relation, interval: float, pessimistic: bool = True
+) -> Loss | None:
     """Composes the sampled steps, and one Gaussian of shift ÷ noise ``mu`` for all the rest.
+
+    Losses are rounded up to the grid's points, or down where not ``pessimistic``.
 
     None where a convolution would need more than a fixed number of points, about four million, so
     that no event takes longer than a few seconds: another party may have written it.
@@ -137,9 +149,9 @@ def composed_loss(sampled: Sampled, mu: float, relation: Relation, interval: flo
     if mu > 0:
         # One Gaussian stands for all unsampled ones; mu already knows the relation, so this pair
         # is the plain one: under REPLACE_ONE dp-accounting would double the shift once more.
-        total = Loss(_gaussian_loss(1 / mu, 1.0, "add_remove", interval), 0.0)
+        total = Loss(_gaussian_loss(1 / mu, 1.0, "add_remove", interval, pessimistic), 0.0)
     for step, count in sampled:
-        part = _repeated_loss(step, count, relation, interval)
+        part = _repeated_loss(step, count, relation, interval, pessimistic)
         if part is not None and total is not None:
             part = _compose(total, part)
         if part is None:
@@ -150,13 +162,18 @@ def composed_loss(sampled: Sampled, mu: float, relation: Relation, interval: flo
 
 
 @functools.lru_cache(maxsize=8)
-def _repeated_loss(step: Step, count: int, relation: Relation, interval: float) -> Loss | None:
+def _repeated_loss(
+    step: Step, count: int, relation: Relation, interval: float, pessimistic: bool = True
+) -> Loss | None:
     import numpy as np
 
-    if step.kind == "fixed":
+    if step.kind == "fixed" and pessimistic:
         once = _fixed_size_loss(step.noise, step.rate, interval)
+    elif step.kind == "fixed":
+        # What all other records at one end and the changed one at the other attain.
+        once = _gaussian_loss(step.noise, step.rate, "add_remove", interval, pessimistic)
     else:
-        once = _gaussian_loss(step.noise, step.rate, relation, interval)
+        once = _gaussian_loss(step.noise, step.rate, relation, interval, pessimistic)
     if count == 1:
         return Loss(once, 0.0)
     if count >= _LARGE_COUNT:
@@ -170,7 +187,9 @@ def _repeated_loss(step: Step, count: int, relation: Relation, interval: float) 
 
 
 @functools.lru_cache(maxsize=16)
-def _gaussian_loss(noise: float, rate: float, relation: Relation, interval: float) -> Any:
+def _gaussian_loss(
+    noise: float, rate: float, relation: Relation, interval: float, pessimistic: bool = True
+) -> Any:
     """One Poisson release; REPLACE_ONE makes the antipodal pair at ±1 from ``noise`` by itself."""
     import numpy as np
     from dp_accounting import privacy_accountant
@@ -181,6 +200,8 @@ def _gaussian_loss(noise: float, rate: float, relation: Relation, interval: floa
         return privacy_loss_distribution.from_gaussian_mechanism(
             standard_deviation=noise,
             sampling_prob=rate,
+            pessimistic_estimate=pessimistic,
+            use_connect_dots=pessimistic,  # which rounds up alone
             value_discretization_interval=interval,
             neighboring_relation=(
                 neighbours.ADD_OR_REMOVE_ONE if relation == "add_remove" else neighbours.REPLACE_ONE

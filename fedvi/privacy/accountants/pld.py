@@ -102,6 +102,26 @@ class Pld:
         except PrivacyError:
             return found
 
+    def bounds(self, event: Event, delta: float) -> tuple[float, float]:
+        """Returns (low, ``epsilon(event, delta)``), between which the ε of the worst data lies.
+
+        Below ``low`` the releases are not (ε, ``delta``)-DP for some data and some clients' values, were
+        they drawn as the event says and no batch cut: the same pairs, which such data attain, with
+        losses rounded down, by a grid step for each release at most. 0 where that is not computed.
+
+        Raises:
+          UnsupportedEvent, PrivacyError: see ``epsilon``.
+        """
+        high = self.epsilon(event, delta)
+        releases = _reduce(event, self.relation)
+        if not releases.sampled or math.isinf(releases.mu):
+            return high, high
+        interval = losses.grid(releases.sampled, releases.mu, self.relation, self.interval)
+        if interval is None:
+            return 0.0, high
+        down = losses.composed_loss(releases.sampled, releases.mu, self.relation, interval, False)
+        return (0.0 if down is None else min(high, down.attained(delta))), high
+
     def delta(self, event: Event, epsilon: float) -> float:
         """Returns the smallest certified δ at ``epsilon``, a finite number of 0 or more.
 

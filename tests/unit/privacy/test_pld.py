@@ -19,6 +19,7 @@ from fedvi.privacy.events import (
     Gaussian,
     PoissonSampled,
     Unprotected,
+    WithoutReplacement,
     compose,
     repeat,
 )
@@ -73,6 +74,28 @@ def test_meets_a_published_vector_from_above(vectors, name):
     assert found >= reference_eps * (1 - 1e-4)
     low = vector["eps"].get("prv_accountant", {}).get("low", 0.0)
     assert found >= low
+
+
+@pytest.mark.parametrize("name", POISSON + FULL_BATCH)
+def test_the_truth_lies_between_both_bounds(vectors, name):
+    vector = vectors[name]
+    accountant = BY_RELATION[vector["relation"]]
+    low, high = accountant.bounds(event_of(vector), vector["delta"])
+    assert high == accountant.epsilon(event_of(vector), vector["delta"])
+    # The reference is an estimate of the truth: 1e-4 is what its own grid leaves open.
+    assert low <= vector["reference_eps"] * (1 + 1e-4)
+    # Rounding down costs up to a grid step for each release: much where there are ten thousand.
+    assert low > 0.9 * high or name == "poisson_ar_P5"
+    assert low > 0
+
+
+def test_bounds_of_fixed_size_batches_hold_what_is_attained():
+    event = repeat(WithoutReplacement(10, 1000, Gaussian(1.0)), 1000)
+    low, high = SUBSTITUTE.bounds(event, 1e-5)
+    assert 13.0 < low <= 13.36  # attained by an exact computation of the worst data
+    assert high == pytest.approx(14.82, rel=1e-3)
+    with pytest.raises(UnsupportedEvent):
+        ADD_REMOVE.bounds(event, 1e-5)
 
 
 @pytest.mark.parametrize("name", FULL_BATCH)
