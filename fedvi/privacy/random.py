@@ -32,8 +32,13 @@ _SECRET_BYTES = 32
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 # The first nonce word of the three uses of a key.
 _BITS, _SPLIT, _FOLD_IN = 1, 2, 3
-# Blocks at a time: the state of so many stays in a core's cache.
-_CHUNK = 4096
+# Blocks at a time: as few as XLA still spreads over threads on a CPU, from rows of 512 KiB on.
+_CHUNK = 2**15
+# Blocks side by side in a group, about. Groups make threads keep to blocks of their own; a power of
+# two would put the words of a block onto the same lines of the cache.
+_SIDE_BY_SIDE = 2500
+# Blocks whose words may as well be looked for one by one.
+_FEW = 16
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -136,7 +141,7 @@ def block(key_words: jax.Array, counter: jax.Array, nonce: jax.Array) -> jax.Arr
 
     Source: RFC 8439, §2.3.
     """
-    return _blocks(key_words, counter[None], nonce)[:, 0]
+    return _blocks(key_words, counter[None, None], nonce)[0, :, 0]
 
 
 def _hmac(secret: bytes, label: tuple[str | int, ...]) -> bytes:
@@ -166,25 +171,46 @@ def _eager_state() -> Any:
 # Compiled, so that a call outside of any trace does not compile its loop anew.
 @functools.partial(jax.jit, inline=True)
 def _blocks(key_words: jax.Array, counters: jax.Array, nonce: jax.Array) -> jax.Array:
-    """Returns the keystream's blocks at ``counters`` (uint32 [n]) as uint32 [16, n].
+    """Returns the keystream's blocks at ``counters`` (uint32 [g, n]) as uint32 [g, 16, n]."""
+    start = _start(key_words, counters, nonce)
+    return _added(_rounds(start), start)
 
-    The state is four rows of [4, n]: a round works on the columns, and turning the rows lines up
-    the diagonals. The rounds are a loop, since unrolled they compile for minutes.
+
+def _start(key_words: jax.Array, counters: jax.Array, nonce: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns the state before the rounds: its four rows, each uint32 [g, 4, n]."""
+    groups, count = counters.shape
+
+    def everywhere(words: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(words[None, :, None], (groups, words.shape[0], count))
+
+    constants = jnp.asarray(_CONSTANTS, jnp.uint32)
+    last = jnp.concatenate([counters[:, None], everywhere(nonce)], axis=1)
+    return everywhere(constants), everywhere(key_words[:4]), everywhere(key_words[4:]), last
+
+
+def _rounds(start: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Returns the rows after RFC 8439's twenty rounds.
+
+    A round works on the columns, and turning the rows lines up the diagonals. The rounds are a
+    loop, since unrolled they compile for minutes.
     """
-    count = counters.shape[0]
-    known = jnp.concatenate([jnp.asarray(_CONSTANTS, jnp.uint32), key_words])
-    rows = jnp.broadcast_to(known[:, None], (12, count)).reshape(3, 4, count)
-    last = jnp.broadcast_to(nonce[:, None], (3, count))
-    start = (rows[0], rows[1], rows[2], jnp.concatenate([counters[None], last]))
 
     def double_round(_: Any, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         a, b, c, d = _quarter_rounds(*state)
-        b, c, d = jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0)
-        a, b, c, d = _quarter_rounds(a, b, c, d)
-        return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
+        a, b, c, d = _quarter_rounds(a, jnp.roll(b, -1, 1), _turned_twice(c), jnp.roll(d, 1, 1))
+        return a, jnp.roll(b, 1, 1), _turned_twice(c), jnp.roll(d, -1, 1)
 
-    state = lax.fori_loop(0, 10, double_round, start)
-    return jnp.concatenate([new + old for new, old in zip(state, start, strict=True)])
+    return lax.fori_loop(0, 10, double_round, start)
+
+
+def _added(rows: tuple[jax.Array, ...], start: tuple[jax.Array, ...]) -> jax.Array:
+    return jnp.concatenate([new + old for new, old in zip(rows, start, strict=True)], axis=1)
+
+
+def _turned_twice(row: jax.Array) -> jax.Array:
+    """Returns a row turned by two of its four columns: cheaper for XLA than ``jnp.roll``."""
+    groups, _, count = row.shape
+    return row.reshape(groups, 2, 2, count)[:, ::-1].reshape(row.shape)
 
 
 def _quarter_rounds(
@@ -229,16 +255,7 @@ def _seed(seed: jax.Array) -> jax.Array:
 def _random_bits(key_words: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
     size = math.prod(shape)
     words = -(-size * width // 32)
-    blocks = -(-words // 16)
-    chunks = max(1, -(-blocks // _CHUNK))
-    each = -(-blocks // chunks)
-    counters = _counters(chunks * each).reshape(chunks, each)
-    nonce = _nonce(_BITS, width)
-    stream = (
-        _blocks(key_words, counters[0], nonce)
-        if chunks == 1
-        else lax.map(lambda some: _blocks(key_words, some, nonce), counters)
-    ).ravel()[:words]
+    stream = _stream(key_words, words, _nonce(_BITS, width))
     if width == 64:
         stream = lax.bitcast_convert_type(stream.reshape(size, 2), jnp.uint64)
     elif width < 32:
@@ -247,9 +264,39 @@ def _random_bits(key_words: jax.Array, width: int, shape: tuple[int, ...]) -> ja
     return stream.reshape(shape)
 
 
+@functools.partial(jax.jit, static_argnums=1, inline=True)
+def _stream(key_words: jax.Array, words: int, nonce: jax.Array) -> jax.Array:
+    """Returns ``words`` words of the blocks from counter 0 on: uint32 [words].
+
+    A group of blocks gives the first words of all its blocks, then their second words, and so on.
+    """
+    blocks = -(-words // 16)
+    chunks = max(1, blocks // _CHUNK)
+    groups = max(1, -(-blocks // (chunks * _SIDE_BY_SIDE)))
+    each = -(-blocks // (chunks * groups))
+    surplus = 16 * chunks * groups * each - words
+    if surplus and blocks > _FEW and chunks == groups == 1:
+        groups, each = 2, -(-blocks // 2)
+    counters = _counters(chunks * groups * each).reshape(chunks, groups, each)
+    if chunks > 1:
+        return lax.map(lambda some: _blocks(key_words, some, nonce), counters).ravel()[:words]
+    if groups == 1 or not surplus:
+        return _blocks(key_words, counters[0], nonce).ravel()[:words]
+
+    # With words to cut off, XLA would merge the sum behind the rounds into what uses the words, and
+    # look for each of them by its number. A loop writes them to memory first.
+    def added(group: tuple[jax.Array, ...]) -> jax.Array:
+        at, *rows = group
+        return _added(tuple(row[None] for row in rows), _start(key_words, at[None], nonce))
+
+    rows = _rounds(_start(key_words, counters[0], nonce))
+    return lax.map(added, (counters[0], *rows)).ravel()[:words]
+
+
 def _split(key_words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     size = math.prod(shape)
-    halves = _blocks(key_words, _counters(-(-size // 2)), _nonce(_SPLIT)).reshape(2, 8, -1)
+    pairs = _counters(-(-size // 2))[None]
+    halves = _blocks(key_words, pairs, _nonce(_SPLIT)).reshape(2, 8, -1)
     return halves.transpose(2, 0, 1).reshape(-1, 8)[:size].reshape(*shape, 8)
 
 
@@ -277,6 +324,6 @@ split and children by fold_in are parts of different blocks, hence independent. 
 bits, and all of this holds of it in turn; two of n keys are equal with probability at most n²/2²⁵⁷.
 
 As with any JAX key: a key that was split, folded or drawn from must not be used the same way again,
-and draws of different shapes from one key overlap. A key from an integer is refused, since 32 bits
-can be searched.
+draws of different shapes from one key overlap, and ``fold_in`` takes an array modulo 2³². A key from
+an integer is refused, since 32 bits can be searched.
 """

@@ -1,6 +1,7 @@
 """Draws of integer noise from alias tables, and what the mechanisms on a grid share.
 
-A table lookup is not constant-time: an attacker who times a client's memory is out of scope.
+Time depends on what is drawn: a table lookup is not constant-time, and one draw in 2³¹ needs a step
+more. An attacker who times a client's memory or its steps is out of scope.
 """
 
 import functools
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax import lax
 
 from fedvi import errors
 from fedvi.privacy.release import Grid
@@ -75,24 +77,48 @@ def table(law: str) -> npt.NDArray[np.uint32]:
     return loaded
 
 
+# Compiled, so that a call outside of any trace does not compile its loop anew.
+@functools.partial(jax.jit, static_argnames=("law", "count"), inline=True)
 def draw(law: str, key: Key, count: int) -> jax.Array:
     """Draws ``count`` independent integers of a table's law, int32 [count].
 
-    A draw uses 80 of the key's bits: 16 pick a column, 63 decide between it and its alias, one is
-    the sign. Two draws share the word that holds their columns.
+    A draw uses 80 random bits: 16 pick a column, 63 decide between it and its alias, one is the
+    sign. Two draws share the word that holds their columns. The last 32 of the 63 decide only if
+    the first 31 equal the threshold's, and are drawn only then.
 
     Guarantee: given uniform bits, each is within ``TABLE_DISTANCE`` of the law.
+
+    Raises:
+      PrivacyError: if ``count`` is 2³¹ or more: draws are numbered by int32.
     """
+    if count >= 2**31:
+        raise errors.PrivacyError(
+            f"{count} integers of noise were asked of one key, expected fewer than 2^31",
+            "release fewer numbers together",
+        )
+    if count == 0:
+        return jnp.zeros(0, jnp.int32)
+    key, rest = jax.random.split(key)
     half = (count + 1) // 2
-    words = jax.random.bits(key, (5, half), jnp.uint32)
+    words = jax.random.bits(key, (3, half), jnp.uint32)
     column = jnp.concatenate([words[0] & jnp.uint32(_MASK), words[0] >> 16])
-    first, low = words[1:3].reshape(-1), words[3:].reshape(-1)
+    first = words[1:].reshape(-1)
     high = first & jnp.uint32(2**31 - 1)
-    alias, bar_high, bar_low = (
-        jnp.asarray(row).at[column].get(mode="promise_in_bounds") for row in table(law)
-    )
-    kept = (high < bar_high) | ((high == bar_high) & (low < bar_low))
-    magnitude = jnp.where(kept, column, alias).astype(jnp.int32)
+    aliases, bars_high, bars_low = (jnp.asarray(row) for row in table(law))
+
+    def looked_up(row: jax.Array, at: jax.Array) -> jax.Array:
+        return row.at[at].get(mode="promise_in_bounds")
+
+    def settled(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        kept, open_ = state
+        which = jnp.argmax(open_)
+        low = jax.random.bits(jax.random.fold_in(rest, which), (), jnp.uint32)
+        below = low < looked_up(bars_low, column[which])
+        return kept.at[which].set(below), open_.at[which].set(False)
+
+    bar = looked_up(bars_high, column)
+    kept, _ = lax.while_loop(lambda state: state[1].any(), settled, (high < bar, high == bar))
+    magnitude = jnp.where(kept, column, looked_up(aliases, column)).astype(jnp.int32)
     return jnp.where((first >> 31) == 1, -magnitude, magnitude)[:count]
 
 
@@ -114,7 +140,9 @@ def check_noise(noise_multiplier: float) -> float:
 
 
 def check_fineness(fineness: int | None, noise_multiplier: float) -> int:
-    """Returns the fineness: the given one, or the least that keeps C at 4,096 steps or more.
+    """Returns the fineness: the given one, or the least that is not below the noise multiplier.
+
+    C is then 4,096 steps or more, unless the noise multiplier is above ``FINEST``.
 
     Raises:
       PrivacyError: if it is no power of two from 1 to ``FINEST``.

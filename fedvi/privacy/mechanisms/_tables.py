@@ -63,8 +63,8 @@ def weights(law: Sequence[mpmath.mpf]) -> list[int]:
 def make(whole: Sequence[int]) -> npt.NDArray[np.uint32]:
     """Returns the alias table of weights that sum to SCALE, uint32 [3, SIZE].
 
-    Rows: alias, and the threshold's high 31 and low 32 bits. Column i stands for SIZE equally likely
-    indices: i is kept if 63 uniform bits are below the threshold, else its alias is taken.
+    Rows: alias, and the threshold's high 31 and low 32 bits. All SIZE columns are equally likely:
+    column i gives i if 63 uniform bits are below its threshold, else its alias.
     """
     capacity = 2**THRESHOLD_BITS
     left, alias, threshold = list(whole), list(range(SIZE)), [0] * SIZE

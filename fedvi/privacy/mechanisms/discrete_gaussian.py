@@ -22,8 +22,8 @@ class DiscreteGaussian:
     the sum of all shares, for whoever sees only that. One share alone has noise_multiplier / √terms.
 
     Guarantee: for one term the concentrated privacy of the Gaussian, (shift / σ)² / 2; for a sum
-    with √(that) increased by τ·√d, τ = 10·Σ_{k<terms} exp(−2π²σ²·k / (k + 1)), σ in steps of one
-    share. Each number of the sum is within ``distance`` of its law in total variation.
+    (shift / σ + τ·√d)² / 2, τ = 10·Σ_{k<terms} exp(−2π²s²·k / (k + 1)), s the std of one share in
+    steps. Each number of the sum is within ``distance`` of its law in total variation.
 
     Attributes:
       noise_multiplier: std of all shares together ÷ clip norm.

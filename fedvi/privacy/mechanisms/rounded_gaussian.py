@@ -72,8 +72,9 @@ def rounded_gaussian(noise_multiplier: float, fineness: int | None = None) -> Ro
     Args:
       noise_multiplier: 0 for no noise (and an infinite ε), else at least 0.1.
       fineness: a power of two up to 256; raise it to release very many numbers, since rounding d of
-        them takes √d / 2 steps off the clip. Left out: the least at which C is 4,096 steps, as far
-        as it goes. Above 1, noise takes two draws a number.
+        them takes √d / 2 steps off the clip. Left out: the least that is not below
+        ``noise_multiplier``, so that C is 4,096 steps or more, as far as it goes. Above 1, noise
+        takes two draws a number.
 
     Raises:
       PrivacyError: if an argument is outside these ranges.

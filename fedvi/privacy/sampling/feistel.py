@@ -84,7 +84,9 @@ def feistel(batch: int, max_records: int) -> Feistel:
     Guarantee: up to 2¹⁴ slots and with uniform random bits, every set of ``batch`` slots has the
     same probability up to a total variation of 2⁻⁶⁹ a draw. Proof: Floyd's algorithm is exact given
     uniform integers below N − B + 1, …, N; one made of 96 bits is off by at most N · 2⁻⁹⁷, and there
-    are at most N ≤ 2¹⁴ of them. Above 2¹⁴ slots there is no proof, see ``assumptions``.
+    are at most N ≤ 2¹⁴ of them. Those 2⁻⁶⁹ are paid for by ``TABLE_DISTANCE`` of the noise, which has
+    more room than that: docs/proofs/alias_table.md. Above 2¹⁴ slots there is no proof, see
+    ``assumptions``.
 
     Args:
       batch: B, the size of every batch, slots without a record included.
@@ -182,7 +184,7 @@ def _network(words: jax.Array, numbers: jax.Array, bits: int) -> jax.Array:
 
 
 def _mixed(half: jax.Array, words: jax.Array) -> jax.Array:
-    """Returns 32 bits, each of which depends on every bit of ``half`` and of both words.
+    """Returns 32 bits that depend on every bit of ``half`` and the first word, and 17 of the second.
 
     Source: Appleby's MurmurHash3 finaliser (public domain), with a key before either multiplication.
     """

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.errors import KeyReuseError
 
 from fedvi import errors
 from fedvi.privacy import events, mechanisms, random, release, sampling
@@ -130,6 +131,23 @@ def test_the_same_key_gives_the_same_noise_and_leaves_get_their_own():
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), one, two))
     assert one["a"].shape == (3, 4)
     assert not np.array_equal(np.ravel(one["a"]), one["b"])
+
+
+def test_noise_uses_no_key_twice_by_jax_s_own_checker():
+    def noised(key):
+        return mechanisms.rounded_gaussian(2.0).perturb(key, jnp.zeros(3, jnp.int32), 1.0)
+
+    with jax.debug_key_reuse(True):
+        jax.jit(noised)(random.insecure_root(0).key("once"))
+        with pytest.raises(KeyReuseError):
+            jax.jit(lambda key: (noised(key), noised(key)))(random.insecure_root(0).key("twice"))
+
+
+@pytest.mark.parametrize("fineness", [1, 2])
+def test_a_total_of_no_numbers_gets_no_noise(fineness):
+    total = {"none": jnp.zeros((2, 0), jnp.int32)}
+    noised = mechanisms.rounded_gaussian(1.0, fineness).perturb(KEY, total, 1.0)
+    assert noised["none"].shape == (2, 0)
 
 
 @settings(max_examples=20)

@@ -47,12 +47,31 @@ def test_the_law_of_a_gap_is_geometric_within_the_stated_total_variation(rate, b
     assert distance / 2 < Fraction(1, 2**65)
 
 
-def test_a_draw_follows_its_words_as_exact_arithmetic_would():
-    sampler = sampling.poisson(0.05, 400)
-    draw, count, bits = jax.jit(sampler.draw), sampler.gap_count, sampler.column_bits
-    weights = poisson_module._gap_table(0.05, bits)
-    for number in range(20):
-        secret = key(number)
+def tied(table, secret, count, bits):
+    """The table with thresholds whose high words are those of a draw's first coins."""
+    high, low, alias = (row.copy() for row in table)
+    words = np.asarray(jax.random.bits(secret, (2 * count + -(-count // 2),), jnp.uint32))
+    columns = words[2 * count :][:8] >> (32 - bits)
+    high[columns], low[columns] = words[:8], 2**31
+    return high, low, alias
+
+
+@pytest.mark.parametrize(
+    # The first needs most of its gaps; the second passes whole tables, of the most columns.
+    ("rate", "slots", "column_bits"),
+    [(0.3, 2_000, 8), (3e-5, 300_000, 16)],
+)
+def test_a_draw_follows_its_words_as_exact_arithmetic_would(monkeypatch, rate, slots, column_bits):
+    sampler = sampling.poisson(rate, slots)
+    count, bits = sampler.gap_count, sampler.column_bits
+    assert bits == column_bits
+    secrets = jax.random.split(key("words"), 20)
+    weights = tied(poisson_module._gap_table(rate, bits), secrets[0], count, bits)
+    monkeypatch.setattr(poisson_module, "_gap_table", lambda rate, bits: weights)
+    valid, passes, ties = jnp.ones(slots, bool), 0, 0
+    with jax.enable_x64(bits == 16):  # at either setting the same
+        batches = jax.jit(jax.vmap(lambda secret: sampler.draw(secret, valid)))(secrets)
+    for number, secret in enumerate(secrets):
         words = np.asarray(jax.random.bits(secret, (2 * count + -(-count // 2),), jnp.uint32))
         words = [int(word) for word in words]
         halves = [w >> 16 for w in words[2 * count :]] + [w & 0xFFFF for w in words[2 * count :]]
@@ -61,14 +80,18 @@ def test_a_draw_follows_its_words_as_exact_arithmetic_would():
             column = halves[index] >> (16 - bits)
             coin = (words[index] << 32) + words[count + index]
             threshold = (int(weights[0][column]) << 32) + int(weights[1][column])
+            ties += words[index] == int(weights[0][column])
             gap = column if coin < threshold else int(weights[2][column])
             position += gap
             if gap < 2**bits - 1:
                 expected.append(position)
                 position += 1
-        batch = draw(secret, jnp.ones(400, bool))
-        chosen = np.asarray(batch.indices)[np.asarray(batch.mask)]
-        assert chosen.tolist() == [slot for slot in expected if slot < 400]
+            elif position < slots:
+                passes += 1
+        chosen = np.asarray(batches.indices[number])[np.asarray(batches.mask[number])]
+        assert chosen.tolist() == [slot for slot in expected if slot < slots]
+    assert (passes > 0) == (bits == 16)
+    assert ties > 0
 
 
 def missed(rate, slots, capacity, gap_count, end):

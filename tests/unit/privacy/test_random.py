@@ -91,27 +91,63 @@ def openssl_blocks(key_bytes, nonce, count):
     return np.frombuffer(stream.update(bytes(64 * count)), "<u4").reshape(count, 16)
 
 
-@pytest.mark.parametrize("size", [1, 16, 1000, 70_000])
-def test_bits_split_and_fold_in_are_the_keystreams_of_three_nonces(size):
-    # OpenSSL is the oracle; 70,000 words are more than one chunk of blocks.
+def openssl_stream(raw, use, detail, count):
+    nonce = np.array([use, detail, 0], "<u4").tobytes()
+    return openssl_blocks(raw, nonce, count)
+
+
+@pytest.mark.parametrize(
+    ("size", "groups", "each"),
+    [
+        (1, 1, 1),
+        (250, 1, 16),
+        (1_000, 2, 32),
+        (1_024, 1, 64),
+        (40_000, 1, 2_500),
+        (70_000, 2, 2_188),
+        (80_000, 2, 2_500),
+        (1_000_000, 25, 2_500),
+        (1_050_000, 28, 2_344),
+    ],
+)
+def test_bits_are_the_keystream_group_by_group(size, groups, each):
+    # OpenSSL is the oracle. A group gives the first words of its blocks first; the last sizes are
+    # those of 62,500 blocks, in one chunk, and of more, in two.
+    secret = key()
+    drawn = np.asarray(jax.random.bits(secret, (size,), jnp.uint32))
+    stream = openssl_stream(data(secret).astype("<u4").tobytes(), 1, 32, groups * each)
+    ordered = stream.reshape(groups, each, 16).transpose(0, 2, 1).ravel()
+    assert groups * each * 16 >= size
+    np.testing.assert_array_equal(drawn, ordered[:size])
+
+
+@pytest.mark.parametrize("width", [8, 16, 64])
+def test_bits_of_other_widths_have_keystreams_of_their_own(width):
+    secret = key()
+    with jax.enable_x64(True):
+        drawn = np.asarray(jax.random.bits(secret, (10 * 512 // width,), f"uint{width}"))
+    stream = openssl_stream(data(secret).astype("<u4").tobytes(), 1, width, 10)
+    np.testing.assert_array_equal(drawn.view(np.uint32), stream.T.ravel())
+
+
+def test_counters_that_would_wrap_are_refused():
+    raw = jax.ShapeDtypeStruct((8,), jnp.uint32)
+    for draw in (
+        lambda raw: random._random_bits(raw, 32, (2**36 + 1,)),
+        lambda raw: random._random_bits(raw, 8, (2**37, 3)),
+        lambda raw: random._split(raw, (2**33 + 1,)),
+    ):
+        with pytest.raises(errors.PrivacyError, match=r"expected at most 2\^32"):
+            jax.eval_shape(draw, raw)
+
+
+def test_split_and_fold_in_are_the_keystreams_of_their_nonces():
     secret = key()
     raw = data(secret).astype("<u4").tobytes()
-
-    def nonce(*parts):
-        return np.array([*parts, 0], "<u4").tobytes()
-
-    count = -(-size // 16)
-    drawn = np.asarray(jax.random.bits(secret, (size,), jnp.uint32))
-    expected = openssl_blocks(raw, nonce(1, 32), count + 1)
-    # A chunk's words come first words of all blocks first; and it may reach beyond what is asked.
-    assert np.isin(drawn, expected).all()
-    assert len(np.unique(drawn)) >= size - 5
-    if size == 1000:
-        assert (drawn == expected[:count].T.ravel()[:size]).all()
-        children = data(jax.random.split(secret, 9))
-        assert (children == openssl_blocks(raw, nonce(2, 0), 5).reshape(10, 8)[:9]).all()
-        folded = data(jax.random.fold_in(secret, 7))
-        assert (folded == openssl_blocks(raw, nonce(3, 0), 8)[7, :8]).all()
+    children = data(jax.random.split(secret, 9))
+    assert (children == openssl_stream(raw, 2, 0, 5).reshape(10, 8)[:9]).all()
+    folded = data(jax.random.fold_in(secret, 7))
+    assert (folded == openssl_stream(raw, 3, 0, 8)[7, :8]).all()
 
 
 def test_split_keeps_its_children_whatever_their_number_and_shape():
