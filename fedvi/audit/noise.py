@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
+import scipy.fft
+import scipy.special
 import scipy.stats
 
 from fedvi.audit.findings import Finding
@@ -15,8 +17,10 @@ __all__ = ["FALSE_ALARM", "check_noise"]
 FALSE_ALARM = 1e-6
 """How often one check of correct noise fails by chance."""
 
-_LONGEST_LAG = 64
-_MOST_PAIRS = 2000
+_BLOCK = 1024
+
+_MOST_NUMBERS = 2000
+"""Of one release, that are compared with each other: as many, evenly spread, if there are more."""
 
 
 def check_noise(
@@ -43,7 +47,8 @@ def check_noise(
         _everywhere(calls, scaled, multipliers, runs),
         *_grids(calls),
         _keys(calls),
-        _reuse(scaled, runs),
+        _reuse(scaled),
+        _numbers(scaled),
         _leaves(calls, multipliers),
     ]
 
@@ -102,8 +107,8 @@ def _everywhere(
     chances: list[tuple[float, str]] = []
 
     def judge(what: str, less: float, more: float, count: int) -> None:
-        law = scipy.stats.chi2(count)
-        chances.append((2.0 * min(float(law.cdf(more)), float(law.sf(less))), what))
+        below, above = scipy.special.chdtr(count, more), scipy.special.chdtrc(count, less)
+        chances.append((2.0 * float(min(below, above)), what))
 
     halves = [
         0.5 * call.layout.step / (call.layout.clip_norm * sigma)
@@ -135,8 +140,8 @@ def _everywhere(
             with np.errstate(invalid="ignore"):
                 about = np.abs(table - table.mean(axis=0)) + max(halves)
             for number, square in enumerate((about**2).sum(axis=0)):
-                law = scipy.stats.chi2(len(calls) - 1)
-                chances.append((float(law.cdf(square)), f"number {number}, which repeats itself"))
+                chance = float(scipy.special.chdtr(len(calls) - 1, square))
+                chances.append((chance, f"number {number}, which repeats itself"))
     chance, what = min(chances)
     chance *= len(chances)
     passed = chance >= FALSE_ALARM
@@ -193,50 +198,127 @@ def _keys(calls: Sequence[Call]) -> Finding:
     )
 
 
-def _reuse(residuals: Sequence[np.ndarray], runs: Sequence[int]) -> Finding:
-    """Looks for equal or correlated noise between any two releases.
+def _reuse(residuals: Sequence[np.ndarray]) -> Finding:
+    """Looks for noise that comes again, whole or in part, after any number of releases or numbers.
 
     By pairs: the cosine c of two independent Gaussian vectors of length d has
-    P[|c| > x] = I(1 − x²; (d−1)/2, 1/2). By lags: Σ r_t·r_{t+ℓ} ÷ √(number of terms) is standard
-    normal to a good approximation for 100 terms and more, which catches reuse where d is small.
+    P[|c| > x] = I(1 − x²; (d−1)/2, 1/2). By lags ℓ: S = Σ_t r_t·r_{t+ℓ} over all numbers one after
+    the other, and over the releases for each number by itself, with ``_lag_chance``.
     """
-    chance, worst = 1.0, 0.0
-    pairs = list(itertools.combinations(range(len(residuals)), 2))
-    if len(pairs) > _MOST_PAIRS:
-        # Neighbours in time, and the same place of other updates: where reuse would come from.
-        places = _places(runs)
-        pairs = [
-            (i, j)
-            for i, j in pairs
-            if j - i <= 2 or (places[i] == places[j] and runs[i] != runs[j])
-        ]
-    unit = [_unit(vector) for vector in residuals]
-    for i, j in pairs:
-        if unit[i].shape != unit[j].shape or unit[i].size < 2:
+    sizes = [vector.size for vector in residuals]
+    pair_chance, worst, pairs = 1.0, 0.0, 0
+    for size in sorted(set(sizes)):
+        unit = np.stack([_unit(vector) for vector in residuals if vector.size == size])
+        count = len(unit) * (len(unit) - 1) // 2
+        if size < 2 or not count:
             continue
-        cosine = min(1.0, abs(float(unit[i] @ unit[j])))
-        tail = scipy.stats.beta.cdf(1.0 - cosine**2, (unit[i].size - 1) / 2.0, 0.5)
-        chance = min(chance, float(tail) * len(pairs))
-        worst = max(worst, cosine if unit[i].size >= 8 else 0.0)
-    length = min(vector.size for vector in residuals)
-    table = np.stack([vector[:length] for vector in residuals])
-    lags = range(1, min(_LONGEST_LAG, len(residuals) - 1) + 1)
-    for lag in lags:
-        product = table[lag:] * table[:-lag]
-        if product.size >= 100:
-            score = float(product.sum()) / np.sqrt(product.size)
-            chance = min(chance, float(2.0 * scipy.stats.norm.sf(abs(score))) * len(lags))
+        pairs += count
+        cosine = min(1.0, _largest_cosine(unit))
+        tail = scipy.stats.beta.cdf(1.0 - cosine**2, (size - 1) / 2.0, 0.5)
+        # Both the pairs of this size and the sizes are tried.
+        pair_chance = min(pair_chance, float(tail) * count * len(set(sizes)))
+        worst = max(worst, cosine if size >= 8 else 0.0)
+    sequence = np.concatenate(residuals)
+    chance, at = _lag_chance(sequence[:, None])
+    what = f"noise comes again after {at} numbers"
+    lags = len(sequence) - 1
+    if len(set(sizes)) == 1 and len(residuals) > 1:
+        by_number, at = _lag_chance(np.stack(residuals))
+        lags += (len(residuals) - 1) * sizes[0]
+        if by_number < chance:
+            chance, what = by_number, f"a number's noise comes again after {at} releases"
+    if pair_chance < chance:
+        what = "two releases have related noise"
+    # Three families of tests, each corrected in itself.
+    chance = min(1.0, 3.0 * min(chance, pair_chance))
     passed = chance >= FALSE_ALARM
     return Finding(
         "replay",
         "noise is fresh",
         passed,
-        f"corrected p {min(chance, 1.0):.2g} over {len(pairs)} pairs, {len(lags)} lags"
+        f"corrected p {chance:.2g} over {pairs} pairs, {lags} lags"
         + (f"; largest |correlation| {worst:.2g}" if worst else ""),
         "the noise of steps, visits and clients is unrelated"
         if passed
-        else "noise is used again in another step, visit or client: it cancels in a difference",
-        {"p_value": min(chance, 1.0), "largest_correlation": worst},
+        else f"noise is used again in another step, visit or client: it cancels in a difference ({what})",
+        {"p_value": chance, "largest_correlation": worst},
+    )
+
+
+def _largest_cosine(unit: np.ndarray) -> float:
+    """The largest |inner product| of two rows, a block of rows at a time."""
+    largest = 0.0
+    for start in range(0, len(unit), _BLOCK):
+        products = np.abs(unit[start : start + _BLOCK] @ unit[start:].T)
+        # A row with itself, and the pairs of this block a second time.
+        products[np.tril_indices(len(products), 0, products.shape[1])] = 0.0
+        largest = max(largest, float(products.max(initial=0.0)))
+    return largest
+
+
+def _lag_chance(table: np.ndarray) -> tuple[float, int]:
+    """The corrected p-value of the largest Σ_t r_t·r_{t+ℓ} over lags ℓ and columns, and its lag.
+
+    For N products of independent standard normals r the matrix of S has its eigenvalues in [−1, 1],
+    in pairs ±λ, with Σλ² = N/2; so log E e^{θS} = −¼ Σ log(1 − 4θ²λ²) ≤ −(N/8)·log(1 − 4θ²), as
+    −log(1 − cu) is convex in u = λ² and 0 at 0: ``_exponent`` with c = 2, for few products as well.
+
+    Args:
+      table: scaled noise [times, columns].
+    """
+    times, columns = table.shape
+    if times < 2 or not np.isfinite(table).all():
+        return (1.0, 0) if times < 2 else (0.0, 0)
+    # The autocorrelation at all lags at once; padded, so that it does not wrap round.
+    length = scipy.fft.next_fast_len(2 * times, real=True)
+    spectrum = scipy.fft.rfft(table, length, axis=0)
+    sums = scipy.fft.irfft(np.abs(spectrum) ** 2, length, axis=0)[1:times]
+    count = np.arange(times - 1, 0, -1, dtype=float)[:, None]
+    exponent = _exponent(sums, count, 2.0)
+    place = int(exponent.argmax())
+    chance = 2.0 * exponent.size * float(np.exp(-exponent.ravel()[place]))
+    return min(1.0, chance), 1 + place // columns
+
+
+def _exponent(sums: np.ndarray, count: np.ndarray | float, reach: float) -> np.ndarray:
+    """The e of P[|S| ≥ x] ≤ 2·exp(−e), where log E e^{θS} ≤ −(N / 2c²)·log(1 − c²θ²), c = ``reach``.
+
+    It is the maximum over θ of θx + (N / 2c²)·log(1 − c²θ²), at θ = (√(N² + 4c²x²) − N) / 2c²x.
+    """
+    x, square = np.abs(sums) + 1e-12, reach**2
+    theta = (np.sqrt(count**2 + 4.0 * square * x**2) - count) / (2.0 * square * x)
+    return np.asarray(theta * x + count / (2.0 * square) * np.log1p(-square * theta**2))
+
+
+def _numbers(residuals: Sequence[np.ndarray]) -> Finding:
+    """Within a release, no number's noise may follow that of another one.
+
+    Over N releases, S = Σ_t r_t·r′_t of two numbers has log E e^{θS} = −(N / 2)·log(1 − θ²).
+    """
+    chance, pairs, worst = 1.0, 0, ""
+    if len({vector.size for vector in residuals}) == 1:
+        table = np.stack(residuals)
+        size = table.shape[1]
+        kept = np.linspace(0, size - 1, min(size, _MOST_NUMBERS)).round().astype(int)
+        pairs = len(kept) * (len(kept) - 1) // 2
+        if not np.isfinite(table).all():
+            chance = 0.0
+        elif pairs:
+            sums = np.triu(table[:, kept].T @ table[:, kept], 1)
+            exponent = _exponent(sums, float(len(table)), 1.0)
+            one, other = np.unravel_index(int(exponent.argmax()), exponent.shape)
+            chance = min(1.0, 2.0 * pairs * float(np.exp(-exponent[one, other])))
+            worst = f" (numbers {kept[one]} and {kept[other]})"
+    passed = chance >= FALSE_ALARM
+    return Finding(
+        "replay",
+        "noise across numbers",
+        passed,
+        f"corrected p {chance:.2g} over {pairs} pairs of numbers",
+        "the numbers of one release have noise of their own"
+        if passed
+        else f"two numbers of one release have related noise: it cancels in a difference{worst}",
+        {"p_value": chance, "pairs": pairs},
     )
 
 

@@ -5,204 +5,62 @@ The audit runs the code on a worst-case pair of shards, scores every outcome by 
 ratio that the claim implies, takes {score above a threshold} as S, and asks whether what is counted
 can be under the curve. It refutes, and never proves: a claim that passes may still be wrong.
 
-A quarter of the trials chooses direction, ε and threshold; the rest alone decides, with
-Clopper–Pearson's bounds, so that the choice costs nothing.
-
-Trials may draw from any generator of JAX: they run the sampler, clip and noise code that ships, and
-so test its arithmetic, not the generator under it.
+A quarter of the trials chooses direction, ε and threshold; the rest alone decides, so that the choice
+costs nothing.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.special
-import scipy.stats
 
 from fedvi import errors
+from fedvi.audit import rates
 from fedvi.audit.findings import Finding
+from fedvi.audit.trials import Case, Trials, run
 from fedvi.privacy import events
 from fedvi.privacy.accountants import Accountant
-from fedvi.privacy.release import Batch, Mechanism, Sampler, clipped_sum, decoded, release
 from fedvi.typing import Key
 
-__all__ = [
-    "Case",
-    "Side",
-    "Trials",
-    "aggregate",
-    "case",
-    "check_sampler",
-    "judge",
-    "profile",
-    "shipped",
-    "worst_pairs",
-]
+__all__ = ["judge", "profile"]
 
-Trials = Callable[[Key, Any, Any], Any]
-"""(key, contributions [slots, d], valid [slots]) → one trial's noised totals, [steps].
-
-Each is the total's projection on the direction of ``worst_pairs``, in clip norms.
-"""
-
-_BEYOND = 10.0
-"""Contributions are so many clip norms long, so that the clip has work to do."""
-
-_WIDTH = 3
 _CHOOSING = 4
-_CONFIDENCE = 0.99
-_ERROR = (1.0 - _CONFIDENCE) / 2.0
-"""Of each of the two bounds of a gap."""
+_ERROR = 0.01
+"""Of a gap."""
+
+_QUANTILE = 2.4
+"""Of a normal law, about: what this error takes of an estimated gap, in sds."""
 
 _CONFIDENCE_EPSILON = 0.95
 _THRESHOLDS = 200
 _FEWEST = 5
 _EPSILONS = 24
-_FACTORS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.03, 1.06, 1.1, 1.15, 1.25, 1.5, 2.0, 3.0)
-_CHUNK = 2048
+_FACTORS = (
+    0.25,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+    0.95,
+    1.0,
+    1.02,
+    1.04,
+    1.06,
+    1.08,
+    1.1,
+    1.12,
+    1.15,
+    1.25,
+    1.5,
+    2.0,
+    3.0,
+)
 _HUGE = 1e300
-
-
-class Side(NamedTuple):
-    """One of two neighbouring shards of contributions: [slots, d], and which slots are filled."""
-
-    contributions: np.ndarray
-    valid: np.ndarray
-
-
-class Mixture(NamedTuple):
-    """A claimed law of one total: Σ wᵢ N(mᵢ, σ²), in clip norms, along the audit's direction."""
-
-    weights: tuple[float, ...]
-    means: tuple[float, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Case:
-    """A pair of shards and the laws by which outcomes are scored.
-
-    A score is any function of the outcome; a poor one costs power and never validity.
-    """
-
-    name: str
-    left: Side
-    right: Side
-    left_law: Mixture
-    right_law: Mixture
-
-    def score(self, outcomes: np.ndarray, sigma: float) -> np.ndarray:
-        """Returns Σ_t log p(x_t)/p′(x_t) for outcomes [trials, steps]."""
-        return np.asarray(
-            (_log_density(outcomes, self.left_law, sigma))
-            - _log_density(outcomes, self.right_law, sigma)
-        ).sum(axis=1)
-
-
-def worst_pairs(step: events.Event, relation: events.Relation, slots: int) -> list[Case]:
-    """Returns the pairs on which a release of this price does worst, and some that catch a wrong price.
-
-    ``nothing else``: all other records contribute zero, the changed one +C, and in the other shard
-    nothing (add_remove) or −C (substitute). ``the rest opposed``: all others contribute −C, so that
-    a batch of fixed size tells by which record it left out (specs/accounting.md §0.1).
-
-    Args:
-      step: the event of one noised total.
-      relation: that of the claim.
-      slots: the number of slots of a shard; all are filled.
-
-    Raises:
-      UnsupportedEvent: if the event is not one noised sum, sampled or not.
-    """
-    up = np.full(_WIDTH, _BEYOND / math.sqrt(_WIDTH))
-    others = np.zeros((slots, _WIDTH))
-    changed = slots // 2
-    full = np.ones(slots, bool)
-
-    def side(rest: np.ndarray, sign: float) -> Side:
-        contributions = rest.copy()
-        contributions[changed] = sign * up
-        valid = full.copy()
-        valid[changed] = sign != 0.0
-        return Side(contributions, valid)
-
-    added = relation == "add_remove"
-    other_sign = 0.0 if added else -1.0
-    match step:
-        case events.Gaussian() | events.DiscreteGaussian():
-            rate, batch = 1.0, slots
-        case events.PoissonSampled(rate, events.Gaussian() | events.DiscreteGaussian()):
-            batch = round(rate * slots)
-        case events.WithoutReplacement(batch, _, events.Gaussian() | events.DiscreteGaussian()):
-            rate = step.rate
-        case _:
-            raise errors.UnsupportedEvent(
-                f"the profile audit has no worst-case pair for {step}",
-                "it knows one Gaussian sum of all records, of a Poisson batch, or of a fixed-size one",
-            )
-    inside = (1.0 - rate, rate)
-    quiet = Case(
-        "nothing else",
-        side(others, 1.0),
-        side(others, other_sign),
-        Mixture(inside, (0.0, 1.0)),
-        Mixture(inside, (0.0, other_sign)),
-    )
-    if isinstance(step, events.Gaussian | events.DiscreteGaussian):
-        return [quiet]
-    opposed = Case(
-        "the rest opposed",
-        side(np.broadcast_to(-up, others.shape), 1.0),
-        side(np.broadcast_to(-up, others.shape), other_sign),
-        Mixture(inside, (-float(batch), 2.0 - batch)),
-        Mixture((1.0,), (-float(batch),)),
-    )
-    return [opposed] if isinstance(step, events.WithoutReplacement) else [quiet, opposed]
-
-
-def case(name: str, left: Side, right: Side, left_law: Mixture, right_law: Mixture) -> Case:
-    """Returns a pair of one's own, e.g. of clients instead of records."""
-    return Case(name, left, right, left_law, right_law)
-
-
-def shipped(sampler: Sampler, mechanism: Mechanism, clip_norm: float, steps: int) -> Trials:
-    """Returns the trial that runs the product: draw, clip and sum, noise, ``steps`` times."""
-    return functools.partial(_trial, sampler, mechanism, clip_norm, steps)
-
-
-def aggregate(
-    share: Mechanism, clip_norm: float, clients: int, view: str, reporting: int | None = None
-) -> Trials:
-    """Returns the trial of one round of ``clients``, each adding its share of the noise.
-
-    Rows of ``contributions`` are clients, each with its clipped change. ``view`` is "aggregate",
-    where only the sum of the reporting clients is seen, or "message", where that of the changed
-    client (the middle one) is.
-    """
-    shown = range(clients if reporting is None else reporting)
-    # The changed client reports, whoever else drops out.
-    rows = sorted({clients // 2, *list(shown)[: len(shown) - 1]})
-
-    def trial(key: Key, contributions: Any, valid: Any) -> Any:
-        keys = jax.random.split(key, clients)
-        total = jnp.zeros((1,))
-        for row in [clients // 2] if view == "message" else rows:
-            total = total + _trial(
-                _whole(1),
-                share,
-                clip_norm,
-                1,
-                keys[row],
-                contributions[row][None],
-                valid[row][None],
-            )
-        return total
-
-    return trial
 
 
 def profile(
@@ -236,20 +94,6 @@ def profile(
     )
 
 
-def run(trials: Trials, side: Side, key: Key, count: int) -> np.ndarray:
-    """Returns the outcomes of independent trials on one shard: float64 [count, steps]."""
-    many = _compiled(trials)
-    contributions = jnp.asarray(side.contributions, jnp.float32)
-    valid = jnp.asarray(side.valid)
-    parts, done = [], 0
-    chunk = min(count, _CHUNK)
-    while done < count:
-        keys = jax.random.split(jax.random.fold_in(key, done), chunk)
-        parts.append(np.asarray(many(keys, contributions, valid), np.float64))
-        done += chunk
-    return np.concatenate(parts)[:count]
-
-
 def judge(
     left: np.ndarray,
     right: np.ndarray,
@@ -278,7 +122,7 @@ def judge(
     choice = choose(claim)
     found, at = _gap(choice, decided), choice.epsilon
     certified = _epsilon_lower(chosen, decided, delta)
-    below = _smallest_refuted(lambda factor: _gap(choose(_scaled(claim, factor)), decided) > 0.0)
+    below = _smallest_refuted(lambda factor: _refutes(choose(_scaled(claim, factor)), decided))
     passed = not found > 0.0
     noise = _noise_multiplier(claim)
     smallest = "none" if below is None else f"{below:g} ×"
@@ -302,179 +146,6 @@ def judge(
             "trials": left.size + right.size,
         },
     )
-
-
-def check_sampler(sampler: Sampler, step: events.Event, slots: int, key: Key) -> list[Finding]:
-    """Tests a sampler's draws against its price: inclusion and the law of batch sizes.
-
-    Each check fails by chance once in ten thousand.
-
-    Args:
-      sampler: as shipped.
-      step: the event that one draw is charged as.
-      slots: the number of slots of a shard; all filled.
-      key: for the audit's draws.
-    """
-    draws = int(np.clip(2_000_000 // max(slots, sampler.capacity), 50, 4000))
-    indices, mask = _draws(sampler, slots, jax.random.split(key, draws))
-    sizes = mask.sum(axis=1)
-    chosen = indices[mask]
-    rate, poisson = 1.0, False
-    match step:
-        case events.PoissonSampled(rate):
-            poisson = True
-        case events.WithoutReplacement():
-            rate = step.rate
-    findings = []
-    total, expected = int(sizes.sum()), rate * slots * draws
-    law = scipy.stats.binom(slots * draws, rate)
-    chance = 1.0 if total == expected else 2.0 * float(min(law.cdf(total), law.sf(total - 1)))
-    twice = any(
-        len(np.unique(row[kept])) != kept.sum() for row, kept in zip(indices, mask, strict=True)
-    )
-    findings.append(
-        Finding(
-            "sampler",
-            "sampling rate",
-            chance >= 1e-4 and not twice,
-            f"{total} records in {draws} batches, priced {expected:.6g}",
-            "records enter batches at the priced rate, none twice"
-            if chance >= 1e-4 and not twice
-            else "a record is in one batch twice"
-            if twice
-            else "records enter batches at another rate than the priced one",
-            {"p_value": min(chance, 1.0)},
-        )
-    )
-    if rate == 1.0:
-        return findings
-    counts = np.bincount(chosen, minlength=slots)
-    spread = float(((counts - rate * draws) ** 2).sum() / (draws * rate * (1.0 - rate)))
-    # Exactly χ² in the limit of many draws; with few, its tail is that of a sum of binomials.
-    chance = 2.0 * float(min(_chi2_sf(spread, slots), scipy.stats.chi2.cdf(spread, slots)))
-    passed = chance >= 1e-4
-    findings.append(
-        Finding(
-            "sampler",
-            "all slots alike",
-            passed,
-            f"a slot is in {counts.min()} to {counts.max()} of {draws} batches",
-            "no slot is drawn more often than another"
-            if passed
-            else "some slots are drawn more often, or more evenly, than independent batches would",
-            {"p_value": min(chance, 1.0)},
-        )
-    )
-    if poisson:
-        variance = float(sizes.var(ddof=1)) / (slots * rate * (1.0 - rate))
-        # The variance of a binomial's sample variance, from its fourth cumulant.
-        excess = (1.0 - 6.0 * rate * (1.0 - rate)) / (slots * rate * (1.0 - rate))
-        deviation = math.sqrt((2.0 + excess) / (draws - 1))
-        passed = abs(variance - 1.0) <= 4.5 * deviation
-        findings.append(
-            Finding(
-                "sampler",
-                "law of batch sizes",
-                passed,
-                f"variance {variance:.3g} × binomial; sizes {sizes.min()} to {sizes.max()}",
-                "batch sizes vary as Poisson sampling says"
-                if passed
-                else "batch sizes do not vary as in Poisson sampling, whose price is charged: "
-                "a fixed-size batch costs more",
-                {"variance_ratio": variance},
-            )
-        )
-    else:
-        passed = bool((sizes == sizes[0]).all())
-        findings.append(
-            Finding(
-                "sampler",
-                "law of batch sizes",
-                passed,
-                f"sizes {sizes.min()} to {sizes.max()}",
-                "every batch takes the same number of slots"
-                if passed
-                else "batch sizes vary, but are priced as fixed",
-            )
-        )
-    return findings
-
-
-def _trial(
-    sampler: Sampler,
-    mechanism: Mechanism,
-    clip_norm: float,
-    steps: int,
-    key: Key,
-    contributions: Any,
-    valid: Any,
-) -> Any:
-    direction = jnp.full((_WIDTH,), 1.0 / (math.sqrt(_WIDTH) * clip_norm), jnp.float32)
-
-    def step(nothing: Any, step_key: Any) -> Any:
-        sampling_key, noise_key = jax.random.split(step_key)
-        batch = sampler.draw(sampling_key, valid)
-        rows = contributions[batch.indices] * jnp.float32(clip_norm)
-        bounded = clipped_sum(rows, clip_norm, batch, mechanism)
-        noised = decoded(release(noise_key, bounded, mechanism))
-        return nothing, (noised.value * direction).sum()
-
-    _, outcomes = jax.lax.scan(step, (), jax.random.split(key, steps))
-    return outcomes
-
-
-@dataclasses.dataclass(frozen=True)
-class _Whole:
-    """Takes every row; a sampler of the audit's own, so that one client can be a shard of one row."""
-
-    capacity: int
-    rate: float = 1.0
-
-    def draw(self, key: Key, valid: Any) -> Any:
-        """Returns all rows."""
-        return Batch(jnp.arange(self.capacity), jnp.asarray(valid, bool), self)
-
-    def event(self, inner: events.Event) -> events.Event:
-        """Returns ``inner``."""
-        return inner
-
-
-def _whole(rows: int) -> _Whole:
-    return _Whole(rows)
-
-
-@functools.lru_cache(maxsize=16)
-def _compiled(trials: Trials) -> Any:
-    return jax.jit(jax.vmap(trials, in_axes=(0, None, None)))
-
-
-def _draws(sampler: Sampler, slots: int, keys: Any) -> tuple[np.ndarray, np.ndarray]:
-    valid = jnp.ones((slots,), bool)
-
-    @jax.jit
-    def many(keys: Any) -> Any:
-        def one(key: Key) -> Any:
-            batch = sampler.draw(key, valid)
-            return batch.indices, batch.mask
-
-        return jax.lax.map(one, keys)
-
-    indices, mask = many(keys)
-    return np.asarray(indices), np.asarray(mask)
-
-
-def _chi2_sf(value: float, count: int) -> float:
-    return float(scipy.stats.chi2.sf(value, count))
-
-
-def _log_density(x: np.ndarray, law: Mixture, sigma: float) -> np.ndarray:
-    """Σ over components of log w − (x − m)²/2σ², up to the constant that cancels in a ratio."""
-    parts = [
-        math.log(weight) - (x - mean) ** 2 / (2.0 * sigma**2)
-        for weight, mean in zip(law.weights, law.means, strict=True)
-        if weight > 0.0
-    ]
-    return np.asarray(scipy.special.logsumexp(np.stack(parts), axis=0))
 
 
 def _epsilons(stated: float) -> np.ndarray:
@@ -524,50 +195,59 @@ def _counts(scores: np.ndarray, thresholds: np.ndarray, above: bool) -> np.ndarr
     return np.asarray(scores.size - below if above else below)
 
 
-def _lower(count: float | int, trials: int, error: float) -> float:
-    """Clopper–Pearson's lower bound."""
-    return 0.0 if count == 0 else float(scipy.special.betaincinv(count, trials - count + 1, error))
-
-
-def _upper(count: float | int, trials: int, error: float) -> float:
-    """Clopper–Pearson's upper bound."""
-    if count == trials:
-        return 1.0
-    return float(scipy.special.betaincinv(count + 1, trials - count, 1.0 - error))
-
-
 def _choose(tails: Sequence[_Tails], trials: int, grid: np.ndarray, curve: np.ndarray) -> _Choice:
-    """Returns the set and ε of the largest gap that ``trials`` more would certify at these rates."""
-    best, choice = -math.inf, _Choice(math.inf, True, 0.0, 1.0)
+    """Returns the set and ε at which ``trials`` more at these rates would show most.
+
+    Most is the largest gap less what its own spread takes at this confidence; where no gap would be
+    left, the largest in units of its spread, if it is above one: the likeliest to show after all.
+    """
     ratios = np.exp(grid)[:, None]
+    best: dict[bool, tuple[float, _Choice]] = {}
     for sets in tails:
         # One miss more, so that a tail without any is not taken for a certain one.
-        hits = sets.hits * (trials / sets.trials[0])
-        misses = np.minimum((sets.misses + 1.0) * (trials / sets.trials[1]), trials - 1.0)
-        low = scipy.special.betaincinv(np.maximum(hits, 1.0), trials - hits + 1.0, _ERROR)
-        high = scipy.special.betaincinv(misses + 1.0, trials - misses, 1.0 - _ERROR)
-        gaps = low[None, :] - ratios * high[None, :] - curve[:, None]
-        gaps[:, sets.hits < _FEWEST] = -math.inf  # a set that is never met shows nothing
-        at, which = np.unravel_index(int(gaps.argmax()), gaps.shape)
-        if gaps[at, which] > best:
-            best = float(gaps[at, which])
-            choice = _Choice(
-                float(sets.thresholds[which]), sets.above, float(grid[at]), float(curve[at])
-            )
-    return choice
+        hit = sets.hits / sets.trials[0]
+        miss = (sets.misses + 1.0) / (sets.trials[1] + 1.0)
+        gaps = hit[None, :] - ratios * miss[None, :] - curve[:, None]
+        spread = np.sqrt(
+            (hit * (1.0 - hit) + 1.0 / trials)[None, :] / trials
+            + ratios**2 * (miss * (1.0 - miss))[None, :] / trials
+        )
+        for certain, values in ((True, gaps - _QUANTILE * spread), (False, gaps / spread)):
+            values[:, sets.hits < _FEWEST] = -math.inf  # a set that is never met shows nothing
+            at, which = np.unravel_index(int(values.argmax()), values.shape)
+            value = float(values[at, which])
+            if certain not in best or value > best[certain][0]:
+                best[certain] = (
+                    value,
+                    _Choice(
+                        float(sets.thresholds[which]), sets.above, float(grid[at]), float(curve[at])
+                    ),
+                )
+    # Within one spread of the claim or below there is nothing to show, only a size to state.
+    return best[best[True][0] > 0.0 or best[False][0] <= 1.0][1]
 
 
-def _gap(choice: _Choice, decided: _Halves) -> float:
-    """Returns p_low − e^ε·p′_high − δ(ε) of the chosen set.
-
-    Guarantee: if the claim holds it exceeds 0 with probability at most 1 %: p_low > p or
-    p′_high < p′ would be needed, and each Clopper–Pearson bound fails with half of that at most.
-    """
+def _taken(choice: _Choice, decided: _Halves) -> tuple[int, int, int, int, float, float]:
+    """Hits and misses of the chosen set, each with its trials, then e^ε and the error."""
     hit, miss = decided if choice.above else decided[::-1]
     threshold = np.array([choice.threshold])
     hits, misses = (int(_counts(scores, threshold, choice.above)[0]) for scores in (hit, miss))
-    attained = _lower(hits, hit.size, _ERROR)
-    return attained - math.exp(choice.epsilon) * _upper(misses, miss.size, _ERROR) - choice.stated
+    return hits, hit.size, misses, miss.size, math.exp(choice.epsilon), _ERROR
+
+
+def _gap(choice: _Choice, decided: _Halves) -> float:
+    """Returns the lower bound (99 %) on p − e^ε·p′ − δ(ε) of the chosen set.
+
+    Guarantee: if the claim holds it exceeds 0 with probability at most 1 % (``rates.exceeds``), for
+    the set was chosen from other trials.
+    """
+    return rates.excess(*_taken(choice, decided)) - choice.stated
+
+
+def _refutes(choice: _Choice, decided: _Halves) -> bool:
+    """Whether the gap is above 0: the same test as ``_gap``, without its size."""
+    hits, hit_trials, misses, miss_trials, ratio, error = _taken(choice, decided)
+    return rates.exceeds(hits, hit_trials, misses, miss_trials, ratio, choice.stated, error)
 
 
 def _epsilon_lower(chosen: _Halves, decided: _Halves, delta: float) -> float:
@@ -575,8 +255,8 @@ def _epsilon_lower(chosen: _Halves, decided: _Halves, delta: float) -> float:
     error = (1.0 - _CONFIDENCE_EPSILON) / 2.0
 
     def bound(hits: float, misses: float, trials: tuple[int, int]) -> float:
-        attained = _lower(hits, trials[0], error) - delta
-        return math.log(attained / _upper(misses, trials[1], error)) if attained > 0.0 else 0.0
+        attained = rates.lower(hits, trials[0], error) - delta
+        return math.log(attained / rates.upper(misses, trials[1], error)) if attained > 0.0 else 0.0
 
     best, certified = 0.0, 0.0
     for sets in _tails(chosen):

@@ -1,4 +1,4 @@
-"""A mechanism that writes down what enters the noise and what comes out, and can replay it."""
+"""A mechanism and a sampler that write down what goes through them; the mechanism can replay it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,10 +9,10 @@ import numpy as np
 from jax.experimental import io_callback
 
 from fedvi.privacy import events
-from fedvi.privacy.release import Mechanism, Shift
+from fedvi.privacy.release import Batch, Mechanism, Sampler, Shift
 from fedvi.typing import Key
 
-__all__ = ["Call", "Layout", "Recorder"]
+__all__ = ["Call", "Layout", "Recorder", "SamplerRecorder"]
 
 
 class Layout(NamedTuple):
@@ -126,7 +126,6 @@ class Recorder:
             bound=0 if grid is None else grid.bound,
             noise_multiplier=self._inner.noise_multiplier,
         )
-        words = jax.random.key_data(key) if _is_typed(key) else jnp.asarray(key)
         leaves, tree = jax.tree.flatten(noised)
 
         def note(words: Any, entered: Any, left: Any) -> Any:
@@ -134,7 +133,7 @@ class Recorder:
 
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         entered = [leaf for _, leaf in paths]
-        answer = io_callback(note, shapes, words, entered, leaves, ordered=True)
+        answer = io_callback(note, shapes, _words(key), entered, leaves, ordered=True)
         return jax.tree.unflatten(tree, answer)
 
     def _note(self, layout: Layout, words: Any, entered: Any, left: Any) -> Any:
@@ -153,8 +152,57 @@ class Recorder:
         return pieces
 
 
-def _is_typed(key: Key) -> bool:
-    return jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+class SamplerRecorder:
+    """Wraps a sampler: draws as it does, and notes the key of every draw, in order.
+
+    Works inside ``jit`` and ``scan``; compared by identity, as ``Recorder`` is.
+
+    Args:
+      inner: the sampler under audit.
+    """
+
+    def __init__(self, inner: Sampler) -> None:
+        self._inner = inner
+        self._keys: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    @property
+    def rate(self) -> float:
+        """That of the sampler under audit."""
+        return self._inner.rate
+
+    @property
+    def capacity(self) -> int:
+        """That of the sampler under audit."""
+        return self._inner.capacity
+
+    def event(self, inner: events.Event) -> events.Event:
+        """Returns the event of the sampler under audit."""
+        return self._inner.event(inner)
+
+    def draw(self, key: Key, valid: Any) -> Batch:
+        """Returns the batch of the sampler under audit, whose sampler is that one."""
+        io_callback(self._note, None, _words(key), ordered=True)
+        return self._inner.draw(key, valid)
+
+    def stop(self) -> list[bytes]:
+        """Returns the raw words of the keys since the last call, one entry a draw."""
+        jax.effects_barrier()
+        keys, self._keys = self._keys, []
+        return keys
+
+    def _note(self, words: Any) -> None:
+        self._keys.append(np.asarray(words).tobytes())
+
+
+def _words(key: Key) -> Any:
+    """The raw words of a key, typed or not."""
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(key) if typed else jnp.asarray(key)
 
 
 def _flat(leaves: Any) -> np.ndarray:

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,20 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.audit import canaries as one_run
-from fedvi.audit import findings, replay
+from fedvi.audit import draws, findings, replay, runs
 from fedvi.audit import profile as profiles
+from fedvi.audit import trials as worst
 from fedvi.audit.findings import Finding
-from fedvi.audit.recording import Recorder
+from fedvi.audit.recording import Recorder, SamplerRecorder
 from fedvi.data.schema import Binary, Level, Number
 from fedvi.experiment import build
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import load_study
-from fedvi.inference.base import Shard, Task
+from fedvi.federation.damping import Memory
+from fedvi.federation.fold import fold, posterior_of
+from fedvi.inference.base import Change, LocalSolver, Shard, Task
 from fedvi.privacy import events, random, sampling
-from fedvi.privacy.release import Mechanism
+from fedvi.privacy.release import Mechanism, Sampler
 from fedvi.report import tables
 from fedvi.typing import Key
 
@@ -78,9 +81,12 @@ def audit(
     names a file: records are made up within the bounds of the study's schema.
 
     \b
-    replay   runs the study's solver on shards that differ in one record, with the
-             same randomness: how far do totals move, is anything but noised totals
-             in the message, is the noise as charged, and fresh?
+    replay   runs each solver of the study, for every client and every planned visit,
+             on shards that differ in one record, with the same randomness: how far
+             do totals move, is anything but noised totals in a message or a public
+             metric, is the noise as charged and the same whatever the records, and
+             are noise and batches fresh?
+    price    do all visits together cost no more than the ε that is promised?
     sampler  draws batches: are they what the price assumes?
     profile  runs sampler, clip and noise on the worst pair of shards, thousands of
              times: do the outputs tell them apart better than the claimed δ(ε) lets
@@ -93,7 +99,8 @@ def audit(
       fedvi audit examples/heart-disease/study.toml
       fedvi audit study.toml --trials 160000 --canaries --json
 
-    Exit codes: 0 nothing found, or nothing to audit; 1 a check failed; 2 the study is wrong.
+    Exit codes: 0 nothing found, or nothing to audit; 1 a check failed; 2 the study is wrong. What
+    is NOT CHECKED is no pass: then `passed` is null in the JSON, and the exit code is 0.
     """
     description = load_study(study)
     if not description.privacy.private:
@@ -115,7 +122,7 @@ def audit(
             "trials": trials,
             "seed": seed,
             # Null where something could not be judged: that is no pass.
-            "passed": False if failed else None if _open(found) else True,
+            "passed": False if failed else None if findings.unchecked(found) else True,
             "findings": [findings.as_dict(finding) for finding in found],
         }
         # A gap of no finite number is a finding too.
@@ -124,11 +131,6 @@ def audit(
         _show(assembly, found, failed)
     if failed:
         sys.exit(1)
-
-
-def _open(found: Sequence[Finding]) -> bool:
-    """Whether a check that judges came to no verdict; canaries never do."""
-    return any(finding.passed is None and finding.layer != "canaries" for finding in found)
 
 
 def _findings(
@@ -140,22 +142,17 @@ def _findings(
         secret = root.secret("audit", client, release)
         return lambda purpose: random.key(secret, purpose)
 
-    client = assembly.clients[0]
-    task = Task("audit", client, 0, 0, assembly.prior, assembly.family.zeros(), 1.0)
     shard = _shard(assembly, data, seed)
-    if assembly.remake is None:
-        return replay.replay_without_mechanism(assembly.solvers[client], keys, task, shard)
-    recorders: list[Recorder] = []
     inside: list[Mechanism] = []
-
-    def wrap(mechanism: Mechanism) -> Recorder:
-        inside.append(mechanism)
-        recorders.append(Recorder(mechanism))
-        return recorders[-1]
-
-    solver = assembly.solver_with(wrap)
-    clients = assembly.clients if len(assembly.clients) > 1 else (client, f"{client} again")
-    found = replay.replay(solver, recorders[-1], keys, task, shard, clients[:2])
+    found: list[Finding] = []
+    for name, (shipped, clients) in _distinct(assembly).items():
+        task = Task("audit", clients[0], 0, 0, assembly.prior, assembly.family.zeros(), 1.0)
+        part = _replayed(assembly, shipped, clients, keys, task, shard, inside)
+        found += [finding._replace(check=f"{finding.check}{name}") for finding in part]
+    found.append(_promised(assembly))
+    if not inside:
+        return found
+    solver = assembly.solvers[assembly.clients[0]]
     # Threefry: in draws as small as a trial's it is far faster than ChaCha20, whose bits the replay
     # uses. Every function of the product takes either.
     key = jax.random.key(seed)
@@ -178,6 +175,115 @@ def _findings(
     )
 
 
+def _promised(assembly: Assembly) -> Finding:
+    """Whether all that a client may release over the study costs no more than was promised."""
+    budget = assembly.budget
+    assert budget is not None  # of a private study
+
+    def price(solver: LocalSolver) -> float:
+        try:
+            planned = events.repeat(solver.cost, assembly.schedule.rounds)
+            return budget.accountant.epsilon(planned, budget.delta)
+        except errors.PrivacyError:
+            return math.inf  # an accountant that refuses to price it promises nothing
+
+    spent = max(price(solver) for solver, _ in _distinct(assembly).values())
+    passed = spent <= budget.epsilon
+    return Finding(
+        "price",
+        "the plan is within its promise",
+        passed,
+        f"{assembly.schedule.rounds} visits cost ε {spent:.4g} of {budget.epsilon:g}, by "
+        f"{budget.accountant.name}",
+        "what a client is charged over the whole study is no more than the ε that was promised"
+        if passed
+        else "the study spends more ε than it promises",
+        {"epsilon": spent, "promised": budget.epsilon},
+    )
+
+
+def _distinct(assembly: Assembly) -> dict[str, tuple[LocalSolver, tuple[str, ...]]]:
+    """The data holders' solvers, each once, with its clients; what a check is called after it."""
+    groups: dict[int, list[str]] = {}
+    for client in assembly.clients:
+        groups.setdefault(id(assembly.solvers[client]), []).append(client)
+    return {
+        "" if len(groups) == 1 else f", {' '.join(clients)}": (
+            assembly.solvers[clients[0]],
+            tuple(clients),
+        )
+        for clients in groups.values()
+    }
+
+
+def _replayed(
+    assembly: Assembly,
+    shipped: LocalSolver,
+    clients: tuple[str, ...],
+    keys: runs.Keys,
+    task: Task,
+    shard: Shard,
+    inside: list[Mechanism],
+) -> list[Finding]:
+    """Replays one solver; from outside, if it is not the one that the study builds with a mechanism.
+
+    Puts the mechanism that was looked at into ``inside``.
+    """
+    visits = assembly.schedule.rounds
+
+    def advance(task: Task, answer: Change) -> Task:
+        return _next(assembly, task, answer)
+
+    recorders: list[Recorder] = []
+    samplers: list[SamplerRecorder] = []
+    seen: list[Mechanism] = []
+
+    def wrap(mechanism: Mechanism) -> Recorder:
+        seen.append(mechanism)
+        recorders.append(Recorder(mechanism))
+        return recorders[-1]
+
+    def watch(sampler: Sampler) -> SamplerRecorder:
+        samplers.append(SamplerRecorder(sampler))
+        return samplers[-1]
+
+    if assembly.remake is not None:
+        random_batches = assembly.sampler is not None and assembly.sampler.rate < 1.0
+        solver = assembly.solver_with(wrap, watch if random_batches else None)
+        alone = len(set(map(id, assembly.solvers.values()))) == 1
+        if alone or runs.same_answer(shipped, solver, keys, task, shard):
+            inside.append(seen[-1])
+            names = clients if len(clients) > 1 else (*clients, f"{clients[0]} again")
+            return replay.replay(
+                solver,
+                recorders[-1],
+                keys,
+                task,
+                shard,
+                names,
+                visits,
+                advance,
+                samplers[-1] if samplers else None,
+            )
+    return replay.replay_without_mechanism(shipped, keys, task, shard, visits, advance)
+
+
+def _next(assembly: Assembly, task: Task, answer: Change) -> Task:
+    """The client's next task as its server would make it, were it the only client that answers."""
+    floor = 1.0 / len(assembly.clients)
+    posterior, delta = task.posterior, answer.delta
+    damping = assembly.step_rule.choose(
+        assembly.family, posterior, posterior, delta, Memory(), floor
+    )
+    factors = fold({task.client: task.factor}, {task.client: answer}, damping)
+    moved = posterior_of(assembly.prior, factors)
+    if not assembly.family.is_proper(moved):
+        return task
+    return task._replace(
+        version=task.version + 1, posterior=moved, factor=factors[task.client], damping=damping
+    )
+
+
 def _trials(
     assembly: Assembly,
     mechanism: Mechanism,
@@ -195,7 +301,7 @@ def _trials(
     slots = assembly.study.data.max_records or sampler.capacity
     found = [
         finding._replace(meaning=f"{finding.meaning} (driven by Threefry)")
-        for finding in profiles.check_sampler(sampler, step, slots, jax.random.fold_in(key, 0))
+        for finding in draws.check_sampler(sampler, step, slots, jax.random.fold_in(key, 0))
     ]
     if isinstance(step, events.PoissonSampled) and ":" not in build.sampler_kind(assembly.study):
         # The same sampler for fewer slots: the changed record's chance is the same, and the trials
@@ -207,12 +313,13 @@ def _trials(
     rows = 1 if isinstance(step, events.Gaussian) else sampler.capacity
     steps = max(1, min(planned, _MOST_STEPS, int(_ROWS / (2 * trials * rows))))
     claim = events.repeat(step, steps)
-    shipped = profiles.shipped(sampler, mechanism, clip_norm, steps)
+    shipped = worst.shipped(sampler, mechanism, clip_norm, steps)
     relation = budget.accountant.relation
-    for index, pair in enumerate(profiles.worst_pairs(step, relation, slots)):
+    profiled: list[Finding] = []
+    for index, pair in enumerate(worst.worst_pairs(step, relation, slots)):
         pair_key = jax.random.fold_in(key, 1 + index)
 
-        def run(key: Key, count: int, pair: profiles.Case = pair) -> Finding:
+        def run(key: Key, count: int, pair: worst.Case = pair) -> Finding:
             return profiles.profile(
                 shipped, pair, claim, budget.accountant, budget.delta, key, count
             )
@@ -221,20 +328,14 @@ def _trials(
         if not finding.passed and finding.numbers["gap"] < _CLEAR:
             # One correct study in a hundred gets here by chance.
             finding = run(jax.random.fold_in(pair_key, 1), 4 * trials)
-        smallest = finding.numbers["refuted_factor"]
-        if finding.passed and not (smallest is not None and smallest <= _TELLING):
-            finding = finding._replace(
-                passed=None,
-                meaning="these trials tell nothing: they would not refute a claim of "
-                f"{_TELLING:g} × the noise either; give more --trials",
-            )
-        found.append(
+        profiled.append(
             finding._replace(
                 figure=f"{finding.figure}; {steps} of {planned} releases",
                 meaning=f"{finding.meaning} ({_GENERATOR})",
                 numbers={**finding.numbers, "steps": steps, "generator": "threefry"},
             )
         )
+    found += _telling(profiled)
     if canaries:
         found.append(
             one_run.canaries(
@@ -248,6 +349,27 @@ def _trials(
             )
         )
     return found
+
+
+def _telling(profiled: list[Finding]) -> list[Finding]:
+    """Takes the verdict from profiles of which none would refute much more noise than is claimed.
+
+    One pair that tells is enough: the others are there for wrong prices, such as that of fixed
+    batches, and need not be the worst ones of the right price.
+    """
+    factors = [finding.numbers["refuted_factor"] for finding in profiled]
+    if any(factor is not None and factor <= _TELLING for factor in factors):
+        return profiled
+    return [
+        finding._replace(
+            passed=None,
+            meaning="these trials tell nothing: they would not refute a claim of "
+            f"{_TELLING:g} × the noise either; give more --trials",
+        )
+        if finding.passed
+        else finding
+        for finding in profiled
+    ]
 
 
 def _shard(assembly: Assembly, data: Path | None, seed: int) -> Shard:
@@ -322,12 +444,15 @@ def _show(assembly: Assembly, found: list[Finding], failed: bool) -> None:
     console.print(
         tables.grid(names, [findings.row(finding) for finding in found], title, names), crop=False
     )
-    bad = [finding for finding in found if finding.passed is False]
-    lines = [f"FAILED {finding.check}: {finding.meaning}" for finding in bad]
-    if not failed:
-        lines = [
+    lines = [f"FAILED {f.check}: {f.meaning}" for f in found if f.passed is False]
+    gaps = findings.unchecked(found)
+    lines += [f"NOT CHECKED {finding.check}: {finding.meaning}" for finding in gaps]
+    if gaps and not failed:
+        lines.append("no fault in what was checked, which is not all: this is no pass")
+    elif not failed:
+        lines.append(
             "nothing found. An audit finds faults and proves nothing: it does not see timing, other "
             "channels, or faults smaller than its trials tell"
-        ]
+        )
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)

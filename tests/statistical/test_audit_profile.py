@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from fedvi.audit import draws, rates
 from fedvi.audit import profile as audit
+from fedvi.audit import trials as worst
+from fedvi.audit.draws import check_sampler
 from fedvi.privacy import events, mechanisms, sampling, views
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.release import Batch
@@ -23,9 +26,18 @@ STEP = events.PoissonSampled(RATE, events.Gaussian(SIGMA))
 CLAIM = events.repeat(STEP, STEPS)
 
 
+FACTORS = (1.0, 1.25)
+"""What is asked of refuted noise here: each factor is one more composition of the claim."""
+
+
+@pytest.fixture(autouse=True)
+def few_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "_FACTORS", FACTORS)
+
+
 def outcome(trials: Any, seed: int = 0, claim: Any = CLAIM, which: int = 0) -> Any:
     step = claim.inner if isinstance(claim, events.Repeated) else claim
-    pair = audit.worst_pairs(step, "add_remove", SLOTS)[which]
+    pair = worst.worst_pairs(step, "add_remove", SLOTS)[which]
     key = jax.random.key(seed)
     return audit.profile(trials, pair, claim, pld("add_remove"), DELTA, key, COUNT)
 
@@ -33,7 +45,7 @@ def outcome(trials: Any, seed: int = 0, claim: Any = CLAIM, which: int = 0) -> A
 @functools.cache
 def product(factor: float = 1.0) -> Any:
     sampler = sampling.poisson(RATE, SLOTS)
-    return audit.shipped(sampler, mechanisms.gaussian(SIGMA * factor), 1.0, STEPS)
+    return worst.shipped(sampler, mechanisms.gaussian(SIGMA * factor), 1.0, STEPS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +70,7 @@ def test_the_product_is_consistent_with_its_claim(seed: int) -> None:
     assert finding.passed
     # A lower bound above the claim would refute it; a fifth of it shows that the audit has power.
     assert 0.2 * 3.591 < finding.numbers["epsilon_lower"] < 3.591
+    assert finding.numbers["refuted_factor"] == 1.25  # nor would a study's profile be NOT CHECKED
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.5, 0.8])
@@ -66,10 +79,28 @@ def test_less_noise_than_claimed_is_refuted(factor: float) -> None:
 
 
 def test_fixed_batches_at_the_poisson_price_are_refuted() -> None:
-    trials = audit.shipped(FixedSize(), mechanisms.gaussian(SIGMA), 1.0, STEPS)
+    trials = worst.shipped(FixedSize(), mechanisms.gaussian(SIGMA), 1.0, STEPS)
     assert outcome(trials, which=1).passed is False
-    checks = audit.check_sampler(FixedSize(), STEP, SLOTS, jax.random.key(0))
+    checks = check_sampler(FixedSize(), STEP, SLOTS, jax.random.key(0))
     assert {finding.check: finding.passed for finding in checks}["law of batch sizes"] is False
+
+
+@pytest.mark.parametrize(("rate", "slots"), [(0.001, 20_000), (0.02, 500)])
+def test_correct_batches_seldom_fail_however_small_the_rate(rate: float, slots: int) -> None:
+    """Where a slot is drawn 0.1 times, χ² would fail one in eight of correct samplers."""
+    generator = np.random.default_rng(0)
+    low = sum(
+        draws._spread_chance(generator.binomial(100, rate, slots), 100, rate, True) < 0.01
+        for _ in range(100)
+    )
+    # One p-value in 100 is below 0.01; more than 6 are once in 15,000.
+    assert low <= 6
+
+
+def test_slots_that_are_drawn_too_often_are_found() -> None:
+    """Also where slots are seldom drawn: the first hundred of 20,000 at 2 in 100, not 1 in 1,000."""
+    counts = np.random.default_rng(0).binomial(100, np.repeat([0.02, 0.001], [100, 19_900]))
+    assert draws._spread_chance(counts, 100, 0.001, True) < 1e-4
 
 
 def test_shuffled_epochs_at_the_poisson_price_are_refuted() -> None:
@@ -89,8 +120,8 @@ def test_shuffled_epochs_at_the_poisson_price_are_refuted() -> None:
 @pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (0.8, False)])
 def test_fixed_size_batches_at_their_own_price(factor: float, holds: bool) -> None:
     claim = events.repeat(events.WithoutReplacement(4, SLOTS, events.Gaussian(SIGMA)), 10)
-    (pair,) = audit.worst_pairs(claim.inner, "substitute", SLOTS)
-    trials = audit.shipped(sampling.feistel(4, SLOTS), mechanisms.gaussian(SIGMA * factor), 1.0, 10)
+    (pair,) = worst.worst_pairs(claim.inner, "substitute", SLOTS)
+    trials = worst.shipped(sampling.feistel(4, SLOTS), mechanisms.gaussian(SIGMA * factor), 1.0, 10)
     key = jax.random.key(0)
     finding = audit.profile(trials, pair, claim, pld("substitute"), DELTA, key, COUNT)
     assert finding.passed is holds
@@ -98,9 +129,9 @@ def test_fixed_size_batches_at_their_own_price(factor: float, holds: bool) -> No
 
 @pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (0.8, False)])
 def test_the_grid_mechanism_of_studies(factor: float, holds: bool) -> None:
-    trials = audit.shipped(sampling.full(1), mechanisms.rounded_gaussian(SIGMA * factor), 1.0, 1)
+    trials = worst.shipped(sampling.full(1), mechanisms.rounded_gaussian(SIGMA * factor), 1.0, 1)
     claim = events.Gaussian(SIGMA)
-    pair = audit.worst_pairs(claim, "add_remove", 1)[0]
+    pair = worst.worst_pairs(claim, "add_remove", 1)[0]
     key = jax.random.key(0)
     finding = audit.profile(trials, pair, claim, pld("add_remove"), DELTA, key, COUNT)
     assert finding.passed is holds
@@ -110,8 +141,8 @@ def clients(claimed: int, reporting: int, view: str) -> bool:
     """Audits one round of ten clients, of which some report, at the price for others."""
     share = mechanisms.gaussian(views.share(1.5, 10))
     claim = views.view_event(1.5, "aggregate", 10, "client", reporting=claimed)
-    pair = audit.worst_pairs(claim, "add_remove", 10)[0]
-    trials = audit.aggregate(share, 1.0, 10, view, reporting)
+    pair = worst.worst_pairs(claim, "add_remove", 10)[0]
+    trials = worst.aggregate(share, 1.0, 10, view, reporting)
     key = jax.random.key(0)
     passed = audit.profile(trials, pair, claim, pld("add_remove"), DELTA, key, COUNT).passed
     assert passed is not None
@@ -136,14 +167,57 @@ def test_outputs_that_are_no_numbers_count() -> None:
     assert finding.passed is False
 
 
-def test_a_gap_is_the_difference_of_two_clopper_pearson_bounds() -> None:
+@pytest.mark.parametrize(("hits", "misses"), [(90, 20), (300, 100), (5, 0), (350, 150)])
+def test_a_shown_excess_is_an_exact_test_of_the_difference(hits: int, misses: int) -> None:
+    """Against the whole table of two binomials, at the worst pair of rates with no excess."""
+    trials, ratio, by, error = 400, 1.5, 0.02, 0.01
+    found = rates.excess(hits, trials, misses, trials, ratio, error)
+    counts = np.arange(trials + 1)
+    reached = counts[:, None] - ratio * counts[None, :] >= hits - ratio * misses - 1e-9
+
+    def chance(rate: float, excess: float) -> float:
+        first = scipy.stats.binom.pmf(counts, trials, min(max(ratio * rate + excess, 0.0), 1.0))
+        return float(first @ reached @ scipy.stats.binom.pmf(counts, trials, rate))
+
+    grid = np.linspace(0.0, 1.0, 400)
+    if rates.exceeds(hits, trials, misses, trials, ratio, by, error):
+        # Rates of the second count that are not ruled out by themselves.
+        plausible = [r for r in grid if scipy.stats.binom.cdf(misses, trials, r) > 2.5e-4]
+        plausible = [r for r in plausible if scipy.stats.binom.sf(misses - 1, trials, r) > 2.5e-4]
+        assert max(chance(rate, by) for rate in plausible) <= error
+        assert found >= by - 1e-3
+    else:
+        assert found <= by + 1e-3
+    # No worse than one bound on either rate at a tenth of the error, and below the estimate.
+    low = scipy.stats.binomtest(hits, trials).proportion_ci(1.0 - error / 10.0).low
+    high = scipy.stats.binomtest(misses, trials).proportion_ci(1.0 - error / 10.0).high
+    assert low - ratio * high - 1e-9 <= found <= (hits - ratio * misses) / trials
+
+
+def test_an_excess_that_is_not_there_is_shown_once_in_a_hundred_at_most() -> None:
+    """At p = ratio·p′ + by itself; 4000 tries of an error of 1 % stay below 60 but once in 400."""
+    generator = np.random.default_rng(0)
+    trials, ratio, by, rate = 500, 2.0, 0.01, 0.1
+    pairs = zip(
+        generator.binomial(trials, ratio * rate + by, 4000),
+        generator.binomial(trials, rate, 4000),
+        strict=True,
+    )
+    tried = functools.cache(
+        lambda hits, misses: rates.exceeds(hits, trials, misses, trials, ratio, by, 0.01)
+    )
+    shown = sum(tried(int(hits), int(misses)) for hits, misses in pairs)
+    assert 10 <= shown <= 60  # nor so seldom that the test had no power
+
+
+def test_the_size_of_a_gap_agrees_with_its_verdict() -> None:
     left, right = np.repeat([1.0, 0.0], [3000, 1000]), np.repeat([1.0, 0.0], [100, 3900])
     order = np.random.default_rng(0).permutation(4000)
     claim = events.Gaussian(1.0)
     finding = audit.judge(left[order], right[order], "", claim, pld("add_remove"), DELTA)
-    at = finding.numbers["at_epsilon"]
-    decided = order[1000:]
-    low = scipy.stats.binomtest(int(left[decided].sum()), 3000).proportion_ci(0.99).low
-    high = scipy.stats.binomtest(int(right[decided].sum()), 3000).proportion_ci(0.99).high
-    gap = low - math.exp(at) * high - pld("add_remove").delta(claim, at)
-    assert finding.numbers["gap"] == pytest.approx(gap, abs=1e-9)
+    at, decided = finding.numbers["at_epsilon"], order[1000:]
+    hits, misses = int(left[decided].sum()), int(right[decided].sum())
+    stated = pld("add_remove").delta(claim, at) + finding.numbers["gap"]
+    shown = functools.partial(rates.exceeds, hits, 3000, misses, 3000, math.exp(at), error=0.01)
+    assert shown(by=stated - 1e-3)
+    assert not shown(by=stated + 1e-3)

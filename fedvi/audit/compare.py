@@ -1,0 +1,272 @@
+"""What must be equal, or near, in runs on neighbouring data; come here to compare something else."""
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fedvi.audit.charges import Charge, charges
+from fedvi.audit.findings import Finding
+from fedvi.audit.runs import Run
+
+__all__ = [
+    "Pairs",
+    "allowed",
+    "flow",
+    "messages",
+    "metrics",
+    "noise",
+    "padding",
+    "repeats",
+    "shift",
+]
+
+Pairs: TypeAlias = Sequence[tuple[Run, Run]]
+"""Runs, each with the one that it is compared with, which comes first and is at least as long."""
+
+_FLOAT_ROUNDING = 1e-3
+"""Of one clip norm: what a float32 sum of the few records of an audit may be off. A grid has none."""
+
+_FLOAT_NOISE = 0.01
+"""Of the noise's std: what noise may differ by on other records, in floats. A grid's may by nothing."""
+
+
+def shift(check: str, relation: str, pairs: Pairs, charged: Sequence[Charge | None]) -> Finding:
+    """How far totals move, at each release of the longest run in units of what is charged for it."""
+    worst, moved, excess, exact, largest = 0.0, 0, False, True, 0
+    for left, right in pairs:
+        for one, other, charge in zip(left.calls, right.calls, charged, strict=False):
+            if charge is None or one.total.shape != other.total.shape:
+                continue
+            bound = getattr(charge, relation) * one.layout.clip_norm
+            if one.layout.step is None:
+                exact = False
+                distance = float(np.sqrt(((one.total - other.total) ** 2).sum()))
+                over = not distance <= bound + _FLOAT_ROUNDING * one.layout.clip_norm
+                relative = distance / bound if bound else math.inf * (distance > 0)
+            else:
+                # Python's integers: no square overflows and nothing is rounded.
+                square = sum(int(value) ** 2 for value in (one.total - other.total).tolist())
+                most = allowed(getattr(charge, relation), one.layout.bound)
+                over = square > most
+                relative = math.sqrt(square / most) if most else math.inf * (square > 0)
+                largest = max(largest, math.isqrt(square))
+            excess |= over
+            moved += relative > 0.0
+            worst = max(worst, relative)
+    units = f", {largest} grid steps, compared as integers" if exact else " (float totals)"
+    return Finding(
+        "replay",
+        check,
+        None if not moved and not excess else not excess,
+        f"moves a total by at most {worst:.6g} of the charged shift{units}; "
+        f"{moved} totals moved in {len(pairs)} pairs",
+        "no total moves further than is charged"
+        if moved and not excess
+        else "a total moves further than is charged: the contribution of a record is not bounded"
+        if excess
+        else "no tried record was ever in a batch: nothing is shown",
+        {"largest": worst, "moved": moved, "pairs": len(pairs), "exact": exact},
+    )
+
+
+def allowed(shift: float, bound: int) -> int:
+    """The largest squared move in grid steps: ⌊K²⌋ for one record, 4·⌊K²⌋ for two of them.
+
+    A surplus makes ``shift`` no whole number: then ⌊(shift · K)²⌋, of which K² < ⌊K²⌋ + 1 is known.
+    """
+    if shift == int(shift):
+        return int(shift) ** 2 * bound
+    return math.floor(Fraction(shift) ** 2 * (bound + 1))
+
+
+def flow(pairs: Pairs) -> Finding:
+    """Whether the runs make the same releases, of the same arrays, and answers of the same layout."""
+
+    def same(one: Run, run: Run) -> bool:
+        base = _upto(one, run)
+        return (
+            [call.layout for call in run.calls] == [call.layout for call in base.calls]
+            and _shapes(run) == _shapes(base)
+            and run.events == base.events
+            and run.refusals == base.refusals
+        )
+
+    base = pairs[0][0]
+    passed = all(same(one, run) for one, run in pairs)
+    return Finding(
+        "replay",
+        "equal control flow",
+        passed,
+        f"{len(base.calls)} noised totals, {len(base.payloads)} messages, in {len(pairs)} pairs "
+        "of runs",
+        "number, order, shapes, dtypes and noise of releases, and the messages' layout and price, "
+        "do not depend on records"
+        if passed
+        else "what is released, or the shape of a message, depends on records",
+    )
+
+
+def messages(pairs: Pairs) -> Finding:
+    """Whether equal outputs give messages that are equal to the byte."""
+
+    def same(one: Run, run: Run) -> bool:
+        base = _upto(one, run)
+        if [call.layout for call in run.calls] != [call.layout for call in base.calls]:
+            return True  # told by the control flow
+        return run.payloads == base.payloads
+
+    base = pairs[0][0]
+    passed = not base.refusals and all(same(one, run) for one, run in pairs)
+    return Finding(
+        "replay",
+        "messages follow from noised totals",
+        passed,
+        f"{len(base.payloads)} messages, byte-equal in {len(pairs)} pairs of runs"
+        if passed
+        else "messages differ, or cannot be encoded",
+        "given the same noised totals the message is the same to the byte: nothing else of the "
+        "records is in it"
+        if passed
+        else "a message holds something of the records that no noise covers",
+    )
+
+
+def noise(pairs: Pairs) -> Finding:
+    """Whether the noise itself, and the keys of noise and batches, are the same on other records."""
+    keys, differing, largest, compared = 0, 0, 0.0, 0
+    for left, right in pairs:
+        # Batches have no layout: where one run drew fewer, those are the ones that compare.
+        keys += sum(one != other for one, other in zip(left.draws, right.draws, strict=False))
+        for one, other in zip(left.calls, right.calls, strict=False):
+            if one.layout != other.layout:
+                continue  # told by the control flow
+            compared += 1
+            keys += one.key != other.key
+            apart = float(np.abs(one.residual - other.residual).max(initial=0.0))
+            largest = max(largest, apart)
+            if one.layout.step is None:
+                room = max(_FLOAT_ROUNDING, _FLOAT_NOISE * one.layout.noise_multiplier)
+                differing += not apart <= room
+            else:
+                differing += not np.array_equal(one.output - one.total, other.output - other.total)
+    passed = not keys and not differing
+    return Finding(
+        "replay",
+        "noise ignores records",
+        passed,
+        f"differs in {differing} of {compared} releases, by at most {largest:.3g} clip norms; "
+        f"{keys} keys differ",
+        "on other records the same noise is added, from the same key"
+        if passed
+        else "the key of noise or of a batch depends on records"
+        if keys
+        else "how much noise is added depends on records: it tells of them, and its scale holds for "
+        "none",
+        {"differ": differing, "releases": compared, "keys": keys},
+    )
+
+
+def repeats(base: Run, again: Run) -> Finding:
+    """The same keys, tasks, outputs and records must give the same totals; else nothing compares."""
+    passed = (
+        len(base.calls) == len(again.calls)
+        and all(
+            np.array_equal(one.total, other.total, equal_nan=one.total.dtype.kind == "f")
+            for one, other in zip(base.calls, again.calls, strict=False)
+        )
+        and base.refusals == again.refusals
+        # Without a recorder messages hold their noise; that comes from the same keys.
+        and base.payloads == again.payloads
+    )
+    return Finding(
+        "replay",
+        "equal input gives equal output",
+        passed,
+        f"{len(base.calls)} totals and {len(base.payloads)} messages twice",
+        "all randomness comes from the release's own keys, so that a retry repeats itself"
+        if passed
+        else "the solver takes randomness from elsewhere, or keeps something between runs: a retry "
+        "would release a second draw, and no comparison here is sure",
+    )
+
+
+def padding(base: Run, stained: Run) -> Finding:
+    """Whether slots that hold no record count for nothing, whatever stands in them."""
+    pairs = list(zip(base.calls, stained.calls, strict=False))
+    moved = sum(not np.array_equal(one.total, other.total) for one, other in pairs)
+    return Finding(
+        "replay",
+        "empty slots count for nothing",
+        not moved,
+        f"{moved} of {len(pairs)} totals moved",
+        "what stands in a slot without a record enters no total"
+        if not moved
+        else "a slot without a record enters the totals: the mask of the records is ignored",
+        {"moved": moved},
+    )
+
+
+def metrics(again: tuple[Run, Run], pairs: Pairs, charged: Sequence[Any]) -> Finding:
+    """Whether what a solver tells as public or released is the same on neighbouring data."""
+    everything = [again, *pairs]
+    names = sorted(
+        {name for pair in everything for run in pair for told in run.told for name in told}
+    )
+    # One that varies on the same data shows nothing, neither way: a running time does.
+    unsteady = _differing([again])
+    wrong = _differing(pairs) - unsteady
+    priced = {event for told in again[0].told for _, event in told.values() if event is not None}
+    unpaid = any(part not in charged for event in priced for part in charges(event))
+    passed = False if wrong or unpaid else None if unsteady else True
+    meaning = "they do not depend on records, given the noised totals"
+    if wrong:
+        meaning = (
+            f"differs between neighbouring data, and is told as fit to leave: {_listed(wrong)}"
+        )
+    elif unpaid:
+        meaning = "a metric is told as released at a price that is not charged"
+    elif unsteady:
+        meaning = f"not the same twice on the same data, so not checked: {_listed(unsteady)}"
+    return Finding(
+        "replay",
+        "metrics that may leave",
+        passed,
+        _listed(names) or "none is typed public or released",
+        meaning,
+        {"metrics": names, "differ": sorted(wrong), "unsteady": sorted(unsteady)},
+    )
+
+
+def _differing(pairs: Pairs) -> set[str]:
+    return {
+        name
+        for one, run in pairs
+        for left, right in zip(one.told, run.told, strict=False)
+        for name in left.keys() | right.keys()
+        if left.get(name) != right.get(name)
+    }
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _upto(base: Run, run: Run) -> Run:
+    """As much of ``base`` as ``run`` was meant to do."""
+    visits = run.visits
+    return base._replace(
+        calls=base.calls[: visits * (len(base.calls) // max(1, len(base.tasks)))],
+        payloads=base.payloads[:visits],
+        events=base.events[:visits],
+        refusals=[refusal for refusal in base.refusals if refusal[0] < visits],
+    )
+
+
+def _shapes(run: Run) -> list[Any]:
+    return [
+        (payload.event, [(part.name, part.dtype, part.shape) for part in payload.tensors])
+        for payload in run.payloads
+    ]

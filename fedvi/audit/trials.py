@@ -1,0 +1,233 @@
+"""Trials of the shipped sampler, clip and noise on worst-case pairs; come here to add a pair.
+
+Trials may draw from any generator of JAX: they run the sampler, clip and noise code that ships, and
+so test its arithmetic, not the generator under it.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+
+from fedvi import errors
+from fedvi.privacy import events
+from fedvi.privacy.release import Batch, Mechanism, Sampler, clipped_sum, decoded, release
+from fedvi.typing import Key
+
+__all__ = ["Case", "Mixture", "Side", "Trials", "aggregate", "run", "shipped", "worst_pairs"]
+
+Trials = Callable[[Key, Any, Any], Any]
+"""(key, contributions [slots, d], valid [slots]) → one trial's noised totals, [steps].
+
+Each is the total's projection on the direction of ``worst_pairs``, in clip norms.
+"""
+
+_BEYOND = 10.0
+"""Contributions are so many clip norms long, so that the clip has work to do."""
+
+_WIDTH = 3
+_CHUNK = 2048
+
+
+class Side(NamedTuple):
+    """One of two neighbouring shards of contributions: [slots, d], and which slots are filled."""
+
+    contributions: np.ndarray
+    valid: np.ndarray
+
+
+class Mixture(NamedTuple):
+    """A claimed law of one total: Σ wᵢ N(mᵢ, σ²), in clip norms, along the audit's direction."""
+
+    weights: tuple[float, ...]
+    means: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A pair of shards and the laws by which outcomes are scored.
+
+    A score is any function of the outcome; a poor one costs power and never validity.
+    """
+
+    name: str
+    left: Side
+    right: Side
+    left_law: Mixture
+    right_law: Mixture
+
+    def score(self, outcomes: np.ndarray, sigma: float) -> np.ndarray:
+        """Returns Σ_t log p(x_t)/p′(x_t) for outcomes [trials, steps]."""
+        return np.asarray(
+            (_log_density(outcomes, self.left_law, sigma))
+            - _log_density(outcomes, self.right_law, sigma)
+        ).sum(axis=1)
+
+
+def worst_pairs(step: events.Event, relation: events.Relation, slots: int) -> list[Case]:
+    """Returns the pairs on which a release of this price does worst, and some that catch a wrong price.
+
+    ``nothing else``: all other records contribute zero, the changed one +C, and in the other shard
+    nothing (add_remove) or −C (substitute). ``the rest opposed``: all others contribute −C, so that
+    a batch of fixed size tells by which record it left out (specs/accounting.md §0.1).
+
+    Args:
+      step: the event of one noised total.
+      relation: that of the claim.
+      slots: the number of slots of a shard; all are filled.
+
+    Raises:
+      UnsupportedEvent: if the event is not one noised sum, sampled or not.
+    """
+    up = np.full(_WIDTH, _BEYOND / math.sqrt(_WIDTH))
+    others = np.zeros((slots, _WIDTH))
+    changed = slots // 2
+    full = np.ones(slots, bool)
+
+    def side(rest: np.ndarray, sign: float) -> Side:
+        contributions = rest.copy()
+        contributions[changed] = sign * up
+        valid = full.copy()
+        valid[changed] = sign != 0.0
+        return Side(contributions, valid)
+
+    added = relation == "add_remove"
+    other_sign = 0.0 if added else -1.0
+    match step:
+        case events.Gaussian() | events.DiscreteGaussian():
+            rate, batch = 1.0, slots
+        case events.PoissonSampled(rate, events.Gaussian() | events.DiscreteGaussian()):
+            batch = round(rate * slots)
+        case events.WithoutReplacement(batch, _, events.Gaussian() | events.DiscreteGaussian()):
+            rate = step.rate
+        case _:
+            raise errors.UnsupportedEvent(
+                f"the profile audit has no worst-case pair for {step}",
+                "it knows one Gaussian sum of all records, of a Poisson batch, or of a fixed-size one",
+            )
+    inside = (1.0 - rate, rate)
+    quiet = Case(
+        "nothing else",
+        side(others, 1.0),
+        side(others, other_sign),
+        Mixture(inside, (0.0, 1.0)),
+        Mixture(inside, (0.0, other_sign)),
+    )
+    if isinstance(step, events.Gaussian | events.DiscreteGaussian):
+        return [quiet]
+    opposed = Case(
+        "the rest opposed",
+        side(np.broadcast_to(-up, others.shape), 1.0),
+        side(np.broadcast_to(-up, others.shape), other_sign),
+        Mixture(inside, (-float(batch), 2.0 - batch)),
+        Mixture((1.0,), (-float(batch),)),
+    )
+    return [opposed] if isinstance(step, events.WithoutReplacement) else [quiet, opposed]
+
+
+def shipped(sampler: Sampler, mechanism: Mechanism, clip_norm: float, steps: int) -> Trials:
+    """Returns the trial that runs the product: draw, clip and sum, noise, ``steps`` times."""
+    return functools.partial(_trial, sampler, mechanism, clip_norm, steps)
+
+
+def aggregate(
+    share: Mechanism, clip_norm: float, clients: int, view: str, reporting: int | None = None
+) -> Trials:
+    """Returns the trial of one round of ``clients``, each adding its share of the noise.
+
+    Rows of ``contributions`` are clients, each with its clipped change. ``view`` is "aggregate",
+    where only the sum of the reporting clients is seen, or "message", where that of the changed
+    client (the middle one) is.
+    """
+    shown = range(clients if reporting is None else reporting)
+    # The changed client reports, whoever else drops out.
+    rows = sorted({clients // 2, *list(shown)[: len(shown) - 1]})
+
+    def trial(key: Key, contributions: Any, valid: Any) -> Any:
+        keys = jax.random.split(key, clients)
+        seen = jnp.asarray([clients // 2] if view == "message" else rows)
+
+        def one(key: Key, row: Any, ok: Any) -> Any:
+            return _trial(_whole(1), share, clip_norm, 1, key, row[None], ok[None])
+
+        return jax.vmap(one)(keys[seen], contributions[seen], valid[seen]).sum(axis=0)
+
+    return trial
+
+
+def run(trials: Trials, side: Side, key: Key, count: int) -> np.ndarray:
+    """Returns the outcomes of independent trials on one shard: float64 [count, steps]."""
+    many = _compiled(trials)
+    contributions = jnp.asarray(side.contributions, jnp.float32)
+    valid = jnp.asarray(side.valid)
+    parts, done = [], 0
+    chunk = min(count, _CHUNK)
+    while done < count:
+        keys = jax.random.split(jax.random.fold_in(key, done), chunk)
+        parts.append(np.asarray(many(keys, contributions, valid), np.float64))
+        done += chunk
+    return np.concatenate(parts)[:count]
+
+
+def _trial(
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float,
+    steps: int,
+    key: Key,
+    contributions: Any,
+    valid: Any,
+) -> Any:
+    direction = jnp.full((_WIDTH,), 1.0 / (math.sqrt(_WIDTH) * clip_norm), jnp.float32)
+
+    def step(nothing: Any, step_key: Any) -> Any:
+        sampling_key, noise_key = jax.random.split(step_key)
+        batch = sampler.draw(sampling_key, valid)
+        rows = contributions[batch.indices] * jnp.float32(clip_norm)
+        bounded = clipped_sum(rows, clip_norm, batch, mechanism)
+        noised = decoded(release(noise_key, bounded, mechanism))
+        return nothing, (noised.value * direction).sum()
+
+    _, outcomes = jax.lax.scan(step, (), jax.random.split(key, steps))
+    return outcomes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    """Takes every row; a sampler of the audit's own, so that one client can be a shard of one row."""
+
+    capacity: int
+    rate: float = 1.0
+
+    def draw(self, key: Key, valid: Any) -> Any:
+        """Returns all rows."""
+        return Batch(jnp.arange(self.capacity), jnp.asarray(valid, bool), self)
+
+    def event(self, inner: events.Event) -> events.Event:
+        """Returns ``inner``."""
+        return inner
+
+
+def _whole(rows: int) -> _Whole:
+    return _Whole(rows)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(trials: Trials) -> Any:
+    return jax.jit(jax.vmap(trials, in_axes=(0, None, None)))
+
+
+def _log_density(x: np.ndarray, law: Mixture, sigma: float) -> np.ndarray:
+    """Σ over components of log w − (x − m)²/2σ², up to the constant that cancels in a ratio."""
+    parts = [
+        math.log(weight) - (x - mean) ** 2 / (2.0 * sigma**2)
+        for weight, mean in zip(law.weights, law.means, strict=True)
+        if weight > 0.0
+    ]
+    return np.asarray(scipy.special.logsumexp(np.stack(parts), axis=0))
