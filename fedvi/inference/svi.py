@@ -1,0 +1,452 @@
+"""``DPSVI``: NumPyro's ``SVI`` with clipped and noised gradients, batches of its own, and a ledger."""
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tqdm.auto as tqdm
+from numpyro import optim as optimisers
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIRunResult
+
+from fedvi import errors
+from fedvi.models import guided as parts
+from fedvi.models import numpyro as split
+from fedvi.models.guided import Guided
+from fedvi.privacy import ledger as ledgers
+from fedvi.privacy import random
+from fedvi.privacy.descent import Descent
+from fedvi.privacy.metrics import Private
+from fedvi.privacy.release import Batch, Released, clipped_sum, decoded, post_process, release
+from fedvi.typing import Key
+
+__all__ = ["DPSVI", "DPSVIState"]
+
+Clip = Literal["likelihood", "elbo"]
+Clipping = Literal["flat", "per_site", "automatic", "normalised"]
+Gradients = Literal["full", "aligned"]
+
+# Of automatic clipping, in units of one gradient; its authors' value.
+_STABILITY = 0.01
+# As often does a progress bar move.
+_BAR_MOVES = 20
+
+
+class DPSVIState(NamedTuple):
+    """As NumPyro's ``SVIState``, and what says which noise comes next.
+
+    Attributes:
+      optim_state: the optimiser's.
+      mutable_state: None; modules with running statistics are refused.
+      rng_key: of the draws of the guide, which are public.
+      step: how many steps were taken, int32.
+      noise_key: of all noise and batches to come, secret until the last step. It is replaced at
+        every step by one that does not tell what went before, so that whoever finds a state cannot
+        take the noise off what was released.
+    """
+
+    optim_state: Any
+    mutable_state: None
+    rng_key: Any
+    step: Any
+    noise_key: Any
+
+
+class DPSVI(SVI):  # type: ignore[misc]
+    """NumPyro's ``SVI`` under differential privacy: the same calls, on the whole table.
+
+    ``update`` and ``run`` are given all records; the batch of a step is drawn inside, by the sampler
+    of the plan. Each step adds, over the batch, one clipped gradient a record, noises the sum, divides
+    it by the public sampling rate, and adds the exact gradient of what touches no record (prior and
+    entropy of the global latents).
+
+    Guarantee: with ``privacy`` from ``fedvi.privacy.sgd``, all parameters, optimiser states and losses
+    that the first ``privacy.steps`` updates of ``privacy.runs`` calls of ``init`` return are together
+    (epsilon, delta)-DP for ``privacy.relation`` on records, where a record is one row of all arrays,
+    if each state is handed to ``update`` once. Proof: a step sees records only through
+    ``release(clipped_sum(…))``, whose price is the plan's ``step``; it is added up adaptively; the
+    rest is post-processing. Parameters are initialised on made-up records. The draws of the guide
+    follow from ``rng_key`` and may be known to anybody.
+
+    Losses are NaN: they depend on records and are not paid for. ``evaluate`` returns a ``Private``.
+
+    Args:
+      model, guide, optim, loss: as for ``SVI``; loss is ``Trace_ELBO`` or ``TraceMeanField_ELBO``. The
+        guide may be any with a density: automatic, or written by hand.
+      privacy: what is spent and how, from ``fedvi.privacy.sgd``.
+      plate: the name of the record plate; left out, the one that follows the number of rows.
+      clip: "likelihood" clips a record's terms alone; "elbo" a record's terms and its share of prior and
+        entropy, as the papers do.
+      clipping: "flat" clips the norm over all parameters; "per_site" each parameter's, to C / √sites;
+        "automatic" scales every gradient to C·g / (‖g‖ + 0.01); "normalised" to C·g / ‖g‖.
+      gradients: "aligned" clips and noises the gradient for the unconstrained global latents alone,
+        and pulls it back through the guide: D numbers, whatever the guide's size.
+      static_kwargs: of model and guide, as for ``SVI``; arrays among them hold no records.
+
+    Raises:
+      ModelError: model or guide cannot be taken apart by records.
+      ConfigError: an option is none of its values.
+
+    Source: Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749; automatic clipping: Bu et al. (2023),
+    arXiv:2206.07136.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        optim: Any,
+        loss: Any,
+        privacy: Any,
+        *,
+        plate: str | None = None,
+        clip: str = "likelihood",
+        clipping: str = "flat",
+        gradients: str = "full",
+        **static_kwargs: Any,
+    ) -> None:
+        for name, value, known in (
+            ("clip", clip, get_args(Clip)),
+            ("clipping", clipping, get_args(Clipping)),
+            ("gradients", gradients, get_args(Gradients)),
+        ):
+            if value not in known:
+                raise errors.ConfigError(
+                    f"{name} is {value!r}, expected one of {', '.join(map(repr, known))}",
+                    errors.did_you_mean(str(value), known),
+                )
+        if not isinstance(privacy, Descent):
+            raise errors.ConfigError(
+                f"privacy is a {type(privacy).__name__}, expected a plan",
+                "make it with fedvi.privacy.sgd(epsilon=…, delta=…, steps=…, batch=…, max_records=…)",
+            )
+        super().__init__(model, guide, optim, loss, **static_kwargs)
+        _check_optimiser(self.optim)
+        self.privacy: Descent = privacy
+        self._plate, self._clip, self._clipping = plate, clip, clipping
+        self._is_aligned = gradients == "aligned"
+        seed = privacy.seed
+        self._root = random.secure_root() if seed is None else random.insecure_root(seed)
+        # Here and not at the first step, which may be traced.
+        self._secret = self._root.secret("dpsvi")
+        self._ledger: ledgers.Ledger | None = None
+        self._guided: Guided | None = None
+        self._transforms: dict[str, Any] = {}
+        # What is left of the states that were used up: digests of their keys.
+        self._used: set[bytes] = set()
+        # Of this object and not of the class, whose cache would keep the secrets of all.
+        self._step = jax.jit(self._one_step, static_argnums=2, inline=True)
+        self._scan = jax.jit(self._many_steps, static_argnums=(2, 3), donate_argnums=0)
+
+    @property
+    def ledger(self) -> ledgers.Ledger:
+        """What was charged so far: one entry each ``init``."""
+        if self._ledger is None:
+            raise errors.SolverError("there is no ledger before `init`", "call `init` or `run`")
+        return self._ledger
+
+    def init(
+        self, rng_key: Any, *args: Any, init_params: dict[str, Any] | None = None, **kwargs: Any
+    ) -> DPSVIState:
+        """Charges one run and returns its first state; parameters start as those of ``SVI``.
+
+        Nothing of the records is looked at but their shapes and dtypes.
+
+        Raises:
+          BudgetExceeded: more runs were started than planned.
+          ModelError: model or guide cannot be taken apart; the arguments hold no records, or are not
+            those of the run before.
+          PrivacyError: under a JAX transformation.
+        """
+        random._refuse_a_trace("a run was charged")
+        if self._guided is not None:
+            # Another run on the same table: what was compiled for it serves again.
+            self._columns(args, kwargs)
+        at = parts.layout(args, kwargs)
+        made_up = at.call(at.made_up(split._ONE))
+        with split._numpyro_rules():
+            started = super().init(rng_key, *made_up[0], init_params=init_params, **made_up[1])
+        _check_mutable(started.mutable_state)
+        params = self.optim.get_params(started.optim_state)
+        constrained = self.constrain_fn(params)
+        if self._guided is None:
+            self._guided = parts.guided(
+                self.model,
+                self.guide,
+                self.loss,
+                constrained,
+                rng_key,
+                at,
+                self._plate,
+                self.static_kwargs,
+            )
+            if self._is_aligned:
+                self._transforms = self._guided.global_transforms(constrained, rng_key)
+        run = self._charged(params, constrained, rng_key)
+        return DPSVIState(
+            started.optim_state,
+            None,
+            started.rng_key,
+            jnp.zeros((), jnp.int32),
+            random.key(self._secret, "run", run),
+        )
+
+    def update(
+        self, svi_state: DPSVIState, *args: Any, **kwargs: Any
+    ) -> tuple[DPSVIState, jax.Array]:
+        """Takes one step on a batch of the records that are given; returns (state, NaN).
+
+        Raises:
+          BudgetExceeded: all planned steps were taken. Where the state is traced, which cannot
+            raise, the state comes back as it was instead.
+          ModelError: the arguments are not those of ``init``.
+        """
+        return self._updated(svi_state, False, args, kwargs)
+
+    def stable_update(
+        self, svi_state: DPSVIState, *args: Any, **kwargs: Any
+    ) -> tuple[DPSVIState, jax.Array]:
+        """As ``update``, but keeps the parameters where the noised step made any not finite."""
+        return self._updated(svi_state, True, args, kwargs)
+
+    def run(
+        self,
+        rng_key: Any,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        stable_update: bool = False,
+        init_state: DPSVIState | None = None,
+        init_params: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> SVIRunResult:
+        """Takes ``num_steps`` steps in compiled scans; arguments and result are those of ``SVI.run``.
+
+        Raises:
+          BudgetExceeded: more steps than planned, or more runs.
+        """
+        if num_steps < 1:
+            raise errors.ConfigError(f"num_steps is {num_steps}, expected at least 1")
+        taken = 0 if init_state is None else int(init_state.step)
+        if taken + num_steps > self.privacy.steps:
+            raise errors.BudgetExceeded(
+                f"num_steps is {num_steps} after {taken} steps, expected at most "
+                f"{self.privacy.steps - taken} of the {self.privacy.steps} planned",
+                "plan more steps: fedvi.privacy.sgd(steps=…)",
+            )
+        state = init_state
+        if state is None:
+            state = self.init(rng_key, *args, init_params=init_params, **kwargs)
+        columns = [jnp.asarray(column) for column in self._columns(args, kwargs)]
+        self._use(state)
+        # The first scan would take the caller's own state away.
+        state = jax.tree.map(jnp.copy, state)
+        # Two sizes at most are compiled.
+        chunk = max(num_steps // _BAR_MOVES, 1) if progress_bar else num_steps
+        with tqdm.tqdm(total=num_steps, disable=not progress_bar) as bar:
+            for first in range(0, num_steps, chunk):
+                count = min(chunk, num_steps - first)
+                state = jax.block_until_ready(self._scan(state, columns, count, stable_update))
+                bar.update(count)
+        return SVIRunResult(self.get_params(state), state, jnp.full(num_steps, jnp.nan))
+
+    def evaluate(self, svi_state: DPSVIState, *args: Any, **kwargs: Any) -> Private:
+        """Returns the loss on the records that are given, as ``SVI``, for nobody else to see.
+
+        ``.reveal()`` returns the number: for public records, or records of one's own to look at.
+        """
+        return Private(super().evaluate(svi_state, *args, **kwargs))
+
+    def _use(self, state: DPSVIState) -> None:
+        """Refuses a state that was used: the same noise on other records could be taken off."""
+        words = np.asarray(jax.random.key_data(state.noise_key))
+        digest = hashlib.sha256(words.tobytes()).digest()
+        if digest in self._used:
+            raise errors.PrivacyError(
+                f"the state of step {int(state.step)} was used before, and its noise with it",
+                "go on with the state that `update` or `run` returned",
+            )
+        self._used.add(digest)
+
+    def _charged(self, params: Any, constrained: Any, key: Any) -> int:
+        if self._ledger is None:
+            self._ledger = self.privacy.open_ledger(self._numbers(params, constrained, key))
+        run = ledgers.reservations(self._ledger)
+        if run >= self.privacy.runs:
+            raise errors.BudgetExceeded(
+                f"init was called {run + 1} times, expected at most {self.privacy.runs}",
+                "each run is paid for: plan them with fedvi.privacy.sgd(runs=…), or continue one "
+                "with run(…, init_state=result.state)",
+            )
+        self._ledger = ledgers.spend(
+            self._ledger, f"run/{run}", self.privacy.run, self.privacy.budget()
+        )
+        return run
+
+    def _numbers(self, params: Any, constrained: Any, key: Any) -> int:
+        """Counts the numbers that a step releases."""
+        if self._is_aligned:
+            params = self._latents(constrained, key)
+        return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    def _columns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        at, known = parts.layout(args, kwargs), self._taken_apart.layout
+        if (at.tree, at.columns) != (known.tree, known.columns):
+            raise errors.ModelError(
+                f"the arguments are {at.describe()}, expected those of `init`: {known.describe()}"
+            )
+        for new, old in zip(at.rest, known.rest, strict=True):
+            if new is not old and not np.array_equal(new, old):
+                raise errors.ModelError(
+                    f"an argument is {new!r}, expected {old!r} as at `init`",
+                    "arguments that hold no records stay what they were",
+                )
+        return at.take(args, kwargs)
+
+    @property
+    def _taken_apart(self) -> Guided:
+        if self._guided is None:
+            raise errors.SolverError("`update` came before `init`", "state = svi.init(key, x, y)")
+        return self._guided
+
+    def _updated(
+        self, state: DPSVIState, stable: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[DPSVIState, jax.Array]:
+        columns = [jnp.asarray(column) for column in self._columns(args, kwargs)]
+        if not isinstance(state.step, jax.core.Tracer):
+            if int(state.step) >= self.privacy.steps:
+                raise errors.BudgetExceeded(
+                    f"all {self.privacy.steps} planned steps were taken",
+                    "plan more steps: fedvi.privacy.sgd(steps=…)",
+                )
+            self._use(state)
+        return self._step(state, columns, stable), jnp.asarray(jnp.nan)
+
+    def _many_steps(self, state: Any, columns: Any, count: int, stable: bool) -> Any:
+        def body(state: Any, _: None) -> tuple[Any, None]:
+            return self._one_step(state, columns, stable), None
+
+        return jax.lax.scan(body, state, None, length=count)[0]
+
+    def _one_step(self, state: DPSVIState, columns: list[Any], stable: bool) -> DPSVIState:
+        rng_key, step_key = jax.random.split(state.rng_key)
+        next_key, sampling_key, noise_key = jax.random.split(state.noise_key, 3)
+        batch = self.privacy.sampler.draw(sampling_key, jnp.ones(columns[0].shape[0], bool))
+        rows = [column[batch.indices] for column in columns]
+        params = self.optim.get_params(state.optim_state)
+        released = self._released(params, step_key, noise_key, rows, batch)
+
+        def climb(gradient: Any) -> Any:
+            # The value is for optimisers of optax that ask for one; it is not released.
+            moved = self.optim.update(gradient, state.optim_state, value=jnp.asarray(jnp.nan))
+            if not stable:
+                return moved
+            finite = functools.reduce(
+                jnp.logical_and, [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(moved)]
+            )
+            return _where(finite, moved, state.optim_state)
+
+        # What leaves is the value of a Released whose event was charged by `init`.
+        optim_state = post_process(climb, released).value
+        new = DPSVIState(optim_state, None, rng_key, state.step + 1, next_key)
+        return _where(state.step < self.privacy.steps, new, state)
+
+    def _released(
+        self, params: Any, step_key: Any, noise_key: Key, rows: list[Any], batch: Batch
+    ) -> Released:
+        """Returns the noised gradient of the loss with respect to the parameters."""
+        plan, found = self.privacy, self._taken_apart
+        places = jnp.arange(batch.mask.shape[0])
+        at = self._latents(self.constrain_fn(params), step_key) if self._is_aligned else params
+
+        def record_loss(at: Any, row: list[Any], place: Any) -> Any:
+            if self._is_aligned:
+                return -found.record_term_at(self._constrained(at), step_key, row)
+            constrained = self.constrain_fn(at)
+            loss = -found.record_term(constrained, step_key, row, place)
+            if self._clip == "elbo":
+                loss = loss - found.public_term(constrained, step_key) / self._records
+            return loss
+
+        gradients = jax.vmap(jax.grad(record_loss), in_axes=(None, 0, 0))(at, rows, places)
+        scaled = _scaled(gradients, plan.clip_norm, self._clipping)
+        bounded = clipped_sum(scaled, plan.clip_norm, batch, plan.mechanism)
+        released = decoded(release(noise_key, bounded, plan.mechanism))
+        if released.event != plan.step and plan.protected:
+            raise errors.PrivacyError(f"a step costs {released.event}, {plan.step} was charged")
+
+        def whole(total: Any) -> Any:
+            # Divided by the public rate, never by the realised size of the batch.
+            mean = jax.tree.map(lambda part: part / plan.sampler.rate, total)
+            if self._is_aligned:
+                _, pull_back = jax.vjp(
+                    lambda params: self._latents(self.constrain_fn(params), step_key), params
+                )
+                (mean,) = pull_back(mean)
+            if self._clip == "elbo":
+                return mean
+            exact = jax.grad(
+                lambda params: -found.public_term(self.constrain_fn(params), step_key)
+            )(params)
+            return jax.tree.map(jnp.add, mean, exact)
+
+        return post_process(whole, released)
+
+    @property
+    def _records(self) -> float:
+        return float(getattr(self.privacy.sampler, "max_records"))  # noqa: B009
+
+    def _latents(self, constrained: Any, key: Any) -> dict[str, Any]:
+        """The guide's draw of the global latents, unconstrained."""
+        values = self._taken_apart.global_latents(constrained, key)
+        with split._numpyro_rules():
+            return {name: self._transforms[name].inv(value) for name, value in values.items()}
+
+    def _constrained(self, latents: dict[str, Any]) -> dict[str, Any]:
+        with split._numpyro_rules():
+            return {name: self._transforms[name](value) for name, value in latents.items()}
+
+
+def _check_optimiser(optim: Any) -> None:
+    if isinstance(optim, optimisers.Minimize):
+        raise errors.ConfigError(
+            "optim is Minimize, which steps by the value of the loss: that is not released",
+            "use one that needs gradients alone, such as numpyro.optim.Adam",
+        )
+
+
+def _check_mutable(mutable: Any) -> None:
+    if mutable:
+        raise errors.ModelError(
+            f"mutable state in {', '.join(mutable)} would carry records from step to step without "
+            "noise",
+            "use layers without running statistics: LayerNorm or GroupNorm, no BatchNorm",
+        )
+
+
+def _scaled(gradients: Any, clip_norm: float, clipping: str) -> Any:
+    """Scales each record's gradient before it is clipped; any function of one record may do so."""
+    if clipping == "flat":
+        return gradients
+    norms = jax.tree.map(
+        lambda g: jnp.sqrt((g**2).sum(axis=tuple(range(1, g.ndim)), keepdims=True)), gradients
+    )
+    if clipping == "per_site":
+        limit = clip_norm / math.sqrt(len(jax.tree.leaves(gradients)))
+        return jax.tree.map(
+            lambda g, norm: g * jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30)), gradients, norms
+        )
+    flat = [norm.reshape(norm.shape[0], -1).sum(axis=1) for norm in jax.tree.leaves(norms)]
+    total = jnp.sqrt(sum(norm**2 for norm in flat))
+    room = _STABILITY if clipping == "automatic" else 1e-30
+    factor = clip_norm / (total + room)
+    return jax.tree.map(lambda g: g * factor.reshape(-1, *[1] * (g.ndim - 1)), gradients)
+
+
+def _where(condition: Any, new: Any, old: Any) -> Any:
+    return jax.tree.map(functools.partial(jnp.where, condition), new, old)

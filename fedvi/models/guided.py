@@ -1,0 +1,602 @@
+"""A NumPyro model and its guide, taken apart by the record plate: what is clipped, and what is not."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpyro import handlers
+from numpyro.distributions import Delta
+from numpyro.distributions.kl import kl_divergence
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoGuide, AutoLaplaceApproximation
+from numpyro.primitives import Messenger
+
+from fedvi import errors
+from fedvi.models import numpyro as split
+
+__all__ = ["Guided", "Layout", "guided", "layout"]
+
+
+class Layout(NamedTuple):
+    """Which leaves of a call's arguments have the record axis, and what each record holds.
+
+    Attributes:
+      tree: the structure of (args, kwargs).
+      rest: each leaf that is no record column, as it was passed; None where a column is.
+      columns: shape without the record axis and dtype of each column, None elsewhere.
+      rows: the length of the record axis.
+    """
+
+    tree: Any
+    rest: tuple[Any, ...]
+    columns: tuple[jax.ShapeDtypeStruct | None, ...]
+    rows: int
+
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Returns the record columns of a call with this layout, in order."""
+        leaves = jax.tree.leaves((args, dict(kwargs)), is_leaf=_is_none)
+        return [
+            leaf for leaf, column in zip(leaves, self.columns, strict=True) if column is not None
+        ]
+
+    def call(self, columns: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns (args, kwargs) with other columns in the places of the first."""
+        left = iter(columns)
+        leaves = [
+            other if column is None else next(left)
+            for other, column in zip(self.rest, self.columns, strict=True)
+        ]
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def describe(self) -> str:
+        """Says in words what the columns are."""
+        return ", ".join(
+            f"{column.dtype}[rows, {', '.join(map(str, column.shape))}]".replace(", ]", "]")
+            for column in self.columns
+            if column is not None
+        )
+
+    def made_up(self, *kinds: str) -> list[Any]:
+        """Returns columns of made-up records, one for each kind; see ``models.numpyro``."""
+        return [
+            jnp.asarray(np.stack([split._placeholder(column, kind) for kind in kinds]))
+            for column in self.columns
+            if column is not None
+        ]
+
+
+def layout(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], public: Collection[str] = ()
+) -> Layout:
+    """Finds the record columns among a call's arguments: every array of one dimension or more.
+
+    Numbers, strings, None and arrays without an axis are public and passed on as they are.
+
+    Args:
+      args, kwargs: as ``update`` or ``run`` were called.
+      public: names of keyword arguments that hold no records.
+
+    Raises:
+      ModelError: if there is no array, or two have record axes of different lengths.
+    """
+    given = (args, dict(kwargs))
+    paths, tree = jax.tree.flatten_with_path(given, is_leaf=_is_none)
+    rest: list[Any] = []
+    columns: list[jax.ShapeDtypeStruct | None] = []
+    rows, first = 0, ""
+    for path, leaf in paths:
+        name = _name(path)
+        if not hasattr(leaf, "shape") or not leaf.shape or _is_public(path, public):
+            rest.append(leaf)
+            columns.append(None)
+            continue
+        if not first:
+            rows, first = leaf.shape[0], name
+        if leaf.shape[0] != rows:
+            raise errors.ModelError(
+                f"{name} has {leaf.shape[0]} rows and {first} has {rows}, expected one row a record "
+                "in every array",
+                "pass an array that holds no records as a keyword of DPSVI itself, as for "
+                "numpyro's SVI: DPSVI(model, guide, optim, loss, design=design)",
+            )
+        rest.append(None)
+        columns.append(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
+    if not rows:
+        raise errors.ModelError(
+            "no argument holds records, expected an array with one row a record",
+            "pass the whole table: svi.run(key, steps, x, y)",
+        )
+    return Layout(tree, tuple(rest), tuple(columns), rows)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Guided:
+    """The ELBO as a sum: terms outside of the record plate, and one term a record.
+
+    Made by ``guided``, which checks that the sum is right.
+
+    Attributes:
+      model, guide: NumPyro functions.
+      static: keyword arguments of both, which hold no records.
+      plate: the name of the record plate.
+      layout: where the records stand among the arguments.
+      particles: Monte Carlo draws that are averaged.
+      analytic: whether KL divergences are taken in closed form where there is one.
+    """
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    static: Mapping[str, Any]
+    plate: str
+    layout: Layout
+    particles: int
+    analytic: bool
+
+    def public_term(self, params: Mapping[str, Any], key: Any) -> Float[Array, ""]:
+        """Returns the estimate of E_q[log p(θ) − log q(θ)] over all sites outside of the plate."""
+        columns = self.layout.made_up(split._ONE)
+        return self._mean(lambda one: self._terms(params, one, columns, 0, inside=False), key)
+
+    def record_term(
+        self, params: Mapping[str, Any], key: Any, row: list[Any], place: Any
+    ) -> Float[Array, ""]:
+        """Returns the estimate of one record's term: its likelihood, its local latents' log p − log q.
+
+        The plate's own factor size ÷ subsample size is taken out. Global latents are those that
+        ``public_term`` draws with the same key.
+
+        Args:
+          params: of model and guide, constrained.
+          key: of this step.
+          row: one record's columns, without the record axis.
+          place: an integer that no other record of the batch has; its local latents' key.
+        """
+        columns = [column[None] for column in row]
+        return self._mean(lambda one: self._terms(params, one, columns, place, inside=True), key)
+
+    def record_term_at(self, latents: Mapping[str, Any], key: Any, row: list[Any]) -> Any:
+        """As ``record_term``, with the global latents' values given, in their own supports."""
+        columns = [column[None] for column in row]
+        args, kwargs = self.layout.call(columns)
+        watch = split._Watch()
+        model = handlers.substitute(handlers.seed(self.model, key), data=dict(latents))
+        with split._numpyro_rules():
+            with watch, handlers.trace() as sites, _Rows(self.plate, 1, 0):
+                model(*args, **kwargs, **self.static)
+            run = split._Run(sites, watch.plates)
+            return split._total(
+                split._record_terms(run, self.plate).values(), jnp.result_type(float)
+            )
+
+    def global_latents(self, params: Mapping[str, Any], key: Any) -> dict[str, Any]:
+        """Returns the guide's draw of every global latent of the model, in its own support."""
+        model, _ = self.traces(params, key, self.layout.made_up(split._ONE), 0)
+        return {name: site["value"] for name, site in model.sites.items() if self._is_global(site)}
+
+    def global_transforms(self, params: Mapping[str, Any], key: Any) -> dict[str, Any]:
+        """Returns each global latent's map from the real numbers to its support.
+
+        Raises:
+          ModelError: if θ is not all that a record's term depends on, or a support moves.
+        """
+        columns = self.layout.made_up(split._ONE)
+        keys = jax.random.split(key)
+        (model, guide), (other, _) = (self.traces(params, one, columns, 0) for one in keys)
+        for name, site in model.sites.items():
+            if site["type"] == "param":
+                raise errors.ModelError(
+                    f"the model has the parameter {name!r}, which aligned gradients do not reach",
+                    "give it a prior with numpyro.sample, or use gradients='full'",
+                )
+        for name, site in {**guide.sites, **model.sites}.items():
+            if _is_sample(site) and not site["is_observed"] and split._is_inside(site, self.plate):
+                raise errors.ModelError(
+                    f"{name!r} is a latent of each record, which aligned gradients do not reach",
+                    "use gradients='full'",
+                )
+        transforms = {}
+        for name, site in model.sites.items():
+            if self._is_global(site):
+                with split._numpyro_rules():
+                    transforms[name] = split._transform(site)
+                    real = transforms[name].inv(site["value"])
+                    if not split._is_same(split._transform(other.sites[name])(real), site["value"]):
+                        raise errors.ModelError(
+                            f"the support of {name!r} depends on another latent, expected a fixed one"
+                        )
+        return transforms
+
+    def _is_global(self, site: dict[str, Any]) -> bool:
+        return (
+            _is_sample(site) and not site["is_observed"] and not split._is_inside(site, self.plate)
+        )
+
+    def _mean(self, term: Callable[[Any], Any], key: Any) -> Any:
+        if self.particles == 1:
+            return term(key)
+        return jax.vmap(term)(jax.random.split(key, self.particles)).mean()
+
+    def _terms(
+        self, params: Mapping[str, Any], key: Any, columns: list[Any], place: Any, inside: bool
+    ) -> Any:
+        model, guide = self.traces(params, key, columns, place)
+        with split._numpyro_rules():
+            total = jnp.zeros(())
+            for name in dict.fromkeys([*model.sites, *guide.sites]):
+                sites = [run.sites.get(name) for run in (model, guide)]
+                ours, theirs = (site if _is_sample(site) else None for site in sites)
+                known = ours if ours is not None else theirs
+                if known is not None and split._is_inside(known, self.plate) is inside:
+                    total = total + self._term(ours, theirs, self._scale(model, guide, inside))
+            return total
+
+    def _scale(self, model: Any, guide: Any, inside: bool) -> float:
+        if not inside:
+            return 1.0
+        size, subsample_size = (model.plates.get(self.plate) or guide.plates[self.plate])[0]
+        return float(size / subsample_size)
+
+    def _term(self, ours: Any, theirs: Any, plate_scale: float) -> Any:
+        if self.analytic and ours is not None and theirs is not None:
+            try:
+                divergence = kl_divergence(theirs["fn"], ours["fn"])
+            except NotImplementedError:
+                pass
+            else:
+                return -jnp.sum(_scaled(divergence, theirs, plate_scale))
+        terms = jnp.zeros(())
+        if ours is not None:
+            terms = terms + jnp.sum(_scaled(_log_prob(ours), ours, plate_scale))
+        if theirs is not None:
+            terms = terms - jnp.sum(_scaled(_log_prob(theirs), theirs, plate_scale))
+        return terms
+
+    def traces(
+        self, params: Mapping[str, Any], key: Any, columns: list[Any], place: Any
+    ) -> tuple["split._Run", "split._Run"]:
+        """Runs guide and model as ``Trace_ELBO`` does with the same key; returns (model, guide)."""
+        args, kwargs = self.layout.call(columns)
+        count = columns[0].shape[0]
+        model_key, guide_key = jax.random.split(key)
+
+        def run(function: Any) -> split._Run:
+            watch = split._Watch()
+            substituted = handlers.substitute(function, data=dict(params))
+            with watch, handlers.trace() as sites, _Rows(self.plate, count, place):
+                substituted(*args, **kwargs, **self.static)
+            return split._Run(sites, watch.plates)
+
+        with split._numpyro_rules():
+            guide = run(handlers.seed(self.guide, guide_key))
+            model = run(handlers.replay(handlers.seed(self.model, model_key), guide.sites))
+        return model, guide
+
+
+def guided(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    loss: Any,
+    params: Mapping[str, Any],
+    key: Any,
+    at: Layout,
+    plate: str | None,
+    static: Mapping[str, Any],
+) -> Guided:
+    """Takes a model and its guide apart and checks the parts on made-up records.
+
+    Nothing in the result depends on data: only shapes and dtypes of the arguments are read.
+
+    Args:
+      model, guide: NumPyro functions; an automatic guide has been set up.
+      loss: ``Trace_ELBO`` or ``TraceMeanField_ELBO``.
+      params: of both, constrained, as they are initialised.
+      key: any.
+      at: of the arguments.
+      plate: the name of the record plate; None to find the one that follows the records.
+      static: keyword arguments of both.
+
+    Raises:
+      ModelError: for what cannot be split without changing the model, with the reason.
+    """
+    _check_loss(loss)
+    _check_guide(guide)
+    analytic = isinstance(loss, TraceMeanField_ELBO)
+    draft = Guided(model, guide, static, plate or "", at, loss.num_particles, analytic)
+    one = _first(draft, params, key, [split._ONE])
+    _check_automatic(guide, one[1])
+    two = _first(draft, params, key, [split._ONE, split._ONE])
+    name = _record_plate(one, two, plate)
+    found = dataclasses.replace(draft, plate=name)
+    _check_size(found, two)
+    _check_sites(found, one, two)
+    _check_separate(found, params, key)
+    return found
+
+
+class _Rows(Messenger):  # type: ignore[misc]
+    """Hands the record plate the rows that are there, and each record keys of its own."""
+
+    def __init__(self, plate: str, count: int, place: Any) -> None:
+        super().__init__()
+        self._plate, self._count, self._place = plate, count, place
+
+    def process_message(self, message: dict[str, Any]) -> None:
+        # After `seed`, which has drawn a key where numpyro would: streams of keys stay the same.
+        if message["type"] == "plate":
+            size, subsample_size = split._plate_sizes(message)
+            if subsample_size == self._count and size != subsample_size:
+                message["value"] = jnp.arange(self._count)
+        elif message["type"] == "sample" and split._is_inside(message, self._plate):
+            key = message["kwargs"].get("rng_key")
+            if message["value"] is None and key is not None:
+                message["kwargs"]["rng_key"] = jax.random.fold_in(key, self._place)
+
+
+def _first(draft: Guided, params: Mapping[str, Any], key: Any, kinds: list[str]) -> Any:
+    columns = draft.layout.made_up(*kinds)
+    try:
+        return draft.traces(params, key, columns, 0)
+    except errors.ModelError:
+        raise
+    except Exception as error:
+        raise errors.ModelError(
+            f"the model or its guide fails on {len(kinds)} made-up record(s): "
+            f"{type(error).__name__}: {error}",
+            "both are called with one record and with two; no shape may be fixed to the size of "
+            "the data set, and the record plate is numpyro.plate(name, x.shape[0]) or "
+            "numpyro.plate(name, N, subsample_size=x.shape[0])",
+        ) from error
+
+
+def _check_loss(loss: Any) -> None:
+    if type(loss) not in (Trace_ELBO, TraceMeanField_ELBO):
+        raise errors.ModelError(
+            f"loss is {type(loss).__name__}, expected Trace_ELBO or TraceMeanField_ELBO",
+            "only these are sums over records, so that one record's share can be clipped",
+        )
+    if getattr(loss, "multi_sample_guide", False) or not getattr(loss, "sum_sites", True):
+        raise errors.ModelError(
+            "loss has multi_sample_guide or sum_sites=False, expected their defaults"
+        )
+
+
+def _check_guide(guide: Any) -> None:
+    name = type(guide).__name__
+    if isinstance(guide, AutoDelta):
+        raise errors.ModelError(
+            f"guide is {name}, which has no density: its ELBO is no lower bound",
+            "use AutoNormal or AutoDiagonalNormal; a point estimate alone has no uncertainty",
+        )
+    if isinstance(guide, AutoLaplaceApproximation):
+        raise errors.ModelError(
+            f"guide is {name}, whose covariance is computed from all records after the fit, "
+            "without noise",
+            "use AutoMultivariateNormal, which learns a covariance from noised gradients",
+        )
+    if "DAIS" in name:
+        raise errors.ModelError(
+            f"guide is {name}, which draws with gradients of the model on all records",
+            "use AutoNormal, AutoMultivariateNormal or AutoIAFNormal",
+        )
+
+
+def _check_automatic(guide: Any, run: Any) -> None:
+    """Refuses latents of each record: an automatic guide was set up with one, and stays so."""
+    for name, site in run.sites.items():
+        frames = site["cond_indep_stack"] if site["type"] == "sample" else ()
+        if isinstance(guide, AutoGuide) and any(frame.size == 1 for frame in frames):
+            raise errors.ModelError(
+                f"{name!r} is a latent of each record and the guide is automatic: it would keep "
+                "parameters for every single record",
+                "write a guide that computes the latent's distribution from the record, as an "
+                "encoder does",
+            )
+
+
+def _record_plate(one: Any, two: Any, wanted: str | None) -> str:
+    def sizes(runs: Any) -> dict[str, set[int]]:
+        found: dict[str, set[int]] = {}
+        for run in runs:
+            for name, made in run.plates.items():
+                found.setdefault(name, set()).update(subsample for _, subsample in made)
+        return found
+
+    first, second = sizes(one), sizes(two)
+    follow = [name for name in first if first[name] == {1} and second.get(name) == {2}]
+    if wanted is not None:
+        if wanted not in follow:
+            raise errors.ModelError(
+                f"plate {wanted!r} does not follow the number of records; plates that do: "
+                f"{', '.join(map(repr, follow)) or 'none'}",
+                f'write `with numpyro.plate("{wanted}", x.shape[0]):`',
+            )
+        return wanted
+    if len(follow) != 1:
+        others = ", ".join(map(repr, follow or first)) or "none"
+        raise errors.ModelError(
+            f"{len(follow)} plates follow the number of records, expected exactly one; plates: "
+            f"{others}",
+            'put the terms of a record inside one `with numpyro.plate("records", x.shape[0]):`, or '
+            "`numpyro.plate(name, N, subsample_size=x.shape[0])`",
+        )
+    return follow[0]
+
+
+def _check_size(found: Guided, two: Any) -> None:
+    for run in two:
+        for size, subsample_size in run.plates.get(found.plate, ()):
+            if size not in (subsample_size, found.layout.rows):
+                raise errors.ModelError(
+                    f"plate {found.plate!r} has size {size} and the arrays have "
+                    f"{found.layout.rows} rows, expected the same",
+                    "pass all records: batches are drawn inside, and a record's weight follows from "
+                    "the sampling rate",
+                )
+
+
+def _check_sites(found: Guided, one: Any, two: Any) -> None:
+    observed = False
+    for run, other, what in zip(one, two, ("model", "guide"), strict=True):
+        for name, site in run.sites.items():
+            kind, inside = site["type"], split._is_inside(site, found.plate)
+            if kind == "mutable":
+                raise errors.ModelError(
+                    f"the {what} keeps mutable state in {name!r}, which would carry records from "
+                    "step to step without noise",
+                    "use layers without running statistics: LayerNorm or GroupNorm, no BatchNorm",
+                )
+            if kind == "plate" and name != found.plate:
+                size, subsample_size = run.plates[name][0]
+                if size != subsample_size:
+                    raise errors.ModelError(
+                        f"plate {name!r} draws {subsample_size} of {size} at random, expected "
+                        f"subsampling in plate {found.plate!r} only",
+                        f'write `numpyro.plate("{name}", {size})`',
+                    )
+            if kind == "param":
+                _check_param(name, site, other.sites.get(name), inside, found.plate)
+            if kind != "sample":
+                continue
+            if site["is_observed"] and not inside and not split._is_factor(site):
+                raise errors.ModelError(
+                    f"{name!r} is observed outside of plate {found.plate!r}, so that its terms "
+                    "belong to no single record",
+                    f"move it inside the plate {found.plate!r}",
+                )
+            if not site["is_observed"] and site["fn"].support.is_discrete:
+                raise errors.ModelError(
+                    f"the latent {name!r} is discrete, expected continuous latents",
+                    "sum it out of the likelihood, for example with MixtureSameFamily",
+                )
+            if what == "guide" and type(site["fn"]) is Delta and not _is_auto(found.guide):
+                raise errors.ModelError(
+                    f"the guide's {name!r} is a Delta, which has no density",
+                    "draw it from a distribution, such as Normal with a learnt scale",
+                )
+            observed |= what == "model" and site["is_observed"] and inside
+    if not observed:
+        raise errors.ModelError(
+            f"nothing is observed inside plate {found.plate!r}, expected the likelihood of a record"
+        )
+
+
+def _check_param(name: str, site: Any, other: Any, inside: bool, plate: str) -> None:
+    shapes = [
+        [jnp.shape(leaf) for leaf in jax.tree.leaves(found["value"])]
+        for found in (site, other)
+        if found is not None
+    ]
+    if inside or other is None or shapes[0] != shapes[1]:
+        raise errors.ModelError(
+            f"the parameter {name!r} belongs to the plate {plate!r} or grows with the records: each "
+            "record would have parameters of its own",
+            "compute it from the record by parameters that all records share (amortisation)",
+        )
+
+
+def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
+    """Refuses terms outside of the plate that use records, and records that use one another."""
+
+    @jax.jit
+    def terms(columns: list[Any]) -> Any:
+        model, guide = found.traces(params, key, columns, 0)
+        with split._numpyro_rules():
+            sites = [
+                (f"{what} {name}", site)
+                for what, run in (("model", model), ("guide", guide))
+                for name, site in run.sites.items()
+                if site["type"] == "sample"
+            ]
+            outside = {
+                name: jnp.sum(_scaled(_log_prob(site), site, 1.0))
+                for name, site in sites
+                if not split._is_inside(site, found.plate)
+            }
+            each = {
+                name: _by_record(site, found.plate, columns[0].shape[0])
+                for name, site in sites
+                if split._is_inside(site, found.plate)
+            }
+        return outside, each
+
+    def at(*kinds: str) -> Any:
+        return jax.device_get(terms(found.layout.made_up(*kinds)))
+
+    try:
+        here, there, swapped = (
+            at(split._LOW, split._HIGH),
+            at(split._LOW, split._LOW),
+            at(split._HIGH, split._HIGH),
+        )
+    except errors.FedviError:
+        raise
+    except Exception as error:
+        raise errors.ModelError(
+            f"model and guide cannot be compiled by JAX: {type(error).__name__}: {error}",
+            "use jnp.where or jax.lax.cond instead of Python branches on latents or records, and "
+            "jax.numpy instead of numpy",
+        ) from error
+    for name in here[0]:
+        if not all(split._is_same(here[0][name], other[0][name]) for other in (there, swapped)):
+            raise errors.ModelError(
+                f"the term {name!r} outside of plate {found.plate!r} depends on the records",
+                "move it inside the plate, or use public constants",
+            )
+    for name in here[1]:
+        same = split._is_same(here[1][name][0], there[1][name][0])
+        if not same or not split._is_same(here[1][name][1], swapped[1][name][1]):
+            raise errors.ModelError(
+                f"the term {name!r} of a record changes when another record does",
+                "a record's terms may use its own row only: no mean over the batch, no BatchNorm, "
+                "no record axis in .to_event",
+            )
+
+
+def _by_record(site: dict[str, Any], plate: str, count: int) -> Any:
+    """Sums a site's log density over all axes but the record plate's: [count]."""
+    density = _scaled(_log_prob(site), site, 1.0)
+    axis = next(frame.dim for frame in site["cond_indep_stack"] if frame.name == plate)
+    if jnp.ndim(density) < -axis or density.shape[axis] != count:
+        raise errors.ModelError(
+            f"the density of {site['name']!r} has shape {jnp.shape(density)}, expected {count} "
+            f"records along axis {axis}",
+            "a record's terms must keep the record axis: none of it in .to_event",
+        )
+    return jnp.moveaxis(density, axis, 0).reshape(count, -1).sum(axis=1)
+
+
+def _log_prob(site: dict[str, Any]) -> Any:
+    if site["intermediates"]:
+        return site["fn"].log_prob(site["value"], site["intermediates"])
+    return site["fn"].log_prob(site["value"])
+
+
+def _scaled(density: Any, site: dict[str, Any], plate_scale: float) -> Any:
+    return density if site["scale"] is None else density * (site["scale"] / plate_scale)
+
+
+def _is_sample(site: Any) -> bool:
+    return site is not None and site["type"] == "sample"
+
+
+def _is_auto(guide: Any) -> bool:
+    return isinstance(guide, AutoGuide)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def _is_public(path: tuple[Any, ...], public: Collection[str]) -> bool:
+    return getattr(path[0], "idx", None) == 1 and getattr(path[1], "key", None) in public
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    place, *inner = path
+    if getattr(place, "idx", None) == 1:
+        return f"`{inner[0].key}{jax.tree_util.keystr(tuple(inner[1:]))}`"
+    return f"argument {inner[0].idx + 1}{jax.tree_util.keystr(tuple(inner[1:]))}"

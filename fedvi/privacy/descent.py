@@ -1,0 +1,229 @@
+"""The privacy of a gradient descent: sampler, noise, clip and price, fixed before the first step."""
+
+import dataclasses
+import hashlib
+import math
+from typing import Any
+
+from fedvi import errors
+from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
+from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.release import Mechanism, Sampler, Shift
+
+__all__ = ["Descent", "sgd"]
+
+# The part of δ that calibration leaves to the tables that noise is drawn from; how much they need is
+# known once the model's parameters are counted.
+_TABLES_SHARE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+    """How every step of a descent samples, clips and noises; made by ``sgd``.
+
+    Attributes:
+      sampler: which records a step sees.
+      mechanism: the noise of one step's sum.
+      clip_norm: C, the L2 bound on one record's contribution to a step.
+      steps: T, how many steps one run may take.
+      runs: how many runs may start.
+      relation: the neighbouring relation of the promise.
+      epsilon, delta: the promise for all runs together; epsilon is infinite without noise.
+      accountant: what checks it.
+      seed: of simulated noise; None if noise comes from the operating system.
+    """
+
+    sampler: Sampler
+    mechanism: Mechanism
+    clip_norm: float
+    steps: int
+    runs: int
+    relation: events.Relation
+    epsilon: float
+    delta: float
+    accountant: accountants.Accountant
+    seed: int | None = None
+
+    @property
+    def step(self) -> events.Event:
+        """The event of one step."""
+        shift = Shift(self.clip_norm, self.clip_norm, 2.0 * self.clip_norm)
+        return self.sampler.event(self.mechanism.event(shift))
+
+    @property
+    def run(self) -> events.Event:
+        """The event of all steps of one run."""
+        return events.repeat(self.step, self.steps)
+
+    @property
+    def mark(self) -> str:
+        """What every claim about it must say besides; empty if nothing needs saying."""
+        seeded = "" if self.seed is None else "simulation: no guarantee"
+        return self.mechanism.mark or seeded
+
+    @property
+    def protected(self) -> bool:
+        """Whether there is a guarantee to speak of."""
+        return math.isfinite(self.epsilon)
+
+    def open_ledger(self, numbers: int) -> ledger.Ledger:
+        """Returns the ledger that charges each run, for releases of so many numbers a step.
+
+        Raises:
+          PrivacyError: if the tables of the noise take more of δ than was left to them.
+        """
+        distance = getattr(self.mechanism, "distance", 0.0) * numbers
+        total = events.repeat(self.step, self.steps * self.runs)
+        if self.protected:
+            stated = with_tables(self.accountant, distance).epsilon(total, self.delta)
+            if stated > self.epsilon:
+                raise errors.PrivacyError(
+                    f"{numbers} numbers a step cost epsilon {stated:.6g} with the tables of the "
+                    f"noise, {self.epsilon:.6g} was promised",
+                    "use a larger delta, fewer steps, or give noise_multiplier",
+                )
+        return ledger.open_ledger(
+            ledger.Header(
+                study="dpsvi",
+                study_digest=hashlib.sha256(repr(self).encode()).hexdigest(),
+                client="self",
+                unit="record",
+                relation=self.relation,
+                view="message",
+                protected=self.protected,
+                note=self.mark,
+                planned=total,
+                epsilon=self.epsilon if self.protected else None,
+                delta=self.delta if self.protected else None,
+                accountant=self.accountant.name if self.protected else "",
+                table_distance=distance,
+                max_records=getattr(self.sampler, "max_records", None),
+            )
+        )
+
+    def budget(self) -> ledger.Budget | None:
+        """Returns what runs are checked against; None without noise."""
+        if not self.protected:
+            return None
+        return ledger.Budget(self.epsilon, self.delta, self.accountant)
+
+
+def sgd(
+    *,
+    steps: int,
+    max_records: int,
+    epsilon: float | int | None = None,
+    delta: float | int | None = None,
+    noise_multiplier: float | int | None = None,
+    clip_norm: float | int = 1.0,
+    batch: float | int | None = None,
+    rate: float | int | None = None,
+    sampler: str = "poisson",
+    relation: events.Relation = "substitute",
+    accountant: str = "pld",
+    runs: int = 1,
+    float_noise: bool = False,
+    insecure_seed: int | None = None,
+) -> Descent:
+    """Plans a private gradient descent and finds the noise that a budget asks for.
+
+    Guarantee: see ``fedvi.DPSVI``. ``epsilon`` is that of all ``steps`` of all ``runs``, whenever one
+    stops.
+
+    Args:
+      steps: T, the largest number of steps of one run.
+      max_records: the largest number of records that there may be; public, so no exact count need
+        be. Batches are sized for it.
+      epsilon, delta: the budget; the noise is calibrated to it. Common advice: epsilon of 1 is
+        strong, up to 4 or so usual; delta well below 1 / max_records.
+      noise_multiplier: noise std ÷ clip_norm, in place of ``epsilon``; 0 for no noise and no
+        protection.
+      clip_norm: C, the largest L2 norm of one record's gradient that counts in full; a tenth to
+        the median of the norms is a good start.
+      batch: the expected (Poisson) or exact (feistel) number of records a step.
+      rate: the probability that a record is in a step, in place of ``batch``.
+      sampler: "poisson", "feistel" (fixed size, without replacement) or "full".
+      relation: "substitute" or "add_remove".
+      accountant: one of ``fedvi.privacy.accountants``.
+      runs: how often a descent may start on the same records; each is paid for.
+      float_noise: draw noise in floating point: faster, without a guarantee, and marked.
+      insecure_seed: draw noise from a seed, for tests; without a guarantee, and marked.
+
+    Raises:
+      ConfigError, PrivacyError: if an argument is out of its range, or both or neither of two that
+        exclude each other are given.
+
+    >>> plan = sgd(epsilon=1.0, delta=1e-5, steps=1000, batch=500, max_records=50_000)
+    >>> round(plan.mechanism.noise_multiplier, 1), plan.sampler.rate
+    (2.4, 0.01)
+    """
+    for name, count in (("steps", steps), ("max_records", max_records), ("runs", runs)):
+        if type(count) is not int or count < 1:
+            raise errors.ConfigError(f"{name} is {count!r}, expected an integer of at least 1")
+    if not clip_norm > 0.0:
+        raise errors.ConfigError(f"clip_norm is {clip_norm}, expected a number above 0")
+    if (epsilon is None) == (noise_multiplier is None):
+        raise errors.ConfigError(
+            f"epsilon is {epsilon} and noise_multiplier is {noise_multiplier}, expected one of them",
+            "give epsilon and delta to have the noise calibrated",
+        )
+    if delta is None and noise_multiplier != 0.0:
+        raise errors.ConfigError("delta is missing", "choose one well below 1 / max_records")
+    if accountant not in accountants.__all__:
+        raise errors.ConfigError(
+            f"accountant is {accountant!r}, expected one of {', '.join(accountants.__all__)}",
+            errors.did_you_mean(accountant, accountants.__all__),
+        )
+    make: Any = mechanisms.gaussian if float_noise else mechanisms.rounded_gaussian
+    chosen = _sampler(sampler, batch, rate, max_records)
+    priced = getattr(accountants, accountant)(relation)
+    plan = Descent(
+        chosen, make(1.0), float(clip_norm), steps, runs, relation, math.inf, float(delta or 0.0), priced,
+        insecure_seed,
+    )  # fmt: skip
+
+    def total(noise: float) -> events.Event:
+        # Of any noise, also such as no grid is made for: the search begins far out.
+        priceable = dataclasses.replace(plan, mechanism=mechanisms.gaussian(noise))
+        return events.repeat(priceable.step, steps * runs)
+
+    if noise_multiplier == 0.0:
+        return dataclasses.replace(plan, mechanism=make(0.0))
+    if not math.isfinite(clip_norm):
+        raise errors.ConfigError(
+            f"clip_norm is {clip_norm}, expected a finite number",
+            "noise is measured in clip norms; only noise_multiplier=0 goes without",
+        )
+    assert delta is not None
+    left = delta * (1.0 - _TABLES_SHARE)
+    if noise_multiplier is None:
+        assert epsilon is not None
+        noise = calibrate.calibrate(total, priced, epsilon, left)
+        return dataclasses.replace(plan, mechanism=make(noise), epsilon=float(epsilon))
+    found = priced.epsilon(total(float(noise_multiplier)), left)
+    return dataclasses.replace(plan, mechanism=make(float(noise_multiplier)), epsilon=found)
+
+
+def _sampler(
+    kind: str, batch: float | int | None, rate: float | int | None, max_records: int
+) -> Sampler:
+    if kind not in sampling.__all__:
+        raise errors.ConfigError(
+            f"sampler is {kind!r}, expected one of {', '.join(sampling.__all__)}",
+            errors.did_you_mean(kind, sampling.__all__),
+        )
+    if kind == "full":
+        if batch is not None or rate is not None:
+            raise errors.ConfigError("batch or rate is given beside sampler 'full'")
+        return sampling.full(max_records)
+    if (batch is None) == (rate is None):
+        raise errors.ConfigError(
+            f"batch is {batch} and rate is {rate}, expected one of them",
+            'or sampler="full", for every record in every step',
+        )
+    if kind == "feistel":
+        size = batch if batch is not None else round(float(rate or 0.0) * max_records)
+        return sampling.feistel(int(size), max_records)
+    return sampling.poisson(
+        rate if rate is not None else float(batch or 0) / max_records, max_records
+    )
