@@ -9,12 +9,17 @@ __all__ = [
     "DataError",
     "FamilyError",
     "FedviError",
+    "HelloNeeded",
+    "IdentityError",
     "LedgerError",
     "ModelError",
     "PolicyRefused",
     "PrivacyError",
     "ProtocolError",
+    "RunFailed",
     "SolverError",
+    "Superseded",
+    "TransportError",
     "UnsupportedEvent",
     "did_you_mean",
 ]
@@ -69,6 +74,32 @@ class SolverError(FedviError):
 
 class ProtocolError(FedviError):
     """A message breaks the protocol between client and server."""
+
+
+class HelloNeeded(ProtocolError):
+    """The server does not know, since it started, whose ledger it deals with: greet it again."""
+
+
+class Superseded(ProtocolError):
+    """Another process greeted as this client since: of two copies of one state, this is the older."""
+
+
+class TransportError(FedviError):
+    """The other party cannot be reached, or the secure channel to it cannot be made."""
+
+    exit_code = 3
+
+
+class IdentityError(FedviError):
+    """A certificate, or what it stands for, does not allow what was asked."""
+
+    exit_code = 4
+
+
+class RunFailed(FedviError):
+    """A federated run ended before its schedule did."""
+
+    exit_code = 6
 
 
 class PrivacyError(FedviError):

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-__all__ = ["ROWS", "Eta", "Key", "Records", "Theta"]
+__all__ = ["PRIOR", "ROWS", "Eta", "Key", "Records", "Theta"]
 
 Eta = Any
 """Natural (or mean) parameters of an exponential family: a pytree of float arrays."""
@@ -17,6 +17,11 @@ ROWS: Final = "[rows]"
 """The column that is there where a unit holds several rows: bool [unit, row], true where a row stands.
 
 All other arrays are then [unit, row, …]. No argument of a model and no column can be called so.
+"""
+
+PRIOR: Final = "prior"
+"""The worker that owns a prior which is not in the family. It lives in the server's own process: no
+client may take its name, and nobody dials in by it.
 """
 
 Key = Any

@@ -1,10 +1,13 @@
 """What every exponential family offers; come here before adding one."""
 
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
+from fedvi.expfam import tree
+from fedvi.expfam.windows import release
 from fedvi.typing import Eta, Key, Theta
 
-__all__ = ["ExponentialFamily"]
+__all__ = ["ExponentialFamily", "blocks"]
 
 
 @runtime_checkable
@@ -68,3 +71,17 @@ class ExponentialFamily(Protocol):
 
     def to_distribution(self, eta: Eta) -> Any:
         """Returns q as a NumPyro distribution with event shape [D]."""
+
+
+def blocks(family: Any, *etas: Eta) -> Iterator[tuple[Eta, ...]]:
+    """Cuts natural parameters alike into pieces that the family's methods can take one by one.
+
+    So what is computed of large ones needs little memory of its own, and of what stands in mapped
+    files one piece is in memory at a time. A family whose coordinates are independent says how, in a
+    method ``blocks`` of its own; of any other there is one piece.
+    """
+    own = getattr(family, "blocks", None)
+    for pieces in [etas] if own is None else own(*etas):
+        yield pieces
+        for leaf in tree.leaves(pieces):
+            release(leaf)

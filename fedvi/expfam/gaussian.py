@@ -7,19 +7,29 @@ exponent; for the diagonal family J and the second statistic are vectors. Storin
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvi import errors
+from fedvi.expfam.windows import elementwise, is_finite, windows
 from fedvi.typing import Key, Theta
 
 __all__ = ["DiagonalGaussian", "FullGaussian", "GaussianEta", "diagonal_gaussian", "full_gaussian"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
-# A projected precision is at least this fraction of the floor's in every direction.
+# Coordinates of a piece of a diagonal Gaussian: 1 MiB an array.
+_BLOCK = 1 << 17
+
+# A projected precision is at least this fraction of the floor's in every direction, and of the largest
+# one, times the number of coordinates: smaller ones would be lost in its rounding.
 _PROJECTION_FRACTION = 1e-3
+_ROUNDING_FRACTION = 1e-12
+
+# A proper precision is larger: with sds beyond 1e15, products of numbers that are finite might not be.
+_SMALLEST = 1e-30
 
 
 class GaussianEta(NamedTuple):
@@ -115,18 +125,21 @@ class FullGaussian:
     def is_proper(self, eta: GaussianEta) -> bool:
         """Says whether J is positive definite beyond rounding (NumPy arrays only).
 
-        The answer does not depend on the units of θ's coordinates: J is scaled to a unit diagonal.
+        The answer does not depend on the units of θ's coordinates, unless an sd is beyond 1e15: J is
+        scaled to a unit diagonal.
         """
         if not (np.isfinite(eta.h).all() and np.isfinite(eta.J).all()):
             return False
         diagonal = np.diagonal(eta.J)
-        if not (diagonal > 0.0).all():
+        if not (diagonal > _SMALLEST).all():
             return False
         scaled = _symmetric(np.asarray(eta.J)) / _outer(np.sqrt(diagonal), np.sqrt(diagonal))
         return bool(np.linalg.eigvalsh(scaled)[0] > 1e-14 * self.size)
 
     def project(self, eta: GaussianEta, floor: GaussianEta) -> GaussianEta:
         """Lifts the eigenvalues of J, relative to the floor's J, to 1e-3; keeps a proper η as it is.
+
+        Where others are so large that 1e-3 would be lost beside them, to what would not.
 
         The mean in the lifted directions is that of the lifted precision with the same h.
         """
@@ -135,7 +148,8 @@ class FullGaussian:
         root = np.linalg.cholesky(floor.J)
         inverse = np.linalg.inv(root)
         values, vectors = np.linalg.eigh(_symmetric(inverse @ eta.J @ inverse.T))
-        lifted = (vectors * np.maximum(values, _PROJECTION_FRACTION)) @ vectors.T
+        least = max(_PROJECTION_FRACTION, _ROUNDING_FRACTION * self.size * values[-1])
+        lifted = (vectors * np.maximum(values, least)) @ vectors.T
         return GaussianEta(np.array(eta.h), _symmetric(root @ lifted @ root.T))
 
     def kl(self, eta_q: GaussianEta, eta_p: GaussianEta) -> Any:
@@ -156,7 +170,11 @@ class FullGaussian:
     def whiten(self, eta: GaussianEta, change: GaussianEta) -> np.ndarray:
         """Returns the change of the mean and of the covariance that ``change`` makes, to first order,
         in units of q's standard deviations: shape [D + D²], its squared norm is the Fisher metric."""
-        covariance_root = np.linalg.cholesky(_symmetric(np.linalg.inv(eta.J)))
+        try:
+            covariance_root = np.linalg.cholesky(_symmetric(np.linalg.inv(eta.J)))
+        except np.linalg.LinAlgError:
+            # Close to singular, the inverse is lost in rounding; L⁻ᵀ of J = L Lᵀ is a root all the same.
+            covariance_root = np.linalg.inv(np.linalg.cholesky(_symmetric(eta.J))).T
         location = np.linalg.solve(eta.J, eta.h)
         shift = covariance_root.T @ (change.h - change.J @ location)
         spread = covariance_root.T @ change.J @ covariance_root / math.sqrt(2.0)
@@ -201,6 +219,12 @@ class DiagonalGaussian:
     def zeros(self) -> GaussianEta:
         """Returns the factor 1."""
         return GaussianEta(np.zeros(self.size), np.zeros(self.size))
+
+    def blocks(self, *etas: GaussianEta) -> Iterator[tuple[GaussianEta, ...]]:
+        """Cuts natural parameters into pieces of as many coordinates as are computed in one go."""
+        for start in range(0, self.size, _BLOCK):
+            piece = slice(start, start + _BLOCK)
+            yield tuple(GaussianEta(eta.h[piece], eta.J[piece]) for eta in etas)
 
     def check(self, eta: Any, name: str = "eta") -> None:
         """Raises FamilyError unless h and J are [D] and finite."""
@@ -247,15 +271,18 @@ class DiagonalGaussian:
         return _broadcast_add(noise * scale, h / precision)
 
     def is_proper(self, eta: GaussianEta) -> bool:
-        """Says whether every precision is positive (NumPy arrays only)."""
-        finite = np.isfinite(eta.h).all() and np.isfinite(eta.J).all()
-        return bool(finite and (np.asarray(eta.J) > 0.0).all())
+        """Says whether every precision is positive, and no sd beyond 1e15 (NumPy arrays only)."""
+        positive = all(bool((piece > _SMALLEST).all()) for (piece,) in windows(np.asarray(eta.J)))
+        return positive and is_finite(eta.h) and is_finite(eta.J)
 
     def project(self, eta: GaussianEta, floor: GaussianEta) -> GaussianEta:
         """Lifts precisions to 1e-3 of the floor's; keeps a proper η as it is."""
         if self.is_proper(eta):
             return eta
-        return GaussianEta(np.array(eta.h), np.maximum(eta.J, _PROJECTION_FRACTION * floor.J))
+        lifted = elementwise(
+            lambda found, least: np.maximum(found, _PROJECTION_FRACTION * least), eta.J, floor.J
+        )
+        return GaussianEta(elementwise(np.array, eta.h), lifted)
 
     def kl(self, eta_q: GaussianEta, eta_p: GaussianEta) -> Any:
         """Returns KL(q ‖ p) in nats, both proper."""
@@ -331,5 +358,5 @@ def _check_shapes(eta: Any, h: tuple[int, ...], j: tuple[int, ...], name: str, k
                 f"{name}.{field} has shape {found}, expected {expected}",
                 f"the family is {kind}(size={h[0]}); model, prior and factors must share its size",
             )
-    if not (np.isfinite(eta.h).all() and np.isfinite(eta.J).all()):
+    if not (is_finite(eta.h) and is_finite(eta.J)):
         raise errors.FamilyError(f"{name} holds NaN or infinite numbers")

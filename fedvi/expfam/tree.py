@@ -5,16 +5,20 @@ here are NamedTuples of arrays, possibly nested; walking them needs no JAX, so t
 only adds factors does not import it.
 """
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
+from fedvi.expfam import windows
 from fedvi.typing import Eta
 
 __all__ = [
     "add",
+    "add_scaled",
     "equal",
+    "freeze",
     "is_finite",
     "leaves",
     "map_leaves",
@@ -43,43 +47,89 @@ def leaves(tree: Eta) -> list[Any]:
 
 def add(left: Eta, right: Eta) -> Eta:
     """Returns η of the product of two (unnormalised) densities: η + η′."""
-    return map_leaves(lambda a, b: a + b, left, right)
+    return map_leaves(lambda a, b: windows.elementwise(operator.add, a, b), left, right)
 
 
 def subtract(left: Eta, right: Eta) -> Eta:
     """Returns η of the quotient of two densities: η − η′."""
-    return map_leaves(lambda a, b: a - b, left, right)
+    return map_leaves(lambda a, b: windows.elementwise(operator.sub, a, b), left, right)
 
 
 def scale(eta: Eta, factor: float) -> Eta:
     """Returns η of a density raised to a power: factor · η."""
-    return map_leaves(lambda a: a * factor, eta)
+    return map_leaves(lambda a: windows.elementwise(lambda piece: piece * factor, a), eta)
+
+
+def add_scaled(left: Eta, right: Eta, factor: float) -> Eta:
+    """Returns η + factor · η′, bit for bit as ``add`` and ``scale`` do, in the memory of one tree."""
+    return map_leaves(_add_onto, scale(right, factor), left)
 
 
 def total(etas: Iterable[Eta], start: Eta) -> Eta:
-    """Returns start + Σ η, added in the order given, so that the result is reproducible bit by bit."""
-    result = start
+    """Returns start + Σ η, added in the order given, so that the result is reproducible bit by bit.
+
+    The result is a tree of its own if there is anything to add, and takes the memory of one.
+    """
+    result = None
     for eta in etas:
-        result = add(result, eta)
-    return result
+        result = add(start, eta) if result is None else map_leaves(_add_onto, result, eta)
+    return start if result is None else result
 
 
 def to_numpy(eta: Eta) -> Eta:
-    """Copies a tree into read-only float64 NumPy arrays, the form at rest and on the wire."""
+    """Returns a tree as read-only float64 arrays in C order, the form at rest and on the wire.
+
+    Arrays that are in that form already, and that nobody can write to, are shared; others are copied.
+    """
 
     def convert(leaf: Any) -> np.ndarray:
-        array = np.array(leaf, dtype=np.float64)
+        if _is_at_rest(leaf):
+            return leaf
+        array = np.array(leaf, dtype=np.float64, order="C")
         array.flags.writeable = False
         return array
 
     return map_leaves(convert, eta)
 
 
+def freeze(eta: Eta) -> Eta:
+    """Does what ``to_numpy`` does to a tree that was made for this alone: it may be taken as it is."""
+    for leaf in leaves(eta):
+        if isinstance(leaf, np.ndarray) and leaf.base is None:
+            leaf.flags.writeable = False
+    return to_numpy(eta)
+
+
 def is_finite(eta: Eta) -> bool:
     """Says whether every number of a tree of NumPy arrays is finite."""
-    return all(bool(np.isfinite(leaf).all()) for leaf in leaves(eta))
+    return all(windows.is_finite(leaf) for leaf in leaves(eta))
 
 
 def equal(left: Eta, right: Eta) -> bool:
     """Says whether two trees of NumPy arrays agree bit for bit."""
     return all(np.array_equal(a, b) for a, b in zip(leaves(left), leaves(right), strict=True))
+
+
+def _add_onto(result: Any, other: Any) -> Any:
+    """Adds to an array that nobody else has, in its own memory where the sum fits there."""
+    fits = all(isinstance(a, np.ndarray) and a.dtype == np.float64 for a in (result, other))
+    if fits and result.shape == other.shape:
+        for piece, others in windows.windows(result, other):
+            np.add(piece, others, out=piece)
+        return result
+    return result + other
+
+
+def _is_at_rest(leaf: Any) -> bool:
+    if not isinstance(leaf, np.ndarray) or leaf.dtype != np.float64 or not leaf.flags.c_contiguous:
+        return False
+    # A view is read-only, and its base may not be.
+    array: Any = leaf
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return False
+        array = array.base
+    try:
+        return array is None or memoryview(array).readonly
+    except TypeError:  # memory of something else than Python's, such as JAX
+        return False

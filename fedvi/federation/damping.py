@@ -7,6 +7,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
+from fedvi.expfam.base import blocks
 from fedvi.typing import Eta
 
 __all__ = ["Memory", "StepRule", "adaptive", "fixed"]
@@ -54,17 +55,14 @@ def adaptive() -> StepRule:
     ) -> float:
         damping = memory.damping
         if memory.update is not None:
-            before = family.whiten(served, memory.update)
-            size = float(before @ before)
-            ratio = float(family.whiten(served, update) @ before) / size if size > 0.0 else 0.0
+            size, product = _products(family, served, memory.update, update)
+            ratio = product / size if size > 0.0 else 0.0
             if ratio < -1.0 / 3.0:
                 damping *= 0.5
             elif ratio > 1.0 / 3.0:
                 damping *= 2.0
         damping = float(np.clip(damping, floor, 1.0))
-        while damping > floor and not family.is_proper(
-            tree.add(posterior, tree.scale(update, damping))
-        ):
+        while damping > floor and not _stays_proper(family, posterior, update, damping):
             damping = max(floor, 0.5 * damping)
         return damping
 
@@ -83,3 +81,20 @@ def fixed(damping: float) -> StepRule:
             'leave it out, or write "adaptive", and the server chooses the step',
         )
     return StepRule(f"fixed({damping:g})", lambda *_: damping)
+
+
+def _products(family: Any, served: Eta, before: Eta, after: Eta) -> tuple[float, float]:
+    """Returns ‖u‖² and ⟨u′, u⟩ of successive updates, in units of the posterior's sds."""
+    size = product = 0.0
+    for eta, first, second in blocks(family, served, before, after):
+        whitened = family.whiten(eta, first)
+        size += float(whitened @ whitened)
+        product += float(family.whiten(eta, second) @ whitened)
+    return size, product
+
+
+def _stays_proper(family: Any, posterior: Eta, update: Eta, damping: float) -> bool:
+    return all(
+        family.is_proper(tree.add_scaled(eta, change, damping))
+        for eta, change in blocks(family, posterior, update)
+    )

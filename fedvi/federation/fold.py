@@ -1,11 +1,12 @@
 """How answers become a posterior: posterior = prior + Σ factors, always."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvi.expfam import tree
+from fedvi.expfam.base import blocks
 from fedvi.inference.base import Change
 from fedvi.typing import Eta
 
@@ -33,7 +34,10 @@ def posterior_of(prior: Eta, factors: Mapping[str, Eta]) -> Eta:
 
 
 def fold(
-    factors: Mapping[str, Eta], changes: Mapping[str, Change], damping: float
+    factors: Mapping[str, Eta],
+    changes: Mapping[str, Change],
+    damping: float,
+    keep: Callable[[Eta], Eta] = lambda eta: eta,
 ) -> dict[str, Eta]:
     """Commits answers: η_m ← η_m + s · Δ_m for each client that answered.
 
@@ -43,18 +47,22 @@ def fold(
       factors: η_m of every client.
       changes: the answers to commit, by client.
       damping: s, the same for all of them.
+      keep: called with each new factor; returns it, equal, perhaps elsewhere than in memory.
 
     Source: specs/pvi.md §1.2, the commit step.
     """
     moved = dict(factors)
     for name, change in changes.items():
-        moved[name] = tree.to_numpy(tree.add(factors[name], tree.scale(change.delta, damping)))
+        moved[name] = keep(tree.freeze(tree.add_scaled(factors[name], change.delta, damping)))
     return moved
 
 
 def gap(family: Any, before: Eta, after: Eta) -> Gap:
     """Measures how far a posterior moved; both must be proper."""
-    mean_before, sd_before = family.moments(before)
-    mean_after, sd_after = family.moments(after)
-    ratio = np.abs(np.log(sd_after / sd_before)).max()
-    return Gap(float((np.abs(mean_after - mean_before) / sd_after).max()), float(np.exp(ratio)))
+    shifts, ratios = [], []
+    for earlier, later in blocks(family, before, after):
+        mean_before, sd_before = family.moments(earlier)
+        mean_after, sd_after = family.moments(later)
+        shifts.append((np.abs(mean_after - mean_before) / sd_after).max())
+        ratios.append(np.abs(np.log(sd_after / sd_before)).max())
+    return Gap(float(np.max(shifts)), float(np.exp(np.max(ratios))))

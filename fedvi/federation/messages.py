@@ -1,16 +1,28 @@
-"""The messages between client and server; every request gets one reply. Change the protocol here."""
+"""The messages between client and server; every request gets one reply. Change the protocol here.
+
+A request's ``session`` (16 bytes, in hexadecimal) says which process of its client asks; the link fills
+it in. It is empty within one process and in files, where no other can stand in for the client.
+"""
 
 from typing import NamedTuple
 
 from fedvi.inference.base import Task
+from fedvi.privacy.ledger import Anchor
 
 __all__ = [
+    "FAILURES",
+    "Begin",
     "Done",
+    "Failure",
+    "Goodbye",
     "Hello",
     "NextTask",
+    "Noted",
     "Offer",
     "Payload",
     "Receipt",
+    "Renew",
+    "Renewed",
     "Reply",
     "Request",
     "Submit",
@@ -19,10 +31,16 @@ __all__ = [
     "Welcome",
 ]
 
+FAILURES = ("budget", "policy", "data", "solver", "other")
+"""Why a client may say that it cannot answer: a word of this list, since an error's text may tell of
+records."""
+
 
 class Tensor(NamedTuple):
     """A named array: NumPy dtype string (little-endian), shape, and its bytes in C order.
 
+    A memoryview of bytes stands for large arrays that need not be copied; it is read-only, flat and
+    never changes.
     ``scale`` is what one unit of released integers is worth, a public number; None for values that
     stand as they are.
     """
@@ -30,7 +48,7 @@ class Tensor(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | memoryview
     scale: float | None = None
 
 
@@ -49,22 +67,34 @@ class Payload(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Client → server: who I am, and the digest of the study that I read."""
+    """Client → server: who I am, the digest of the study that I read, and how far my ledger is.
+
+    With a new ``session`` it takes the place of whichever had greeted before; without one it only
+    compares.
+    """
 
     client: str
     study_digest: str
+    anchor: Anchor | None = None
+    session: str = ""
 
 
 class Welcome(NamedTuple):
-    """Server → client: the study agrees; the server stands at ``version``."""
+    """Server → client: the study agrees; the server stands at ``version``.
+
+    ``anchor`` is how far the server's own ledger of this client is: the two ledgers are the same
+    chain, but for what is in flight, so that each party sees if the other was rolled back.
+    """
 
     version: int
+    anchor: Anchor | None = None
 
 
 class NextTask(NamedTuple):
     """Client → server: is there work for me?"""
 
     client: str
+    session: str = ""
 
 
 class Offer(NamedTuple):
@@ -78,29 +108,89 @@ class Wait(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Server → client: the schedule has finished."""
+    """Server → client: the schedule has finished, or the run was ended."""
 
     reason: str
 
 
+class Begin(NamedTuple):
+    """Client → server: the bytes of this answer are on their way, in pieces; Submit follows.
+
+    From here on it is the only answer that the task may have, and what its ledger says is sealed.
+    The reply is Noted, or at once the Receipt if the bytes are not needed. Fields as in Submit and
+    its payload.
+    """
+
+    client: str
+    task_id: str
+    sha256: str
+    event: str
+    attempt: int = 0
+    session: str = ""
+
+
 class Submit(NamedTuple):
-    """Client → server: the answer to a task. Sending it again has no further effect."""
+    """Client → server: the answer to a task. Sending it again has no further effect.
+
+    ``attempt`` numbers the releases that were charged for this task, from 0: after a crash whose
+    input could not be had again, the answer is that of a later one.
+    Whoever sends it has greeted, but ``session`` may be an older one: the bytes are there, so they
+    are taken or charged.
+    """
 
     client: str
     task_id: str
     payload: Payload
+    attempt: int = 0
+    session: str = ""
 
 
 class Receipt(NamedTuple):
     """Server → client: what became of an answer.
 
     ``status`` is "accepted", "duplicate" (the same bytes again) or "conflict" (other bytes for a
-    task that was answered).
+    task that was answered, which the server charged as one more release). ``anchor`` is how far the
+    server's ledger of this client is.
     """
 
     status: str
     version: int
+    anchor: Anchor | None = None
 
 
-Request = Hello | NextTask | Submit
-Reply = Welcome | Offer | Wait | Done | Receipt
+class Renew(NamedTuple):
+    """Client → server: I am still at work on this task."""
+
+    client: str
+    task_id: str
+    session: str = ""
+
+
+class Renewed(NamedTuple):
+    """Server → client: whether the task is still waited for."""
+
+    held: bool
+
+
+class Failure(NamedTuple):
+    """Client → server: I cannot answer this task; ``code`` is one of ``FAILURES``."""
+
+    client: str
+    task_id: str
+    code: str
+    session: str = ""
+
+
+class Goodbye(NamedTuple):
+    """Client → server: I am leaving, and may come back."""
+
+    client: str
+    session: str = ""
+
+
+class Noted(NamedTuple):
+    """Server → client: heard."""
+
+
+Request = Hello | NextTask | Begin | Submit | Renew | Failure | Goodbye
+Reply = Welcome | Offer | Wait | Done | Receipt | Renewed | Noted

@@ -1,8 +1,3 @@
-"""How one party improves a posterior: each file is one local solver, named by `solver.kind`."""
+"""How one party improves a posterior; nothing is imported here, so that a server needs no JAX."""
 
-from fedvi.inference.dp_optimisation import dp_optimisation
-from fedvi.inference.exact import exact
-from fedvi.inference.glm import glm
-from fedvi.inference.gradient import gradient
-
-__all__ = ["dp_optimisation", "exact", "glm", "gradient"]
+__all__: list[str] = []

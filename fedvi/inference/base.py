@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -10,8 +10,10 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.privacy import events
-from fedvi.privacy.release import Released
 from fedvi.typing import Eta, Key, Records
+
+if TYPE_CHECKING:  # a server reads this file, and needs no JAX
+    from fedvi.privacy.release import Released
 
 __all__ = [
     "Change",
@@ -80,7 +82,9 @@ class LocalSolver(NamedTuple):
         be called before any task, since its answer is also the layout of a state that was stored.
       update: (key_of, state, task, shard) → (state, Released, info). ``key_of(purpose)`` derives a
         key for this task; ``info`` is about private data and never leaves the client.
-      finish: (released value, task) → Change. Runs at the server in NumPy: post-processing.
+      finish: (released value, task) → Change. Runs at the server in NumPy: post-processing. A
+        function of a module that imports no JAX, or a ``functools.partial`` of one with keyword
+        arguments that JSON can hold, so that a server can name it.
       cost: the event of one update, known before any record is read.
       number_count: how many numbers one released value holds.
       clip_norm: the L2 bound on one unit's contribution; None if nothing is clipped.
@@ -89,7 +93,9 @@ class LocalSolver(NamedTuple):
 
     name: str
     init: Callable[[Eta], Any]
-    update: Callable[[Callable[[str], Key], Any, Task, Shard], tuple[Any, Released, dict[str, Any]]]
+    update: Callable[
+        [Callable[[str], Key], Any, Task, Shard], tuple[Any, "Released", dict[str, Any]]
+    ]
     finish: Callable[[dict[str, np.ndarray], Task], Change]
     cost: events.Event
     number_count: int

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
-from fedvi.inference.gradient import local_optimum
+from fedvi.inference.solvers.gradient import local_optimum
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.release import Released, public

@@ -9,10 +9,8 @@ hundredth of a posterior sd, however sharp or flat q is.
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
-import scipy.linalg
 
-from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import Task, cavity
 
 __all__ = [
@@ -26,7 +24,6 @@ __all__ = [
     "single",
     "spread",
     "start",
-    "to_natural",
     "to_theta",
 ]
 
@@ -86,22 +83,6 @@ def draw(parameters: tuple[Any, Any], noise: Any) -> Any:
     location, raw = parameters
     scale = spread(raw)
     return location[None, :] + (noise @ scale.T if raw.ndim == 2 else noise * scale[None, :])
-
-
-def to_natural(family: Any, task: Task, location: np.ndarray, raw: np.ndarray) -> GaussianEta:
-    """Returns η of the guide, in float64 NumPy, from float64 parameters.
-
-    The precision is built from triangular factors, so it is finite and proper for every raw of
-    moderate size.
-    """
-    if not isinstance(family, FullGaussian):
-        mean, root = family.moments(task.posterior)
-        return family.from_moments(mean + root * location, (root * np.exp(raw)) ** 2)
-    mean, root = family.location_root(task.posterior)
-    scale = np.tril(raw, -1) + np.diag(np.exp(np.diagonal(raw)))
-    inverse = scipy.linalg.solve_triangular(root @ scale, np.eye(family.size), lower=True)
-    precision = inverse.T @ inverse
-    return GaussianEta(precision @ (mean + root @ location), precision)
 
 
 def pull_back(at: Frame, location: Any, raw: Any) -> tuple[Any, Any]:

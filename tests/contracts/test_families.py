@@ -7,8 +7,10 @@ import pytest
 import scipy.stats
 
 from fedvi import errors, expfam
-from fedvi.expfam import tree
+from fedvi.expfam import gaussian, tree
+from fedvi.expfam.base import blocks
 from fedvi.expfam.gaussian import GaussianEta
+from fedvi.federation import fold as folding
 from tests.studies import random_eta
 
 # float64 linear algebra on well-conditioned matrices of size 4.
@@ -141,3 +143,44 @@ def test_parameters_that_do_not_fit_are_refused(kind, change, message):
 def test_a_family_without_a_dimension_is_refused(kind):
     with pytest.raises(errors.FamilyError, match="size is 0"):
         make(kind, 0)
+
+
+def test_pieces_are_the_whole_and_what_is_computed_of_them_agrees(kind, monkeypatch):
+    family = make(kind, 7)
+    before, after, change = (random_eta(family, seed) for seed in (1, 2, 3))
+    whole = folding.gap(family, before, after)
+    whitened = family.whiten(before, change)
+    monkeypatch.setattr(gaussian, "_BLOCK", 3)
+    pieces = list(blocks(family, before, change))
+    for index, eta in enumerate((before, change)):
+        h = np.concatenate([piece[index].h for piece in pieces])
+        J = np.concatenate([piece[index].J for piece in pieces])
+        assert tree.equal(GaussianEta(h, J), eta)
+    # A largest number is the same however it is found; a sum is not, to the last bit.
+    assert folding.gap(family, before, after) == whole
+    parts = [family.whiten(eta, part) for eta, part in pieces]
+    assert sum(part @ part for part in parts) == pytest.approx(whitened @ whitened, rel=1e-13)
+
+
+def test_sums_in_place_have_the_bits_of_sums_and_change_no_argument(kind):
+    family = make(kind)
+    etas = [random_eta(family, seed) for seed in range(1, 5)]
+    copies = [tree.map_leaves(np.array, eta) for eta in etas]
+    expected = tree.add(tree.add(tree.add(etas[0], etas[1]), etas[2]), etas[3])
+    assert tree.equal(tree.total(etas[1:], etas[0]), expected)
+    scaled = tree.add(etas[0], tree.scale(etas[1], 0.3))
+    assert tree.equal(tree.add_scaled(etas[0], etas[1], 0.3), scaled)
+    assert all(tree.equal(eta, copy) for eta, copy in zip(etas, copies, strict=True))
+
+
+def test_arrays_at_rest_are_shared_and_others_are_copied(kind):
+    eta = random_eta(make(kind), 1)
+    rest = tree.to_numpy(eta)
+    assert rest.J is not eta.J
+    assert tree.to_numpy(rest).J is rest.J
+    view = eta.J[:]
+    view.flags.writeable = False  # and eta.J is not
+    assert tree.to_numpy(GaussianEta(eta.h, view)).J is not view
+    assert tree.to_numpy(GaussianEta(rest.h.astype(np.float32), rest.J)).h.dtype == np.float64
+    fresh = tree.freeze(tree.scale(eta, 2.0))
+    assert not fresh.J.flags.writeable

@@ -5,8 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedvi import errors, expfam, inference, models
+from fedvi import errors, expfam, models
 from fedvi.expfam import tree
+from fedvi.inference import solvers
 from fedvi.inference.base import Shard, Task
 from fedvi.privacy import mechanisms, random, sampling
 from fedvi.transport import codec
@@ -24,11 +25,11 @@ ARGUMENTS = {
 }
 
 
-@pytest.fixture(params=[(name, kind) for name in inference.__all__ for kind in expfam.__all__])
+@pytest.fixture(params=[(name, kind) for name in solvers.__all__ for kind in expfam.__all__])
 def case(request):
     name, kind = request.param
     family = getattr(expfam, kind)(2)
-    solver = getattr(inference, name)(family, models.linear(NAMES), **ARGUMENTS[name]())
+    solver = getattr(solvers, name)(family, models.linear(NAMES), **ARGUMENTS[name]())
     generator = np.random.default_rng(0)
     records = {"x": generator.normal(size=(16, 2)), "y": generator.normal(size=16)}
     shard = Shard(records, np.arange(16) < 12)

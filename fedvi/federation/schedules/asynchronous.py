@@ -23,12 +23,22 @@ def asynchronous(rounds: int, tolerance: float = 0.0) -> Schedule:
     """
     check_settings(rounds, tolerance)
 
-    def select(progress: Progress) -> tuple[str, ...]:
+    def unfinished(progress: Progress) -> tuple[str, ...]:
         return tuple(
             client
-            for client in progress.clients
-            if progress.idle(client) and progress.visits_of(client) < rounds
+            for client, turns in zip(progress.clients, progress.turns, strict=True)
+            if turns < rounds
         )
+
+    def select(progress: Progress) -> tuple[str, ...]:
+        busy = {*progress.open, *progress.waiting}
+        return tuple(client for client in unfinished(progress) if client not in busy)
+
+    def awaited(progress: Progress) -> tuple[str, ...]:
+        answered, away = set(progress.waiting), set(progress.away)
+        missing = [client for client in unfinished(progress) if client not in answered]
+        # Nobody waits for a client that is away, until those are all that are missing.
+        return tuple([client for client in missing if client not in away] or missing)
 
     def ready(progress: Progress) -> bool:
         return bool(progress.waiting)
@@ -36,4 +46,4 @@ def asynchronous(rounds: int, tolerance: float = 0.0) -> Schedule:
     def finished(progress: Progress) -> bool:
         return progress.rounds >= rounds or progress.gap < tolerance
 
-    return Schedule("asynchronous", rounds, select, ready, finished)
+    return Schedule("asynchronous", rounds, select, ready, finished, awaited)

@@ -18,16 +18,22 @@ def sequential(rounds: int, tolerance: float = 0.0) -> Schedule:
     """
     check_settings(rounds, tolerance)
 
+    def in_turn(progress: Progress) -> str:
+        return progress.clients[sum(progress.turns) % len(progress.clients)]
+
     def select(progress: Progress) -> tuple[str, ...]:
-        turn = progress.clients[sum(progress.visits) % len(progress.clients)]
-        busy = progress.open or progress.waiting
-        return () if busy else (turn,)
+        turn = in_turn(progress)
+        return (turn,) if progress.idle(turn) and progress.turns_of(turn) < rounds else ()
+
+    def awaited(progress: Progress) -> tuple[str, ...]:
+        turn = in_turn(progress)
+        return (turn,) if turn not in progress.waiting and not finished(progress) else ()
 
     def ready(progress: Progress) -> bool:
         return bool(progress.waiting)
 
     def finished(progress: Progress) -> bool:
-        complete = len(set(progress.visits)) == 1
+        complete = len(set(progress.turns)) == 1
         return complete and (progress.rounds >= rounds or progress.gap < tolerance)
 
-    return Schedule("sequential", rounds, select, ready, finished)
+    return Schedule("sequential", rounds, select, ready, finished, awaited)

@@ -1,4 +1,4 @@
-"""All clients at once from the same posterior; the round is folded when the last answer is there."""
+"""All clients at once from the same posterior; the round is folded when nobody is awaited any more."""
 
 from fedvi.federation.progress import Progress, Schedule
 from fedvi.federation.schedules.checks import check_settings
@@ -18,13 +18,27 @@ def synchronous(rounds: int, tolerance: float = 0.0) -> Schedule:
     """
     check_settings(rounds, tolerance)
 
+    def in_turn(progress: Progress) -> tuple[str, ...]:
+        # A client whose turn was skipped is one ahead of the others until the round is folded.
+        over = progress.rounds
+        return tuple(
+            client
+            for client, turns in zip(progress.clients, progress.turns, strict=True)
+            if turns == over < rounds
+        )
+
     def select(progress: Progress) -> tuple[str, ...]:
-        return tuple(client for client in progress.clients if progress.idle(client))
+        busy = {*progress.open, *progress.waiting}
+        return tuple(client for client in in_turn(progress) if client not in busy)
+
+    def awaited(progress: Progress) -> tuple[str, ...]:
+        answered = set(progress.waiting)
+        return tuple(client for client in in_turn(progress) if client not in answered)
 
     def ready(progress: Progress) -> bool:
-        return len(progress.waiting) == len(progress.clients)
+        return bool(progress.waiting) and not awaited(progress)
 
     def finished(progress: Progress) -> bool:
         return progress.rounds >= rounds or progress.gap < tolerance
 
-    return Schedule("synchronous", rounds, select, ready, finished)
+    return Schedule("synchronous", rounds, select, ready, finished, awaited)

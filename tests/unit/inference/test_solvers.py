@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedvi import errors, expfam, inference, models
+from fedvi import errors, expfam, models
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
+from fedvi.inference import solvers
 from fedvi.inference.base import Shard, Task, cavity
 from fedvi.privacy import events, mechanisms, random, sampling
 from fedvi.privacy.mechanisms.gaussian import Gaussian
@@ -47,7 +48,7 @@ def test_exact_and_glm_agree_on_a_linear_model(kind):
     _, _, shard = problem(1)
     job = task(random_eta(family, 1), tree.scale(random_eta(family, 2), 0.1))
     found = {}
-    for make in (inference.exact, inference.glm):
+    for make in (solvers.exact, solvers.glm):
         solver = make(family, model)
         _, released, _ = solver.update(keys(0), (), job, shard)
         found[solver.name] = solver.finish(released.value, job).delta
@@ -75,7 +76,7 @@ def test_derivatives_of_the_likelihood_are_those_of_its_log_density(model):
 def test_the_exact_factor_is_the_likelihood():
     family, model = expfam.full_gaussian(3), models.linear(NAMES, noise_scale=0.5)
     x, y, shard = problem(2)
-    solver, prior = inference.exact(family, model), family.isotropic(2.0)
+    solver, prior = solvers.exact(family, model), family.isotropic(2.0)
     job = task(prior, family.zeros())
     _, released, _ = solver.update(keys(0), (), job, shard)
     factor = solver.finish(released.value, job).delta
@@ -90,7 +91,7 @@ def test_the_glm_solution_is_stationary_for_an_independent_objective(kind):
     x, y, shard = problem(3, kind="logistic")
     without = random_eta(family, 4)
     job = task(without, family.zeros())
-    solver = inference.glm(family, model, nodes=32)
+    solver = solvers.glm(family, model, nodes=32)
     _, released, info = solver.update(keys(0), (), job, shard)
     optimum = GaussianEta(released.value["h"], released.value["J"])
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
@@ -119,7 +120,7 @@ def test_glm_improves_the_objective_from_an_improper_cavity(kind):
     posterior = random_eta(family, 6)
     job = task(posterior, tree.scale(posterior, 1.05))
     assert not family.is_proper(cavity(job))
-    _, released, _ = inference.glm(family, model).update(keys(0), (), job, shard)
+    _, released, _ = solvers.glm(family, model).update(keys(0), (), job, shard)
     assert family.is_proper(GaussianEta(released.value["h"], released.value["J"]))
 
 
@@ -128,8 +129,8 @@ def test_gradient_finds_the_optimum_of_glm(kind):
     family, model = getattr(expfam, kind)(3), models.logistic(NAMES)
     _, _, shard = problem(7, kind="logistic")
     job = task(family.isotropic(2.5), family.zeros())
-    exact = inference.glm(family, model).update(keys(0), (), job, shard)[1].value
-    found = inference.gradient(family, model).update(keys(1), (), job, shard)[1].value
+    exact = solvers.glm(family, model).update(keys(0), (), job, shard)[1].value
+    found = solvers.gradient(family, model).update(keys(1), (), job, shard)[1].value
     # Monte Carlo error with the default steps and draws: 0.02 nats here at the most of 5 seeds.
     assert family.kl(GaussianEta(**found), GaussianEta(**exact)) < 0.05
 
@@ -151,7 +152,7 @@ def test_padding_holds_no_information(name, kind):
 
 
 def make(name, family, model, steps=20, noise_multiplier=1.0, clip_norm=1.0, **arguments):
-    factory = getattr(inference, name)
+    factory = getattr(solvers, name)
     if name == "gradient":
         return factory(family, model, steps=steps)
     if name != "dp_optimisation":
@@ -177,7 +178,7 @@ def test_dp_optimisation_without_noise_or_clipping_finds_the_optimum(kind):
         clip_norm=float("inf"),
         draws=16,
     )
-    exact = inference.exact(family, model).update(keys(0), (), job, shard)[1].value
+    exact = solvers.exact(family, model).update(keys(0), (), job, shard)[1].value
     _, released, _ = solver.update(keys(3), (), job, shard)
     found = tree.add(solver.finish(released.value, job).delta, job.posterior)
     # Monte Carlo error of 16 draws with a falling learning rate: 0.01 nats at the most of 5 seeds.
@@ -256,7 +257,7 @@ def test_no_key_is_used_twice():
             return super().perturb(key, total, clip_norm)
 
     family, model = expfam.diagonal_gaussian(3), models.logistic(NAMES)
-    solver = inference.dp_optimisation(family, model, Sampler(64), Mechanism(1.0), steps=5)
+    solver = solvers.dp_optimisation(family, model, Sampler(64), Mechanism(1.0), steps=5)
     _, _, shard = problem(13, kind="logistic")
     root = random.insecure_root(0)
     for client in ("north", "south"):
@@ -278,7 +279,7 @@ def test_no_key_is_used_twice():
 
 def test_all_shards_of_one_capacity_share_one_compilation():
     family = expfam.full_gaussian(3)
-    for name in inference.__all__:
+    for name in solvers.__all__:
         traces = []
 
         class Counting(type(models.linear(NAMES))):
@@ -316,9 +317,9 @@ class Other:
 def test_a_solver_refuses_a_model_it_cannot_solve():
     family = expfam.full_gaussian(3)
     with pytest.raises(errors.SolverError, match="known noise"):
-        inference.exact(family, models.logistic(NAMES))
+        solvers.exact(family, models.logistic(NAMES))
     with pytest.raises(errors.SolverError, match="generalised linear model"):
-        inference.glm(family, Other())
+        solvers.glm(family, Other())
     with pytest.raises(errors.SolverError, match="steps is 0"):
         make("dp_optimisation", family, models.logistic(NAMES), steps=0)
 
@@ -327,5 +328,5 @@ def test_solvers_leave_the_global_precision_alone():
     family, model = expfam.full_gaussian(3), models.linear(NAMES)
     _, _, shard = problem(12)
     job = task(family.isotropic(1.0), family.zeros())
-    inference.glm(family, model).update(keys(0), (), job, shard)
+    solvers.glm(family, model).update(keys(0), (), job, shard)
     assert not jax.config.jax_enable_x64

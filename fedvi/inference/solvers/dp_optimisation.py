@@ -6,21 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
 
 from fedvi import errors
-from fedvi.expfam import tree
 from fedvi.inference import whitened
-from fedvi.inference.base import (
-    Change,
-    LocalSolver,
-    Shard,
-    Task,
-    check_shapes,
-    compiled_once,
-)
-from fedvi.inference.gradient import single_precision
+from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.inference.finish import SHARPEST, finish_whitened
 from fedvi.inference.optimiser import adam, check_learning_rate
+from fedvi.inference.solvers.gradient import single_precision
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.release import (
@@ -38,10 +30,8 @@ from fedvi.typing import Key
 
 __all__ = ["dp_optimisation"]
 
-# A released location is at most so many broadcast sds away, a scale at most exp(±6) of them: float64
-# holds the precision of no much sharper one.
+# A released location is at most so many broadcast sds away; for its scale see `SHARPEST`.
 _FARTHEST = 1e3
-_SHARPEST = 6.0
 
 
 def dp_optimisation(
@@ -102,16 +92,11 @@ def dp_optimisation(
         told = {"valid_units": int(np.count_nonzero(shard.mask))}
         return state, post_process(_to_float64, climb(keys, at, records, valid)), told
 
-    def finish(value: dict[str, np.ndarray], task: Task) -> Change:
-        check_shapes(value, {"location": task.posterior.h.shape, "scale": task.posterior.J.shape})
-        optimum = whitened.to_natural(family, task, value["location"], _conditioned(value["scale"]))
-        return Change(tree.subtract(optimum, task.posterior))
-
     return LocalSolver(
         name="dp_optimisation",
         init=lambda eta: (),
         update=update,
-        finish=finish,
+        finish=finish_whitened,
         cost=events.repeat(one_step, steps),
         number_count=family.number_count,
         clip_norm=clip_norm,
@@ -186,7 +171,7 @@ def _climber(
             raw = jnp.where(usable, raw, jnp.zeros_like(raw))
             return {
                 "location": jnp.clip(location, -_FARTHEST, _FARTHEST),
-                "scale": jnp.clip(raw, -_SHARPEST, _SHARPEST),
+                "scale": jnp.clip(raw, -SHARPEST, SHARPEST),
             }
 
         energy = jnp.zeros((3,), at.mean.dtype)
@@ -220,25 +205,6 @@ def _signal(at: whitened.Frame, slope: Any, noise_std: float, energy: Any) -> tu
     )
     share = jnp.clip(1.0 - noise / jnp.maximum(total, 1e-30), 0.0, 1.0)
     return (share[0], share[1]), new
-
-
-def _conditioned(raw: np.ndarray) -> np.ndarray:
-    """Keeps every direction of a scale within exp(±6) of the broadcast sds; post-processing.
-
-    Entries of moderate size do not do that for a triangular matrix: its inverse grows with their
-    products, until the precision is singular to float64. Noise alone leads there.
-    """
-    if raw.ndim == 1:
-        return raw
-    scale = np.tril(raw, -1) + np.diag(np.exp(np.diagonal(raw)))
-    left, singular, _ = np.linalg.svd(scale)
-    kept = np.clip(singular, np.exp(-_SHARPEST), np.exp(_SHARPEST))
-    if np.array_equal(kept, singular):
-        return raw
-    # The triangular root of U S² Uᵀ.
-    root = scipy.linalg.qr((left * kept).T, mode="r")[0].T
-    root = root * np.sign(np.diagonal(root))
-    return np.tril(root, -1) + np.diag(np.log(np.diagonal(root)))
 
 
 def _to_float64(value: dict[str, Any]) -> dict[str, np.ndarray]:

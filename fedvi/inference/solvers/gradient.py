@@ -10,6 +10,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.inference import whitened
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once, finish_natural
+from fedvi.inference.finish import to_natural
 from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.models.base import Model
 from fedvi.privacy import events
@@ -105,7 +106,7 @@ def local_optimum(
         at = whitened.single(whitened.frame(family, task))
         records, keep = single_precision(shard.records), jnp.asarray(shard.mask)
         location, raw, values = climb(key, at, records, keep)
-        optimum = whitened.to_natural(
+        optimum = to_natural(
             family, task, np.asarray(location, np.float64), np.asarray(raw, np.float64)
         )
         return {"h": optimum.h, "J": optimum.J}, {"objective": np.asarray(values)}

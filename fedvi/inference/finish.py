@@ -1,0 +1,71 @@
+"""How a released answer becomes a change of its client's factor: NumPy alone, since servers run it.
+
+Answers that are natural parameters already need ``base.finish_natural``.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from fedvi.expfam import tree
+from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
+from fedvi.inference.base import Change, Task, check_shapes
+
+__all__ = ["SHARPEST", "finish_whitened", "to_natural"]
+
+SHARPEST = 6.0
+"""A released scale is at most exp(±6) of the broadcast sds: float64 holds the precision of no much
+sharper one."""
+
+
+def finish_whitened(value: dict[str, np.ndarray], task: Task) -> Change:
+    """Turns a released guide in the coordinates of ``whitened`` into Δη = η(guide) − η.
+
+    Args:
+      value: ``location`` [D], and ``scale`` [D, D] or [D] of the diagonal family, float64.
+      task: what was answered; the shape of its posterior's precision tells the family.
+
+    Raises:
+      ProtocolError: if the arrays are others, or of other shapes.
+    """
+    check_shapes(value, {"location": task.posterior.h.shape, "scale": task.posterior.J.shape})
+    size = task.posterior.h.shape[0]
+    family = FullGaussian(size) if task.posterior.J.ndim == 2 else DiagonalGaussian(size)
+    optimum = to_natural(family, task, value["location"], _conditioned(value["scale"]))
+    return Change(tree.subtract(optimum, task.posterior))
+
+
+def to_natural(family: Any, task: Task, location: np.ndarray, raw: np.ndarray) -> GaussianEta:
+    """Returns η of the guide, in float64 NumPy, from float64 parameters.
+
+    The precision is built from triangular factors, so it is finite and proper for every raw of
+    moderate size.
+    """
+    if not isinstance(family, FullGaussian):
+        mean, root = family.moments(task.posterior)
+        return family.from_moments(mean + root * location, (root * np.exp(raw)) ** 2)
+    mean, root = family.location_root(task.posterior)
+    scale = np.tril(raw, -1) + np.diag(np.exp(np.diagonal(raw)))
+    inverse = scipy.linalg.solve_triangular(root @ scale, np.eye(family.size), lower=True)
+    precision = inverse.T @ inverse
+    return GaussianEta(precision @ (mean + root @ location), precision)
+
+
+def _conditioned(raw: np.ndarray) -> np.ndarray:
+    """Keeps every direction of a scale within exp(±6) of the broadcast sds; post-processing.
+
+    Entries of moderate size do not do that for a triangular matrix: its inverse grows with their
+    products, until the precision is singular to float64. Noise alone leads there.
+    """
+    if raw.ndim == 1:
+        return raw
+    scale = np.tril(raw, -1) + np.diag(np.exp(np.diagonal(raw)))
+    left, singular, _ = np.linalg.svd(scale)
+    kept = np.clip(singular, np.exp(-SHARPEST), np.exp(SHARPEST))
+    if np.array_equal(kept, singular):
+        return raw
+    # The triangular root of U S² Uᵀ.
+    root = scipy.linalg.qr((left * kept).T, mode="r")[0].T
+    root = root * np.sign(np.diagonal(root))
+    return np.tril(root, -1) + np.diag(np.log(np.diagonal(root)))
