@@ -98,6 +98,7 @@ class MemoryServerStore:
         """Returns the state as last saved, or None."""
         return self._state
 
-    def save(self, state: Any) -> None:
-        """Saves the state."""
+    def save(self, state: Any) -> Any:
+        """Saves the state, and returns it."""
         self._state = state
+        return state

@@ -4,16 +4,19 @@ import hashlib
 import json
 import math
 import struct
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.expfam.windows import is_finite, windows
 from fedvi.federation.messages import Payload, Tensor
 from fedvi.privacy import events
-from fedvi.privacy.release import OnGrid, Released
+from fedvi.typing import Eta
 
-__all__ = ["decode", "encode"]
+__all__ = ["check_spec", "decode", "digest", "encode", "event_from", "layout", "pack", "unpack"]
 
 # What may travel: real numbers and indices of a fixed width.
 _DTYPES = ("<f4", "<f8", "<i4", "<i8")
@@ -30,6 +33,9 @@ def encode(released: Any) -> Payload:
       PrivacyError: for anything but a ``Released``: it was not released, so it may not leave.
       ProtocolError: if a number is not finite or a dtype cannot travel.
     """
+    # Here, since whoever only decodes, a server, runs without JAX.
+    from fedvi.privacy.release import Released
+
     if not isinstance(released, Released):
         raise errors.PrivacyError(
             f"a {type(released).__name__} cannot be sent, only a Released",
@@ -41,14 +47,12 @@ def encode(released: Any) -> Payload:
         kind = array.dtype.newbyteorder("<").str
         if kind not in _DTYPES:
             raise errors.ProtocolError(f"{name} has dtype {array.dtype}, expected one of {_DTYPES}")
-        # A non-finite released value is reported without its numbers: the text may reach a log.
-        if not np.isfinite(array).all():
-            raise errors.ProtocolError(f"{name} holds numbers that are not finite")
+        _check_finite(name, array)
         _check_scale(name, kind, scale)
         data = np.ascontiguousarray(array, dtype=kind).tobytes()
         tensors.append(Tensor(name, kind, array.shape, data, scale))
     event = json.dumps(events.to_json(released.event), sort_keys=True, separators=(",", ":"))
-    return Payload(tuple(tensors), event, _digest(event, tensors))
+    return Payload(tuple(tensors), event, digest(event, tensors))
 
 
 def decode(payload: Payload) -> tuple[dict[str, np.ndarray], events.Event]:
@@ -57,32 +61,144 @@ def decode(payload: Payload) -> tuple[dict[str, np.ndarray], events.Event]:
     Integers with a scale become float64, integer × scale.
 
     Raises:
-      ProtocolError: if the digest, a dtype, a scale, a size or a number is wrong.
+      ProtocolError: if the digest, a name, a dtype, a scale, a size, a number or the event is wrong.
     """
-    if payload.sha256 != _digest(payload.event, payload.tensors):
+    if payload.sha256 != digest(payload.event, payload.tensors):
         raise errors.ProtocolError("a payload does not match its sha256", "send it again")
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for tensor in payload.tensors:
-        if tensor.dtype not in _DTYPES:
-            raise errors.ProtocolError(f"{tensor.name} has dtype {tensor.dtype!r}")
-        _check_scale(tensor.name, tensor.dtype, tensor.scale)
-        expected = int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
-        if len(tensor.data) != expected:
-            raise errors.ProtocolError(
-                f"{tensor.name} has {len(tensor.data)} bytes, expected {expected}"
-            )
-        array = np.frombuffer(tensor.data, dtype=tensor.dtype).reshape(tensor.shape)
+        if tensor.name in arrays:
+            raise errors.ProtocolError(f"a payload holds {tensor.name!r} twice")
+        array = _array(tensor)
         if tensor.scale is not None:
-            array = array.astype(np.float64) * tensor.scale
+            # The product may overflow, though both factors are finite.
+            with np.errstate(over="ignore"):
+                array = array.astype(np.float64) * tensor.scale
             array.setflags(write=False)
-        if not np.isfinite(array).all():
-            raise errors.ProtocolError(f"{tensor.name} holds numbers that are not finite")
+            _check_finite(tensor.name, array)
         arrays[tensor.name] = array
-    return arrays, events.from_json(json.loads(payload.event))
+    return arrays, event_from(payload.event)
+
+
+def pack(eta: Eta) -> tuple[Tensor, ...]:
+    """Turns public natural parameters into tensors, float64, named by their fields.
+
+    The tensors share the memory of ``eta`` where that is float64 in C order already: a tree that
+    may be written to must not be, until they are sent.
+
+    >>> from fedvi.expfam.gaussian import GaussianEta
+    >>> [(t.name, t.shape) for t in pack(GaussianEta(h=np.zeros(2), J=np.eye(2)))]
+    [('h', (2,)), ('J', (2, 2))]
+    """
+    tensors = []
+    for name, leaf in zip(_names(eta), tree.leaves(eta), strict=True):
+        array = np.asarray(leaf, dtype="<f8")
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        tensors.append(Tensor(name, "<f8", array.shape, flat.data.toreadonly()))
+    return tuple(tensors)
+
+
+def unpack(tensors: Sequence[Tensor], like: Eta) -> Eta:
+    """Turns tensors back into read-only arrays in the tree, and with the shapes, of ``like``.
+
+    The arrays share the memory of the tensors.
+
+    Raises:
+      ProtocolError: if a name, dtype, shape, scale, size or number is wrong.
+    """
+    found = {t.name: (t.dtype, tuple(t.shape)) for t in tensors}
+    if found != layout(like) or len(tensors) != len(found):
+        raise errors.ProtocolError(
+            f"natural parameters came as {found}, expected {layout(like)}",
+            "do both sides run the same study and the same version of fedvi?",
+        )
+    arrays = {}
+    for tensor in tensors:
+        if tensor.scale is not None:
+            raise errors.ProtocolError(f"{tensor.name} has scale {tensor.scale}, expected none")
+        arrays[tensor.name] = _array(tensor)
+    ordered = iter([arrays[name] for name in _names(like)])
+    return tree.map_leaves(lambda _: next(ordered), like)
+
+
+def layout(like: Eta) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns name → (dtype, shape) of the tensors that ``pack`` makes of such a tree."""
+    shapes = (tuple(np.shape(leaf)) for leaf in tree.leaves(like))
+    return {name: ("<f8", shape) for name, shape in zip(_names(like), shapes, strict=True)}
+
+
+def check_spec(name: str, dtype: str, shape: Sequence[int], scale: float | None) -> int:
+    """Checks what is said of a tensor, and returns how many bytes it must have.
+
+    Raises:
+      ProtocolError: if the dtype cannot travel, or a scale stands where none may.
+    """
+    if dtype not in _DTYPES:
+        raise errors.ProtocolError(f"{name} has dtype {dtype!r}, expected one of {_DTYPES}")
+    _check_scale(name, dtype, scale)
+    # Python's integers, since a product of hostile ones may pass 64 bits.
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def digest(event: str, tensors: Sequence[Tensor]) -> str:
+    """Returns the SHA-256 over an event and tensors, in hexadecimal."""
+    hasher = hashlib.sha256()
+    for part in (event.encode(), *(p for t in tensors for p in _parts(t))):
+        # The length first, so that no two different messages feed the same bytes.
+        hasher.update(len(part).to_bytes(8, "little"))
+        for (piece,) in windows(np.frombuffer(part, np.uint8)):
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _names(eta: Eta, path: str = "") -> Iterator[str]:
+    """Yields a name for each array, in the order of ``tree.leaves``: fields and positions."""
+    if not isinstance(eta, tuple):
+        yield path or "value"
+        return
+    fields = getattr(eta, "_fields", None) or range(len(eta))
+    for field, part in zip(fields, eta, strict=True):
+        yield from _names(part, f"{path}.{field}" if path else str(field))
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """Returns the array of a tensor, after all checks of it; read-only, in the tensor's memory."""
+    expected = check_spec(tensor.name, tensor.dtype, tensor.shape, tensor.scale)
+    if len(tensor.data) != expected:
+        raise errors.ProtocolError(
+            f"{tensor.name} has {len(tensor.data)} bytes, expected {expected}"
+        )
+    try:
+        array = np.frombuffer(tensor.data, dtype=tensor.dtype).reshape(tensor.shape)
+    except (ValueError, OverflowError) as error:
+        raise errors.ProtocolError(f"{tensor.name} has shape {tensor.shape}: {error}") from error
+    array.setflags(write=False)
+    _check_finite(tensor.name, array)
+    return array
+
+
+def _check_finite(name: str, array: np.ndarray) -> None:
+    # Without the numbers: the text may reach a log.
+    if not is_finite(array):
+        raise errors.ProtocolError(f"{name} holds numbers that are not finite")
+
+
+def event_from(text: str) -> events.Event:
+    """Reads the event of a payload from its canonical JSON.
+
+    Raises:
+      ProtocolError: it is none.
+    """
+    try:
+        return events.from_json(json.loads(text))
+    except (errors.FedviError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise errors.ProtocolError(f"the event of a payload cannot be read: {error}") from error
 
 
 def _leaves(value: Any) -> dict[str, tuple[Any, float | None]]:
     """Returns each named array and its scale."""
+    from fedvi.privacy.release import OnGrid
+
     if isinstance(value, OnGrid):
         return {name: (leaf, value.step) for name, leaf in value.integers.items()}
     return {
@@ -100,16 +216,7 @@ def _check_scale(name: str, kind: str, scale: float | None) -> None:
         )
 
 
-def _digest(event: str, tensors: Any) -> str:
-    hasher = hashlib.sha256()
-    for part in (event.encode(), *(p for t in tensors for p in _parts(t))):
-        # The length first, so that no two different messages feed the same bytes.
-        hasher.update(len(part).to_bytes(8, "little"))
-        hasher.update(part)
-    return hasher.hexdigest()
-
-
-def _parts(tensor: Tensor) -> tuple[bytes, ...]:
+def _parts(tensor: Tensor) -> tuple[bytes | memoryview, ...]:
     scale = b"" if tensor.scale is None else struct.pack("<d", tensor.scale)
     shape = repr(tensor.shape).encode()
     return (tensor.name.encode(), tensor.dtype.encode(), shape, tensor.data, scale)

@@ -15,7 +15,7 @@ import pytest
 from fedvi import errors
 from fedvi.federation.messages import Payload, Tensor
 from fedvi.privacy import accountants, events, ledger
-from fedvi.store import sqlite
+from fedvi.store import files, sqlite
 from fedvi.store.sqlite import DATABASE, SqliteClientStore, read_ledger
 
 HEADER = ledger.Header("s", "d", "north", "record", "substitute", "message", True)
@@ -186,14 +186,14 @@ def _keep_log(monkeypatch):
 
 
 def _keep_bytes(monkeypatch):
-    connect = sqlite._connect
+    connect = files.connect
 
-    def careless(path):
-        connection = connect(path)
+    def careless(path, secure_delete):
+        connection = connect(path, secure_delete)
         connection.execute("PRAGMA secure_delete = 0")
         return connection
 
-    monkeypatch.setattr(sqlite, "_connect", careless)
+    monkeypatch.setattr(files, "connect", careless)
 
 
 def _keep_row(monkeypatch):

@@ -1,0 +1,266 @@
+"""Folders and databases that survive a power cut: locks, opening, fsync, and errors that say where.
+
+What a database keeps is the business of the store that opens it; how it is kept is decided here.
+"""
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fedvi import errors
+from fedvi.privacy.ledger import Header
+
+__all__ = [
+    "check_fresh",
+    "check_header",
+    "check_schema",
+    "connect",
+    "has_schema",
+    "lock_folder",
+    "mark_created",
+    "open_database",
+    "refuse",
+    "reported",
+    "statements",
+    "sync",
+    "transaction",
+    "without_sync",
+]
+
+_CREATED = b"a ledger was started in this folder\n"
+
+
+def lock_folder(folder: Path, hint: str) -> int:
+    """Makes a folder, for its owner alone, and returns a descriptor that holds its lock until closed.
+
+    Args:
+      folder: which.
+      hint: what to do if another process holds the lock.
+
+    Raises:
+      LedgerError: another process holds it, or the folder cannot be made or locked.
+    """
+    try:
+        fresh = [level for level in (folder, *folder.parents) if not level.exists()]
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for level in fresh:
+            sync(level.parent)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise errors.LedgerError(f"{folder} cannot be used as a store: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
+            raise errors.LedgerError(
+                f"{folder} cannot be locked: {error.strerror}",
+                hint="put the state on a disk of this machine, not on a network share",
+            ) from error
+        raise errors.LedgerError(
+            f"{folder} is in use: another process holds its lock", hint=hint
+        ) from error
+    return descriptor
+
+
+def mark_created(lock: int) -> None:
+    """Notes beside the database that there is one, so that its absence is noticed."""
+    if os.pread(lock, len(_CREATED), 0) != _CREATED:
+        os.pwrite(lock, _CREATED, 0)
+        os.fsync(lock)
+
+
+def check_fresh(path: Path, lock: int) -> None:
+    """Checks that a database may be made: none was made in this folder before.
+
+    Raises:
+      LedgerError: there was one.
+    """
+    if os.pread(lock, 1, 0):
+        raise errors.LedgerError(
+            f"{path} is missing or empty, though a ledger was started in this folder",
+            hint="restore it: a fresh ledger would forget what was spent",
+        )
+
+
+def connect(path: Path, secure_delete: bool) -> sqlite3.Connection:
+    """Opens a database for writing, with every setting that durability and erasure rest on.
+
+    Args:
+      path: made, readable by its owner alone, if it is not there.
+      secure_delete: whether what is deleted is overwritten with zeros.
+
+    Raises:
+      LedgerError: SQLite does not take a setting.
+    """
+    # SQLite gives the log and its index the permissions of the database.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    path.chmod(0o600)
+    connection = open_database(path, "rw")
+    settings = {
+        "journal_mode": "wal",
+        "synchronous": 2,  # FULL: each commit is on the disk
+        "secure_delete": int(secure_delete),
+        "foreign_keys": 1,
+        "temp_store": 2,  # in memory: no temporary file gets a copy of a secret
+    }
+    try:
+        for name, value in settings.items():
+            connection.execute(f"PRAGMA {name} = {value}")
+            (found,) = connection.execute(f"PRAGMA {name}").fetchone()
+            if found != value:
+                refuse(path, f"SQLite has {name} at {found!r}, expected {value!r}")
+        # Only on a Mac, where a plain fsync leaves bytes in the disk's cache; else without effect.
+        connection.execute("PRAGMA fullfsync = 1")
+        connection.execute("PRAGMA checkpoint_fullfsync = 1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_database(path: Path, mode: str) -> sqlite3.Connection:
+    """Opens a database that is there; ``mode`` is "ro" or "rw". Transactions are the caller's."""
+    return sqlite3.connect(
+        f"{path.resolve().as_uri()}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def has_schema(connection: sqlite3.Connection) -> bool:
+    """Says whether a database holds anything."""
+    (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return bool(count)
+
+
+def check_schema(
+    connection: sqlite3.Connection, path: Path, application: int, versions: range
+) -> int:
+    """Checks that a database is whole, of one application and of a version that is known.
+
+    Returns:
+      Its version; 0 if it is new and empty.
+
+    Raises:
+      LedgerError: it is not.
+    """
+    (found,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not has_schema(connection) and (found, version) == (0, 0):
+        return 0
+    if found != application:
+        raise errors.LedgerError(f"{path} is a database of something else than fedvi")
+    if version not in versions:
+        expected = " to ".join(str(end) for end in sorted({versions[0], versions[-1]}))
+        raise errors.LedgerError(
+            f"{path} has schema version {version}, expected {expected}",
+            hint="it was written by another version of fedvi: use that one",
+        )
+    (health,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if health != "ok":
+        refuse(path, health)
+    return version
+
+
+def check_header(found: Header, expected: Header, path: Path) -> None:
+    """Checks that a ledger is of the study, the client and the promise that are expected.
+
+    Raises:
+      LedgerError: names each field that differs.
+    """
+    differences = [
+        f"`{name}` is {value!r}, expected {wanted!r}"
+        for (name, value), wanted in zip(found._asdict().items(), expected, strict=True)
+        if value != wanted
+    ]
+    if differences:
+        raise errors.LedgerError(
+            f"{path} is the ledger of something else: {'; '.join(differences)}",
+            hint="give each study and each client a folder of its own",
+        )
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[Callable[..., Any]]:
+    """All or nothing: yields a function that executes a statement with its values.
+
+    Raises:
+      LedgerError: SQLite or the disk reports an error; everything is as it was.
+    """
+
+    def write(statement: str, *values: Any) -> sqlite3.Cursor:
+        return connection.execute(statement, values)
+
+    with reported(path):
+        write("BEGIN IMMEDIATE")
+        try:
+            yield write
+            write("COMMIT")
+        except BaseException:
+            # SQLite itself has rolled back after some errors, such as a full disk.
+            if connection.in_transaction:
+                write("ROLLBACK")
+            raise
+
+
+@contextlib.contextmanager
+def without_sync(connection: sqlite3.Connection) -> Iterator[None]:
+    """Lets transactions return before they are on the disk; they get there with the next of others.
+
+    The order stays: what is lost with the power is the end of what was written, and nothing else.
+    """
+    connection.execute("PRAGMA synchronous = 1")  # NORMAL: with a log, no commit waits for the disk
+    try:
+        yield
+    finally:
+        connection.execute("PRAGMA synchronous = 2")
+
+
+def statements(script: str) -> Iterator[str]:
+    """Splits a script into statements; ``executescript`` would commit the transaction first."""
+    statement = ""
+    for line in script.splitlines():
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def sync(path: Path) -> None:
+    """Returns once the bytes of a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Turns what SQLite or the file system reports into a ``LedgerError`` that says where."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise errors.LedgerError(
+            f"{path}: {error}",
+            hint="nothing was stored; is the disk full, read-only or damaged?",
+        ) from error
+
+
+def refuse(path: Path, reason: str) -> NoReturn:
+    """Says that a store is not what was written.
+
+    Raises:
+      LedgerError: always.
+    """
+    raise errors.LedgerError(
+        f"{path}: {reason}",
+        hint="the store was damaged or changed by something else; restore it, and tell who relies "
+        "on it",
+    )

@@ -1,0 +1,3 @@
+"""Generated from protos/ by `make protos`; change the .proto files, never these."""
+
+__all__: list[str] = []

@@ -1,0 +1,32 @@
+from fedvi.transport._wire import federation_pb2 as _federation_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TaskFile(_message.Message):
+    __slots__ = ("client", "study_digest", "hello", "ledger", "reply")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    STUDY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    study_digest: str
+    hello: _federation_pb2.HelloReply
+    ledger: _containers.RepeatedScalarFieldContainer[str]
+    reply: _federation_pb2.NextTaskReply
+    def __init__(self, client: _Optional[str] = ..., study_digest: _Optional[str] = ..., hello: _Optional[_Union[_federation_pb2.HelloReply, _Mapping]] = ..., ledger: _Optional[_Iterable[str]] = ..., reply: _Optional[_Union[_federation_pb2.NextTaskReply, _Mapping]] = ...) -> None: ...
+
+class ResultFile(_message.Message):
+    __slots__ = ("hello", "submit", "failure")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    hello: _federation_pb2.HelloRequest
+    submit: _federation_pb2.SubmitHeader
+    failure: _federation_pb2.ReportFailureRequest
+    def __init__(self, hello: _Optional[_Union[_federation_pb2.HelloRequest, _Mapping]] = ..., submit: _Optional[_Union[_federation_pb2.SubmitHeader, _Mapping]] = ..., failure: _Optional[_Union[_federation_pb2.ReportFailureRequest, _Mapping]] = ...) -> None: ...

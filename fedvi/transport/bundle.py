@@ -1,0 +1,195 @@
+"""Arrays in transit: what they are, and their bytes in pieces; the sizes of the wire are set here."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.windows import release
+from fedvi.federation.messages import Payload, Tensor
+from fedvi.transport import codec
+from fedvi.typing import Eta
+
+__all__ = [
+    "CHUNK",
+    "INLINE",
+    "LEAST_CHUNK",
+    "MESSAGE_LIMIT",
+    "PAYLOAD_LIMIT",
+    "Buffer",
+    "Bundle",
+    "Manifest",
+    "Spec",
+    "assemble",
+    "check_layout",
+    "of_eta",
+    "of_payload",
+    "pieces",
+]
+
+CHUNK = 256 << 10
+"""Bytes in one piece: several times faster than one large message, in bounded memory."""
+
+LEAST_CHUNK = 64 << 10
+"""Bytes in each piece of an answer but the last, at least: what a server takes from anybody."""
+
+INLINE = 64 << 10
+"""A payload up to this many bytes travels within the message that names it."""
+
+MESSAGE_LIMIT = 4 << 20
+"""No message may be larger, in bytes; the same at both ends and no setting."""
+
+PAYLOAD_LIMIT = 1 << 30
+"""No payload may be larger, in bytes."""
+
+
+class Spec(NamedTuple):
+    """A tensor without its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    scale: float | None = None
+
+
+class Manifest(NamedTuple):
+    """What a payload is, before its bytes are there.
+
+    Attributes:
+      specs: of its tensors, in order.
+      event: canonical JSON of what they cost; empty from the server.
+      sha256: hex digest over event, specs and bytes, as ``codec.digest`` makes it.
+      size: of the bytes of all tensors, one after the other.
+    """
+
+    specs: tuple[Spec, ...]
+    event: str
+    sha256: str
+    size: int
+
+
+class Bundle(NamedTuple):
+    """A payload that is to be sent: what it is, and its tensors."""
+
+    manifest: Manifest
+    tensors: tuple[Tensor, ...]
+
+
+def of_eta(eta: Eta) -> Bundle:
+    """Bundles public natural parameters; shares their memory and reads them once, for the digest."""
+    tensors = codec.pack(eta)
+    return _bundle(tensors, "", codec.digest("", tensors))
+
+
+def of_payload(payload: Payload) -> Bundle:
+    """Bundles what a client sends; its digest is taken as it is."""
+    return _bundle(payload.tensors, payload.event, payload.sha256)
+
+
+def pieces(tensors: Sequence[Tensor], offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset, bytes) of at most ``CHUNK`` bytes, from ``offset`` to the end of all tensors.
+
+    All pieces but the last are full, also where one tensor ends and the next begins. Of tensors that
+    stand in mapped files, what was yielded is no longer in memory.
+
+    Raises:
+      ProtocolError: if there are fewer than ``offset`` bytes.
+    """
+    size = sum(len(tensor.data) for tensor in tensors)
+    if offset > size:
+        raise errors.ProtocolError(f"the offset is {offset}, expected at most {size}")
+    skipped, at, piece = offset, offset, b""
+    for tensor in tensors:
+        data = memoryview(tensor.data)
+        if skipped >= len(data):
+            skipped -= len(data)
+            continue
+        data, skipped = data[skipped:], 0
+        while data:
+            missing = CHUNK - len(piece)
+            part, data = data[:missing], data[missing:]
+            piece = b"".join((piece, part))
+            release(np.frombuffer(part, np.uint8))
+            if len(piece) == CHUNK:
+                yield at, piece
+                at, piece = at + CHUNK, b""
+    if piece:
+        yield at, piece
+
+
+def assemble(manifest: Manifest, data: bytes | memoryview) -> Payload:
+    """Cuts a payload's bytes into its tensors, which share their memory, and checks the digest.
+
+    Raises:
+      ProtocolError: if the size or the digest is wrong.
+    """
+    view = memoryview(data).toreadonly()
+    if len(view) != manifest.size:
+        raise errors.ProtocolError(
+            f"the payload has {len(view)} bytes, expected {manifest.size}", "send it again"
+        )
+    tensors, start = [], 0
+    for spec in manifest.specs:
+        end = start + codec.check_spec(*spec)
+        tensors.append(Tensor(spec.name, spec.dtype, spec.shape, view[start:end], spec.scale))
+        start = end
+    found = codec.digest(manifest.event, tensors)
+    if start != manifest.size or found != manifest.sha256:
+        raise errors.ProtocolError(
+            f"the payload has sha256 {found}, expected {manifest.sha256}", "send it again"
+        )
+    return Payload(tuple(tensors), manifest.event, manifest.sha256)
+
+
+def check_layout(manifest: Manifest, like: Eta) -> None:
+    """Checks, before any byte is asked for, that a payload can be natural parameters like these.
+
+    Raises:
+      ProtocolError: if a name, dtype or shape differs.
+    """
+    found = {spec.name: (spec.dtype, spec.shape) for spec in manifest.specs}
+    if found != codec.layout(like):
+        raise errors.ProtocolError(
+            f"natural parameters are announced as {found}, expected {codec.layout(like)}",
+            "do both sides run the same study and the same version of fedvi?",
+        )
+
+
+class Buffer:
+    """Where the bytes of a payload arrive, in memory; what is there stays if the stream breaks off.
+
+    Args:
+      size: of the payload.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._bytes = bytearray(size)
+        self.received = 0
+
+    def add(self, offset: int, data: bytes) -> None:
+        """Takes the next piece.
+
+        Raises:
+          ProtocolError: if it is empty, too large, or does not follow the piece before it.
+        """
+        end = offset + len(data)
+        if not 0 < len(data) <= CHUNK:
+            raise errors.ProtocolError(f"a chunk has {len(data)} bytes, expected 1 to {CHUNK}")
+        if offset != self.received or end > len(self._bytes):
+            raise errors.ProtocolError(
+                f"a chunk covers bytes {offset} to {end}, expected them to begin at "
+                f"{self.received} and to end by {len(self._bytes)}"
+            )
+        self._bytes[offset:end] = data
+        self.received = end
+
+    def data(self) -> memoryview:
+        """Returns what has arrived, read-only, without a copy."""
+        return memoryview(self._bytes).toreadonly()[: self.received]
+
+
+def _bundle(tensors: Sequence[Tensor], event: str, sha256: str) -> Bundle:
+    specs = tuple(Spec(t.name, t.dtype, tuple(t.shape), t.scale) for t in tensors)
+    size = sum(len(t.data) for t in tensors)
+    return Bundle(Manifest(specs, event, sha256, size), tuple(tensors))

@@ -1,0 +1,162 @@
+"""How a site comes to its certificate: its key is made here, a request travels, a certificate returns."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedvi import errors
+from fedvi.transport import certificates, files
+from fedvi.transport.certificates import Identity
+from fedvi.transport.identity import AUTHORITY, CERTIFICATE, KEY
+
+__all__ = ["REQUEST", "Installed", "Request", "install", "request"]
+
+REQUEST = "request.pem"
+
+
+class Request(NamedTuple):
+    """What a party asks an authority for.
+
+    Attributes:
+      name: of the party.
+      role: that it asks for.
+      hosts: under which a server is reached.
+      key: SHA-256 of the public key: what both sides compare by telephone.
+      path: of the request's file.
+    """
+
+    name: str
+    role: str
+    hosts: tuple[str, ...]
+    key: str
+    path: Path
+
+
+class Installed(NamedTuple):
+    """What was put in a party's folder, and the fingerprint of the authority that it now trusts."""
+
+    identity: Identity
+    authority: str
+
+
+def request(
+    folder: Path, name: str, role: str = "client", hosts: Sequence[str] = (), keep_key: bool = False
+) -> Request:
+    """Makes a key and a request for a certificate; with ``keep_key``, a request for the old key.
+
+    Args:
+      folder: of the party; made, for its owner alone, if it is not there.
+      name: of the party; a client's is that of its entry in the study.
+      role: one of ``certificates.ROLES``.
+      hosts: the DNS names and IP addresses of a server; nobody else has any.
+      keep_key: whether to use the key that is there: a renewal.
+
+    Raises:
+      ConfigError: the name, the role or the hosts are wrong, or the folder has a key already, or
+        has none with ``keep_key``.
+      IdentityError: the key to keep is of another kind.
+    """
+    certificates.check_name(name)
+    certificates.check_role(role)
+    if role == "server" and not hosts:
+        raise errors.ConfigError(
+            "a server needs the names under which clients reach it, and --host was not given",
+            "give --host for each: a DNS name or an IP address, without the port",
+        )
+    if role != "server" and hosts:
+        raise errors.ConfigError(f"--host was given for the role {role}: only servers have hosts")
+    subject, others = certificates.subject(name, role, hosts)
+    files.folder(folder)
+    if keep_key:
+        key = certificates.read_key(folder / KEY, "leave --keep-key out to make a new key")
+    else:
+        key = ec.generate_private_key(ec.SECP256R1())
+        files.create(
+            folder / KEY,
+            certificates.key_pem(key),
+            files.PRIVATE,
+            "--keep-key asks for a certificate for this key; a new key needs a folder of its own",
+        )
+    made = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(subject)
+        .add_extension(others, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files.replace(folder / REQUEST, certificates.pem(made), files.PUBLIC)
+    return Request(
+        name,
+        role,
+        tuple(certificates.hosts_of(made, "the request")),
+        certificates.key_fingerprint(key.public_key()),
+        folder / REQUEST,
+    )
+
+
+def install(
+    folder: Path,
+    name: str,
+    certificate: Path,
+    authority: Path | None = None,
+    fingerprint: str | None = None,
+) -> Installed:
+    """Puts a signed certificate, and its authority's, in a party's folder, if all fits together.
+
+    Args:
+      folder: of the party, with its key.
+      name: that the certificate must hold.
+      certificate: the file that came back.
+      authority: the authority's ca.pem; the one in the folder, if None.
+      fingerprint: that the authority's certificate must have, as learnt by another way.
+
+    Raises:
+      ConfigError: a file cannot be read, or the fingerprint is none.
+      IdentityError: the certificate is of another name, key or authority, or is expired or has not
+        begun; or the authority is another than the fingerprint says, or than the folder trusts.
+    """
+    found = certificates.read(certificate)
+    root = certificates.read(authority or folder / AUTHORITY, "give the authority's ca.pem: --ca")
+    own = certificates.identity_of(found, str(certificate))
+    whose = f"the certificate of {own.name!r}"
+    if own.name != name:
+        raise errors.IdentityError(f"{certificate} is of {own.name!r}, expected {name!r}")
+    key = certificates.read_key(folder / KEY, "make the key first: `fedvi enroll NAME --dir DIR`")
+    if key.public_key() != certificates.public_key(found, whose):
+        raise errors.IdentityError(
+            f"{certificate} was signed for another key than {folder / KEY}",
+            f"send {folder / REQUEST} to the authority, and install what comes back for it",
+        )
+    _check_authority(folder, root, fingerprint)
+    certificates.check_issued(found, root, whose)
+    at = certificates.now()
+    certificates.check_dates(root, "the authority's certificate", at, "ask for its new ca.pem")
+    certificates.check_dates(found, whose, at, "have the request signed again")
+    # The authority first: a new certificate under an old authority could open no connection.
+    files.replace(folder / AUTHORITY, certificates.pem(root), files.PUBLIC)
+    files.replace(folder / CERTIFICATE, certificates.pem(found), files.PUBLIC)
+    return Installed(own, certificates.fingerprint(root))
+
+
+def _check_authority(folder: Path, root: x509.Certificate, expected: str | None) -> None:
+    """Checks the authority against what was learnt by another way, or what is trusted already."""
+    found = certificates.fingerprint(root)
+    if expected is not None:
+        if certificates.parse_fingerprint(expected) != found:
+            raise errors.IdentityError(
+                f"the authority's fingerprint is {found}, "
+                f"expected {certificates.parse_fingerprint(expected)}",
+                "do not install it: ask the authority for ca.pem again, by another way",
+            )
+        return
+    if (folder / AUTHORITY).exists():
+        trusted = certificates.read(folder / AUTHORITY)
+        keys = [certificates.public_key(item, "the authority") for item in (trusted, root)]
+        if keys[0] != keys[1]:
+            raise errors.IdentityError(
+                f"the authority's key is another than that of {folder / AUTHORITY}",
+                "if the consortium has a new authority, confirm it with --fingerprint",
+            )

@@ -1,0 +1,136 @@
+"""How keys, certificates and rosters reach the disk: whole or not at all, and no key over another."""
+
+import contextlib
+import fcntl
+import glob
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fedvi import errors
+
+__all__ = ["PRIVATE", "PUBLIC", "create", "folder", "locked", "read", "replace", "sweep"]
+
+PRIVATE = 0o600
+"""The mode of a file that its owner alone may read."""
+
+PUBLIC = 0o644
+"""The mode of a file that everybody may read."""
+
+
+def read(path: Path, what: str, hint: str = "") -> bytes:
+    """Returns a file's bytes.
+
+    Args:
+      path: of the file.
+      what: it is, for the error: "the certificate".
+      hint: for the error.
+
+    Raises:
+      ConfigError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise errors.ConfigError(f"{path}: {what} cannot be read: {error.strerror}", hint) from None
+
+
+def folder(path: Path) -> None:
+    """Makes a folder that its owner alone may enter, if it is not there.
+
+    Raises:
+      ConfigError: it cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.ConfigError(f"{path}: cannot be made: {error.strerror}") from None
+
+
+def create(path: Path, content: bytes, mode: int, hint: str = "") -> None:
+    """Writes a file that is not there yet; its bytes are on the disk when this returns.
+
+    Raises:
+      ConfigError: it is there, and is left as it is, or it cannot be written.
+    """
+    try:
+        _write(path, [content], mode)
+        _sync(path.parent)
+    except FileExistsError:
+        raise errors.ConfigError(
+            f"{path} is there already, and is not overwritten", hint or "name another file"
+        ) from None
+    except OSError as error:
+        raise errors.ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def replace(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int) -> None:
+    """Writes a file, in place of one that may be there: a reader sees the old bytes or the new.
+
+    Args:
+      path: of the file; a link in its place is replaced and not followed.
+      content: its bytes, or parts of them, one after the other.
+      mode: of the file.
+
+    Raises:
+      ConfigError: it cannot be written; what was there is still there.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        try:
+            _write(beside, [content] if isinstance(content, bytes) else content, mode)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+        _sync(path.parent)
+    except OSError as error:
+        raise errors.ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def sweep(path: Path) -> None:
+    """Removes what is left of a `replace` of this file that was killed; nobody may be at one now.
+
+    Raises:
+      ConfigError: it cannot be removed.
+    """
+    try:
+        for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
+            left.unlink(missing_ok=True)
+    except OSError as error:
+        raise errors.ConfigError(f"{path.parent}: cannot be tidied: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a folder for one process that changes it; another one waits.
+
+    Raises:
+      ConfigError: there is no such folder, or it cannot be written.
+    """
+    try:
+        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    except OSError as error:
+        raise errors.ConfigError(f"{path}: cannot be changed: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, content: Iterable[bytes | memoryview], mode: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, mode), "wb") as file:
+        file.writelines(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    """Puts the names of new files in a folder on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,305 @@
+"""A party's own certificate: the secure channels it opens, and the files it signs.
+
+    FOLDER/ca.pem       the authority that this party trusts
+    FOLDER/cert.pem     its own certificate
+    FOLDER/key.pem      its key, made here and never sent
+    FOLDER/roster.json  at the server: who is let in
+
+How these come to be is in ``enrolment`` and ``authority``; who is let in is in ``roster``.
+"""
+
+import base64
+import binascii
+import datetime
+import ipaddress
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedvi import errors
+from fedvi.transport import certificates, files
+from fedvi.transport.certificates import Identity
+from fedvi.transport.roster import ROSTER, Roster
+
+__all__ = [
+    "AUTHORITY",
+    "CERTIFICATE",
+    "KEY",
+    "ROSTER",
+    "Holding",
+    "Identity",
+    "Roster",
+    "channel_credentials",
+    "expiry_warning",
+    "holding",
+    "is_loopback",
+    "server_credentials",
+    "sign",
+    "verify",
+]
+
+AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
+
+_HINT = "`fedvi enroll` makes these files; name their folder with --tls"
+
+# What is signed begins with this, so that no signature made for TLS or a request fits a file.
+_PURPOSE = b"fedvi signed file 1\0"
+_FORMAT = "fedvi signature 1"
+
+_WARNINGS_DAYS = (7, 30)
+
+
+class Holding(NamedTuple):
+    """What stands in a party's folder; the key stays on the disk.
+
+    Attributes:
+      identity: of the party.
+      certificate: its own.
+      authority: the certificate that it trusts.
+    """
+
+    identity: Identity
+    certificate: x509.Certificate
+    authority: x509.Certificate
+
+
+def holding(folder: Path, role: str | None = None, at: datetime.datetime | None = None) -> Holding:
+    """Reads a party's folder and checks that it can be used.
+
+    Args:
+      folder: holds ca.pem, cert.pem and key.pem.
+      role: that is needed; any, if None.
+      at: the time, in UTC; now, if None.
+
+    Raises:
+      ConfigError: a file cannot be read.
+      IdentityError: the key is not that of the certificate, the authority did not sign it, one of
+        the two is expired or has not begun, or the certificate is of another role.
+    """
+    at = at or certificates.now()
+    certificate = certificates.read(folder / CERTIFICATE, _HINT)
+    authority = certificates.read(folder / AUTHORITY, _HINT)
+    key = certificates.read_key(folder / KEY, _HINT)
+    own = certificates.identity_of(certificate, str(folder / CERTIFICATE))
+    whose = f"the certificate of {own.name!r}"
+    if key.public_key() != certificates.public_key(certificate, whose):
+        raise errors.IdentityError(
+            f"{folder / KEY} is not the key of {folder / CERTIFICATE}",
+            "install the certificate that was signed for this key's request",
+        )
+    certificates.check_issued(certificate, authority, whose)
+    certificates.check_dates(
+        authority,
+        "the authority's certificate",
+        at,
+        "ask the authority for its new certificate (`fedvi ca renew` without a name)",
+    )
+    certificates.check_dates(
+        certificate,
+        whose,
+        at,
+        "ask the authority for `fedvi ca renew`, and install what comes back with `fedvi enroll`",
+    )
+    if role not in (None, own.role):
+        raise errors.IdentityError(
+            f"{whose} in {folder} has the role {own.role}, expected {role}",
+            f"enrol with --role {role} in a folder of its own",
+        )
+    return Holding(own, certificate, authority)
+
+
+def expiry_warning(identity: Identity, at: datetime.datetime | None = None) -> str | None:
+    """Returns a sentence if a certificate ends within 30 days, another within 7, else None."""
+    left = identity.not_after - (at or certificates.now())
+    for days, words in zip(_WARNINGS_DAYS, ("renew it now", "renew it soon"), strict=True):
+        if left <= datetime.timedelta(days=days):
+            return (
+                f"the certificate of {identity.name!r} ends on "
+                f"{certificates.day(identity.not_after)}, in less than {days} days: {words} "
+                "(`fedvi ca renew`)"
+            )
+    return None
+
+
+def server_credentials(folder: Path) -> grpc.ServerCredentials:
+    """Returns what a server listens with: TLS 1.2 or later, and every caller shows a certificate.
+
+    The files are looked at again at each handshake, so that a renewed certificate is used without a
+    restart. Files that cannot be used by then change nothing: the last good ones stay.
+
+    TLS checks a caller's chain and dates; ``Roster.check`` must see each call.
+
+    Args:
+      folder: a server's, with ca.pem, cert.pem and key.pem.
+
+    Raises:
+      ConfigError, IdentityError: as ``holding``.
+    """
+    holding(folder, "server")
+    content = _contents(folder)
+    current = {"content": content}
+
+    def configuration(content: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+        authority, certificate, key = content
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        try:
+            found = _contents(folder)
+            if found == current["content"]:
+                return None
+            # The key and the certificate are two files, and may be seen between two changes.
+            holding(folder, "server")
+        except errors.FedviError:
+            return None
+        current["content"] = found
+        return configuration(found)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(content), fetch, require_client_authentication=True
+    )
+
+
+def channel_credentials(folder: Path) -> grpc.ChannelCredentials:
+    """Returns what a client or an administrator dials with: only the folder's authority is trusted.
+
+    The files are read once: a new certificate needs a new channel.
+
+    Raises:
+      ConfigError, IdentityError: as ``holding``; also for a server's certificate, which can open
+        no connection.
+    """
+    own = holding(folder).identity
+    if own.role == "server":
+        raise errors.IdentityError(
+            f"the certificate of {own.name!r} in {folder} has the role server, "
+            "expected client or admin",
+            "enrol with --role client or --role admin in a folder of its own",
+        )
+    authority, certificate, key = _contents(folder)
+    return grpc.ssl_channel_credentials(authority, key, certificate)
+
+
+def is_loopback(address: str) -> bool:
+    """Says whether what is sent to an address, or heard on it, stays on this machine.
+
+    A host by another name than localhost counts as another machine, whatever it resolves to now.
+
+    >>> is_loopback("127.0.0.1:7443"), is_loopback("[::1]:7443"), is_loopback("unix:/run/x.sock")
+    (True, True, True)
+    >>> is_loopback("0.0.0.0:7443"), is_loopback("fedvi.example.org:7443"), is_loopback(":7443")
+    (False, False, False)
+    """
+    if address.startswith("unix:"):
+        return True
+    host = address
+    if address.startswith("["):
+        host, _, port = address[1:].partition("]")
+        host = host if port[:1] in ("", ":") else address
+    elif address.count(":") == 1:
+        host = address.partition(":")[0]
+    if host.lower() == "localhost":
+        return True
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    return found.is_loopback or (mapped is not None and mapped.is_loopback)
+
+
+def sign(folder: Path, content: bytes) -> bytes:
+    """Returns a signature over a file that travels by hand, with the signer's certificate in it.
+
+    Args:
+      folder: the signer's.
+      content: of the file; it is not part of the signature's bytes.
+
+    Raises:
+      ConfigError, IdentityError: as ``holding``.
+    """
+    certificate = holding(folder).certificate
+    key = certificates.read_key(folder / KEY)
+    signature = key.sign(_PURPOSE + content, ec.ECDSA(hashes.SHA256()))
+    made = {
+        "format": _FORMAT,
+        "certificate": certificates.pem(certificate).decode(),
+        "signature": base64.b64encode(signature).decode(),
+    }
+    return (json.dumps(made, indent=2) + "\n").encode()
+
+
+def verify(
+    authority_pem: bytes,
+    content: bytes,
+    signature: bytes,
+    roster: Roster | None = None,
+    role: str | None = None,
+    at: datetime.datetime | None = None,
+) -> Identity:
+    """Returns who signed a file.
+
+    The signer's certificate must be valid now, not when it signed: nothing tells when that was.
+
+    Args:
+      authority_pem: the certificate that is trusted.
+      content: of the file.
+      signature: what ``sign`` made for it.
+      roster: on which the signer must be; not asked, if None.
+      role: that the signer must have; any, if None.
+      at: the time, in UTC; now, if None.
+
+    Raises:
+      IdentityError: the signature is not one, is not of this file, or its signer is not to be
+        believed: each as ``holding`` and ``Roster.check`` say it.
+      TransportError: the roster cannot be read.
+    """
+    at = at or certificates.now()
+    certificate, signed = _signature(signature)
+    found = certificates.identity_of(certificate, "the signer's certificate")
+    whose = f"the certificate of {found.name!r}"
+    authority = certificates.parse(authority_pem, "the authority's file")
+    certificates.check_issued(certificate, authority, whose)
+    for held, words in ((authority, "the authority's certificate"), (certificate, whose)):
+        certificates.check_dates(held, words, at, "have it renewed, and sign the file again")
+    try:
+        certificates.public_key(certificate, whose).verify(
+            signed, _PURPOSE + content, ec.ECDSA(hashes.SHA256())
+        )
+    except InvalidSignature:
+        raise errors.IdentityError(
+            f"the signature of {found.name!r} is not of this file",
+            "the file or its signature was changed on the way; ask for both again",
+        ) from None
+    if roster is not None:
+        return roster.check(certificates.pem(certificate), role, at=at)
+    if role not in (None, found.role):
+        raise errors.IdentityError(f"{whose} has the role {found.role}, expected {role}")
+    return found
+
+
+def _signature(content: bytes) -> tuple[x509.Certificate, bytes]:
+    try:
+        raw = json.loads(content)
+        if raw["format"] != _FORMAT:
+            raise ValueError(raw["format"])
+        signed = base64.b64decode(raw["signature"], validate=True)
+        held = raw["certificate"].encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
+        raise errors.IdentityError(
+            "this is no signature of fedvi", "it was damaged on the way: ask for the file again"
+        ) from None
+    return certificates.parse(held, "the signature"), signed
+
+
+def _contents(folder: Path) -> tuple[bytes, bytes, bytes]:
+    read = [
+        files.read(folder / name, "a TLS file", _HINT) for name in (AUTHORITY, CERTIFICATE, KEY)
+    ]
+    return read[0], read[1], read[2]

@@ -1,0 +1,140 @@
+"""Errors to gRPC statuses and back: how what one end refuses is told at the other.
+
+A status has few words; the class of the error, its message and its hint travel beside it, as an
+ErrorDetail in the trailing metadata.
+"""
+
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from fedvi import errors
+from fedvi.transport._wire import federation_pb2 as pb
+
+__all__ = ["DETAIL_KEY", "Status", "from_status", "is_retryable", "is_unreachable", "to_status"]
+
+DETAIL_KEY = "fedvi-error-bin"
+"""The key of the trailing metadata in which a refused call carries its ErrorDetail."""
+
+# gRPC allows 8 KiB of metadata.
+_DETAIL_BYTES = 2048
+# What gRPC makes of a connection that broke off within a call; also what it makes of a mistake in the
+# server's code, so that it is not tried for ever. What a server refuses on purpose carries a detail.
+_BROKEN_OFF = (
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+
+
+class Status(NamedTuple):
+    """What an error becomes at the server: the arguments of gRPC's ``abort``."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, bytes], ...]
+
+
+def to_status(error: errors.FedviError) -> Status:
+    """Turns an error into what the server aborts a call with.
+
+    A TransportError of the server's own (too many calls, a full disk) may be tried again. A class
+    that the other end cannot know is named by the nearest one that `fedvi.errors` has.
+    """
+    known = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in errors.__all__]
+    retryable = isinstance(error, errors.TransportError)
+    detail = pb.ErrorDetail(
+        code=known[0],
+        message=_shortened(error.message),
+        hint=_shortened(error.hint),
+        retryable=retryable,
+    )
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    if retryable:
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    elif isinstance(error, errors.IdentityError):
+        code = grpc.StatusCode.PERMISSION_DENIED
+    elif isinstance(error, errors.ProtocolError) and not isinstance(
+        error, errors.HelloNeeded | errors.Superseded
+    ):
+        code = grpc.StatusCode.INVALID_ARGUMENT
+    return Status(code, known[0], ((DETAIL_KEY, detail.SerializeToString()),))
+
+
+def from_status(error: Any) -> errors.FedviError:
+    """Turns the ``grpc.RpcError`` of a call back into the error that the server raised.
+
+    Without a detail it was gRPC itself that failed: a TransportError if the other end could not be
+    reached or broke off, else what its status says. An unknown class becomes a ProtocolError.
+    """
+    detail = _detail_of(error)
+    if detail is not None:
+        kind = getattr(errors, detail.code, None) if detail.code in errors.__all__ else None
+        if not (isinstance(kind, type) and issubclass(kind, errors.FedviError)):
+            kind = errors.ProtocolError
+        return kind(_shown(detail.message) or "the server gave no reason", _shown(detail.hint))
+    code, text = error.code(), _shown(_shortened(str(error.details() or "")))
+    said = f"{code.name.lower().replace('_', ' ')}: {text}" if code is not None else text
+    match code:
+        case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.UNAUTHENTICATED:
+            return errors.IdentityError(f"the server refused the call, {said}")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return errors.ProtocolError(
+                f"the other end does not speak fedvi.v1, {said}", "check the address and the port"
+            )
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if _is_busy(error):
+            return errors.TransportError(f"the server has too much to do, {said}", "wait a moment")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED | grpc.StatusCode.INVALID_ARGUMENT:
+            return errors.ProtocolError(f"a message was refused, {said}")
+    return errors.TransportError(
+        f"the server cannot be reached, {said}", "`fedvi doctor` looks for the reason"
+    )
+
+
+def is_retryable(error: Any) -> bool:
+    """Says whether the same call may succeed later, by the ``grpc.RpcError`` of a call."""
+    detail = _detail_of(error)
+    if detail is not None:
+        return bool(detail.retryable)
+    return is_unreachable(error) or error.code() in _BROKEN_OFF
+
+
+def is_unreachable(error: Any) -> bool:
+    """Says whether a call failed since the server is not there, is too slow, or asks for patience."""
+    detail = _detail_of(error)
+    if detail is not None:
+        return bool(detail.retryable)
+    codes = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    return error.code() in codes or _is_busy(error)
+
+
+def _is_busy(error: Any) -> bool:
+    """Says whether gRPC itself refused a call for now: too many are open, or come too fast.
+
+    A message or metadata that is too large has the same code, and is so the next time as well.
+    """
+    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return False
+    said = str(error.details() or "").lower()
+    return "larger than" not in said and "metadata size" not in said
+
+
+def _detail_of(error: Any) -> pb.ErrorDetail | None:
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAIL_KEY and isinstance(value, bytes):
+            try:
+                return pb.ErrorDetail.FromString(value)
+            except DecodeError:
+                return None
+    return None
+
+
+def _shortened(text: str) -> str:
+    return text.encode(errors="replace")[:_DETAIL_BYTES].decode(errors="ignore")
+
+
+def _shown(text: str) -> str:
+    """Replaces what could steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,0 +1,605 @@
+"""Messages to protobuf and back, pure and strict; what a field may hold is said here and nowhere else.
+
+For each kind of message, ``x_to`` makes protobuf and ``x_from`` reads it. Reading checks every field:
+whatever was sent, ``x_from`` returns a message or raises ProtocolError with the name of the field.
+Arrays are announced here, by a reference, and travel as `bundle` says; errors travel as `status` says.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import fedvi
+from fedvi import errors
+from fedvi.federation.messages import (
+    FAILURES,
+    Done,
+    Failure,
+    Goodbye,
+    Hello,
+    NextTask,
+    Receipt,
+    Renew,
+    Renewed,
+    Welcome,
+)
+from fedvi.inference.base import Task
+from fedvi.privacy.ledger import Anchor
+from fedvi.transport import bundle, codec
+from fedvi.transport._wire import federation_pb2 as pb
+from fedvi.transport.status import from_status, is_retryable, to_status
+from fedvi.typing import Eta
+
+__all__ = [
+    "LONGEST_WAIT",
+    "PROTOCOLS",
+    "Header",
+    "Progress",
+    "Query",
+    "Work",
+    "chunk_from",
+    "chunk_to",
+    "done_from",
+    "done_to",
+    "failure_from",
+    "failure_to",
+    "from_status",
+    "get_payload_from",
+    "get_payload_to",
+    "goodbye_from",
+    "goodbye_to",
+    "header_from",
+    "header_to",
+    "hello_from",
+    "hello_to",
+    "is_retryable",
+    "next_task_from",
+    "next_task_to",
+    "progress_from",
+    "progress_to",
+    "query_from",
+    "query_to",
+    "receipt_from",
+    "receipt_to",
+    "ref_from",
+    "ref_to",
+    "renew_from",
+    "renew_to",
+    "renewed_from",
+    "renewed_to",
+    "software",
+    "task_from",
+    "task_to",
+    "to_status",
+    "welcome_from",
+    "welcome_to",
+]
+
+PROTOCOLS = (1, 1)
+"""The oldest and the newest protocol version that this version of fedvi speaks."""
+
+LONGEST_WAIT = 25.0
+"""Seconds that a NextTask may wait at the server: middle boxes cut what is silent for 30."""
+
+_NAME = 256
+_TEXT = 4096
+_EVENT = 64 << 10
+_RANK = 16
+_SESSION = 16
+# A message has room for a hundred thousand empty ones, which would keep a server busy for seconds.
+_TENSORS = 256
+# What SQLite can count to.
+_COUNT = (1 << 63) - 1
+
+_RECEIPTS = {
+    pb.RECEIPT_STATUS_ACCEPTED: "accepted",
+    pb.RECEIPT_STATUS_DUPLICATE: "duplicate",
+    pb.RECEIPT_STATUS_CONFLICT: "conflict",
+}
+_FAILURES = {pb.FailureCode.Value(f"FAILURE_CODE_{word.upper()}"): word for word in FAILURES}
+_TASKS = {
+    pb.TASK_STATUS_UNKNOWN: "unknown",
+    pb.TASK_STATUS_OPEN: "open",
+    pb.TASK_STATUS_ACCEPTED: "accepted",
+    pb.TASK_STATUS_CONFLICT: "conflict",
+}
+
+
+class Work(NamedTuple):
+    """A task as it was announced, without its arrays.
+
+    Attributes:
+      task: with None in place of posterior and factor.
+      posterior: what q is, and its bytes if they came along.
+      factor: the same for the client's own factor.
+      lease_seconds: how long the server waits without a word; 0 for ever.
+    """
+
+    task: Task
+    posterior: tuple[bundle.Manifest, bytes | None]
+    factor: tuple[bundle.Manifest, bytes | None]
+    lease_seconds: float
+
+
+class Header(NamedTuple):
+    """What opens the upload of an answer.
+
+    Attributes:
+      client: who answers.
+      task_id: which task.
+      attempt: which release of this task.
+      manifest: what the payload is.
+      inline: all its bytes if they came along, else None.
+      offset: where the chunks begin.
+    """
+
+    client: str
+    task_id: str
+    attempt: int
+    manifest: bundle.Manifest
+    inline: bytes | None
+    offset: int
+
+
+class Query(NamedTuple):
+    """Client → server: what became of the payload ``sha256`` (hex), my answer to this task?"""
+
+    client: str
+    task_id: str
+    sha256: str
+    session: str = ""
+
+
+class Progress(NamedTuple):
+    """Server → client: "unknown", "open", "accepted" or "conflict", and how many bytes are there."""
+
+    status: str
+    received: int
+
+
+def software() -> str:
+    """Returns what this end runs, for people to read."""
+    return f"fedvi {fedvi.__version__}"
+
+
+def hello_to(hello: Hello) -> pb.HelloRequest:
+    """Makes a HelloRequest that offers all of ``PROTOCOLS``."""
+    return pb.HelloRequest(
+        client=hello.client,
+        study_digest=hello.study_digest,
+        anchor=_anchor_to(hello.anchor),
+        protocol_min=PROTOCOLS[0],
+        protocol_max=PROTOCOLS[1],
+        software=software(),
+        session=bytes.fromhex(hello.session),
+    )
+
+
+def hello_from(request: pb.HelloRequest) -> tuple[Hello, int]:
+    """Reads a HelloRequest; returns it and the newest protocol version that both ends speak.
+
+    Raises:
+      ProtocolError: if a field is wrong, or there is no such version.
+    """
+    hello = Hello(
+        _name("client", request.client),
+        _name("study_digest", request.study_digest),
+        _anchor_from(request),
+        _session(request),
+    )
+    oldest, newest = request.protocol_min, request.protocol_max
+    agreed = min(newest, PROTOCOLS[1])
+    if not 1 <= oldest <= newest or agreed < max(oldest, PROTOCOLS[0]):
+        raise errors.ProtocolError(
+            f"the client speaks protocol {oldest} to {newest}, and this server {PROTOCOLS[0]} to "
+            f"{PROTOCOLS[1]}",
+            f"the server runs {software()}: install a version of fedvi that fits it",
+        )
+    _text("software", request.software, _NAME)
+    return hello, agreed
+
+
+def welcome_to(
+    welcome: Welcome, protocol: int, payload_limit: int = bundle.PAYLOAD_LIMIT
+) -> pb.HelloReply:
+    """Makes a HelloReply; ``payload_limit`` is the most bytes that an answer may have."""
+    return pb.HelloReply(
+        version=welcome.version,
+        anchor=_anchor_to(welcome.anchor),
+        protocol=protocol,
+        software=software(),
+        payload_limit=payload_limit,
+    )
+
+
+def welcome_from(reply: pb.HelloReply) -> tuple[Welcome, int]:
+    """Reads a HelloReply; returns it and the most bytes that an answer may have."""
+    if not PROTOCOLS[0] <= reply.protocol <= PROTOCOLS[1]:
+        raise errors.ProtocolError(
+            f"the server chose protocol {reply.protocol}, expected {PROTOCOLS[0]} to {PROTOCOLS[1]}"
+        )
+    _text("software", reply.software, _NAME)
+    if reply.payload_limit < 1:
+        raise errors.ProtocolError("payload_limit is 0, expected a number of bytes")
+    limit = min(reply.payload_limit, bundle.PAYLOAD_LIMIT)
+    return Welcome(_count("version", reply.version), _anchor_from(reply)), limit
+
+
+def next_task_to(request: NextTask, wait_seconds: float = LONGEST_WAIT) -> pb.NextTaskRequest:
+    """Makes a NextTaskRequest that waits at the server."""
+    return pb.NextTaskRequest(
+        client=request.client, wait_seconds=wait_seconds, session=bytes.fromhex(request.session)
+    )
+
+
+def next_task_from(request: pb.NextTaskRequest) -> tuple[NextTask, float]:
+    """Reads a NextTaskRequest; returns it and the seconds that it may wait.
+
+    Raises:
+      ProtocolError: if a field is wrong, or the session is missing: this call hands out work.
+    """
+    seconds = _seconds("wait_seconds", request.wait_seconds)
+    if seconds > LONGEST_WAIT:
+        raise errors.ProtocolError(f"wait_seconds is {seconds}, expected at most {LONGEST_WAIT}")
+    session = _session(request)
+    if not session:
+        raise errors.ProtocolError("session is empty, expected 16 bytes")
+    return NextTask(_name("client", request.client), session), seconds
+
+
+def task_to(
+    task: Task, posterior: bundle.Bundle, factor: bundle.Bundle, lease_seconds: float = 0.0
+) -> pb.Task:
+    """Makes a Task; its arrays are announced by their bundles (``bundle.of_eta``)."""
+    return pb.Task(
+        task_id=task.task_id,
+        client=task.client,
+        visit=task.visit,
+        version=task.version,
+        damping=task.damping,
+        posterior=ref_to(posterior),
+        factor=ref_to(factor),
+        lease_seconds=lease_seconds,
+    )
+
+
+def task_from(message: pb.Task, client: str, like: Eta) -> Work:
+    """Reads a Task for ``client`` whose arrays must have the layout of ``like``."""
+    if message.client != client:
+        raise errors.ProtocolError(f"client is {message.client!r}, expected {client!r}")
+    damping = message.damping
+    if not (math.isfinite(damping) and damping > 0.0):
+        raise errors.ProtocolError(f"damping is {damping}, expected a number above 0")
+    task = Task(
+        task_id=_name("task_id", message.task_id),
+        client=client,
+        visit=_count("visit", message.visit),
+        version=_count("version", message.version),
+        posterior=None,
+        factor=None,
+        damping=damping,
+    )
+    refs = []
+    for field in ("posterior", "factor"):
+        manifest, inline = ref_from(_present(message, field), field)
+        bundle.check_layout(manifest, like)
+        if manifest.event:
+            raise errors.ProtocolError(f"{field}.event is set, expected none from a server")
+        refs.append((manifest, inline))
+    return Work(task, refs[0], refs[1], _seconds("lease_seconds", message.lease_seconds))
+
+
+def done_to(done: Done) -> pb.Done:
+    """Makes a Done."""
+    return pb.Done(reason=done.reason)
+
+
+def done_from(message: pb.Done) -> Done:
+    """Reads a Done.
+
+    Raises:
+      ProtocolError: if the reason cannot be shown.
+    """
+    # The reason may be an error's text, with its hint on a line of its own.
+    for line in message.reason.split("\n"):
+        _text("reason", line, _TEXT)
+    return Done(message.reason)
+
+
+def ref_to(bundled: bundle.Bundle) -> pb.PayloadRef:
+    """Makes a PayloadRef, with the bytes in it if they are few."""
+    manifest, tensors = bundled
+    inline = manifest.size <= bundle.INLINE
+    return pb.PayloadRef(
+        tensors=[
+            pb.TensorSpec(name=s.name, dtype=s.dtype, shape=s.shape, scale=s.scale)
+            for s in manifest.specs
+        ],
+        event=manifest.event,
+        sha256=bytes.fromhex(manifest.sha256),
+        size=manifest.size,
+        inline=b"".join(bytes(t.data) for t in tensors) if inline else b"",
+    )
+
+
+def ref_from(ref: pb.PayloadRef, field: str = "payload") -> tuple[bundle.Manifest, bytes | None]:
+    """Reads a PayloadRef; returns what it announces, and the bytes if they came along.
+
+    The digest is checked once all bytes are there, by ``bundle.assemble``.
+
+    Raises:
+      ProtocolError: if a field is wrong, or the sizes do not add up.
+    """
+    if len(ref.tensors) > _TENSORS:
+        raise errors.ProtocolError(
+            f"{field}.tensors has {len(ref.tensors)} entries, expected at most {_TENSORS}"
+        )
+    specs = tuple(_spec_from(spec, f"{field}.tensors") for spec in ref.tensors)
+    if len({spec.name for spec in specs}) != len(specs):
+        raise errors.ProtocolError(f"{field}.tensors holds a name twice")
+    size = sum(codec.check_spec(*spec) for spec in specs)
+    if ref.size != size:
+        raise errors.ProtocolError(f"{field}.size is {ref.size}, expected {size} by its tensors")
+    if size > bundle.PAYLOAD_LIMIT:
+        raise errors.ProtocolError(
+            f"{field}.size is {size}, expected at most {bundle.PAYLOAD_LIMIT}"
+        )
+    inline = ref.inline if ref.inline or not size else None
+    if inline is not None and len(inline) != size:
+        raise errors.ProtocolError(f"{field}.inline has {len(inline)} bytes, expected {size}")
+    event = _text(f"{field}.event", ref.event, _EVENT)
+    return bundle.Manifest(specs, event, _sha256(f"{field}.sha256", ref.sha256), size), inline
+
+
+def get_payload_to(
+    client: str, sha256: str, offset: int, session: str = ""
+) -> pb.GetPayloadRequest:
+    """Makes a GetPayloadRequest for the bytes from ``offset`` on of the payload ``sha256`` (hex)."""
+    return pb.GetPayloadRequest(
+        client=client,
+        sha256=bytes.fromhex(sha256),
+        offset=offset,
+        session=bytes.fromhex(session),
+    )
+
+
+def get_payload_from(request: pb.GetPayloadRequest) -> tuple[str, str, int, str]:
+    """Reads a GetPayloadRequest; returns client, sha256 in hex, offset, session."""
+    offset = _count("offset", request.offset)
+    client, sha256 = _name("client", request.client), _sha256("sha256", request.sha256)
+    return client, sha256, offset, _session(request)
+
+
+def chunk_to(offset: int, data: bytes) -> pb.Chunk:
+    """Makes a Chunk of at most ``bundle.CHUNK`` bytes."""
+    return pb.Chunk(offset=offset, data=data)
+
+
+def chunk_from(chunk: pb.Chunk) -> tuple[int, bytes]:
+    """Reads a Chunk; returns its offset and its bytes.
+
+    Raises:
+      ProtocolError: if it is empty or too large.
+    """
+    if not 0 < len(chunk.data) <= bundle.CHUNK:
+        raise errors.ProtocolError(
+            f"chunk.data has {len(chunk.data)} bytes, expected 1 to {bundle.CHUNK}"
+        )
+    return _count("chunk.offset", chunk.offset), chunk.data
+
+
+def header_to(
+    client: str,
+    task_id: str,
+    attempt: int,
+    bundled: bundle.Bundle,
+    offset: int = 0,
+    *,
+    bare: bool = False,
+) -> pb.SubmitHeader:
+    """Makes the header of an upload; its chunks are ``bundle.pieces``, unless all bytes are in it.
+
+    A ``bare`` one holds no bytes, however few they are: only their digest.
+    """
+    ref = ref_to(bundled)
+    if bare:
+        ref.ClearField("inline")
+    return pb.SubmitHeader(
+        client=client, task_id=task_id, attempt=attempt, payload=ref, offset=offset
+    )
+
+
+def header_from(header: pb.SubmitHeader) -> Header:
+    """Reads the header of an upload."""
+    manifest, inline = ref_from(_present(header, "payload"))
+    offset = _count("offset", header.offset)
+    if offset > manifest.size:
+        raise errors.ProtocolError(f"offset is {offset}, expected at most {manifest.size}")
+    return Header(
+        client=_name("client", header.client),
+        task_id=_name("task_id", header.task_id),
+        attempt=_count("attempt", header.attempt),
+        manifest=manifest,
+        inline=inline,
+        offset=offset,
+    )
+
+
+def receipt_to(receipt: Receipt) -> pb.Receipt:
+    """Makes a Receipt."""
+    return pb.Receipt(
+        status=_number(_RECEIPTS, receipt.status),
+        version=receipt.version,
+        anchor=_anchor_to(receipt.anchor),
+    )
+
+
+def receipt_from(message: pb.Receipt) -> Receipt:
+    """Reads a Receipt."""
+    status = _word("status", _RECEIPTS, message.status)
+    return Receipt(status, _count("version", message.version), _anchor_from(message))
+
+
+def query_to(query: Query) -> pb.QueryTaskRequest:
+    """Makes a QueryTaskRequest."""
+    return pb.QueryTaskRequest(
+        client=query.client,
+        task_id=query.task_id,
+        sha256=bytes.fromhex(query.sha256),
+        session=bytes.fromhex(query.session),
+    )
+
+
+def query_from(request: pb.QueryTaskRequest) -> Query:
+    """Reads a QueryTaskRequest."""
+    return Query(
+        _name("client", request.client),
+        _name("task_id", request.task_id),
+        _sha256("sha256", request.sha256),
+        _session(request),
+    )
+
+
+def progress_to(progress: Progress) -> pb.QueryTaskReply:
+    """Makes a QueryTaskReply."""
+    return pb.QueryTaskReply(status=_number(_TASKS, progress.status), received=progress.received)
+
+
+def progress_from(reply: pb.QueryTaskReply) -> Progress:
+    """Reads a QueryTaskReply."""
+    return Progress(_word("status", _TASKS, reply.status), _count("received", reply.received))
+
+
+def renew_to(renew: Renew) -> pb.RenewLeaseRequest:
+    """Makes a RenewLeaseRequest."""
+    return pb.RenewLeaseRequest(
+        client=renew.client, task_id=renew.task_id, session=bytes.fromhex(renew.session)
+    )
+
+
+def renew_from(request: pb.RenewLeaseRequest) -> Renew:
+    """Reads a RenewLeaseRequest."""
+    client, task_id = _name("client", request.client), _name("task_id", request.task_id)
+    return Renew(client, task_id, _session(request))
+
+
+def renewed_to(renewed: Renewed) -> pb.RenewLeaseReply:
+    """Makes a RenewLeaseReply."""
+    return pb.RenewLeaseReply(held=renewed.held)
+
+
+def renewed_from(reply: pb.RenewLeaseReply) -> Renewed:
+    """Reads a RenewLeaseReply."""
+    return Renewed(reply.held)
+
+
+def failure_to(failure: Failure) -> pb.ReportFailureRequest:
+    """Makes a ReportFailureRequest."""
+    return pb.ReportFailureRequest(
+        client=failure.client,
+        task_id=failure.task_id,
+        code=_number(_FAILURES, failure.code),
+        session=bytes.fromhex(failure.session),
+    )
+
+
+def failure_from(request: pb.ReportFailureRequest) -> Failure:
+    """Reads a ReportFailureRequest."""
+    return Failure(
+        _name("client", request.client),
+        _name("task_id", request.task_id),
+        _word("code", _FAILURES, request.code),
+        _session(request),
+    )
+
+
+def goodbye_to(goodbye: Goodbye) -> pb.GoodbyeRequest:
+    """Makes a GoodbyeRequest."""
+    return pb.GoodbyeRequest(client=goodbye.client, session=bytes.fromhex(goodbye.session))
+
+
+def goodbye_from(request: pb.GoodbyeRequest) -> Goodbye:
+    """Reads a GoodbyeRequest."""
+    return Goodbye(_name("client", request.client), _session(request))
+
+
+def _anchor_to(anchor: Anchor | None) -> pb.Anchor | None:
+    return None if anchor is None else pb.Anchor(count=anchor.entries, hash=anchor.hash)
+
+
+def _anchor_from(message: Any) -> Anchor | None:
+    if not message.HasField("anchor"):
+        return None
+    anchor = message.anchor
+    return Anchor(_count("anchor.count", anchor.count), _name("anchor.hash", anchor.hash))
+
+
+def _spec_from(spec: pb.TensorSpec, field: str) -> bundle.Spec:
+    name = _name(f"{field}.name", spec.name)
+    shape = tuple(_count(f"{field}.shape", length) for length in spec.shape)
+    if len(shape) > _RANK:
+        raise errors.ProtocolError(f"{field}.shape has {len(shape)} axes, expected up to {_RANK}")
+    scale = spec.scale if spec.HasField("scale") else None
+    return bundle.Spec(name, _name(f"{field}.dtype", spec.dtype), shape, scale)
+
+
+def _present(message: Any, field: str) -> Any:
+    if not message.HasField(field):
+        raise errors.ProtocolError(f"{field} is missing")
+    return getattr(message, field)
+
+
+def _name(field: str, value: str) -> str:
+    if not value:
+        raise errors.ProtocolError(f"{field} is empty")
+    return _text(field, value, _NAME)
+
+
+def _text(field: str, value: str, longest: int) -> str:
+    if len(value) > longest:
+        raise errors.ProtocolError(
+            f"{field} has {len(value)} characters, expected at most {longest}"
+        )
+    if not value.isprintable():
+        raise errors.ProtocolError(f"{field} is {value[:40]!r}, expected printable characters")
+    return value
+
+
+def _count(field: str, value: int) -> int:
+    if value > _COUNT:
+        raise errors.ProtocolError(f"{field} is {value}, expected at most {_COUNT}")
+    return int(value)
+
+
+def _seconds(field: str, value: float) -> float:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise errors.ProtocolError(f"{field} is {value}, expected 0 or more seconds")
+    return float(value)
+
+
+def _sha256(field: str, value: bytes) -> str:
+    if len(value) != 32:
+        raise errors.ProtocolError(f"{field} has {len(value)} bytes, expected 32")
+    return value.hex()
+
+
+def _session(request: Any) -> str:
+    if len(request.session) not in (0, _SESSION):
+        raise errors.ProtocolError(
+            f"session has {len(request.session)} bytes, expected {_SESSION} or none"
+        )
+    return str(request.session.hex())
+
+
+def _word(field: str, words: dict[Any, str], number: int) -> str:
+    if number not in words:
+        known: Sequence[str] = sorted(words.values())
+        raise errors.ProtocolError(f"{field} is {number}, expected the number of one of {known}")
+    return words[number]
+
+
+def _number(words: dict[Any, str], word: str) -> Any:
+    for number, known in words.items():
+        if known == word:
+            return number
+    raise errors.ProtocolError(f"{word!r} cannot be sent, expected one of {sorted(words.values())}")
