@@ -40,7 +40,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pydantic
 
-from fedvi import errors, inference, models
+from fedvi import errors, models
+from fedvi.inference import solvers
 from fedvi.inference.base import Task
 from fedvi.privacy import accountants, mechanisms, sampling
 from fedvi.privacy import ledger as ledgers
@@ -142,7 +143,7 @@ _BUILT_IN: dict[str, tuple[str, ...]] = {
     "units": _UNITS,
     # A "module:function" stands for itself; `numpyro_model` is what wraps it, and no kind.
     "models": tuple(name for name in models.__all__ if name != "numpyro_model"),
-    "solvers": tuple(inference.__all__),
+    "solvers": tuple(solvers.__all__),
     "samplers": tuple(sampling.__all__),
     "mechanisms": tuple(mechanisms.__all__),
     "accountants": tuple(accountants.__all__),

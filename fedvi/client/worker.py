@@ -1,5 +1,7 @@
 """The client's loop: pull, guard, solve, record, push; one phase a tick.
 
+    hello ─► compare the two ledgers
+
     offer ─► reserve ─► read records ─► note them ─► solve ─► seal ─► send ─► acknowledge
              charge        │                          │       bytes            forget the
              and secret    └ refused if they changed  └ noise under the secret   bytes
@@ -9,6 +11,7 @@ Whatever is killed between two of these goes on where it was: the charge, the se
 are those of before, so the bytes are too.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -20,6 +23,7 @@ from fedvi import errors
 from fedvi.client import inputs
 from fedvi.federation.messages import (
     Done,
+    Failure,
     Hello,
     NextTask,
     Offer,
@@ -39,6 +43,17 @@ from fedvi.transport.memory import Link
 
 __all__ = ["ClientStore", "Worker"]
 
+_GREETINGS = 100
+"""How often a server may start again while a worker asks it for one thing; a bound on a broken one."""
+
+_CODES: tuple[tuple[type[errors.FedviError], str], ...] = (
+    (errors.BudgetExceeded, "budget"),
+    (errors.PolicyRefused, "policy"),
+    (errors.DataError, "data"),
+    (errors.SolverError, "solver"),
+)
+"""What went wrong, as a word of ``messages.FAILURES``; all else is "other"."""
+
 
 class Worker:
     """One client at work.
@@ -51,8 +66,9 @@ class Worker:
       never read draws its secret anew; so a store restored from a backup draws other noise too;
     - a sealed release's secret is stored nowhere.
     This rests on the store's promises and on ``root`` being from the operating system. It needs
-    one more thing, which no client can see alone: that the store is not an old copy. Compare
-    ``anchor`` with what another party saw.
+    one more thing, which no client can see alone: that the store is not an old copy. So the server
+    keeps the same ledger; each party compares the other's with its own at every Hello, and after
+    every answer, and refuses to go on if either was rolled back.
 
     Delivery: privacy is charged at least once and never less than was released.
 
@@ -95,6 +111,7 @@ class Worker:
         self._admit = admit
         self._private_log = private_log
         self._greeted = False
+        self._ended = ""
         self._info: Mapping[str, Metric] = {}
         self._digested: tuple[Shard, bytes] | None = None
 
@@ -113,35 +130,67 @@ class Worker:
         """What the solver told of its last visit, private where it did not say otherwise."""
         return self._info
 
+    @property
+    def ended(self) -> str:
+        """Why the server said that there is no more work; empty before it did."""
+        return self._ended
+
     def tick(self) -> Literal["solved", "sent", "idle", "done"]:
         """Does one phase of work: sends a sealed answer if there is one, else asks for a task.
 
+        The server is told of a task that cannot be answered, in one word of ``messages.FAILURES``.
+
         Raises:
           BudgetExceeded: if the next task would cost more than is left; the solver is given nothing.
+          LedgerError: if the server's ledger of this client and its own do not go together.
           PrivacyError: if the records are not those of the releases before, or the solver released
             something else than was charged.
           ProtocolError: if the server refuses, or answers what it must not.
         """
-        if not self._greeted:
-            self._greet()
+        for _ in range(_GREETINGS):
+            if not self._greeted:
+                self._greet()
+            try:
+                return self._work()
+            except errors.HelloNeeded as error:
+                # The server was started again, perhaps from an older state.
+                self._greeted, refused = False, error
+        raise refused
+
+    def _work(self) -> Literal["solved", "sent", "idle", "done"]:
         unsent = self._store.unsent()
         if unsent is not None:
             self._send(*unsent)
             return "sent"
         reply = self._link.handle(NextTask(self.client))
         if isinstance(reply, Offer):
-            self._solve(reply.task)
+            try:
+                self._solve(reply.task)
+            except Exception as error:  # the server waits in vain, whatever it is
+                self._report(reply.task, error)
+                raise
             return "solved"
         if isinstance(reply, Done):
             self._store.erase_state()
+            self._ended = reply.reason
             return "done"
         return "idle"
 
     def _greet(self) -> None:
-        reply = self._link.handle(Hello(self.client, self._study_digest))
+        self._greeted = False
+        reply = self._link.handle(Hello(self.client, self._study_digest, self.anchor))
         if not isinstance(reply, Welcome):
             raise errors.ProtocolError(f"the server answered Hello with {type(reply).__name__}")
+        if reply.anchor is not None:
+            ledgers.check_counterpart(self.ledger, reply.anchor, "client")
         self._greeted = True
+
+    def _report(self, task: Task, error: Exception) -> None:
+        """Tells the server that a task cannot be answered; never why, which may tell of records."""
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), "other")
+        # What went wrong here is what the caller must hear of, also if nobody else can be told.
+        with contextlib.suppress(errors.FedviError, OSError):
+            self._link.handle(Failure(self.client, task.task_id, code))
 
     def _solve(self, task: Task) -> None:
         if task.client != self.client:
@@ -246,14 +295,17 @@ class Worker:
         # What is sent is what was sealed, whatever happened to the file in between.
         codec.decode(payload)
         ledger = ledgers.seal(self.ledger, release_id, payload.sha256)
-        task_id = _task_of(release_id)
-        reply = self._link.handle(Submit(self.client, task_id, payload))
+        task_id, _, attempt = release_id.rpartition("#")
+        reply = self._link.handle(Submit(self.client, task_id, payload, int(attempt)))
         if not isinstance(reply, Receipt) or reply.status == "conflict":
             raise errors.ProtocolError(
                 f"the server holds another answer to task {task_id!r}",
                 "was this client's state restored from a backup, or is it running twice?",
             )
-        self._store.acknowledge(ledgers.mark_sent(ledger, release_id), release_id)
+        ledger = ledgers.mark_sent(ledger, release_id)
+        if reply.anchor is not None:
+            ledgers.check_counterpart(ledger, reply.anchor, "client")
+        self._store.acknowledge(ledger, release_id)
 
 
 def _task_of(release_id: str) -> str:

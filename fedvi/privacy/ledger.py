@@ -46,7 +46,10 @@ __all__ = [
     "Ledger",
     "State",
     "anchor",
+    "charge",
     "check_anchor",
+    "check_counterpart",
+    "digest",
     "from_lines",
     "is_lifetime",
     "lifetime_header",
@@ -282,13 +285,7 @@ def spend(
       UnsupportedEvent: the budget's accountant does not know the event.
       LedgerError: ``release_id`` was reserved before.
     """
-    if not release_id:
-        raise LedgerError("release_id is empty, expected a name that is new in this ledger")
-    if state(ledger, release_id) is not None:
-        raise LedgerError(
-            f"release {release_id!r} was reserved before; it is {state(ledger, release_id)}",
-            hint="send the sealed bytes again, or reserve a new release_id",
-        )
+    _check_new(ledger, release_id)
     guarded = ledger.header.protected or budget is not None
     if guarded and not _is_noised(event):
         raise PrivacyError(
@@ -306,6 +303,21 @@ def spend(
         _check_filter(ledger, release_id, event, budget)
     elif budget is not None:
         _check_budget(ledger, release_id, event, budget)
+    return _append(ledger, "reserved", release_id, event=event)
+
+
+def charge(ledger: Ledger, release_id: str, event: Event) -> Ledger:
+    """Reserves a release whose bytes another party has already: whatever the budget has left.
+
+    Args:
+      ledger: what was spent before.
+      release_id: new in this ledger.
+      event: what the release cost.
+
+    Raises:
+      LedgerError: ``release_id`` was reserved before.
+    """
+    _check_new(ledger, release_id)
     return _append(ledger, "reserved", release_id, event=event)
 
 
@@ -366,6 +378,12 @@ def state(ledger: Ledger, release_id: str) -> State | None:
     return next(reached, None)
 
 
+def digest(ledger: Ledger, release_id: str) -> str | None:
+    """Returns the digest of a release's noised bytes; None if it was not sealed."""
+    found = state(ledger, release_id)
+    return None if found in (None, "reserved") else _index_of(ledger).digests[release_id]
+
+
 def anchor(ledger: Ledger) -> Anchor:
     """Returns what another party should keep, to detect later that entries went missing."""
     return Anchor(len(ledger.entries), _last_hash(ledger))
@@ -399,11 +417,70 @@ def check_anchor(ledger: Ledger, seen: Anchor) -> None:
         )
 
 
+def check_counterpart(ledger: Ledger, seen: Anchor, holder: Literal["client", "server"]) -> None:
+    """Checks one party's ledger of a client against how far the other party's is.
+
+    Both keep the same chain. Whoever has the longer one can tell: the shorter must be its beginning,
+    and what it lacks must be on its way. A server is ahead by a task that it charged and the client
+    did not take up, or by the arrival of an answer; a client by further attempts at a task that the
+    server charged, and by an answer that did not arrive.
+
+    Guarantee: of a party that was rolled back (a restored backup, a truncated file) at most what was
+    on its way is missing, which both know and do again byte for byte, or charge anew.
+
+    Args:
+      ledger: verified, of the party that checks.
+      seen: the other party's anchor; if it is ahead, it is for that party to check.
+      holder: who checks.
+
+    Raises:
+      LedgerError: says which party's ledger was rolled back, or that the two tell other stories.
+    """
+    if seen.entries > len(ledger.entries):
+        return
+    other = "server" if holder == "client" else "client"
+    name = ledger.header.client
+    try:
+        check_anchor(ledger, seen)
+    except LedgerError as error:
+        if not seen.entries:
+            raise LedgerError(
+                f"the ledgers of {name!r} at client and server are not the same from their headers on: "
+                "the two read one study and make different promises of it",
+                hint="use the same version of fedvi, and of its dependencies, at both ends: noise "
+                "that each calibrates for itself must come out alike; `fedvi ledger show` prints both",
+            ) from error
+        raise LedgerError(
+            f"the ledgers of {name!r} at client and server are not the same: {error.message}",
+            hint="was one of them written anew, or is another copy of this client at work? "
+            "compare them with `fedvi ledger show`",
+        ) from error
+    beyond = ledger.entries[seen.entries :]
+    kinds = [entry.kind for entry in beyond]
+    # The first attempt is charged by the server before the client hears of the task, the others by
+    # the client before the server hears of them.
+    first = [e.release_id.endswith("#0") for e in beyond if e.kind == "reserved"]
+    if holder == "server":
+        on_its_way = kinds in ([], ["sent"], ["reserved"], ["sent", "reserved"]) and all(first)
+    else:
+        attempts = ["reserved"] * len(first)
+        on_its_way = kinds in (attempts, [*attempts, "sealed"]) and not any(first)
+    if not on_its_way:
+        raise LedgerError(
+            f"the {other}'s ledger of {name!r} was rolled back: it ends after {seen.entries} "
+            f"entries, and the {holder}'s has {len(beyond)} more ({', '.join(kinds[:5])}"
+            f"{', …' if len(kinds) > 5 else ''})",
+            hint=f"restore the newest state of the {other}; without it this study cannot go on for "
+            f"{name!r}, since what was spent is forgotten there",
+        )
+
+
 def verify(ledger: Ledger) -> None:
     """Recomputes the chain and every state; raises at the first entry that does not follow.
 
-    Guarantee: a ledger that passes was built by `open_ledger`, `spend`, `seal` and `mark_sent`, up
-    to budgets. What it cannot show: entries missing from the end, and a chain rewritten as a whole.
+    Guarantee: a ledger that passes was built by `open_ledger`, `spend`, `charge`, `seal` and
+    `mark_sent`, up to budgets. What it cannot show: entries missing from the end, and a chain rewritten
+    as a whole.
     `check_anchor` shows both, with what another party saw. Takes time in proportion to the entries.
 
     Raises:
@@ -438,6 +515,16 @@ def from_lines(lines: Sequence[str]) -> Ledger:
     ledger = Ledger(header, entries)
     verify(ledger)
     return ledger
+
+
+def _check_new(ledger: Ledger, release_id: str) -> None:
+    if not release_id:
+        raise LedgerError("release_id is empty, expected a name that is new in this ledger")
+    if state(ledger, release_id) is not None:
+        raise LedgerError(
+            f"release {release_id!r} was reserved before; it is {state(ledger, release_id)}",
+            hint="send the sealed bytes again, or reserve a new release_id",
+        )
 
 
 def _check_budget(ledger: Ledger, release_id: str, event: Event, budget: Budget) -> None:

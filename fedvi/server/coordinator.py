@@ -1,13 +1,22 @@
 """The server's shell: one lock, the pure step, save before reply."""
 
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fedvi.federation.messages import Reply, Request
 from fedvi.server import protocol
 
-__all__ = ["Coordinator", "ServerStore"]
+__all__ = ["Coordinator", "ServerStore", "Step"]
+
+
+class Step(NamedTuple):
+    """What one request came to: the state before and after it, and its reply or what refused it."""
+
+    before: protocol.ServerState
+    after: protocol.ServerState
+    reply: Reply | Exception
 
 
 @runtime_checkable
@@ -17,17 +26,23 @@ class ServerStore(Protocol):
     def load(self) -> Any:
         """Returns the state as last saved, or None."""
 
-    def save(self, state: Any) -> None:
-        """Saves the state."""
+    def save(self, state: Any) -> Any:
+        """Saves the state; returns it, equal, perhaps with its arrays on the disk, to go on with."""
 
 
 class Coordinator:
-    """Answers requests one at a time; a reply goes out only after the state behind it was saved.
+    """Answers requests one after the other; a reply goes out only after the state behind it was saved.
+
+    A save that fails changes nothing: its error is raised, and the request may be sent again.
 
     Args:
       spec: what the run agrees on.
       store: where the state is kept; a state found there is taken up.
       on_update: called after each fold with its public record, e.g. to show progress.
+      clock: seconds, never going back; deadlines are measured with it.
+
+    Raises:
+      LedgerError: the stored state is of another study.
     """
 
     def __init__(
@@ -35,30 +50,114 @@ class Coordinator:
         spec: protocol.ServerSpec,
         store: ServerStore,
         on_update: Callable[[protocol.Update], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self._spec = spec
         self._store = store
         self._on_update = on_update
+        self._listeners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
-        self._state: protocol.ServerState = store.load() or protocol.initial_state(spec)
+        found = store.load()
+        self._state: protocol.ServerState = (
+            protocol.initial_state(spec) if found is None else protocol.take_up(spec, found)
+        )
+        self.tick()
 
     @property
     def state(self) -> protocol.ServerState:
         """The state as last saved."""
         return self._state
 
+    @property
+    def next_deadline(self) -> float | None:
+        """When ``tick`` has something to do at the latest, on ``clock``; None if time changes nothing."""
+        return protocol.next_deadline(self._spec, self._state)
+
+    def add_listener(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` after a change that brings work to clients that wait for some.
+
+        It is called in the thread that made the change, once it is durable.
+        """
+        self._listeners.append(callback)
+
     def handle(self, request: Request) -> Reply:
         """Answers one request.
 
         Raises:
-          ProtocolError: if the request breaks the protocol; nothing changes.
+          FedviError: what ``protocol.step`` raises; nothing changes.
+        """
+        (step,) = self.handle_all([request])
+        if isinstance(step.reply, Exception):
+            raise step.reply
+        return step.reply
+
+    def handle_all(self, requests: Sequence[Request]) -> list[Step]:
+        """Answers several requests in their order, and saves once for all of them.
+
+        Each comes to what it would alone. One that is refused changes nothing, for the others
+        neither: its step has the error in place of the reply. No reply may go out before this
+        returns.
+
+        Raises:
+          FedviError: the store could not save; nothing changes, and all may be sent again.
+        """
+        steps: list[Step] = []
+        with self._lock:
+            state = self._state
+            for request in requests:
+                before = state
+                reply: Reply | Exception
+                try:
+                    state, reply = protocol.step(self._spec, before, request, self.clock())
+                except Exception as error:  # whatever it is, it is this request's alone
+                    reply = error
+                steps.append(Step(before, state, reply))
+            tell = self._take(*(step.after for step in steps))
+        tell()
+        return steps
+
+    def tick(self) -> None:
+        """Lets deadlines pass; does nothing before ``protocol.next_deadline``."""
+        with self._lock:
+            tell = self._take(protocol.tick(self._spec, self._state, self.clock()))
+        tell()
+
+    def revoke(self, names: Collection[str]) -> None:
+        """Takes note of whose certificates are revoked; see ``protocol.revoke``."""
+        with self._lock:
+            tell = self._take(protocol.revoke(self._spec, self._state, names, self.clock()))
+        tell()
+
+    def control(self, action: protocol.Action) -> None:
+        """Pauses, resumes or stops the run; see ``protocol.control``.
+
+        Raises:
+          RunFailed: the run is over.
         """
         with self._lock:
-            state, reply = protocol.step(self._spec, self._state, request)
-            folded = state.version > self._state.version
-            if state is not self._state:
-                self._store.save(state)
-                self._state = state
-        if folded and self._on_update is not None:
-            self._on_update(state.history[-1])
-        return reply
+            state = protocol.control(self._spec, self._state, action, self.clock())
+            tell = self._take(state)
+        tell()
+
+    def _take(self, *states: protocol.ServerState) -> Callable[[], None]:
+        """Saves the last of successive states if it must be.
+
+        Returns:
+          What tells of them, to be called without the lock.
+        """
+        before, last = self._state, states[-1]
+        changed = not protocol.is_durably_equal(before, last)
+        # Step by step: who was told to wait in the middle may be selected before and after.
+        wakes = changed and protocol.brings_work(self._spec, before, *states)
+        self._state = state = self._store.save(last) if changed else last
+
+        def tell() -> None:
+            for update in state.history[len(before.history) :]:
+                if self._on_update is not None:
+                    self._on_update(update)
+            if wakes:
+                for callback in tuple(self._listeners):
+                    callback()
+
+        return tell

@@ -1,202 +1,293 @@
-"""The whole server as one pure function: (spec, state, request) → (state, reply)."""
+"""The whole server as one pure function: (spec, state, request, now) → (state, reply)."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+import itertools
+from collections.abc import Collection
+from typing import Literal
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.federation import damping as damping_rules
-from fedvi.federation import fold as folding
 from fedvi.federation.messages import (
+    FAILURES,
+    Begin,
     Done,
+    Failure,
+    Goodbye,
     Hello,
     NextTask,
+    Noted,
     Offer,
     Payload,
     Receipt,
+    Renew,
+    Renewed,
     Reply,
     Request,
     Submit,
     Wait,
     Welcome,
 )
-from fedvi.federation.progress import Progress, Schedule
 from fedvi.inference.base import Change, Task
 from fedvi.privacy import events
+from fedvi.privacy import ledger as ledgers
+from fedvi.server.state import (
+    EXHAUSTED,
+    LEFT,
+    OVER,
+    OVERDUE,
+    REVOKED,
+    Answer,
+    Presence,
+    ServerSpec,
+    ServerState,
+    Update,
+    Waiting,
+    initial_state,
+    is_durably_equal,
+    progress_of,
+    served,
+    take_up,
+)
+from fedvi.server.turns import (
+    brings_work,
+    check_fold,
+    check_size,
+    is_in_turn,
+    next_deadline,
+    settle,
+    strictly,
+    tick,
+)
 from fedvi.transport import codec
-from fedvi.typing import Eta
 
-__all__ = ["ServerSpec", "ServerState", "Update", "initial_state", "progress_of", "served", "step"]
+__all__ = [
+    "EXHAUSTED",
+    "LEFT",
+    "OVER",
+    "OVERDUE",
+    "REVOKED",
+    "Action",
+    "Answer",
+    "Presence",
+    "ServerSpec",
+    "ServerState",
+    "Update",
+    "Waiting",
+    "answer_of",
+    "brings_work",
+    "check_newest",
+    "check_session",
+    "control",
+    "ending",
+    "initial_state",
+    "is_durably_equal",
+    "next_deadline",
+    "progress_of",
+    "revoke",
+    "served",
+    "step",
+    "take_up",
+    "tick",
+]
 
+Action = Literal["pause", "resume", "stop"]
 
-class ServerSpec(NamedTuple):
-    """What a run agrees on beforehand; public and constant.
-
-    Attributes:
-      study_digest: what a client's Hello must carry.
-      clients: all clients, in the order of the study.
-      family: the exponential family of q.
-      prior: η_0, proper.
-      schedule: who works when.
-      step_rule: how the server chooses s.
-      finish: client → (released value, task) → Change.
-      costs: client → the event that one of its answers must cost.
-    """
-
-    study_digest: str
-    clients: tuple[str, ...]
-    family: Any
-    prior: Eta
-    schedule: Schedule
-    step_rule: damping_rules.StepRule
-    finish: Mapping[str, Callable[[dict[str, np.ndarray], Task], Change]]
-    costs: Mapping[str, events.Event]
-
-
-class Answer(NamedTuple):
-    """An answer that arrived and is not folded yet."""
-
-    task: Task
-    change: Change
-
-
-class Update(NamedTuple):
-    """One fold, as the history keeps it; all of it public.
-
-    Attributes:
-      version: the version that it made.
-      clients: whose answers were folded, in order of arrival.
-      staleness: how many versions old the posterior was that each answer started from.
-      damping: the step s.
-      rounds: complete rounds after it.
-      gap: how far the posterior moved over the round, if it completed one.
-    """
-
-    version: int
-    clients: tuple[str, ...]
-    staleness: tuple[int, ...]
-    damping: float
-    rounds: int
-    gap: folding.Gap | None
+# Attempts at one task that a client may have made without a word to the server.
+_MOST_MISSED = 64
+# Other answers to one task that are charged: two copies of a state make one.
+_MOST_CONFLICTS = 8
 
 
-class ServerState(NamedTuple):
-    """All that the server must not lose.
-
-    Attributes:
-      version: the number of folds.
-      posterior: η = prior + Σ factors, as it is, proper or not.
-      factors: client → η_m.
-      visits: client → how many of its answers were folded.
-      tasks: client → the task that it holds.
-      answers: answers that are not folded yet, in order of arrival.
-      accepted: task id → sha256 of the accepted payload.
-      memory: group of clients folded together → what the step rule remembers.
-      round_start: the served posterior at the end of the last complete round.
-      history: all folds.
-    """
-
-    version: int
-    posterior: Eta
-    factors: Mapping[str, Eta]
-    visits: Mapping[str, int]
-    tasks: Mapping[str, Task]
-    answers: tuple[Answer, ...]
-    accepted: Mapping[str, str]
-    memory: Mapping[tuple[str, ...], damping_rules.Memory]
-    round_start: Eta
-    history: tuple[Update, ...]
-
-
-def initial_state(spec: ServerSpec) -> ServerState:
-    """Returns the state before the first task: q is the prior, every factor is 1.
-
-    Raises:
-      FamilyError: if the prior does not fit the family, or is improper.
-    """
-    spec.family.check(spec.prior, "prior")
-    if not spec.family.is_proper(spec.prior):
-        raise errors.FamilyError("the prior is improper", "give it a finite scale")
-    prior = tree.to_numpy(spec.prior)
-    nothing = tree.to_numpy(spec.family.zeros())
-    return ServerState(
-        version=0,
-        posterior=prior,
-        factors=dict.fromkeys(spec.clients, nothing),
-        visits=dict.fromkeys(spec.clients, 0),
-        tasks={},
-        answers=(),
-        accepted={},
-        memory={},
-        round_start=prior,
-        history=(),
-    )
-
-
-def progress_of(spec: ServerSpec, state: ServerState) -> Progress:
-    """Returns what the schedule may see."""
-    gaps = [update.gap.mean_shift for update in state.history if update.gap is not None]
-    return Progress(
-        clients=spec.clients,
-        visits=tuple(state.visits[name] for name in spec.clients),
-        open=tuple(name for name in spec.clients if name in state.tasks),
-        waiting=tuple(answer.task.client for answer in state.answers),
-        version=state.version,
-        gap=gaps[-1] if gaps else float("inf"),
-    )
-
-
-def served(spec: ServerSpec, state: ServerState) -> Eta:
-    """Returns the posterior that is handed out: projected if Σ factors made it improper.
-
-    The projection is never written back into the factors.
-    """
-    return spec.family.project(state.posterior, spec.prior)
-
-
-def step(spec: ServerSpec, state: ServerState, request: Request) -> tuple[ServerState, Reply]:
+def step(
+    spec: ServerSpec, state: ServerState, request: Request, now: float
+) -> tuple[ServerState, Reply]:
     """Answers one request.
 
+    Args:
+      spec: of the run.
+      state: as it was.
+      request: from a client whose name was checked against its certificate.
+      now: seconds of a monotonic clock, the same in all calls.
+
     Raises:
-      ProtocolError: if the request breaks the protocol; the state is unchanged.
+      HelloNeeded: the client did not greet this server since it started, or greets without saying
+        how far its ledger is.
+      Superseded: another process of the client greeted since.
+      LedgerError: Hello tells that client or server was rolled back.
+      BudgetExceeded: an answer cost more attempts than the budget has room for.
+      ProtocolError: the request breaks the protocol. In any case the state is unchanged.
     """
-    if request.client not in spec.clients:
+    name = request.client
+    if name not in spec.clients:
         raise errors.ProtocolError(
-            f"client {request.client!r} is not in the study",
-            errors.did_you_mean(request.client, spec.clients),
+            f"client {name!r} is not in the study", errors.did_you_mean(name, spec.clients)
         )
+    state = tick(spec, state, now)
+    # What was released is there already, and is taken or charged, whoever sends it.
+    if not isinstance(request, Hello | Begin | Submit):
+        check_newest(state, name, request.session)
+    seen = {**state.presence.seen, name: now}
+    state = state._replace(presence=state.presence._replace(seen=seen))
     match request:
         case Hello():
-            return _hello(spec, state, request)
+            return _hello(spec, state, request, now)
         case NextTask():
-            return _next_task(spec, state, request)
+            check_session(spec, state, name, request.session)
+            return _next_task(spec, settle(spec, _back(spec, state, name), now), name, now)
+        case Begin():
+            return _begin(spec, state, request)
         case Submit():
-            return _submit(spec, state, request)
+            return _submit(spec, state, request, now)
+        case Renew():
+            # A client that hangs may still renew: so this alone brings nobody back.
+            task = state.tasks.get(name)
+            held = task is not None and task.task_id == request.task_id
+            return state, Renewed(held and state.status not in OVER)
+        case Failure():
+            return _failure(spec, state, request, now), Noted()
+        case Goodbye():
+            return _gone(spec, state, name, LEFT, now), Noted()
     raise errors.ProtocolError(f"unknown request {type(request).__name__}")
 
 
-def _hello(spec: ServerSpec, state: ServerState, request: Hello) -> tuple[ServerState, Reply]:
+def control(spec: ServerSpec, state: ServerState, action: Action, now: float) -> ServerState:
+    """Pauses, resumes or stops a run; what it is already changes nothing.
+
+    A paused run hands out no task and skips no turn; answers are taken and folded. A run that
+    failed may be resumed, once the reason is mended: everybody is awaited anew.
+
+    Raises:
+      RunFailed: the run is over.
+    """
+    wanted = {"pause": "paused", "resume": "running", "stop": "stopped"}[action]
+    state = tick(spec, state, now)
+    if state.status == wanted:
+        return state
+    if state.status == "failed" and action == "resume":
+        state = state._replace(away={})
+    elif state.status in OVER:
+        raise errors.RunFailed(
+            f"the run is {state.status.replace('_', ' ')} and cannot be {wanted}",
+            "start a new study, whose cost adds to this one's",
+        )
+    return settle(spec, state._replace(status=wanted), now)
+
+
+def revoke(spec: ServerSpec, state: ServerState, names: Collection[str], now: float) -> ServerState:
+    """Takes note of whose certificates are revoked: nobody waits for them, with a deadline or without.
+
+    What such a client answered counts as before. Enrolled again, it is back by its next call.
+
+    Args:
+      spec: of the run.
+      state: as it was.
+      names: whom the roster lets in no more; names that are not in the study change nothing.
+      now: seconds of a monotonic clock, the same in all calls.
+    """
+    for name in spec.clients:
+        if name in names:
+            state = _gone(spec, state, name, REVOKED, now)
+    return state
+
+
+def check_session(spec: ServerSpec, state: ServerState, client: str, session: str) -> None:
+    """Checks that a client's process is the one that greeted last, and so may have work and release.
+
+    Raises:
+      HelloNeeded: it did not greet this server.
+      Superseded: another process greeted since.
+    """
+    check_newest(state, client, session)
+    if client in spec.headers and state.presence.greeted.get(client) != session:
+        raise _hello_needed(client)
+
+
+def check_newest(state: ServerState, client: str, session: str) -> None:
+    """Refuses a session that is not the newest; who has none asks only, as `fedvi doctor` does.
+
+    Raises:
+      Superseded: another process greeted since.
+    """
+    newest = state.presence.greeted.get(client)
+    if newest and session and newest != session:
+        raise errors.Superseded(
+            f"another process greeted as {client!r} since: is its state in use twice?",
+            "stop one of the two, and keep only the state that is newest",
+        )
+
+
+def _hello_needed(client: str) -> errors.HelloNeeded:
+    return errors.HelloNeeded(
+        f"client {client!r} did not greet this server since it started",
+        "say Hello first: the two ledgers are compared there",
+    )
+
+
+def answer_of(state: ServerState, client: str, task_id: str) -> str | None:
+    """Returns the digest of the only answer that a task may have: it is here, or begins to arrive.
+
+    None if there is no such answer yet, or the task is not this client's.
+    """
+    if task_id.rpartition("/")[0] != client:
+        return None
+    if task_id in state.accepted:
+        return state.accepted[task_id]
+    book = state.ledgers.get(client)
+    return None if book is None else next(iter(_sealed(book, task_id)), None)
+
+
+def _sealed(book: ledgers.Ledger, task_id: str) -> list[str]:
+    """Lists the digests that a ledger has sealed for a task, by attempt."""
+    found = (ledgers.digest(book, name) for name in _attempts(book, task_id))
+    return [digest for digest in found if digest is not None]
+
+
+def _attempts(book: ledgers.Ledger, task_id: str) -> list[str]:
+    """Lists the releases that were charged for a task."""
+    names = (f"{task_id}#{attempt}" for attempt in itertools.count())
+    return list(itertools.takewhile(lambda name: ledgers.state(book, name) is not None, names))
+
+
+def _hello(
+    spec: ServerSpec, state: ServerState, request: Hello, now: float
+) -> tuple[ServerState, Reply]:
+    name, book = request.client, state.ledgers.get(request.client)
+    if request.study_digest == spec.seeded_otherwise != "":
+        raise errors.ProtocolError(
+            f"`simulation.insecure_seed` is set at one side only, client {name!r} or this server",
+            "take it out of the study file at all sites: noise from a known seed protects nothing",
+        )
     if request.study_digest != spec.study_digest:
         raise errors.ProtocolError(
-            f"client {request.client!r} read another study: digest {request.study_digest[:12]}, "
+            f"client {name!r} read another study: digest {request.study_digest[:12]}, "
             f"expected {spec.study_digest[:12]}",
             "give all sites the same study file",
         )
-    return state, Welcome(state.version)
+    if book is not None:
+        if request.anchor is None:
+            raise errors.HelloNeeded(
+                f"client {name!r} did not say how far its ledger is, expected an anchor in Hello",
+                "use the same version of fedvi at all sites",
+            )
+        ledgers.check_counterpart(book, request.anchor, "server")
+    presence = state.presence
+    if request.session or name not in presence.greeted:
+        presence = presence._replace(greeted={**presence.greeted, name: request.session})
+    state = settle(spec, _back(spec, state._replace(presence=presence), name), now)
+    return state, Welcome(state.version, _anchor(state, name))
 
 
 def _next_task(
-    spec: ServerSpec, state: ServerState, request: NextTask
+    spec: ServerSpec, state: ServerState, name: str, now: float
 ) -> tuple[ServerState, Reply]:
-    name = request.client
+    if state.status in OVER:
+        return state, Done(ending(state))
+    if state.away.get(name) == EXHAUSTED:
+        return state, Done(_exhausted(name))
+    if state.status == "paused":
+        return state, Wait()
     if name in state.tasks:
         return state, Offer(state.tasks[name])
-    progress = progress_of(spec, state)
-    if spec.schedule.finished(progress):
-        return state, Done("the schedule has finished")
-    if name not in spec.schedule.select(progress):
+    if name not in spec.schedule.select(progress_of(spec, state)):
         return state, Wait()
     visit = state.visits[name]
     task = Task(
@@ -208,80 +299,220 @@ def _next_task(
         factor=state.factors[name],
         damping=_last_damping(state, name),
     )
+    if name in state.ledgers:
+        # Charged before it is handed out, whether or not it will be answered.
+        try:
+            book = ledgers.spend(
+                state.ledgers[name], f"{task.task_id}#0", spec.costs[name], spec.budget
+            )
+        except errors.BudgetExceeded:
+            return _gone(spec, state, name, EXHAUSTED, now), Done(_exhausted(name))
+        state = state._replace(ledgers={**state.ledgers, name: book})
     return state._replace(tasks={**state.tasks, name: task}), Offer(task)
 
 
 def _last_damping(state: ServerState, client: str) -> float:
-    used = [update.damping for update in state.history if client in update.clients]
-    return used[-1] if used else 1.0
+    used = (update.damping for update in reversed(state.history) if client in update.clients)
+    return next(used, 1.0)
 
 
-def _submit(spec: ServerSpec, state: ServerState, request: Submit) -> tuple[ServerState, Reply]:
-    before = state.accepted.get(request.task_id)
-    if before is not None:
-        same = before == request.payload.sha256
-        return state, Receipt("duplicate" if same else "conflict", state.version)
+def _begin(spec: ServerSpec, state: ServerState, request: Begin) -> tuple[ServerState, Reply]:
+    """Fixes which answer a task may have, before its bytes are taken; so none is seen in part for free."""
+    name, digest = request.client, request.sha256
+    only = answer_of(state, name, request.task_id)
+    event = codec.event_from(request.event)
+    if only not in (None, digest):
+        return _conflict(spec, state, request, digest, event)
+    if only is None:
+        _check_greeted(spec, state, name)
+    elif request.task_id in state.accepted:
+        return state, Receipt("duplicate", state.version, _anchor(state, name))
+    _check_cost(spec, name, _held(state, request).task_id, event)
+    if name in state.ledgers:
+        _, book = _seal(spec, state.ledgers[name], request, digest)
+        if book is not state.ledgers[name]:
+            state = state._replace(ledgers={**state.ledgers, name: book})
+    return state, Noted()
+
+
+def _held(state: ServerState, request: Begin | Submit) -> Task:
     task = state.tasks.get(request.client)
     if task is None or task.task_id != request.task_id:
         raise errors.ProtocolError(
             f"client {request.client!r} answered task {request.task_id!r}, which it does not hold"
         )
+    return task
+
+
+def _submit(
+    spec: ServerSpec, state: ServerState, request: Submit, now: float
+) -> tuple[ServerState, Reply]:
+    name, digest = request.client, request.payload.sha256
+    only = answer_of(state, name, request.task_id)
+    if only not in (None, digest):
+        _, event = codec.decode(request.payload)
+        return _conflict(spec, state, request, digest, event)
+    # What has begun to arrive is taken from whoever sends the rest: another copy of the client's state
+    # may have been charged meanwhile, and no copy can greet then.
+    if only is None or name in state.presence.greeted:
+        state = _back(spec, state, name)
+    if request.task_id in state.accepted:
+        state = settle(spec, state, now)
+        return state, Receipt("duplicate", state.version, _anchor(state, name))
+    task = _held(state, request)
     change = _read(spec, task, request.payload)
-    tasks = {name: held for name, held in state.tasks.items() if name != request.client}
+    if name in state.ledgers:
+        release_id, book = _seal(spec, state.ledgers[name], request, digest)
+        book = ledgers.mark_sent(book, release_id)
+        state = state._replace(ledgers={**state.ledgers, name: book})
     state = state._replace(
-        tasks=tasks,
-        answers=(*state.answers, Answer(task, change)),
-        accepted={**state.accepted, request.task_id: request.payload.sha256},
+        tasks={other: held for other, held in state.tasks.items() if other != name},
+        accepted={**state.accepted, request.task_id: digest},
     )
-    if spec.schedule.ready(progress_of(spec, state)):
-        state = _fold(spec, state)
-    return state, Receipt("accepted", state.version)
+    if state.status not in OVER or state.status == "failed":
+        # After the end it is charged all the same, and no posterior is waiting for it; but a run that
+        # failed may be resumed, and folds it then.
+        late = not is_in_turn(spec, state, name)
+        what = f"the answer to task {task.task_id!r}"
+        check_fold(spec, _with(state, Answer(task, change, late)), what)
+        # Only now that it is taken: an answer that is refused leaves nothing on the disk. From here
+        # on no name stands for what is in memory, so that a fold has room for its own.
+        change = Change(spec.keep(change.delta))
+        state = settle(spec, _with(state, Answer(task, change, late)), now)
+    return state, Receipt("accepted", state.version, _anchor(state, name))
+
+
+def _with(state: ServerState, answer: Answer) -> ServerState:
+    return state._replace(answers=(*state.answers, answer))
 
 
 def _read(spec: ServerSpec, task: Task, payload: Payload) -> Change:
     """Decodes an answer and checks that it is what the task asked for, at the agreed price."""
     value, event = codec.decode(payload)
-    if event != spec.costs[task.client]:
+    _check_cost(spec, task.client, task.task_id, event)
+    what = f"the answer to task {task.task_id!r}"
+    with strictly(f"{what} cannot be read"):
+        change = spec.finish[task.client](value, task)
+        spec.family.check(change.delta, what)
+        check_size(change.delta, what)
+    # In the form that it has when it was stored, so that sums of it have the same bits.
+    return Change(tree.freeze(change.delta))
+
+
+def _check_cost(spec: ServerSpec, client: str, task_id: str, event: events.Event) -> None:
+    if event != spec.costs[client]:
         raise errors.ProtocolError(
-            f"the answer to task {task.task_id!r} cost {event}, expected {spec.costs[task.client]}"
+            f"the answer to task {task_id!r} cost {event}, expected {spec.costs[client]}"
         )
-    change = spec.finish[task.client](value, task)
-    spec.family.check(change.delta, f"the answer to task {task.task_id!r}")
-    return change
 
 
-def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
-    group = tuple(sorted(answer.task.client for answer in state.answers))
-    changes = {answer.task.client: answer.change for answer in state.answers}
-    staleness = tuple(state.version - answer.task.version for answer in state.answers)
-    total = tree.total((changes[name].delta for name in group), spec.family.zeros())
-    memory = state.memory.get(group, damping_rules.Memory())
-    floor = 1.0 / len(spec.clients)
-    damping = spec.step_rule.choose(
-        spec.family, served(spec, state), state.posterior, total, memory, floor
-    )
-    factors = folding.fold(state.factors, changes, damping)
-    visits = {name: count + (name in changes) for name, count in state.visits.items()}
-    rounds = min(visits.values())
-    state = state._replace(
-        version=state.version + 1,
-        posterior=tree.to_numpy(folding.posterior_of(spec.prior, factors)),
-        factors=factors,
-        visits=visits,
-        answers=(),
-        memory={**state.memory, group: damping_rules.Memory(damping, tree.to_numpy(total))},
-    )
-    gap = None
-    if rounds > (state.history[-1].rounds if state.history else 0):
-        now = served(spec, state)
-        gap = folding.gap(spec.family, state.round_start, now)
-        state = state._replace(round_start=now)
-    update = Update(
-        version=state.version,
-        clients=tuple(changes),
-        staleness=staleness,
-        damping=damping,
-        rounds=rounds,
-        gap=gap,
-    )
-    return state._replace(history=(*state.history, update))
+def _seal(
+    spec: ServerSpec, book: ledgers.Ledger, request: Begin | Submit, digest: str
+) -> tuple[str, ledgers.Ledger]:
+    """Takes into the ledger what the client did for an answer: more attempts, and the seal.
+
+    Returns the name of the release as well.
+    """
+    known = len(_attempts(book, request.task_id))
+    if not 0 <= request.attempt < known + _MOST_MISSED:
+        raise errors.ProtocolError(
+            f"attempt is {request.attempt}, expected at least 0 and below {known + _MOST_MISSED}"
+        )
+    cost, release_id = spec.costs[request.client], f"{request.task_id}#{request.attempt}"
+    if request.attempt >= known:
+        # With the last the budget has room for all: it is asked once, since a price takes its time.
+        for missed in range(known, request.attempt):
+            book = ledgers.charge(book, f"{request.task_id}#{missed}", cost)
+        book = ledgers.spend(book, release_id, cost, spec.budget)
+    return release_id, ledgers.seal(book, release_id, digest)
+
+
+def _conflict(
+    spec: ServerSpec, state: ServerState, request: Begin | Submit, digest: str, event: events.Event
+) -> tuple[ServerState, Reply]:
+    """Charges what was released beside the only answer to a task.
+
+    The bytes have left, so neither a greeting nor the budget is asked for, and nobody is back by
+    them. From here on the server's ledger is that of no copy of the client's state: each is asked to
+    greet, and refused.
+    """
+    name, task_id = request.client, request.task_id
+    _check_cost(spec, name, task_id, event)
+    book = state.ledgers.get(name)
+    # The same bytes are charged once.
+    if book is not None and digest not in (sealed := _sealed(book, task_id)):
+        if len(sealed) > _MOST_CONFLICTS:
+            raise errors.ProtocolError(
+                f"task {task_id!r} was answered in {len(sealed)} ways, expected one",
+                "was this client's state copied?",
+            )
+        book = _with_one_more(book, task_id, digest, event)
+        greeted = {other: s for other, s in state.presence.greeted.items() if other != name}
+        state = state._replace(
+            ledgers={**state.ledgers, name: book},
+            presence=state.presence._replace(greeted=greeted),
+        )
+    return state, Receipt("conflict", state.version, _anchor(state, name))
+
+
+def _with_one_more(
+    book: ledgers.Ledger, task_id: str, digest: str, event: events.Event
+) -> ledgers.Ledger:
+    """Charges one more attempt at a task, in full, whatever the budget."""
+    free = f"{task_id}#{len(_attempts(book, task_id))}"
+    return ledgers.mark_sent(ledgers.seal(ledgers.charge(book, free, event), free, digest), free)
+
+
+def _failure(spec: ServerSpec, state: ServerState, request: Failure, now: float) -> ServerState:
+    if request.code not in FAILURES:
+        raise errors.ProtocolError(
+            f"code is {request.code!r}, expected one of {', '.join(FAILURES)}"
+        )
+    task = state.tasks.get(request.client)
+    # What is told of a task that was answered since came too late to matter.
+    if task is None or task.task_id != request.task_id:
+        return state
+    return _gone(spec, state, request.client, request.code, now)
+
+
+def _back(spec: ServerSpec, state: ServerState, name: str) -> ServerState:
+    """Takes note that a client is at work again.
+
+    What it brings must be taken before the run moves on: with it the others may be skipped, and the
+    run end.
+    """
+    _check_greeted(spec, state, name)
+    if state.away.get(name, EXHAUSTED) == EXHAUSTED:
+        return state
+    away = {other: reason for other, reason in state.away.items() if other != name}
+    return state._replace(away=away)
+
+
+def _check_greeted(spec: ServerSpec, state: ServerState, name: str) -> None:
+    if name in spec.headers and name not in state.presence.greeted:
+        raise _hello_needed(name)
+
+
+def _gone(spec: ServerSpec, state: ServerState, name: str, reason: str, now: float) -> ServerState:
+    if state.away.get(name) in (reason, EXHAUSTED) or state.status in OVER:
+        return state
+    return settle(spec, state._replace(away={**state.away, name: reason}), now)
+
+
+def _anchor(state: ServerState, name: str) -> ledgers.Anchor | None:
+    book = state.ledgers.get(name)
+    return None if book is None else ledgers.anchor(book)
+
+
+def _exhausted(name: str) -> str:
+    return f"the budget of client {name!r} has no room for another release"
+
+
+def ending(state: ServerState) -> str:
+    """Says in a sentence why a run that is over has ended."""
+    return {
+        "completed": "the schedule has finished",
+        "stopped": "the run was stopped",
+        "budget_exhausted": "the budget is spent",
+        "failed": "the run failed: too few clients are left that can answer",
+    }[state.status]

@@ -6,7 +6,18 @@ import pytest
 from fedvi import errors, expfam
 from fedvi.client import inputs
 from fedvi.client.worker import Worker
-from fedvi.federation.messages import Done, Hello, NextTask, Offer, Receipt, Submit, Wait, Welcome
+from fedvi.federation.messages import (
+    Done,
+    Failure,
+    Hello,
+    NextTask,
+    Noted,
+    Offer,
+    Receipt,
+    Submit,
+    Wait,
+    Welcome,
+)
 from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
 from fedvi.privacy import (
     accountants,
@@ -57,6 +68,7 @@ class Server:
     def __init__(self, visits: int, lost: int = 0) -> None:
         self.tasks = [task(visit) for visit in range(visits)]
         self.received: list[Submit] = []
+        self.failures: list[Failure] = []
         self.lost = lost
 
     def handle(self, request):
@@ -64,6 +76,9 @@ class Server:
             return Welcome(0)
         if isinstance(request, NextTask):
             return Offer(self.tasks[0]) if self.tasks else Done("finished")
+        if isinstance(request, Failure):
+            self.failures.append(request)
+            return Noted()
         self.received.append(request)
         if self.lost:
             self.lost -= 1
@@ -485,3 +500,126 @@ def test_a_client_without_work_is_idle():
             return Wait() if isinstance(request, NextTask) else super().handle(request)
 
     assert make_worker(Busy(1)).tick() == "idle"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.BudgetExceeded("no more"), "budget"),
+        (errors.PolicyRefused("the policy says no"), "policy"),
+        (errors.DataError("patient 7 is dead"), "data"),
+        (errors.SolverError("0.731 is no optimum"), "solver"),
+        (errors.PrivacyError("the records changed"), "other"),
+    ],
+)
+def test_a_task_that_cannot_be_answered_is_reported_by_one_word(error, code):
+    def refuse(*_):
+        raise error
+
+    server = Server(1)
+    place = {"admit": refuse} if code in ("budget", "policy") else {"shard": refuse}
+    worker = make_worker(server, **place)
+    with pytest.raises(type(error), match=error.message):
+        worker.tick()
+    assert server.failures == [Failure("north", "north/0", code)]
+    assert server.received == []
+
+
+def test_what_went_wrong_is_raised_also_if_nobody_can_be_told():
+    class Deaf(Server):
+        def handle(self, request):
+            if isinstance(request, Failure):
+                raise ConnectionError("the server is gone")
+            return super().handle(request)
+
+    def shard():
+        raise errors.DataError("no such file")
+
+    with pytest.raises(errors.DataError, match="no such file"):
+        make_worker(Deaf(1), shard=shard).tick()
+
+
+class Forgetful(Server):
+    """Says, for the first ``times`` requests after each greeting, that it was not greeted."""
+
+    def __init__(self, visits: int, times: int) -> None:
+        super().__init__(visits)
+        self.times = times
+        self.hellos: list[Hello] = []
+
+    def handle(self, request):
+        if isinstance(request, Hello):
+            self.hellos.append(request)
+        elif self.times:
+            self.times -= 1
+            raise errors.HelloNeeded("who are you?")
+        return super().handle(request)
+
+
+def test_a_server_that_was_started_again_is_greeted_again():
+    server = Forgetful(1, times=3)
+    worker = make_worker(server)
+    assert worker.tick() == "solved"
+    server.times = 1
+    assert worker.tick() == "sent"
+    anchors = [hello.anchor for hello in server.hellos]
+    assert [anchor.entries for anchor in anchors] == [0, 0, 0, 0, 2]
+    assert anchors[-1].hash == worker.ledger.entries[1].hash
+    assert [worker.tick(), worker.ended] == ["done", "finished"]
+
+
+def test_a_server_that_knows_nobody_is_not_asked_for_ever():
+    with pytest.raises(errors.HelloNeeded):
+        make_worker(Forgetful(1, times=10**6)).tick()
+
+
+def test_an_answer_names_the_attempt_that_it_is_of():
+    server = Server(1)
+    worker = make_worker(server, solver=failing_once(noisy_solver()))
+    with pytest.raises(MemoryError):
+        worker.tick()
+    server.tasks[0] = server.tasks[0]._replace(damping=0.5)
+    while worker.tick() != "done":
+        pass
+    assert [submit.attempt for submit in server.received] == [1]
+
+
+def test_a_receipt_of_a_server_that_forgot_what_it_took_is_refused():
+    class Liar(Server):
+        def handle(self, request):
+            reply = super().handle(request)
+            if isinstance(reply, Receipt):
+                return reply._replace(anchor=ledger.anchor(ledger.open_ledger(header())))
+            return reply
+
+    worker = make_worker(Liar(1))
+    worker.tick()
+    with pytest.raises(errors.LedgerError, match="the server's ledger of 'north' was rolled back"):
+        worker.tick()
+    assert kinds(worker) == ["reserved", "sealed"]
+
+
+def test_the_server_hears_in_one_word_of_an_error_that_nobody_foresaw():
+    # Else it would wait for this client for ever; the text may hold a record's values.
+    def broken(key_of, state, job, shard):
+        raise ValueError("could not convert 'Jane Doe'")
+
+    server = Server(1)
+    worker = make_worker(server, solver=noisy_solver()._replace(update=broken))
+    with pytest.raises(ValueError, match="Jane Doe"):
+        worker.tick()
+    assert server.failures == [Failure("north", "north/0", "other")]
+
+
+def test_a_stop_is_no_failure():
+    class Stopped(BaseException):
+        pass
+
+    def stopped(key_of, state, job, shard):
+        raise Stopped
+
+    server = Server(1)
+    worker = make_worker(server, solver=noisy_solver()._replace(update=stopped))
+    with pytest.raises(Stopped):
+        worker.tick()
+    assert server.failures == []

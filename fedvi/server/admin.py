@@ -1,0 +1,236 @@
+"""What operators may ask and do: the AdminService. Change what `fedvi status` and `watch` show here.
+
+It shows the public transcript and nothing else: who answered, versions, how far the posterior moved,
+and the ledgers, which hold no data.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import fedvi
+from fedvi import errors
+from fedvi.privacy import ledger as ledgers
+from fedvi.server.answering import Answering
+from fedvi.server.desk import Desk, until
+from fedvi.server.gate import Gate
+from fedvi.server.journal import Journal
+from fedvi.server.prices import Prices
+from fedvi.server.protocol import OVER, Action, ServerState, ending, next_deadline, progress_of
+from fedvi.transport._wire import admin_pb2 as pb
+
+__all__ = ["Admin", "describe"]
+
+# What SQLite can count to.
+_LAST = (1 << 63) - 1
+
+
+class Admin:
+    """The AdminService over a desk.
+
+    Args:
+      desk: where the run is.
+      gate: who may call; None where the socket's permissions say so.
+      describe_run: returns the run as it stands.
+      journal: the operational log.
+      answering: counts calls, and turns errors into statuses.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        gate: Gate | None,
+        describe_run: Callable[[], pb.Run],
+        journal: Journal,
+        answering: Answering,
+    ) -> None:
+        self._desk, self._gate, self._describe = desk, gate, describe_run
+        self._journal, self._answering = journal, answering
+
+    async def GetRun(self, request: Any, context: Any) -> Any:
+        """Returns the run as it stands."""
+        return await self._answering(context, "GetRun", self._now(context))
+
+    async def PauseRun(self, request: Any, context: Any) -> Any:
+        """Gives no more tasks; answers are still taken."""
+        return await self._answering(context, "PauseRun", self._control(context, "pause"))
+
+    async def ResumeRun(self, request: Any, context: Any) -> Any:
+        """Gives tasks again."""
+        return await self._answering(context, "ResumeRun", self._control(context, "resume"))
+
+    async def StopRun(self, request: Any, context: Any) -> Any:
+        """Ends the run for good."""
+        return await self._answering(context, "StopRun", self._control(context, "stop"))
+
+    async def ListClients(self, request: Any, context: Any) -> Any:
+        """Returns the clients as they stand."""
+        run = await self._answering(context, "ListClients", self._now(context))
+        return pb.ListClientsReply(clients=run.clients)
+
+    async def VerifyLedger(self, request: Any, context: Any) -> Any:
+        """Recomputes every chain."""
+        return await self._answering(context, "VerifyLedger", self._verify(context, request.client))
+
+    async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Tells what happened after a cursor, and what happens, until the run or the call ends."""
+        await self._answering(context, "WatchRun", self._admit(context))
+        cursor = request.cursor
+        while True:
+            # Both are looked at before the log, so that nothing happens unseen in between.
+            change = self._desk.change()
+            over = request.once or self._desk.closing or self._desk.ended
+            while lines := await self._answering.part(
+                context, "WatchRun", self._after(context, cursor)
+            ):
+                for cursor, moment, kind, client, text in lines:
+                    yield pb.RunEvent(
+                        cursor=cursor, time=moment, kind=kind, client=client, text=text
+                    )
+            if over:
+                return
+            await until(change, 1.0)
+
+    async def GetLedger(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Sends one client's chain, line by line, the header first."""
+        lines = await self._answering(context, "GetLedger", self._lines(context, request.client))
+        for line in lines:
+            yield pb.LedgerLine(line=line)
+
+    async def _admit(self, context: Any) -> None:
+        if self._gate is not None:
+            self._gate.admit_operator(context)
+
+    async def _after(self, context: Any, cursor: int) -> Any:
+        # Also here: a certificate may be revoked while its holder watches.
+        await self._admit(context)
+        if cursor > _LAST:
+            raise errors.ProtocolError(f"cursor is {cursor}, expected at most {_LAST}")
+        return await self._desk.run(self._journal.events, cursor)
+
+    async def _now(self, context: Any) -> Any:
+        await self._admit(context)
+        return self._describe()
+
+    async def _control(self, context: Any, action: Action) -> Any:
+        await self._admit(context)
+        await self._desk.control(action)
+        return self._describe()
+
+    async def _lines(self, context: Any, client: str) -> list[str]:
+        await self._admit(context)
+        (book,) = _chosen(self._desk.state.ledgers, client).values()
+        return await asyncio.to_thread(ledgers.to_lines, book)
+
+    async def _verify(self, context: Any, client: str) -> Any:
+        await self._admit(context)
+        books = _chosen(self._desk.state.ledgers, client)
+        return await asyncio.to_thread(_verdicts, books)
+
+
+def describe(
+    desk: Desk, prices: Prices, study: str, tls: bool, started: float, busy: frozenset[str]
+) -> pb.Run:
+    """Returns the run and its clients as they stand.
+
+    Args:
+      desk: where the run is.
+      prices: what was charged.
+      study: its name.
+      tls: whether clients show certificates.
+      started: when the server started, in seconds of the monotonic clock.
+      busy: the clients whose answers are arriving.
+    """
+    spec, state, now = desk.spec, desk.state, time.monotonic()
+    due = next_deadline(spec, state)
+    gaps = [update.gap.mean_shift for update in state.history if update.gap is not None]
+    progress = progress_of(spec, state)
+    run = pb.Run(
+        study=study,
+        study_digest=spec.study_digest,
+        status=state.status,
+        reason=ending(state) if state.status in OVER else "",
+        version=state.version,
+        rounds=progress.rounds,
+        rounds_planned=spec.schedule.rounds,
+        schedule=spec.schedule.name,
+        tls=tls,
+        software=fedvi.__version__,
+        uptime_seconds=now - started,
+        awaited=() if desk.ended else spec.schedule.awaited(progress),
+        clients=[_client(desk, state, prices, name, now, name in busy) for name in spec.clients],
+    )
+    if gaps:
+        run.gap = gaps[-1]
+    if state.history:
+        run.damping = state.history[-1].damping
+    if due is not None and not desk.ended:
+        run.deadline_seconds = max(0.0, due - now)
+    return run
+
+
+def _client(
+    desk: Desk, state: ServerState, prices: Prices, name: str, now: float, uploading: bool
+) -> pb.ClientRow:
+    seen = state.presence.seen.get(name)
+    reason = state.away.get(name)
+    task = state.tasks.get(name)
+    waiting = any(answer.task.client == name for answer in state.answers)
+    if name in desk.heard:
+        doing = "done"
+    elif reason is not None:
+        doing = "away"
+    elif uploading:
+        doing = "uploading"
+    elif task is not None:
+        doing = "working"
+    elif waiting:
+        doing = "answered"
+    else:
+        doing = "unseen" if seen is None else "idle"
+    book = state.ledgers.get(name)
+    client = pb.ClientRow(
+        name=name,
+        state=doing,
+        visits=state.visits[name],
+        turns=state.turns[name],
+        task_id="" if task is None else task.task_id,
+        reason=reason or "",
+    )
+    if book is not None:
+        reached = ledgers.anchor(book)
+        client.ledger_count, client.ledger_hash = reached.entries, reached.hash
+        client.charged = ledgers.reservations(book)
+    if seen is not None:
+        client.seen_seconds = max(0.0, now - seen)
+    epsilon = prices.epsilon(name)
+    if epsilon is not None and prices.delta is not None:
+        client.epsilon, client.delta = epsilon, prices.delta
+    return client
+
+
+def _verdicts(books: Mapping[str, ledgers.Ledger]) -> pb.VerifyLedgerReply:
+    reply = pb.VerifyLedgerReply()
+    for name, book in books.items():
+        fault = ""
+        try:
+            ledgers.verify(book)
+        except errors.LedgerError as error:
+            fault = error.message
+        reached = ledgers.anchor(book)
+        reply.verdicts.add(
+            client=name, ok=not fault, count=reached.entries, hash=reached.hash, text=fault
+        )
+    return reply
+
+
+def _chosen(books: Mapping[str, ledgers.Ledger], client: str) -> Mapping[str, ledgers.Ledger]:
+    """Returns one client's ledger, by its name; all of them without a name."""
+    if not client:
+        return books
+    if client not in books:
+        raise errors.ProtocolError(
+            f"client {client!r} has no ledger", errors.did_you_mean(client, books)
+        )
+    return {client: books[client]}

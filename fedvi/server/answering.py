@@ -1,0 +1,181 @@
+"""What goes back to a caller when something goes wrong, and what is counted: for both services."""
+
+import asyncio
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack, aclosing
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from fedvi import errors
+from fedvi.server import happenings, logs
+from fedvi.server.happenings import Happening
+from fedvi.transport.status import to_status
+
+__all__ = ["MALFORMED", "READ_SECONDS", "Answering", "Reading", "TooSlow"]
+
+T = TypeVar("T")
+
+
+MALFORMED = object()
+"""What a service is handed in place of a message that cannot be read, within a stream of them."""
+
+READ_SECONDS = 60.0
+"""How long a caller may take to make room for the next message of a stream: 256 KiB at 4 KB/s."""
+
+
+class TooSlow(errors.TransportError):
+    """A stream takes too long; the caller may ask for the rest of it in another."""
+
+
+class Answering:
+    """Answers calls, turns errors into statuses and counts both; lives in the event loop.
+
+    Args:
+      tell: is told of callers whose certificates do not allow what they ask.
+    """
+
+    def __init__(self, tell: Callable[[Happening], None]) -> None:
+        self._tell = tell
+        # (method, "ok" or kind of error) → calls; client → bytes of answers that were taken.
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.taken: Counter[str] = Counter()
+
+    async def __call__(self, context: Any, method: str, work: Awaitable[T]) -> T:
+        """Waits for a reply; what goes wrong ends the call, and nothing else.
+
+        Args:
+          context: of the call.
+          method: its name.
+          work: what answers it.
+        """
+        reply = await self.part(context, method, work)
+        self.calls[method, "ok"] += 1
+        return reply
+
+    async def part(self, context: Any, method: str, work: Awaitable[T]) -> T:
+        """Does the same for a part of a reply, which is not counted unless it goes wrong."""
+        try:
+            return await work
+        except errors.FedviError as error:
+            self.calls[method, type(error).__name__] += 1
+            if isinstance(error, errors.IdentityError):
+                self._tell(happenings.refused(method, "", error))
+            await context.abort(*to_status(error))
+        except Exception as error:
+            # The text of an unforeseen error may hold anything: where it happened is told, and what
+            # kind it was. The caller is told neither.
+            self.calls[method, "internal"] += 1
+            where = traceback.format_tb(error.__traceback__)
+            name = type(error).__name__
+            logs.log("error", f"{method} failed: {name}", logging.ERROR, where="".join(where))
+            await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says where")
+        raise AssertionError("abort returns never")
+
+
+class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Refuses bytes that are no message like any other mistake, which gRPC would log at length.
+
+    Args:
+      answering: answers what is refused.
+      place: holds a caller's place while its call is open.
+      hurries: whether a stream ends that is not read for ``READ_SECONDS``; an operator may look at a
+        page for as long as it takes.
+    """
+
+    def __init__(
+        self,
+        answering: Answering,
+        place: Callable[[Any], AbstractContextManager[None]],
+        hurries: bool,
+    ) -> None:
+        self._answering, self._place, self._hurries = answering, place, hurries
+        self._handlers: dict[str, Any] = {}
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Returns what handles a method."""
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        if details.method not in self._handlers:
+            self._handlers[details.method] = self._checked(handler, details.method)
+        return self._handlers[details.method]
+
+    async def _write(self, context: Any, reply: Any) -> None:
+        """Sends one message of a stream, once the caller has room for it.
+
+        Raises:
+          TooSlow: it has none for too long.
+        """
+        try:
+            async with asyncio.timeout(READ_SECONDS if self._hurries else None):
+                await context.write(reply)
+        except TimeoutError:
+            raise TooSlow(
+                f"what was sent was not read for {READ_SECONDS:g} s",
+                "ask again, for what is missing",
+            ) from None
+
+    def _checked(self, handler: Any, path: str) -> Any:
+        method = path.rpartition("/")[2]
+
+        async def refuse(context: Any, error: errors.FedviError) -> None:
+            async def refused() -> None:
+                raise error
+
+            await self._answering.part(context, method, refused())
+
+        async def enter(context: Any, places: ExitStack, request: Any = None) -> None:
+            async def taken() -> None:
+                places.enter_context(self._place(context))
+
+            await self._answering.part(context, method, taken())
+            if request is MALFORMED:
+                malformed = errors.ProtocolError(
+                    f"what {method} was sent is no message of {path[1:].rpartition('.')[0]}",
+                    "do both ends run the same version of fedvi?",
+                )
+                await refuse(context, malformed)
+
+        async def unary(request: Any, context: Any) -> Any:
+            with ExitStack() as places:
+                await enter(context, places, request)
+                return await handler.unary_unary(request, context)
+
+        async def stream(request: Any, context: Any) -> None:
+            with ExitStack() as places:
+                await enter(context, places, request)
+                try:
+                    async with aclosing(handler.unary_stream(request, context)) as replies:
+                        async for reply in replies:
+                            await self._write(context, reply)
+                except TooSlow as error:
+                    # What was to be sent is let go of. The caller's place is not, before it has taken
+                    # this refusal or is gone: it could pile up streams that it does not read.
+                    await refuse(context, error)
+
+        async def upload(requests: Any, context: Any) -> Any:
+            with ExitStack() as places:
+                await enter(context, places)
+                return await handler.stream_unary(requests, context)
+
+        return handler._replace(
+            request_deserializer=_lenient(handler.request_deserializer),
+            unary_unary=handler.unary_unary and unary,
+            unary_stream=handler.unary_stream and stream,
+            stream_unary=handler.stream_unary and upload,
+        )
+
+
+def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(content: bytes) -> Any:
+        try:
+            return parse(content)
+        except DecodeError:
+            return MALFORMED
+
+    return read

@@ -1,0 +1,450 @@
+"""The server as a process: its ports, its log and its end. Change how it starts and stops here.
+
+clients ──► gate ──► Federation ──► desk ──► coordinator ──► store
+operators ──► gate ──► Admin ────────┘ (one thread: the single writer)
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.federation.messages import Reply, Request
+from fedvi.server import logs
+from fedvi.server.admin import Admin, describe
+from fedvi.server.answering import Answering, Reading
+from fedvi.server.coordinator import Coordinator, ServerStore
+from fedvi.server.desk import Desk
+from fedvi.server.gate import CALLS_A_SECOND, CALLS_AT_ONCE, Gate
+from fedvi.server.health import Health
+from fedvi.server.journal import Journal, MemoryJournal
+from fedvi.server.metrics import Metrics
+from fedvi.server.protocol import ServerSpec, ServerState
+from fedvi.server.service import Federation
+from fedvi.server.sockets import SOCKET, check_address, socket_address
+from fedvi.server.teller import Teller
+from fedvi.server.uploads import Full, Uploads
+from fedvi.transport import identity
+from fedvi.transport._wire import admin_pb2_grpc, federation_pb2_grpc, health_pb2_grpc
+from fedvi.transport.bundle import MESSAGE_LIMIT, PAYLOAD_LIMIT
+from fedvi.transport.roster import Roster
+
+__all__ = ["Addresses", "App", "Outcome", "Settings", "payload_limit", "serve"]
+
+# Calls in progress get so long to end when the server stops; requests for work end at once.
+_GRACE_SECONDS = 5.0
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT),
+    ("grpc.max_concurrent_streams", 64),
+    # Two servers on one port would each see half of the calls.
+    ("grpc.so_reuseport", 0),
+    # Clients ping every 30 s while a call is open, so that no middle box forgets the connection.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+
+def payload_limit(spec: ServerSpec) -> int:
+    """Returns how many bytes an answer to a study may have, with room to spare.
+
+    Whatever is released is about as large as natural parameters are, 8 bytes a number at most; twice
+    that, and 64 KiB, keep a stranger's gigabyte off the disk without refusing an honest solver.
+    """
+    size = sum(np.asarray(leaf).nbytes for leaf in tree.leaves(spec.family.zeros()))
+    return min(PAYLOAD_LIMIT, 2 * size + 2**16)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a server runs; nothing of what it computes.
+
+    Attributes:
+      folder: its state: uploads and the operators' socket are there.
+      study: its name.
+      listen: HOST:PORT for clients; port 0 takes a free one.
+      tls: a server's folder of certificates; None for plaintext.
+      roster: of those let in; that in ``tls`` if None.
+      insecure: allows plaintext beyond this machine.
+      admin: HOST:PORT for operators elsewhere, with certificates of admins; None for none.
+      metrics: HOST:PORT of figures for Prometheus; None for none.
+      linger_seconds: how long an ended run waits for clients to hear of it.
+      payload_limit: bytes of an answer, at most.
+      calls_a_second: of one client.
+    """
+
+    folder: Path
+    study: str
+    listen: str = "127.0.0.1:7443"
+    tls: Path | None = None
+    roster: Path | None = None
+    insecure: bool = False
+    admin: str | None = None
+    metrics: str | None = None
+    linger_seconds: float = 60.0
+    payload_limit: int = PAYLOAD_LIMIT
+    calls_a_second: float = CALLS_A_SECOND
+
+    def check(self) -> None:
+        """Refuses what cannot be served, before anything is computed.
+
+        Raises:
+          ConfigError: an address is none; others than this machine could hear plaintext that nobody
+            asked for; or the socket's path is too long.
+          IdentityError: the server's certificate cannot be used.
+        """
+        socket_address(self.folder)
+        for option in ("listen", "admin", "metrics"):
+            address = getattr(self, option)
+            if address is not None and not (option == "listen" and address.startswith("unix:")):
+                check_address(f"--{option}", address)
+        if self.tls is not None:
+            identity.holding(self.tls, "server")
+            return
+        hint = "give --tls, the folder of the server's certificates"
+        if self.admin is not None and not identity.is_loopback(self.admin):
+            # Not with --insecure either: whoever came by could end the run.
+            raise errors.ConfigError(
+                f"--admin {self.admin} can be reached from other machines, and there is no --tls",
+                hint,
+            )
+        if not self.insecure and not identity.is_loopback(self.listen):
+            raise errors.ConfigError(
+                f"--listen {self.listen} can be reached from other machines, and there is no --tls",
+                f"{hint}; or --insecure, and everybody can read and change what is sent",
+            )
+
+
+class Addresses(NamedTuple):
+    """Where a server can be reached: for clients, operators here and elsewhere, and Prometheus."""
+
+    listen: str
+    socket: str
+    admin: str | None
+    metrics: str | None
+
+
+class Outcome(NamedTuple):
+    """How a server ended.
+
+    Attributes:
+      status: of the run; "running" or "paused" if only the server was stopped.
+      state: as saved last.
+      unheard: clients that were there and did not hear of the end.
+    """
+
+    status: str
+    state: ServerState
+    unheard: tuple[str, ...]
+
+
+class App:
+    """A server over one run.
+
+    Args:
+      spec: of the run.
+      store: where its state is kept; closed by whoever opened it.
+      settings: how it runs.
+      journal: the operational log; in memory if None.
+      on_ready: called once the ports are open.
+      on_end: called, in a thread, once the run has ended and before clients are waited for.
+      beside: does the prior's work, in a thread of its own: called with what answers requests.
+
+    Raises:
+      ConfigError: the addresses would expose the run, or the socket's path is too long.
+      LedgerError: the state is of another run.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        store: ServerStore,
+        settings: Settings,
+        journal: Journal | None = None,
+        on_ready: Callable[[Addresses], None] | None = None,
+        on_end: Callable[[ServerState], None] | None = None,
+        beside: Callable[[Callable[[Request], Reply]], None] | None = None,
+    ) -> None:
+        settings.check()
+        spec = spec._replace(keep=_saving(spec.keep))
+        self._spec, self._settings = spec, settings
+        self._socket = socket_address(settings.folder)
+        self._on_ready, self._on_end, self._beside = on_ready, on_end, beside
+        self._coordinator = Coordinator(spec, _Saving(store))
+        self._teller = Teller(spec, lambda: self._coordinator.state, journal or MemoryJournal())
+        self._started = time.monotonic()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._broken: BaseException | None = None
+        self._answering: Answering | None = None
+
+    def stop(self) -> None:
+        """Stops the server, from any thread; the run can be taken up later."""
+        if self._loop is not None:
+            # A server that has ended has nothing to stop.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def run(self) -> Outcome:
+        """Serves until the run has ended, or the server is stopped.
+
+        Raises:
+          TransportError: a port cannot be bound.
+          FedviError: certificates or the roster cannot be used; or the prior's work went wrong.
+        """
+        self._loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            # Elsewhere than in the main thread, whoever runs the server stops it.
+            with contextlib.suppress(RuntimeError, ValueError):
+                self._loop.add_signal_handler(name, self._stopping.set)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._teller.close)
+            roster = self._roster()
+            revoked = frozenset if roster is None else roster.revoked
+            desk = Desk(self._spec, self._coordinator, self._teller.tell, revoked)
+            stack.callback(desk.close)
+            addresses = await self._open(desk, roster, stack)
+            if self._on_ready is not None:
+                self._on_ready(addresses)
+            if self._beside is not None:
+                threading.Thread(target=self._run_beside, args=(desk,), daemon=True).start()
+            time_keeper = asyncio.create_task(desk.keep_time())
+            stack.push_async_callback(_cancel, time_keeper)
+            try:
+                unheard = await self._until_ended(desk, time_keeper)
+            finally:
+                # From here on the exits run, the last one first: ports, time, desk, log.
+                desk.closing = True
+                desk.ring()
+        if self._broken is not None:
+            raise self._broken
+        return Outcome(desk.state.status, desk.state, unheard)
+
+    def _roster(self) -> Roster | None:
+        settings = self._settings
+        if settings.tls is None:
+            return None
+        return Roster(settings.roster or settings.tls / identity.ROSTER)
+
+    async def _open(
+        self, desk: Desk, roster: Roster | None, stack: contextlib.AsyncExitStack
+    ) -> Addresses:
+        """Opens all ports; what listens first is what operators look at."""
+        settings = self._settings
+        answering = self._answering = Answering(desk.post)
+        gate = Gate(self._spec.clients, roster, settings.calls_a_second)
+        uploads = Uploads(settings.folder / "uploads", settings.payload_limit)
+        accepted = desk.state.accepted.items()
+        uploads.sweep((task_id.rpartition("/")[0], sha256) for task_id, sha256 in accepted)
+        federation = Federation(desk, gate, uploads, answering)
+
+        def describe_run() -> Any:
+            return describe(
+                desk,
+                self._teller.prices,
+                settings.study,
+                settings.tls is not None,
+                self._started,
+                federation.uploading,
+            )
+
+        def admin(guard: Gate | None) -> Admin:
+            return Admin(desk, guard, describe_run, self._teller.journal, answering)
+
+        health = Health("fedvi.v1.FederationService", "fedvi.v1.AdminService")
+        settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # One that a killed server left behind: the store's lock says that no other is running.
+        (settings.folder / SOCKET).unlink(missing_ok=True)
+        # Behind the socket are no certificates, so no limit.
+        local = self._server(health, answering, Gate((), None), hurries=False)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin(None), local)
+        await _listen(local, self._socket, None, stack)
+        (settings.folder / SOCKET).chmod(0o600)
+        remote_address = None
+        if settings.admin is not None:
+            remote = self._server(health, answering, gate, hurries=False)
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(admin(gate), remote)
+            remote_address = await _listen(remote, settings.admin, settings.tls, stack)
+        public = self._server(health, answering, gate, hurries=True)
+        federation_pb2_grpc.add_FederationServiceServicer_to_server(federation, public)
+        address = await _listen(public, settings.listen, settings.tls, stack)
+        metrics = None
+        if settings.metrics is not None:
+            metrics = Metrics(settings.metrics, describe_run, answering)
+            stack.callback(metrics.close)
+        health.set(True)
+        stack.callback(health.set, False)
+        return Addresses(
+            address, self._socket, remote_address, None if metrics is None else metrics.address
+        )
+
+    def _server(self, health: Health, answering: Answering, gate: Gate, hurries: bool) -> Any:
+        clients = len(self._spec.clients)
+        server = grpc.aio.server(
+            interceptors=[Reading(answering, gate.place, hurries)],
+            options=_OPTIONS,
+            # Room for all clients at their own limit, and for some strangers.
+            maximum_concurrent_rpcs=64 + CALLS_AT_ONCE * clients,
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        return server
+
+    async def _until_ended(self, desk: Desk, time_keeper: asyncio.Task[None]) -> tuple[str, ...]:
+        """Waits for the end of the run and for those who should hear of it, or for a stop.
+
+        Returns:
+          The clients that did not hear of the end, though they were there.
+        """
+        while not self._stopping.is_set():
+            change = desk.change()
+            if desk.ended:
+                if self._on_end is not None:
+                    await asyncio.to_thread(self._on_end, desk.state)
+                if await self._farewell(desk):
+                    return _unheard(desk)
+            await _first_of(change.wait(), self._stopping.wait(), time_keeper)
+            if time_keeper.done():
+                _refuse_to_go_on(time_keeper)
+        return ()
+
+    async def _farewell(self, desk: Desk) -> bool:
+        """Waits until everybody who is there has heard of the end; False if the run goes on."""
+        until = time.monotonic() + self._settings.linger_seconds
+        while not self._stopping.is_set() and desk.ended:
+            change, left = desk.change(), until - time.monotonic()
+            if not _unheard(desk) or left <= 0.0:
+                return True
+            # The roster may shut out those who are waited for, which changes no state any more.
+            await _first_of(change.wait(), self._stopping.wait(), asyncio.sleep(min(1.0, left)))
+        return desk.ended
+
+    def _run_beside(self, desk: Desk) -> None:
+        assert self._beside is not None
+        try:
+            self._beside(desk.handle_blocking)
+        except BaseException as error:
+            # Without the prior's factor the run would wait for ever.
+            if not desk.closing:
+                self._broken = error
+                self.stop()
+
+
+def serve(app: App) -> Outcome:
+    """Runs a server to its end; see ``App.run``."""
+    return asyncio.run(app.run())
+
+
+class _Saving:
+    """A store whose failures are the server's own: a client may send its request again."""
+
+    def __init__(self, store: ServerStore) -> None:
+        self._store = store
+
+    def load(self) -> Any:
+        """Returns the state as last saved, or None."""
+        return self._store.load()
+
+    def save(self, state: Any) -> Any:
+        """Saves the state; see ``_saving``."""
+        return _saving(self._store.save)(state)
+
+
+def _saving(save: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Tells of what goes wrong in the server's log alone: in place of it, ``Full`` is raised."""
+
+    def saved(value: Any) -> Any:
+        try:
+            return save(value)
+        except errors.FedviError as error:
+            logs.log("store", str(error), logging.ERROR)
+            raise Full(
+                "the server could not save its state; nothing was changed",
+                "its log says why; the client tries again by itself",
+            ) from error
+
+    return saved
+
+
+async def _listen(
+    server: Any, address: str, tls: Path | None, stack: contextlib.AsyncExitStack
+) -> str:
+    """Binds a server to an address and starts it; returns the address with the port it got."""
+    try:
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, identity.server_credentials(tls))
+    except RuntimeError as error:
+        raise errors.TransportError(
+            f"{address} cannot be bound: {error}", "is another server running there?"
+        ) from error
+    await server.start()
+    stack.push_async_callback(server.stop, _GRACE_SECONDS)
+    if address.startswith("unix:"):
+        return address
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _refuse_to_go_on(time_keeper: asyncio.Task[None]) -> None:
+    """Ends a server that no deadline or revocation would move any more.
+
+    Raises:
+      FedviError: unless the task was cancelled or ended by itself.
+    """
+    error = time_keeper.exception()
+    if error is None:
+        return
+    # As in a call: the text of an unforeseen error may hold anything.
+    name, last = type(error).__name__, traceback.extract_tb(error.__traceback__)[-1]
+    where = "".join(traceback.format_tb(error.__traceback__))
+    place = f"{Path(last.filename).name}:{last.lineno}"
+    logs.log(
+        "error",
+        f"nobody keeps time any more ({name} at {place}): the server stops",
+        logging.ERROR,
+        where=where,
+    )
+    raise errors.FedviError(
+        f"the server failed: {name} at {place}",
+        "what was saved is as it was: start the server again with the same state",
+    ) from error
+
+
+def _unheard(desk: Desk) -> tuple[str, ...]:
+    """Who holds records, is let in and not away, and was not told that the run is done."""
+    others = desk.heard.union(desk.state.away, desk.shut_out())
+    return tuple(name for name in desk.spec.members if name not in others)
+
+
+async def _first_of(*waits: Any) -> None:
+    """Waits for the first of several; the others are cancelled, but for tasks that were given."""
+    tasks = [
+        wait if isinstance(wait, asyncio.Task) else asyncio.ensure_future(wait) for wait in waits
+    ]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, wait in zip(tasks, waits, strict=True):
+            if task is not wait:
+                task.cancel()
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task

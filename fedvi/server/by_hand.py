@@ -1,0 +1,194 @@
+"""A coordinator whose clients come by hand: tasks go out as files, and results come in as files.
+
+The coordinator is the one that a server runs: it charges before a task goes out, takes each answer
+once, and has everything on the disk before it replies. No server may run on the same state meanwhile.
+"""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from fedvi import errors
+from fedvi.federation.messages import Done, Hello, NextTask, Offer, Receipt, Reply, Request, Submit
+from fedvi.privacy import ledger as ledgers
+from fedvi.server import happenings, protocol
+from fedvi.server.app import payload_limit
+from fedvi.server.coordinator import Coordinator
+from fedvi.server.happenings import Happening
+from fedvi.server.protocol import ServerSpec, ServerState
+from fedvi.transport import parcels
+from fedvi.transport.parcels import ResultFile, TaskFile
+
+__all__ = ["Exported", "Hand", "standing"]
+
+
+class Exported(NamedTuple):
+    """What an export gave to one client.
+
+    Attributes:
+      client: its name.
+      status: "task", "end" (of the run for it) or "wait".
+      task_id: of the task; empty without one.
+      path: of the file; None if there is nothing to tell.
+    """
+
+    client: str
+    status: str
+    task_id: str
+    path: Path | None
+
+
+class Hand:
+    """Stands between a coordinator and the files of clients that it cannot hear.
+
+    Args:
+      spec: of the run.
+      coordinator: answers; its clock should stand still, since nobody by hand is late.
+      tell: called with everything worth telling of.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        coordinator: Coordinator,
+        tell: Callable[[Happening], None] = lambda happening: None,
+    ) -> None:
+        self.spec, self.coordinator, self.tell = spec, coordinator, tell
+        self.payload_limit = payload_limit(spec)
+
+    def revoke(self, names: Collection[str]) -> None:
+        """Takes note of whose certificates are revoked, as a server does: nobody waits for them."""
+        before = self.coordinator.state
+        self.coordinator.revoke(names)
+        self._tell_of(before, None)
+
+    def export(self, client: str, folder: Path, tls: Path) -> Exported:
+        """Asks for a client's next task, and writes it to ``folder/CLIENT-VISIT.task``.
+
+        It is the same task as before until it is answered. What the client knows of its own ledger
+        is compared when its answer comes, and by the client itself when it reads the file, which
+        holds the server's ledger of it.
+
+        Args:
+          client: of the study.
+          folder: exists.
+          tls: the server's folder of certificates, to sign with.
+
+        Raises:
+          FedviError: the coordinator refuses, or the file cannot be written.
+        """
+        book = self.coordinator.state.ledgers[client]
+        self._handle(Hello(client, self.spec.study_digest, ledgers.anchor(book)), quiet=True)
+        reply = self._handle(NextTask(client))
+        if not isinstance(reply, Offer | Done):
+            return Exported(client, "wait", "", None)
+        task_id = reply.task.task_id if isinstance(reply, Offer) else ""
+        name = f"{client}-{reply.task.visit if isinstance(reply, Offer) else 'end'}"
+        path = folder / f"{name}{parcels.TASK_SUFFIX}"
+        state = self.coordinator.state
+        parcel = TaskFile(
+            client,
+            self.spec.study_digest,
+            state.version,
+            state.ledgers[client],
+            reply,
+            self.payload_limit,
+        )
+        parcels.write_task(path, tls, parcel)
+        status = "task" if task_id else "end"
+        words = f"task {task_id}" if task_id else "the end of the run"
+        self.tell(Happening("exported", client, f"{client}: {words} is in {path.name}"))
+        return Exported(client, status, task_id, path)
+
+    def take(self, parcel: ResultFile) -> str:
+        """Hands a result to the coordinator.
+
+        Returns:
+          "accepted", "duplicate", "conflict", or "noted" if the client says that it cannot answer.
+
+        Raises:
+          LedgerError: client or server was rolled back, or their ledgers are not the same.
+          FedviError: the coordinator refuses; nothing changes.
+        """
+        client, answer, state = parcel.hello.client, parcel.answer, self.coordinator.state
+        task, only = state.tasks.get(client), protocol.answer_of(state, client, answer.task_id)
+        is_other = isinstance(answer, Submit) and only not in (None, answer.payload.sha256)
+        if task is None or task.task_id != answer.task_id or is_other:
+            return self._known(parcel)
+        self._check(parcel)
+        self._handle(parcel.hello, quiet=True)
+        reply = self._handle(answer)
+        return reply.status if isinstance(reply, Receipt) else "noted"
+
+    def _known(self, parcel: ResultFile) -> str:
+        """Says what became of an answer that came before. Other bytes than those are charged.
+
+        An old file tells how far its client was then, and not that it is at work now: it brings
+        nobody back, as a call would.
+        """
+        hello, answer = parcel.hello, parcel.answer
+        state, clock = self.coordinator.state, self.coordinator.clock()
+        book = state.ledgers.get(hello.client)
+        anchor = None if book is None else ledgers.anchor(book)
+        protocol.step(self.spec, state, hello._replace(anchor=anchor), clock)
+        only = protocol.answer_of(state, hello.client, answer.task_id)
+        if only is None:
+            held = state.tasks.get(hello.client)
+            awaited = "no answer" if held is None else f"the answer to {held.task_id!r}"
+            raise errors.ProtocolError(
+                f"the result answers task {answer.task_id!r} of client {hello.client!r}, which it "
+                f"does not hold: this run awaits {awaited} of it",
+                "is --state the folder that the task was exported from? If the run was set back to an "
+                "older state, what it asked for since is forgotten",
+            )
+        if not isinstance(answer, Submit):
+            return "noted"
+        if answer.payload.sha256 == only:
+            return "duplicate"
+        self._handle(answer)
+        return "conflict"
+
+    def _check(self, parcel: ResultFile) -> None:
+        """Goes through an answer without keeping anything, so that a refused one changes nothing.
+
+        Checks also that the client's ledger is the one that the server's will be with this answer.
+        Over a network the client does so, when it hears of the answer's arrival.
+        """
+        hello, answer = parcel.hello, parcel.answer
+        clock = self.coordinator.clock()
+        spec = self.spec._replace(keep=lambda eta: eta)
+        foreseen, _ = protocol.step(spec, self.coordinator.state, hello, clock)
+        foreseen, _ = protocol.step(spec, foreseen, answer, clock)
+        book = foreseen.ledgers.get(hello.client)
+        if isinstance(answer, Submit) and book is not None and hello.anchor is not None:
+            ledgers.check_counterpart(book, hello.anchor, "server")
+
+    def _handle(self, request: Request, quiet: bool = False) -> Reply:
+        """Answers a request, and tells what came of it; ``quiet`` tells nothing of its sender."""
+        before = self.coordinator.state
+        reply = self.coordinator.handle(request)
+        self._tell_of(before, None if quiet else request)
+        return reply
+
+    def _tell_of(self, before: ServerState, request: Request | None) -> None:
+        after = self.coordinator.state
+        for happening in happenings.between(self.spec, before, after, request):
+            self.tell(happening)
+
+
+def standing(spec: ServerSpec, state: ServerState, client: str) -> str:
+    """Says in a few words where a client stands, for whoever carries its files."""
+    progress = protocol.progress_of(spec, state)
+    if client in state.away:
+        return f"away: {state.away[client]}"
+    if client in state.tasks:
+        return f"has task {state.tasks[client].task_id}"
+    if state.status in protocol.OVER:
+        return "done"
+    if state.status == "paused":
+        return "waits: the run is paused"
+    if client in progress.waiting:
+        return "answered; waits for the others"
+    if client in spec.schedule.select(progress):
+        return "may have its next task"
+    return "waits for its turn"

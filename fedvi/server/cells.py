@@ -1,0 +1,230 @@
+"""How the server's state is cut into cells of a database: come here when `ServerState` gets a field.
+
+A cell is named by a field and an item of it: a client, a group of clients, a position, or nothing.
+Its text is JSON, in which an array stands as a reference to its bytes. What only ever grows (folds,
+accepted answers, ledgers) is no cell: it stands in lines that take no change.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi.expfam import tree
+from fedvi.federation.damping import Memory
+from fedvi.federation.fold import Gap
+from fedvi.inference.base import Change, Task
+from fedvi.server.state import Answer, ServerState, Update
+from fedvi.typing import Eta
+
+__all__ = [
+    "APPENDED",
+    "CELLS",
+    "VOLATILE",
+    "Key",
+    "Reference",
+    "assemble",
+    "decode",
+    "encode",
+    "flatten",
+    "line_of",
+    "update_of",
+]
+
+APPENDED = ("accepted", "history", "ledgers")
+"""Fields that only ever grow."""
+
+VOLATILE = ("presence",)
+"""Fields that begin anew when the server starts."""
+
+
+class Key(NamedTuple):
+    """Names a cell: a field of the state, and which item of it; the item is "" if there is one."""
+
+    field: str
+    item: str
+
+
+class Reference(NamedTuple):
+    """Stands for an array in a cell's text.
+
+    Attributes:
+      sha256: of its bytes, little-endian and in C order; hex.
+      dtype: NumPy's name, such as "<f8".
+      shape: of the array.
+    """
+
+    sha256: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many bytes the array has."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+Put = Callable[[np.ndarray], Reference]
+Get = Callable[[Reference], np.ndarray]
+
+
+class _Form(NamedTuple):
+    """Writes a value as what JSON knows, and reads it again, given the tree that an η is like."""
+
+    write: Callable[[Any, Put], Any]
+    read: Callable[[Any, Get, Eta], Any]
+
+
+def _write_eta(eta: Eta, put: Put) -> Any:
+    return [put(leaf) for leaf in tree.leaves(eta)]
+
+
+def _read_eta(value: Any, get: Get, like: Eta) -> Eta:
+    arrays = [get(Reference(sha256, dtype, tuple(shape))) for sha256, dtype, shape in value]
+    if like is None:
+        return tuple(arrays)
+    rest = iter(arrays)
+    return tree.map_leaves(lambda _: next(rest), like)
+
+
+def _write_task(task: Task, put: Put) -> Any:
+    etas = {name: _write_eta(getattr(task, name), put) for name in ("posterior", "factor")}
+    return {**task._asdict(), **etas}
+
+
+def _read_task(value: Any, get: Get, like: Eta) -> Task:
+    etas = {name: _read_eta(value[name], get, like) for name in ("posterior", "factor")}
+    return Task(**{**value, **etas})
+
+
+def _write_answer(answer: Answer, put: Put) -> Any:
+    task, change = _write_task(answer.task, put), _write_eta(answer.change.delta, put)
+    return {**answer._asdict(), "task": task, "change": change}
+
+
+def _read_answer(value: Any, get: Get, like: Eta) -> Answer:
+    task, change = _read_task(value["task"], get, like), _read_eta(value["change"], get, like)
+    return Answer(**{**value, "task": task, "change": Change(change)})
+
+
+def _write_memory(memory: Memory, put: Put) -> Any:
+    update = None if memory.update is None else _write_eta(memory.update, put)
+    return {"damping": memory.damping, "update": update}
+
+
+def _read_memory(value: Any, get: Get, like: Eta) -> Memory:
+    update = None if value["update"] is None else _read_eta(value["update"], get, like)
+    return Memory(value["damping"], update)
+
+
+_plain = _Form(lambda value, _: value, lambda value, _, __: value)
+_names = _Form(lambda names, _: list(names), lambda value, _, __: tuple(value))
+_eta = _Form(_write_eta, _read_eta)
+_task = _Form(_write_task, _read_task)
+_answer = _Form(_write_answer, _read_answer)
+_memory = _Form(_write_memory, _read_memory)
+
+
+class _Field(NamedTuple):
+    """What the items of a field are, and how the field is taken apart and put together."""
+
+    form: _Form
+    split: Callable[[Any], Iterable[tuple[str, Any]]]
+    join: Callable[[list[tuple[str, Any]]], Any]
+
+
+def _one(form: _Form) -> _Field:
+    return _Field(form, lambda value: [("", value)], lambda items: items[0][1])
+
+
+def _by_client(form: _Form) -> _Field:
+    return _Field(form, lambda mapping: mapping.items(), dict)
+
+
+def _by_group(form: _Form) -> _Field:
+    return _Field(
+        form,
+        lambda mapping: ((json.dumps(group), value) for group, value in mapping.items()),
+        lambda items: {tuple(json.loads(item)): value for item, value in items},
+    )
+
+
+def _in_order(form: _Form) -> _Field:
+    return _Field(
+        form,
+        lambda values: ((str(position), value) for position, value in enumerate(values)),
+        lambda items: tuple(value for _, value in sorted(items, key=lambda pair: int(pair[0]))),
+    )
+
+
+CELLS: Mapping[str, _Field] = {
+    "version": _one(_plain),
+    "posterior": _one(_eta),
+    "factors": _by_client(_eta),
+    "visits": _by_client(_plain),
+    "turns": _by_client(_plain),
+    "tasks": _by_client(_task),
+    "answers": _in_order(_answer),
+    "memory": _by_group(_memory),
+    "round_start": _one(_eta),
+    "status": _one(_plain),
+    "away": _by_client(_plain),
+    "skipped": _one(_names),
+}
+"""Every field of `ServerState` that is neither appended to nor volatile."""
+
+
+def flatten(state: ServerState) -> dict[Key, Any]:
+    """Takes a state apart into the values of its cells, in order."""
+    return {
+        Key(field, item): value
+        for field, kind in CELLS.items()
+        for item, value in kind.split(getattr(state, field))
+    }
+
+
+def encode(key: Key, value: Any, put: Put) -> str:
+    """Writes the text of a cell; ``put`` is given each array of it."""
+    # NaN and infinities stay what they are: nobody but `decode` reads this.
+    return json.dumps(CELLS[key.field].form.write(value, put), separators=(",", ":"))
+
+
+def decode(key: Key, text: str, get: Get, like: Eta) -> Any:
+    """Reads the text of a cell; ``get`` returns the array of each reference.
+
+    Args:
+      key: of the cell.
+      text: of the cell.
+      get: see above.
+      like: any η of the family; None to have every η as the tuple of its leaves.
+    """
+    return CELLS[key.field].form.read(json.loads(text), get, like)
+
+
+def assemble(cells: Mapping[Key, Any], appended: Mapping[str, Any]) -> ServerState:
+    """Puts a state together; what is volatile is as in a new one.
+
+    Args:
+      cells: the values, in the order of `flatten`.
+      appended: the fields of ``APPENDED``.
+    """
+    items: dict[str, list[tuple[str, Any]]] = {field: [] for field in CELLS}
+    for key, value in cells.items():
+        items[key.field].append((key.item, value))
+    fields = {field: kind.join(items[field]) for field, kind in CELLS.items()}
+    return ServerState(**fields, **appended)
+
+
+def line_of(update: Update) -> str:
+    """Writes one fold of the history."""
+    gap = None if update.gap is None else update.gap._asdict()
+    return json.dumps({**update._asdict(), "gap": gap}, separators=(",", ":"))
+
+
+def update_of(line: str) -> Update:
+    """Reads one fold of the history."""
+    fields = json.loads(line)
+    gap = None if fields["gap"] is None else Gap(**fields["gap"])
+    tuples = {name: tuple(fields[name]) for name in ("clients", "staleness", "missing")}
+    return Update(**{**fields, **tuples, "gap": gap})

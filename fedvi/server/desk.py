@@ -1,0 +1,282 @@
+"""The one thread that the coordinator runs in, and the bell that wakes whoever waits for a change.
+
+gRPC's calls run in an event loop, which nothing may block; the coordinator writes to a disk. So every
+request goes through a queue of one thread: the single writer. Requests that wait there while it writes
+are answered together, in their order, and what they change is written once: a round of ten clients
+takes a few commits in place of twenty.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fedvi import errors
+from fedvi.federation.messages import Goodbye, NextTask, Reply, Request, Submit, Wait
+from fedvi.server import happenings
+from fedvi.server.coordinator import Coordinator, Step
+from fedvi.server.happenings import Happening
+from fedvi.server.protocol import OVER, Action, ServerSpec, ServerState, next_deadline
+
+__all__ = ["Desk", "until"]
+
+# Answers that are taken together are in memory together, before they are saved.
+_GROUP_BYTES = 16 << 20
+
+
+class _Group:
+    """Requests that are answered together, with what waits for each reply."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Request, asyncio.Future[Reply]]] = []
+        self.is_queued = False
+        self._size = 0
+
+    def add(self, request: Request, reply: "asyncio.Future[Reply]") -> bool:
+        """Adds a request, unless it has to wait for the next group."""
+        size = _size_of(request)
+        if self.waiting and self._size + size > _GROUP_BYTES:
+            return False
+        self.waiting.append((request, reply))
+        self._size += size
+        return True
+
+
+class Desk:
+    """Hands requests to a coordinator, one at a time, and tells what happened.
+
+    Args:
+      spec: of the run.
+      coordinator: answers.
+      on_happening: called in the coordinator's thread with everything worth telling of.
+      revoked: returns whose certificates are revoked now; called in the event loop.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        coordinator: Coordinator,
+        on_happening: Callable[[Happening], None],
+        revoked: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        self.spec = spec
+        self._coordinator = coordinator
+        self._on_happening = on_happening
+        self._revoked = revoked
+        self._thread = ThreadPoolExecutor(1, "coordinator")
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        # What may still grow: nothing was queued behind it, and the thread has not come to it.
+        self._group: _Group | None = None
+        self._guard = threading.Lock()
+        self.closing = False
+        # Who was told that the run is done, and who has left: nobody waits for them at the end.
+        self.heard: set[str] = set()
+        coordinator.add_listener(self._ring_from_thread)
+
+    @property
+    def state(self) -> ServerState:
+        """The state as last saved."""
+        return self._coordinator.state
+
+    @property
+    def ended(self) -> bool:
+        """Whether no client will get a task any more."""
+        return self.state.status in OVER
+
+    def change(self) -> asyncio.Event:
+        """Returns an event that is set at the next change; take it before looking at the state."""
+        return self._changed
+
+    async def handle(self, request: Request) -> Reply:
+        """Answers one request.
+
+        Raises:
+          FedviError: whatever the coordinator refuses; nothing changes.
+        """
+        reply: asyncio.Future[Reply] = self._loop.create_future()
+        with self._guard:
+            if self._group is None or not self._group.add(request, reply):
+                self._close_group()
+                self._group = _Group()
+                self._group.add(request, reply)
+                # In the loop's next turn: all that were woken by one change ask in this one.
+                self._loop.call_soon(self._hand_over, self._group)
+        return await reply
+
+    def handle_blocking(self, request: Request) -> Reply:
+        """Answers one request in another thread than the event loop's, as over a network.
+
+        Raises:
+          TransportError: the server is stopping.
+        """
+        if self.closing:
+            raise errors.TransportError("the server is stopping")
+        waits = isinstance(request, NextTask)
+        work = self.next_task(request, 25.0) if waits else self.handle(request)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def next_task(
+        self, request: Request, seconds: float, check: Callable[[], None] = lambda: None
+    ) -> Reply:
+        """Answers a request for work, and asks again after each change, up to ``seconds``.
+
+        Args:
+          request: for work.
+          seconds: how long it may wait.
+          check: called before it asks each time; what it raises ends the wait.
+        """
+        deadline = self._loop.time() + seconds
+        while True:
+            change = self.change()
+            check()
+            reply = await self.handle(request)
+            left = deadline - self._loop.time()
+            if not isinstance(reply, Wait) or left <= 0.0 or self.closing:
+                return reply
+            await until(change, left)
+
+    async def control(self, action: Action) -> None:
+        """Pauses, resumes or stops the run.
+
+        Raises:
+          FedviError: the run cannot do that any more.
+        """
+        await self.run(self._watched, lambda: self._coordinator.control(action))
+        if not self.ended:
+            self.heard.clear()
+
+    async def keep_time(self) -> None:
+        """Ticks the coordinator whenever a deadline passes or a site is revoked; runs until closing.
+
+        Raises:
+          Exception: what nobody foresaw. Nobody keeps time then, and the server must not go on.
+        """
+        while not self.closing:
+            change = self.change()
+            try:
+                due = await self.run(self._tick, self.shut_out())
+            except errors.FedviError:
+                due = 1.0  # the store could not save, as its log says: later, perhaps
+            # Presence, which deadlines hang on, may change without a durable change; so may the roster.
+            await until(change, min(1.0, max(0.01, due)))
+
+    def shut_out(self) -> frozenset[str]:
+        """Returns whose certificates are revoked now; to be called in the event loop."""
+        try:
+            return self._revoked()
+        except errors.TransportError:
+            # A roster that cannot be read lets nobody in for now; that shuts nobody out for good.
+            return frozenset()
+
+    async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs something in the coordinator's thread, after what is queued there."""
+        with self._guard:
+            self._close_group()
+        return await self._loop.run_in_executor(self._thread, work, *arguments)
+
+    def post(self, happening: Happening) -> None:
+        """Tells of something that happened elsewhere, soon."""
+        with contextlib.suppress(RuntimeError):  # closed: there is nobody to tell
+            self._thread.submit(self._on_happening, happening)
+
+    def ring(self) -> None:
+        """Wakes whoever waits for a change; to be called in the event loop."""
+        old, self._changed = self._changed, asyncio.Event()
+        old.set()
+
+    def close(self) -> None:
+        """Finishes what is queued; nothing may be handed in afterwards."""
+        self._thread.shutdown(wait=True)
+
+    def _close_group(self) -> None:
+        """Lets what comes next be answered after the requests that wait; with the guard held."""
+        group, self._group = self._group, None
+        if group is not None:
+            self._hand_over(group)
+
+    def _hand_over(self, group: _Group) -> None:
+        if group.is_queued:
+            return
+        group.is_queued = True
+        try:
+            self._thread.submit(self._work_off, group)
+        except RuntimeError:  # closed
+            stopping = errors.TransportError("the server is stopping")
+            for _, reply in group.waiting:
+                _settle(reply, stopping)
+
+    def _work_off(self, group: _Group) -> None:
+        """Answers a group; its replies go out once all that it changed is saved, and told of."""
+        with self._guard:
+            if self._group is group:
+                self._group = None
+        waiting = [(request, reply) for request, reply in group.waiting if not reply.cancelled()]
+        before = self._coordinator.state
+        try:
+            steps = self._coordinator.handle_all([request for request, _ in waiting])
+        except Exception as error:  # nothing was saved: it is everybody's
+            steps = [Step(before, before, error)] * len(waiting)
+        for (request, reply), step in zip(waiting, steps, strict=True):
+            outcome = step.reply
+            try:
+                self._tell(request, step)
+            except Exception as error:  # of this request alone, as one that `step` raised
+                outcome = error
+            self._loop.call_soon_threadsafe(_settle, reply, outcome)
+
+    def _tell(self, request: Request, step: Step) -> None:
+        match step.reply:
+            case errors.HelloNeeded():
+                return  # as each client hears after a restart
+            case errors.FedviError() as error:
+                kind = type(request).__name__
+                self._on_happening(happenings.refused(kind, request.client, error))
+                return
+            case Exception():
+                return
+        for happening in happenings.between(self.spec, step.before, step.after, request):
+            self._on_happening(happening)
+        # Not by the Done itself, which may be lost on its way: the link says Goodbye when it has it.
+        if isinstance(request, Goodbye) and step.after.status in OVER:
+            self.heard.add(request.client)
+            self._ring_from_thread()
+
+    def _tick(self, revoked: frozenset[str]) -> float:
+        self._watched(lambda: self._coordinator.revoke(revoked))
+        self._watched(self._coordinator.tick)
+        due = next_deadline(self.spec, self._coordinator.state)
+        return 1.0 if due is None else due - self._coordinator.clock()
+
+    def _watched(self, act: Callable[[], None]) -> None:
+        before = self._coordinator.state
+        act()
+        for happening in happenings.between(self.spec, before, self._coordinator.state, None):
+            self._on_happening(happening)
+
+    def _ring_from_thread(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self.ring)
+
+
+async def until(event: asyncio.Event, seconds: float) -> None:
+    """Waits for an event, so long at most; unlike ``wait_for``, loses no cancellation meanwhile."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _settle(waiting: "asyncio.Future[Reply]", outcome: Reply | Exception) -> None:
+    if waiting.done():  # nobody waits any more
+        return
+    if isinstance(outcome, Exception):
+        waiting.set_exception(outcome)
+    else:
+        waiting.set_result(outcome)
+
+
+def _size_of(request: Request) -> int:
+    if not isinstance(request, Submit):
+        return 0
+    return sum(len(tensor.data) for tensor in request.payload.tensors)

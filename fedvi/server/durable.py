@@ -1,0 +1,440 @@
+"""The server's state on disk: come here to change what a restarted server knows.
+
+`save` is one transaction, on the disk before it returns (WAL, synchronous=FULL); the files that it
+names are on the disk before it begins, and those that nothing names any more are deleted after it.
+So whenever the power goes, what is found is the state before or the state after, bit for bit.
+"""
+
+import collections
+import contextlib
+import hashlib
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.expfam.windows import release, windows
+from fedvi.privacy import ledger as ledgers
+from fedvi.server import cells, stored
+from fedvi.server.cells import Key, Reference
+from fedvi.server.journal import Event
+from fedvi.server.state import ServerSpec, ServerState
+from fedvi.store import blobs, files
+from fedvi.typing import Eta
+
+__all__ = ["SqliteServerStore"]
+
+_INLINE_BYTES = 1 << 20  # an array of more leaves database and memory for a file of its own
+_LOG_PAGES = 1 << 14  # 64 MiB: how far the log grows before it is copied into the database
+_IN_USE = "a state has one server: stop the other one, or give this one another folder"
+
+
+class _Cell(NamedTuple):
+    value: Any
+    text: str
+    references: tuple[Reference, ...]
+
+    @property
+    def digests(self) -> list[str]:
+        return [reference.sha256 for reference in self.references]
+
+
+class SqliteServerStore:
+    """A run's state in one folder; see ``coordinator.ServerStore``. May be used by several threads.
+
+    Guarantee: folds, accepted answers and ledgers only grow; a ledger that other hands changed and
+    an array that is not what was saved are refused when the folder is opened. Entries that are
+    missing from a ledger's end can only be told by its client, from the anchors of both.
+
+    Args:
+      folder: made, readable by its owner alone, if it is not there.
+      spec: of the run; the study, and each client's ledger, must be those that are found there.
+
+    Attributes:
+      spec: the same, with its prior, and what folds make, kept here if they are large.
+
+    Raises:
+      LedgerError: the folder is in use, damaged, of another study or promise, of another version of
+        fedvi, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, spec: ServerSpec) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._guard = threading.RLock()
+        self._known: dict[int, tuple[weakref.ref[np.ndarray], Reference]] = {}
+        self._shelf: weakref.WeakValueDictionary[Reference, np.ndarray] = (
+            weakref.WeakValueDictionary()
+        )
+        self._cells: dict[Key, _Cell] = {}
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._files: set[str] = set()
+        self._state: ServerState | None = None
+        with contextlib.ExitStack() as undo:
+            self._lock = files.lock_folder(folder, _IN_USE)
+            undo.callback(os.close, self._lock)
+            self._path = folder / stored.DATABASE
+            with files.reported(self._path):
+                self._blobs = blobs.Blobs(folder / stored.BLOBS)
+                self._connection = files.connect(self._path, secure_delete=False)
+                undo.callback(self._connection.close)
+                self._connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+                self._migrate()
+                self._check_study()
+                self._state = self._take_up()
+            self.spec = self._spec = spec._replace(prior=self.keep(spec.prior), keep=self.keep)
+            self._drop_unnamed()
+            files.mark_created(self._lock)
+            files.sync(folder)
+            undo.pop_all()
+
+    def load(self) -> ServerState | None:
+        """Returns the state as last saved, or None; its large arrays are read-only memory maps."""
+        return self._state
+
+    def save(self, state: ServerState) -> ServerState:
+        """Saves a state; writes what is not the same object as in the state saved before.
+
+        Returns:
+          The state, equal bit for bit, with its large arrays as memory maps of their files: whoever
+          goes on with it holds them in memory no longer.
+
+        Raises:
+          LedgerError: it does not extend the one before it, or the disk is full or fails. What is
+            stored is as before.
+        """
+        with self._guard:
+            arrays: dict[Reference, np.ndarray] = {}
+            after = self._encoded(state, arrays)
+            gone = self._cells.keys() - after.keys()
+            written = {
+                key: cell
+                for key, cell in after.items()
+                if key not in self._cells or self._cells[key].text != cell.text
+            }
+            counts = self._counts.copy()
+            for key in (*gone, *(self._cells.keys() & written.keys())):
+                counts.subtract(self._cells[key].digests)
+            for cell in written.values():
+                counts.update(cell.digests)
+            fresh = {
+                reference: array
+                for reference, array in arrays.items()
+                if counts[reference.sha256] and not self._counts[reference.sha256]
+            }
+            dropped = [name for name, count in self._counts.items() if count and not counts[name]]
+            self._write_blobs(fresh)
+            with files.transaction(self._connection, self._path) as write:
+                for key in gone:
+                    write("DELETE FROM cells WHERE field = ? AND item = ?", *key)
+                for sha256 in dropped:
+                    write("DELETE FROM arrays WHERE sha256 = ?", sha256)
+                for reference, array in fresh.items():
+                    data = None if _has_file(reference) else _bytes_of(array).tobytes()
+                    # The same bytes may have several shapes.
+                    write(
+                        "INSERT OR IGNORE INTO arrays VALUES (?, ?, ?)",
+                        reference.sha256,
+                        reference.size,
+                        data,
+                    )
+                for key, cell in written.items():
+                    write(
+                        "INSERT INTO cells (field, item, text) VALUES (?, ?, ?)"
+                        " ON CONFLICT DO UPDATE SET text = excluded.text",
+                        *key,
+                        cell.text,
+                    )
+                for statement, values in _news(self._state, state, self._path):
+                    write(statement, *values)
+            self._cells, self._counts = after, +counts
+            # Also what a save wrote whose commit failed, of which the disk may have known better.
+            self._drop_unnamed()
+            self._state = self._settled(state, arrays)
+            self._rest()
+            return self._state
+
+    def keep(self, eta: Eta) -> Eta:
+        """Writes large arrays to their files now, for a later `save` to name.
+
+        Returns:
+          The tree, equal bit for bit, with these arrays as memory maps; others as they are. What no
+          later save names is deleted with it.
+
+        Raises:
+          LedgerError: the disk is full or fails; what is stored is as before.
+        """
+
+        def settle(array: Any) -> Any:
+            if not isinstance(array, np.ndarray) or array.nbytes <= _INLINE_BYTES:
+                return array
+            reference = self._reference(array)
+            mapped = self._shelf.get(reference)
+            if mapped is None:
+                self._put({reference: array})
+                content = blobs.read(self._folder / stored.BLOBS, reference.sha256, reference.size)
+                mapped = content.view(reference.dtype).reshape(reference.shape)
+                self._shelf[reference] = mapped
+                self._remember(mapped, reference)
+            return mapped
+
+        with self._guard:
+            kept = tree.map_leaves(settle, eta)
+            self._rest()
+            return kept
+
+    def record_event(self, kind: str, client: str, text: str) -> None:
+        """Appends a line to the operational log; nothing in it may be private.
+
+        It is on the disk with the next `save`: if the power goes before, the line is lost, and the
+        state is as it was saved.
+
+        Raises:
+          LedgerError: it cannot be written.
+        """
+        with (
+            self._guard,
+            files.without_sync(self._connection),
+            files.transaction(self._connection, self._path) as write,
+        ):
+            write(
+                "INSERT INTO events (at, kind, client, text) VALUES (?, ?, ?, ?)",
+                time.time(),
+                kind,
+                client,
+                text,
+            )
+
+    def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Returns the lines of the operational log after a number, at most ``limit`` of them."""
+        with self._guard, files.reported(self._path):
+            return stored.events_after(self._connection, after, limit)
+
+    def close(self) -> None:
+        """Closes the files and lets another server have the folder; again does nothing."""
+        with self._guard:
+            self._connection.close()
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    def _migrate(self) -> None:
+        """Brings the database to the version that is written now, in one transaction."""
+        found = files.check_schema(
+            self._connection, self._path, stored.APPLICATION, stored.VERSIONS
+        )
+        if found == stored.VERSIONS[-1]:
+            return
+        if found == 0:
+            files.check_fresh(self._path, self._lock)
+        with files.transaction(self._connection, self._path) as write:
+            for script in stored.MIGRATIONS[found:]:
+                for statement in files.statements(script):
+                    write(statement)
+            if found == 0:
+                write("INSERT INTO meta VALUES ('study_digest', ?)", self._spec.study_digest)
+            write(f"PRAGMA application_id = {stored.APPLICATION}")
+            write(f"PRAGMA user_version = {stored.VERSIONS[-1]}")
+        # The names of new files are on the disk before anything relies on them.
+        files.sync(self._folder)
+
+    def _check_study(self) -> None:
+        found = dict(self._connection.execute("SELECT name, value FROM meta"))
+        digest = found.get("study_digest", "")
+        if digest != self._spec.study_digest:
+            raise errors.LedgerError(
+                f"{self._folder} holds the state of another study: digest {digest[:12]}, expected "
+                f"{self._spec.study_digest[:12]}",
+                hint="give each study a folder of its own; a study that was changed is another one",
+            )
+
+    def _take_up(self) -> ServerState | None:
+        """Reads the state, checks all of it, and deletes the files that nothing names."""
+        self._files = set(stored.check_arrays(self._connection, self._folder))
+        self._blobs.sweep(keep=self._files)
+        texts = stored.read_cells(self._connection, self._path)
+        appended = stored.read_appended(self._connection, self._path)
+        for client, header in self._spec.headers.items():
+            if client in appended["ledgers"]:
+                files.check_header(appended["ledgers"][client].header, header, self._path)
+        if not texts:
+            return None
+        with stored.damage_reported(self._path):
+            self._cells = {key: self._decoded(key, text) for key, text in texts.items()}
+            self._counts = collections.Counter(
+                itertools.chain.from_iterable(cell.digests for cell in self._cells.values())
+            )
+            return cells.assemble({k: cell.value for k, cell in self._cells.items()}, appended)
+
+    def _encoded(self, state: ServerState, arrays: dict[Reference, np.ndarray]) -> dict[Key, _Cell]:
+        """Writes the cells that are other objects than before; notes the arrays of those."""
+        after = {}
+        for key, value in cells.flatten(state).items():
+            before = self._cells.get(key)
+            if before is not None and before.value is value:
+                after[key] = before
+                continue
+            references: list[Reference] = []
+
+            def put(array: np.ndarray, references: list[Reference] = references) -> Reference:
+                reference = self._reference(array)
+                references.append(reference)
+                arrays[reference] = array
+                return reference
+
+            text = cells.encode(key, value, put)
+            after[key] = _Cell(value, text, tuple(references))
+        return after
+
+    def _decoded(self, key: Key, text: str) -> _Cell:
+        references: list[Reference] = []
+
+        def get(reference: Reference) -> np.ndarray:
+            references.append(reference)
+            return self._array(reference)
+
+        value = cells.decode(key, text, get, self._spec.prior)
+        return _Cell(value, text, tuple(references))
+
+    def _settled(self, state: ServerState, arrays: dict[Reference, np.ndarray]) -> ServerState:
+        """Lets large arrays leave the memory: puts maps of their files in their places."""
+        large = {reference for reference in arrays if _has_file(reference)}
+        if not large:
+            return state
+        # The state is saved, whatever becomes of this.
+        with contextlib.suppress(errors.LedgerError):
+            settled = {
+                key: self._decoded(key, cell.text) if large.intersection(cell.references) else cell
+                for key, cell in self._cells.items()
+            }
+            others = {name: getattr(state, name) for name in (*cells.APPENDED, *cells.VOLATILE)}
+            state = cells.assemble({key: cell.value for key, cell in settled.items()}, others)
+            self._cells = settled
+        return state
+
+    def _write_blobs(self, fresh: dict[Reference, np.ndarray]) -> None:
+        """Writes the files that the transaction to come will name."""
+        self._put(fresh)
+
+    def _put(self, fresh: dict[Reference, np.ndarray]) -> None:
+        large = {
+            name.sha256: _bytes_of(array)
+            for name, array in fresh.items()
+            if _has_file(name) and name.sha256 not in self._files
+        }
+        if large:
+            with files.reported(self._folder / stored.BLOBS):
+                self._blobs.put(large)
+            self._files.update(large)
+
+    def _drop_unnamed(self) -> None:
+        """Deletes the files that the state does not name; maps of them stay readable."""
+        unnamed = {name for name in self._files if not self._counts[name]}
+        self._blobs.drop(unnamed)
+        self._files -= unnamed
+
+    def _reference(self, array: np.ndarray) -> Reference:
+        """Names an array by its bytes, which are hashed once for each array that nobody can change."""
+        known = self._known.get(id(array))
+        if known is not None and known[0]() is array:
+            return known[1]
+        hasher = hashlib.sha256()
+        for (piece,) in windows(_bytes_of(array)):
+            hasher.update(piece)
+        reference = Reference(hasher.hexdigest(), array.dtype.newbyteorder("<").str, array.shape)
+        if not array.flags.writeable:
+            self._remember(array, reference)
+        return reference
+
+    def _array(self, reference: Reference) -> np.ndarray:
+        """Returns the one array that stands for a reference as long as anybody holds it."""
+        array = self._shelf.get(reference)
+        if array is None:
+            array = stored.array_of(self._connection, self._folder, reference)
+            self._shelf[reference] = array
+            self._remember(array, reference)
+        return array
+
+    def _rest(self) -> None:
+        """Lets the pages of all maps leave the process's memory, until they are read again."""
+        for array in self._shelf.values():
+            release(array)
+
+    def _remember(self, array: np.ndarray, reference: Reference) -> None:
+        name = id(array)
+
+        def forget(_: Any) -> None:
+            self._known.pop(name, None)
+
+        self._known[name] = (weakref.ref(array, forget), reference)
+
+
+def _news(
+    before: ServerState | None, after: ServerState, path: Path
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Lists what is to be appended, as statements and their values.
+
+    Raises:
+      LedgerError: something that only ever grows does not extend what was saved.
+    """
+    accepted = {} if before is None else before.accepted
+    for position, pair in _added(
+        accepted.items(), after.accepted.items(), "accepted answers", path
+    ):
+        yield "INSERT INTO accepted VALUES (?, ?, ?)", (position, *pair)
+    history = () if before is None else before.history
+    for position, update in _added(history, after.history, "history", path):
+        yield "INSERT INTO history VALUES (?, ?)", (position, cells.line_of(update))
+    books = {} if before is None else before.ledgers
+    if not books.keys() <= after.ledgers.keys():
+        _refuse_shrunk("ledgers", path)
+    for client, book in after.ledgers.items():
+        known = books.get(client)
+        if known is book:
+            continue
+        news = list(_added(() if known is None else known.entries, book.entries, "ledger", path))
+        if known is not None and known.header != book.header:
+            _refuse_shrunk("ledger", path)
+        header, *lines = ledgers.to_lines(book._replace(entries=tuple(e for _, e in news)))
+        if known is None:
+            yield "INSERT INTO chain VALUES (?, 0, ?)", (client, header)
+        for (position, _), line in zip(news, lines, strict=True):
+            yield "INSERT INTO chain VALUES (?, ?, ?)", (client, position + 1, line)
+
+
+def _added(
+    before: Collection[Any], after: Collection[Any], what: str, path: Path
+) -> Iterator[tuple[int, Any]]:
+    """Numbers what comes after the items that were saved, of which it looks at the last alone."""
+    count = len(before)
+    rest = iter(after)
+    if count:
+        last = next(itertools.islice(before, count - 1, None))
+        if next(itertools.islice(rest, count - 1, None), None) != last:
+            _refuse_shrunk(what, path)
+    return enumerate(rest, count)
+
+
+def _refuse_shrunk(what: str, path: Path) -> NoReturn:
+    raise errors.LedgerError(
+        f"{path}: the {what} to be saved do not extend those that were saved",
+        hint="nothing was stored: entries are never taken back; has the store two users?",
+    )
+
+
+def _has_file(reference: Reference) -> bool:
+    return reference.size > _INLINE_BYTES
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    """Returns an array's bytes as they are stored, little-endian and in C order: uint8 [size]."""
+    plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return plain.reshape(-1).view(np.uint8)

@@ -1,0 +1,158 @@
+"""Who may call the server, and how often. Every call passes here before anything is looked at."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fedvi import errors
+from fedvi.transport.roster import Roster, holder
+from fedvi.typing import PRIOR
+
+__all__ = ["CALLS_AT_ONCE", "Bucket", "Gate", "RateExceeded"]
+
+# A round of a tiny model takes 20 ms and a handful of calls; a loop gone wild takes thousands.
+CALLS_A_SECOND = 100.0
+BURST = 200.0
+
+CALLS_AT_ONCE = 16
+"""A client waits for work in one call, answers in another and says in a third that it is alive; calls
+of a connection that was cut may linger. Whoever has a certificate gets no more, be it revoked."""
+
+
+class RateExceeded(errors.TransportError):
+    """A client calls more often than it may, or has too many calls open; it may try again soon."""
+
+
+class Bucket:
+    """A token bucket: ``rate`` calls a second for ever, ``burst`` at once.
+
+    Args:
+      rate: tokens a second.
+      burst: the most tokens that are kept.
+      clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, rate: float, burst: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rate, self._burst, self._clock = rate, burst, clock
+        self._tokens, self._filled = burst, clock()
+
+    def take(self) -> bool:
+        """Takes a token, if there is one."""
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._filled) * self.rate)
+        self._filled = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+class Gate:
+    """Admits a call if its certificate is that of the client, or operator, that it names.
+
+    Without a roster there is no identity: that is for a loopback, or by an explicit choice.
+
+    Args:
+      names: the clients of the study; they have a bucket each, and all others share one.
+      roster: whose certificates are valid now; None for plaintext.
+      rate: calls a second and client.
+      burst: calls at once.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        roster: Roster | None,
+        rate: float = CALLS_A_SECOND,
+        burst: float = BURST,
+    ) -> None:
+        self._roster = roster
+        self._buckets = {name: Bucket(rate, burst) for name in names}
+        self._others = Bucket(rate, burst)
+        self._open: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def place(self, context: Any) -> Iterator[None]:
+        """Keeps one of the few places of whoever shows this certificate, while its call is open.
+
+        Without certificates nobody can tell callers apart, and there is no limit of one's own.
+
+        Raises:
+          RateExceeded: all of them are taken.
+        """
+        shown = context.auth_context().get("x509_pem_cert") if self._roster is not None else None
+        if not shown:
+            yield
+            return
+        name = holder(bytes(shown[0]))
+        if self._open[name] >= CALLS_AT_ONCE:
+            raise RateExceeded(
+                f"{name!r} has {CALLS_AT_ONCE} calls open, expected no more at once",
+                "wait a moment",
+            )
+        self._open[name] += 1
+        try:
+            yield
+        finally:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+
+    def admit(self, context: Any, client: str) -> None:
+        """Checks a client's call, whose message says that it comes from ``client``.
+
+        Raises:
+          IdentityError: no certificate, one that is not valid now, or another's.
+          RateExceeded: too many calls.
+        """
+        try:
+            if client == PRIOR:
+                raise errors.IdentityError(
+                    f"the call says that it comes from {client!r}, which nobody dials in as",
+                    "a client's name is that of its [[clients]] entry in the study",
+                )
+            self._identify(context, "client", client)
+        except errors.IdentityError:
+            # Not from the bucket of the client that it only says to be.
+            self._limit("")
+            raise
+        self._limit(client)
+
+    def check(self, context: Any, client: str) -> None:
+        """Checks once more, within a call that was admitted: its certificate may be revoked since.
+
+        Raises:
+          IdentityError: it is not valid any more.
+        """
+        self._identify(context, "client", client)
+
+    def admit_operator(self, context: Any) -> None:
+        """Checks a call on the admin port; a Unix socket is guarded by its permissions instead.
+
+        Raises:
+          IdentityError: no certificate of an admin.
+        """
+        self._identify(context, "admin", None)
+
+    def _identify(self, context: Any, role: str, name: str | None) -> None:
+        if self._roster is None:
+            return
+        certificates = context.auth_context().get("x509_pem_cert") or ()
+        for certificate in certificates:
+            self._roster.check(bytes(certificate), role, name)
+            return
+        raise errors.IdentityError(
+            "the call came without a certificate", "give --tls, the folder of an enrolled identity"
+        )
+
+    def _limit(self, client: str) -> None:
+        bucket = self._buckets.get(client, self._others)
+        if not bucket.take():
+            raise RateExceeded(
+                f"client {client!r} calls too often, expected at most {bucket.rate:g} calls a second",
+                "wait a moment",
+            )

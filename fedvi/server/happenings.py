@@ -1,0 +1,155 @@
+"""What is worth telling of a run: the differences between two states, in sentences.
+
+For the log, the event table and the terminal. Everything here is public: names, counts, versions, and
+how far the posterior moved.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fedvi import errors
+from fedvi.federation.messages import Begin, Failure, Goodbye, Hello, Request, Submit
+from fedvi.server.protocol import (
+    EXHAUSTED,
+    OVERDUE,
+    REVOKED,
+    ServerSpec,
+    ServerState,
+    Update,
+    answer_of,
+)
+
+__all__ = ["Happening", "between", "folded", "refused"]
+
+_LONGEST_REASON = 300
+
+
+class Happening(NamedTuple):
+    """Something that happened.
+
+    Attributes:
+      kind: one word: joined, left, failed, away, back, offered, exported, answered, folded, status,
+        refused.
+      client: whom it concerns; empty for the run as a whole.
+      text: a sentence.
+      update: the fold, if it is one.
+      at_will: whether the client can make it happen as often as it calls.
+    """
+
+    kind: str
+    client: str
+    text: str
+    update: Update | None = None
+    at_will: bool = False
+
+
+def refused(what: str, client: str, error: errors.FedviError) -> Happening:
+    """Tells that a call was refused; only the first line of the reason, without its hint."""
+    who = f"{client}: " if client else ""
+    # A message may quote what came from outside, at any length, and this goes to the disk.
+    reason = error.message.partition("\n")[0][:_LONGEST_REASON]
+    return Happening("refused", client, f"{who}{what} refused: {reason}", at_will=True)
+
+
+def between(
+    spec: ServerSpec, before: ServerState, after: ServerState, request: Request | None
+) -> list[Happening]:
+    """Lists what changed from one state to the next.
+
+    Args:
+      spec: of the run.
+      before: the state before the request, or the tick.
+      after: the state after it.
+      request: what caused it; None for the passing of time, or an operator.
+    """
+    found: list[Happening] = []
+    match request:
+        case Hello() if _has_joined(before, after, request.client):
+            text = f"{request.client} joined"
+            found.append(Happening("joined", request.client, text, at_will=True))
+        case Goodbye():
+            text = f"{request.client} left"
+            found.append(Happening("left", request.client, text, at_will=True))
+        case Failure():
+            text = f"{request.client} cannot answer {request.task_id}: {request.code}"
+            found.append(Happening("failed", request.client, text, at_will=True))
+        case Begin() | Submit() if _is_charged_beside(before, after, request):
+            text = (
+                f"{request.client} sent other bytes for {request.task_id}, charged once more: is its "
+                "state in use twice?"
+            )
+            found.append(Happening("refused", request.client, text))
+    if before is after:
+        return found
+    if before.tasks is not after.tasks or before.accepted is not after.accepted:
+        found += _tasks(before, after)
+    if before.away is not after.away:
+        found += _presence(spec, before, after)
+    for update in after.history[len(before.history) :]:
+        found.append(Happening("folded", "", folded(spec, update, after.away), update))
+    if after.status != before.status:
+        found.append(Happening("status", "", f"the run is {after.status.replace('_', ' ')}"))
+    return found
+
+
+def _has_joined(before: ServerState, after: ServerState, client: str) -> bool:
+    """Whether a greeting is news: of another session than the last one, or of who was away."""
+    was, now = before.presence.greeted.get(client), after.presence.greeted.get(client)
+    return was != now or (client in before.away) != (client in after.away)
+
+
+def _is_charged_beside(before: ServerState, after: ServerState, request: Begin | Submit) -> bool:
+    """Whether a second answer to a task was charged, which is not the one that it has."""
+    digest = request.sha256 if isinstance(request, Begin) else request.payload.sha256
+    only = answer_of(before, request.client, request.task_id)
+    return before.ledgers is not after.ledgers and only not in (None, digest)
+
+
+def folded(spec: ServerSpec, update: Update, away: Mapping[str, str]) -> str:
+    """Describes a fold: who answered, who was missing, the step, and how far the posterior moved.
+
+    Args:
+      spec: of the run.
+      update: the fold.
+      away: why clients are away at that moment; a revoked one is named so.
+    """
+    parts = [
+        f"version {update.version}",
+        f"round {update.rounds}/{spec.schedule.rounds}",
+        f"answered: {', '.join(update.clients)}" if update.clients else "nobody answered",
+    ]
+    if update.missing:
+        missing = [f"{n} (revoked)" if away.get(n) == REVOKED else n for n in update.missing]
+        parts.append(f"MISSING: {', '.join(missing)}")
+    parts.append(f"damping {update.damping:.3g}")
+    if update.gap is not None:
+        parts.append(f"gap {update.gap.mean_shift:.3g} sd")
+    return "  ".join(parts)
+
+
+def _tasks(before: ServerState, after: ServerState) -> list[Happening]:
+    found = [
+        Happening("offered", name, f"{name} works on {task.task_id}")
+        for name, task in after.tasks.items()
+        if name not in before.tasks or before.tasks[name].task_id != task.task_id
+    ]
+    if len(after.accepted) != len(before.accepted):
+        for task_id in after.accepted:
+            if task_id not in before.accepted:
+                name = task_id.rpartition("/")[0]
+                found.append(Happening("answered", name, f"{name} answered {task_id}"))
+    return found
+
+
+def _presence(spec: ServerSpec, before: ServerState, after: ServerState) -> list[Happening]:
+    found = []
+    for name in spec.clients:
+        was, now = before.away.get(name), after.away.get(name)
+        # Who was away already is told of once more if it cannot come back by itself.
+        if now is not None and (was is None or now == REVOKED != was):
+            # These come from the server's clock, its budget and its roster.
+            at_will = now not in (OVERDUE, EXHAUSTED, REVOKED)
+            found.append(Happening("away", name, f"{name} is away: {now}", at_will=at_will))
+        if was is not None and now is None:
+            found.append(Happening("back", name, f"{name} is back", at_will=True))
+    return found

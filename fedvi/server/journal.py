@@ -1,0 +1,43 @@
+"""Where the operational log is kept: what operators may read of a run afterwards, and nothing private."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+__all__ = ["Event", "Journal", "MemoryJournal"]
+
+
+class Event(NamedTuple):
+    """A line of the log: 1, 2, 3, …; seconds since 1970; one word; whom it is about; a sentence."""
+
+    number: int
+    at: float
+    kind: str
+    client: str
+    text: str
+
+
+@runtime_checkable
+class Journal(Protocol):
+    """Keeps the log; a durable server store is one."""
+
+    def record_event(self, kind: str, client: str, text: str) -> None:
+        """Adds a line."""
+
+    def events(self, after: int = 0) -> Sequence[Any]:
+        """Returns the lines after a number, oldest first; perhaps not all of them at once."""
+
+
+class MemoryJournal:
+    """A log that ends with the process."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def record_event(self, kind: str, client: str, text: str) -> None:
+        """Adds a line."""
+        self._events.append(Event(len(self._events) + 1, time.time(), kind, client, text))
+
+    def events(self, after: int = 0) -> Sequence[Event]:
+        """Returns the lines after a number."""
+        return self._events[after:]

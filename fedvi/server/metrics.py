@@ -1,0 +1,101 @@
+"""Figures for Prometheus: the public transcript as numbers. Add a figure here, never a private one.
+
+The prometheus client is imported only where metrics are served.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fedvi import errors
+from fedvi.server.answering import Answering
+
+__all__ = ["Metrics"]
+
+_STATUSES = ("running", "paused", "stopped", "completed", "budget_exhausted", "failed")
+
+
+class Metrics:
+    """Serves the figures as text over HTTP until closed.
+
+    Args:
+      address: HOST:PORT; port 0 takes a free one.
+      describe_run: returns the run as it stands (an admin ``Run``).
+      answering: counts of calls.
+
+    Raises:
+      TransportError: the address cannot be bound.
+    """
+
+    def __init__(self, address: str, describe_run: Callable[[], Any], answering: Answering) -> None:
+        import prometheus_client
+
+        host, _, port = address.rpartition(":")
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(_Collector(describe_run, answering))
+        try:
+            self._server, self._thread = prometheus_client.start_http_server(
+                int(port), host.strip("[]") or "127.0.0.1", registry
+            )
+        except (OSError, ValueError) as error:
+            raise errors.TransportError(
+                f"--metrics {address} cannot be bound: {error}",
+                "expected HOST:PORT, of a free port",
+            ) from error
+        self.address = f"{host}:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stops serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Collector:
+    def __init__(self, describe_run: Callable[[], Any], answering: Answering) -> None:
+        self._describe, self._answering = describe_run, answering
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        run = self._describe()
+        status = GaugeMetricFamily("fedvi_run_status", "1 for what the run is.", labels=["status"])
+        for name in _STATUSES:
+            status.add_metric([name], float(run.status == name))
+        yield status
+        yield GaugeMetricFamily("fedvi_version", "Folds so far.", value=run.version)
+        yield GaugeMetricFamily("fedvi_rounds", "Complete rounds.", value=run.rounds)
+        yield GaugeMetricFamily("fedvi_rounds_planned", "Rounds at most.", value=run.rounds_planned)
+        yield GaugeMetricFamily(
+            "fedvi_uptime_seconds", "Since the start.", value=run.uptime_seconds
+        )
+        yield GaugeMetricFamily("fedvi_awaited", "Clients awaited now.", value=len(run.awaited))
+        if run.HasField("gap"):
+            text = "Largest move of a posterior mean over the last round, in posterior sds."
+            yield GaugeMetricFamily("fedvi_gap", text, value=run.gap)
+        if run.HasField("damping"):
+            yield GaugeMetricFamily("fedvi_damping", "Step of the last fold.", value=run.damping)
+        yield from self._clients(run)
+        calls = CounterMetricFamily("fedvi_calls", "Calls.", labels=["method", "code"])
+        for (method, code), count in sorted(dict(self._answering.calls).items()):
+            calls.add_metric([method, code], count)
+        yield calls
+        taken = CounterMetricFamily("fedvi_answer_bytes", "Bytes of answers.", labels=["client"])
+        for client, size in sorted(dict(self._answering.taken).items()):
+            taken.add_metric([client], size)
+        yield taken
+
+    def _clients(self, run: Any) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        doing = GaugeMetricFamily("fedvi_client", "1: its state.", labels=["client", "state"])
+        visits = CounterMetricFamily("fedvi_client_visits", "Answers folded.", labels=["client"])
+        charged = CounterMetricFamily("fedvi_client_charged", "Answers paid.", labels=["client"])
+        text = "ε of all that was charged, an upper bound at the study's δ."
+        epsilon = GaugeMetricFamily("fedvi_client_epsilon", text, labels=["client"])
+        for client in run.clients:
+            doing.add_metric([client.name, client.state], 1.0)
+            visits.add_metric([client.name], client.visits)
+            charged.add_metric([client.name], client.charged)
+            if client.HasField("epsilon"):
+                epsilon.add_metric([client.name], client.epsilon)
+        yield from (doing, visits, charged, epsilon)

@@ -1,0 +1,89 @@
+"""What each client has been charged so far, in ε; priced beside the run, which never waits for it."""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from fedvi import errors
+from fedvi.privacy import ledger as ledgers
+from fedvi.privacy.events import Event
+from fedvi.privacy.ledger import Budget, Ledger
+from fedvi.server import logs
+
+__all__ = ["Prices", "price"]
+
+
+class Prices:
+    """Prices the server's ledgers in a thread of its own.
+
+    The running ε is for looking. What may be stated is the price of all that a study plans.
+
+    Args:
+      budget: what the run checks against; None where nothing is protected, and nothing is priced.
+    """
+
+    def __init__(self, budget: Budget | None) -> None:
+        self._budget = budget
+        self._thread = ThreadPoolExecutor(1, "prices")
+        self._lock = threading.Lock()
+        self._known: dict[Event, float] = {}
+        self._epsilon: dict[str, float] = {}
+
+    def epsilon(self, client: str) -> float | None:
+        """Returns the ε of all that a client was charged, if it is known yet."""
+        return self._epsilon.get(client)
+
+    @property
+    def delta(self) -> float | None:
+        """The δ that every ε is for."""
+        return None if self._budget is None else self._budget.delta
+
+    def update(
+        self, ledgers_now: Mapping[str, Ledger], then: Callable[[float | None], None] | None = None
+    ) -> None:
+        """Prices these ledgers soon, then calls ``then`` with the largest ε, None without protection."""
+        self._thread.submit(self._price, dict(ledgers_now), then)
+
+    def close(self) -> None:
+        """Drops what is not priced yet."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _price(
+        self, ledgers_now: Mapping[str, Ledger], then: Callable[[float | None], None] | None
+    ) -> None:
+        if self._budget is None:
+            if then is not None:
+                then(None)
+            return
+        try:
+            found = price(self._budget, ledgers_now, self._known)
+        except errors.FedviError as error:
+            logs.log("price", f"what was charged cannot be priced: {error.message}")
+            found = {}
+        with self._lock:
+            self._epsilon.update(found)
+        if then is not None:
+            then(max(found.values(), default=None))
+
+
+def price(
+    budget: Budget, ledgers_now: Mapping[str, Ledger], known: dict[Event, float]
+) -> dict[str, float]:
+    """Returns the ε of all that each client was charged, an upper bound at the budget's δ.
+
+    Args:
+      budget: whose accountant prices.
+      ledgers_now: by client.
+      known: ε of what was priced before; what is priced now is added.
+
+    Raises:
+      UnsupportedEvent: the accountant does not know what was charged.
+    """
+    found = {}
+    for name, ledger in ledgers_now.items():
+        event = ledgers.spent(ledger)
+        if event not in known:
+            nothing = not ledgers.reservations(ledger)
+            known[event] = 0.0 if nothing else budget.accountant.epsilon(event, budget.delta)
+        found[name] = known[event]
+    return found

@@ -1,0 +1,339 @@
+"""What clients may ask: the FederationService, between gRPC and the desk.
+
+Every call passes the gate first, then is read strictly, then answered by the coordinator. Whatever is
+refused goes back with its kind and a hint, and the server goes on.
+"""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypeVar
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.federation.messages import (
+    Begin,
+    Done,
+    Offer,
+    Payload,
+    Receipt,
+    Renewed,
+    Reply,
+    Submit,
+    Welcome,
+)
+from fedvi.server import protocol
+from fedvi.server.answering import MALFORMED, Answering, TooSlow
+from fedvi.server.desk import Desk
+from fedvi.server.gate import Gate
+from fedvi.server.uploads import Interrupted, Upload, Uploads
+from fedvi.transport import bundle, wire
+from fedvi.transport._wire import federation_pb2 as pb
+from fedvi.transport.bundle import Bundle
+from fedvi.typing import Eta
+
+__all__ = ["CHUNK_SECONDS", "LEASE_SECONDS", "STREAM_SECONDS", "Federation"]
+
+T = TypeVar("T")
+
+LEASE_SECONDS = 30.0
+"""How often a client at work should be heard of, at least; it says so three times as often."""
+
+CHUNK_SECONDS = 60.0
+"""The longest silence within an upload; with full chunks, that is 4 KB/s at least."""
+
+STREAM_SECONDS = 600.0
+"""The longest upload or download in one call. The rest goes on in another; so clients do by themselves
+after half of this."""
+
+
+class Federation:
+    """The FederationService over a desk.
+
+    Args:
+      desk: where the run is.
+      gate: who may call.
+      uploads: where answers wait until they are complete.
+      answering: counts calls, and turns errors into statuses.
+    """
+
+    def __init__(self, desk: Desk, gate: Gate, uploads: Uploads, answering: Answering) -> None:
+        self._desk, self._gate, self._uploads = desk, gate, uploads
+        self._answering = answering
+        self._streams: dict[str, object] = {}
+        self._packing = asyncio.Lock()
+        self._bundles: dict[tuple[int, ...], tuple[Eta, Bundle]] = {}
+
+    @property
+    def uploading(self) -> frozenset[str]:
+        """The clients whose answers are arriving."""
+        return frozenset(self._streams)
+
+    async def Hello(self, request: Any, context: Any) -> Any:
+        """Agrees on a protocol version, on the study, and on where both ledgers stand."""
+
+        async def answer() -> Any:
+            self._gate.admit(context, request.client)
+            hello, protocol = wire.hello_from(request)
+            welcome = _expect(Welcome, await self._desk.handle(hello))
+            return wire.welcome_to(welcome, protocol, self._uploads.limit)
+
+        return await self._answering(context, "Hello", answer())
+
+    async def NextTask(self, request: Any, context: Any) -> Any:
+        """Gives work, and waits for it if there is none yet."""
+
+        async def answer() -> Any:
+            self._gate.admit(context, request.client)
+            # A certificate may be revoked while its holder waits.
+            check = functools.partial(self._gate.check, context, request.client)
+            reply = await self._desk.next_task(*wire.next_task_from(request), check)
+            match reply:
+                case Offer(task):
+                    posterior = await self._bundle(task.posterior)
+                    factor = await self._bundle(task.factor)
+                    check()
+                    offer = wire.task_to(task, posterior, factor, LEASE_SECONDS)
+                    return pb.NextTaskReply(task=offer)
+                case Done():
+                    return pb.NextTaskReply(done=wire.done_to(reply))
+            return pb.NextTaskReply(wait=pb.Wait())
+
+        return await self._answering(context, "NextTask", answer())
+
+    async def GetPayload(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Sends the bytes of a payload that the client's current task names."""
+
+        async def find() -> Iterator[tuple[int, bytes]]:
+            self._gate.admit(context, request.client)
+            client, sha256, offset, session = wire.get_payload_from(request)
+            # Not whether it greeted: a download goes on where it was when the server was started anew.
+            protocol.check_newest(self._desk.state, client, session)
+            task = self._desk.state.tasks.get(client)
+            for eta in () if task is None else (task.posterior, task.factor):
+                found = await self._bundle(eta)
+                if found.manifest.sha256 == sha256:
+                    if offset > found.manifest.size:
+                        raise errors.ProtocolError(
+                            f"offset is {offset}, expected at most {found.manifest.size}"
+                        )
+                    return bundle.pieces(found.tensors, offset)
+            raise errors.ProtocolError(
+                f"payload {sha256[:12]} is of no task that {client!r} holds",
+                "ask for the task again",
+            )
+
+        ends = _in(STREAM_SECONDS)
+
+        async def check() -> None:
+            self._gate.check(context, request.client)
+            _check_time(ends)
+
+        for piece in await self._answering(context, "GetPayload", find()):
+            # Each piece waits until the client has taken the one before it.
+            await self._answering.part(context, "GetPayload", check())
+            yield wire.chunk_to(*piece)
+
+    async def SubmitResult(self, parts: AsyncIterator[Any], context: Any) -> Any:
+        """Takes the answer to a task: a header, then chunks."""
+        return await self._answering(context, "SubmitResult", self._submit(parts, context))
+
+    async def RenewLease(self, request: Any, context: Any) -> Any:
+        """Hears that a client is still at work."""
+
+        async def answer() -> Any:
+            self._gate.admit(context, request.client)
+            renewed = await self._desk.handle(wire.renew_from(request))
+            return wire.renewed_to(_expect(Renewed, renewed))
+
+        return await self._answering(context, "RenewLease", answer())
+
+    async def ReportFailure(self, request: Any, context: Any) -> Any:
+        """Hears that a client cannot answer."""
+
+        async def answer() -> Any:
+            self._gate.admit(context, request.client)
+            await self._desk.handle(wire.failure_from(request))
+            return pb.ReportFailureReply()
+
+        return await self._answering(context, "ReportFailure", answer())
+
+    async def QueryTask(self, request: Any, context: Any) -> Any:
+        """Says what became of an answer, and how much of it has arrived."""
+
+        async def answer() -> Any:
+            self._gate.admit(context, request.client)
+            query = wire.query_from(request)
+            # Whom this lets in may send the answer, and no later than here is anybody refused.
+            self._check_session(query.client, query.session)
+            received = self._uploads.received(query.client, query.sha256)
+            return wire.progress_to(wire.Progress(self._status(query), received))
+
+        return await self._answering(context, "QueryTask", answer())
+
+    async def Goodbye(self, request: Any, context: Any) -> Any:
+        """Hears that a client is leaving, and may come back."""
+
+        async def answer() -> Any:
+            self._gate.admit(context, request.client)
+            await self._desk.handle(wire.goodbye_from(request))
+            return pb.GoodbyeReply()
+
+        return await self._answering(context, "Goodbye", answer())
+
+    async def _submit(self, parts: AsyncIterator[Any], context: Any) -> Any:
+        """Takes an upload, and hands it in once it is complete."""
+        ends = _in(STREAM_SECONDS)
+        first = await _next(parts)
+        if first is None or first.WhichOneof("part") != "header":
+            raise errors.ProtocolError("an upload began without its header")
+        self._gate.admit(context, first.header.client)
+        header = wire.header_from(first.header)
+        client, manifest = header.client, header.manifest
+        if header.inline is None:
+            # From here on what follows is charged, whether or not all of it arrives. The digest alone
+            # decides what of it is needed.
+            begin = Begin(client, header.task_id, manifest.sha256, manifest.event, header.attempt)
+            reply = await self._desk.handle(begin)
+            if isinstance(reply, Receipt):
+                if reply.status == "duplicate":
+                    # A server that was killed between its commit and this has left them.
+                    self._uploads.forget(client, manifest.sha256)
+                return wire.receipt_to(reply)
+        # A client that lost its connection comes again before the old stream is known to be dead.
+        stream = self._streams[client] = object()
+        try:
+            if header.inline is not None:
+                payload = bundle.assemble(manifest, header.inline)
+                return await self._hand_in(header, payload)
+            upload = self._uploads.begin(client, manifest.sha256, manifest.size, header.offset)
+            try:
+
+                def check() -> None:
+                    self._gate.check(context, client)
+                    _check_time(ends)
+
+                return await self._take(parts, upload, header, stream, check)
+            finally:
+                upload.close()
+        finally:
+            if self._streams.get(client) is stream:
+                del self._streams[client]
+
+    async def _take(
+        self,
+        parts: AsyncIterator[Any],
+        upload: Upload,
+        header: wire.Header,
+        stream: object,
+        check: Callable[[], None],
+    ) -> Any:
+        """Takes an upload's chunks to its end; what is refused for good is not kept."""
+        try:
+            while (part := await _next(parts)) is not None:
+                if self._streams.get(header.client) is not stream:
+                    raise Interrupted("the same answer is being sent by a newer call")
+                if part.WhichOneof("part") != "chunk":
+                    raise errors.ProtocolError("an upload has two headers")
+                check()
+                offset, data = wire.chunk_from(part.chunk)
+                _check_chunk(offset, data, upload.size)
+                upload.add(offset, data)
+            if upload.received < upload.size:
+                raise Interrupted(
+                    f"the upload ended after {upload.received} of {upload.size} bytes"
+                )
+            # Hashing large arrays takes a while, and other calls need the event loop.
+            payload = await asyncio.to_thread(bundle.assemble, header.manifest, upload.data())
+            check()
+            receipt = await self._hand_in(header, payload)
+        except errors.TransportError:
+            raise
+        except errors.FedviError:
+            self._uploads.forget(header.client)
+            raise
+        self._answering.taken[header.client] += upload.size
+        return receipt
+
+    async def _hand_in(self, header: wire.Header, payload: Payload) -> Any:
+        submit = Submit(header.client, header.task_id, payload, header.attempt)
+        receipt = _expect(Receipt, await self._desk.handle(submit))
+        self._uploads.forget(header.client)
+        return wire.receipt_to(receipt)
+
+    def _check_session(self, client: str, session: str) -> None:
+        protocol.check_session(self._desk.spec, self._desk.state, client, session)
+
+    def _status(self, query: wire.Query) -> str:
+        """Says what became of an answer; of another client's tasks, nothing."""
+        state = self._desk.state
+        only = protocol.answer_of(state, query.client, query.task_id)
+        if only not in (None, query.sha256):
+            return "conflict"
+        if only is not None and query.task_id in state.accepted:
+            return "accepted"
+        task = state.tasks.get(query.client)
+        return "open" if task is not None and task.task_id == query.task_id else "unknown"
+
+    async def _bundle(self, eta: Eta) -> Bundle:
+        """Packs natural parameters once for all who need them; the arrays are shared, not copied."""
+        async with self._packing:
+            key = _arrays_of(eta)
+            if key not in self._bundles:
+                tasks = self._desk.state.tasks.values()
+                held = (eta for task in tasks for eta in (task.posterior, task.factor))
+                needed = {_arrays_of(eta) for eta in held}
+                self._bundles = {k: v for k, v in self._bundles.items() if k in needed}
+                # The tree is kept beside it: an id is that of this array for as long as it lives.
+                # The digest of large arrays takes a while, and other calls need the event loop.
+                self._bundles[key] = (eta, await asyncio.to_thread(bundle.of_eta, eta))
+            return self._bundles[key][1]
+
+
+def _arrays_of(eta: Eta) -> tuple[int, ...]:
+    return tuple(id(leaf) for leaf in tree.leaves(eta))
+
+
+def _expect(kind: type[T], reply: Reply) -> T:
+    """Returns a reply of the kind that the protocol has for its request."""
+    if not isinstance(reply, kind):
+        raise TypeError(f"{type(reply).__name__} is no {kind.__name__}")
+    return reply
+
+
+def _in(seconds: float) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+def _check_time(ends: float) -> None:
+    if asyncio.get_running_loop().time() > ends:
+        raise TooSlow(
+            f"the payload was on its way for {STREAM_SECONDS:g} s, expected less in one call",
+            "go on where it stopped, in another call",
+        )
+
+
+def _check_chunk(offset: int, data: bytes, size: int) -> None:
+    """Refuses crumbs: each chunk costs the same work, whatever its size."""
+    if len(data) < bundle.LEAST_CHUNK and offset + len(data) < size:
+        raise errors.ProtocolError(
+            f"a chunk has {len(data)} bytes, expected at least {bundle.LEAST_CHUNK} but in the last",
+            f"clients of fedvi send {bundle.CHUNK} bytes in each",
+        )
+
+
+async def _next(parts: AsyncIterator[Any]) -> Any:
+    """Returns the next part of an upload; None at its end.
+
+    Raises:
+      Interrupted: nothing came for too long.
+      ProtocolError: what came is no part of an upload.
+    """
+    try:
+        async with asyncio.timeout(CHUNK_SECONDS):
+            part = await anext(parts, None)
+    except TimeoutError:
+        raise Interrupted(f"nothing came for {CHUNK_SECONDS:g} s") from None
+    if part is MALFORMED:
+        raise errors.ProtocolError("a part of an upload is no message of fedvi.v1")
+    return part

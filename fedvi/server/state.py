@@ -1,0 +1,285 @@
+"""What a run agrees on, and all that the server knows of it; come here to add a field to either."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.federation import damping as damping_rules
+from fedvi.federation import fold as folding
+from fedvi.federation.messages import FAILURES
+from fedvi.federation.progress import Patience, Progress, Schedule
+from fedvi.inference.base import Change, Task
+from fedvi.privacy import events, ledger
+from fedvi.typing import Eta
+
+__all__ = [
+    "EXHAUSTED",
+    "LEFT",
+    "OVER",
+    "OVERDUE",
+    "REVOKED",
+    "Answer",
+    "Presence",
+    "ServerSpec",
+    "ServerState",
+    "Update",
+    "Waiting",
+    "has_failed",
+    "has_failed_for_good",
+    "initial_state",
+    "is_durably_equal",
+    "progress_of",
+    "served",
+    "take_up",
+]
+
+OVER = ("stopped", "completed", "budget_exhausted", "failed")
+"""The states that a run ends in: no client gets a task any more."""
+
+OVERDUE = "did not answer in time"
+"""Why a client is away: its turn lasted longer than the deadline."""
+
+LEFT = "left"
+"""Why a client is away: it said goodbye."""
+
+EXHAUSTED = "its budget is spent"
+"""Why a client is away for ever: the server's ledger has no room for another release of it."""
+
+REVOKED = "revoked"
+"""Why a client is away: the roster lets none of its certificates in, so that it cannot call."""
+
+_FOR_GOOD = ("budget", "policy", EXHAUSTED, REVOKED)
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def _as_it_is(eta: Eta) -> Eta:
+    return eta
+
+
+class ServerSpec(NamedTuple):
+    """What a run agrees on beforehand; public and constant.
+
+    Attributes:
+      study_digest: what a client's Hello must carry.
+      clients: all clients, in the order of the study.
+      family: the exponential family of q.
+      prior: η_0, proper.
+      schedule: who works when.
+      step_rule: how the server chooses s.
+      finish: client → (released value, task) → Change.
+      costs: client → the event that one of its answers must cost.
+      patience: how long a client is waited for.
+      headers: client → the header of its ledger, the same at both ends. A client without one, such
+        as the prior's worker, is charged nothing.
+      budget: what each of these ledgers may spend; None only without protection.
+      seeded_otherwise: the digest of the same study with a seed for its noise where this one has none,
+        and the other way round; empty if that is not known.
+      keep: called with what a fold has made and the state will hold; returns it, equal bit for bit,
+        perhaps as memory maps, so that large arrays are in memory one after the other.
+    """
+
+    study_digest: str
+    clients: tuple[str, ...]
+    family: Any
+    prior: Eta
+    schedule: Schedule
+    step_rule: damping_rules.StepRule
+    finish: Mapping[str, Callable[[dict[str, np.ndarray], Task], Change]]
+    costs: Mapping[str, events.Event]
+    patience: Patience = Patience()
+    headers: Mapping[str, ledger.Header] = _NOTHING
+    budget: ledger.Budget | None = None
+    seeded_otherwise: str = ""
+    keep: Callable[[Eta], Eta] = _as_it_is
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The clients that a quorum counts: those that hold records."""
+        return tuple(name for name in self.clients if name in self.headers) or self.clients
+
+
+class Answer(NamedTuple):
+    """An answer that arrived and is not folded yet.
+
+    ``late`` says that its client's turn was skipped before it came: it is folded, and counts as no
+    turn.
+    """
+
+    task: Task
+    change: Change
+    late: bool = False
+
+
+class Update(NamedTuple):
+    """One fold, as the history keeps it; all of it public.
+
+    Attributes:
+      version: the version that it made.
+      clients: whose answers were folded, in order of arrival.
+      staleness: how many versions old the posterior was that each answer started from.
+      damping: the step s.
+      rounds: complete rounds after it.
+      gap: how far the posterior moved over the round, if it completed one.
+      missing: whose turns were skipped since the fold before, in the order of the study.
+    """
+
+    version: int
+    clients: tuple[str, ...]
+    staleness: tuple[int, ...]
+    damping: float
+    rounds: int
+    gap: folding.Gap | None
+    missing: tuple[str, ...] = ()
+
+
+class Waiting(NamedTuple):
+    """Since when a client is waited for, on the server's monotonic clock, and for which turn."""
+
+    turn: int
+    since: float
+
+
+class Presence(NamedTuple):
+    """What the server forgets when it restarts: every wait then begins anew.
+
+    Attributes:
+      greeted: client → the session that said Hello to this process last; those with a ledger must.
+      seen: client → when it was last heard of, in seconds of the server's monotonic clock.
+      awaited: client → since when its answer is waited for.
+    """
+
+    greeted: Mapping[str, str] = _NOTHING
+    seen: Mapping[str, float] = _NOTHING
+    awaited: Mapping[str, Waiting] = _NOTHING
+
+
+class ServerState(NamedTuple):
+    """All that the server must not lose, and ``presence``, which it may.
+
+    Attributes:
+      version: the number of folds.
+      posterior: η = prior + Σ factors, as it is, proper or not.
+      factors: client → η_m.
+      visits: client → how many of its answers were folded.
+      turns: client → how many of its turns are over, answered or skipped.
+      tasks: client → the task that it holds; it is kept beyond a skipped turn, for it was charged.
+      answers: answers that are not folded yet, in order of arrival.
+      accepted: task id → sha256 of the accepted payload.
+      memory: group of clients folded together → what the step rule remembers.
+      round_start: the served posterior at the end of the last complete round.
+      history: all folds.
+      status: "running" | "paused" | "stopped" | "completed" | "budget_exhausted" | "failed".
+      away: client → why no answer of it is expected: ``OVERDUE``, ``LEFT``, ``EXHAUSTED``, ``REVOKED``
+        or one of ``messages.FAILURES``.
+      skipped: whose turns were skipped since the last fold, in order.
+      ledgers: client → what it was charged, the same chain that the client keeps.
+      presence: who is there; volatile.
+    """
+
+    version: int
+    posterior: Eta
+    factors: Mapping[str, Eta]
+    visits: Mapping[str, int]
+    turns: Mapping[str, int]
+    tasks: Mapping[str, Task]
+    answers: tuple[Answer, ...]
+    accepted: Mapping[str, str]
+    memory: Mapping[tuple[str, ...], damping_rules.Memory]
+    round_start: Eta
+    history: tuple[Update, ...]
+    status: str = "running"
+    away: Mapping[str, str] = _NOTHING
+    skipped: tuple[str, ...] = ()
+    ledgers: Mapping[str, ledger.Ledger] = _NOTHING
+    presence: Presence = Presence()
+
+
+def initial_state(spec: ServerSpec) -> ServerState:
+    """Returns the state before the first task: q is the prior, every factor is 1.
+
+    Raises:
+      FamilyError: if the prior does not fit the family, or is improper.
+    """
+    spec.family.check(spec.prior, "prior")
+    if not spec.family.is_proper(spec.prior):
+        raise errors.FamilyError("the prior is improper", "give it a finite scale")
+    prior = tree.to_numpy(spec.prior)
+    nothing = tree.freeze(spec.family.zeros())
+    return ServerState(
+        version=0,
+        posterior=prior,
+        factors=dict.fromkeys(spec.clients, nothing),
+        visits=dict.fromkeys(spec.clients, 0),
+        turns=dict.fromkeys(spec.clients, 0),
+        tasks={},
+        answers=(),
+        accepted={},
+        memory={},
+        round_start=prior,
+        history=(),
+        away={},
+        ledgers={name: ledger.open_ledger(header) for name, header in spec.headers.items()},
+    )
+
+
+def take_up(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Returns a state that was stored, ready to go on: nobody has been heard of yet.
+
+    Raises:
+      LedgerError: its ledgers are not those of this run.
+    """
+    found = {name: book.header for name, book in state.ledgers.items()}
+    if found != dict(spec.headers):
+        other = sorted(n for n in {*found, *spec.headers} if found.get(n) != spec.headers.get(n))
+        raise errors.LedgerError(
+            f"the stored ledger of {other[0]!r} has another header than this run's",
+            "the state is of another study, or of another version of fedvi: use a new folder",
+        )
+    return state._replace(presence=Presence())
+
+
+def is_durably_equal(before: ServerState, after: ServerState) -> bool:
+    """Whether two states differ in nothing that must be saved; fields are compared by identity."""
+    return all(
+        getattr(before, field) is getattr(after, field)
+        for field in ServerState._fields
+        if field != "presence"
+    )
+
+
+def progress_of(spec: ServerSpec, state: ServerState) -> Progress:
+    """Returns what the schedule may see."""
+    gaps = (update.gap.mean_shift for update in reversed(state.history) if update.gap is not None)
+    return Progress(
+        clients=spec.clients,
+        visits=tuple(map(state.visits.__getitem__, spec.clients)),
+        turns=tuple(map(state.turns.__getitem__, spec.clients)),
+        open=tuple(filter(state.tasks.__contains__, spec.clients)),
+        waiting=tuple(answer.task.client for answer in state.answers),
+        version=state.version,
+        gap=next(gaps, float("inf")),
+        away=tuple(filter(state.away.__contains__, spec.clients)),
+    )
+
+
+def served(spec: ServerSpec, state: ServerState) -> Eta:
+    """Returns the posterior that is handed out: projected if Σ factors made it improper.
+
+    The projection is never written back into the factors.
+    """
+    return spec.family.project(state.posterior, spec.prior)
+
+
+def has_failed(state: ServerState, client: str) -> bool:
+    """Whether a client said, or its ledger or the roster says, that it cannot answer."""
+    return state.away.get(client) in (*FAILURES, EXHAUSTED, REVOKED)
+
+
+def has_failed_for_good(state: ServerState, client: str) -> bool:
+    """Whether waiting for a client would be in vain: it may not answer, and not for want of time."""
+    return state.away.get(client) in _FOR_GOOD

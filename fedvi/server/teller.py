@@ -1,0 +1,86 @@
+"""Where what happened is told: the log, the operational log, and the price beside each fold."""
+
+import logging
+from collections.abc import Callable
+
+from fedvi import errors
+from fedvi.server import logs
+from fedvi.server.gate import Bucket
+from fedvi.server.happenings import Happening
+from fedvi.server.journal import Journal
+from fedvi.server.prices import Prices
+from fedvi.server.protocol import ServerSpec, ServerState
+
+__all__ = ["KEPT", "Teller"]
+
+KEPT = ("joined", "left", "failed", "away", "back", "folded", "status", "refused", "exported")
+"""The operational log keeps these kinds; tasks and answers are in the state itself."""
+
+# Of what one client does at will: at most 2 MB of the log a day.
+_TOLD_A_SECOND, _TOLD_AT_ONCE = 0.2, 20.0
+
+_WARNINGS = ("failed", "away", "refused")
+
+
+class Teller:
+    """Tells what happened, in the coordinator's thread.
+
+    Args:
+      spec: of the run.
+      state: returns the state as it is.
+      journal: the operational log.
+    """
+
+    def __init__(
+        self, spec: ServerSpec, state: Callable[[], ServerState], journal: Journal
+    ) -> None:
+        self.journal, self.prices = journal, Prices(spec.budget)
+        self._spec, self._state = spec, state
+        self._buckets = {name: _bucket() for name in spec.clients}
+        self._others = _bucket()
+
+    def tell(self, happening: Happening) -> None:
+        """Tells of one thing; if it cannot be kept, the run goes on all the same.
+
+        What a client does at will faster than anybody reads is dropped: each is written to the disk.
+        """
+        bucket = self._buckets.get(happening.client, self._others)
+        if happening.at_will and not bucket.take():
+            return
+        if happening.kind in KEPT:
+            try:
+                self.journal.record_event(happening.kind, happening.client, happening.text)
+            except errors.FedviError as error:
+                logs.log("store", f"the event is not kept: {error.message}", logging.ERROR)
+        if happening.update is not None:
+            self.prices.update(self._state().ledgers, lambda epsilon: _fold(happening, epsilon))
+            return
+        level = logging.WARNING if happening.kind in _WARNINGS else logging.INFO
+        logs.log(happening.kind, happening.text, level, client=happening.client)
+
+    def close(self) -> None:
+        """Tells what is still to be told."""
+        self.prices.close()
+
+
+def _bucket() -> Bucket:
+    return Bucket(_TOLD_A_SECOND, _TOLD_AT_ONCE)
+
+
+def _fold(happening: Happening, epsilon: float | None) -> None:
+    """Logs a fold, with the largest ε of any client so far where it is known."""
+    update = happening.update
+    assert update is not None
+    priced = "" if epsilon is None else f"  ε so far {epsilon:.3g}"
+    logs.log(
+        "folded",
+        happening.text + priced,
+        logging.WARNING if update.missing else logging.INFO,
+        version=update.version,
+        rounds=update.rounds,
+        clients=list(update.clients),
+        missing=list(update.missing),
+        damping=update.damping,
+        gap=None if update.gap is None else update.gap.mean_shift,
+        epsilon=epsilon,
+    )

@@ -1,0 +1,265 @@
+"""How a run moves on: folds, skipped turns, deadlines, its end; come here to change when it waits."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.expfam.windows import windows
+from fedvi.federation import damping as damping_rules
+from fedvi.federation import fold as folding
+from fedvi.server.state import (
+    EXHAUSTED,
+    OVER,
+    OVERDUE,
+    ServerSpec,
+    ServerState,
+    Update,
+    Waiting,
+    has_failed,
+    has_failed_for_good,
+    progress_of,
+    served,
+)
+from fedvi.typing import Eta
+
+__all__ = [
+    "brings_work",
+    "check_fold",
+    "check_size",
+    "is_in_turn",
+    "next_deadline",
+    "settle",
+    "strictly",
+    "tick",
+]
+
+_LARGEST = 1e30
+
+
+def tick(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
+    """Lets time pass: who was awaited longer than the deadline is away, and its turn is skipped.
+
+    Args:
+      spec: of the run.
+      state: as it was.
+      now: seconds of a monotonic clock, the same in all calls.
+    """
+    limit = spec.patience.deadline_seconds
+    if limit is not None and state.status == "running":
+        overdue = {
+            name: OVERDUE
+            for name, waiting in state.presence.awaited.items()
+            if now >= waiting.since + limit
+        }
+        if overdue:
+            state = state._replace(away={**state.away, **overdue})
+    return settle(spec, state, now)
+
+
+def next_deadline(spec: ServerSpec, state: ServerState) -> float | None:
+    """Returns when ``tick`` has something to do at the latest; None if time alone changes nothing."""
+    limit = spec.patience.deadline_seconds
+    if limit is None or state.status != "running" or not state.presence.awaited:
+        return None
+    return min(waiting.since for waiting in state.presence.awaited.values()) + limit
+
+
+def settle(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
+    """Does all that can be done without hearing of a client, then notes who is awaited since when."""
+    while (moved := _move(spec, state)) is not state:
+        state = moved
+    return _with_clocks(spec, state, now)
+
+
+def check_size(eta: Eta, what: str) -> None:
+    """Refuses natural parameters so large that what is computed of them might leave float64.
+
+    With 1e4 answers in a fold and 1e6 in a run, sums stay below 1e36. What is handed out has
+    precisions of at least 1e-30 (``is_proper``), and for a full matrix of D ≤ 1e3 that is scaled to a
+    unit diagonal, eigenvalues of at least 1e-14 D: 1e-41 unscaled. So a mean is below 1e79, what a
+    change does to it in units of sds below 1e137, and the sum of its squares far below 1e308.
+
+    Args:
+      eta: of finite numbers.
+      what: it is, for the message, which holds none of the numbers.
+
+    Raises:
+      ProtocolError: a number is beyond 1e30.
+    """
+    # No array of absolute values: it would be as large as the leaf.
+    pieces = (piece for leaf in tree.leaves(eta) for (piece,) in windows(leaf))
+    ends = ((piece.min(initial=0.0), piece.max(initial=0.0)) for piece in pieces)
+    if any(max(-least, largest) > _LARGEST for least, largest in ends):
+        raise errors.ProtocolError(
+            f"{what} holds numbers beyond {_LARGEST:g} in size",
+            "are the columns scaled, and is the client who it should be?",
+        )
+
+
+def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
+    """Folds the answers that wait, to see that it can be done; nothing comes of it.
+
+    Matrices of moderate numbers may still be singular to float64. So where there are matrices, a fold
+    is tried when an answer arrives. None can then fail later: a fold takes all the answers that wait,
+    and what else it is computed from (factors, memory, the last round's posterior) changes by folds
+    alone, so the one that will happen was tried when the last of its answers arrived. Where coordinates
+    are independent (a family with ``blocks``), what ``check_size`` lets through cannot fail.
+
+    Args:
+      spec: of the run.
+      state: with the answers.
+      what: the last one is, for the message.
+
+    Raises:
+      ProtocolError: it cannot be folded.
+    """
+    family = spec.family
+    if hasattr(family, "blocks"):
+        return
+    with strictly(f"{what} cannot be folded"):
+        after = _fold(spec._replace(keep=lambda eta: eta), state)
+        handed_out = served(spec, after)
+        gap = folding.gap(family, state.round_start, handed_out)
+        # With this the next fold begins.
+        whitened = family.whiten(handed_out, family.zeros())
+        if not (np.isfinite([*gap, *whitened]).all() and family.is_proper(handed_out)):
+            raise FloatingPointError
+
+
+@contextlib.contextmanager
+def strictly(what: str) -> Iterator[None]:
+    """Refuses arithmetic that leaves the range of float64; the message holds no number.
+
+    Raises:
+      ProtocolError: it did, or a matrix was singular.
+    """
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            yield
+    # A matrix that cannot be decomposed is a ValueError.
+    except (ArithmeticError, ValueError) as error:
+        raise errors.ProtocolError(
+            f"{what}: its numbers are too large, or too far apart, for 64-bit arithmetic",
+            "are the columns scaled, and is the client who it should be?",
+        ) from error
+
+
+def brings_work(spec: ServerSpec, *states: ServerState) -> bool:
+    """Whether a client that was told to wait in one of successive states is told something else in
+    the next."""
+    if any(before.status != after.status for before, after in itertools.pairwise(states)):
+        return True
+    chosen = [set(spec.schedule.select(progress_of(spec, state))) for state in states]
+    return any(not after <= before for before, after in itertools.pairwise(chosen))
+
+
+def is_in_turn(spec: ServerSpec, state: ServerState, client: str) -> bool:
+    """Whether the schedule would give a client a task now, if it held none: its turn is not over."""
+    progress = progress_of(spec, state)
+    others = tuple(name for name in progress.open if name != client)
+    return client in spec.schedule.select(progress._replace(open=others))
+
+
+def _move(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Takes one step if there is one to take; else returns the very same state."""
+    if state.status in OVER:
+        return state
+    progress = progress_of(spec, state)
+    if state.answers and spec.schedule.ready(progress):
+        return _fold(spec, state)
+    if spec.schedule.finished(progress):
+        # If every turn was skipped, what is there is the prior, and no result.
+        return state._replace(status="completed" if state.version else "failed")
+    if state.status == "paused":
+        return state
+    return _skip(spec, state, spec.schedule.awaited(progress))
+
+
+def _skip(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> ServerState:
+    """Skips the turns of those that nobody waits for; ends the run if there is nobody to wait for."""
+    if _is_hopeless(spec, state, awaited):
+        reasons = {state.away[name] for name in awaited}
+        ended = "budget_exhausted" if reasons <= {"budget", EXHAUSTED} else "failed"
+        return state._replace(status=ended)
+    absent = [
+        name
+        for name in awaited
+        if name in state.away
+        and (spec.patience.deadline_seconds is not None or has_failed_for_good(state, name))
+    ]
+    present = sum(name not in state.away for name in spec.members)
+    if not absent or present < spec.patience.quorum:
+        return state
+    turns = {name: count + (name in absent) for name, count in state.turns.items()}
+    return state._replace(turns=turns, skipped=(*state.skipped, *absent))
+
+
+def _is_hopeless(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> bool:
+    """Whether all that are awaited failed, and too few others are left for a quorum."""
+    if not awaited or not all(has_failed(state, name) for name in awaited):
+        return False
+    left = sum(not has_failed_for_good(state, name) for name in spec.members)
+    return left < spec.patience.quorum or all(has_failed(state, name) for name in spec.members)
+
+
+def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
+    before = state.presence.awaited
+    clocks: dict[str, Waiting] = {}
+    if state.status == "running":
+        for name in spec.schedule.awaited(progress_of(spec, state)):
+            if name in state.away:
+                continue
+            clock = before.get(name)
+            if clock is None or clock.turn != state.turns[name]:
+                clock = Waiting(state.turns[name], now)
+            clocks[name] = clock
+    if clocks == before:
+        return state
+    return state._replace(presence=state.presence._replace(awaited=clocks))
+
+
+def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
+    group = tuple(sorted(answer.task.client for answer in state.answers))
+    changes = {answer.task.client: answer.change for answer in state.answers}
+    in_time = [answer.task.client for answer in state.answers if not answer.late]
+    staleness = tuple(state.version - answer.task.version for answer in state.answers)
+    total = tree.total((changes[name].delta for name in group), spec.family.zeros())
+    total = spec.keep(tree.freeze(total))
+    memory = state.memory.get(group, damping_rules.Memory())
+    floor = 1.0 / len(spec.clients)
+    damping = spec.step_rule.choose(
+        spec.family, served(spec, state), state.posterior, total, memory, floor
+    )
+    factors = folding.fold(state.factors, changes, damping, spec.keep)
+    visits = {name: count + (name in changes) for name, count in state.visits.items()}
+    turns = {name: count + (name in in_time) for name, count in state.turns.items()}
+    rounds, skipped = min(turns.values()), state.skipped
+    state = state._replace(
+        version=state.version + 1,
+        posterior=spec.keep(tree.freeze(folding.posterior_of(spec.prior, factors))),
+        factors=factors,
+        visits=visits,
+        turns=turns,
+        answers=(),
+        skipped=(),
+        memory={**state.memory, group: damping_rules.Memory(damping, total)},
+    )
+    gap = None
+    if rounds > (state.history[-1].rounds if state.history else 0):
+        now = served(spec, state)
+        gap = folding.gap(spec.family, state.round_start, now)
+        state = state._replace(round_start=now)
+    update = Update(
+        version=state.version,
+        clients=tuple(changes),
+        staleness=staleness,
+        damping=damping,
+        rounds=rounds,
+        gap=gap,
+        missing=tuple(name for name in spec.clients if name in skipped),
+    )
+    return state._replace(history=(*state.history, update))

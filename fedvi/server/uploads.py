@@ -1,0 +1,231 @@
+"""Where the bytes of an answer wait until they are complete; come here to change when they are refused.
+
+Up to ``IN_MEMORY`` bytes they stay in memory. Larger ones go to a file, so that the server's memory
+does not grow with them and so that an upload goes on where it stopped, also after a restart. What is
+kept here is what the client has released: noised bytes, or bytes that a study sends without noise.
+"""
+
+import contextlib
+import hashlib
+import mmap
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedvi import errors
+
+__all__ = ["IN_MEMORY", "Full", "Interrupted", "Upload", "Uploads"]
+
+IN_MEMORY = 1 << 20
+
+# What is left free on the disk for everything else.
+_RESERVE = 64 << 20
+
+
+class Full(errors.TransportError):
+    """The server cannot take the answer now; the client may send it again later."""
+
+
+class Interrupted(errors.TransportError):
+    """An upload broke off; the client may go on with it."""
+
+
+class Upload:
+    """The bytes of one payload, as they arrive.
+
+    Args:
+      size: how many there will be.
+      path: where they are kept; None for memory.
+
+    Attributes:
+      size: see above.
+      received: how many are here.
+      is_mapped: whether somebody may still read the file, so that it must not be cut.
+    """
+
+    def __init__(self, size: int, path: Path | None) -> None:
+        self.size, self.received = size, 0
+        self._memory = bytearray()
+        self._file = None if path is None else _opened(path)
+        self.is_mapped = False
+
+    def add(self, offset: int, data: bytes) -> None:
+        """Takes the next piece.
+
+        Raises:
+          ProtocolError: it does not follow the piece before it, or goes beyond what was announced.
+          Full: it cannot be written.
+        """
+        end = offset + len(data)
+        if offset != self.received or end > self.size:
+            raise errors.ProtocolError(
+                f"a chunk covers bytes {offset} to {end}, expected them to begin at "
+                f"{self.received} and to end by {self.size}"
+            )
+        if self._file is None:
+            self._memory += data
+        else:
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[os.write(self._file, left) :]
+            except OSError as error:
+                raise Full(
+                    f"the answer cannot be kept: {error.strerror}", "free some disk at the server"
+                ) from error
+        self.received += len(data)
+
+    def data(self) -> memoryview:
+        """Returns what has arrived, read-only; a file is mapped, not read."""
+        if self._file is None:
+            return memoryview(bytes(self._memory))
+        self.is_mapped = True
+        return memoryview(mmap.mmap(self._file, self.received, access=mmap.ACCESS_READ))
+
+    def cut(self, received: int) -> None:
+        """Forgets what comes after so many bytes."""
+        if self._file is None:
+            del self._memory[received:]
+        else:
+            os.ftruncate(self._file, received)
+        self.received = received
+
+    def close(self) -> None:
+        """Lets go of the file; the bytes stay."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class Uploads:
+    """All uploads of a server; each client has one at a time.
+
+    Args:
+      folder: for the large ones; made if need be.
+      limit: the most bytes of a payload.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder, self.limit = folder, limit
+        self._small: dict[str, tuple[str, Upload]] = {}
+        self._large: dict[Path, Upload] = {}
+
+    def begin(self, client: str, sha256: str, size: int, offset: int) -> Upload:
+        """Starts an upload, or goes on with one; forgets any other of this client.
+
+        Args:
+          client: a client of the study.
+          sha256: hex digest of the payload.
+          size: of its bytes.
+          offset: where the client goes on.
+
+        Raises:
+          ProtocolError: it is too large.
+          Interrupted: it would go on beyond what is here.
+          Full: the disk has no room for it.
+        """
+        if size > self.limit:
+            raise errors.ProtocolError(
+                f"the payload has {size} bytes, expected at most {self.limit}"
+            )
+        there = self.received(client, sha256)
+        if offset > there:
+            raise Interrupted(
+                f"the payload goes on at byte {offset}, and {there} have arrived",
+                "ask how much has arrived, and go on there",
+            )
+        small = self._small.pop(client, None)
+        path = self._path(client, sha256)
+        for other in self._files(client):
+            if other != path:
+                other.unlink(missing_ok=True)
+                self._large.pop(other, None)
+        if size <= IN_MEMORY:
+            upload = small[1] if small is not None and small[0] == sha256 else Upload(size, None)
+            self._small[client] = (sha256, upload)
+        else:
+            self._check_disk(size - offset)
+            before = self._large.pop(path, None)
+            is_mapped = before is not None and before.is_mapped
+            if is_mapped and offset < there:
+                _begin_anew(path, offset)
+            upload = self._large[path] = Upload(size, path)
+            upload.is_mapped = is_mapped and offset == there
+        upload.cut(offset)
+        return upload
+
+    def received(self, client: str, sha256: str) -> int:
+        """Returns how many bytes of a payload are here."""
+        small = self._small.get(client)
+        if small is not None and small[0] == sha256:
+            return small[1].received
+        try:
+            return self._path(client, sha256).stat().st_size
+        except OSError:
+            return 0
+
+    def forget(self, client: str, sha256: str | None = None) -> None:
+        """Removes what a client has uploaded; what is mapped stays readable while it is used.
+
+        Args:
+          client: a client of the study.
+          sha256: hex digest of the only payload to remove; None for whatever there is.
+        """
+        if sha256 in (None, self._small.get(client, ("",))[0]):
+            self._small.pop(client, None)
+        for path in self._files(client) if sha256 is None else [self._path(client, sha256)]:
+            path.unlink(missing_ok=True)
+            self._large.pop(path, None)
+
+    def sweep(self, taken: Iterable[tuple[str, str]]) -> None:
+        """Removes what a server that was killed left and nobody needs; never fails.
+
+        Args:
+          taken: client and hex digest of each answer that is in the state.
+        """
+        parts = {self._path(*answer) for answer in taken}.intersection(self._folder.glob("*.part"))
+        for path in (*self._folder.glob("*.new"), *parts):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _files(self, client: str) -> list[Path]:
+        return list(self._folder.glob(f"{_tag(client)}-*.part"))
+
+    def _path(self, client: str, sha256: str) -> Path:
+        return self._folder / f"{_tag(client)}-{sha256}.part"
+
+    def _check_disk(self, size: int) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._folder).free
+        # Twice: the state keeps the factor that is made of it.
+        if free < 2 * size + _RESERVE:
+            raise Full(
+                f"the server's disk has {free >> 20} MB free, and the answer needs "
+                f"{(2 * size + _RESERVE) >> 20} MB",
+                "free some disk at the server; the client tries again by itself",
+            )
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _begin_anew(path: Path, size: int) -> None:
+    """Puts a copy of a file's first bytes in its place: to cut a file kills whoever has it mapped."""
+    beside = path.with_suffix(".new")
+    try:
+        with open(path, "rb") as source, open(_opened(beside), "wb") as sink:
+            sink.truncate(0)
+            while left := size - sink.tell():
+                sink.write(source.read(min(left, IN_MEMORY)))
+        os.replace(beside, path)
+    except OSError as error:
+        raise Full(
+            f"the answer cannot be kept: {error.strerror}", "free some disk at the server"
+        ) from error
+
+
+def _tag(client: str) -> str:
+    """A file name for any client's name."""
+    return hashlib.sha256(client.encode()).hexdigest()[:16]

@@ -1,0 +1,177 @@
+"""The one thread that writes: what waits for it is answered together, and in order."""
+
+import asyncio
+import threading
+
+import pytest
+
+from fedvi import errors
+from fedvi.federation.messages import NextTask, Submit
+from fedvi.server import desk as desks
+from fedvi.server.coordinator import Coordinator
+from fedvi.server.desk import Desk
+from fedvi.store.memory import MemoryServerStore
+from tests.states import frozen
+from tests.unit.server.test_turns import answer, make_spec
+
+CLIENTS = tuple("abcdefgh")
+
+
+class Slow(MemoryServerStore):
+    """Holds the first save until it is let go; keeps what was saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.saved, self.full = [], False
+
+    def save(self, state):
+        self.begun.set()
+        assert self.go.wait(10.0)
+        if self.full:
+            raise errors.LedgerError("no space left")
+        self.saved.append(state)
+        return super().save(state)
+
+
+def run(work):
+    """Runs ``work(desk, store)`` while the first save is held, and lets it go when all are queued."""
+
+    async def main():
+        spec, store = make_spec("synchronous", clients=CLIENTS, quorum=1), Slow()
+        told = []
+        desk = Desk(spec, Coordinator(spec, store), told.append)
+        try:
+            return await work(desk, store), store, desk.state, told
+        finally:
+            store.go.set()
+            desk.close()
+
+    return asyncio.run(main())
+
+
+async def queued(desk, store, *works):
+    """Starts the first work, and the others in their order once its save has begun."""
+    tasks = [asyncio.create_task(works[0])]
+    await asyncio.to_thread(store.begun.wait, 10.0)
+    for work in works[1:]:
+        tasks.append(asyncio.create_task(work))
+        await asyncio.sleep(0.01)
+    store.go.set()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_requests_that_wait_for_a_save_are_saved_together():
+    async def work(desk, store):
+        return await queued(desk, store, *(desk.handle(NextTask(name)) for name in CLIENTS))
+
+    replies, store, state, told = run(work)
+    assert [reply.task.client for reply in replies] == list(CLIENTS)
+    assert [len(saved.tasks) for saved in store.saved] == [1, len(CLIENTS)]
+    assert frozen(state) == frozen(store.load())
+    assert [h.client for h in told if h.kind == "offered"] == list(CLIENTS)
+
+
+def test_all_that_one_change_wakes_are_answered_together():
+    async def work(desk, store):
+        store.go.set()
+        return await asyncio.gather(*(desk.handle(NextTask(name)) for name in CLIENTS))
+
+    _, store, _, _ = run(work)
+    assert [len(saved.tasks) for saved in store.saved] == [len(CLIENTS)]
+
+
+def test_no_reply_goes_out_before_its_group_is_saved():
+    async def work(desk, store):
+        tasks = [asyncio.create_task(desk.handle(NextTask(name))) for name in CLIENTS]
+        await asyncio.to_thread(store.begun.wait, 10.0)
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in tasks)
+        store.go.set()
+        await asyncio.gather(*tasks)
+
+    run(work)
+
+
+def test_a_request_that_is_refused_fails_alone_and_is_told_of():
+    async def work(desk, store):
+        wrong = desk.handle(NextTask("nobody"))
+        return await queued(
+            desk, store, desk.handle(NextTask("a")), desk.handle(NextTask("b")), wrong,
+            desk.handle(NextTask("c")),
+        )  # fmt: skip
+
+    replies, store, _, told = run(work)
+    assert isinstance(replies[2], errors.ProtocolError)
+    assert store.saved[-1].tasks.keys() == set("abc")
+    assert [h.client for h in told if h.kind == "refused"] == ["nobody"]
+
+
+def test_if_a_group_cannot_be_saved_all_of_it_hears_so_and_nothing_is_changed():
+    async def work(desk, store):
+        store.go.set()
+        store.full = True
+        tasks = (desk.handle(NextTask(name)) for name in CLIENTS)
+        replies = await asyncio.gather(*tasks, return_exceptions=True)
+        store.full = False
+        return replies, await desk.handle(NextTask("a"))
+
+    (replies, again), store, _, _ = run(work)
+    assert [type(reply) for reply in replies] == [errors.LedgerError] * len(CLIENTS)
+    assert again.task.client == "a"
+    assert [saved.tasks.keys() for saved in store.saved] == [{"a"}]
+
+
+def test_an_operator_comes_in_its_turn():
+    async def work(desk, store):
+        return await queued(
+            desk, store, desk.handle(NextTask("a")), desk.handle(NextTask("b")),
+            desk.control("pause"), desk.handle(NextTask("c")),
+        )  # fmt: skip
+
+    replies, _, state, _ = run(work)
+    assert [type(reply).__name__ for reply in replies] == ["Offer", "Offer", "NoneType", "Wait"]
+    assert state.status == "paused"
+
+
+def test_large_answers_are_not_in_memory_together(monkeypatch):
+    monkeypatch.setattr(desks, "_GROUP_BYTES", 20)
+
+    async def work(desk, store):
+        store.go.set()
+        offers = await asyncio.gather(*(desk.handle(NextTask(name)) for name in CLIENTS))
+        submits = [Submit(o.task.client, o.task.task_id, answer(o.task)) for o in offers]
+        assert sum(len(t.data) for t in submits[0].payload.tensors) == 16
+        store.saved.clear()
+        return await asyncio.gather(*(desk.handle(submit) for submit in submits))
+
+    replies, store, _, _ = run(work)
+    assert {reply.status for reply in replies} == {"accepted"}
+    assert [saved.version for saved in store.saved] == [0] * (len(CLIENTS) - 1) + [1]
+
+
+def test_a_call_that_was_given_up_before_its_turn_is_not_answered():
+    async def work(desk, store):
+        first = asyncio.create_task(desk.handle(NextTask("a")))
+        await asyncio.to_thread(store.begun.wait, 10.0)
+        second = asyncio.create_task(desk.handle(NextTask("b")))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        await asyncio.sleep(0.01)
+        store.go.set()
+        await first
+        with pytest.raises(asyncio.CancelledError):
+            await second
+
+    _, store, _, _ = run(work)
+    assert store.load().tasks.keys() == {"a"}
+
+
+def test_after_the_end_a_request_is_told_that_the_server_stops():
+    async def work(desk, store):
+        store.go.set()
+        desk.close()
+        with pytest.raises(errors.TransportError, match="stopping"):
+            await desk.handle(NextTask("a"))
+
+    run(work)

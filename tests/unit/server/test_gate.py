@@ -1,0 +1,83 @@
+"""Who may call, and how often: the rule apart from any network."""
+
+import pytest
+
+from fedvi import errors
+from fedvi.server.gate import Bucket, Gate, RateExceeded
+
+
+def test_a_bucket_gives_its_burst_at_once_and_its_rate_for_ever():
+    now = [0.0]
+    bucket = Bucket(rate=10.0, burst=3.0, clock=lambda: now[0])
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False]
+    now[0] = 0.1
+    assert [bucket.take() for _ in range(2)] == [True, False]
+    taken = 0
+    for tick in range(1, 10_001):
+        now[0] = 0.1 + tick / 1000
+        taken += bucket.take()
+    assert abs(taken - 100) <= 1  # ten seconds at ten a second, but for rounding
+    now[0] = 1e6
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False]
+
+
+def test_one_client_cannot_use_up_what_another_may_call():
+    gate = Gate(("south", "north"), None, rate=1e-9, burst=2.0)
+    gate.admit(None, "south")
+    gate.admit(None, "south")
+    with pytest.raises(RateExceeded, match=r"'south' calls too often"):
+        gate.admit(None, "south")
+    gate.admit(None, "north")
+
+
+def test_names_that_are_not_in_the_study_share_what_they_may_call():
+    gate = Gate(("south",), None, rate=1e-9, burst=2.0)
+    gate.admit(None, "a")
+    gate.admit(None, "b")
+    with pytest.raises(RateExceeded):
+        gate.admit(None, "c")
+    gate.admit(None, "south")
+
+
+def test_nobody_dials_in_as_the_worker_of_the_prior():
+    # Its answers are folded unprotected and in the server's trust; a plaintext caller says any name.
+    gate = Gate(("south", "prior"), None)
+    with pytest.raises(errors.IdentityError, match=r"'prior', which nobody dials in as"):
+        gate.admit(None, "prior")
+
+
+class Refusing:
+    """A roster that knows nobody."""
+
+    def check(self, certificate, role, name):
+        raise errors.IdentityError("unknown")
+
+
+class Call:
+    def auth_context(self):
+        return {"x509_pem_cert": [b"pem"]}
+
+
+def test_who_is_refused_takes_nothing_from_the_client_that_it_says_to_be():
+    gate = Gate(("south",), None, rate=1e-9, burst=2.0)
+    gate._roster = Refusing()
+    for expected in (errors.IdentityError, errors.IdentityError, RateExceeded, RateExceeded):
+        with pytest.raises(expected):
+            gate.admit(Call(), "south")
+    gate._roster = None
+    gate.admit(None, "south")
+    gate.admit(None, "south")
+
+
+def test_a_call_without_a_certificate_is_refused_where_there_is_a_roster():
+    gate = Gate(("south",), None)
+    gate._roster = Refusing()
+
+    class Plain:
+        def auth_context(self):
+            return {}
+
+    with pytest.raises(errors.IdentityError, match=r"without a certificate"):
+        gate.admit(Plain(), "south")
+    with pytest.raises(errors.IdentityError, match=r"without a certificate"):
+        gate.admit_operator(Plain())
