@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it. Imported on first use, so that `fedvi --help` needs no JAX.
 _PUBLIC = {
+    "DPSVI": "fedvi.inference.svi",
     "FedviError": "fedvi.errors",
     "Study": "fedvi.experiment.config",
     "load_study": "fedvi.experiment.config",
@@ -14,10 +15,12 @@ _PUBLIC = {
     "simulate": "fedvi.experiment.simulate",
 }
 
-__all__ = ["FedviError", "Study", "__version__", "load_study", "plan", "simulate"]
+__all__ = ["DPSVI", "FedviError", "Study", "__version__", "load_study", "plan", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "privacy":  # so that `import fedvi` is enough for fedvi.privacy.sgd
+        return importlib.import_module("fedvi.privacy")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'fedvi' has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

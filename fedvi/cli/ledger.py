@@ -25,9 +25,10 @@ def ledger() -> None:
 
     A ledger is a chain of entries: each release is reserved (charged, before a record is read), then
     sealed (its noised bytes are fixed), then sent. It holds no data and no secret, so a site may hand
-    it to an auditor. PATH is an exported ledger (.jsonl), a client's store (ledger.sqlite, of which
-    nothing is changed), or a folder of them. What is the beginning of another, such as an export
-    beside its store, is counted once:
+    it to an auditor. PATH is an exported ledger (.jsonl), a client's store (ledger.sqlite), a server's
+    state, which keeps one of each client (state.sqlite, or state.sqlite/CLIENT for one of them), or a
+    folder of these; nothing is changed, and they may be in use. What is the beginning of another, such
+    as an export beside its store, is counted once:
 
     \b
       fedvi simulate study.toml --out run

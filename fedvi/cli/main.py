@@ -5,6 +5,8 @@ Nothing heavy is imported here: `--help` and `--version` start without JAX.
 
 import importlib
 import io
+import keyword
+import os
 import sys
 from typing import Any
 
@@ -15,6 +17,9 @@ from fedvi import errors
 
 __all__ = ["main"]
 
+# Before grpc is imported, which reads this once: it writes a line about every port scan.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 # Command → one line of help. The file fedvi/cli/COMMAND.py defines a click command of that name.
 _COMMANDS = {
     "check": "Validate a study and print what it would release, at what price. Reads no data.",
@@ -22,6 +27,20 @@ _COMMANDS = {
     "privacy": "Price a study: noise for a target, ε by every accountant, and what it means.",
     "audit": "Test whether the code that a study runs keeps its promise. Reads no data by default.",
     "simulate": "Run a whole federation in this process and print the posterior and its price.",
+    "client": "Take part in a federation as one of its sites, beside its records.",
+    "server": "Run the server of a federation: it holds no record, and resumes by itself.",
+    "status": "Show a running server's run: who is there, what is awaited, what was charged.",
+    "watch": "Follow what happens at a running server.",
+    "pause": "Let a running server hand out no more tasks; answers are still taken.",
+    "resume": "Let a paused server hand out tasks again.",
+    "stop": "End a run for good, and tell its clients.",
+    "health": "Ask whether a server serves; for containers and scripts.",
+    "ca": "Sign, renew and revoke certificates; list who may take part.",
+    "enroll": "Make a party's key and its request; install the certificate that came back.",
+    "export": "Write tasks into signed files, for sites without a network to the server.",
+    "import": "Take the signed results of such sites, and fold them in.",
+    "backup": "Copy a server's state while it runs, and verify the copy.",
+    "doctor": "Say why a client cannot reach the server, or what may soon go wrong.",
 }
 
 
@@ -34,7 +53,9 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        return getattr(importlib.import_module(f"fedvi.cli.{cmd_name}"), cmd_name)
+        # Python keeps some words for itself.
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        return getattr(importlib.import_module(f"fedvi.cli.{name}"), name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -64,6 +85,7 @@ def main() -> None:
       fedvi check examples/heart-disease/study.toml
       fedvi simulate examples/heart-disease/study.toml
 
-    Exit codes: 0 done; 1 the run failed; 2 the study, the data or the command line is wrong;
-    5 the privacy budget does not allow it.
+    Exit codes: 0 done; 1 something else failed; 2 the study, the data or the command line is wrong;
+    3 no connection; 4 not authorised; 5 the privacy budget does not allow it; 6 the run failed or
+    was stopped.
     """

@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvi import data, errors, expfam, inference, models
+from fedvi import data, errors, models
 from fedvi.client.policy import Request
 from fedvi.data.schema import indicator_name
 from fedvi.data.source import ArraySource
 from fedvi.data.units import check_identities
-from fedvi.experiment import factories
+from fedvi.experiment import factories, parts
 from fedvi.experiment.config import KindSection, Study
-from fedvi.expfam.base import ExponentialFamily
+from fedvi.experiment.parts import PRIOR
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
-from fedvi.federation import damping, schedules
-from fedvi.federation.progress import Schedule
+from fedvi.federation import damping
+from fedvi.federation.progress import Patience, Schedule
 from fedvi.inference import prior_factor
+from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.base import LocalSolver, Shard
 from fedvi.inference.units import unit_model
 from fedvi.models.base import Model, gaussian_prior
@@ -42,9 +43,6 @@ __all__ = [
     "sampler_kind",
     "with_capacity",
 ]
-
-PRIOR = "prior"
-"""The worker that owns a prior that is not in the family."""
 
 CUSTOM_CODE = "custom code: claim not vetted"
 """The mark of a private study whose family, solver, sampler or mechanism is not one of fedvi's."""
@@ -67,6 +65,7 @@ class Assembly:
       family: of q.
       prior: η_0 in the family, proper.
       schedule: who works when.
+      patience: how long the server waits for a client.
       solvers: worker → how it answers; the prior's worker among them, if there is one.
       budget: what each client may spend; None without protection.
       noise_multiplier: of the mechanism, given or calibrated; None if the solver adds no noise.
@@ -75,7 +74,8 @@ class Assembly:
       table_distance: total variation of the noise of one noised sum, over all of its coordinates,
         from the law that is priced; 0 where noise is not drawn from a table.
       warnings: what is permitted and probably not meant, one sentence each.
-      remake: builds the solver with a changed mechanism; None if it adds no noise.
+      remake: builds the solver with a changed mechanism and sampler, see ``solver_with``; None if it
+        adds no noise.
     """
 
     study: Study
@@ -86,6 +86,7 @@ class Assembly:
     prior: Eta
     schedule: Schedule
     step_rule: damping.StepRule
+    patience: Patience
     solvers: Mapping[str, LocalSolver]
     budget: ledger.Budget | None
     noise_multiplier: float | None
@@ -93,12 +94,20 @@ class Assembly:
     mark: str
     table_distance: float = 0.0
     warnings: tuple[str, ...] = ()
-    remake: Callable[[Callable[[Mechanism], Mechanism]], LocalSolver] | None = None
+    remake: Callable[..., LocalSolver] | None = None
 
     @property
     def clients(self) -> tuple[str, ...]:
         """The data holders, in the order of the study."""
         return tuple(client.name for client in self.study.clients)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units of θ's coordinates, such as "per 10 from 50"; empty where nothing was scaled."""
+        names, design = self.model.names, self.design
+        # The coordinates of a NumPyro model are not the columns of its formula.
+        known = design is not None and design.names == names
+        return tuple(design.units) if known else ("",) * len(names)
 
     @property
     def planned(self) -> events.Event:
@@ -156,11 +165,15 @@ class Assembly:
             or study.simulation.insecure_seed is not None,
         )
 
-    def solver_with(self, wrap: Callable[[Mechanism], Mechanism]) -> LocalSolver:
-        """Builds the study's private solver anew, with ``wrap`` around its mechanism.
+    def solver_with(
+        self,
+        wrap: Callable[[Mechanism], Mechanism],
+        watch: Callable[[Sampler], Sampler] | None = None,
+    ) -> LocalSolver:
+        """Builds the study's private solver anew, ``wrap`` around its mechanism, ``watch`` its sampler.
 
         For an audit, which looks at what enters the mechanism. What such a solver releases costs
-        what the changed mechanism says, and is for nobody but the auditor.
+        what the changed parts say, and is for nobody but the auditor.
 
         Raises:
           ConfigError: the solver adds no noise, or refuses the mechanism.
@@ -170,7 +183,34 @@ class Assembly:
                 f"solver.kind is {self.study.solver.kind!r}, which has no mechanism to look at",
                 'use a private solver such as "dp_optimisation"',
             )
-        return self.remake(wrap)
+        return self.remake(wrap, watch)
+
+    def header(self, client: str) -> ledger.Header:
+        """Returns the header of a worker's ledger; the prior's reads no record and promises nothing."""
+        study, promise = self.study, self.study.privacy.promise
+        header = ledger.Header(
+            study=study.study.name,
+            study_digest=study.digest,
+            client=client,
+            unit=promise.unit if promise else "record",
+            relation=promise.relation if promise else "substitute",
+            view=study.privacy.view,
+            protected=study.privacy.private,
+            note=self.mark,
+        )
+        if promise is None or client == PRIOR:
+            return header
+        return header._replace(
+            planned=self.planned,
+            epsilon=promise.epsilon,
+            delta=promise.delta,
+            accountant=study.privacy.accountant,
+            table_distance=self.table_distance,
+            disjoint=study.privacy.disjoint,
+            records_public=study.privacy.records_public,
+            max_records=study.data.max_records,
+            rows_per_unit=study.data.rows_per_unit if self.grouped else None,
+        )
 
     @property
     def spec(self) -> ServerSpec:
@@ -184,6 +224,10 @@ class Assembly:
             step_rule=self.step_rule,
             finish={name: solver.finish for name, solver in self.solvers.items()},
             costs={name: solver.cost for name, solver in self.solvers.items()},
+            patience=self.patience,
+            headers={name: self.header(name) for name in self.clients},
+            budget=self.budget,
+            seeded_otherwise=self.study.digest_if_seeded_otherwise,
         )
 
 
@@ -196,13 +240,7 @@ def assemble(study: Study) -> Assembly:
     private = study.privacy.private
     schema = data.parse_schema(study.data.columns_schema, private=private)
     design, model = _model(study, schema)
-    family = factories.call(
-        "family",
-        study.family,
-        factories.find("family", study.family.kind, expfam),
-        {"size": model.size},
-        ExponentialFamily,
-    )
+    family = parts.family(study, model.size)
     _check_columns(study, schema, design)
     if family.size != model.size:
         raise errors.ConfigError(
@@ -210,8 +248,8 @@ def assemble(study: Study) -> Assembly:
             f"but the model has {model.size} coordinates",
             "a family's function is called with `size` and must keep to it",
         )
-    schedule, step_rule = _schedule(study)
-    budget = _budget(study)
+    schedule, step_rule, patience = parts.schedule(study)
+    budget = parts.budget(study)
     made = _solver(study, family, model, schedule, budget)
     prior, owned = _prior(family, model)
     solvers: dict[str, LocalSolver] = {}
@@ -232,6 +270,7 @@ def assemble(study: Study) -> Assembly:
         prior=prior,
         schedule=schedule,
         step_rule=step_rule,
+        patience=patience,
         solvers=solvers,
         budget=made.budget,
         noise_multiplier=made.noise_multiplier,
@@ -364,35 +403,6 @@ def _model(study: Study, schema: Any) -> tuple[Any, Model]:
     return design, factories.call("model", section, factory, supplied)
 
 
-def _schedule(study: Study) -> tuple[Schedule, damping.StepRule]:
-    arguments = study.schedule.arguments
-    rule = arguments.pop("damping", "adaptive")
-    section = KindSection(kind=study.schedule.kind, **arguments)
-    factory = factories.find("schedule", study.schedule.kind, schedules)
-    schedule = factories.call("schedule", section, factory, {}, Schedule)
-    if not isinstance(schedule.rounds, int) or schedule.rounds < 1:
-        raise errors.ConfigError(
-            f"schedule.rounds is {schedule.rounds!r}, expected a whole number of at least 1",
-            "rounds are passes over all clients; ten are a good start",
-        )
-    if rule == "adaptive":
-        return schedule, damping.adaptive()
-    if isinstance(rule, bool) or not isinstance(rule, int | float):
-        raise errors.ConfigError(
-            f'schedule.damping is {rule!r}, expected "adaptive" or a number above 0 and at most 1',
-            "leave it out, and the server chooses the step",
-        )
-    return schedule, damping.fixed(float(rule))
-
-
-def _budget(study: Study) -> ledger.Budget | None:
-    promise = study.privacy.promise
-    if promise is None:
-        return None
-    factory = factories.find("privacy", study.privacy.accountant, accountants, "accountant")
-    return ledger.Budget(promise.epsilon, promise.delta, factory(promise.relation))
-
-
 def _sampler(study: Study, given: Any) -> Any:
     if study.data.max_records is None:
         raise errors.ConfigError(
@@ -421,14 +431,14 @@ class _Made(NamedTuple):
     noise_multiplier: float | None = None
     sampler: Any = None
     table_distance: float = 0.0
-    remake: Callable[[Callable[[Mechanism], Mechanism]], LocalSolver] | None = None
+    remake: Callable[..., LocalSolver] | None = None
 
 
 def _solver(
     study: Study, family: Any, model: Model, schedule: Schedule, budget: ledger.Budget | None
 ) -> _Made:
     """Builds the solver; calibrates its noise if the study leaves the noise multiplier out."""
-    factory = factories.find("solver", study.solver.kind, inference)
+    factory = factories.find("solver", study.solver.kind, solver_kinds)
     arguments = dict(study.solver.arguments)
     known = factories.parameters(factory)
     supplied: dict[str, Any] = {"family": family, "model": model}
@@ -461,13 +471,16 @@ def _solver(
         return found
 
     def build(
-        noise_multiplier: float, wrap: Callable[[Mechanism], Mechanism] | None = None
+        noise_multiplier: float,
+        wrap: Callable[[Mechanism], Mechanism] | None = None,
+        watch: Callable[[Sampler], Sampler] | None = None,
     ) -> LocalSolver:
         made = noised_by(noise_multiplier)
         if wrap is not None:
             made = wrap(made)
-        parts = supplied | {"sampler": sampler, "mechanism": made}
-        return factories.call("solver", section, factory, parts, LocalSolver)
+        picked = sampler if watch is None else watch(sampler)
+        given = supplied | {"sampler": picked, "mechanism": made}
+        return factories.call("solver", section, factory, given, LocalSolver)
 
     def total(noise_multiplier: float) -> events.Event:
         return events.repeat(build(noise_multiplier).cost, schedule.rounds)
@@ -706,10 +719,11 @@ def _example(columns: tuple[str, ...], schema: Any) -> dict[str, np.ndarray]:
 
 
 def with_capacity(assembly: Assembly, sources: Mapping[str, ArraySource]) -> dict[str, Shard]:
-    """Pads all shards to one capacity, so that they share one compilation.
+    """Pads shards to a capacity, so that they share a compilation.
 
     The capacity is the declared largest number of records where batches or a claim are sized for
-    it; otherwise the largest shard's. In a private study, records beyond the declared number are
+    it; otherwise the next power of two, so that what a client computes depends, to the last bit, on
+    no other client's number of records. In a private study, records beyond the declared number are
     left out by their position, so that whether a client answers depends on no record. Replacing a
     record (or unit) then replaces at most one of those that are used; but removing one lets the
     next one in, so that a client with more than ``max_records`` has the price of ``substitute``
@@ -723,7 +737,6 @@ def with_capacity(assembly: Assembly, sources: Mapping[str, ArraySource]) -> dic
     declared = study.data.max_records
     if _grouped(study) and not assembly.grouped:
         declared = None  # it counts units, but a record is a row here
-    capacity = declared or max(source.size for source in sources.values())
     shards = {}
     for name, source in sources.items():
         if (ROWS in source.records) != assembly.grouped:
@@ -733,6 +746,7 @@ def with_capacity(assembly: Assembly, sources: Mapping[str, ArraySource]) -> dic
                 "group rows with `fedvi.data.by_unit` where the study names data.unit_column and "
                 "its solver adds noise, and nowhere else",
             )
+        capacity = declared or 1 << max(0, source.size - 1).bit_length()
         if study.privacy.private:
             source = source.first(capacity)
         records, mask = source.padded(capacity, where=name)

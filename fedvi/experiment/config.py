@@ -11,6 +11,7 @@ import pydantic
 from fedvi import errors
 from fedvi.privacy import accountants
 from fedvi.privacy.events import Relation
+from fedvi.typing import PRIOR
 
 __all__ = [
     "ClientSection",
@@ -26,8 +27,6 @@ __all__ = [
     "parse_study",
 ]
 
-# The name of the worker that owns a non-Gaussian prior; no client may take it.
-RESERVED = ("prior",)
 
 # Whole numbers of a TOML file have 64 bits; larger ones would fail wherever they are used.
 _LARGEST = 2**63 - 1
@@ -246,7 +245,7 @@ class Study(_Section):
                     f"clients: the name {client.name!r} stands twice|give every client its own "
                     "name; upper and lower case count as the same"
                 )
-            if name in RESERVED:
+            if name == PRIOR:
                 raise ValueError(
                     f"clients: the name {client.name!r} is reserved|choose another name"
                 )
@@ -272,9 +271,22 @@ class Study(_Section):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything that both sides must agree on: all but local paths and latencies."""
+        """SHA-256 over everything that both sides must agree on: all but local paths and latencies.
+
+        Of an ``insecure_seed``, only whether there is one: noise from a seed protects nothing.
+        """
+        return self._digest(self.simulation.insecure_seed is not None)
+
+    @property
+    def digest_if_seeded_otherwise(self) -> str:
+        """The digest if there were an ``insecure_seed`` where there is none, and the other way round."""
+        return self._digest(self.simulation.insecure_seed is None)
+
+    def _digest(self, seeded: bool) -> str:
         content = self.as_dict()
         del content["simulation"]
+        if seeded:
+            content["insecure_seed"] = True
         for client in content["clients"]:
             del client["data"], client["latency_seconds"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))

@@ -1,6 +1,5 @@
 """What is kept of a run: plain values for tables and JSON, and the files of `--out`."""
 
-import json
 import math
 import os
 import shutil
@@ -8,59 +7,32 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedvi import __version__, errors
+from fedvi.experiment import parts
+from fedvi.experiment import posterior as posteriors
+from fedvi.experiment.coefficients import coefficients as rows_of
 from fedvi.experiment.simulate import Result, Site
 from fedvi.privacy import ledger, statement
 
 __all__ = ["as_dict", "check_target", "coefficients", "has_odds", "privacy_rows", "write"]
 
-# The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal.
-_Z95 = 1.959963984540054
-
 
 def coefficients(result: Result) -> list[dict[str, Any]]:
-    """Lists the posterior by coordinate of θ: mean, sd, 95 % interval, odds ratio, pooled fit.
-
-    The coordinates of a NumPyro model are those of its unconstrained θ.
-    """
+    """Lists the posterior by coordinate of θ; see ``fedvi.experiment.coefficients``."""
     assembly = result.assembly
-    mean, sd = assembly.family.moments(result.posterior)
-    names, design = assembly.model.names, assembly.design
-    # The coordinates of a NumPyro model are not the columns of its formula.
-    units = design.units if design is not None and design.names == names else ("",) * len(names)
-    rows = []
-    for index, name in enumerate(names):
-        low, high = mean[index] - _Z95 * sd[index], mean[index] + _Z95 * sd[index]
-        row = {
-            "name": name,
-            "unit": units[index],
-            "mean": float(mean[index]),
-            "sd": float(sd[index]),
-            "lower": float(low),
-            "upper": float(high),
-        }
-        if has_odds(result):
-            row |= {
-                "odds_ratio": _exp(mean[index]),
-                "odds_lower": _exp(low),
-                "odds_upper": _exp(high),
-            }
-        if result.pooled is not None:
-            pooled_mean, pooled_sd = assembly.family.moments(result.pooled)
-            row |= {"pooled_mean": float(pooled_mean[index]), "pooled_sd": float(pooled_sd[index])}
-        rows.append(row)
-    return rows
+    return rows_of(
+        assembly.family,
+        result.posterior,
+        assembly.model.names,
+        assembly.units,
+        has_odds(result),
+        result.pooled,
+    )
 
 
 def has_odds(result: Result) -> bool:
     """Says whether exp(coefficient) is an odds ratio."""
-    return result.assembly.study.model.kind == "logistic"
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(float(value), 700.0))
+    return parts.has_odds(result.assembly.study)
 
 
 def privacy_rows(result: Result) -> list[dict[str, Any]]:
@@ -120,16 +92,7 @@ def as_dict(result: Result) -> dict[str, Any]:
     }
     if result.pooled is not None:
         content["pooled"] = "pooled_mean and pooled_sd: fitted to all records without privacy"
-    return _plain(content)
-
-
-def _plain(value: Any) -> Any:
-    """Replaces numbers that JSON cannot hold by texts: "inf", "nan"."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return posteriors.plain(content)
 
 
 def check_target(directory: Path) -> None:
@@ -164,31 +127,22 @@ def write(result: Result, directory: Path) -> None:
       ConfigError: see ``check_target``.
     """
     check_target(directory)
-    mean, sd = result.assembly.family.moments(result.posterior)
     # An empty folder is filled, not replaced: it may be a mounted volume or the current folder.
     given = directory.exists()
     scratch = Path(
         tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory if given else directory.parent)
     )
     try:
-        posterior: dict[str, Any] = {
-            "names": np.array(result.assembly.model.names),
-            "mean": np.asarray(mean),
-            "sd": np.asarray(sd),
-            "h": np.asarray(result.posterior.h),
-            "J": np.asarray(result.posterior.J),
-            "mark": np.array(result.assembly.mark),
-        }
-        np.savez(scratch / "posterior.npz", **posterior)
-        # As text a float64 comes back to the last bit.
-        plain = {name: value.tolist() for name, value in posterior.items()}
-        _write_json(scratch / "posterior.json", _plain(plain))
-        _write_json(scratch / "result.json", as_dict(result))
+        assembly = result.assembly
+        posteriors.write(
+            scratch, assembly.family, result.posterior, assembly.model.names, assembly.mark
+        )
+        posteriors.write_json(scratch / "result.json", as_dict(result))
         study = result.assembly.study.as_dict()
         noise = result.assembly.noise_multiplier
         if noise is not None:
             study["solver"]["noise_multiplier"] = noise
-        _write_json(scratch / "study.json", study)
+        posteriors.write_json(scratch / "study.json", study)
         (scratch / "ledger").mkdir()
         for name, book in result.ledgers.items():
             text = "\n".join(ledger.to_lines(book)) + "\n"
@@ -203,8 +157,3 @@ def write(result: Result, directory: Path) -> None:
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-
-
-def _write_json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    path.write_text(text, encoding="utf-8")

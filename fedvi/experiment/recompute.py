@@ -4,6 +4,7 @@ Needs nothing but the ledger: no study, no data, no result of a run. Changes not
 """
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from fedvi.privacy import accountants, events, ledger, statement
 from fedvi.privacy.filter import rdp_filter
 from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.ledger import Ledger
+from fedvi.server import stored
 from fedvi.store import sqlite
 
 __all__ = [
@@ -40,7 +42,7 @@ class Book(NamedTuple):
     """A ledger file.
 
     Args:
-      path: where it stands.
+      path: where it stands; one of several in a server's state has its client's name at the end.
       ledger: what it holds, verified; None if it is damaged.
       problem: what is wrong with it; empty if nothing is.
       part_of: where another ledger stands that it is the beginning of, or a copy of: such as the
@@ -96,18 +98,22 @@ def read(path: Path) -> list[Book]:
     One that is the beginning of another is told by its ``part_of``.
 
     Args:
-      path: an exported ledger (``.jsonl``), a client's store (``ledger.sqlite``), or a folder of
-        these, such as what ``fedvi simulate --out`` wrote, or its ``ledger`` folder.
+      path: an exported ledger (``.jsonl``), a client's store (``ledger.sqlite``), a server's state
+        (``state.sqlite``, or ``state.sqlite/CLIENT``), or a folder of these, such as what ``fedvi
+        simulate --out`` wrote, or its ``ledger`` folder.
 
     Raises:
       ConfigError: there is no ledger at the path.
     """
+    if path.parent.name == stored.DATABASE and path.parent.is_file():
+        return _only(_books(path.parent), path)
     if not path.exists():
         raise errors.ConfigError(
-            f"no ledger at {path}", "give a .jsonl file, a client's folder, or the folder of a run"
+            f"no ledger at {path}",
+            "give a .jsonl file, a client's or a server's folder, or the folder of a run",
         )
     if not path.is_dir():
-        return [_book(path)]
+        return _some(_books(path), path)
     found = [
         file
         for pattern in (
@@ -115,15 +121,18 @@ def read(path: Path) -> list[Book]:
             "ledger/*.jsonl",
             sqlite.DATABASE,
             f"*/{sqlite.DATABASE}",
+            stored.DATABASE,
+            f"*/{stored.DATABASE}",
         )
         for file in sorted(path.glob(pattern))
     ]
     if not found:
         raise errors.ConfigError(
             f"the folder {path} holds no ledger",
-            f"ledgers are named *.jsonl (exported) or {sqlite.DATABASE} (a client's store)",
+            f"ledgers are named *.jsonl (exported), {sqlite.DATABASE} (a client's store) or "
+            f"{stored.DATABASE} (a server's)",
         )
-    return _once([_book(file) for file in found])
+    return _some([book for file in found for book in _books(file)], path)
 
 
 def releases(found: Ledger, last: int) -> list[Release]:
@@ -233,7 +242,8 @@ def excesses(found: Ledger) -> list[str]:
 
     Returns:
       A line for each: what is planned or reserved costs more than is promised, or has no price;
-      more is reserved than is planned; more is spent for life than the cap. Empty if all is kept.
+      more is reserved than is planned; more is spent for life than the cap; a task was answered more
+      than once. Empty if all is kept.
     """
     header = found.header
     lines = []
@@ -252,6 +262,12 @@ def excesses(found: Ledger) -> list[str]:
         allowed = events.counts(header.planned)
         if any(allowed.get(atom, 0) < count for atom, count in events.counts(reserved).items()):
             lines.append("reserved exceeds the plan")
+    answered = Counter(e.release_id.rpartition("#")[0] for e in found.entries if e.kind == "sent")
+    lines += [
+        f"task {task!r} was answered {count} times, by copies of the client's state"
+        for task, count in answered.items()
+        if count > 1
+    ]
     return lines
 
 
@@ -350,11 +366,32 @@ def words(event: events.Event) -> str:
             return f"UNPROTECTED: {what}"
 
 
-def _book(path: Path) -> Book:
+def _books(path: Path) -> list[Book]:
     try:
-        return Book(path, _ledger(path), "")
+        if path.name == stored.DATABASE:
+            found = stored.read_ledgers(path.parent)
+            return [Book(path / client, found[client], "") for client in sorted(found)]
+        return [Book(path, _ledger(path), "")]
     except errors.LedgerError as error:
-        return Book(path, None, error.message)
+        return [Book(path, None, error.message)]
+
+
+def _some(books: list[Book], path: Path) -> list[Book]:
+    if not books:
+        raise errors.ConfigError(
+            f"{path} holds no ledger yet", "a server writes them with the first task it hands out"
+        )
+    return _once(books)
+
+
+def _only(books: list[Book], path: Path) -> list[Book]:
+    found = [book for book in books if book.path == path or book.ledger is None]
+    if not found:
+        raise errors.ConfigError(
+            f"{path.parent} holds no ledger of {path.name!r}",
+            errors.did_you_mean(path.name, (book.path.name for book in books)),
+        )
+    return found
 
 
 def _once(books: list[Book]) -> list[Book]:
@@ -408,7 +445,10 @@ def _ledger(path: Path) -> Ledger:
 
 def _stored(path: Path) -> Ledger:
     if path.name != sqlite.DATABASE:
-        raise errors.LedgerError(f"it is a database; a client's store is named {sqlite.DATABASE}")
+        raise errors.LedgerError(
+            f"it is a database; a client's store is named {sqlite.DATABASE}, a server's "
+            f"{stored.DATABASE}"
+        )
     return sqlite.read_ledger(path.parent)
 
 

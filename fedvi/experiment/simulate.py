@@ -14,19 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi import errors
-from fedvi.client.private_log import private_log
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource, concatenate
 from fedvi.experiment import build
 from fedvi.experiment import policies as site_policies
 from fedvi.experiment.build import PRIOR, Assembly
 from fedvi.experiment.config import Study
+from fedvi.experiment.site import client_worker, prior_worker, shard_of
 from fedvi.expfam import tree
-from fedvi.inference import glm, gradient, prior_factor
+from fedvi.inference import prior_factor
 from fedvi.inference.base import Shard, Task
+from fedvi.inference.solvers import glm, gradient
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import accountants, events, ledger, random, statement
-from fedvi.privacy.metrics import Metric, Private
+from fedvi.privacy.metrics import Private
 from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
 from fedvi.store.base import ClientStore
@@ -196,7 +197,7 @@ def run(
     for name in assembly.clients:
         if name not in sources:
             raise errors.DataError(f"no records for client {name!r}")
-    shards = build.with_capacity(assembly, sources)
+    shards = {name: shard_of(assembly, name, sources[name]) for name in assembly.clients}
     clock = Clock()
     spec = assembly.spec
     with contextlib.ExitStack() as closing:
@@ -208,23 +209,20 @@ def run(
                 elapsed = time.monotonic() - started
                 on_moment(Moment(update, assembly.schedule.rounds, elapsed, clock.now, spent))
 
-        coordinator = Coordinator(spec, MemoryServerStore(), on_update)
+        coordinator = Coordinator(spec, MemoryServerStore(), on_update, lambda: clock.now)
         link = MemoryLink(coordinator.handle)
-        root = _root(study)
         workers = {}
-        for name, solver in assembly.solvers.items():
-            shard = prior_factor.empty_shard() if name == PRIOR else shards[name]
-            workers[name] = Worker(
-                client=name,
-                study_digest=study.digest,
-                link=link,
-                solver=solver,
-                shard=functools.partial(_held, _read_only(shard)),
-                root=root,
-                store=stores[name],
-                budget=assembly.budget,
+        if PRIOR in assembly.solvers:
+            workers[PRIOR] = prior_worker(assembly, link)
+        for name in assembly.clients:
+            workers[name] = client_worker(
+                assembly,
+                name,
+                link,
+                stores[name],
+                shards[name],
                 admit=(admit or {}).get(name),
-                private_log=_private_log(private_metrics, name),
+                metrics_folder=private_metrics,
             )
         drive(workers, coordinator, _latencies(study), study.study.seed, clock)
     final = coordinator.state
@@ -253,35 +251,10 @@ def run(
     )
 
 
-def _held(shard: Shard) -> Shard:
-    return shard
-
-
-def _private_log(
-    folder: Path | None, name: str
-) -> Callable[[str, Mapping[str, Metric]], None] | None:
-    if folder is None or name == PRIOR:
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    return private_log(folder / f"{name}.jsonl")
-
-
-def _read_only(shard: Shard) -> Shard:
-    """Returns the records in arrays that nobody can write to, so that they are digested once."""
-
-    def locked(column: Any) -> np.ndarray:
-        array = np.array(column)
-        array.flags.writeable = False
-        return array
-
-    records = {name: locked(column) for name, column in shard.records.items()}
-    return shard._replace(records=records, mask=locked(shard.mask))
-
-
 def _stores(
     assembly: Assembly, state: Path | None, closing: contextlib.ExitStack
 ) -> dict[str, ClientStore]:
-    """Opens every worker's store; the prior's worker reads no record, so nothing of it must last."""
+    """Opens every client's store."""
     if state is not None and state.exists() and (not state.is_dir() or any(state.iterdir())):
         raise errors.ConfigError(
             f"the state folder {state} is not empty, expected a new or empty one",
@@ -289,9 +262,9 @@ def _stores(
             "is the record of what was spent",
         )
     stores: dict[str, ClientStore] = {}
-    for name in assembly.solvers:
-        header = _header(assembly, name)
-        if state is None or name == PRIOR:
+    for name in assembly.clients:
+        header = assembly.header(name)
+        if state is None:
             stores[name] = MemoryClientStore(ledger.open_ledger(header))
         else:
             stores[name] = SqliteClientStore(state / name, header)
@@ -315,7 +288,8 @@ def drive(
     """Lets the workers tick in the order of a simulated clock until all are done.
 
     A worker that solved a task sends its answer one latency later; one that found nothing to do
-    sleeps until the next fold, as a long poll would. Ties are broken by a seeded order.
+    sleeps until something is folded, or somebody is skipped, as a long poll would. Ties are broken
+    by a seeded order. The coordinator, whose clock must be this one, ticks at its deadlines.
     """
     order = list(workers)
     public_random.Random(seed).shuffle(order)
@@ -323,24 +297,36 @@ def drive(
     queue = [(0.0, next(ticket), name) for name in order]
     heapq.heapify(queue)
     asleep: list[str] = []
-    while queue:
-        clock.now, _, name = heapq.heappop(queue)
-        version = coordinator.state.version
-        outcome = workers[name].tick()
-        if outcome == "idle":
-            asleep.append(name)
-        elif outcome != "done":
-            delay = latencies[name]() if outcome == "solved" else 0.0
-            heapq.heappush(queue, (clock.now + delay, next(ticket), name))
-        if coordinator.state.version > version:
+    while queue or asleep:
+        before = _standing(coordinator)
+        deadline = coordinator.next_deadline
+        if deadline is not None and (not queue or deadline <= queue[0][0]):
+            clock.now = deadline
+            coordinator.tick()
+        elif queue:
+            clock.now, _, name = heapq.heappop(queue)
+            outcome = workers[name].tick()
+            if outcome == "idle":
+                asleep.append(name)
+            elif outcome != "done":
+                delay = latencies[name]() if outcome == "solved" else 0.0
+                heapq.heappush(queue, (clock.now + delay, next(ticket), name))
+        else:
+            raise errors.ProtocolError(
+                f"the schedule stopped before its end: {', '.join(asleep)} wait for tasks that "
+                "never come",
+                "a schedule must offer a task to some client until it has finished",
+            )
+        if _standing(coordinator) != before:
             for sleeper in asleep:
                 heapq.heappush(queue, (clock.now, next(ticket), sleeper))
             asleep = []
-    if asleep:
-        raise errors.ProtocolError(
-            f"the schedule stopped before its end: {', '.join(asleep)} wait for tasks that never come",
-            "a schedule must offer a task to some client until it has finished",
-        )
+
+
+def _standing(coordinator: Coordinator) -> tuple[Any, ...]:
+    """Returns what a client that waits for work would be woken by."""
+    state = coordinator.state
+    return state.version, state.status, tuple(state.turns.values())
 
 
 def _latencies(study: Study) -> dict[str, Callable[[], float]]:
@@ -353,42 +339,6 @@ def _latencies(study: Study) -> dict[str, Callable[[], float]]:
 
     laws = {client.name: law(client.name, client.latency_seconds) for client in study.clients}
     return {PRIOR: lambda: 0.0, **laws}
-
-
-def _root(study: Study) -> random.Root:
-    """Returns the clients' secrets: from the operating system unless nothing is promised, or the
-    study asks for a replay."""
-    if not study.privacy.private:
-        return random.insecure_root(study.study.seed)
-    seed = study.simulation.insecure_seed
-    return random.secure_root() if seed is None else random.insecure_root(seed)
-
-
-def _header(assembly: Assembly, client: str) -> ledger.Header:
-    study, promise = assembly.study, assembly.study.privacy.promise
-    header = ledger.Header(
-        study=study.study.name,
-        study_digest=study.digest,
-        client=client,
-        unit=promise.unit if promise else "record",
-        relation=promise.relation if promise else "substitute",
-        view=study.privacy.view,
-        protected=study.privacy.private,
-        note=assembly.mark,
-    )
-    if promise is None or client == PRIOR:
-        return header
-    return header._replace(
-        planned=assembly.planned,
-        epsilon=promise.epsilon,
-        delta=promise.delta,
-        accountant=study.privacy.accountant,
-        table_distance=assembly.table_distance,
-        disjoint=study.privacy.disjoint,
-        records_public=study.privacy.records_public,
-        max_records=study.data.max_records,
-        rows_per_unit=study.data.rows_per_unit if assembly.grouped else None,
-    )
 
 
 def _spent(assembly: Assembly, stores: Mapping[str, ClientStore]) -> float:

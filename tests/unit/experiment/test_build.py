@@ -80,6 +80,34 @@ def test_the_family_has_the_size_of_the_model() -> None:
     assert error.message.startswith("family.size: not a key of a study")
 
 
+# The server's patience
+
+
+def test_left_out_a_schedule_waits_for_everybody_and_for_half_of_them_at_least() -> None:
+    assert assembled().patience == (None, 1)
+    three = build.assemble(parse_study(raw_study(["a", "b", "c"], 2)))
+    assert three.patience == (None, 2)
+    assert three.spec.patience == three.patience
+
+
+def test_deadline_and_quorum_are_keys_of_every_schedule() -> None:
+    for kind in schedules.__all__:
+        keys = {"kind": kind, "rounds": 1, "deadline_seconds": 90, "quorum": 2}
+        assert assembled(lambda raw, keys=keys: raw.update(schedule=keys)).patience == (90.0, 2)
+
+
+@pytest.mark.parametrize("found", [0, -1.0, True, "90", float("inf"), float("nan")])
+def test_a_deadline_is_a_number_of_seconds(found: object) -> None:
+    error = refusal(lambda raw: raw["schedule"].update(deadline_seconds=found))
+    assert error.message.startswith("schedule.deadline_seconds is ")
+
+
+@pytest.mark.parametrize("found", [0, 3, 1.0, True, "2"])
+def test_a_quorum_is_a_number_of_the_clients(found: object) -> None:
+    error = refusal(lambda raw: raw["schedule"].update(quorum=found))
+    assert error.message.startswith(f"schedule.quorum is {found!r}, expected a whole number from 1")
+
+
 # Budget and noise
 
 
@@ -323,12 +351,12 @@ def test_a_client_without_a_file_is_named() -> None:
     assert error.value.message == "clients: 'north' names no data file"
 
 
-def test_shards_are_padded_to_the_declared_size_only_where_one_is_declared() -> None:
+def test_shards_are_padded_to_the_declared_size_or_by_their_own() -> None:
     source = {
         "north": ArraySource({"x": np.ones((3, 2)), "y": np.ones(3)}, np.ones(3, bool)),
         "south": ArraySource({"x": np.ones((1, 2)), "y": np.ones(1)}, np.ones(1, bool)),
     }
-    assert [len(s.mask) for s in build.with_capacity(assembled(), source).values()] == [3, 3]
+    assert [len(s.mask) for s in build.with_capacity(assembled(), source).values()] == [4, 1]
     shards = build.with_capacity(private(), source)
     assert [len(shard.mask) for shard in shards.values()] == [50, 50]
     assert [int(shard.mask.sum()) for shard in shards.values()] == [3, 1]
@@ -556,7 +584,8 @@ def test_without_protection_patients_are_counted_and_their_rows_stay_apart(tmp_p
     source = read(tmp_path, change(2), whole)
     np.testing.assert_array_equal(source.records["y"], [1, 2, 3])
     # Three rows of two patients fit a bound of two patients.
-    assert len(build.with_capacity(assembled(change(2)), {"north": source})["north"].mask) == 3
+    shard = build.with_capacity(assembled(change(2)), {"north": source})["north"]
+    assert shard.mask.sum() == 3
     with pytest.raises(errors.DataError, match="more units in `patient_id` than"):
         read(tmp_path, change(1), whole)
     with pytest.raises(errors.DataError, match="record 2: column `patient_id` says not whose"):
@@ -606,7 +635,7 @@ MODULE = """
 import numpyro
 import numpyro.distributions as dist
 from fedvi.expfam.gaussian import FullGaussian
-from fedvi.inference import dp_optimisation
+from fedvi.inference.solvers import dp_optimisation
 from fedvi.privacy import events
 from fedvi.privacy.mechanisms import gaussian
 from fedvi.privacy.mechanisms.gaussian import Gaussian

@@ -70,7 +70,7 @@ def test_a_study_cannot_be_changed_after_it_was_read() -> None:
     [
         lambda raw: raw["clients"][0].update(data="elsewhere.csv"),
         lambda raw: raw["clients"][0].update(latency_seconds=9.0),
-        lambda raw: raw.update(simulation={"latency_jitter": 0.5, "insecure_seed": 1}),
+        lambda raw: raw.update(simulation={"latency_jitter": 0.5}),
     ],
     ids=["data path", "latency", "simulation"],
 )
@@ -460,3 +460,12 @@ def test_a_json_file_that_is_no_study_is_named(tmp_path: Path, content: str, wor
 def test_a_path_with_a_nul_character_leads_to_no_file() -> None:
     with pytest.raises(ConfigError, match="no study file at"):
         load_study("a\0b.toml")
+
+
+def test_the_digest_tells_whether_noise_comes_from_a_seed_and_not_from_which() -> None:
+    plain, one, other = (
+        parse_study(raw_study(["north"], 1, simulation=section))
+        for section in ({}, {"insecure_seed": 1}, {"insecure_seed": 2})
+    )
+    assert one.digest == other.digest == plain.digest_if_seeded_otherwise
+    assert plain.digest == one.digest_if_seeded_otherwise != one.digest

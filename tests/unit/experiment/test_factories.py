@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from fedvi import errors, expfam, inference, models
+from fedvi import errors, expfam, models
 from fedvi.experiment import factories
 from fedvi.experiment.config import KindSection
 from fedvi.federation import schedules
+from fedvi.inference import solvers
 from fedvi.inference.base import LocalSolver
 from fedvi.privacy import mechanisms, sampling
 from fedvi.privacy.release import Sampler
 
-PACKAGES = [models, expfam, inference, schedules, mechanisms, sampling]
+PACKAGES = [models, expfam, solvers, schedules, mechanisms, sampling]
 
 
 def tool(
@@ -65,19 +66,19 @@ def test_an_unlisted_name_is_no_kind_though_the_package_has_it(package: Any) -> 
 
 
 def test_a_kind_may_name_a_function_of_any_module() -> None:
-    assert factories.find("solver", "json:dumps", inference) is json.dumps
+    assert factories.find("solver", "json:dumps", solvers) is json.dumps
 
 
 @pytest.mark.parametrize("kind", ["builtins:dict", "types:SimpleNamespace"])
 def test_a_function_whose_arguments_cannot_be_known_is_refused(kind: str) -> None:
     with pytest.raises(errors.ConfigError, match="cannot be known") as error:
-        factories.find("solver", kind, inference)
+        factories.find("solver", kind, solvers)
     assert error.value.hint
 
 
 def test_a_misspelt_kind_is_answered_with_the_nearest() -> None:
     with pytest.raises(errors.ConfigError) as error:
-        factories.find("solver", "dp_optimization", inference)
+        factories.find("solver", "dp_optimization", solvers)
     assert error.value.hint.startswith("did you mean `dp_optimisation`? known: ")
 
 

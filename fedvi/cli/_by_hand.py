@@ -1,0 +1,151 @@
+"""What `fedvi export` and `fedvi import` share: a server's run, opened while no server runs on it."""
+
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fedvi import errors
+from fedvi.experiment import server_plan
+from fedvi.experiment.config import load_study
+from fedvi.experiment.server_plan import ServerPlan
+from fedvi.server import logs, protocol
+from fedvi.server.by_hand import Hand, standing
+from fedvi.server.coordinator import Coordinator
+from fedvi.server.durable import SqliteServerStore
+from fedvi.server.happenings import Happening
+from fedvi.server.protocol import ServerState
+from fedvi.server.sockets import SOCKET
+from fedvi.server.stored import DATABASE
+from fedvi.server.teller import KEPT
+from fedvi.transport import identity
+from fedvi.transport.memory import MemoryLink
+from fedvi.transport.roster import Roster
+
+__all__ = ["Run", "opened", "rows"]
+
+
+class Run(NamedTuple):
+    """A run whose clients come by hand.
+
+    Attributes:
+      study: its file.
+      plan: of the study.
+      folder: of the server's state.
+      hand: takes requests.
+      roster: of who is let in.
+    """
+
+    study: Path
+    plan: ServerPlan
+    folder: Path
+    hand: Hand
+    roster: Roster
+
+    @property
+    def state(self) -> ServerState:
+        """The state as last saved."""
+        return self.hand.coordinator.state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no client gets a task any more."""
+        return self.state.status in protocol.OVER
+
+    def settle(self) -> None:
+        """Does what the server's own worker can do now, if the prior is a factor of its own."""
+        if not self.plan.has_prior_worker:
+            return
+        # The one part that needs JAX.
+        from fedvi.experiment import build
+        from fedvi.experiment.site import prior_worker
+
+        link = MemoryLink(self.hand.coordinator.handle)
+        worker = prior_worker(build.assemble(load_study(self.study)), link)
+        while worker.tick() in ("solved", "sent"):
+            pass
+
+
+@contextlib.contextmanager
+def opened(
+    study: Path, state: Path | None, tls: Path, roster: Path | None, begins: bool
+) -> Iterator[Run]:
+    """Opens a server's state, as `fedvi server` would: a run found there is taken up.
+
+    Whose certificate was revoked since is waited for no more, as with a server.
+
+    Args:
+      study: its file.
+      state: the folder; `.fedvi/STUDY/server` if None.
+      tls: the server's folder of certificates.
+      roster: the file of who is let in; the one in `tls` if None.
+      begins: whether a run may begin here, where none is found.
+
+    Raises:
+      IdentityError: the certificate cannot be used.
+      LedgerError: a server runs on this state, or the state is damaged or of another study.
+      ConfigError: the study cannot be carried out, the roster cannot be read, or there is no run.
+    """
+    logs.set_up("plain")
+    warning = identity.expiry_warning(identity.holding(tls, "server").identity)
+    if warning is not None:
+        logs.log("warning", warning, logging.WARNING)
+    folder = state
+    if folder is None:
+        folder = Path(".fedvi") / load_study(study).study.name / "server"
+    let_in = Roster(roster or tls / identity.ROSTER)
+    _check_no_server(folder)
+    if not (begins or (folder / DATABASE).is_file()):
+        raise errors.ConfigError(
+            f"{folder} holds no run that could take a result",
+            "give --state the folder that the tasks were exported from",
+        )
+    plan = server_plan.prepare(study, folder)
+    for line in plan.warnings:
+        logs.log("warning", line, logging.WARNING)
+    with contextlib.closing(SqliteServerStore(folder, server_plan.to_spec(plan))) as store:
+        spec = store.spec
+        server_plan.keep(plan, folder)
+
+        def tell(happening: Happening) -> None:
+            if happening.kind in KEPT:
+                store.record_event(happening.kind, happening.client, happening.text)
+            logs.log(happening.kind, happening.text, client=happening.client)
+
+        # Time stands still: a client whose files are carried by hand is not late.
+        coordinator = Coordinator(spec, store, clock=lambda: 0.0)
+        hand = Hand(spec, coordinator, tell)
+        hand.revoke(let_in.revoked())
+        yield Run(study, plan, folder, hand, let_in)
+
+
+def rows(run: Run) -> list[dict[str, object]]:
+    """Lists for each client how many answers came, and where it stands."""
+    state = run.state
+    return [
+        {
+            "name": name,
+            "answers": state.visits[name],
+            "missed": sum(name in update.missing for update in state.history),
+            "stands": standing(run.hand.spec, state, name),
+        }
+        for name in run.plan.clients
+    ]
+
+
+def _check_no_server(folder: Path) -> None:
+    """Names a running server, which holds the lock of the state."""
+    path = folder / SOCKET
+    if not path.exists():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return  # left behind by a server that was killed
+    raise errors.LedgerError(
+        f"a server runs on {folder} (it answers at {path}), and a state has one user",
+        hint="stop it with SIGTERM, export or import, and start it again: it goes on where it was",
+    )

@@ -1,0 +1,193 @@
+"""How the operators' commands reach a server: by the socket in its state folder, or over the network.
+
+Kept light: these commands start within 0.3 s, and import neither JAX nor NumPy.
+"""
+
+import contextlib
+import functools
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+
+from fedvi import errors
+from fedvi.server.sockets import SOCKET, socket_address
+from fedvi.transport import status
+
+__all__ = [
+    "CALL_SECONDS",
+    "addressed",
+    "admin",
+    "calling",
+    "connected",
+    "only_state",
+    "run_as_dict",
+    "runs",
+]
+
+CALL_SECONDS = 10.0
+
+
+def addressed(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the arguments that say which server is meant."""
+    decorators = (
+        click.argument("state", required=False, type=click.Path(file_okay=False, path_type=Path)),
+        click.option(
+            "--server",
+            metavar="HOST:PORT",
+            help="The server's --admin address, instead of its state folder.",
+        ),
+        click.option(
+            "--tls",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="With --server: the folder that `fedvi enroll --role admin` made.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    )
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+@contextlib.contextmanager
+def connected(state: Path | None, server: str | None, tls: Path | None) -> Iterator[grpc.Channel]:
+    """Opens a channel to a server, and turns what it refuses into the errors of this package.
+
+    Raises:
+      ConfigError: the options contradict one another, or no folder is given and not exactly one is
+        found here.
+      TransportError: there is no server.
+      FedviError: what the server answered.
+    """
+    if server is None:
+        if tls is not None:
+            raise errors.ConfigError("--tls is given without --server", "add --server HOST:PORT")
+        channel = grpc.insecure_channel(_socket_of(state if state is not None else only_state()))
+    elif state is not None:
+        raise errors.ConfigError("--server is given beside a state folder", "give one of the two")
+    elif tls is None:
+        channel = grpc.insecure_channel(server)
+    else:
+        # Certificates cost 0.1 s of imports.
+        from fedvi.transport import identity
+
+        channel = grpc.secure_channel(server, identity.channel_credentials(tls))
+    with channel, calling():
+        yield channel
+
+
+@contextlib.contextmanager
+def calling() -> Iterator[None]:
+    """Turns a failed call into the error that the server raised."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise status.from_status(error) from None
+
+
+@contextlib.contextmanager
+def admin(state: Path | None, server: str | None, tls: Path | None) -> Iterator[Any]:
+    """Yields a stub of the AdminService; see ``connected``.
+
+    Raises:
+      ConfigError: also where another machine would be called without certificates, which no server
+        listens for: somebody else would answer.
+    """
+    if server is not None and tls is None:
+        from fedvi.transport import identity
+
+        if not identity.is_loopback(server):
+            raise errors.ConfigError(
+                f"--server {server} is on another machine, and --tls is not given",
+                "give --tls, the folder that `fedvi enroll --role admin` made",
+            )
+    from fedvi.transport._wire import admin_pb2_grpc
+
+    with connected(state, server, tls) as channel:
+        yield admin_pb2_grpc.AdminServiceStub(channel)
+
+
+def run_as_dict(run: Any) -> dict[str, Any]:
+    """Returns a run as plain values for JSON; what is not known is null."""
+
+    def known(message: Any, field: str) -> Any:
+        return getattr(message, field) if message.HasField(field) else None
+
+    return {
+        "server": "running",
+        "study": run.study,
+        "digest": run.study_digest,
+        "fedvi": run.software,
+        "status": run.status,
+        "reason": run.reason,
+        "tls": "mtls" if run.tls else "insecure",
+        "schedule": run.schedule,
+        "version": run.version,
+        "rounds": run.rounds,
+        "rounds_planned": run.rounds_planned,
+        "gap": known(run, "gap"),
+        "damping": known(run, "damping"),
+        "uptime_seconds": round(run.uptime_seconds, 3),
+        "awaited": list(run.awaited),
+        "deadline_seconds": known(run, "deadline_seconds"),
+        "unpriced": None,
+        "clients": [
+            {
+                "name": row.name,
+                "state": row.state,
+                "visits": row.visits,
+                "turns": row.turns,
+                "charged": row.charged,
+                "task": row.task_id,
+                "reason": row.reason,
+                "seen_seconds": known(row, "seen_seconds"),
+                "epsilon": known(row, "epsilon"),
+                "delta": known(row, "delta"),
+                "ledger": f"{row.ledger_count}:{row.ledger_hash}" if row.ledger_hash else "",
+            }
+            for row in run.clients
+        ],
+    }
+
+
+def runs(folder: Path) -> bool:
+    """Says whether some server listens on the socket in a state folder; a killed one leaves it there."""
+    path = socket_address(folder).removeprefix("unix:")
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(CALL_SECONDS)
+        try:
+            trial.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True  # there is one, which takes no calls at the moment, or none of ours
+    return True
+
+
+@functools.cache
+def only_state() -> Path:
+    """Returns the one server's folder below the current one, as `fedvi server` makes it by default."""
+    names = (SOCKET, "state.sqlite")
+    found = sorted(
+        {path.parent for name in names for path in Path(".fedvi").glob(f"*/server/{name}")}
+    )
+    if len(found) == 1:
+        return found[0]
+    raise errors.ConfigError(
+        "no state folder is given, and "
+        + (f"{len(found)} are found" if found else "none is found")
+        + " in .fedvi/*/server",
+        "name the server's state folder, or its --server address",
+    )
+
+
+def _socket_of(folder: Path) -> str:
+    if not runs(folder):
+        raise errors.TransportError(
+            f"no server runs on {folder}: nobody listens on its {SOCKET}",
+            "name the --state of a server that runs on this machine, or use --server",
+        )
+    return socket_address(folder)

@@ -1,0 +1,114 @@
+"""The end of a run, as a server and `fedvi import` leave it in the state's folder and print it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fedvi import __version__, errors
+from fedvi.experiment import posterior as posteriors
+from fedvi.experiment.server_plan import ServerPlan
+from fedvi.privacy import ledger as ledgers
+from fedvi.report import tables
+from fedvi.server import protocol
+from fedvi.server.protocol import ServerSpec, ServerState
+
+__all__ = ["RESULT", "check_completed", "content", "show", "write"]
+
+RESULT = "result"
+"""The name, within a server's folder, of the folder of the posterior."""
+
+
+def write(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -> None:
+    """Leaves the posterior, and what is known of it, in the folder of a server's state.
+
+    A later end of the same run replaces it, each file as a whole.
+    """
+    result, beside = folder / RESULT, folder / f".{RESULT}"
+    for made in (result, beside):
+        made.mkdir(parents=True, exist_ok=True)
+    posterior = protocol.served(spec, state)
+    posteriors.write(beside, spec.family, posterior, plan.names, plan.mark)
+    posteriors.write_json(beside / "result.json", content(plan, spec, state))
+    for file in beside.iterdir():
+        os.replace(file, result / file.name)
+    beside.rmdir()
+
+
+def content(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> dict[str, Any]:
+    """Returns all that is known of a run, as plain values for JSON."""
+    return posteriors.plain(
+        {
+            "fedvi": __version__,
+            "study": plan.study.study.name,
+            "digest": plan.digest,
+            "status": state.status,
+            "protection": plan.study.privacy.protection,
+            "mark": plan.mark,
+            "coefficients": plan.rows(protocol.served(spec, state)),
+            "projected": not spec.family.is_proper(state.posterior),
+            "clients": [
+                {
+                    "name": name,
+                    "answers": state.visits[name],
+                    "charged": ledgers.reservations(state.ledgers[name]),
+                    "missed": sum(name in update.missing for update in state.history),
+                    "ledger": str(ledgers.anchor(state.ledgers[name])),
+                }
+                for name in plan.clients
+            ],
+            "history": [
+                {
+                    "version": update.version,
+                    "clients": list(update.clients),
+                    "missing": list(update.missing),
+                    "staleness": list(update.staleness),
+                    "damping": update.damping,
+                    "rounds": update.rounds,
+                    "gap": None if update.gap is None else update.gap._asdict(),
+                }
+                for update in state.history
+            ],
+        }
+    )
+
+
+def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -> None:
+    """Prints the posterior, who answered, and where it is kept."""
+    console = tables.console()
+    rows = plan.rows(protocol.served(spec, state))
+    mark = f" — {plan.mark}" if plan.mark else ""
+    title = f"Posterior of {plan.study.study.name}{mark}"
+    odds = bool(rows) and "odds_ratio" in rows[0]
+    table = tables.coefficient_table(rows, title, odds, False, console.width)
+    console.print(table, crop=False)
+    missed = {
+        name: count
+        for name in plan.clients
+        if (count := sum(name in update.missing for update in state.history))
+    }
+    lines = [
+        f"{len(state.history)} folds; answers: "
+        + ", ".join(f"{name} {state.visits[name]}" for name in plan.clients)
+    ]
+    if missed:
+        lines.append(
+            "missed turns: " + ", ".join(f"{name} {count}" for name, count in missed.items())
+        )
+    lines.append(f"kept in {folder / RESULT}; what it cost: fedvi ledger show {folder}")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def check_completed(state: ServerState) -> None:
+    """Refuses to call it a success if a run ended before its schedule did.
+
+    Raises:
+      BudgetExceeded, RunFailed: it did.
+    """
+    reason = protocol.ending(state)
+    if state.status == "budget_exhausted":
+        raise errors.BudgetExceeded(reason, "the posterior so far is kept")
+    if state.status != "completed":
+        raise errors.RunFailed(
+            reason, "the posterior so far is kept; the log says who could not go on"
+        )

@@ -1,0 +1,50 @@
+"""`fedvi backup`: copies a server's state while the server runs."""
+
+import json
+from pathlib import Path
+
+import click
+
+from fedvi.server import backup as backups
+
+__all__ = ["backup"]
+
+
+@click.command()
+@click.argument("state", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="A new folder, such as backups/2026-03-01.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was copied as JSON.")
+def backup(state: Path, to: Path, as_json: bool) -> None:
+    """Copy a server's state, and verify the copy. STATE may be in use: the server goes on.
+
+    To restore, start the server with the copy as its --state. Clients that went on since the copy was
+    made refuse to follow, and say that the server was set back: then the copy still holds the posterior
+    and the ledgers of its day, and the run cannot go on from it.
+
+    A client's state cannot be copied: it holds secrets that must be erased once they were used.
+
+    Exit codes: 0 copied and verified; 2 STATE is no server's state, or DIR is not empty; 5 STATE is
+    damaged, or the disk is full.
+    """
+    found = backups.back_up(state, to)
+    if as_json:
+        content = {
+            **found._asdict(),
+            "folder": str(to),
+            "anchors": {name: str(anchor) for name, anchor in found.anchors.items()},
+        }
+        click.echo(json.dumps(content, indent=2))
+        return
+    where = (
+        "nothing saved yet"
+        if found.version is None
+        else (f"version {found.version}, {found.rounds} rounds complete, {found.status}")
+    )
+    click.echo(f"{to}: {where}; {found.size / 1e6:.1f} MB, verified")
+    for name, anchor in found.anchors.items():
+        click.echo(f"  ledger of {name}: anchor {anchor}")

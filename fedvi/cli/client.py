@@ -1,0 +1,451 @@
+"""`fedvi client STUDY.toml --as NAME --data FILE`: one site of a federation, beside its records."""
+
+import contextlib
+import json
+import math
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from fedvi import errors
+from fedvi.client import app
+from fedvi.client.by_hand import FileLink, Written
+from fedvi.client.policy import Guard
+from fedvi.client.worker import Worker
+from fedvi.experiment import policies as site_policies
+from fedvi.experiment.build import Assembly, assemble
+from fedvi.experiment.config import Study, load_study
+from fedvi.experiment.site import client_worker, file_shard
+from fedvi.federation.messages import Failure, Goodbye
+from fedvi.privacy import ledger
+from fedvi.store.sqlite import SqliteClientStore
+from fedvi.transport import files, identity, parcels
+from fedvi.transport.grpc import GrpcLink
+from fedvi.transport.memory import Link
+from fedvi.transport.parcels import ResultFile
+
+__all__ = ["client"]
+
+_WAITING_SECONDS = 30.0
+
+_Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack], Link]
+
+
+@click.command()
+@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--as", "name", required=True, help="Which of the study's clients this is.")
+@click.option(
+    "--data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file of records. If left out, the one that the study names for this client.",
+)
+@click.option(
+    "--server",
+    envvar="FEDVI_SERVER",
+    metavar="HOST:PORT",
+    help="Where the server is; or the environment variable FEDVI_SERVER.",
+)
+@click.option(
+    "--task",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="In place of --server, where there is no network to it: the file that `fedvi export` made "
+    "for this site. Its answer is written to a file.",
+)
+@click.option(
+    "--result",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --task: the file of the answer. [default: beside the task, ending in .result]",
+)
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the ledger and what is on its way are kept. Never copy it back from a backup. "
+    "[default: .fedvi/STUDY/NAME]",
+)
+@click.option(
+    "--tls",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder that `fedvi enroll` made, with this site's key and certificate.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Send in clear text to another machine. Everybody in between can read and change it.",
+)
+@click.option(
+    "--policy",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="This site's own policy (TOML), which caps what it will do. What it charges for life is "
+    "kept beside the file, in a folder of its name ending in .life.",
+)
+@click.option(
+    "--private-metrics",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep what the solver tells of the records in this folder. Nobody paid for these numbers: "
+    "they are for this site's eyes alone.",
+)
+@click.option("--log-format", type=click.Choice(["plain", "json"]), default="plain")
+@click.option(
+    "--give-up-after",
+    type=click.FloatRange(min=0.0),
+    metavar="SECONDS",
+    help="End with code 3 once the server could not be reached for so long. Left out: never.",
+)
+def client(
+    study: Path,
+    name: str,
+    data: Path | None,
+    server: str | None,
+    task: Path | None,
+    result: Path | None,
+    state: Path | None,
+    tls: Path | None,
+    insecure: bool,
+    policy: Path | None,
+    private_metrics: Path | None,
+    log_format: str,
+    give_up_after: float | None,
+) -> None:
+    """Take part in a federation, as one of its sites, beside its records.
+
+    Only dials out. Asks the server for tasks, checks each against the budget and the site's policy,
+    charges the ledger, and only then reads the records; sends noised answers. Stopped by SIGTERM,
+    killed or cut off, it goes on where it was when it is started again with the same state.
+
+    \b
+      fedvi client study.toml --as north --data north.csv --server fedvi.example.org:7443 --tls tls
+
+    Without a network to the server, answer a task that was carried here, and carry the result back. It
+    counts as sent once a later task file says that it arrived; until then, the same command writes the
+    same answer again. `fedvi export --help` shows a whole round.
+
+    \b
+      fedvi client study.toml --as north --data north.csv --task north-0.task --tls tls
+
+    Exit codes: 0 the run is over, the result is written, or SIGTERM came; 1 the task file is not for
+    this site, of another study, or an old one; 2 the study, the data or the command line is
+    wrong; 3 no connection; 4 not authorised; 5 the budget or the policy does not allow it.
+    """
+    report = _reporter(log_format)
+    described = load_study(study)
+    _check_name(name, described)
+    path = data if data is not None else _declared_data(described, name, study.parent)
+    if not path.is_file():
+        raise errors.DataError(f"no file of records at {path}", "give it with --data FILE")
+    folder = state if state is not None else Path(".fedvi") / described.study.name / name
+    # Before anything is imported or computed, whatever refuses without it.
+    if task is None:
+        heard = folder / app.HEARD
+        connect = _by_network(server, result, tls, insecure, name, give_up_after, heard, report)
+    else:
+        connect = _by_file(task, result, tls, insecure, name, report)
+    judged = site_policies.load({} if policy is None else {name: policy}, described)
+    site_policies.check_code(judged, described)
+    try:
+        with app.stop_on_signals(), contextlib.ExitStack() as closing:
+            assembly = assemble(described)
+            for line in (*assembly.warnings, *_unprotected(assembly)):
+                report("warning", line)
+            # A task file that is not for this site is refused before anything is opened.
+            link = connect(assembly, lambda: store.ledger, closing)
+            guard = None
+            if policy is not None:
+                lives = {name: policy.with_suffix(".life")}
+                guard = site_policies.guards(judged, lives, assembly, closing)[name]
+            store = SqliteClientStore(folder, assembly.header(name))
+            closing.callback(store.close)
+            where = f"server {server}" if task is None else f"task file {task}"
+            report("started", f"{name} of {described.study.name}, {where}", client=name)
+            # A file is read, and nobody joins.
+            told = report if task is None else _without("joined", report)
+            watched = app.Watched(
+                link, assembly.schedule.rounds, told, lambda: _epsilon(assembly, store)
+            )
+            worker = client_worker(
+                assembly,
+                name,
+                watched,
+                store,
+                file_shard(assembly, name, path),
+                admit=None if guard is None else guard.admit,
+                metrics_folder=private_metrics,
+            )
+            # The answer is in its file, as was reported; what it cost is told all the same.
+            with contextlib.suppress(Written):
+                report("done", _work(worker, link))
+            _account(assembly, store, guard, report)
+    except app.Stopped as stopped:
+        report("stopped", f"{stopped}: ended; start again with the same --state to go on")
+
+
+def _work(worker: Worker, link: Link) -> str:
+    """Works until the run is over; says goodbye if it is stopped before.
+
+    Raises:
+      FedviError: whatever the worker raises. Of any other error it says where, and not what: such a
+        text may hold values of records, and this one ends in a log.
+    """
+    try:
+        return app.run(worker)
+    except app.Stopped:
+        with contextlib.suppress(errors.FedviError):
+            link.handle(Goodbye(worker.client))
+        raise
+    except errors.FedviError:
+        raise
+    except Exception as error:
+        where = "".join(traceback.format_tb(error.__traceback__))
+        raise errors.FedviError(
+            f"the client failed with {type(error).__name__}, whose text is left out: it may tell of "
+            f"records\n{where}",
+            "the ledger is safe; start it again with the same --state to go on",
+        ) from None
+
+
+def _by_network(
+    server: str | None,
+    result: Path | None,
+    tls: Path | None,
+    insecure: bool,
+    name: str,
+    give_up_after: float | None,
+    heard: Path,
+    report: app.Report,
+) -> _Connect:
+    """Returns what dials out to the server.
+
+    Raises:
+      ConfigError, IdentityError: it could not, or may not.
+    """
+    if server is None or result is not None:
+        raise errors.ConfigError(
+            "--server and --task are missing" if server is None else "--result is without --task",
+            "give --server HOST:PORT, or the file that was carried here with --task FILE",
+        )
+    credentials = _credentials(server, tls, insecure, name, report)
+
+    def connect(
+        assembly: Assembly, _: Callable[[], ledger.Ledger], closing: contextlib.ExitStack
+    ) -> Link:
+        link = GrpcLink(
+            server,
+            name,
+            assembly.family.zeros(),
+            credentials=credentials,
+            give_up_after=give_up_after,
+            on_wait=_waiting(server, report),
+            on_heard=_touching(heard),
+        )
+        closing.callback(link.close)
+        return link
+
+    return connect
+
+
+def _by_file(
+    task: Path,
+    result: Path | None,
+    tls: Path | None,
+    insecure: bool,
+    name: str,
+    report: app.Report,
+) -> _Connect:
+    """Returns what reads the task file, and writes the result file in place of sending.
+
+    Raises:
+      ConfigError, IdentityError: there is nothing to sign with, or no place for the result.
+    """
+    given = click.get_current_context().get_parameter_source("server")
+    if given is ParameterSource.COMMANDLINE:
+        raise errors.ConfigError("--server is given beside --task", "leave out one of the two")
+    if tls is None or insecure:
+        raise errors.ConfigError(
+            "--tls is missing" if tls is None else "--insecure is given beside --task",
+            "files are signed: name the folder that `fedvi enroll` made with --tls",
+        )
+    _check_own(tls, name, report)
+    target = result or task.with_suffix(parcels.RESULT_SUFFIX)
+    parcels.check_target(target)
+
+    def write(parcel: ResultFile) -> None:
+        parcels.write_result(target, tls, parcel)
+        said = f"{target} holds the answer to task {parcel.answer.task_id}: carry it to the server"
+        if isinstance(parcel.answer, Failure):
+            said = (
+                f"{target} tells the server, once it is carried there, that task "
+                f"{parcel.answer.task_id} cannot be answered, with one word: {parcel.answer.code}"
+            )
+        report("written", said, task=parcel.answer.task_id, file=str(target))
+
+    def connect(
+        assembly: Assembly, own: Callable[[], ledger.Ledger], _: contextlib.ExitStack
+    ) -> Link:
+        authority = files.read(tls / identity.AUTHORITY, "the authority's certificate")
+        parcel = parcels.read_task(
+            task, authority, name, assembly.study.digest, assembly.family.zeros()
+        )
+        return FileLink(parcel, own, write)
+
+    return connect
+
+
+def _waiting(server: str, report: app.Report) -> Callable[[str], None]:
+    """Returns what says that the server is waited for, now and then: it may be away for a night."""
+    last = -math.inf
+
+    def say(reason: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _WAITING_SECONDS:
+            last = time.monotonic()
+            report("waiting", f"waiting for {server}: {reason}")
+
+    return say
+
+
+def _touching(file: Path) -> Callable[[], None]:
+    """Returns what notes that the server answered, for `fedvi health`."""
+
+    def touch() -> None:
+        with contextlib.suppress(OSError):  # of a full disk, the ledger tells
+            file.touch(mode=0o600)
+
+    return touch
+
+
+def _unprotected(assembly: Assembly) -> list[str]:
+    """Says loudly, before anything is sent, what this site is not protected from."""
+    study = assembly.study
+    if not study.privacy.private:
+        return [
+            "NOTHING IS PROTECTED in this study: un-noised statistics of the records leave here"
+        ]
+    if study.simulation.insecure_seed is not None:
+        return [
+            "NOTHING IS PROTECTED: the noise follows from `simulation.insecure_seed`, and whoever has "
+            "the study file can take it off what is sent. Stop, unless the records are made up"
+        ]
+    return [f"NO GUARANTEE HOLDS in this study: {assembly.mark}"] if assembly.mark else []
+
+
+def _check_name(name: str, study: Study) -> None:
+    names = [entry.name for entry in study.clients]
+    if name not in names:
+        raise errors.ConfigError(
+            f"--as is {name!r}, which the study does not have", errors.did_you_mean(name, names)
+        )
+
+
+def _declared_data(study: Study, name: str, base: Path) -> Path:
+    declared = next(entry.data for entry in study.clients if entry.name == name)
+    if declared is None:
+        raise errors.ConfigError(
+            f"--data is missing, and the study names no file for {name!r}",
+            "give --data FILE: it is read here and nowhere else",
+        )
+    return base / declared
+
+
+def _credentials(
+    server: str, tls: Path | None, insecure: bool, name: str, report: app.Report
+) -> Any:
+    """Returns what the channel is secured with; None for plaintext.
+
+    Raises:
+      ConfigError: plaintext beyond this machine was not asked for, or both were.
+      IdentityError: the certificate is of somebody else.
+    """
+    if tls is None:
+        if not (insecure or identity.is_loopback(server)):
+            raise errors.ConfigError(
+                f"--server is {server}, another machine, and --tls is not given",
+                "name the folder that `fedvi enroll` made with --tls; --insecure sends in clear text",
+            )
+        if not identity.is_loopback(server):
+            report("warning", "everything is sent in clear text (--insecure)")
+        return None
+    if insecure:
+        raise errors.ConfigError("--insecure is given beside --tls", "leave out one of the two")
+    _check_own(tls, name, report)
+    return identity.channel_credentials(tls)
+
+
+def _check_own(tls: Path, name: str, report: app.Report) -> None:
+    """Checks that a folder holds this client's certificate, and says if that ends soon.
+
+    Raises:
+      IdentityError: the certificate is of somebody else.
+    """
+    own = identity.holding(tls, role="client").identity
+    if own.name != name:
+        raise errors.IdentityError(
+            f"the certificate in {tls} is of {own.name!r}, expected {name!r} as --as says",
+            "give --tls the folder of this client",
+        )
+    warning = identity.expiry_warning(own)
+    if warning is not None:
+        report("warning", warning)
+
+
+def _epsilon(assembly: Assembly, store: SqliteClientStore) -> float | None:
+    """Returns what was charged so far, in the study's relation; None without protection."""
+    if assembly.budget is None:
+        return None
+    return assembly.budget.accountant.epsilon(ledger.spent(store.ledger), assembly.budget.delta)
+
+
+def _account(
+    assembly: Assembly, store: SqliteClientStore, guard: Guard | None, report: app.Report
+) -> None:
+    """Says what the run cost this site's records."""
+    budget, spent = assembly.budget, _epsilon(assembly, store)
+    if budget is None or spent is None:
+        report("privacy", "no protection was promised: un-noised statistics left this site")
+        return
+    report(
+        "privacy",
+        f"ε {spent:.4g} of {budget.epsilon:g} spent at δ {budget.delta:g} under "
+        f"{budget.accountant.relation}"
+        + (f" — {assembly.mark}" if assembly.mark else "")
+        + "; `fedvi ledger show` prints the ledger",
+        epsilon=spent,
+        delta=budget.delta,
+        relation=budget.accountant.relation,
+    )
+    life = None if guard is None else guard.lifetime_spend()
+    if life is not None:
+        report(
+            "lifetime",
+            f"ε {life.epsilon:.4g} of {life.cap:g} spent for life at δ {life.delta:g}",
+            epsilon=life.epsilon,
+            cap=life.cap,
+        )
+
+
+def _without(silent: str, report: app.Report) -> app.Report:
+    """Returns what reports everything but one kind."""
+
+    def say(kind: str, text: str, **fields: Any) -> None:
+        if kind != silent:
+            report(kind, text, **fields)
+
+    return say
+
+
+def _reporter(form: str) -> Callable[..., None]:
+    """Returns what writes one line on standard error, as text or as a JSON object."""
+
+    def plain(kind: str, text: str, **fields: Any) -> None:
+        label = "warning: " if kind == "warning" else ""
+        # A reason from the server may hold a line break, and would then be a line of its own.
+        click.echo(f"{time.strftime('%H:%M:%S')}  {label}{' '.join(text.splitlines())}", err=True)
+
+    def structured(kind: str, text: str, **fields: Any) -> None:
+        line = {"time": round(time.time(), 3), "kind": kind, "message": text, **fields}
+        click.echo(json.dumps(line, ensure_ascii=False), err=True)
+
+    return plain if form == "plain" else structured

@@ -1,0 +1,131 @@
+"""`fedvi enroll`: a party's key and request, and later the certificate that came back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedvi import errors
+from fedvi.transport import certificates, enrolment, identity
+
+__all__ = ["enroll"]
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--dir",
+    "folder",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder of this party's key and certificates: what --tls names later.",
+)
+@click.option(
+    "--role",
+    type=click.Choice(certificates.ROLES),
+    help="A site, the server, or one who pauses and stops runs. [default: client]",
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    help="A DNS name or IP address under which clients reach this server; may be repeated.",
+)
+@click.option(
+    "--keep-key", is_flag=True, help="Ask for a new certificate for the key that is there."
+)
+@click.option(
+    "--certificate",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Install the certificate that came back.",
+)
+@click.option(
+    "--ca",
+    "authority",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The authority's ca.pem; not needed where the folder has it already.",
+)
+@click.option(
+    "--fingerprint", help="What ca.pem must have (SHA-256), as the coordinator told it otherwise."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+def enroll(
+    name: str,
+    folder: Path,
+    role: str | None,
+    hosts: tuple[str, ...],
+    keep_key: bool,
+    certificate: Path | None,
+    authority: Path | None,
+    fingerprint: str | None,
+    as_json: bool,
+) -> None:
+    """Make the key of the party NAME and a request for a certificate; later, install it.
+
+    The key never leaves this folder. A client's NAME is that of its entry in the study.
+
+    \b
+      fedvi enroll north --dir tls                     # send tls/request.pem to the coordinator
+      fedvi enroll north --dir tls --certificate north.pem --ca ca.pem --fingerprint HEX
+    """
+    if certificate is None:
+        if authority is not None or fingerprint is not None:
+            raise errors.ConfigError(
+                "--ca and --fingerprint were given without --certificate",
+                "they are checked when the signed certificate is installed",
+            )
+        _tell_request(enrolment.request(folder, name, role or "client", hosts, keep_key), as_json)
+        return
+    if role is not None or hosts or keep_key:
+        raise errors.ConfigError(
+            "--role, --host and --keep-key are of a request, and --certificate was given",
+            "what was signed cannot be changed here: leave them out",
+        )
+    installed = enrolment.install(folder, name, certificate, authority, fingerprint)
+    _tell_installed(installed, folder, fingerprint is not None, as_json)
+
+
+def _tell_request(made: enrolment.Request, as_json: bool) -> None:
+    if as_json:
+        content = {**made._asdict(), "path": str(made.path), "hosts": list(made.hosts)}
+        click.echo(json.dumps(content, indent=2))
+        return
+    click.echo(f"name     {made.name}")
+    click.echo(f"role     {made.role}")
+    if made.hosts:
+        click.echo(f"hosts    {', '.join(made.hosts)}")
+    click.echo(f"key      {made.key}")
+    click.echo(f"send {made.path} to the coordinator, who compares the key's fingerprint with you")
+
+
+def _tell_installed(
+    installed: enrolment.Installed, folder: Path, is_confirmed: bool, as_json: bool
+) -> None:
+    own = installed.identity
+    content: dict[str, Any] = {
+        "name": own.name,
+        "role": own.role,
+        "fingerprint": own.fingerprint,
+        "not_after": own.not_after.isoformat(),
+        "authority": installed.authority,
+        "authority_confirmed": is_confirmed,
+    }
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+    else:
+        click.echo(f"name         {own.name}")
+        click.echo(f"role         {own.role}")
+        click.echo(f"fingerprint  {own.fingerprint}")
+        click.echo(f"until        {certificates.day(own.not_after)}")
+        click.echo(f"authority    {installed.authority}")
+        click.echo(f"installed in {folder}; start with --tls {folder}")
+    if not is_confirmed:
+        click.echo(
+            "warning: the authority's fingerprint was not given: compare the one above with the "
+            "coordinator's",
+            err=True,
+        )
+    warning = identity.expiry_warning(own)
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)

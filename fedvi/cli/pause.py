@@ -1,0 +1,29 @@
+"""`fedvi pause`: let a running server hand out no more tasks."""
+
+from pathlib import Path
+
+import click
+
+from fedvi.cli import _remote
+from fedvi.cli.status import show
+
+__all__ = ["pause"]
+
+
+@click.command()
+@_remote.addressed
+def pause(state: Path | None, server: str | None, tls: Path | None, as_json: bool) -> None:
+    """Let a running server hand out no more tasks.
+
+    Clients are told to wait; answers to tasks that are out are still taken and folded. No turn is
+    skipped meanwhile. `fedvi resume` goes on.
+
+    STATE and --server are those of `fedvi status`.
+
+    Exit codes: 0 done; 3 no server answers; 4 not authorised; 6 the run is over.
+    """
+    from fedvi.transport._wire import admin_pb2 as pb
+
+    with _remote.admin(state, server, tls) as stub:
+        run = stub.PauseRun(pb.PauseRunRequest(), timeout=_remote.CALL_SECONDS)
+    show(_remote.run_as_dict(run), as_json)

@@ -1,0 +1,215 @@
+"""`fedvi server STUDY.toml`: the server of a federation, which holds no record and needs no JAX."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from fedvi import errors
+from fedvi.cli import _results
+from fedvi.experiment import server_plan
+from fedvi.experiment.config import Study, load_study
+from fedvi.experiment.server_plan import ServerPlan
+from fedvi.federation.messages import Reply, Request
+from fedvi.server import logs, protocol
+from fedvi.server.app import Addresses, App, Outcome, Settings, payload_limit, serve
+from fedvi.server.durable import SqliteServerStore
+from fedvi.server.protocol import ServerSpec, ServerState
+from fedvi.transport import identity
+
+__all__ = ["server"]
+
+
+@click.command()
+@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the run is kept; a run found there is taken up. [default: .fedvi/STUDY/server]",
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:7443",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where clients dial in; port 0 takes a free one.",
+)
+@click.option(
+    "--tls",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder that `fedvi enroll --role server` made, with the roster of who is let in.",
+)
+@click.option(
+    "--roster",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Who is let in, read again whenever it changes. [default: roster.json in --tls]",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen in clear text to other machines. Everybody can then pass for any client.",
+)
+@click.option(
+    "--admin",
+    metavar="HOST:PORT",
+    help="Also let operators with certificates of the role admin in here. Without --tls it takes a "
+    "loopback address alone, and whoever has an account on this machine can stop the run through it: "
+    "the socket in the state folder is open to its owner alone, and needs no --admin.",
+)
+@click.option("--metrics", metavar="HOST:PORT", help="Serve figures for Prometheus here.")
+@click.option(
+    "--log-format", type=click.Choice(logs.FORMATS), default="plain", help="Of standard error."
+)
+@click.option(
+    "--linger",
+    type=click.FloatRange(min=0.0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Once the run has ended, wait so long for clients that have not heard of it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def server(
+    study: Path,
+    state: Path | None,
+    listen: str,
+    tls: Path | None,
+    roster: Path | None,
+    insecure: bool,
+    admin: str | None,
+    metrics: str | None,
+    log_format: str,
+    linger: float,
+    as_json: bool,
+) -> None:
+    """Run the server of a federation until its schedule is done.
+
+    Gives tasks to clients that dial in, folds what they answer, and keeps everything in --state before
+    it replies: killed at any point, it goes on where it was when it is started again. Standard error
+    tells who answered each round and who did not. At the end it leaves the posterior in the state's
+    folder `result`, prints it, and tells the clients.
+
+    \b
+      fedvi server study.toml --listen 0.0.0.0:7443 --tls tls/server
+      fedvi status .fedvi/heart-disease/server
+
+    Exit codes: 0 the schedule is done, or SIGTERM came; 2 the study or the command line is wrong;
+    3 a port cannot be bound; 4 its certificate cannot be used; 5 the budget is spent, or the state is
+    damaged or in use; 6 the run failed or was stopped.
+    """
+    if insecure and tls is not None:
+        raise errors.ConfigError("--insecure is given beside --tls", "leave out one of the two")
+    logs.set_up(log_format)
+    name = load_study(study).study.name
+    folder = state if state is not None else Path(".fedvi") / name / "server"
+    settings = Settings(
+        folder=folder,
+        study=name,
+        listen=listen,
+        tls=tls,
+        roster=roster,
+        insecure=insecure,
+        admin=admin,
+        metrics=metrics,
+        linger_seconds=linger,
+    )
+    settings.check()
+    for line in (*_expiry(tls), *_exposed(settings)):
+        logs.log("warning", line, logging.WARNING)
+    plan = server_plan.prepare(study, folder)
+    for line in (*plan.warnings, *_unprotected(plan.study)):
+        logs.log("warning", line, logging.WARNING)
+    spec = server_plan.to_spec(plan)
+    with contextlib.closing(SqliteServerStore(folder, spec)) as store:
+        server_plan.keep(plan, folder)
+        spec = store.spec
+        app = App(
+            spec,
+            store,
+            dataclasses.replace(settings, payload_limit=payload_limit(spec)),
+            journal=store,
+            on_ready=lambda addresses: _greet(plan, store.load(), settings, addresses),
+            on_end=lambda found: _results.write(plan, spec, found, folder),
+            beside=_prior(study) if plan.has_prior_worker else None,
+        )
+        outcome = serve(app)
+    _conclude(plan, spec, outcome, folder, as_json)
+
+
+def _expiry(tls: Path | None) -> list[str]:
+    """Returns a sentence if the server's certificate ends soon."""
+    if tls is None:
+        return []
+    warning = identity.expiry_warning(identity.holding(tls, "server").identity)
+    return [] if warning is None else [warning]
+
+
+def _exposed(settings: Settings) -> list[str]:
+    """Returns a sentence if the operators' port has no lock."""
+    if settings.admin is None or settings.tls is not None:
+        return []
+    return [
+        f"--admin {settings.admin} is in clear text: every user of this machine can pause and stop the "
+        "run there. Leave it out, and use the socket in the state folder; or give --tls"
+    ]
+
+
+def _unprotected(study: Study) -> list[str]:
+    """Returns a sentence if whoever has the study file can take the noise off the answers."""
+    if study.simulation.insecure_seed is None:
+        return []
+    return [
+        "NOTHING IS PROTECTED: the noise follows from `simulation.insecure_seed`, and whoever has the "
+        "study file can take it off what clients send. Stop, unless their records are made up"
+    ]
+
+
+def _greet(
+    plan: ServerPlan, found: ServerState | None, settings: Settings, addresses: Addresses
+) -> None:
+    secured = "mutual TLS" if settings.tls is not None else "CLEAR TEXT, no certificates"
+    begun = found is not None and (found.version or found.tasks)
+    logs.log(
+        "ready",
+        f"{plan.study.study.name}: "
+        + (f"taken up at version {found.version}" if found is not None and begun else "new run")
+        + f"; {len(plan.clients)} clients may dial in at {addresses.listen} ({secured})",
+        **addresses._asdict(),
+    )
+
+
+def _prior(study: Path) -> Callable[[Callable[[Request], Reply]], None]:
+    """Returns what refines the prior's factor beside the clients: the one part that needs JAX."""
+
+    def work(handle: Callable[[Request], Reply]) -> None:
+        from fedvi.experiment.site import run_prior
+
+        run_prior(load_study(study), handle)
+
+    return work
+
+
+def _conclude(
+    plan: ServerPlan, spec: ServerSpec, outcome: Outcome, folder: Path, as_json: bool
+) -> None:
+    """Prints what came of it.
+
+    Raises:
+      BudgetExceeded, RunFailed: the run ended before its schedule did.
+    """
+    state = outcome.state
+    if state.status not in protocol.OVER:
+        logs.log("stopped", "the server was stopped; start it again with the same state to go on")
+        return
+    if outcome.unheard:
+        logs.log("ended", f"not told of the end: {', '.join(outcome.unheard)}")
+    if as_json:
+        content = _results.content(plan, spec, state)
+        click.echo(json.dumps(content, indent=2, allow_nan=False))
+    else:
+        _results.show(plan, spec, state, folder)
+    _results.check_completed(state)

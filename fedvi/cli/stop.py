@@ -1,0 +1,39 @@
+"""`fedvi stop`: ends a run for good."""
+
+from pathlib import Path
+
+import click
+
+from fedvi.cli import _remote
+from fedvi.cli.status import show
+
+__all__ = ["stop"]
+
+
+@click.command()
+@_remote.addressed
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def stop(
+    state: Path | None, server: str | None, tls: Path | None, as_json: bool, yes: bool
+) -> None:
+    """End a run for good: its clients are told, and its posterior is left as it is.
+
+    What was charged stays charged. To stop only the server, send it SIGTERM: it goes on when it is
+    started again.
+
+    STATE and --server are those of `fedvi status`.
+
+    Exit codes: 0 done; 1 not confirmed; 3 no server answers; 4 not authorised; 6 the run is over.
+    """
+    from fedvi.transport._wire import admin_pb2 as pb
+
+    with _remote.admin(state, server, tls) as stub:
+        if not yes:
+            run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
+            click.confirm(
+                f"end {run.study} at round {run.rounds} of {run.rounds_planned} for good?",
+                abort=True,
+                err=True,
+            )
+        run = stub.StopRun(pb.StopRunRequest(), timeout=_remote.CALL_SECONDS)
+    show(_remote.run_as_dict(run), as_json)
