@@ -18,8 +18,8 @@ from fedvi.data.source import ArraySource
 from fedvi.experiment import build, simulate
 from fedvi.experiment.config import parse_study
 from fedvi.expfam import full_gaussian
-from fedvi.inference import glm
 from fedvi.inference.base import Shard, Task
+from fedvi.inference.solvers import glm
 from fedvi.privacy import ledger, random
 from fedvi.server.coordinator import Coordinator
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
@@ -65,9 +65,7 @@ def run_rounds(assembly: build.Assembly, shards: dict[str, Shard]) -> list[float
     link = MemoryLink(coordinator.handle)
     workers = {}
     for name, solver in assembly.solvers.items():
-        header = ledger.Header(
-            "s", assembly.study.digest, name, "record", "substitute", "message", False, ""
-        )
+        header = assembly.header(name)
         workers[name] = Worker(
             client=name,
             study_digest=assembly.study.digest,
