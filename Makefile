@@ -3,29 +3,38 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PROTOS_VENV ?= .venv-protos
 STUDY ?= examples/heart-disease/study.toml
 UV_VERSION := 0.13.8
 
 BIN := $(VENV)/bin
+PROTOS_BIN := $(PROTOS_VENV)/bin
 # Stamps: an environment is brought up to date when its lock, or pyproject.toml, is newer.
 CORE := $(VENV)/.fedvi-core
 DEV := $(VENV)/.fedvi-dev
+PROTOS := $(PROTOS_VENV)/.fedvi-protos
 
 # The environment's own pip or, where `venv` could not put one (Debian without python3-venv),
 # the machine's. The project goes in last and apart: the locks hold all that it needs, hatchling
 # included, so nothing is resolved and nothing is downloaded that has no hash.
 define install
-	@if $(BIN)/python -m pip --version >/dev/null 2>&1; \
-	then pip="$(BIN)/python -m pip"; \
-	else pip="$(PYTHON) -m pip --python $(BIN)/python"; \
+	@if $(1)/python -m pip --version >/dev/null 2>&1; \
+	then pip="$(1)/python -m pip"; \
+	else pip="$(PYTHON) -m pip --python $(1)/python"; \
 	fi; \
 	set -ex; \
-	$$pip install --quiet --disable-pip-version-check --require-hashes -r $(1); \
-	$$pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$$pip install --quiet --disable-pip-version-check --require-hashes -r $(2); \
+	$(3)
 endef
 
+define create
+$(PYTHON) -m venv $(1) || $(PYTHON) -m venv --clear --without-pip $(1)
+endef
+
+EDITABLE = $$pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lock clean
+.PHONY: help demo test lint bench lock protos clean
 .NOTPARALLEL:  # two targets would install into one environment
 
 help:  ## say what each target does
@@ -37,11 +46,12 @@ demo: $(CORE)  ## fit one private posterior over four hospitals, beside the pool
 test: lint  ## all that CI runs: lint, then every test and doctest
 	$(BIN)/pytest -n auto
 
-lint: $(DEV)  ## style, format, types, and who may import whom
+lint: $(DEV) $(PROTOS)  ## style, format, types, who may import whom, stubs up to date
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(PROTOS_BIN)/python protos/generate.py --check
 
 bench: $(DEV)  ## run every script in benchmarks/
 	@set -e; for script in benchmarks/*.py; do \
@@ -57,11 +67,15 @@ lock: $(BIN)/python  ## resolve the dependencies of pyproject.toml again, for al
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	$(COMPILE) --group build --output-file requirements.lock
 	$(COMPILE) --group dev --constraints requirements.lock --output-file requirements-dev.lock
+	$(subst pyproject.toml,protos/requirements.in,$(COMPILE)) --output-file requirements-protos.lock
+
+protos: $(PROTOS)  ## make the stubs of the wire again, after a change in protos/
+	$(PROTOS_BIN)/python protos/generate.py
 
 clean:  ## remove what was built or cached; the environment stays, and is checked at the next make
 	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	rm -f $(CORE) $(DEV)
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f $(CORE) $(DEV) $(PROTOS)
+	find . -path ./$(VENV) -prune -o -path ./$(PROTOS_VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
@@ -70,14 +84,22 @@ $(BIN)/python:
 	  echo "hint: make PYTHON=/path/to/python3.12"; \
 	  exit 1; \
 	}
-	$(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --clear --without-pip $(VENV)
+	$(call create,$(VENV))
+
+$(PROTOS_BIN)/python:
+	$(call create,$(PROTOS_VENV))
 
 # $(BIN)/python is order-only: it is a link, as old as the interpreter that it points to.
 $(CORE): requirements.lock pyproject.toml | $(BIN)/python
-	$(call install,requirements.lock)
+	$(call install,$(BIN),requirements.lock,$(EDITABLE))
 	@touch $@
 
 # requirements-dev.lock holds all of requirements.lock, at the same versions.
 $(DEV): requirements-dev.lock pyproject.toml | $(BIN)/python
-	$(call install,requirements-dev.lock)
+	$(call install,$(BIN),requirements-dev.lock,$(EDITABLE))
 	@touch $(CORE) $@
+
+# Apart, since grpcio-tools 1.75.1 asks for protobuf 6 and fedvi runs on 7 here.
+$(PROTOS): requirements-protos.lock | $(PROTOS_BIN)/python
+	$(call install,$(PROTOS_BIN),requirements-protos.lock,:)
+	@touch $@

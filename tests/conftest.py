@@ -9,7 +9,13 @@ from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX reads it when it is first imported
+# JAX reads these when it is first imported. What one process compiled the next one loads: the many
+# servers, clients and commands that tests start would otherwise compile the same functions again.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache/jax")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import jax
 import pytest

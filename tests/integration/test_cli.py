@@ -660,7 +660,7 @@ def test_check_says_that_nothing_is_protected(tmp_path: Path) -> None:
 
 
 CUSTOM = """
-from fedvi.inference import dp_optimisation
+from fedvi.inference.solvers import dp_optimisation
 
 
 def solver(family, model, sampler, mechanism, steps=1):
