@@ -46,6 +46,7 @@ from fedvi.transport.memory import Link, MemoryLink
 
 CLIENTS, KILOBYTE_ROUNDS, MEGABYTE_ROUNDS = 10, 40, 8
 SERVER = "server"
+SESSION = "5e" * 16
 _COST = events.Unprotected("q")
 # A process of its own for each side, that starts from nothing: it inherits no memory.
 _spawn = multiprocessing.get_context("spawn")
@@ -461,11 +462,11 @@ async def idle_clients(case: Case, address: str, tls: Path, folder: Path, pipe: 
             )
             stub = stubs.FederationServiceStub(await closing.enter_async_context(channel))
             anchor = ledger.anchor(ledger.open_ledger(case.header(name)))
-            await stub.Hello(wire.hello_to(Hello(name, "ab" * 32, anchor)))
+            await stub.Hello(wire.hello_to(Hello(name, "ab" * 32, anchor, session=SESSION)))
             return stub
 
         async def wait(name: str, stub: Any) -> float:
-            request = wire.next_task_to(NextTask(name), 25.0)
+            request = wire.next_task_to(NextTask(name, session=SESSION), 25.0)
             while (await stub.NextTask(request)).WhichOneof("reply") != "task":
                 pass
             return time.perf_counter()

@@ -7,6 +7,7 @@ active. So a revoked site is out at its next call, without a list of revocations
 import datetime
 import functools
 import json
+import math
 import os
 import re
 import time
@@ -29,6 +30,8 @@ _VERSION = 1
 # A file whose last change is younger than this is read again at each call: it may be changed once
 # more within one tick of the file system's clock, which its times would not show.
 _SETTLED_SECONDS = 2.0
+# How long the file is not looked at again: a round of many small calls would look hundreds of times.
+_LOOK_SECONDS = 0.02
 
 
 class Listing(NamedTuple):
@@ -68,6 +71,7 @@ class Roster:
         self._path = path
         self._stamp: tuple[int, ...] | None = None
         self._members: dict[str, Member] = {}
+        self._looked = -math.inf
         try:
             self._refresh()
         except (OSError, ValueError) as error:
@@ -156,8 +160,13 @@ class Roster:
         return dict(self._members)
 
     def _refresh_for_calls(self) -> None:
+        # The file is looked at for every call, but a burst of calls has one look between them.
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
         try:
             self._refresh()
+            self._looked = now
         except (OSError, ValueError) as error:
             raise errors.TransportError(
                 f"the server's roster cannot be read: {_why(error)}",

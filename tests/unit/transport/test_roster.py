@@ -4,6 +4,7 @@ import pytest
 
 from fedvi import errors
 from fedvi.transport import authority, enrolment
+from fedvi.transport import roster as rosters
 from fedvi.transport.roster import Roster
 from tests.pki import DAY, NOW, authority_in, party
 
@@ -17,11 +18,26 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def roster(root):
+def roster(root, monkeypatch):
+    monkeypatch.setattr(rosters, "_LOOK_SECONDS", 0.0)
     return Roster(root / "roster.json")
 
 
-def test_who_is_revoked_is_known_at_once_and_until_a_new_certificate_is_signed(root, roster):
+def test_a_burst_of_calls_looks_at_the_file_once_and_the_next_one_looks_again(
+    root, roster, monkeypatch
+):
+    clock = 100.0
+    monkeypatch.setattr(rosters.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(rosters, "_LOOK_SECONDS", 0.02)
+    assert roster.revoked() == frozenset()
+    authority.revoke(root, "south")
+    clock += 0.019
+    assert roster.revoked() == frozenset()
+    clock += 0.002
+    assert roster.revoked() == {"south"}
+
+
+def test_who_is_revoked_is_known_and_until_a_new_certificate_is_signed(root, roster):
     assert roster.revoked() == frozenset()
     authority.revoke(root, "south")
     assert roster.revoked() == {"south"}
