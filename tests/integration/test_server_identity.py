@@ -13,9 +13,16 @@ from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
 from fedvi.server import gate
 from fedvi.transport import authority, bundle, certificates, enrolment, identity, status, wire
+from fedvi.transport import roster as rosters
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2, health_pb2_grpc
 from tests import pki
 from tests.servers import answer, greeting, make_spec, running
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """The roster is looked at again at every call, however close calls follow one another."""
+    monkeypatch.setattr(rosters, "_LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture

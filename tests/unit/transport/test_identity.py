@@ -10,7 +10,14 @@ import pytest
 
 from fedvi import errors
 from fedvi.transport import authority, certificates, identity
+from fedvi.transport import roster as rosters
 from tests.pki import DAY, NOW, authority_in, party
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """The roster is looked at again at every call, however close calls follow one another."""
+    monkeypatch.setattr(rosters, "_LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture
