@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -15,6 +14,8 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 
 from fedvi import errors
+from fedvi.inference import per_record
+from fedvi.inference.clipping import Clipping, clipped
 from fedvi.models import guided as parts
 from fedvi.models import numpyro as split
 from fedvi.models.guided import Guided
@@ -22,17 +23,14 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
 from fedvi.privacy.descent import Descent
 from fedvi.privacy.metrics import Private
-from fedvi.privacy.release import Batch, Released, clipped_sum, decoded, post_process, release
+from fedvi.privacy.release import Batch, Released, decoded, post_process, release
 from fedvi.typing import Key
 
 __all__ = ["DPSVI", "DPSVIState"]
 
 Clip = Literal["likelihood", "elbo"]
-Clipping = Literal["flat", "per_site", "automatic", "normalised"]
 Gradients = Literal["full", "aligned"]
 
-# Of automatic clipping, in units of one gradient; its authors' value.
-_STABILITY = 0.01
 # As often does a progress bar move.
 _BAR_MOVES = 20
 
@@ -275,7 +273,9 @@ class DPSVI(SVI):  # type: ignore[misc]
 
     def _charged(self, params: Any, constrained: Any, key: Any) -> int:
         if self._ledger is None:
-            self._ledger = self.privacy.open_ledger(self._numbers(params, constrained, key))
+            numbers = self._numbers(params, constrained, key)
+            self.privacy = self.privacy.fitted(numbers)
+            self._ledger = self.privacy.open_ledger(numbers)
         run = ledgers.reservations(self._ledger)
         if run >= self.privacy.runs:
             raise errors.BudgetExceeded(
@@ -329,11 +329,16 @@ class DPSVI(SVI):  # type: ignore[misc]
 
     def _many_steps(self, state: Any, columns: Any, count: int, stable: bool) -> Any:
         def body(state: Any, _: None) -> tuple[Any, None]:
-            return self._one_step(state, columns, stable), None
+            return self._next(state, columns, stable), None
 
         return jax.lax.scan(body, state, None, length=count)[0]
 
     def _one_step(self, state: DPSVIState, columns: list[Any], stable: bool) -> DPSVIState:
+        new = self._next(state, columns, stable)
+        return _where(state.step < self.privacy.steps, new, state)
+
+    def _next(self, state: DPSVIState, columns: list[Any], stable: bool) -> DPSVIState:
+        """Takes one step, whether or not one is left: that is for the caller to know."""
         rng_key, step_key = jax.random.split(state.rng_key)
         next_key, sampling_key, noise_key = jax.random.split(state.noise_key, 3)
         batch = self.privacy.sampler.draw(sampling_key, jnp.ones(columns[0].shape[0], bool))
@@ -353,8 +358,7 @@ class DPSVI(SVI):  # type: ignore[misc]
 
         # What leaves is the value of a Released whose event was charged by `init`.
         optim_state = post_process(climb, released).value
-        new = DPSVIState(optim_state, None, rng_key, state.step + 1, next_key)
-        return _where(state.step < self.privacy.steps, new, state)
+        return DPSVIState(optim_state, None, rng_key, state.step + 1, next_key)
 
     def _released(
         self, params: Any, step_key: Any, noise_key: Key, rows: list[Any], batch: Batch
@@ -373,9 +377,8 @@ class DPSVI(SVI):  # type: ignore[misc]
                 loss = loss - found.public_term(constrained, step_key) / self._records
             return loss
 
-        gradients = jax.vmap(jax.grad(record_loss), in_axes=(None, 0, 0))(at, rows, places)
-        scaled = _scaled(gradients, plan.clip_norm, self._clipping)
-        bounded = clipped_sum(scaled, plan.clip_norm, batch, plan.mechanism)
+        records = per_record.gradients(record_loss, at, rows, places)
+        bounded = clipped(records, plan.clip_norm, self._clipping, batch, plan.mechanism)
         released = decoded(release(noise_key, bounded, plan.mechanism))
         if released.event != plan.step and plan.protected:
             raise errors.PrivacyError(f"a step costs {released.event}, {plan.step} was charged")
@@ -427,25 +430,6 @@ def _check_mutable(mutable: Any) -> None:
             "noise",
             "use layers without running statistics: LayerNorm or GroupNorm, no BatchNorm",
         )
-
-
-def _scaled(gradients: Any, clip_norm: float, clipping: str) -> Any:
-    """Scales each record's gradient before it is clipped; any function of one record may do so."""
-    if clipping == "flat":
-        return gradients
-    norms = jax.tree.map(
-        lambda g: jnp.sqrt((g**2).sum(axis=tuple(range(1, g.ndim)), keepdims=True)), gradients
-    )
-    if clipping == "per_site":
-        limit = clip_norm / math.sqrt(len(jax.tree.leaves(gradients)))
-        return jax.tree.map(
-            lambda g, norm: g * jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30)), gradients, norms
-        )
-    flat = [norm.reshape(norm.shape[0], -1).sum(axis=1) for norm in jax.tree.leaves(norms)]
-    total = jnp.sqrt(sum(norm**2 for norm in flat))
-    room = _STABILITY if clipping == "automatic" else 1e-30
-    factor = clip_norm / (total + room)
-    return jax.tree.map(lambda g: g * factor.reshape(-1, *[1] * (g.ndim - 1)), gradients)
 
 
 def _where(condition: Any, new: Any, old: Any) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 from fedvi import errors
 from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
 from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.mechanisms import _alias
+from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian
 from fedvi.privacy.release import Mechanism, Sampler, Shift
 
 __all__ = ["Descent", "sgd"]
@@ -15,6 +17,8 @@ __all__ = ["Descent", "sgd"]
 # The part of δ that calibration leaves to the tables that noise is drawn from; how much they need is
 # known once the model's parameters are counted.
 _TABLES_SHARE = 1e-3
+# The part of the clip norm that rounding to the grid may take, where there is a choice of grids.
+_GRID_SHARE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +69,26 @@ class Descent:
     def protected(self) -> bool:
         """Whether there is a guarantee to speak of."""
         return math.isfinite(self.epsilon)
+
+    def fitted(self, numbers: int) -> "Descent":
+        """Returns the plan with the coarsest grid that so many numbers a step can be rounded to.
+
+        Rounding d numbers to a grid of step g takes √d·g off the clip norm, and a grid finer than the
+        first doubles the draws: so it is as coarse as a hundredth of C allows. No price changes.
+        """
+        if not isinstance(self.mechanism, RoundedGaussian) or not self.protected:
+            return self
+        steps = math.sqrt(numbers) / _GRID_SHARE
+        fineness = next(
+            (
+                2**power
+                for power in range(_alias.FINEST.bit_length())
+                if math.sqrt(_alias.variance(2**power)) / self.mechanism.noise_multiplier >= steps
+            ),
+            _alias.FINEST,
+        )
+        chosen = dataclasses.replace(self.mechanism, fineness=fineness)
+        return dataclasses.replace(self, mechanism=chosen)
 
     def open_ledger(self, numbers: int) -> ledger.Ledger:
         """Returns the ledger that charges each run, for releases of so many numbers a step.

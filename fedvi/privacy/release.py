@@ -34,6 +34,7 @@ __all__ = [
     "clipped_sum",
     "decoded",
     "disclose",
+    "float_limit",
     "float_sum",
     "post_process",
     "public",
@@ -250,64 +251,94 @@ def clipped_sum(
     return Bounded(restore(total), shift, batch.sampler, grid)
 
 
+def float_limit(
+    clip_norm: float, block: int, blocks: int, rows: int, size: int, mechanism: Mechanism
+) -> float:
+    """Returns the norm to which rows are clipped so that their `float_sum` moves by C at most.
+
+    That is C less what float sums and rounding to the grid may add; C itself without a grid.
+
+    Args:
+      clip_norm: C.
+      block: b, the most terms behind one block sum.
+      blocks: how many block sums there are; blocks · block ≥ rows.
+      rows: B, those of the batch.
+      size: d, how many numbers are summed.
+      mechanism: what noises the sum.
+
+    Raises:
+      PrivacyError: if there are too few blocks, if C is not within 2⁻⁷⁰·√d ≤ C and b·C·(1 + γ_b) <
+        2¹²⁸ (so that no block sum of such rows overflows, and underflow stays within the surplus),
+        or if more than 5 % of C is lost.
+    """
+    if block < 1 or blocks * block < rows:
+        raise errors.PrivacyError(
+            f"{blocks} blocks of {block} hold fewer than the {rows} rows of the batch"
+        )
+    grid = mechanism.grid(clip_norm)
+    if grid is None:
+        return clip_norm
+    _check_float_range(clip_norm, block, size)
+    surplus = _float_surplus(block, blocks, size) * rows
+    rounding = math.sqrt(size) * grid.step / clip_norm
+    limit = (1.0 - rounding) / (1.0 + surplus)
+    if limit < 1.0 - _LARGEST_SURPLUS:
+        raise errors.PrivacyError(
+            f"the float sum of {rows} rows in blocks of {block}, {size} numbers each, takes "
+            f"{1.0 - limit:.1%} of the clip norm, expected at most {_LARGEST_SURPLUS:.0%}: "
+            f"{surplus:.1%} for the sum and {rounding:.1%} for the grid",
+            "use shorter blocks, smaller batches, or a finer grid (`fineness` of the mechanism)",
+        )
+    return clip_norm * limit
+
+
 def float_sum(
     partial_sums: Any, block: int, clip_norm: float, batch: Batch, mechanism: Mechanism
 ) -> Bounded:
     """Adds float32 sums of blocks of clipped contributions and rounds once: where only norms exist.
 
     Guarantee: if every block sum is a float32 sum, or inner product, of at most ``block`` terms
-    c·g with ‖c·g‖₂ ≤ C in exact arithmetic, added in any order in float32 without TF32, and every
-    block without records is zero, then ‖total − total′‖₂ is at most the declared shift: C or 2C,
-    plus 2·γ_b·B·C for the blocks, plus 2·γ of the float64 sum, plus √d·g for the rounding. Proof:
-    docs/proofs/float_sum.md. All B rows of the batch count, since a record that is removed may move
-    the others to other blocks.
+    c·g with ‖c·g‖₂ ≤ `float_limit` in exact arithmetic, added in any order in float32 without TF32,
+    and every block without records is zero, then ‖total − total′‖₂ ≤ C when a record is added or
+    removed, and ≤ 2C when it is substituted. Proof: docs/proofs/float_sum.md. All B rows of the
+    batch count, since a record that is removed may move the others to other blocks. Without a grid
+    the sum is of floats, and its rounding is not covered, as in `clipped_sum`.
 
     Args:
       partial_sums: a tree of float32 arrays [blocks, …]; blocks · block ≥ B.
       block: b, the most terms behind one block sum.
-      clip_norm: C, finite.
+      clip_norm: C.
       batch: the rows that were summed.
-      mechanism: one with a grid.
+      mechanism: what noises the sum.
 
     Raises:
-      PrivacyError: if the mechanism has no grid, if there are too few blocks, if C is not within
-        2⁻⁷⁰·√d ≤ C and b·C·(1 + γ_b) < 2¹²⁸ (so that no block sum of such rows overflows, and
-        underflow stays within the surplus), or if the surplus is more than 5 % of C.
+      PrivacyError: what `float_limit` refuses; block sums that are not float32.
     """
+    leaves, tree = jax.tree.flatten(partial_sums)
+    for leaf in leaves:
+        if leaf.dtype != jnp.float32:
+            raise errors.PrivacyError(f"block sums have dtype {leaf.dtype}, expected float32")
+    blocks, rows = leaves[0].shape[0], batch.mask.shape[0]
+    size = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
+    float_limit(clip_norm, block, blocks, rows, size, mechanism)
+    shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
     grid = mechanism.grid(clip_norm)
     if grid is None:
-        raise errors.PrivacyError(
-            f"{type(mechanism).__name__} has no grid, expected one to round the float sum to",
-            "use `rounded_gaussian`; without noise, pass contributions to `clipped_sum`",
-        )
-    flat, restore = _flatten(partial_sums)
-    if flat.dtype != jnp.float32:
-        raise errors.PrivacyError(f"block sums have dtype {flat.dtype}, expected float32")
-    blocks, size = flat.shape
-    rows = batch.mask.shape[0]
-    if block < 1 or blocks * block < rows:
-        raise errors.PrivacyError(
-            f"{blocks} blocks of {block} hold fewer than the {rows} rows of the batch"
-        )
-    _check_float_range(clip_norm, block, size)
-    surplus = _float_surplus(block, blocks, size) * clip_norm * rows + math.sqrt(size) * grid.step
-    if surplus > _LARGEST_SURPLUS * clip_norm:
-        raise errors.PrivacyError(
-            f"the float sum of {rows} rows in blocks of {block}, {size} numbers each, is bounded to "
-            f"{surplus / clip_norm:.1%} of the clip norm only, expected at most "
-            f"{_LARGEST_SURPLUS:.0%}",
-            "use shorter blocks, smaller batches, or a finer grid (`fineness` of the mechanism)",
-        )
+        total = [leaf.sum(axis=0) for leaf in leaves]
+        return Bounded(jax.tree.unflatten(tree, total), shift, batch.sampler, None)
+    # No sum may wrap. Clipping to a box brings no two totals further apart.
+    farthest = _farthest(rows, grid) + math.isqrt(grid.bound) + 1
+    wide = _is_wide(farthest, grid)
+
+    def whole(leaf: Any) -> Any:
+        exact = jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)).astype(jnp.float64)
+        steps = jnp.round(exact.sum(axis=0) / jnp.float64(grid.step))
+        boxed = jnp.clip(steps, -float(farthest), float(farthest))
+        return boxed.astype(jnp.int64 if wide else jnp.int32)
+
     with jax.enable_x64(True):
-        exact = jnp.where(jnp.isfinite(flat), flat, jnp.zeros_like(flat)).astype(jnp.float64)
-        summed = jnp.round(exact.sum(axis=0) / jnp.float64(grid.step))
-        # No sum may wrap. Clipping to a box brings no two totals further apart.
-        farthest = _farthest(rows, grid) + math.isqrt(grid.bound) + 1
-        wide = _is_wide(farthest, grid)
-        summed = jnp.clip(summed, -float(farthest), float(farthest))
-        total = summed.astype(jnp.int64 if wide else jnp.int32)
-    shift = Shift(clip_norm, clip_norm + surplus, 2.0 * clip_norm + surplus)
-    return Bounded(restore(total), shift, batch.sampler, grid)
+        total = [whole(leaf) for leaf in leaves]
+    return Bounded(jax.tree.unflatten(tree, total), shift, batch.sampler, grid)
 
 
 def release(key: Key, bounded: Bounded, mechanism: Mechanism) -> Released:

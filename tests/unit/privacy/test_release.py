@@ -357,7 +357,8 @@ def test_a_float_sum_moves_by_at_most_its_declared_shift(seed, block, spread):
     mechanism = mechanisms.rounded_gaussian(1.0)
     generator = np.random.default_rng(seed)
     terms = generator.normal(size=(rows, size)) * np.exp2(-spread * generator.random((rows, 1)))
-    terms /= np.maximum(1.0, np.linalg.norm(terms, axis=1, keepdims=True) * (1 + 1e-6))
+    limit = release.float_limit(clip_norm, block, rows // block, rows, size, mechanism)
+    terms *= limit / np.maximum(limit, np.linalg.norm(terms, axis=1, keepdims=True) * (1 + 1e-6))
     terms = terms.astype(np.float32)
     compacted = np.concatenate([np.delete(terms, seed % rows, axis=0), np.zeros((1, size))])
 
@@ -368,31 +369,39 @@ def test_a_float_sum_moves_by_at_most_its_declared_shift(seed, block, spread):
         return release.float_sum(jnp.asarray(blocks), block, clip_norm, batch(rows), mechanism)
 
     one, two = total(terms), total(compacted)
-    allowed = one.shift.add_remove / one.grid.step
     move = squared_move(np.asarray(one.total).tolist(), np.asarray(two.total).tolist())
-    assert move <= allowed**2
-    assert clip_norm < one.shift.add_remove < 1.05 * clip_norm
-    assert one.shift.substitute == pytest.approx(one.shift.add_remove + clip_norm)
+    assert move <= (clip_norm / one.grid.step) ** 2
+    assert 0.95 * clip_norm < limit < clip_norm
+    assert one.shift == release.Shift(clip_norm, clip_norm, 2.0 * clip_norm)
 
 
-def test_a_float_sum_costs_its_rounding():
+def test_rows_of_a_float_sum_are_clipped_to_less_by_what_rounding_adds():
     mechanism = mechanisms.rounded_gaussian(1.0)
-    bounded = release.float_sum(jnp.zeros((128, 4)), 32, 1.0, batch(4096), mechanism)
+    limit = release.float_limit(1.0, 32, 128, 4096, 4, mechanism)
     # 2 γ_b B C = 1.6 % of C at b = 32 and B = 4,096, and √d g.
-    assert bounded.shift.add_remove == pytest.approx(1.0 + 2 * 32 * 2**-24 * 4096 + 2 / 4096, 1e-4)
+    assert limit == pytest.approx((1.0 - 2 / 4096) / (1.0 + 2 * 32 * 2**-24 * 4096), 1e-4)
+    bounded = release.float_sum(jnp.zeros((128, 4)), 32, 1.0, batch(4096), mechanism)
     event = release.release(jax.random.key(0), bounded, mechanism).event
-    assert event.add_remove == bounded.shift.add_remove
+    assert event == events.Gaussian(1.0, 1.0, 2.0)
+
+
+def test_without_a_grid_a_float_sum_is_one_of_floats():
+    blocks = jnp.arange(8.0).reshape(2, 4)
+    bounded = release.float_sum(blocks, 2, 1.0, batch(4), FLOAT)
+    assert bounded.grid is None
+    np.testing.assert_array_equal(bounded.total, blocks.sum(axis=0))
+    assert release.float_limit(1.0, 2, 2, 4, 4, FLOAT) == 1.0
 
 
 def test_a_float_sum_that_says_too_little_is_refused():
     mechanism = mechanisms.rounded_gaussian(1.0)
-    with pytest.raises(errors.PrivacyError, match="of the clip norm only") as caught:
+    with pytest.raises(errors.PrivacyError, match=r"takes 5\.9% of the clip norm") as caught:
         release.float_sum(jnp.zeros((32, 4)), 128, 1.0, batch(4096), mechanism)
     assert "shorter blocks" in caught.value.hint
     with pytest.raises(errors.PrivacyError, match="fewer than"):
         release.float_sum(jnp.zeros((3, 4)), 4, 1.0, batch(13), mechanism)
-    with pytest.raises(errors.PrivacyError, match="no grid"):
-        release.float_sum(jnp.zeros((4, 4)), 4, 1.0, batch(13), FLOAT)
+    with pytest.raises(errors.PrivacyError, match="dtype int32"):
+        release.float_sum(jnp.zeros((4, 4), jnp.int32), 4, 1.0, batch(13), mechanism)
 
 
 def test_a_float_sum_whose_blocks_may_overflow_or_underflow_is_refused():

@@ -1,0 +1,361 @@
+"""The gradient of every record, of dense layers without forming it: as an input and a signal.
+
+A dense layer's output is x·W. What one record's loss says of W is the outer product of x and of the
+gradient at the output, so its norm is ‖x‖·‖signal‖, and a weighted sum over a batch is one product
+of two matrices. Where a parameter is used in any other way its gradients are formed, by ``vmap``.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
+
+__all__ = ["Records", "gradients", "total"]
+
+_CALLS = ("jit", "pjit")
+# Up to so many squares are added in float32.
+_SHORT = 2048
+
+# Where an equation stands: its number in the program, then in what that one calls, and so on.
+_Place = tuple[int, ...]
+
+
+class _Layer(NamedTuple):
+    """A product x·W whose W is a parameter, and in which each record has one x.
+
+    Attributes:
+      side: the place of W among the operands, 0 or 1.
+      inner, ours: the axes that are summed over, of x and of W, in the same order.
+      shape: of W.
+      out: shape and dtype of the product.
+    """
+
+    side: int
+    inner: tuple[int, ...]
+    ours: tuple[int, ...]
+    shape: tuple[int, ...]
+    out: Any
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of W as the outer product has them: those summed over, then the others."""
+        return (*self.ours, *(axis for axis in range(len(self.shape)) if axis not in self.ours))
+
+
+class _Formed(NamedTuple):
+    """Gradients as they are: values [B, …]."""
+
+    values: Any
+
+
+class _Outer(NamedTuple):
+    """Gradients as outer products: inputs [B, K], signals [B, M], laid out as ``layer`` says."""
+
+    inputs: Any
+    signals: Any
+    layer: _Layer
+
+
+class Records(NamedTuple):
+    """One gradient a record, some of them never formed; made by ``gradients``.
+
+    Attributes:
+      parts: of each leaf of the parameters.
+      tree: the structure of the parameters.
+    """
+
+    parts: tuple[Any, ...]
+    tree: Any
+
+    @property
+    def size(self) -> int:
+        """How many numbers one record's gradient has."""
+        return sum(_size(part) for part in self.parts)
+
+    @property
+    def spared(self) -> int:
+        """How many of them are not formed."""
+        return sum(_size(part) for part in self.parts if isinstance(part, _Outer))
+
+    @property
+    def error(self) -> float:
+        """The relative error of ``norms`` and of ``total``, at most, where neither over- nor underflows.
+
+        Proof: an entry is divided by the largest, squared, and added up, in whatever order: n terms
+        in float32 up to ``_SHORT``, else in float64, which adds less than 2⁻²⁴ for n < 2²⁸. Then follow
+        a root, one product of two norms, and the same once more over the leaves. Each operation adds
+        at most 2⁻²⁴, and the roots halve what was before them, so the sum of all counts, with 32 for
+        single operations, is more than enough. Squares that underflow are below 2⁻¹²⁶ beside a sum of
+        at least 1.
+        """
+        longest = max(
+            max(part.inputs.shape[1], part.signals.shape[1])
+            if isinstance(part, _Outer)
+            else math.prod(part.values.shape[1:])
+            for part in self.parts
+        )
+        return (min(longest, _SHORT) + len(self.parts) + 32.0) * 2.0**-24
+
+    def norms(self) -> list[jax.Array]:
+        """Returns the L2 norm of each record's gradient for each leaf, float32 [B] a leaf.
+
+        Where an entry is NaN or infinite, or the norm overflows, it is not finite.
+        """
+        return [
+            _norm(part.inputs) * _norm(part.signals)
+            if isinstance(part, _Outer)
+            else _norm(part.values.reshape(part.values.shape[0], -1))
+            for part in self.parts
+        ]
+
+    def sums(self, weights: Sequence[jax.Array], block: int) -> Any:
+        """Returns float32 sums over blocks of ``block`` records, a tree of arrays [blocks, …].
+
+        Each is one inner product of at most ``block`` terms w·g a number. What is not finite counts
+        as zero where its weight is zero.
+
+        Args:
+          weights: of each leaf's gradients, float32 [B].
+          block: how many records a block has; the last may have fewer.
+        """
+        leaves = [
+            _outer_sums(part, weight, block)
+            if isinstance(part, _Outer)
+            else _formed_sums(part.values, weight, block)
+            for part, weight in zip(self.parts, weights, strict=True)
+        ]
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def formed(self) -> Any:
+        """Returns all gradients, formed after all: a tree of arrays [B, …]."""
+        return jax.tree.unflatten(
+            self.tree,
+            [
+                _laid_out(part.inputs[:, :, None] * part.signals[:, None, :], part.layer)
+                if isinstance(part, _Outer)
+                else part.values
+                for part in self.parts
+            ],
+        )
+
+
+def total(norms: Sequence[jax.Array]) -> jax.Array:
+    """Returns the norm over all leaves together, float32 [B]."""
+    return _norm(jnp.stack(list(norms), axis=1))
+
+
+def gradients(loss: Callable[..., Any], params: Any, *records: Any) -> Records:
+    """Returns the gradient of ``loss(params, *record)`` with respect to ``params`` for every record.
+
+    Args:
+      loss: of one record, a scalar; differentiable, of JAX.
+      params: a tree of float arrays.
+      records: trees of arrays with the records along the first axis.
+    """
+    leaves, tree = jax.tree.flatten(params)
+
+    def of_leaves(leaves: list[Any], *record: Any) -> Any:
+        return loss(jax.tree.unflatten(tree, leaves), *record)
+
+    one = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[1:], column.dtype), records)
+    program = jax.make_jaxpr(of_leaves)(leaves, *one)
+    layers = _layers(program.jaxpr, len(leaves))
+    formed = [None if index in layers else leaf for index, leaf in enumerate(leaves)]
+    taps = {
+        index: jnp.zeros(layer.out.shape, layer.out.dtype) for index, (_, layer) in layers.items()
+    }
+    at = {place: index for index, (place, _) in layers.items()}
+
+    def tapped(taps: Any, formed: Any, *record: Any) -> Any:
+        held: dict[int, Any] = {}
+
+        def product(place: _Place, operands: list[Any], out: Any) -> Any:
+            index = at[place]
+            held[index] = operands[1 - layers[index][1].side]
+            return out + taps[index]
+
+        given = [leaf if own is None else own for own, leaf in zip(formed, leaves, strict=True)]
+        (value,) = _evaluated(
+            program.jaxpr, program.consts, [*given, *jax.tree.leaves(record)], (), at, product
+        )
+        return value, held
+
+    over = (None, None, *[0] * len(records))
+    (signals, grown), inputs = jax.vmap(
+        jax.grad(tapped, argnums=(0, 1), has_aux=True), in_axes=over
+    )(taps, formed, *records)
+    parts = [
+        _outer(inputs[index], signals[index], layers[index][1])
+        if index in layers
+        else _Formed(grown[index])
+        for index in range(len(leaves))
+    ]
+    return Records(tuple(parts), tree)
+
+
+def _layers(program: Jaxpr, count: int) -> dict[int, tuple[_Place, _Layer]]:
+    """Finds the parameters, the first ``count`` inputs, that are used once, in a dense layer."""
+    uses: list[list[Any]] = [[] for _ in range(count)]
+
+    def look(jaxpr: Jaxpr, leaf_of: dict[Var, int], at: _Place) -> None:
+        for number, equation in enumerate(jaxpr.eqns):
+            held = [
+                (side, leaf_of[operand])
+                for side, operand in enumerate(equation.invars)
+                if not isinstance(operand, Literal) and operand in leaf_of
+            ]
+            if not held:
+                continue
+            place = (*at, number)
+            if equation.primitive.name in _CALLS:
+                inside = equation.params["jaxpr"].jaxpr
+                look(inside, {inside.invars[side]: leaf for side, leaf in held}, place)
+                continue
+            for side, leaf in held:
+                layer = _layer(equation, side) if len(held) == 1 else None
+                uses[leaf].append(None if layer is None else (place, layer))
+        for result in jaxpr.outvars:
+            # Handed out as it is: who knows what becomes of it.
+            if not isinstance(result, Literal) and result in leaf_of:
+                uses[leaf_of[result]].append(None)
+
+    look(program, dict(zip(program.invars[:count], range(count), strict=True)), ())
+    return {
+        leaf: found[0]
+        for leaf, found in enumerate(uses)
+        if len(found) == 1 and found[0] is not None
+    }
+
+
+def _layer(equation: Any, side: int) -> _Layer | None:
+    """Returns the dense layer that an equation is, with its weights at ``side``; None if it is none."""
+    if equation.primitive.name != "dot_general" or len(equation.invars) != 2:
+        return None
+    axes, batch = equation.params["dimension_numbers"]
+    other = equation.invars[1 - side].aval
+    free = [size for axis, size in enumerate(other.shape) if axis not in axes[1 - side]]
+    if any(batch) or math.prod(free) != 1:
+        return None
+    return _Layer(
+        side,
+        tuple(axes[1 - side]),
+        tuple(axes[side]),
+        tuple(equation.invars[side].aval.shape),
+        equation.outvars[0].aval,
+    )
+
+
+def _evaluated(
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    values: Sequence[Any],
+    at: _Place,
+    layers: dict[_Place, int],
+    product: Callable[[_Place, list[Any], Any], Any],
+) -> list[Any]:
+    """Evaluates a program; ``product`` has the last word on the outputs of the layers."""
+    known: dict[Var, Any] = dict(
+        zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values), strict=True)
+    )
+    through = {place[: len(at) + 1] for place in layers if place[: len(at)] == at}
+
+    def read(operand: Any) -> Any:
+        return operand.val if isinstance(operand, Literal) else known[operand]
+
+    for number, equation in enumerate(jaxpr.eqns):
+        place = (*at, number)
+        operands = [read(operand) for operand in equation.invars]
+        if place in through and place not in layers:
+            inside = equation.params["jaxpr"]
+            results = _evaluated(inside.jaxpr, inside.consts, operands, place, layers, product)
+        else:
+            results = _bound(jaxpr, equation, operands)
+            if place in layers:
+                results = [product(place, operands, results[0])]
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(result) for result in jaxpr.outvars]
+
+
+def _bound(jaxpr: Jaxpr, equation: Any, operands: list[Any]) -> list[Any]:
+    """Evaluates one equation, as a program of its own."""
+    taken = {
+        operand: value
+        for operand, value in zip(equation.invars, operands, strict=True)
+        if not isinstance(operand, Literal)
+    }
+    alone = jaxpr.replace(
+        constvars=[], invars=list(taken), outvars=equation.outvars, eqns=[equation]
+    )
+    return jaxpr_as_fun(ClosedJaxpr(alone, []))(*taken.values())
+
+
+def _size(part: Any) -> int:
+    shape = part.layer.shape if isinstance(part, _Outer) else part.values.shape[1:]
+    return math.prod(shape)
+
+
+def _outer(inputs: Any, signals: Any, layer: _Layer) -> _Outer:
+    rows = signals.shape[0]
+    shared = tuple(axis + 1 for axis in layer.inner)
+    alone = tuple(axis for axis in range(1, inputs.ndim) if axis not in shared)
+    ordered = inputs.transpose(0, *shared, *alone)
+    return _Outer(ordered.reshape(rows, -1), signals.reshape(rows, -1), layer)
+
+
+def _laid_out(products: Any, layer: _Layer) -> Any:
+    """Brings outer products [n, K, M] into the shape of the weights: [n, …]."""
+    axes = layer.axes
+    shape = [layer.shape[axis] for axis in axes]
+    back = [1 + int(axis) for axis in np.argsort(axes)]
+    return products.reshape(products.shape[0], *shape).transpose(0, *back)
+
+
+def _norm(vectors: Any) -> jax.Array:
+    """Returns L2 norms [B] of vectors [B, n], without overflow of the squares."""
+    largest = jnp.abs(vectors).max(axis=1, initial=0.0)
+    unit = vectors / jnp.where(largest > 0.0, largest, jnp.ones_like(largest))[:, None]
+    if vectors.shape[1] <= _SHORT:
+        return largest * jnp.sqrt((unit * unit).sum(axis=1))
+    with jax.enable_x64(True):
+        wide = unit.astype(jnp.float64)
+        return largest * jnp.sqrt((wide * wide).sum(axis=1)).astype(jnp.float32)
+
+
+def _blocks(values: Any, block: int) -> Any:
+    """Splits [B, …] into [blocks, block, …], filled up with zeros."""
+    rows = values.shape[0]
+    count = -(-rows // block)
+    filled = jnp.pad(values, [(0, count * block - rows)] + [(0, 0)] * (values.ndim - 1))
+    return filled.reshape(count, block, *values.shape[1:])
+
+
+def _weighted(values: Any, weight: Any) -> Any:
+    """Returns values [B, …] where the weight is not zero, else zeros: 0 · NaN is NaN."""
+    counts = (weight != 0.0).reshape(-1, *[1] * (values.ndim - 1))
+    return jnp.where(counts, values, jnp.zeros_like(values))
+
+
+def _formed_sums(values: Any, weight: Any, block: int) -> Any:
+    flat = _weighted(values, weight).reshape(values.shape[0], -1)
+    summed = jnp.einsum(
+        "nb,nbk->nk",
+        _blocks(weight, block),
+        _blocks(flat, block),
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    return summed.reshape(-1, *values.shape[1:])
+
+
+def _outer_sums(part: _Outer, weight: Any, block: int) -> Any:
+    signals = _weighted(part.signals, weight) * weight[:, None]
+    summed = jnp.einsum(
+        "nbk,nbm->nkm",
+        _blocks(_weighted(part.inputs, weight), block),
+        _blocks(signals, block),
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    return _laid_out(summed, part.layer)

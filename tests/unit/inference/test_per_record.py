@@ -1,0 +1,203 @@
+"""Gradients that are never formed are those that ``vmap`` forms: norms, sums, and what is not finite."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+from fedvi.inference import clipping, per_record
+from fedvi.privacy import mechanisms, sampling
+from fedvi.privacy.release import Batch
+
+B = 6
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def batch(rows, mask=None):
+    kept = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask)
+    return Batch(jnp.arange(rows), kept, sampling.full(rows))
+
+
+@jax.jit
+def dense(x, weights, bias):
+    return jnp.tanh(x @ weights + bias[None])
+
+
+def net(params, x, y):
+    hidden = dense(x[None], params["first"], params["bias"])
+    return jnp.sum((hidden @ params["second"] - y[None]) ** 2)
+
+
+def nested(params, x, y):
+    return jax.jit(lambda p: jax.jit(net)(p, x, y) + 1.0)(params)
+
+
+def weights_on_the_left(params, x, y):
+    hidden = params["first"].T @ x
+    return (
+        jnp.sum((jnp.einsum("hk,h->k", params["second"], hidden) - y) ** 2) + params["bias"].sum()
+    )
+
+
+def twice(params, x, y):
+    again = dense(jnp.ones_like(x)[None], params["first"], params["bias"])
+    return net(params, x, y) + again.sum()
+
+
+def drawn_thrice(params, x, y):
+    return jax.vmap(lambda scale: net(params, scale * x, y))(jnp.arange(3.0)).mean()
+
+
+def scanned(params, x, y):
+    def body(total, row):
+        return total + jnp.tanh(x @ params["first"])[row], None
+
+    return lax.scan(body, 0.0, jnp.arange(2))[0] + (params["second"] @ y).sum() * params["bias"][0]
+
+
+def gathered(params, x, y):
+    return (params["first"][jnp.argmax(x)] * params["bias"]).sum() * (params["second"] @ y).sum()
+
+
+def handed_on(params, x, y):
+    same, other = jax.jit(lambda w: (w, w + 1.0))(params["first"])
+    return net({**params, "first": same}, x, y) + 0.0 * other.sum()
+
+
+def sorted_(params, x, y):
+    best, _ = lax.top_k(x @ params["first"], 2)
+    return best.sum() + (params["second"] @ y + params["bias"]).sum()
+
+
+def parameters():
+    return {"first": normal(3, 4), "bias": normal(4, seed=1), "second": normal(4, 2, seed=2)}
+
+
+# Each loss, and which of bias, first and second are not formed.
+LOSSES = {
+    net: {"first", "second"},
+    nested: {"first", "second"},
+    weights_on_the_left: {"second"},
+    twice: {"second"},
+    drawn_thrice: set(),
+    scanned: {"second"},
+    gathered: {"second"},
+    handed_on: {"second"},
+    sorted_: {"first", "second"},
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_they_are_those_that_vmap_forms(loss):
+    params, x, y = parameters(), normal(B, 3, seed=3), normal(B, 2, seed=4)
+    expected = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, x, y)
+    found = per_record.gradients(loss, params, x, y)
+    sizes = {"bias": 4, "first": 12, "second": 8}
+    assert found.size == 24
+    assert found.spared == sum(sizes[name] for name in LOSSES[loss])
+    weights = [normal(B, seed=seed) for seed in range(3)]
+    sums = found.sums(weights, 4)
+    for index, name in enumerate(sizes):
+        formed, exact = found.formed()[name], np.asarray(expected[name], np.float64)
+        np.testing.assert_allclose(formed, exact, rtol=1e-5, atol=1e-6)
+        norm = np.sqrt((exact.reshape(B, -1) ** 2).sum(axis=1))
+        np.testing.assert_allclose(found.norms()[index], norm, rtol=1e-5)
+        for block, rows in enumerate((slice(0, 4), slice(4, 6))):
+            total = np.tensordot(np.asarray(weights[index])[rows], exact[rows], 1)
+            np.testing.assert_allclose(sums[name][block], total, rtol=1e-5, atol=1e-5)
+    norms = [np.sqrt((np.asarray(expected[n]).reshape(B, -1) ** 2).sum(axis=1)) for n in sizes]
+    together = np.sqrt(np.square(norms).sum(axis=0))
+    np.testing.assert_allclose(per_record.total(found.norms()), together, rtol=1e-5)
+
+
+def test_a_product_along_several_axes_is_laid_out_as_its_weights():
+    params = {"w": normal(4, 2, 3, 5)}
+
+    def loss(params, x):
+        return jnp.sum(jnp.tensordot(params["w"], x, axes=((3, 1), (1, 0))) ** 2)
+
+    x = normal(B, 2, 5, seed=1)
+    found = per_record.gradients(loss, params, x)
+    assert found.spared == found.size == 120
+    expected = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, x)["w"]
+    np.testing.assert_allclose(found.formed()["w"], expected, rtol=1e-5, atol=1e-5)
+    (total,) = jax.tree.leaves(found.sums([jnp.ones(B)], B))
+    np.testing.assert_allclose(total[0], expected.sum(axis=0), rtol=1e-5, atol=1e-4)
+
+
+def test_nothing_as_large_as_all_gradients_is_formed():
+    rows, width = 16, 64
+    params = {"first": normal(width, width), "bias": normal(width), "second": normal(width, 2)}
+
+    def total(params, x, y):
+        records = per_record.gradients(net, params, x, y)
+        assert records.spared > clipping._WORTH_SPARING
+        bounded = clipping.clipped(
+            records, 1.0, "flat", batch(rows), mechanisms.rounded_gaussian(1.0)
+        )
+        return bounded.total
+
+    args = params, normal(rows, width), normal(rows, 2)
+    text = jax.jit(total).lower(*args).as_text()
+    assert f"{rows}x{width}x{width}" not in text
+    formed = jax.jit(lambda *a: jax.vmap(jax.grad(net), in_axes=(None, 0, 0))(*a)).lower(*args)
+    assert f"{rows}x{width}x{width}" in formed.as_text()
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    kind=st.sampled_from(["flat", "per_site", "automatic", "normalised"]),
+    clip_norm=st.sampled_from([1e-3, 1.0, 30.0]),
+    bad=st.sampled_from([None, np.nan, np.inf, -np.inf, 1e30]),
+    spread=st.sampled_from([0.0, 8.0]),
+)
+def test_no_record_counts_for_more_than_the_clip_norm(seed, kind, clip_norm, bad, spread):
+    """Each record's own part of the sum, in float64, with the worst of records beside it."""
+    random = np.random.default_rng(seed)
+    scale = np.exp2(spread * random.normal(size=(B, 1))).astype(np.float32)
+    x, y = normal(B, 3, seed=seed) * scale, normal(B, 2, seed=seed + 1)
+    if bad is not None:
+        x = x.at[0, 1].set(bad)
+    mask = random.random(B) < 0.8
+    mechanism = mechanisms.rounded_gaussian(1.0)
+
+    def total(kept):
+        records = per_record.gradients(net, parameters(), x, y)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(clipping, "_WORTH_SPARING", 0)
+            return clipping.clipped(records, clip_norm, kind, batch(B, kept), mechanism)
+
+    whole = total(mask)
+    for record in range(B):
+        others = mask & (np.arange(B) != record)
+        pairs = zip(jax.tree.leaves(whole.total), jax.tree.leaves(total(others).total), strict=True)
+        moved = sum(
+            int(((np.asarray(a) - np.asarray(b)).astype(object) ** 2).sum()) for a, b in pairs
+        )
+        assert moved <= whole.grid.bound
+        if not mask[record] or (record == 0 and bad is not None and not np.isfinite(bad)):
+            assert moved == 0
+
+
+@pytest.mark.parametrize("kind", ["flat", "per_site", "automatic", "normalised"])
+def test_both_ways_to_a_clipped_sum_agree(kind, monkeypatch):
+    params, x, y = parameters(), 3.0 * normal(B, 3, seed=3), normal(B, 2, seed=4)
+    records = per_record.gradients(net, params, x.at[2].set(jnp.nan), y)
+    mechanism = mechanisms.rounded_gaussian(1.0)
+
+    def total():
+        bounded = clipping.clipped(records, 1.0, kind, batch(B), mechanism)
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(bounded.total)])
+
+    formed = total()
+    monkeypatch.setattr(clipping, "_WORTH_SPARING", 0)
+    spared = total()
+    assert np.abs(formed).max() > 1000
+    # What rounding to the grid takes off the clip is not the same.
+    np.testing.assert_allclose(spared, formed, rtol=5e-3, atol=3)
