@@ -36,7 +36,7 @@ ROUNDS = 7
 class Case(NamedTuple):
     """A model, a guide, the table, how many records a batch has, and how many steps are timed.
 
-    ``options`` are those of DPSVI, ``noise`` the noise multiplier.
+    ``gradients`` is an option of DPSVI, ``noise`` the noise multiplier.
     """
 
     model: Callable[..., Any]
@@ -44,7 +44,7 @@ class Case(NamedTuple):
     data: tuple[Any, ...]
     batch: int
     steps: int
-    options: dict[str, Any] = {}
+    gradients: str = "full"
     noise: float = 2.0
     optim: Any = numpyro.optim.Adam(1e-3)
 
@@ -100,7 +100,7 @@ def logistic() -> Case:
 
     data = jnp.asarray(x), jnp.asarray(y)
     guide = autoguide.AutoDiagonalNormal(model)
-    return Case(model, guide, data, 256, 5_000, {"gradients": "aligned"})
+    return Case(model, guide, data, 256, 5_000, "aligned")
 
 
 def hierarchical() -> Case:
@@ -144,7 +144,9 @@ def plan(case: Case, **settings: Any) -> Any:
 
 def scans(case: Case, privacy: Any) -> Callable[[], None]:
     """Returns what takes the next steps of a private descent."""
-    svi = fedvi.DPSVI(case.model, case.guide, case.optim, Trace_ELBO(), privacy, **case.options)
+    svi = fedvi.DPSVI(
+        case.model, case.guide, case.optim, Trace_ELBO(), privacy, gradients=case.gradients
+    )
     held = [svi.init(jax.random.key(0), *case.data)]
 
     def take() -> None:

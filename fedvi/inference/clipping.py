@@ -18,8 +18,9 @@ Clipping = Literal["flat", "per_site", "automatic", "normalised"]
 _STABILITY = 0.01
 # Smaller norms count as this.
 _LEAST = 1e-30
-# From so many numbers a record on, gradients of dense layers are not formed.
-_WORTH_SPARING = 4096
+# From so many numbers a record on, gradients of dense layers are not formed. Below, rounding each
+# record's to the grid and checking it costs about the same.
+_WORTH_SPARING = 64
 # The part of the clip norm that sums in float32 may take; blocks are as long as it allows.
 _SUM_SHARE = 0.02
 
@@ -44,7 +45,7 @@ def clipped(
       PrivacyError: if C, the batch and the number of parameters do not go together.
     """
     norms = records.norms()
-    if records.spared <= _WORTH_SPARING:
+    if records.spared < _WORTH_SPARING:
         gradients = records.formed()
         if clipping != "flat":
             leaves, tree = jax.tree.flatten(gradients)
@@ -57,7 +58,8 @@ def clipped(
         return clipped_sum(gradients, clip_norm, batch, mechanism)
     rows = batch.mask.shape[0]
     block = min(rows, max(int(_SUM_SHARE * 2.0**23 / rows), 1))
-    limit = float_limit(clip_norm, block, -(-rows // block), rows, records.size, mechanism)
+    blocks = -(-rows // block)
+    limit = float_limit(clip_norm, block, blocks, rows, records.size, mechanism)
     # Norms and weights are rounded, a few times each.
     limit *= 1.0 - records.error
     usable = batch.mask & jnp.isfinite(per_record.total(norms))
@@ -65,7 +67,8 @@ def clipped(
         jnp.where(usable, weight, jnp.zeros_like(weight))
         for weight in _weights(norms, limit, clipping)
     ]
-    return float_sum(records.sums(weights, block), block, clip_norm, batch, mechanism)
+    sums = records.block_sums(weights, block)
+    return float_sum(sums, blocks, block, clip_norm, batch, mechanism)
 
 
 def _weights(norms: list[jax.Array], limit: float, clipping: str) -> list[jax.Array]:

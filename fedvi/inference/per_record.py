@@ -112,8 +112,8 @@ class Records(NamedTuple):
             for part in self.parts
         ]
 
-    def sums(self, weights: Sequence[jax.Array], block: int) -> Any:
-        """Returns float32 sums over blocks of ``block`` records, a tree of arrays [blocks, …].
+    def block_sums(self, weights: Sequence[jax.Array], block: int) -> Callable[[Any], Any]:
+        """Returns what makes float32 sums over ``block`` records: index of a block → a tree of arrays.
 
         Each is one inner product of at most ``block`` terms w·g a number. What is not finite counts
         as zero where its weight is zero.
@@ -122,13 +122,13 @@ class Records(NamedTuple):
           weights: of each leaf's gradients, float32 [B].
           block: how many records a block has; the last may have fewer.
         """
-        leaves = [
+        sums = [
             _outer_sums(part, weight, block)
             if isinstance(part, _Outer)
             else _formed_sums(part.values, weight, block)
             for part, weight in zip(self.parts, weights, strict=True)
         ]
-        return jax.tree.unflatten(self.tree, leaves)
+        return lambda index: jax.tree.unflatten(self.tree, [of(index) for of in sums])
 
     def formed(self) -> Any:
         """Returns all gradients, formed after all: a tree of arrays [B, …]."""
@@ -339,23 +339,23 @@ def _weighted(values: Any, weight: Any) -> Any:
     return jnp.where(counts, values, jnp.zeros_like(values))
 
 
-def _formed_sums(values: Any, weight: Any, block: int) -> Any:
-    flat = _weighted(values, weight).reshape(values.shape[0], -1)
-    summed = jnp.einsum(
-        "nb,nbk->nk",
-        _blocks(weight, block),
-        _blocks(flat, block),
-        precision=jax.lax.Precision.HIGHEST,
-    )
-    return summed.reshape(-1, *values.shape[1:])
+def _formed_sums(values: Any, weight: Any, block: int) -> Callable[[Any], Any]:
+    flat = _blocks(_weighted(values, weight).reshape(values.shape[0], -1), block)
+    weights = _blocks(weight, block)
+
+    def of(index: Any) -> Any:
+        summed = jnp.matmul(weights[index], flat[index], precision=jax.lax.Precision.HIGHEST)
+        return summed.reshape(values.shape[1:])
+
+    return of
 
 
-def _outer_sums(part: _Outer, weight: Any, block: int) -> Any:
-    signals = _weighted(part.signals, weight) * weight[:, None]
-    summed = jnp.einsum(
-        "nbk,nbm->nkm",
-        _blocks(_weighted(part.inputs, weight), block),
-        _blocks(signals, block),
-        precision=jax.lax.Precision.HIGHEST,
-    )
-    return _laid_out(summed, part.layer)
+def _outer_sums(part: _Outer, weight: Any, block: int) -> Callable[[Any], Any]:
+    inputs = _blocks(_weighted(part.inputs, weight), block)
+    signals = _blocks(_weighted(part.signals, weight) * weight[:, None], block)
+
+    def of(index: Any) -> Any:
+        summed = jnp.matmul(inputs[index].T, signals[index], precision=jax.lax.Precision.HIGHEST)
+        return _laid_out(summed[None], part.layer)[0]
+
+    return of

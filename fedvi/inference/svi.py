@@ -23,7 +23,16 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
 from fedvi.privacy.descent import Descent
 from fedvi.privacy.metrics import Private
-from fedvi.privacy.release import Batch, Released, decoded, post_process, release
+from fedvi.privacy.release import (
+    Batch,
+    Bounded,
+    Noise,
+    Released,
+    decoded,
+    drawn_ahead,
+    post_process,
+    release_with,
+)
 from fedvi.typing import Key
 
 __all__ = ["DPSVI", "DPSVIState"]
@@ -31,6 +40,8 @@ __all__ = ["DPSVI", "DPSVIState"]
 Clip = Literal["likelihood", "elbo"]
 Gradients = Literal["full", "aligned"]
 
+# Batches and noise are drawn for many steps together: so many numbers of them, and so many steps.
+_DRAWN_TOGETHER, _MOST_TOGETHER = 2**20, 1000
 # As often does a progress bar move.
 _BAR_MOVES = 20
 
@@ -67,7 +78,7 @@ class DPSVI(SVI):  # type: ignore[misc]
     that the first ``privacy.steps`` updates of ``privacy.runs`` calls of ``init`` return are together
     (epsilon, delta)-DP for ``privacy.relation`` on records, where a record is one row of all arrays,
     if each state is handed to ``update`` once. Proof: a step sees records only through
-    ``release(clipped_sum(…))``, whose price is the plan's ``step``; it is added up adaptively; the
+    ``release_with(…, clipped(…))``, whose price is the plan's ``step``; it is added up adaptively; the
     rest is post-processing. Parameters are initialised on made-up records. The draws of the guide
     follow from ``rng_key`` and may be known to anybody.
 
@@ -135,6 +146,7 @@ class DPSVI(SVI):  # type: ignore[misc]
         self._ledger: ledgers.Ledger | None = None
         self._guided: Guided | None = None
         self._transforms: dict[str, Any] = {}
+        self._like: Any = None
         # What is left of the states that were used up: digests of their keys.
         self._used: set[bytes] = set()
         # Of this object and not of the class, whose cache would keep the secrets of all.
@@ -328,23 +340,47 @@ class DPSVI(SVI):  # type: ignore[misc]
         return self._step(state, columns, stable), jnp.asarray(jnp.nan)
 
     def _many_steps(self, state: Any, columns: Any, count: int, stable: bool) -> Any:
-        def body(state: Any, _: None) -> tuple[Any, None]:
-            return self._next(state, columns, stable), None
+        """Takes steps that are left, drawing the batches and the noise of many of them together."""
+        released = self._total(state, columns)
+        numbers = max(self.privacy.sampler.capacity, _size(released))
+        together = min(max(_DRAWN_TOGETHER // numbers, 1), _MOST_TOGETHER, count)
 
-        return jax.lax.scan(body, state, None, length=count)[0]
+        def one(state: Any, drawn: Any) -> tuple[Any, None]:
+            return self._next(state, columns, stable, *drawn), None
+
+        def several(state: Any, number: int) -> Any:
+            last, keys = jax.lax.scan(_ratchet, state.noise_key, None, length=number)
+            drawn = jax.vmap(lambda keys: self._drawn(keys, columns, released))(keys)
+            return jax.lax.scan(one, state, drawn)[0]._replace(noise_key=last)
+
+        whole, rest = divmod(count, together)
+        state, _ = jax.lax.scan(
+            lambda state, _: (several(state, together), None), state, None, length=whole
+        )
+        return several(state, rest) if rest else state
 
     def _one_step(self, state: DPSVIState, columns: list[Any], stable: bool) -> DPSVIState:
-        new = self._next(state, columns, stable)
+        released = self._total(state, columns)
+        last, keys = _ratchet(state.noise_key, None)
+        new = self._next(state, columns, stable, *self._drawn(keys, columns, released))
+        new = new._replace(noise_key=last)
         return _where(state.step < self.privacy.steps, new, state)
 
-    def _next(self, state: DPSVIState, columns: list[Any], stable: bool) -> DPSVIState:
-        """Takes one step, whether or not one is left: that is for the caller to know."""
+    def _drawn(self, keys: Key, columns: list[Any], like: Any) -> tuple[Batch, Noise]:
+        """Draws all that is random about a step but the guide."""
+        batch = self._batch(keys[0], columns)
+        return batch, drawn_ahead(keys[1], like, self.privacy.clip_norm, self.privacy.mechanism)
+
+    def _batch(self, key: Key, columns: list[Any]) -> Batch:
+        return self.privacy.sampler.draw(key, jnp.ones(columns[0].shape[0], bool))
+
+    def _next(
+        self, state: DPSVIState, columns: list[Any], stable: bool, batch: Batch, noise: Noise
+    ) -> DPSVIState:
+        """Takes one step, whether or not one is left: that, and the next noise, is for the caller."""
         rng_key, step_key = jax.random.split(state.rng_key)
-        next_key, sampling_key, noise_key = jax.random.split(state.noise_key, 3)
-        batch = self.privacy.sampler.draw(sampling_key, jnp.ones(columns[0].shape[0], bool))
-        rows = [column[batch.indices] for column in columns]
         params = self.optim.get_params(state.optim_state)
-        released = self._released(params, step_key, noise_key, rows, batch)
+        released = self._released(params, step_key, columns, batch, noise)
 
         def climb(gradient: Any) -> Any:
             # The value is for optimisers of optax that ask for one; it is not released.
@@ -358,13 +394,12 @@ class DPSVI(SVI):  # type: ignore[misc]
 
         # What leaves is the value of a Released whose event was charged by `init`.
         optim_state = post_process(climb, released).value
-        return DPSVIState(optim_state, None, rng_key, state.step + 1, next_key)
+        return DPSVIState(optim_state, None, rng_key, state.step + 1, state.noise_key)
 
-    def _released(
-        self, params: Any, step_key: Any, noise_key: Key, rows: list[Any], batch: Batch
-    ) -> Released:
-        """Returns the noised gradient of the loss with respect to the parameters."""
+    def _bounded(self, params: Any, step_key: Any, columns: list[Any], batch: Batch) -> Bounded:
+        """Returns the clipped sum of the gradients of a batch."""
         plan, found = self.privacy, self._taken_apart
+        rows = [column[batch.indices] for column in columns]
         places = jnp.arange(batch.mask.shape[0])
         at = self._latents(self.constrain_fn(params), step_key) if self._is_aligned else params
 
@@ -378,8 +413,26 @@ class DPSVI(SVI):  # type: ignore[misc]
             return loss
 
         records = per_record.gradients(record_loss, at, rows, places)
-        bounded = clipped(records, plan.clip_norm, self._clipping, batch, plan.mechanism)
-        released = decoded(release(noise_key, bounded, plan.mechanism))
+        return clipped(records, plan.clip_norm, self._clipping, batch, plan.mechanism)
+
+    def _total(self, state: DPSVIState, columns: list[Any]) -> Any:
+        """Returns shapes and dtypes of what a step releases; traced once for all programs."""
+        if self._like is None:
+
+            def total(key: Key, state: DPSVIState) -> Any:
+                params, batch = self.optim.get_params(state.optim_state), self._batch(key, columns)
+                return self._bounded(params, state.rng_key, columns, batch).total
+
+            self._like = jax.eval_shape(total, state.noise_key, state)
+        return self._like
+
+    def _released(
+        self, params: Any, step_key: Any, columns: list[Any], batch: Batch, noise: Noise
+    ) -> Released:
+        """Returns the noised gradient of the loss with respect to the parameters."""
+        plan, found = self.privacy, self._taken_apart
+        bounded = self._bounded(params, step_key, columns, batch)
+        released = decoded(release_with(noise, bounded))
         if released.event != plan.step and plan.protected:
             raise errors.PrivacyError(f"a step costs {released.event}, {plan.step} was charged")
 
@@ -430,6 +483,16 @@ def _check_mutable(mutable: Any) -> None:
             "noise",
             "use layers without running statistics: LayerNorm or GroupNorm, no BatchNorm",
         )
+
+
+def _ratchet(key: Key, _: None) -> tuple[Key, Key]:
+    """Returns the key of the steps to come, and those of a step's batch and noise."""
+    keys = jax.random.split(key, 3)
+    return keys[0], keys[1:]
+
+
+def _size(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _where(condition: Any, new: Any, old: Any) -> Any:

@@ -27,6 +27,7 @@ __all__ = [
     "Bounded",
     "Grid",
     "Mechanism",
+    "Noise",
     "OnGrid",
     "Released",
     "Sampler",
@@ -34,11 +35,13 @@ __all__ = [
     "clipped_sum",
     "decoded",
     "disclose",
+    "drawn_ahead",
     "float_limit",
     "float_sum",
     "post_process",
     "public",
     "release",
+    "release_with",
     "repeat",
 ]
 
@@ -293,7 +296,12 @@ def float_limit(
 
 
 def float_sum(
-    partial_sums: Any, block: int, clip_norm: float, batch: Batch, mechanism: Mechanism
+    block_sum: Callable[[Any], Any],
+    blocks: int,
+    block: int,
+    clip_norm: float,
+    batch: Batch,
+    mechanism: Mechanism,
 ) -> Bounded:
     """Adds float32 sums of blocks of clipped contributions and rounds once: where only norms exist.
 
@@ -301,44 +309,69 @@ def float_sum(
     c·g with ‖c·g‖₂ ≤ `float_limit` in exact arithmetic, added in any order in float32 without TF32,
     and every block without records is zero, then ‖total − total′‖₂ ≤ C when a record is added or
     removed, and ≤ 2C when it is substituted. Proof: docs/proofs/float_sum.md. All B rows of the
-    batch count, since a record that is removed may move the others to other blocks. Without a grid
-    the sum is of floats, and its rounding is not covered, as in `clipped_sum`.
+    batch count, since a record that is removed may move the others to other blocks. As in
+    `clipped_sum` it is assumed that a record's c·g has the same float32 value in whichever row it
+    stands, and without a grid the rounding of the sum of floats is not covered.
 
     Args:
-      partial_sums: a tree of float32 arrays [blocks, …]; blocks · block ≥ B.
+      block_sum: index of a block → its sum, a tree of float32 arrays; called within a loop, so that
+        one block's is in memory at a time.
+      blocks: how many there are; blocks · block ≥ B.
       block: b, the most terms behind one block sum.
       clip_norm: C.
-      batch: the rows that were summed.
+      batch: the rows that are summed.
       mechanism: what noises the sum.
 
     Raises:
       PrivacyError: what `float_limit` refuses; block sums that are not float32.
     """
-    leaves, tree = jax.tree.flatten(partial_sums)
-    for leaf in leaves:
+    like, rows = jax.eval_shape(block_sum, 0), batch.mask.shape[0]
+    for leaf in jax.tree.leaves(like):
         if leaf.dtype != jnp.float32:
             raise errors.PrivacyError(f"block sums have dtype {leaf.dtype}, expected float32")
-    blocks, rows = leaves[0].shape[0], batch.mask.shape[0]
-    size = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
+    size = sum(leaf.size for leaf in jax.tree.leaves(like))
     float_limit(clip_norm, block, blocks, rows, size, mechanism)
     shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
     grid = mechanism.grid(clip_norm)
     if grid is None:
-        total = [leaf.sum(axis=0) for leaf in leaves]
-        return Bounded(jax.tree.unflatten(tree, total), shift, batch.sampler, None)
+        total = _added_up(block_sum, blocks, like, lambda leaf: leaf)
+        return Bounded(total, shift, batch.sampler, None)
     # No sum may wrap. Clipping to a box brings no two totals further apart.
     farthest = _farthest(rows, grid) + math.isqrt(grid.bound) + 1
     wide = _is_wide(farthest, grid)
 
+    def exact(leaf: Any) -> Any:
+        return jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)).astype(jnp.float64)
+
     def whole(leaf: Any) -> Any:
-        exact = jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)).astype(jnp.float64)
-        steps = jnp.round(exact.sum(axis=0) / jnp.float64(grid.step))
-        boxed = jnp.clip(steps, -float(farthest), float(farthest))
+        boxed = jnp.clip(
+            jnp.round(leaf / jnp.float64(grid.step)), -float(farthest), float(farthest)
+        )
         return boxed.astype(jnp.int64 if wide else jnp.int32)
 
     with jax.enable_x64(True):
-        total = [whole(leaf) for leaf in leaves]
-    return Bounded(jax.tree.unflatten(tree, total), shift, batch.sampler, grid)
+        total = jax.tree.map(whole, _added_up(block_sum, blocks, like, exact))
+    return Bounded(total, shift, batch.sampler, grid)
+
+
+def _added_up(
+    block_sum: Callable[[Any], Any], blocks: int, like: Any, convert: Callable[[Any], Any]
+) -> Any:
+    """Converts the block sums and adds them, one after the other."""
+
+    def converted(index: Any) -> Any:
+        with jax.enable_x64(False):
+            part = block_sum(index)
+        return jax.tree.map(convert, part)
+
+    if blocks == 1:
+        return converted(0)
+
+    def add(total: Any, index: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, converted(index)), None
+
+    start = jax.tree.map(lambda leaf: convert(jnp.zeros(leaf.shape, leaf.dtype)), like)
+    return jax.lax.scan(add, start, jnp.arange(blocks, dtype=jnp.int32))[0]
 
 
 def release(key: Key, bounded: Bounded, mechanism: Mechanism) -> Released:
@@ -358,16 +391,62 @@ def release(key: Key, bounded: Bounded, mechanism: Mechanism) -> Released:
     Raises:
       PrivacyError: if the total was made for another grid.
     """
-    clip_norm = bounded.shift.clip_norm
-    grid = mechanism.grid(clip_norm)
-    if grid != bounded.grid:
+    _check_grid(mechanism, bounded)
+    noised = mechanism.perturb(key, bounded.total, bounded.shift.clip_norm)
+    return _noised(noised, bounded, mechanism)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """The noise of one release, drawn ahead: secret, and to be used once.
+
+    Attributes:
+      value: arrays like the total's.
+      mechanism: what it was drawn by.
+      clip_norm: what it was drawn for.
+    """
+
+    value: Any = dataclasses.field(repr=False)
+    mechanism: Mechanism = dataclasses.field(metadata={"static": True})
+    clip_norm: float = dataclasses.field(metadata={"static": True})
+
+
+def drawn_ahead(key: Key, like: Any, clip_norm: float, mechanism: Mechanism) -> Noise:
+    """Draws the noise of one release before there is a total, so that many are drawn together.
+
+    Args:
+      key: as `release` takes it.
+      like: a tree of shapes and dtypes, those of the total.
+      clip_norm: C.
+      mechanism: as `release` takes it.
+    """
+    nothing = jax.tree.map(_zeros, like)
+    return Noise(mechanism.perturb(key, nothing, clip_norm), mechanism, clip_norm)
+
+
+def release_with(noise: Noise, bounded: Bounded) -> Released:
+    """Does what `release` does, with noise that was drawn ahead.
+
+    Guarantee: that of `release`, if ``noise`` is used for nothing else: a mechanism adds its noise,
+    so that adding it later is the same release.
+
+    Raises:
+      PrivacyError: if the noise was drawn for another clip norm or another total.
+    """
+    total, mechanism = bounded.total, noise.mechanism
+    if noise.clip_norm != bounded.shift.clip_norm or not _is_alike(noise.value, total):
         raise errors.PrivacyError(
-            f"the total is on the grid {bounded.grid}, expected {grid}",
-            "pass the mechanism that releases a sum to `clipped_sum` as well",
+            f"noise was drawn ahead for the clip norm {noise.clip_norm:g}, expected "
+            f"{bounded.shift.clip_norm:g}, and the shapes and dtypes of the total"
         )
-    noised = mechanism.perturb(key, bounded.total, clip_norm)
-    value = noised if grid is None else OnGrid(noised, grid.step)
-    return _released(value, bounded.sampler.event(mechanism.event(bounded.shift)))
+    _check_grid(mechanism, bounded)
+
+    def added(part: Any, drawn: Any) -> Any:
+        with jax.enable_x64(part.dtype.itemsize == 8):
+            return part + drawn
+
+    return _noised(jax.tree.map(added, total, noise.value), bounded, mechanism)
 
 
 def decoded(released: Released) -> Released:
@@ -435,6 +514,32 @@ def disclose(value: Any, what: str) -> Released:
       what: names the value in the ledger, e.g. "natural parameters of the local optimum".
     """
     return _released(value, events.Unprotected(what))
+
+
+def _check_grid(mechanism: Mechanism, bounded: Bounded) -> None:
+    grid = mechanism.grid(bounded.shift.clip_norm)
+    if grid != bounded.grid:
+        raise errors.PrivacyError(
+            f"the total is on the grid {bounded.grid}, expected {grid}",
+            "pass the mechanism that releases a sum to `clipped_sum` as well",
+        )
+
+
+def _noised(noised: Any, bounded: Bounded, mechanism: Mechanism) -> Released:
+    value = noised if bounded.grid is None else OnGrid(noised, bounded.grid.step)
+    return _released(value, bounded.sampler.event(mechanism.event(bounded.shift)))
+
+
+def _zeros(like: Any) -> Any:
+    with jax.enable_x64(like.dtype.itemsize == 8):
+        return jnp.zeros(like.shape, like.dtype)
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    def shapes(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), tree)
+
+    return bool(shapes(one) == shapes(other))
 
 
 def _released(value: Any, event: events.Event) -> Released:

@@ -102,7 +102,7 @@ def test_they_are_those_that_vmap_forms(loss):
     assert found.size == 24
     assert found.spared == sum(sizes[name] for name in LOSSES[loss])
     weights = [normal(B, seed=seed) for seed in range(3)]
-    sums = found.sums(weights, 4)
+    sums = [found.block_sums(weights, 4)(block) for block in (0, 1)]
     for index, name in enumerate(sizes):
         formed, exact = found.formed()[name], np.asarray(expected[name], np.float64)
         np.testing.assert_allclose(formed, exact, rtol=1e-5, atol=1e-6)
@@ -110,7 +110,7 @@ def test_they_are_those_that_vmap_forms(loss):
         np.testing.assert_allclose(found.norms()[index], norm, rtol=1e-5)
         for block, rows in enumerate((slice(0, 4), slice(4, 6))):
             total = np.tensordot(np.asarray(weights[index])[rows], exact[rows], 1)
-            np.testing.assert_allclose(sums[name][block], total, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(sums[block][name], total, rtol=1e-5, atol=1e-5)
     norms = [np.sqrt((np.asarray(expected[n]).reshape(B, -1) ** 2).sum(axis=1)) for n in sizes]
     together = np.sqrt(np.square(norms).sum(axis=0))
     np.testing.assert_allclose(per_record.total(found.norms()), together, rtol=1e-5)
@@ -127,8 +127,8 @@ def test_a_product_along_several_axes_is_laid_out_as_its_weights():
     assert found.spared == found.size == 120
     expected = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, x)["w"]
     np.testing.assert_allclose(found.formed()["w"], expected, rtol=1e-5, atol=1e-5)
-    (total,) = jax.tree.leaves(found.sums([jnp.ones(B)], B))
-    np.testing.assert_allclose(total[0], expected.sum(axis=0), rtol=1e-5, atol=1e-4)
+    total = found.block_sums([jnp.ones(B)], B)(0)["w"]
+    np.testing.assert_allclose(total, expected.sum(axis=0), rtol=1e-5, atol=1e-4)
 
 
 def test_nothing_as_large_as_all_gradients_is_formed():
@@ -201,3 +201,20 @@ def test_both_ways_to_a_clipped_sum_agree(kind, monkeypatch):
     assert np.abs(formed).max() > 1000
     # What rounding to the grid takes off the clip is not the same.
     np.testing.assert_allclose(spared, formed, rtol=5e-3, atol=3)
+
+
+@pytest.mark.parametrize("sparing", [0, 10**6])
+def test_an_empty_place_of_a_batch_counts_for_nothing(sparing, monkeypatch):
+    monkeypatch.setattr(clipping, "_WORTH_SPARING", sparing)
+    x, y = normal(B, 3, seed=3), normal(B, 2, seed=4)
+
+    def total(x, kept):
+        records = per_record.gradients(net, parameters(), x, y)
+        bounded = clipping.clipped(
+            records, 1.0, "flat", batch(B, kept), mechanisms.rounded_gaussian(1.0)
+        )
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(bounded.total)])
+
+    some = np.arange(B) != 2
+    np.testing.assert_array_equal(total(x, some), total(x.at[2].add(1.0), some))
+    assert not np.array_equal(total(x, some), total(x, np.ones(B, bool)))

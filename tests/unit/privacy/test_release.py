@@ -343,7 +343,45 @@ def test_a_loop_carries_decoded_numbers():
     assert released.event == events.repeat(events.Gaussian(2.0, 1.0, 2.0), 5)
 
 
+@pytest.mark.parametrize("mechanism", [FLOAT, mechanisms.rounded_gaussian(4.0)])
+def test_noise_drawn_ahead_gives_the_same_release(mechanism):
+    bounded = release.clipped_sum(
+        {"a": jnp.ones((4, 2)), "b": jnp.ones((4, 1))}, 1.0, batch(4), mechanism
+    )
+    key = jax.random.key(3)
+    ahead = release.drawn_ahead(key, bounded.total, 1.0, mechanism)
+    found = release.decoded(release.release_with(ahead, bounded))
+    expected = release.decoded(release.release(key, bounded, mechanism))
+    assert found.event == expected.event
+    jax.tree.map(np.testing.assert_array_equal, found.value, expected.value)
+
+
+def test_noise_drawn_ahead_is_for_one_clip_norm_grid_and_layout():
+    mechanism = mechanisms.rounded_gaussian(1.0)
+    total = jnp.zeros(2, jnp.int32)
+
+    def bounded(clip_norm, size=2, mechanism=mechanism):
+        return release.clipped_sum(jnp.ones((4, size)), clip_norm, batch(4), mechanism)
+
+    ahead = release.drawn_ahead(jax.random.key(0), total, 1.0, mechanism)
+    release.release_with(ahead, bounded(1.0))
+    with pytest.raises(errors.PrivacyError, match="for the clip norm 1, expected 2"):
+        release.release_with(ahead, bounded(2.0))
+    with pytest.raises(errors.PrivacyError, match="shapes and dtypes"):
+        release.release_with(ahead, bounded(1.0, size=3))
+    with pytest.raises(errors.PrivacyError, match="the total is on the grid"):
+        release.release_with(ahead, bounded(1.0, mechanism=mechanisms.rounded_gaussian(2.0)))
+    with pytest.raises(errors.PrivacyError, match="shapes and dtypes"):
+        release.release_with(ahead, bounded(1.0, mechanism=FLOAT))
+
+
 # Sums of which only blocks exist.
+
+
+def float_sum(blocks, block, clip_norm, picked, mechanism):
+    return release.float_sum(
+        lambda index: blocks[index], len(blocks), block, clip_norm, picked, mechanism
+    )
 
 
 @given(
@@ -366,7 +404,7 @@ def test_a_float_sum_moves_by_at_most_its_declared_shift(seed, block, spread):
         blocks = np.add.accumulate(
             rows_in_order.astype(np.float32).reshape(-1, block, size), axis=1, dtype=np.float32
         )[:, -1]
-        return release.float_sum(jnp.asarray(blocks), block, clip_norm, batch(rows), mechanism)
+        return float_sum(jnp.asarray(blocks), block, clip_norm, batch(rows), mechanism)
 
     one, two = total(terms), total(compacted)
     move = squared_move(np.asarray(one.total).tolist(), np.asarray(two.total).tolist())
@@ -380,14 +418,14 @@ def test_rows_of_a_float_sum_are_clipped_to_less_by_what_rounding_adds():
     limit = release.float_limit(1.0, 32, 128, 4096, 4, mechanism)
     # 2 γ_b B C = 1.6 % of C at b = 32 and B = 4,096, and √d g.
     assert limit == pytest.approx((1.0 - 2 / 4096) / (1.0 + 2 * 32 * 2**-24 * 4096), 1e-4)
-    bounded = release.float_sum(jnp.zeros((128, 4)), 32, 1.0, batch(4096), mechanism)
+    bounded = float_sum(jnp.zeros((128, 4)), 32, 1.0, batch(4096), mechanism)
     event = release.release(jax.random.key(0), bounded, mechanism).event
     assert event == events.Gaussian(1.0, 1.0, 2.0)
 
 
 def test_without_a_grid_a_float_sum_is_one_of_floats():
     blocks = jnp.arange(8.0).reshape(2, 4)
-    bounded = release.float_sum(blocks, 2, 1.0, batch(4), FLOAT)
+    bounded = float_sum(blocks, 2, 1.0, batch(4), FLOAT)
     assert bounded.grid is None
     np.testing.assert_array_equal(bounded.total, blocks.sum(axis=0))
     assert release.float_limit(1.0, 2, 2, 4, 4, FLOAT) == 1.0
@@ -396,19 +434,19 @@ def test_without_a_grid_a_float_sum_is_one_of_floats():
 def test_a_float_sum_that_says_too_little_is_refused():
     mechanism = mechanisms.rounded_gaussian(1.0)
     with pytest.raises(errors.PrivacyError, match=r"takes 5\.9% of the clip norm") as caught:
-        release.float_sum(jnp.zeros((32, 4)), 128, 1.0, batch(4096), mechanism)
+        float_sum(jnp.zeros((32, 4)), 128, 1.0, batch(4096), mechanism)
     assert "shorter blocks" in caught.value.hint
     with pytest.raises(errors.PrivacyError, match="fewer than"):
-        release.float_sum(jnp.zeros((3, 4)), 4, 1.0, batch(13), mechanism)
+        float_sum(jnp.zeros((3, 4)), 4, 1.0, batch(13), mechanism)
     with pytest.raises(errors.PrivacyError, match="dtype int32"):
-        release.float_sum(jnp.zeros((4, 4), jnp.int32), 4, 1.0, batch(13), mechanism)
+        float_sum(jnp.zeros((4, 4), jnp.int32), 4, 1.0, batch(13), mechanism)
 
 
 def test_a_float_sum_whose_blocks_may_overflow_or_underflow_is_refused():
     mechanism = mechanisms.rounded_gaussian(1.0)
 
     def total(clip_norm, block):
-        return release.float_sum(jnp.zeros((4, 4)), block, clip_norm, batch(4), mechanism)
+        return float_sum(jnp.zeros((4, 4)), block, clip_norm, batch(4), mechanism)
 
     # Four rows of 1e38 sum to infinity in float32, and would count as zero.
     with pytest.raises(errors.PrivacyError, match=r"expected below 8\.5"):
