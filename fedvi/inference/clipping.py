@@ -23,6 +23,10 @@ _LEAST = 1e-30
 _WORTH_SPARING = 64
 # The part of the clip norm that sums in float32 may take; blocks are as long as it allows.
 _SUM_SHARE = 0.02
+# Of more rows no block is short enough for that.
+_MOST_ROWS = int(_SUM_SHARE * 2.0**23)
+# The smallest normal number of float32.
+_TINY = 2.0**-126
 
 
 def clipped(
@@ -31,8 +35,9 @@ def clipped(
     """Clips the gradients of a batch and adds them up; large ones are not formed if they need not be.
 
     Guarantee: what `clipped_sum` or `float_sum` returns. For the latter, that no row's norm is above
-    `float_limit`: a weight is limit ÷ norm at most, the norm is known to ``records.error``, and the
-    limit is lowered by that; a record of which any number is not finite has the weight 0.
+    `float_limit`: its leaves' weights times norms have a norm of at most the limit, norms are known to
+    ``records.error``, and the limit is lowered by that; a record of which any number is not finite
+    has the weight 0, and so has a leaf whose weighted gradient would not be finite.
 
     Args:
       records: of the rows of ``batch``, in its order.
@@ -44,8 +49,8 @@ def clipped(
     Raises:
       PrivacyError: if C, the batch and the number of parameters do not go together.
     """
-    norms = records.norms()
-    if records.spared < _WORTH_SPARING:
+    norms, rows = records.norms(), batch.mask.shape[0]
+    if records.spared < _WORTH_SPARING or rows > _MOST_ROWS or not records.is_single:
         gradients = records.formed()
         if clipping != "flat":
             leaves, tree = jax.tree.flatten(gradients)
@@ -56,7 +61,6 @@ def clipped(
             ]
             gradients = jax.tree.unflatten(tree, scaled)
         return clipped_sum(gradients, clip_norm, batch, mechanism)
-    rows = batch.mask.shape[0]
     block = min(rows, max(int(_SUM_SHARE * 2.0**23 / rows), 1))
     blocks = -(-rows // block)
     limit = float_limit(clip_norm, block, blocks, rows, records.size, mechanism)
@@ -64,7 +68,8 @@ def clipped(
     limit *= 1.0 - records.error
     usable = batch.mask & jnp.isfinite(per_record.total(norms))
     weights = [
-        jnp.where(usable, weight, jnp.zeros_like(weight))
+        # A denormal weight may be rounded up by more than a few parts in 2²⁴.
+        jnp.where(usable & (weight >= _TINY), weight, jnp.zeros_like(weight))
         for weight in _weights(norms, limit, clipping)
     ]
     sums = records.block_sums(weights, block)
@@ -72,10 +77,7 @@ def clipped(
 
 
 def _weights(norms: list[jax.Array], limit: float, clipping: str) -> list[jax.Array]:
-    """Returns what each record's gradient is multiplied by, [B] a leaf: its norm is then within limit.
-
-    Any function of one record may do so.
-    """
+    """Returns what each record's gradient is multiplied by, [B] a leaf: its norm is then within limit."""
     if clipping == "per_site":
         part = limit / math.sqrt(len(norms))
         return [jnp.minimum(1.0, part / jnp.maximum(norm, _LEAST)) for norm in norms]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
 __all__ = ["Records", "gradients", "total"]
@@ -19,6 +20,8 @@ __all__ = ["Records", "gradients", "total"]
 _CALLS = ("jit", "pjit")
 # Up to so many squares are added in float32.
 _SHORT = 2048
+# The smallest normal number of float32.
+_TINY = 2.0**-126
 
 # Where an equation stands: its number in the program, then in what that one calls, and so on.
 _Place = tuple[int, ...]
@@ -82,6 +85,13 @@ class Records(NamedTuple):
         return sum(_size(part) for part in self.parts if isinstance(part, _Outer))
 
     @property
+    def is_single(self) -> bool:
+        """Whether all of it is float32, as ``error`` and ``block_sums`` assume."""
+        return all(
+            isinstance(part, _Outer) or part.values.dtype == jnp.float32 for part in self.parts
+        )
+
+    @property
     def error(self) -> float:
         """The relative error of ``norms`` and of ``total``, at most, where neither over- nor underflows.
 
@@ -90,7 +100,7 @@ class Records(NamedTuple):
         a root, one product of two norms, and the same once more over the leaves. Each operation adds
         at most 2⁻²⁴, and the roots halve what was before them, so the sum of all counts, with 32 for
         single operations, is more than enough. Squares that underflow are below 2⁻¹²⁶ beside a sum of
-        at least 1.
+        at least 1; barriers keep XLA from dividing by the square of the largest instead.
         """
         longest = max(
             max(part.inputs.shape[1], part.signals.shape[1])
@@ -115,11 +125,12 @@ class Records(NamedTuple):
     def block_sums(self, weights: Sequence[jax.Array], block: int) -> Callable[[Any], Any]:
         """Returns what makes float32 sums over ``block`` records: index of a block → a tree of arrays.
 
-        Each is one inner product of at most ``block`` terms w·g a number. What is not finite counts
-        as zero where its weight is zero.
+        Each is one inner product of at most ``block`` terms w·g a number, ‖w·g‖ ≤ w·‖g‖ in exact
+        arithmetic up to 2⁻²⁴. A leaf of a record counts as zero where its weight is zero or not
+        finite, or where a scaled signal is not finite; so no record can make a sum infinite.
 
         Args:
-          weights: of each leaf's gradients, float32 [B].
+          weights: of each leaf's gradients, float32 [B], not negative.
           block: how many records a block has; the last may have fewer.
         """
         sums = [
@@ -240,6 +251,10 @@ def _layer(equation: Any, side: int) -> _Layer | None:
     free = [size for axis, size in enumerate(other.shape) if axis not in axes[1 - side]]
     if any(batch) or math.prod(free) != 1:
         return None
+    # Norms and sums are proved for float32; of other types gradients are formed.
+    ends = (*equation.invars, *equation.outvars)
+    if any(end.aval.dtype != jnp.float32 for end in ends):
+        return None
     return _Layer(
         side,
         tuple(axes[1 - side]),
@@ -316,8 +331,12 @@ def _laid_out(products: Any, layer: _Layer) -> Any:
 
 def _norm(vectors: Any) -> jax.Array:
     """Returns L2 norms [B] of vectors [B, n], without overflow of the squares."""
+    vectors = lax.optimization_barrier(vectors)
     largest = jnp.abs(vectors).max(axis=1, initial=0.0)
-    unit = vectors / jnp.where(largest > 0.0, largest, jnp.ones_like(largest))[:, None]
+    # Kept apart, since (v / l)² taken as v² · (1 / l²) would underflow; XLA may do so with constants.
+    unit = lax.optimization_barrier(
+        vectors / jnp.where(largest > 0.0, largest, jnp.ones_like(largest))[:, None]
+    )
     if vectors.shape[1] <= _SHORT:
         return largest * jnp.sqrt((unit * unit).sum(axis=1))
     with jax.enable_x64(True):
@@ -333,29 +352,33 @@ def _blocks(values: Any, block: int) -> Any:
     return filled.reshape(count, block, *values.shape[1:])
 
 
-def _weighted(values: Any, weight: Any) -> Any:
-    """Returns values [B, …] where the weight is not zero, else zeros: 0 · NaN is NaN."""
-    counts = (weight != 0.0).reshape(-1, *[1] * (values.ndim - 1))
-    return jnp.where(counts, values, jnp.zeros_like(values))
+def _zero_unless(counts: Any, values: Any) -> Any:
+    """Returns the rows of values [B, …] that count, and zeros for the others: 0 · NaN is NaN."""
+    return jnp.where(counts.reshape(-1, *[1] * (values.ndim - 1)), values, jnp.zeros_like(values))
 
 
 def _formed_sums(values: Any, weight: Any, block: int) -> Callable[[Any], Any]:
-    flat = _blocks(_weighted(values, weight).reshape(values.shape[0], -1), block)
-    weights = _blocks(weight, block)
+    counts = (weight != 0.0) & jnp.isfinite(weight)
+    flat = _blocks(_zero_unless(counts, values).reshape(values.shape[0], -1), block)
+    weights = _blocks(_zero_unless(counts, weight), block)
 
     def of(index: Any) -> Any:
-        summed = jnp.matmul(weights[index], flat[index], precision=jax.lax.Precision.HIGHEST)
+        summed = jnp.matmul(weights[index], flat[index], precision=lax.Precision.HIGHEST)
         return summed.reshape(values.shape[1:])
 
     return of
 
 
 def _outer_sums(part: _Outer, weight: Any, block: int) -> Callable[[Any], Any]:
-    inputs = _blocks(_weighted(part.inputs, weight), block)
-    signals = _blocks(_weighted(part.signals, weight) * weight[:, None], block)
+    scaled = part.signals * weight[:, None]
+    # Rounded to a denormal they could grow, and inputs may be large: towards zero instead.
+    scaled = jnp.where(jnp.abs(scaled) < _TINY, jnp.zeros_like(scaled), scaled)
+    counts = (weight != 0.0) & jnp.isfinite(weight) & jnp.isfinite(scaled).all(axis=1)
+    inputs = _blocks(_zero_unless(counts, part.inputs), block)
+    signals = _blocks(_zero_unless(counts, scaled), block)
 
     def of(index: Any) -> Any:
-        summed = jnp.matmul(inputs[index].T, signals[index], precision=jax.lax.Precision.HIGHEST)
+        summed = jnp.matmul(inputs[index].T, signals[index], precision=lax.Precision.HIGHEST)
         return _laid_out(summed[None], part.layer)[0]
 
     return of

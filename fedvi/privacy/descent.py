@@ -74,7 +74,8 @@ class Descent:
         """Returns the plan with the coarsest grid that so many numbers a step can be rounded to.
 
         Rounding d numbers to a grid of step g takes √d·g off the clip norm, and a grid finer than the
-        first doubles the draws: so it is as coarse as a hundredth of C allows. No price changes.
+        first doubles the draws: so it is as coarse as a hundredth of C allows, whatever it was. The price
+        of a step stays; the tables' part of δ doubles with the draws.
         """
         if not isinstance(self.mechanism, RoundedGaussian) or not self.protected:
             return self

@@ -122,7 +122,7 @@ class Mechanism(Protocol):
         """Returns the grid of totals clipped to ``clip_norm``; None for noise in floating point."""
 
     def perturb(self, key: Key, total: Any, clip_norm: float) -> Any:
-        """Returns the noised total; integers where there is a grid."""
+        """Returns the noised total: total + perturb(key, 0) for every total, integers on a grid."""
 
     def event(self, shift: Shift) -> events.Event:
         """Returns the event of one release of a total with this shift."""
@@ -160,9 +160,9 @@ class Bounded:
 class Released:
     """A value that may leave, with the event that it cost.
 
-    Made by ``release``, ``repeat``, ``post_process``, ``public`` and ``disclose`` alone. Python cannot
-    keep out code that means to forge one; this keeps out mistakes, and a study with custom code
-    is marked.
+    Made by ``release``, ``release_with``, ``repeat``, ``post_process``, ``public`` and ``disclose``
+    alone. Python cannot keep out code that means to forge one; this keeps out mistakes, and a study
+    with custom code is marked.
     """
 
     __slots__ = ("event", "value")
@@ -428,17 +428,22 @@ def drawn_ahead(key: Key, like: Any, clip_norm: float, mechanism: Mechanism) -> 
 def release_with(noise: Noise, bounded: Bounded) -> Released:
     """Does what `release` does, with noise that was drawn ahead.
 
-    Guarantee: that of `release`, if ``noise`` is used for nothing else: a mechanism adds its noise,
-    so that adding it later is the same release.
+    Guarantee: that of `release`, if ``noise`` is used for nothing else: a mechanism adds its noise
+    (``Mechanism.perturb``), so that adding it later is the same release.
 
     Raises:
       PrivacyError: if the noise was drawn for another clip norm or another total.
     """
     total, mechanism = bounded.total, noise.mechanism
-    if noise.clip_norm != bounded.shift.clip_norm or not _is_alike(noise.value, total):
+    if noise.clip_norm != bounded.shift.clip_norm:
         raise errors.PrivacyError(
             f"noise was drawn ahead for the clip norm {noise.clip_norm:g}, expected "
-            f"{bounded.shift.clip_norm:g}, and the shapes and dtypes of the total"
+            f"{bounded.shift.clip_norm:g}"
+        )
+    if not _is_alike(noise.value, total):
+        raise errors.PrivacyError(
+            "noise was drawn ahead for a total of other shapes or dtypes, expected those of this one",
+            "pass the shapes of `Bounded.total` to `drawn_ahead`",
         )
     _check_grid(mechanism, bounded)
 
@@ -521,7 +526,7 @@ def _check_grid(mechanism: Mechanism, bounded: Bounded) -> None:
     if grid != bounded.grid:
         raise errors.PrivacyError(
             f"the total is on the grid {bounded.grid}, expected {grid}",
-            "pass the mechanism that releases a sum to `clipped_sum` as well",
+            "pass the mechanism that releases a sum to what makes the sum as well",
         )
 
 

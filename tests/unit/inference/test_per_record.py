@@ -1,5 +1,7 @@
 """Gradients that are never formed are those that ``vmap`` forms: norms, sums, and what is not finite."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from fedvi.privacy import mechanisms, sampling
 from fedvi.privacy.release import Batch
 
 B = 6
+FINE = mechanisms.rounded_gaussian(1.0, 16)
 
 
 def normal(*shape, seed=0):
@@ -218,3 +221,64 @@ def test_an_empty_place_of_a_batch_counts_for_nothing(sparing, monkeypatch):
     some = np.arange(B) != 2
     np.testing.assert_array_equal(total(x, some), total(x.at[2].add(1.0), some))
     assert not np.array_equal(total(x, some), total(x, np.ones(B, bool)))
+
+
+def line(params, x, y):
+    return -(x @ params["w"]) * y
+
+
+@functools.cache
+def total_of_16(clip_norm, kind, loss):
+    @jax.jit
+    def total(x, y, kept):
+        records = per_record.gradients(loss, {"w": jnp.zeros(64)}, x, y)
+        return clipping.clipped(records, clip_norm, kind, batch(16, kept), FINE).total["w"]
+
+    return total
+
+
+def moved_by_the_first(x, y, clip_norm, kind, loss=line):
+    """How far the first record moves the sum of 16, in clip norms."""
+    total = total_of_16(clip_norm, kind, loss)
+    one, two = (total(x, y, jnp.arange(16) >= first) for first in (0, 1))
+    assert int(jnp.abs(two).max()) > 0
+    steps = np.sqrt(float((np.asarray(one - two, float) ** 2).sum()))
+    return steps * FINE.grid(clip_norm).step / clip_norm
+
+
+@pytest.mark.parametrize("kind", ["flat", "per_site", "automatic", "normalised"])
+@pytest.mark.parametrize("clip_norm", [1e-6, 1.0, 1e3])
+def test_no_record_takes_the_others_with_it(kind, clip_norm):
+    """However large one factor of a gradient is while the other one is nothing."""
+    x, y = normal(16, 64), normal(16, seed=1)
+    for size in (0.0, 1e-37, 1e-19, 1.0, 1e19, 1e37):
+        for signal in (0.0, 1e-30, 1e9, 1e37):
+            columns = x.at[0].set(size), y.at[0].set(signal)
+            assert moved_by_the_first(*columns, clip_norm, kind) <= 1.0 + 1e-6
+
+
+def test_what_is_not_float32_is_formed():
+    x, y = normal(16, 64), normal(16, seed=1)
+    whole = jnp.ones((16, 64), jnp.int8).at[0].set(-128)
+
+    def mixed(params, x, y):
+        axes = (((0,), (0,)), ((), ()))
+        return -lax.dot_general(x, params["w"], axes, preferred_element_type=jnp.float32) * y
+
+    for columns in (whole, x.astype(jnp.bfloat16), x.astype(jnp.float16)):
+        assert per_record.gradients(mixed, {"w": jnp.zeros(64)}, columns, y).spared == 0
+        assert moved_by_the_first(columns, y, 1.0, "flat", mixed) <= 1.0
+    half = {"w": jnp.zeros(64, jnp.bfloat16)}
+    assert (
+        per_record.gradients(line, half, x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)).spared == 0
+    )
+
+
+def test_norms_of_constants_do_not_underflow():
+    """XLA may work out (v / l)² of constants as v² / l², which is nothing here."""
+    x = jnp.full((2, 64), 1e-19).at[0, 0].set(1.1e-19)
+    found = jax.jit(
+        lambda: per_record.gradients(line, {"w": jnp.zeros(64)}, x, jnp.ones(2)).norms()
+    )()
+    exact = np.sqrt((np.asarray(x, np.float64) ** 2).sum(axis=1))
+    np.testing.assert_allclose(found[0], exact, rtol=1e-5)

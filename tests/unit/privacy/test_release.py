@@ -367,11 +367,11 @@ def test_noise_drawn_ahead_is_for_one_clip_norm_grid_and_layout():
     release.release_with(ahead, bounded(1.0))
     with pytest.raises(errors.PrivacyError, match="for the clip norm 1, expected 2"):
         release.release_with(ahead, bounded(2.0))
-    with pytest.raises(errors.PrivacyError, match="shapes and dtypes"):
+    with pytest.raises(errors.PrivacyError, match="shapes or dtypes"):
         release.release_with(ahead, bounded(1.0, size=3))
     with pytest.raises(errors.PrivacyError, match="the total is on the grid"):
         release.release_with(ahead, bounded(1.0, mechanism=mechanisms.rounded_gaussian(2.0)))
-    with pytest.raises(errors.PrivacyError, match="shapes and dtypes"):
+    with pytest.raises(errors.PrivacyError, match="shapes or dtypes"):
         release.release_with(ahead, bounded(1.0, mechanism=FLOAT))
 
 
