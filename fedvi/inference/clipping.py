@@ -1,16 +1,17 @@
 """How the gradients of records are clipped: jointly, by leaf, or scaled."""
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedvi.inference import per_record
+from fedvi import errors
 from fedvi.inference.per_record import Records
 from fedvi.privacy.release import Batch, Bounded, Mechanism, clipped_sum, float_limit, float_sum
 
-__all__ = ["Clipping", "clipped"]
+__all__ = ["Clipping", "Parts", "clipped", "longest_part", "loss_unit"]
 
 Clipping = Literal["flat", "per_site", "automatic", "normalised"]
 
@@ -18,72 +19,151 @@ Clipping = Literal["flat", "per_site", "automatic", "normalised"]
 _STABILITY = 0.01
 # Smaller norms count as this.
 _LEAST = 1e-30
-# From so many numbers a record on, gradients of dense layers are not formed. Below, rounding each
-# record's to the grid and checking it costs about the same.
-_WORTH_SPARING = 64
 # The part of the clip norm that sums in float32 may take; blocks are as long as it allows.
 _SUM_SHARE = 0.02
 # Of more rows no block is short enough for that.
 _MOST_ROWS = int(_SUM_SHARE * 2.0**23)
+# The part of the clip norm that a loss beside a gradient takes, and what rounding leaves of C at least.
+_BESIDE, _LEFT = 0.1, 0.95
 # The smallest normal number of float32.
 _TINY = 2.0**-126
 
 
+class Parts(NamedTuple):
+    """A batch of which one part's gradients are in memory at a time.
+
+    Attributes:
+      of: index of a part → the gradients of its rows; the last rows may be empty places.
+      number: how many parts there are.
+      rows: how many rows each has.
+    """
+
+    of: Callable[[Any], Records]
+    number: int
+    rows: int
+
+
 def clipped(
-    records: Records, clip_norm: float, clipping: str, batch: Batch, mechanism: Mechanism
+    parts: Parts,
+    clip_norm: float,
+    clipping: str,
+    batch: Batch,
+    mechanism: Mechanism,
+    loss_bound: float | None = None,
 ) -> Bounded:
     """Clips the gradients of a batch and adds them up; large ones are not formed if they need not be.
 
-    Guarantee: what `clipped_sum` or `float_sum` returns. For the latter, that no row's norm is above
-    `float_limit`: its leaves' weights times norms have a norm of at most the limit, norms are known to
-    ``records.error``, and the limit is lowered by that; a record of which any number is not finite
-    has the weight 0, and so has a leaf whose weighted gradient would not be finite.
+    Guarantee: what `float_sum` returns, since no row's norm is above `float_limit`: its leaves' weights
+    times norms have a norm of at most the limit, norms are known to ``Records.error``, and the limit
+    is lowered by that; a record of which any number is not finite has the weight 0, and so has a leaf
+    whose weighted gradient would not be finite. Or else, for gradients that are not float32 and for
+    batches too large for it, what `clipped_sum` returns.
 
     Args:
-      records: of the rows of ``batch``, in its order.
+      parts: of the rows of ``batch``, in its order.
       clip_norm: C.
       clipping: one of ``Clipping``; "per_site" clips each leaf to C / √leaves.
       batch: the rows.
       mechanism: what will noise the sum.
+      loss_bound: if given, each record's loss is added up as well, clipped to it in absolute value and
+        in units of loss_bound ÷ `loss_unit`; the total is then (gradients, loss), and gradients are
+        clipped to what C leaves them.
 
     Raises:
-      PrivacyError: if C, the batch and the number of parameters do not go together.
+      PrivacyError: if C, the batch and the number of parameters do not go together; if gradients that
+        are not float32, or more rows than can be added up in float32, come in several parts.
     """
-    norms, rows = records.norms(), batch.mask.shape[0]
-    if records.spared < _WORTH_SPARING or rows > _MOST_ROWS or not records.is_single:
-        gradients = records.formed()
-        if clipping != "flat":
-            leaves, tree = jax.tree.flatten(gradients)
-            weights = _weights(norms, clip_norm, clipping)
-            scaled = [
-                leaf * weight.reshape(-1, *[1] * (leaf.ndim - 1))
-                for leaf, weight in zip(leaves, weights, strict=True)
-            ]
-            gradients = jax.tree.unflatten(tree, scaled)
-        return clipped_sum(gradients, clip_norm, batch, mechanism)
-    block = min(rows, max(int(_SUM_SHARE * 2.0**23 / rows), 1))
+    rows, unit = batch.mask.shape[0], 0.0 if loss_bound is None else loss_unit(clip_norm)
+
+    def counted(records: Records) -> Records:
+        if loss_bound is None:
+            return records
+        return records.beside(jnp.clip(records.losses / loss_bound, -1.0, 1.0) * unit)
+
+    whole = parts.of(0)
+    like = counted(whole)
+    if rows > _MOST_ROWS or not like.is_single:
+        if parts.number > 1:
+            raise errors.PrivacyError(
+                f"{rows} rows come in {parts.number} parts, expected at most {_MOST_ROWS} rows, and "
+                "gradients in float32",
+                "use smaller batches, or no microbatches",
+            )
+        return _one_by_one(whole, like, unit, clip_norm, clipping, batch, mechanism)
+    block = longest_part(rows) if parts.number == 1 else parts.rows
     blocks = -(-rows // block)
-    limit = float_limit(clip_norm, block, blocks, rows, records.size, mechanism)
+    limit = float_limit(clip_norm, block, blocks, rows, like.size, mechanism)
     # Norms and weights are rounded, a few times each.
-    limit *= 1.0 - records.error
-    usable = batch.mask & jnp.isfinite(per_record.total(norms))
-    weights = [
-        # A denormal weight may be rounded up by more than a few parts in 2²⁴.
-        jnp.where(usable & (weight >= _TINY), weight, jnp.zeros_like(weight))
-        for weight in _weights(norms, limit, clipping)
-    ]
-    sums = records.block_sums(weights, block)
-    return float_sum(sums, blocks, block, clip_norm, batch, mechanism)
+    limit = math.sqrt(limit**2 - unit**2) * (1.0 - like.error)
+
+    def sums(records: Records, mask: Any) -> Callable[[Any], Any]:
+        weights, everything = _weights(records, limit, clipping), counted(records)
+        usable = mask & jnp.isfinite(everything.norm())
+        weights += [jnp.ones_like(weights[0])] * (len(everything.parts) - len(weights))
+        return everything.block_sums(
+            [
+                # A denormal weight may be rounded up by more than a few parts in 2²⁴.
+                jnp.where(usable & (weight >= _TINY), weight, jnp.zeros_like(weight))
+                for weight in weights
+            ],
+            block,
+        )
+
+    if parts.number == 1:
+        return float_sum(sums(whole, batch.mask), blocks, block, clip_norm, batch, mechanism)
+    masks = jnp.pad(batch.mask, (0, blocks * block - rows)).reshape(blocks, block)
+    return float_sum(
+        lambda index: sums(parts.of(index), masks[index])(0),
+        blocks, block, clip_norm, batch, mechanism,
+    )  # fmt: skip
 
 
-def _weights(norms: list[jax.Array], limit: float, clipping: str) -> list[jax.Array]:
+def longest_part(rows: int) -> int:
+    """Returns how many rows of a batch may be added up in float32 before float64 takes over."""
+    return min(rows, max(int(_SUM_SHARE * 2.0**23 / rows), 1))
+
+
+def loss_unit(clip_norm: float) -> float:
+    """Returns what the largest loss beside a gradient counts for: a tenth of C."""
+    return _BESIDE * clip_norm if math.isfinite(clip_norm) else 1.0
+
+
+def _one_by_one(
+    records: Records,
+    counted: Records,
+    unit: float,
+    clip_norm: float,
+    clipping: str,
+    batch: Batch,
+    mechanism: Mechanism,
+) -> Bounded:
+    """Forms every gradient, and rounds and checks each."""
+    formed = counted.formed()
+    if clipping != "flat" or unit:
+        limit = clip_norm
+        if unit:
+            # So that the loss beside is not clipped with the gradient, whatever rounding takes off C.
+            limit = math.sqrt((_LEFT * clip_norm) ** 2 - unit**2)
+        leaves, tree = jax.tree.flatten(formed)
+        weights = _weights(records, limit, clipping)
+        weights += [jnp.ones_like(weights[0])] * (len(leaves) - len(weights))
+        scaled = [
+            leaf * weight.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+            for leaf, weight in zip(leaves, weights, strict=True)
+        ]
+        formed = jax.tree.unflatten(tree, scaled)
+    return clipped_sum(formed, clip_norm, batch, mechanism)
+
+
+def _weights(records: Records, limit: float, clipping: str) -> list[jax.Array]:
     """Returns what each record's gradient is multiplied by, [B] a leaf: its norm is then within limit."""
     if clipping == "per_site":
+        norms = records.norms()
         part = limit / math.sqrt(len(norms))
         return [jnp.minimum(1.0, part / jnp.maximum(norm, _LEAST)) for norm in norms]
-    total = per_record.total(norms)
+    norm = records.norm()
     if clipping == "flat":
-        weight = jnp.minimum(1.0, limit / jnp.maximum(total, _LEAST))
+        weight = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
     else:
-        weight = limit / (total + (_STABILITY if clipping == "automatic" else _LEAST))
-    return [weight] * len(norms)
+        weight = limit / (norm + (_STABILITY if clipping == "automatic" else _LEAST))
+    return [weight] * len(records.parts)

@@ -5,26 +5,25 @@ gradient at the output, so its norm is ‖x‖·‖signal‖, and a weighted sum
 of two matrices. Where a parameter is used in any other way its gradients are formed, by ``vmap``.
 """
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-__all__ = ["Records", "gradients", "total"]
+from fedvi.inference import programs
 
-_CALLS = ("jit", "pjit")
+__all__ = ["Records", "gradients"]
+
 # Up to so many squares are added in float32.
 _SHORT = 2048
 # The smallest normal number of float32.
 _TINY = 2.0**-126
-
-# Where an equation stands: its number in the program, then in what that one calls, and so on.
-_Place = tuple[int, ...]
 
 
 class _Layer(NamedTuple):
@@ -69,10 +68,12 @@ class Records(NamedTuple):
     Attributes:
       parts: of each leaf of the parameters.
       tree: the structure of the parameters.
+      losses: of each record, [B].
     """
 
     parts: tuple[Any, ...]
     tree: Any
+    losses: Any
 
     @property
     def size(self) -> int:
@@ -86,21 +87,20 @@ class Records(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Whether all of it is float32, as ``error`` and ``block_sums`` assume."""
+        """Whether all of it is float32, as ``norms`` and ``block_sums`` assume."""
         return all(
             isinstance(part, _Outer) or part.values.dtype == jnp.float32 for part in self.parts
         )
 
     @property
     def error(self) -> float:
-        """The relative error of ``norms`` and of ``total``, at most, where neither over- nor underflows.
+        """The relative error of ``norms`` and of ``norm``, at most.
 
-        Proof: an entry is divided by the largest, squared, and added up, in whatever order: n terms
-        in float32 up to ``_SHORT``, else in float64, which adds less than 2⁻²⁴ for n < 2²⁸. Then follow
-        a root, one product of two norms, and the same once more over the leaves. Each operation adds
-        at most 2⁻²⁴, and the roots halve what was before them, so the sum of all counts, with 32 for
-        single operations, is more than enough. Squares that underflow are below 2⁻¹²⁶ beside a sum of
-        at least 1; barriers keep XLA from dividing by the square of the largest instead.
+        Proof: n squares are added in float32 up to ``_SHORT``, in whatever order, else in float64, which
+        adds less than 2⁻²⁴ for n < 2²⁸. Then follow a root, one product of two norms, and the same once
+        more over the leaves. Each operation adds at most 2⁻²⁴, and the roots halve what was before them,
+        so the sum of all counts, with 32 for single operations, is more than enough. Squares and norms
+        that underflow are made up for: each loses at most 2⁻¹²⁶, and twice that is added.
         """
         longest = max(
             max(part.inputs.shape[1], part.signals.shape[1])
@@ -111,9 +111,10 @@ class Records(NamedTuple):
         return (min(longest, _SHORT) + len(self.parts) + 32.0) * 2.0**-24
 
     def norms(self) -> list[jax.Array]:
-        """Returns the L2 norm of each record's gradient for each leaf, float32 [B] a leaf.
+        """Returns upper bounds of the L2 norm of each record's gradient for each leaf, float32 [B] a leaf.
 
-        Where an entry is NaN or infinite, or the norm overflows, it is not finite.
+        They are above the norms by less than ``error`` of them and 2⁻⁶² a root of a number. Where an
+        entry is NaN or infinite, or a norm is above 2⁶³ or so, the bound is not finite.
         """
         return [
             _norm(part.inputs) * _norm(part.signals)
@@ -121,6 +122,18 @@ class Records(NamedTuple):
             else _norm(part.values.reshape(part.values.shape[0], -1))
             for part in self.parts
         ]
+
+    def norm(self) -> jax.Array:
+        """Returns upper bounds of the norm of each record's whole gradient, float32 [B]; see ``norms``."""
+        return _norm(jnp.stack(self.norms(), axis=1))
+
+    def beside(self, numbers: jax.Array) -> "Records":
+        """Returns these and one more number a record, [B]: the trees of sums are (gradients, number)."""
+        return Records(
+            (*self.parts, _Formed(numbers)),
+            jax.tree_util.treedef_tuple((self.tree, jax.tree.structure(0))),
+            self.losses,
+        )
 
     def block_sums(self, weights: Sequence[jax.Array], block: int) -> Callable[[Any], Any]:
         """Returns what makes float32 sums over ``block`` records: index of a block → a tree of arrays.
@@ -133,13 +146,40 @@ class Records(NamedTuple):
           weights: of each leaf's gradients, float32 [B], not negative.
           block: how many records a block has; the last may have fewer.
         """
-        sums = [
-            _outer_sums(part, weight, block)
-            if isinstance(part, _Outer)
-            else _formed_sums(part.values, weight, block)
+        factors = [
+            _blocks(factor, block)
             for part, weight in zip(self.parts, weights, strict=True)
+            for factor in _weighted(part, weight)
         ]
-        return lambda index: jax.tree.unflatten(self.tree, [of(index) for of in sums])
+
+        def of(index: Any) -> Any:
+            at = [factor[index] for factor in factors]
+            left, right, counts = at[::3], at[1::3], at[2::3]
+            plain = [_product(*pair) for pair in zip(left, right, strict=True)]
+            finite = functools.reduce(
+                jnp.logical_and, [jnp.isfinite(product).all() for product in plain]
+            )
+            # 0 · NaN and 0 · ∞ are NaN: where all products are finite, there was none of them.
+            summed = lax.cond(
+                finite,
+                lambda _: plain,
+                lambda right: [
+                    _product(one, _zero_unless(kept, other))
+                    for one, kept, other in zip(left, counts, right, strict=True)
+                ],
+                right,
+            )
+            return jax.tree.unflatten(
+                self.tree,
+                [
+                    _laid_out(product.T[None], part.layer)[0]
+                    if isinstance(part, _Outer)
+                    else product.reshape(part.values.shape[1:])
+                    for product, part in zip(summed, self.parts, strict=True)
+                ],
+            )
+
+        return of
 
     def formed(self) -> Any:
         """Returns all gradients, formed after all: a tree of arrays [B, …]."""
@@ -152,11 +192,6 @@ class Records(NamedTuple):
                 for part in self.parts
             ],
         )
-
-
-def total(norms: Sequence[jax.Array]) -> jax.Array:
-    """Returns the norm over all leaves together, float32 [B]."""
-    return _norm(jnp.stack(list(norms), axis=1))
 
 
 def gradients(loss: Callable[..., Any], params: Any, *records: Any) -> Records:
@@ -173,31 +208,29 @@ def gradients(loss: Callable[..., Any], params: Any, *records: Any) -> Records:
         return loss(jax.tree.unflatten(tree, leaves), *record)
 
     one = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[1:], column.dtype), records)
-    program = jax.make_jaxpr(of_leaves)(leaves, *one)
+    program, _ = programs.flat(of_leaves, leaves, *one)
     layers = _layers(program.jaxpr, len(leaves))
     formed = [None if index in layers else leaf for index, leaf in enumerate(leaves)]
     taps = {
         index: jnp.zeros(layer.out.shape, layer.out.dtype) for index, (_, layer) in layers.items()
     }
-    at = {place: index for index, (place, _) in layers.items()}
+    at = {number: index for index, (number, _) in layers.items()}
 
     def tapped(taps: Any, formed: Any, *record: Any) -> Any:
         held: dict[int, Any] = {}
 
-        def product(place: _Place, operands: list[Any], out: Any) -> Any:
-            index = at[place]
+        def product(number: int, operands: list[Any], out: Any) -> Any:
+            index = at[number]
             held[index] = operands[1 - layers[index][1].side]
             return out + taps[index]
 
         given = [leaf if own is None else own for own, leaf in zip(formed, leaves, strict=True)]
-        (value,) = _evaluated(
-            program.jaxpr, program.consts, [*given, *jax.tree.leaves(record)], (), at, product
-        )
+        (value,) = _evaluated(program, [*given, *jax.tree.leaves(record)], at, product)
         return value, held
 
     over = (None, None, *[0] * len(records))
-    (signals, grown), inputs = jax.vmap(
-        jax.grad(tapped, argnums=(0, 1), has_aux=True), in_axes=over
+    (losses, inputs), (signals, grown) = jax.vmap(
+        jax.value_and_grad(tapped, argnums=(0, 1), has_aux=True), in_axes=over
     )(taps, formed, *records)
     parts = [
         _outer(inputs[index], signals[index], layers[index][1])
@@ -205,36 +238,26 @@ def gradients(loss: Callable[..., Any], params: Any, *records: Any) -> Records:
         else _Formed(grown[index])
         for index in range(len(leaves))
     ]
-    return Records(tuple(parts), tree)
+    return Records(tuple(parts), tree, losses)
 
 
-def _layers(program: Jaxpr, count: int) -> dict[int, tuple[_Place, _Layer]]:
+def _layers(program: Jaxpr, count: int) -> dict[int, tuple[int, _Layer]]:
     """Finds the parameters, the first ``count`` inputs, that are used once, in a dense layer."""
+    leaf_of = {variable: leaf for leaf, variable in enumerate(program.invars[:count])}
     uses: list[list[Any]] = [[] for _ in range(count)]
-
-    def look(jaxpr: Jaxpr, leaf_of: dict[Var, int], at: _Place) -> None:
-        for number, equation in enumerate(jaxpr.eqns):
-            held = [
-                (side, leaf_of[operand])
-                for side, operand in enumerate(equation.invars)
-                if not isinstance(operand, Literal) and operand in leaf_of
-            ]
-            if not held:
-                continue
-            place = (*at, number)
-            if equation.primitive.name in _CALLS:
-                inside = equation.params["jaxpr"].jaxpr
-                look(inside, {inside.invars[side]: leaf for side, leaf in held}, place)
-                continue
-            for side, leaf in held:
-                layer = _layer(equation, side) if len(held) == 1 else None
-                uses[leaf].append(None if layer is None else (place, layer))
-        for result in jaxpr.outvars:
-            # Handed out as it is: who knows what becomes of it.
-            if not isinstance(result, Literal) and result in leaf_of:
-                uses[leaf_of[result]].append(None)
-
-    look(program, dict(zip(program.invars[:count], range(count), strict=True)), ())
+    for number, equation in enumerate(program.eqns):
+        held = [
+            (side, leaf_of[operand])
+            for side, operand in enumerate(equation.invars)
+            if not isinstance(operand, Literal) and operand in leaf_of
+        ]
+        for side, leaf in held:
+            layer = _layer(equation, side) if len(held) == 1 else None
+            uses[leaf].append(None if layer is None else (number, layer))
+    for result in program.outvars:
+        # Handed out as it is: who knows what becomes of it.
+        if not isinstance(result, Literal) and result in leaf_of:
+            uses[leaf_of[result]].append(None)
     return {
         leaf: found[0]
         for leaf, found in enumerate(uses)
@@ -265,47 +288,27 @@ def _layer(equation: Any, side: int) -> _Layer | None:
 
 
 def _evaluated(
-    jaxpr: Jaxpr,
-    consts: Sequence[Any],
+    program: ClosedJaxpr,
     values: Sequence[Any],
-    at: _Place,
-    layers: dict[_Place, int],
-    product: Callable[[_Place, list[Any], Any], Any],
+    layers: Collection[int],
+    product: Callable[[int, list[Any], Any], Any],
 ) -> list[Any]:
-    """Evaluates a program; ``product`` has the last word on the outputs of the layers."""
+    """Evaluates a flat program; ``product`` has the last word on the outputs of the layers."""
+    jaxpr = program.jaxpr
     known: dict[Var, Any] = dict(
-        zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values), strict=True)
+        zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *values), strict=True)
     )
-    through = {place[: len(at) + 1] for place in layers if place[: len(at)] == at}
 
     def read(operand: Any) -> Any:
         return operand.val if isinstance(operand, Literal) else known[operand]
 
     for number, equation in enumerate(jaxpr.eqns):
-        place = (*at, number)
         operands = [read(operand) for operand in equation.invars]
-        if place in through and place not in layers:
-            inside = equation.params["jaxpr"]
-            results = _evaluated(inside.jaxpr, inside.consts, operands, place, layers, product)
-        else:
-            results = _bound(jaxpr, equation, operands)
-            if place in layers:
-                results = [product(place, operands, results[0])]
+        results = programs.bound(jaxpr, equation, operands)
+        if number in layers:
+            results = [product(number, operands, results[0])]
         known.update(zip(equation.outvars, results, strict=True))
     return [read(result) for result in jaxpr.outvars]
-
-
-def _bound(jaxpr: Jaxpr, equation: Any, operands: list[Any]) -> list[Any]:
-    """Evaluates one equation, as a program of its own."""
-    taken = {
-        operand: value
-        for operand, value in zip(equation.invars, operands, strict=True)
-        if not isinstance(operand, Literal)
-    }
-    alone = jaxpr.replace(
-        constvars=[], invars=list(taken), outvars=equation.outvars, eqns=[equation]
-    )
-    return jaxpr_as_fun(ClosedJaxpr(alone, []))(*taken.values())
 
 
 def _size(part: Any) -> int:
@@ -330,18 +333,15 @@ def _laid_out(products: Any, layer: _Layer) -> Any:
 
 
 def _norm(vectors: Any) -> jax.Array:
-    """Returns L2 norms [B] of vectors [B, n], without overflow of the squares."""
-    vectors = lax.optimization_barrier(vectors)
-    largest = jnp.abs(vectors).max(axis=1, initial=0.0)
-    # Kept apart, since (v / l)² taken as v² · (1 / l²) would underflow; XLA may do so with constants.
-    unit = lax.optimization_barrier(
-        vectors / jnp.where(largest > 0.0, largest, jnp.ones_like(largest))[:, None]
-    )
+    """Returns upper bounds of the L2 norms [B] of vectors [B, n]; see ``Records.norms``."""
     if vectors.shape[1] <= _SHORT:
-        return largest * jnp.sqrt((unit * unit).sum(axis=1))
-    with jax.enable_x64(True):
-        wide = unit.astype(jnp.float64)
-        return largest * jnp.sqrt((wide * wide).sum(axis=1)).astype(jnp.float32)
+        squares = (vectors * vectors).sum(axis=1)
+    else:
+        with jax.enable_x64(True):
+            wide = vectors.astype(jnp.float64)
+            squares = (wide * wide).sum(axis=1).astype(jnp.float32)
+    # Each square may have lost so much by underflow.
+    return jnp.sqrt(squares + vectors.shape[1] * 2.0 * _TINY)
 
 
 def _blocks(values: Any, block: int) -> Any:
@@ -353,32 +353,26 @@ def _blocks(values: Any, block: int) -> Any:
 
 
 def _zero_unless(counts: Any, values: Any) -> Any:
-    """Returns the rows of values [B, …] that count, and zeros for the others: 0 · NaN is NaN."""
+    """Returns the rows of values [B, …] that count, and zeros for the others."""
     return jnp.where(counts.reshape(-1, *[1] * (values.ndim - 1)), values, jnp.zeros_like(values))
 
 
-def _formed_sums(values: Any, weight: Any, block: int) -> Callable[[Any], Any]:
+def _product(left: Any, right: Any) -> Any:
+    """Returns leftᵀ·right in float32: [b, n] and [b, m] → [n, m]."""
+    return jnp.matmul(left.T, right, precision=lax.Precision.HIGHEST)
+
+
+def _weighted(part: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Returns two factors of a weighted sum, and which rows count: those of others are zero in one.
+
+    Of outer products signals are weighted; the other factor may not be finite in rows that do not count.
+    """
     counts = (weight != 0.0) & jnp.isfinite(weight)
-    flat = _blocks(_zero_unless(counts, values).reshape(values.shape[0], -1), block)
-    weights = _blocks(_zero_unless(counts, weight), block)
-
-    def of(index: Any) -> Any:
-        summed = jnp.matmul(weights[index], flat[index], precision=lax.Precision.HIGHEST)
-        return summed.reshape(values.shape[1:])
-
-    return of
-
-
-def _outer_sums(part: _Outer, weight: Any, block: int) -> Callable[[Any], Any]:
+    if isinstance(part, _Formed):
+        flat = part.values.reshape(part.values.shape[0], -1)
+        return _zero_unless(counts, weight)[:, None], flat, counts
     scaled = part.signals * weight[:, None]
     # Rounded to a denormal they could grow, and inputs may be large: towards zero instead.
     scaled = jnp.where(jnp.abs(scaled) < _TINY, jnp.zeros_like(scaled), scaled)
-    counts = (weight != 0.0) & jnp.isfinite(weight) & jnp.isfinite(scaled).all(axis=1)
-    inputs = _blocks(_zero_unless(counts, part.inputs), block)
-    signals = _blocks(_zero_unless(counts, scaled), block)
-
-    def of(index: Any) -> Any:
-        summed = jnp.matmul(inputs[index].T, signals[index], precision=lax.Precision.HIGHEST)
-        return _laid_out(summed[None], part.layer)[0]
-
-    return of
+    counts &= jnp.isfinite(scaled).all(axis=1)
+    return _zero_unless(counts, scaled), part.inputs, counts

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -14,8 +15,9 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult
 
 from fedvi import errors
-from fedvi.inference import per_record
-from fedvi.inference.clipping import Clipping, clipped
+from fedvi.inference import ahead, per_record, ratchet
+from fedvi.inference.clipping import Clipping, Parts, clipped, longest_part, loss_unit
+from fedvi.inference.per_record import Records
 from fedvi.models import guided as parts
 from fedvi.models import numpyro as split
 from fedvi.models.guided import Guided
@@ -42,6 +44,8 @@ Gradients = Literal["full", "aligned"]
 
 # Batches and noise are drawn for many steps together: so many numbers of them, and so many steps.
 _DRAWN_TOGETHER, _MOST_TOGETHER = 2**20, 1000
+# Of more numbers than these, the gradients of a batch are formed one microbatch after the other.
+_FORMED_TOGETHER = 2**26
 # As often does a progress bar move.
 _BAR_MOVES = 20
 
@@ -54,9 +58,8 @@ class DPSVIState(NamedTuple):
       mutable_state: None; modules with running statistics are refused.
       rng_key: of the draws of the guide, which are public.
       step: how many steps were taken, int32.
-      noise_key: of all noise and batches to come, secret until the last step. It is replaced at
-        every step by one that does not tell what went before, so that whoever finds a state cannot
-        take the noise off what was released.
+      noise_key: keys of all noise and batches to come, secret until the last step. They do not tell
+        what went before, so that whoever finds a state cannot take the noise off what was released.
     """
 
     optim_state: Any
@@ -82,7 +85,10 @@ class DPSVI(SVI):  # type: ignore[misc]
     rest is post-processing. Parameters are initialised on made-up records. The draws of the guide
     follow from ``rng_key`` and may be known to anybody.
 
-    Losses are NaN: they depend on records and are not paid for. ``evaluate`` returns a ``Private``.
+    Losses are NaN, since they depend on records, unless ``loss_bound`` is given: each step then releases
+    its loss beside the gradient, within the same clip norm and at no further price. Its noise has std
+    10 · noise_multiplier · loss_bound ÷ sampling rate; average over steps to see a trend. ``evaluate``
+    returns a ``Private``.
 
     Args:
       model, guide, optim, loss: as for ``SVI``; loss is ``Trace_ELBO`` or ``TraceMeanField_ELBO``. The
@@ -95,6 +101,10 @@ class DPSVI(SVI):  # type: ignore[misc]
         "automatic" scales every gradient to C·g / (‖g‖ + 0.01); "normalised" to C·g / ‖g‖.
       gradients: "aligned" clips and noises the gradient for the unconstrained global latents alone,
         and pulls it back through the guide: D numbers, whatever the guide's size.
+      loss_bound: the largest absolute loss of one record that counts in full, e.g. a few times log(levels)
+        for a label; gradients are then clipped to 0.995 C or so. Left out, losses are withheld.
+      microbatch_size: how many records' gradients are formed at a time, where they must be; left out, as
+        many as fit into a quarter of a GB. Dense layers need none.
       static_kwargs: of model and guide, as for ``SVI``; arrays among them hold no records.
 
     Raises:
@@ -117,6 +127,8 @@ class DPSVI(SVI):  # type: ignore[misc]
         clip: str = "likelihood",
         clipping: str = "flat",
         gradients: str = "full",
+        loss_bound: float | int | None = None,
+        microbatch_size: int | None = None,
         **static_kwargs: Any,
     ) -> None:
         for name, value, known in (
@@ -129,6 +141,17 @@ class DPSVI(SVI):  # type: ignore[misc]
                     f"{name} is {value!r}, expected one of {', '.join(map(repr, known))}",
                     errors.did_you_mean(str(value), known),
                 )
+        if loss_bound is not None and not 0.0 < loss_bound < math.inf:
+            raise errors.ConfigError(
+                f"loss_bound is {loss_bound!r}, expected a positive number or None",
+                "give the largest loss that a usual record has, or leave it out to withhold losses",
+            )
+        if microbatch_size is not None and (
+            type(microbatch_size) is not int or microbatch_size < 1
+        ):
+            raise errors.ConfigError(
+                f"microbatch_size is {microbatch_size!r}, expected an integer of at least 1, or None"
+            )
         if not isinstance(privacy, Descent):
             raise errors.ConfigError(
                 f"privacy is a {type(privacy).__name__}, expected a plan",
@@ -139,6 +162,8 @@ class DPSVI(SVI):  # type: ignore[misc]
         self.privacy: Descent = privacy
         self._plate, self._clip, self._clipping = plate, clip, clipping
         self._is_aligned = gradients == "aligned"
+        self._loss_bound = None if loss_bound is None else float(loss_bound)
+        self._microbatch_size = microbatch_size
         seed = privacy.seed
         self._root = random.secure_root() if seed is None else random.insecure_root(seed)
         # Here and not at the first step, which may be traced.
@@ -147,11 +172,13 @@ class DPSVI(SVI):  # type: ignore[misc]
         self._guided: Guided | None = None
         self._transforms: dict[str, Any] = {}
         self._like: Any = None
+        # A step as what follows from its key, and the rest; by whether it is stable.
+        self._parted: dict[bool, ahead.Split] = {}
         # What is left of the states that were used up: digests of their keys.
         self._used: set[bytes] = set()
         # Of this object and not of the class, whose cache would keep the secrets of all.
         self._step = jax.jit(self._one_step, static_argnums=2, inline=True)
-        self._scan = jax.jit(self._many_steps, static_argnums=(2, 3), donate_argnums=0)
+        self._scan = jax.jit(self._many_steps, static_argnums=(2, 3, 4), donate_argnums=0)
 
     @property
     def ledger(self) -> ledgers.Ledger:
@@ -203,13 +230,15 @@ class DPSVI(SVI):  # type: ignore[misc]
             None,
             started.rng_key,
             jnp.zeros((), jnp.int32),
-            random.key(self._secret, "run", run),
+            ratchet.started(random.key(self._secret, "run", run)),
         )
 
     def update(
         self, svi_state: DPSVIState, *args: Any, **kwargs: Any
     ) -> tuple[DPSVIState, jax.Array]:
-        """Takes one step on a batch of the records that are given; returns (state, NaN).
+        """Takes one step on a batch of the records that are given; returns (state, loss).
+
+        The loss is NaN unless ``loss_bound`` was given, and the released one otherwise.
 
         Raises:
           BudgetExceeded: all planned steps were taken. Where the state is traced, which cannot
@@ -256,14 +285,19 @@ class DPSVI(SVI):  # type: ignore[misc]
         self._use(state)
         # The first scan would take the caller's own state away.
         state = jax.tree.map(jnp.copy, state)
+        together = min(self._together(state, columns, stable_update), num_steps)
         # Two sizes at most are compiled.
-        chunk = max(num_steps // _BAR_MOVES, 1) if progress_bar else num_steps
+        chunk = max(num_steps // _BAR_MOVES, together) if progress_bar else num_steps
+        losses = []
         with tqdm.tqdm(total=num_steps, disable=not progress_bar) as bar:
             for first in range(0, num_steps, chunk):
                 count = min(chunk, num_steps - first)
-                state = jax.block_until_ready(self._scan(state, columns, count, stable_update))
+                state, some = self._scan(state, columns, count, together, stable_update)
+                losses.append(jax.block_until_ready(some))
                 bar.update(count)
-        return SVIRunResult(self.get_params(state), state, jnp.full(num_steps, jnp.nan))
+                if self._loss_bound is not None and progress_bar:
+                    bar.set_postfix_str(f"loss of the last {count}: {float(some.mean()):.4f}")
+        return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
 
     def evaluate(self, svi_state: DPSVIState, *args: Any, **kwargs: Any) -> Private:
         """Returns the loss on the records that are given, as ``SVI``, for nobody else to see.
@@ -304,7 +338,7 @@ class DPSVI(SVI):  # type: ignore[misc]
         """Counts the numbers that a step releases."""
         if self._is_aligned:
             params = self._latents(constrained, key)
-        return sum(leaf.size for leaf in jax.tree.leaves(params))
+        return _size(params) + (self._loss_bound is not None)
 
     def _columns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         at, known = parts.layout(args, kwargs), self._taken_apart.layout
@@ -337,70 +371,108 @@ class DPSVI(SVI):  # type: ignore[misc]
                     "plan more steps: fedvi.privacy.sgd(steps=…)",
                 )
             self._use(state)
-        return self._step(state, columns, stable), jnp.asarray(jnp.nan)
+        return self._step(state, columns, stable)
 
-    def _many_steps(self, state: Any, columns: Any, count: int, stable: bool) -> Any:
-        """Takes steps that are left, drawing the batches and the noise of many of them together."""
-        released = self._total(state, columns)
-        numbers = max(self.privacy.sampler.capacity, _size(released))
-        together = min(max(_DRAWN_TOGETHER // numbers, 1), _MOST_TOGETHER, count)
+    def _many_steps(self, state: Any, columns: Any, count: int, together: int, stable: bool) -> Any:
+        """Takes steps that are left, drawing all that is random about several of them together."""
+        parted = self._parted[stable]
 
-        def one(state: Any, drawn: Any) -> tuple[Any, None]:
-            return self._next(state, columns, stable, *drawn), None
+        def one(optim_state: Any, drawn: Any) -> tuple[Any, jax.Array]:
+            values, drawn = drawn
+            return parted.after(values, optim_state, columns, drawn)
 
-        def several(state: Any, number: int) -> Any:
-            last, keys = jax.lax.scan(_ratchet, state.noise_key, None, length=number)
-            drawn = jax.vmap(lambda keys: self._drawn(keys, columns, released))(keys)
-            return jax.lax.scan(one, state, drawn)[0]._replace(noise_key=last)
+        def several(state: Any, number: int) -> tuple[Any, jax.Array]:
+            noise_key, secrets = ratchet.taken(state.noise_key, state.step, number)
+            rng_key, keys = jax.lax.scan(_split, state.rng_key, None, length=number)
+            drawn = jax.vmap(lambda secret: self._drawn(secret, columns))(secrets)
+            optim_state, losses = jax.lax.scan(
+                one, state.optim_state, (jax.vmap(parted.ahead)(keys), drawn)
+            )
+            return DPSVIState(optim_state, None, rng_key, state.step + number, noise_key), losses
 
         whole, rest = divmod(count, together)
-        state, _ = jax.lax.scan(
-            lambda state, _: (several(state, together), None), state, None, length=whole
+        state, losses = jax.lax.scan(
+            lambda state, _: several(state, together), state, None, length=whole
         )
-        return several(state, rest) if rest else state
+        if not rest:
+            return state, losses.reshape(-1)
+        state, last = several(state, rest)
+        return state, jnp.concatenate([losses.reshape(-1), last])
 
-    def _one_step(self, state: DPSVIState, columns: list[Any], stable: bool) -> DPSVIState:
-        released = self._total(state, columns)
-        last, keys = _ratchet(state.noise_key, None)
-        new = self._next(state, columns, stable, *self._drawn(keys, columns, released))
-        new = new._replace(noise_key=last)
-        return _where(state.step < self.privacy.steps, new, state)
+    def _together(self, state: DPSVIState, columns: list[Any], stable: bool) -> int:
+        """Parts a step into what may be drawn ahead and the rest; returns for how many steps it may."""
+        self._find_total(state, columns)
+        if stable not in self._parted:
+            drawn = jax.eval_shape(lambda key: self._drawn(key, columns), state.noise_key[0])
 
-    def _drawn(self, keys: Key, columns: list[Any], like: Any) -> tuple[Batch, Noise]:
+            def step(key: Any, optim_state: Any, columns: Any, drawn: Any) -> Any:
+                return self._next(optim_state, key, columns, stable, *drawn)
+
+            self._parted[stable] = ahead.split(
+                step, state.rng_key, state.optim_state, columns, drawn
+            )
+        numbers = self.privacy.sampler.capacity, _size(self._like), self._parted[stable].size
+        return min(max(_DRAWN_TOGETHER // max(numbers), 1), _MOST_TOGETHER)
+
+    def _one_step(
+        self, state: DPSVIState, columns: list[Any], stable: bool
+    ) -> tuple[DPSVIState, jax.Array]:
+        self._find_total(state, columns)
+        noise_key, secrets = ratchet.taken(state.noise_key, state.step, 1)
+        rng_key, key = _split(state.rng_key, None)
+        drawn = self._drawn(secrets[0], columns)
+        optim_state, loss = self._next(state.optim_state, key, columns, stable, *drawn)
+        new = DPSVIState(optim_state, None, rng_key, state.step + 1, noise_key)
+        is_left = state.step < self.privacy.steps
+        return _where(is_left, new, state), jnp.where(is_left, loss, jnp.nan)
+
+    def _drawn(self, secret: Key, columns: list[Any]) -> tuple[Batch, Noise]:
         """Draws all that is random about a step but the guide."""
-        batch = self._batch(keys[0], columns)
-        return batch, drawn_ahead(keys[1], like, self.privacy.clip_norm, self.privacy.mechanism)
+        plan, keys = self.privacy, jax.random.split(secret)
+        noise = drawn_ahead(keys[1], self._like, plan.clip_norm, plan.mechanism)
+        return self._batch(keys[0], columns), noise
 
     def _batch(self, key: Key, columns: list[Any]) -> Batch:
         return self.privacy.sampler.draw(key, jnp.ones(columns[0].shape[0], bool))
 
     def _next(
-        self, state: DPSVIState, columns: list[Any], stable: bool, batch: Batch, noise: Noise
-    ) -> DPSVIState:
-        """Takes one step, whether or not one is left: that, and the next noise, is for the caller."""
-        rng_key, step_key = jax.random.split(state.rng_key)
-        params = self.optim.get_params(state.optim_state)
+        self,
+        optim_state: Any,
+        step_key: Any,
+        columns: list[Any],
+        stable: bool,
+        batch: Batch,
+        noise: Noise,
+    ) -> tuple[Any, jax.Array]:
+        """Takes one step, whether or not one is left: that, and the next keys, is for the caller."""
+        params = self.optim.get_params(optim_state)
         released = self._released(params, step_key, columns, batch, noise)
 
-        def climb(gradient: Any) -> Any:
-            # The value is for optimisers of optax that ask for one; it is not released.
-            moved = self.optim.update(gradient, state.optim_state, value=jnp.asarray(jnp.nan))
+        def climb(found: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+            gradient, loss = found
+            # The value is for optimisers of optax that ask for one; NaN if it is not released.
+            moved = self.optim.update(gradient, optim_state, value=loss)
             if not stable:
-                return moved
+                return moved, loss
             finite = functools.reduce(
                 jnp.logical_and, [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(moved)]
             )
-            return _where(finite, moved, state.optim_state)
+            return _where(finite, moved, optim_state), loss
 
         # What leaves is the value of a Released whose event was charged by `init`.
-        optim_state = post_process(climb, released).value
-        return DPSVIState(optim_state, None, rng_key, state.step + 1, state.noise_key)
+        return post_process(climb, released).value
 
     def _bounded(self, params: Any, step_key: Any, columns: list[Any], batch: Batch) -> Bounded:
         """Returns the clipped sum of the gradients of a batch."""
-        plan, found = self.privacy, self._taken_apart
-        rows = [column[batch.indices] for column in columns]
-        places = jnp.arange(batch.mask.shape[0])
+        plan = self.privacy
+        parts = self._parts(params, step_key, columns, batch.indices)
+        return clipped(
+            parts, plan.clip_norm, self._clipping, batch, plan.mechanism, self._loss_bound
+        )
+
+    def _parts(self, params: Any, step_key: Any, columns: list[Any], indices: Any) -> Parts:
+        """Returns the gradients of the records of a batch, by microbatches."""
+        found = self._taken_apart
         at = self._latents(self.constrain_fn(params), step_key) if self._is_aligned else params
 
         def record_loss(at: Any, row: list[Any], place: Any) -> Any:
@@ -412,31 +484,50 @@ class DPSVI(SVI):  # type: ignore[misc]
                 loss = loss - found.public_term(constrained, step_key) / self._records
             return loss
 
-        records = per_record.gradients(record_loss, at, rows, places)
-        return clipped(records, plan.clip_norm, self._clipping, batch, plan.mechanism)
+        def gradients(indices: Any, places: Any) -> Records:
+            rows = [column[indices] for column in columns]
+            return per_record.gradients(record_loss, at, rows, places)
 
-    def _total(self, state: DPSVIState, columns: list[Any]) -> Any:
-        """Returns shapes and dtypes of what a step releases; traced once for all programs."""
+        rows = indices.shape[0]
+        places = jnp.arange(rows)
+        size = self._microbatch_size or _fitting(gradients, indices, places)
+        size = min(size, longest_part(rows)) if size < rows else rows
+        count = -(-rows // size)
+        if count == 1:
+            return Parts(lambda _: gradients(indices, places), 1, rows)
+        filled = (0, count * size - rows)
+        split_up = jnp.pad(indices, filled).reshape(count, size)
+        numbered = jnp.arange(count * size).reshape(count, size)
+        return Parts(lambda part: gradients(split_up[part], numbered[part]), count, size)
+
+    def _find_total(self, state: DPSVIState, columns: list[Any]) -> None:
+        """Finds shapes and dtypes of what a step releases; traced once for all programs."""
         if self._like is None:
 
             def total(key: Key, state: DPSVIState) -> Any:
                 params, batch = self.optim.get_params(state.optim_state), self._batch(key, columns)
                 return self._bounded(params, state.rng_key, columns, batch).total
 
-            self._like = jax.eval_shape(total, state.noise_key, state)
-        return self._like
+            self._like = jax.eval_shape(total, state.noise_key[0], state)
 
     def _released(
         self, params: Any, step_key: Any, columns: list[Any], batch: Batch, noise: Noise
     ) -> Released:
-        """Returns the noised gradient of the loss with respect to the parameters."""
+        """Returns the noised gradient of the loss with respect to the parameters, and the loss."""
         plan, found = self.privacy, self._taken_apart
         bounded = self._bounded(params, step_key, columns, batch)
         released = decoded(release_with(noise, bounded))
         if released.event != plan.step and plan.protected:
             raise errors.PrivacyError(f"a step costs {released.event}, {plan.step} was charged")
 
-        def whole(total: Any) -> Any:
+        def public(params: Any) -> Any:
+            return -found.public_term(self.constrain_fn(params), step_key)
+
+        def whole(total: Any) -> tuple[Any, jax.Array]:
+            loss = jnp.asarray(jnp.nan)
+            if self._loss_bound is not None:
+                total, loss = total
+                loss = loss * (self._loss_bound / loss_unit(plan.clip_norm) / plan.sampler.rate)
             # Divided by the public rate, never by the realised size of the batch.
             mean = jax.tree.map(lambda part: part / plan.sampler.rate, total)
             if self._is_aligned:
@@ -445,11 +536,9 @@ class DPSVI(SVI):  # type: ignore[misc]
                 )
                 (mean,) = pull_back(mean)
             if self._clip == "elbo":
-                return mean
-            exact = jax.grad(
-                lambda params: -found.public_term(self.constrain_fn(params), step_key)
-            )(params)
-            return jax.tree.map(jnp.add, mean, exact)
+                return mean, loss
+            value, exact = jax.value_and_grad(public)(params)
+            return jax.tree.map(jnp.add, mean, exact), loss + value
 
         return post_process(whole, released)
 
@@ -485,10 +574,22 @@ def _check_mutable(mutable: Any) -> None:
         )
 
 
-def _ratchet(key: Key, _: None) -> tuple[Key, Key]:
-    """Returns the key of the steps to come, and those of a step's batch and noise."""
-    keys = jax.random.split(key, 3)
-    return keys[0], keys[1:]
+def _fitting(gradients: Callable[..., Records], indices: Any, places: Any) -> int:
+    """Returns how many records' gradients may be formed at a time; all rows if that is not many numbers."""
+    formed: list[int] = []
+
+    def look(indices: Any, places: Any) -> None:
+        records = gradients(indices, places)
+        formed.append(max(records.size - records.spared, 1))
+
+    jax.eval_shape(look, indices, places)
+    return min(max(_FORMED_TOGETHER // formed[0], 1), indices.shape[0])
+
+
+def _split(key: Any, _: None) -> tuple[Any, Any]:
+    """Returns the key of the steps to come and that of a step, as NumPyro's ``SVI`` splits it."""
+    keys = jax.random.split(key)
+    return keys[0], keys[1]
 
 
 def _size(tree: Any) -> int:

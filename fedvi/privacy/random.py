@@ -181,7 +181,8 @@ def _start(key_words: jax.Array, counters: jax.Array, nonce: jax.Array) -> tuple
     groups, count = counters.shape
 
     def everywhere(words: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(words[None, :, None], (groups, words.shape[0], count))
+        lanes = words if words.ndim == 2 else words[:, None]
+        return jnp.broadcast_to(lanes[None], (groups, words.shape[0], count))
 
     constants = jnp.asarray(_CONSTANTS, jnp.uint32)
     last = jnp.concatenate([counters[:, None], everywhere(nonce)], axis=1)
@@ -277,20 +278,37 @@ def _stream(key_words: jax.Array, words: int, nonce: jax.Array) -> jax.Array:
     surplus = 16 * chunks * groups * each - words
     if surplus and blocks > _FEW and chunks == groups == 1:
         groups, each = 2, -(-blocks // 2)
-    counters = _counters(chunks * groups * each).reshape(chunks, groups, each)
     if chunks > 1:
+        counters = _counters(chunks * groups * each).reshape(chunks, groups, each)
         return lax.map(lambda some: _blocks(key_words, some, nonce), counters).ravel()[:words]
-    if groups == 1 or not surplus:
-        return _blocks(key_words, counters[0], nonce).ravel()[:words]
 
-    # With words to cut off, XLA would merge the sum behind the rounds into what uses the words, and
-    # look for each of them by its number. A loop writes them to memory first.
-    def added(group: tuple[jax.Array, ...]) -> jax.Array:
-        at, *rows = group
-        return _added(tuple(row[None] for row in rows), _start(key_words, at[None], nonce))
+    @jax.custom_batching.custom_vmap
+    def one(key_words: jax.Array, nonce: jax.Array) -> jax.Array:
+        counters = _counters(groups * each).reshape(groups, each)
+        if groups == 1 or not surplus:
+            return _blocks(key_words, counters, nonce).ravel()[:words]
 
-    rows = _rounds(_start(key_words, counters[0], nonce))
-    return lax.map(added, (counters[0], *rows)).ravel()[:words]
+        # With words to cut off, XLA would merge the sum behind the rounds into what uses the words, and
+        # look for each of them by its number. A loop writes them to memory first.
+        def added(group: tuple[jax.Array, ...]) -> jax.Array:
+            at, *rows = group
+            return _added(tuple(row[None] for row in rows), _start(key_words, at[None], nonce))
+
+        rows = _rounds(_start(key_words, counters, nonce))
+        return lax.map(added, (counters, *rows)).ravel()[:words]
+
+    @one.def_vmap
+    def many(keys: int, batched: Any, key_words: jax.Array, nonce: jax.Array) -> Any:
+        if batched != [True, False]:
+            raise NotImplementedError
+        # The blocks of all keys lie side by side, as one key's blocks are too few for a vector.
+        counters = _counters(groups * each).reshape(groups, 1, each)
+        lanes = jnp.broadcast_to(counters, (groups, keys, each)).reshape(groups, -1)
+        found = _blocks(jnp.repeat(key_words.T, each, axis=1), lanes, nonce)
+        found = found.reshape(groups, 16, keys, each).transpose(2, 0, 1, 3)
+        return lax.optimization_barrier(found.reshape(keys, -1))[:, :words], True
+
+    return one(key_words, nonce)
 
 
 def _split(key_words: jax.Array, shape: tuple[int, ...]) -> jax.Array:

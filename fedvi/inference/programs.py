@@ -1,0 +1,70 @@
+"""JAX programs as flat lists of equations, which can be read, split and evaluated in part."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+
+__all__ = ["bound", "flat", "part", "reads"]
+
+_CALLS = ("jit", "pjit")
+
+
+def flat(function: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
+    """Traces a function; returns its program, in which nothing calls a program, and the tree of its result.
+
+    Args:
+      function: of JAX.
+      args: trees of arrays, or of their shapes.
+    """
+    nested, like = jax.make_jaxpr(function, return_shape=True)(*args)
+
+    def inlined(*values: Any) -> list[Any]:
+        return _evaluated(nested.jaxpr, nested.consts, values)
+
+    return jax.make_jaxpr(inlined)(*nested.in_avals), jax.tree.structure(like)
+
+
+def reads(equation: JaxprEqn) -> list[Var]:
+    """Returns the variables that an equation reads, each once."""
+    return list(dict.fromkeys(v for v in equation.invars if not isinstance(v, Literal)))
+
+
+def bound(program: Jaxpr, equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Evaluates one equation of a program on its operands, literals among them."""
+    taken = {
+        operand: value
+        for operand, value in zip(equation.invars, operands, strict=True)
+        if not isinstance(operand, Literal)
+    }
+    return part(program, list(taken), equation.outvars, [equation])(*taken.values())
+
+
+def part(
+    program: Jaxpr, inputs: Sequence[Any], outputs: Sequence[Any], equations: Sequence[JaxprEqn]
+) -> Callable[..., list[Any]]:
+    """Returns some equations of a program as a function of values for ``inputs``; nothing else is free."""
+    alone = program.replace(
+        constvars=[], invars=list(inputs), outvars=list(outputs), eqns=list(equations)
+    )
+    return jaxpr_as_fun(ClosedJaxpr(alone, []))
+
+
+def _evaluated(program: Jaxpr, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    known: dict[Var, Any] = dict(
+        zip((*program.constvars, *program.invars), (*consts, *values), strict=True)
+    )
+
+    def read(operand: Any) -> Any:
+        return operand.val if isinstance(operand, Literal) else known[operand]
+
+    for equation in program.eqns:
+        operands = [read(operand) for operand in equation.invars]
+        if equation.primitive.name in _CALLS:
+            inside = equation.params["jaxpr"]
+            results = _evaluated(inside.jaxpr, inside.consts, operands)
+        else:
+            results = bound(program, equation, operands)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(result) for result in program.outvars]
