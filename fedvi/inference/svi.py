@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -60,6 +60,7 @@ class DPSVIState(NamedTuple):
       step: how many steps were taken, int32.
       noise_key: keys of all noise and batches to come, secret until the last step. They do not tell
         what went before, so that whoever finds a state cannot take the noise off what was released.
+      fit: a number of the `DPSVI` that it belongs to, which was charged for it; uint32 [2].
     """
 
     optim_state: Any
@@ -67,6 +68,7 @@ class DPSVIState(NamedTuple):
     rng_key: Any
     step: Any
     noise_key: Any
+    fit: Any
 
 
 class DPSVI(SVI):  # type: ignore[misc]
@@ -168,8 +170,12 @@ class DPSVI(SVI):  # type: ignore[misc]
         self._root = random.secure_root() if seed is None else random.insecure_root(seed)
         # Here and not at the first step, which may be traced.
         self._secret = self._root.secret("dpsvi")
+        mark = random.key(self._secret, "fit")
+        self._fit = np.asarray(jax.random.bits(mark, (2,), jnp.uint32))
         self._ledger: ledgers.Ledger | None = None
         self._guided: Guided | None = None
+        # Shapes and dtypes of a state.
+        self._state_like: Any = None
         self._transforms: dict[str, Any] = {}
         self._like: Any = None
         # A step as what follows from its key, and the rest; by whether it is stable.
@@ -205,6 +211,12 @@ class DPSVI(SVI):  # type: ignore[misc]
             # Another run on the same table: what was compiled for it serves again.
             self._columns(args, kwargs)
         at = parts.layout(args, kwargs)
+        most = self._records
+        if at.rows > most:
+            raise errors.PrivacyError(
+                f"the table has {at.rows} rows, expected at most the {most} of max_records",
+                "plan for as many as there may be: fedvi.privacy.sgd(max_records=…)",
+            )
         made_up = at.call(at.made_up(split._ONE))
         with split._numpyro_rules():
             started = super().init(rng_key, *made_up[0], init_params=init_params, **made_up[1])
@@ -225,13 +237,16 @@ class DPSVI(SVI):  # type: ignore[misc]
             if self._is_aligned:
                 self._transforms = self._guided.global_transforms(constrained, rng_key)
         run = self._charged(params, constrained, rng_key)
-        return DPSVIState(
+        state = DPSVIState(
             started.optim_state,
             None,
             started.rng_key,
             jnp.zeros((), jnp.int32),
             ratchet.started(random.key(self._secret, "run", run)),
+            jnp.asarray(self._fit),
         )
+        self._state_like = jax.tree.map(_shape, state)
+        return state
 
     def update(
         self, svi_state: DPSVIState, *args: Any, **kwargs: Any
@@ -271,6 +286,8 @@ class DPSVI(SVI):  # type: ignore[misc]
         """
         if num_steps < 1:
             raise errors.ConfigError(f"num_steps is {num_steps}, expected at least 1")
+        if init_state is not None and self._guided is not None:
+            self._check(init_state)
         taken = 0 if init_state is None else int(init_state.step)
         if taken + num_steps > self.privacy.steps:
             raise errors.BudgetExceeded(
@@ -306,8 +323,31 @@ class DPSVI(SVI):  # type: ignore[misc]
         """
         return Private(super().evaluate(svi_state, *args, **kwargs))
 
+    def _check(self, state: Any) -> None:
+        """Refuses a state that is not one of this object's, as far as its shapes tell."""
+        found, expected = jax.tree.map(_shape, state), self._state_like
+        if type(state) is not DPSVIState or found != expected:
+            differs = next(
+                (f"{one}, expected {other}" for one, other in _leaves(found, expected)),
+                f"{jax.tree.structure(state)}, expected {jax.tree.structure(expected)}",
+            )
+            raise errors.SolverError(
+                f"the state is not one of this fit: {differs}",
+                "pass what `init`, `update` or `run` of this very object returned; another optimiser, "
+                "model or table has other states",
+            )
+
     def _use(self, state: DPSVIState) -> None:
         """Refuses a state that was used: the same noise on other records could be taken off."""
+        random._refuse_a_trace(
+            "a state was used that is a constant of the function, and its noise with it",
+            "pass the state as an argument of the function that is transformed",
+        )
+        if not np.array_equal(state.fit, self._fit):
+            raise errors.PrivacyError(
+                "the state is one of another fit, which was charged for its steps; this one was not",
+                "pass what `init`, `update` or `run` of this very object returned",
+            )
         words = np.asarray(jax.random.key_data(state.noise_key))
         digest = hashlib.sha256(words.tobytes()).digest()
         if digest in self._used:
@@ -364,6 +404,7 @@ class DPSVI(SVI):  # type: ignore[misc]
         self, state: DPSVIState, stable: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[DPSVIState, jax.Array]:
         columns = [jnp.asarray(column) for column in self._columns(args, kwargs)]
+        self._check(state)
         if not isinstance(state.step, jax.core.Tracer):
             if int(state.step) >= self.privacy.steps:
                 raise errors.BudgetExceeded(
@@ -377,7 +418,7 @@ class DPSVI(SVI):  # type: ignore[misc]
         """Takes steps that are left, drawing all that is random about several of them together."""
         parted = self._parted[stable]
 
-        def one(optim_state: Any, drawn: Any) -> tuple[Any, jax.Array]:
+        def one(optim_state: Any, drawn: Any) -> Any:
             values, drawn = drawn
             return parted.after(values, optim_state, columns, drawn)
 
@@ -388,7 +429,8 @@ class DPSVI(SVI):  # type: ignore[misc]
             optim_state, losses = jax.lax.scan(
                 one, state.optim_state, (jax.vmap(parted.ahead)(keys), drawn)
             )
-            return DPSVIState(optim_state, None, rng_key, state.step + number, noise_key), losses
+            step = state.step + number
+            return DPSVIState(optim_state, None, rng_key, step, noise_key, state.fit), losses
 
         whole, rest = divmod(count, together)
         state, losses = jax.lax.scan(
@@ -422,7 +464,7 @@ class DPSVI(SVI):  # type: ignore[misc]
         rng_key, key = _split(state.rng_key, None)
         drawn = self._drawn(secrets[0], columns)
         optim_state, loss = self._next(state.optim_state, key, columns, stable, *drawn)
-        new = DPSVIState(optim_state, None, rng_key, state.step + 1, noise_key)
+        new = DPSVIState(optim_state, None, rng_key, state.step + 1, noise_key, state.fit)
         is_left = state.step < self.privacy.steps
         return _where(is_left, new, state), jnp.where(is_left, loss, jnp.nan)
 
@@ -543,8 +585,8 @@ class DPSVI(SVI):  # type: ignore[misc]
         return post_process(whole, released)
 
     @property
-    def _records(self) -> float:
-        return float(getattr(self.privacy.sampler, "max_records"))  # noqa: B009
+    def _records(self) -> int:
+        return int(getattr(self.privacy.sampler, "max_records"))  # noqa: B009
 
     def _latents(self, constrained: Any, key: Any) -> dict[str, Any]:
         """The guide's draw of the global latents, unconstrained."""
@@ -572,6 +614,25 @@ def _check_mutable(mutable: Any) -> None:
             "noise",
             "use layers without running statistics: LayerNorm or GroupNorm, no BatchNorm",
         )
+
+
+def _shape(leaf: Any) -> tuple[Any, str]:
+    return jnp.shape(leaf), str(jnp.result_type(leaf))
+
+
+def _leaves(found: Any, expected: Any) -> Iterator[tuple[str, str]]:
+    """Yields what differs between two states' shapes, if their structures are the same."""
+    pairs = [jax.tree.flatten_with_path(tree, is_leaf=_is_shape) for tree in (found, expected)]
+    if str(pairs[0][1]) != str(pairs[1][1]):
+        return
+    for (path, one), (_, other) in zip(pairs[0][0], pairs[1][0], strict=True):
+        if one != other:
+            name = jax.tree_util.keystr(path)
+            yield f"{name} is {one[1]}{list(one[0])}", f"{other[1]}{list(other[0])}"
+
+
+def _is_shape(node: Any) -> bool:
+    return isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], str)
 
 
 def _fitting(gradients: Callable[..., Records], indices: Any, places: Any) -> int:

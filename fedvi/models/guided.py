@@ -9,10 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from numpyro import handlers
-from numpyro.distributions import Delta
 from numpyro.distributions.kl import kl_divergence
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoGuide, AutoLaplaceApproximation
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoGuide,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+)
 from numpyro.primitives import Messenger
 
 from fedvi import errors
@@ -366,6 +370,9 @@ def _check_loss(loss: Any) -> None:
 
 def _check_guide(guide: Any) -> None:
     name = type(guide).__name__
+    if isinstance(guide, AutoGuideList):
+        for member in guide:
+            _check_guide(member)
     if isinstance(guide, AutoDelta):
         raise errors.ModelError(
             f"guide is {name}, which has no density: its ELBO is no lower bound",
@@ -472,7 +479,7 @@ def _check_sites(found: Guided, one: Any, two: Any) -> None:
                     f"the latent {name!r} is discrete, expected continuous latents",
                     "sum it out of the likelihood, for example with MixtureSameFamily",
                 )
-            if what == "guide" and type(site["fn"]) is Delta and not _is_auto(found.guide):
+            if what == "guide" and split._kind(site) == "Delta" and not _is_auto(found.guide):
                 raise errors.ModelError(
                     f"the guide's {name!r} is a Delta, which has no density",
                     "draw it from a distribution, such as Normal with a learnt scale",
@@ -502,8 +509,9 @@ def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
     """Refuses terms outside of the plate that use records, and records that use one another."""
 
     @jax.jit
-    def terms(columns: list[Any]) -> Any:
-        model, guide = found.traces(params, key, columns, 0)
+    def terms(columns: list[Any], draws: dict[str, Any]) -> Any:
+        model, guide = found.traces({**params, **draws}, key, columns, 0)
+        scale = found._scale(model, guide, inside=True)
         with split._numpyro_rules():
             sites = [
                 (f"{what} {name}", site)
@@ -516,22 +524,37 @@ def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
                 for name, site in sites
                 if not split._is_inside(site, found.plate)
             }
+            inside = [pair for pair in sites if split._is_inside(pair[1], found.plate)]
             each = {
-                name: _by_record(site, found.plate, columns[0].shape[0])
-                for name, site in sites
-                if split._is_inside(site, found.plate)
+                name: _by_record(site, found.plate, columns[0].shape[0], scale)
+                for name, site in inside
             }
-        return outside, each
+            local = {
+                site["name"]: jnp.moveaxis(site["value"], _record_axis(site, found.plate), 0)
+                for _, site in inside
+                if not site["is_observed"]
+            }
+        return outside, each, local
 
-    def at(*kinds: str) -> Any:
-        return jax.device_get(terms(found.layout.made_up(*kinds)))
+    def at(*kinds: str, draws: dict[str, Any] | None = None) -> Any:
+        given = {name: jnp.moveaxis(value, 0, axes[name]) for name, value in (draws or {}).items()}
+        return jax.device_get(terms(found.layout.made_up(*kinds), given))
 
+    axes = _local_axes(found, params, key)
     try:
         here, there, swapped = (
             at(split._LOW, split._HIGH),
             at(split._LOW, split._LOW),
             at(split._HIGH, split._HIGH),
         )
+        # A record's own draws go with it, so that its term may depend on nothing but itself.
+        local = here[2]
+        first, second = (
+            {name: value[rows] for name, value in local.items()} for rows in ([0], [1])
+        )
+        turned = {name: value[::-1] for name, value in local.items()}
+        alone = at(split._LOW, draws=first)[1], at(split._HIGH, draws=second)[1]
+        back = at(split._HIGH, split._LOW, draws=turned)[1]
     except errors.FedviError:
         raise
     except Exception as error:
@@ -554,12 +577,19 @@ def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
                 "a record's terms may use its own row only: no mean over the batch, no BatchNorm, "
                 "no record axis in .to_event",
             )
+        own = [found[name][0] for found in alone]
+        if not split._is_same(here[1][name], own) or not split._is_same(back[name], own[::-1]):
+            raise errors.ModelError(
+                f"the term {name!r} of a record depends on its place or on how many records there are",
+                "a step calls the model with one record at a time: pass what numbers the records as a "
+                "column, and weights as a column or through the plate",
+            )
 
 
-def _by_record(site: dict[str, Any], plate: str, count: int) -> Any:
+def _by_record(site: dict[str, Any], plate: str, count: int, plate_scale: float) -> Any:
     """Sums a site's log density over all axes but the record plate's: [count]."""
-    density = _scaled(_log_prob(site), site, 1.0)
-    axis = next(frame.dim for frame in site["cond_indep_stack"] if frame.name == plate)
+    density = _scaled(_log_prob(site), site, plate_scale)
+    axis = _plate_axis(site, plate)
     if jnp.ndim(density) < -axis or density.shape[axis] != count:
         raise errors.ModelError(
             f"the density of {site['name']!r} has shape {jnp.shape(density)}, expected {count} "
@@ -567,6 +597,25 @@ def _by_record(site: dict[str, Any], plate: str, count: int) -> Any:
             "a record's terms must keep the record axis: none of it in .to_event",
         )
     return jnp.moveaxis(density, axis, 0).reshape(count, -1).sum(axis=1)
+
+
+def _local_axes(found: Guided, params: Mapping[str, Any], key: Any) -> dict[str, int]:
+    """Returns the axis of each record's latents along which the records stand."""
+    model, guide = found.traces(params, key, found.layout.made_up(split._ONE), 0)
+    return {
+        name: _record_axis(site, found.plate)
+        for run in (model, guide)
+        for name, site in run.sites.items()
+        if _is_sample(site) and not site["is_observed"] and split._is_inside(site, found.plate)
+    }
+
+
+def _record_axis(site: dict[str, Any], plate: str) -> int:
+    return _plate_axis(site, plate) - int(site["fn"].event_dim)
+
+
+def _plate_axis(site: dict[str, Any], plate: str) -> int:
+    return next(int(frame.dim) for frame in site["cond_indep_stack"] if frame.name == plate)
 
 
 def _log_prob(site: dict[str, Any]) -> Any:

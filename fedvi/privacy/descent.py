@@ -32,9 +32,11 @@ class Descent:
       steps: T, how many steps one run may take.
       runs: how many runs may start.
       relation: the neighbouring relation of the promise.
-      epsilon, delta: the promise for all runs together; epsilon is infinite without noise.
+      epsilon, delta: the promise for all runs together; epsilon is infinite without noise, and where
+        noise was given, it rises a little once the model's numbers are counted (``DPSVI.privacy``).
       accountant: what checks it.
       seed: of simulated noise; None if noise comes from the operating system.
+      follows: whether the noise was given and epsilon follows from it.
     """
 
     sampler: Sampler
@@ -47,6 +49,7 @@ class Descent:
     delta: float
     accountant: accountants.Accountant
     seed: int | None = None
+    follows: bool = False
 
     @property
     def step(self) -> events.Event:
@@ -71,11 +74,12 @@ class Descent:
         return math.isfinite(self.epsilon)
 
     def fitted(self, numbers: int) -> "Descent":
-        """Returns the plan with the coarsest grid that so many numbers a step can be rounded to.
+        """Returns the plan for so many numbers a step: with the coarsest grid that they can be rounded to.
 
         Rounding d numbers to a grid of step g takes √d·g off the clip norm, and a grid finer than the
         first doubles the draws: so it is as coarse as a hundredth of C allows, whatever it was. The price
-        of a step stays; the tables' part of δ doubles with the draws.
+        of a step stays; the tables' part of δ doubles with the draws. Where the noise was given, epsilon
+        is what they cost with that.
         """
         if not isinstance(self.mechanism, RoundedGaussian) or not self.protected:
             return self
@@ -89,7 +93,16 @@ class Descent:
             _alias.FINEST,
         )
         chosen = dataclasses.replace(self.mechanism, fineness=fineness)
-        return dataclasses.replace(self, mechanism=chosen)
+        plan = dataclasses.replace(self, mechanism=chosen)
+        if not self.follows:
+            return plan
+        return dataclasses.replace(plan, epsilon=max(plan.epsilon, plan.stated(numbers)))
+
+    def stated(self, numbers: int) -> float:
+        """Returns the epsilon of all runs, for releases of so many numbers a step."""
+        distance = getattr(self.mechanism, "distance", 0.0) * numbers
+        total = events.repeat(self.step, self.steps * self.runs)
+        return with_tables(self.accountant, distance).epsilon(total, self.delta)
 
     def open_ledger(self, numbers: int) -> ledger.Ledger:
         """Returns the ledger that charges each run, for releases of so many numbers a step.
@@ -100,7 +113,7 @@ class Descent:
         distance = getattr(self.mechanism, "distance", 0.0) * numbers
         total = events.repeat(self.step, self.steps * self.runs)
         if self.protected:
-            stated = with_tables(self.accountant, distance).epsilon(total, self.delta)
+            stated = self.stated(numbers)
             if stated > self.epsilon:
                 raise errors.PrivacyError(
                     f"{numbers} numbers a step cost epsilon {stated:.6g} with the tables of the "
@@ -226,7 +239,9 @@ def sgd(
         noise = calibrate.calibrate(total, priced, epsilon, left)
         return dataclasses.replace(plan, mechanism=make(noise), epsilon=float(epsilon))
     found = priced.epsilon(total(float(noise_multiplier)), left)
-    return dataclasses.replace(plan, mechanism=make(float(noise_multiplier)), epsilon=found)
+    return dataclasses.replace(
+        plan, mechanism=make(float(noise_multiplier)), epsilon=found, follows=True
+    )
 
 
 def _sampler(

@@ -152,11 +152,13 @@ def _hmac(secret: bytes, label: tuple[str | int, ...]) -> bytes:
     return hmac.new(secret, message, hashlib.sha256).digest()
 
 
-def _refuse_a_trace(what: str) -> None:
+def _refuse_a_trace(
+    what: str, hint: str = "derive keys before `jit`, `scan` or `vmap`, and pass them in"
+) -> None:
     if jax.extend.core.get_opaque_trace_state(convention="flax") != _eager_state():
         raise errors.PrivacyError(
             f"{what} under a JAX transformation, expected outside of any",
-            "derive keys before `jit`, `scan` or `vmap`, and pass them in",
+            hint,
         )
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedvi.privacy import events
 from fedvi.privacy.release import Batch
+from fedvi.privacy.sampling._rows import check_rows
 from fedvi.typing import Key
 
 __all__ = ["Full", "full"]
@@ -34,7 +35,12 @@ class Full:
         return ()
 
     def draw(self, key: Key, valid: Any) -> Batch:
-        """Returns all rows; ``key`` is not used."""
+        """Returns all rows; ``key`` is not used.
+
+        Raises:
+          PrivacyError: if there are more rows than slots.
+        """
+        check_rows(valid, self.max_records)
         return Batch(jnp.arange(valid.shape[0]), jnp.asarray(valid, bool), self)
 
     def event(self, inner: events.Event) -> events.Event:
