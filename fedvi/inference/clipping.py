@@ -78,9 +78,18 @@ def clipped(
     def counted(records: Records) -> Records:
         if loss_bound is None:
             return records
-        return records.beside(jnp.clip(records.losses / loss_bound, -1.0, 1.0) * unit)
+        # Of a model in float64 with parameters in float32, the loss has float64.
+        losses = records.losses.astype(jnp.float32)
+        return records.beside(jnp.clip(losses / loss_bound, -1.0, 1.0) * unit)
 
-    whole = parts.of(0)
+    is_wide = jnp.result_type(float) == jnp.float64
+
+    def part(index: Any) -> Records:
+        # Sums of blocks are traced with 32 bits, but the model as its user set it.
+        with jax.enable_x64(is_wide):
+            return parts.of(index)
+
+    whole = part(0)
     like = counted(whole)
     if rows > _MOST_ROWS or not like.is_single:
         if parts.number > 1:
@@ -113,7 +122,7 @@ def clipped(
         return float_sum(sums(whole, batch.mask), blocks, block, clip_norm, batch, mechanism)
     masks = jnp.pad(batch.mask, (0, blocks * block - rows)).reshape(blocks, block)
     return float_sum(
-        lambda index: sums(parts.of(index), masks[index])(0),
+        lambda index: sums(part(index), masks[index])(0),
         blocks, block, clip_norm, batch, mechanism,
     )  # fmt: skip
 

@@ -113,8 +113,9 @@ class Records(NamedTuple):
     def norms(self) -> list[jax.Array]:
         """Returns upper bounds of the L2 norm of each record's gradient for each leaf, float32 [B] a leaf.
 
-        They are above the norms by less than ``error`` of them and 2⁻⁶² a root of a number. Where an
-        entry is NaN or infinite, or a norm is above 2⁶³ or so, the bound is not finite.
+        They are above the norms by less than ``error`` of them and 2⁻⁶² a root of a number, of a product
+        in either factor. Where an entry is NaN or infinite, or a norm is above 2⁶³ or so, the bound is
+        not finite.
         """
         return [
             _norm(part.inputs) * _norm(part.signals)

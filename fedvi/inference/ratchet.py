@@ -9,7 +9,7 @@ from jax import lax
 from fedvi.privacy import random
 from fedvi.typing import Key
 
-__all__ = ["started", "taken"]
+__all__ = ["next_key", "started", "taken"]
 
 # So many steps' keys are made from one.
 _EPOCH = 64
@@ -22,6 +22,11 @@ def started(key: Key) -> Key:
       key: a ChaCha20 key that is used for nothing else.
     """
     return jax.random.split(key, _EPOCH + 1)
+
+
+def next_key(keys: Key, step: Any) -> Key:
+    """Returns the key of the next step; all zeros if the step was taken before."""
+    return keys[1 + step % _EPOCH]
 
 
 def taken(keys: Key, step: Any, count: int) -> tuple[Key, Key]:

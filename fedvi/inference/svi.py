@@ -59,7 +59,8 @@ class DPSVIState(NamedTuple):
       rng_key: of the draws of the guide, which are public.
       step: how many steps were taken, int32.
       noise_key: keys of all noise and batches to come, secret until the last step. They do not tell
-        what went before, so that whoever finds a state cannot take the noise off what was released.
+        what went before, so that whoever finds a state cannot take the noise off what was released;
+        the `DPSVI` itself can make them all again, and is not to be kept.
       fit: a number of the `DPSVI` that it belongs to, which was charged for it; uint32 [2].
     """
 
@@ -84,7 +85,8 @@ class DPSVI(SVI):  # type: ignore[misc]
     (epsilon, delta)-DP for ``privacy.relation`` on records, where a record is one row of all arrays,
     if each state is handed to ``update`` once. Proof: a step sees records only through
     ``release_with(…, clipped(…))``, whose price is the plan's ``step``; it is added up adaptively; the
-    rest is post-processing. Parameters are initialised on made-up records. The draws of the guide
+    rest is post-processing. Draws of a record's own latents do not depend on who else is there.
+    Parameters are initialised on made-up records. The draws of the guide
     follow from ``rng_key`` and may be known to anybody.
 
     Losses are NaN, since they depend on records, unless ``loss_bound`` is given: each step then releases
@@ -98,7 +100,7 @@ class DPSVI(SVI):  # type: ignore[misc]
       privacy: what is spent and how, from ``fedvi.privacy.sgd``.
       plate: the name of the record plate; left out, the one that follows the number of rows.
       clip: "likelihood" clips a record's terms alone; "elbo" a record's terms and its share of prior and
-        entropy, as the papers do.
+        entropy, 1 ÷ max_records of both, as the papers do.
       clipping: "flat" clips the norm over all parameters; "per_site" each parameter's, to C / √sites;
         "automatic" scales every gradient to C·g / (‖g‖ + 0.01); "normalised" to C·g / ‖g‖.
       gradients: "aligned" clips and noises the gradient for the unconstrained global latents alone,
@@ -158,6 +160,11 @@ class DPSVI(SVI):  # type: ignore[misc]
             raise errors.ConfigError(
                 f"privacy is a {type(privacy).__name__}, expected a plan",
                 "make it with fedvi.privacy.sgd(epsilon=…, delta=…, steps=…, batch=…, max_records=…)",
+            )
+        if clipping in ("automatic", "normalised") and not math.isfinite(privacy.clip_norm):
+            raise errors.ConfigError(
+                f"clip_norm is {privacy.clip_norm}, and clipping {clipping!r} scales gradients to it",
+                "give a finite clip_norm, or clipping='flat'",
             )
         super().__init__(model, guide, optim, loss, **static_kwargs)
         _check_optimiser(self.optim)
@@ -245,7 +252,10 @@ class DPSVI(SVI):  # type: ignore[misc]
             ratchet.started(random.key(self._secret, "run", run)),
             jnp.asarray(self._fit),
         )
-        self._state_like = jax.tree.map(_shape, state)
+        like = jax.tree.map(_shape, state)
+        if like != self._state_like:
+            # What was found out for parameters of other types does not hold of these.
+            self._state_like, self._like, self._parted = like, None, {}
         return state
 
     def update(
@@ -348,9 +358,9 @@ class DPSVI(SVI):  # type: ignore[misc]
                 "the state is one of another fit, which was charged for its steps; this one was not",
                 "pass what `init`, `update` or `run` of this very object returned",
             )
-        words = np.asarray(jax.random.key_data(state.noise_key))
-        digest = hashlib.sha256(words.tobytes()).digest()
-        if digest in self._used:
+        key = np.asarray(jax.random.key_data(ratchet.next_key(state.noise_key, state.step)))
+        digest = hashlib.sha256(key.tobytes()).digest()
+        if digest in self._used or not key.any():
             raise errors.PrivacyError(
                 f"the state of step {int(state.step)} was used before, and its noise with it",
                 "go on with the state that `update` or `run` returned",
@@ -382,9 +392,11 @@ class DPSVI(SVI):  # type: ignore[misc]
 
     def _columns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         at, known = parts.layout(args, kwargs), self._taken_apart.layout
-        if (at.tree, at.columns) != (known.tree, known.columns):
+        if (at.tree, at.columns, at.rows) != (known.tree, known.columns, known.rows):
             raise errors.ModelError(
-                f"the arguments are {at.describe()}, expected those of `init`: {known.describe()}"
+                f"the arguments are {at.describe()} with {at.rows} rows, expected those of `init`: "
+                f"{known.describe()} with {known.rows} rows",
+                "pass the whole table at every call: batches are drawn inside",
             )
         for new, old in zip(at.rest, known.rest, strict=True):
             if new is not old and not np.array_equal(new, old):
@@ -432,10 +444,15 @@ class DPSVI(SVI):  # type: ignore[misc]
             step = state.step + number
             return DPSVIState(optim_state, None, rng_key, step, noise_key, state.fit), losses
 
+        # One size alone is compiled if there is one that goes in evenly.
+        together = next((n for n in range(together, together // 4, -1) if count % n == 0), together)
         whole, rest = divmod(count, together)
-        state, losses = jax.lax.scan(
-            lambda state, _: several(state, together), state, None, length=whole
-        )
+        if whole == 1:
+            state, losses = several(state, together)
+        else:
+            state, losses = jax.lax.scan(
+                lambda state, _: several(state, together), state, None, length=whole
+            )
         if not rest:
             return state, losses.reshape(-1)
         state, last = several(state, rest)
@@ -465,14 +482,27 @@ class DPSVI(SVI):  # type: ignore[misc]
         drawn = self._drawn(secrets[0], columns)
         optim_state, loss = self._next(state.optim_state, key, columns, stable, *drawn)
         new = DPSVIState(optim_state, None, rng_key, state.step + 1, noise_key, state.fit)
-        is_left = state.step < self.privacy.steps
+        # An overwritten key, of a state whose step was set back, is known to anybody.
+        is_left = (state.step < self.privacy.steps) & jax.random.key_data(secrets[0]).any()
         return _where(is_left, new, state), jnp.where(is_left, loss, jnp.nan)
 
-    def _drawn(self, secret: Key, columns: list[Any]) -> tuple[Batch, Noise]:
-        """Draws all that is random about a step but the guide."""
-        plan, keys = self.privacy, jax.random.split(secret)
+    def _drawn(self, secret: Key, columns: list[Any]) -> tuple[Batch, Any, Noise]:
+        """Draws all that is random about a step but the guide: batch, places, and noise.
+
+        A place is what tells the draws of a record's own latents from those of the others. Were it the
+        row, a record that leaves would change the draws of all after it: so places are independent
+        secret words, which say nothing of who else is there. Coupled with the records in the proof, they
+        leave every other record its draws.
+        """
+        plan, keys = self.privacy, jax.random.split(secret, 3)
         noise = drawn_ahead(keys[1], self._like, plan.clip_norm, plan.mechanism)
-        return self._batch(keys[0], columns), noise
+        return self._batch(keys[0], columns), self._places(keys[2], columns), noise
+
+    def _places(self, key: Key, columns: list[Any]) -> Any:
+        rows = jax.eval_shape(lambda: self._batch(key, columns)).mask.shape
+        if not self._taken_apart.has_local:
+            return jnp.zeros(rows, jnp.uint32)
+        return jax.random.bits(key, rows, jnp.uint32)
 
     def _batch(self, key: Key, columns: list[Any]) -> Batch:
         return self.privacy.sampler.draw(key, jnp.ones(columns[0].shape[0], bool))
@@ -484,11 +514,12 @@ class DPSVI(SVI):  # type: ignore[misc]
         columns: list[Any],
         stable: bool,
         batch: Batch,
+        places: Any,
         noise: Noise,
     ) -> tuple[Any, jax.Array]:
         """Takes one step, whether or not one is left: that, and the next keys, is for the caller."""
         params = self.optim.get_params(optim_state)
-        released = self._released(params, step_key, columns, batch, noise)
+        released = self._released(params, step_key, columns, batch, places, noise)
 
         def climb(found: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
             gradient, loss = found
@@ -504,15 +535,19 @@ class DPSVI(SVI):  # type: ignore[misc]
         # What leaves is the value of a Released whose event was charged by `init`.
         return post_process(climb, released).value
 
-    def _bounded(self, params: Any, step_key: Any, columns: list[Any], batch: Batch) -> Bounded:
+    def _bounded(
+        self, params: Any, step_key: Any, columns: list[Any], batch: Batch, places: Any
+    ) -> Bounded:
         """Returns the clipped sum of the gradients of a batch."""
         plan = self.privacy
-        parts = self._parts(params, step_key, columns, batch.indices)
+        parts = self._parts(params, step_key, columns, batch.indices, places)
         return clipped(
             parts, plan.clip_norm, self._clipping, batch, plan.mechanism, self._loss_bound
         )
 
-    def _parts(self, params: Any, step_key: Any, columns: list[Any], indices: Any) -> Parts:
+    def _parts(
+        self, params: Any, step_key: Any, columns: list[Any], indices: Any, places: Any
+    ) -> Parts:
         """Returns the gradients of the records of a batch, by microbatches."""
         found = self._taken_apart
         at = self._latents(self.constrain_fn(params), step_key) if self._is_aligned else params
@@ -531,16 +566,14 @@ class DPSVI(SVI):  # type: ignore[misc]
             return per_record.gradients(record_loss, at, rows, places)
 
         rows = indices.shape[0]
-        places = jnp.arange(rows)
         size = self._microbatch_size or _fitting(gradients, indices, places)
         size = min(size, longest_part(rows)) if size < rows else rows
         count = -(-rows // size)
         if count == 1:
             return Parts(lambda _: gradients(indices, places), 1, rows)
         filled = (0, count * size - rows)
-        split_up = jnp.pad(indices, filled).reshape(count, size)
-        numbered = jnp.arange(count * size).reshape(count, size)
-        return Parts(lambda part: gradients(split_up[part], numbered[part]), count, size)
+        by_part = [jnp.pad(column, filled).reshape(count, size) for column in (indices, places)]
+        return Parts(lambda part: gradients(*(column[part] for column in by_part)), count, size)
 
     def _find_total(self, state: DPSVIState, columns: list[Any]) -> None:
         """Finds shapes and dtypes of what a step releases; traced once for all programs."""
@@ -548,16 +581,23 @@ class DPSVI(SVI):  # type: ignore[misc]
 
             def total(key: Key, state: DPSVIState) -> Any:
                 params, batch = self.optim.get_params(state.optim_state), self._batch(key, columns)
-                return self._bounded(params, state.rng_key, columns, batch).total
+                places = self._places(key, columns)
+                return self._bounded(params, state.rng_key, columns, batch, places).total
 
             self._like = jax.eval_shape(total, state.noise_key[0], state)
 
     def _released(
-        self, params: Any, step_key: Any, columns: list[Any], batch: Batch, noise: Noise
+        self,
+        params: Any,
+        step_key: Any,
+        columns: list[Any],
+        batch: Batch,
+        places: Any,
+        noise: Noise,
     ) -> Released:
         """Returns the noised gradient of the loss with respect to the parameters, and the loss."""
         plan, found = self.privacy, self._taken_apart
-        bounded = self._bounded(params, step_key, columns, batch)
+        bounded = self._bounded(params, step_key, columns, batch, places)
         released = decoded(release_with(noise, bounded))
         if released.event != plan.step and plan.protected:
             raise errors.PrivacyError(f"a step costs {released.event}, {plan.step} was charged")

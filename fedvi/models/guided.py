@@ -130,6 +130,7 @@ class Guided:
       layout: where the records stand among the arguments.
       particles: Monte Carlo draws that are averaged.
       analytic: whether KL divergences are taken in closed form where there is one.
+      has_local: whether records have latents of their own, drawn for each.
     """
 
     model: Callable[..., Any]
@@ -139,6 +140,7 @@ class Guided:
     layout: Layout
     particles: int
     analytic: bool
+    has_local: bool = False
 
     def public_term(self, params: Mapping[str, Any], key: Any) -> Float[Array, ""]:
         """Returns the estimate of E_q[log p(θ) − log q(θ)] over all sites outside of the plate."""
@@ -157,7 +159,7 @@ class Guided:
           params: of model and guide, constrained.
           key: of this step.
           row: one record's columns, without the record axis.
-          place: an integer that no other record of the batch has; its local latents' key.
+          place: a word of its own, drawn without regard to other records: its local latents' key.
         """
         columns = [column[None] for column in row]
         return self._mean(lambda one: self._terms(params, one, columns, place, inside=True), key)
@@ -315,6 +317,7 @@ def guided(
     two = _first(draft, params, key, [split._ONE, split._ONE])
     name = _record_plate(one, two, plate)
     found = dataclasses.replace(draft, plate=name)
+    found = dataclasses.replace(found, has_local=bool(_local_axes(found, params, key)))
     _check_size(found, two)
     _check_sites(found, one, two)
     _check_separate(found, params, key)

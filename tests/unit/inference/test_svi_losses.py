@@ -1,15 +1,19 @@
-"""Losses that `DPSVI` releases, and batches that it takes in parts."""
+"""Losses that `DPSVI` releases, batches that it takes in parts, and what a review found."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import pytest
 from numpyro.infer import SVI, Trace_ELBO, autoguide
 
+import fedvi
 from fedvi import errors
 from fedvi.inference import per_record
 from fedvi.inference import svi as descents
 from fedvi.inference.svi import DPSVI
+from fedvi.privacy.release import Batch
 from tests.unit.inference.test_svi import STEPS, N, assert_same, logistic, nothing, private, table
 
 pytestmark = pytest.mark.numpyro
@@ -89,3 +93,105 @@ def test_batches_are_taken_in_parts_where_gradients_would_fill_the_memory(monkey
 def test_a_bound_and_a_size_are_positive(options, said):
     with pytest.raises(errors.ConfigError, match=said):
         fit(nothing(), **options)
+
+
+def own_latents(x):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("records", x.shape[0]):
+        z = numpyro.sample("z", dist.Normal(b, 1.0))
+        numpyro.sample("x", dist.Normal(z, 0.1), obs=x)
+
+
+def own_guide(x):
+    mean = numpyro.param("mean", 0.0)
+    scale = numpyro.param("scale", 1.0)
+    numpyro.sample("b", dist.Normal(mean, 0.1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("z", dist.Normal(scale * x, 1.0))
+
+
+def test_a_record_that_leaves_takes_nobody_s_draws_along():
+    """Drawn by rows, the latents of all later records would change, and the sum by many clip norms."""
+    rows = 40
+    plan = fedvi.privacy.sgd(
+        steps=3, max_records=rows, noise_multiplier=1.0, delta=1e-3, sampler="full",
+        relation="add_remove", insecure_seed=1,
+    )  # fmt: skip
+    x = np.random.default_rng(0).normal(size=rows).astype(np.float32)
+    ours = DPSVI(own_latents, own_guide, numpyro.optim.SGD(0.1), Trace_ELBO(), plan)
+    state = ours.init(jax.random.key(0), x)
+    assert ours._taken_apart.has_local
+    params, columns = ours.optim.get_params(state.optim_state), [jnp.asarray(x)]
+    batch, places, _ = ours._drawn(state.noise_key[1], columns)
+    assert len(np.unique(places)) == rows
+    grid = plan.fitted(2).mechanism.grid(1.0)
+
+    def moved(left_out, places_of_others):
+        whole = ours._bounded(params, state.rng_key, columns, batch, places)
+        some = Batch(jnp.arange(rows - 1), jnp.ones(rows - 1, bool), plan.sampler)
+        less = ours._bounded(params, state.rng_key, [columns[0][left_out]], some, places_of_others)
+        pairs = zip(jax.tree.leaves(whole.total), jax.tree.leaves(less.total), strict=True)
+        return np.sqrt(sum(int(np.sum((a - b).astype(float) ** 2)) for a, b in pairs)) * grid.step
+
+    stay = np.arange(rows) != 3
+    # As the proof couples them: each record keeps its word.
+    assert moved(stay, places[stay]) <= 1.0
+    # Words of rows, as they once were: the test would see it.
+    assert moved(stay, places[:-1]) > 2.0
+
+
+def test_a_step_that_was_set_back_gets_no_noise_that_anybody_knows():
+    ours = fit(private(insecure_seed=1))
+    state = ours.run(jax.random.key(1), 10, *table(), progress_bar=False).state
+    back = state._replace(step=jnp.asarray(3, jnp.int32))
+    with pytest.raises(errors.PrivacyError, match="used before"):
+        ours.update(back, *table())
+    still, loss = jax.jit(ours.update)(back, *table())
+    assert_same(ours.get_params(still), ours.get_params(state), rtol=0.0)
+    assert np.isnan(loss)
+    ours.update(state, *table())
+    other = state._replace(noise_key=state.noise_key.at[0].set(state.noise_key[20]))
+    with pytest.raises(errors.PrivacyError, match="used before"):
+        ours.update(other, *table(1))
+
+
+def test_one_state_serves_one_table():
+    """On two at once the same noise could be taken off."""
+    ours, tables = fit(private()), [table(seed)[0] for seed in (0, 1)]
+    state, y = ours.init(jax.random.key(1), *table()), table()[1]
+    with pytest.raises(errors.PrivacyError, match="constant of the function"):
+        jax.vmap(lambda x: ours.update(state, x, y))(jnp.stack(tables))
+
+
+def test_the_table_keeps_its_length():
+    ours, (x, y) = fit(private(sampler="full", batch=None, runs=2)), table()
+    state = ours.init(jax.random.key(1), x, y)
+    for call in (
+        lambda: ours.update(state, x[:-2], y[:-2]),
+        lambda: ours.run(jax.random.key(1), 1, x[:-2], y[:-2], init_state=state),
+        lambda: ours.run(jax.random.key(1), 1, x[:-2], y[:-2]),
+    ):
+        with pytest.raises(errors.ModelError, match="22 rows, expected those of `init`"):
+            call()
+    assert len(ours.ledger.entries) == 1
+    ours.update(state, x, y)
+
+
+def test_parts_are_computed_with_the_user_s_own_precision():
+    ends = []
+    with jax.enable_x64(True):
+        for size in (None, 5):
+            ours = fit(nothing(), microbatch_size=size, loss_bound=1e4)
+            start = {"auto_loc": jnp.zeros(3, jnp.float32), "auto_scale": jnp.ones(3, jnp.float32)}
+            ends.append(
+                ours.run(
+                    jax.random.key(1), 1, *table(), progress_bar=False, init_params=start
+                ).params
+            )
+    assert_same(ends[1], ends[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("clipping", ["automatic", "normalised"])
+def test_gradients_are_scaled_to_something_finite(clipping):
+    with pytest.raises(errors.ConfigError, match="clip_norm is inf"):
+        fit(nothing(), clipping=clipping)
