@@ -10,12 +10,22 @@ _PUBLIC = {
     "DPSVI": "fedvi.inference.svi",
     "FedviError": "fedvi.errors",
     "Study": "fedvi.experiment.config",
+    "compilation_cache": "fedvi.experiment.compiled",
     "load_study": "fedvi.experiment.config",
     "plan": "fedvi.experiment.plan",
     "simulate": "fedvi.experiment.simulate",
 }
 
-__all__ = ["DPSVI", "FedviError", "Study", "__version__", "load_study", "plan", "simulate"]
+__all__ = [
+    "DPSVI",
+    "FedviError",
+    "Study",
+    "__version__",
+    "compilation_cache",
+    "load_study",
+    "plan",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:
