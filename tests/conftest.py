@@ -4,6 +4,7 @@ The warnings that count as errors, and the shapes checked at run time, are in ``
 Doctests run as a reader would run them, without the rules for JAX below.
 """
 
+import gc
 import os
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -23,6 +24,8 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
+_MANY_MAPS = 20_000
+
 # The same examples on every machine and at every run: a red build can be run again and stays red.
 # No deadline, because the first example of a jitted function pays for its compilation.
 # `HYPOTHESIS_PROFILE=search` looks for new ones.
@@ -35,13 +38,27 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Runs a test and its fixtures where mixed ranks and mixed dtypes are errors.
 
-    Not where the mark ``numpyro`` says that NumPyro's own arithmetic runs, which mixes both.
+    Not where the mark ``numpyro`` says that NumPyro's own arithmetic runs, which mixes both, and not in
+    doctests: this is called for all tests, wherever they stand.
     """
     with ExitStack() as rules:
-        if item.get_closest_marker("numpyro") is None:
+        if item.get_closest_marker("numpyro") is None and not isinstance(item, pytest.DoctestItem):
             rules.enter_context(jax.numpy_rank_promotion("raise"))
             rules.enter_context(jax.numpy_dtype_promotion("strict"))
         return (yield)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room_for_programs() -> Generator[None, None, None]:
+    """Forgets compiled programs before they fill the process.
+
+    XLA maps memory for each, Linux has 65,530 maps a process by default, and one more is a crash.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

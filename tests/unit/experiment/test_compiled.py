@@ -20,7 +20,7 @@ def model(x):
     with numpyro.plate("records", x.shape[0]):
         numpyro.sample("x", dist.Normal(b, 1.0), obs=x)
 
-plan = fedvi.privacy.sgd(noise_multiplier=2.0, delta=1e-5, steps=5, batch=4, max_records=20)
+plan = fedvi.privacy.sgd(noise_multiplier=2.0, delta=1e-5, steps=5, sampler="full", max_records=20)
 svi = fedvi.DPSVI(model, autoguide.AutoNormal(model), numpyro.optim.SGD(0.1), Trace_ELBO(), plan)
 x = np.arange(20, dtype=np.float32)
 print(svi.run(jax.random.key(0), 5, x, progress_bar=False).params["b_auto_loc"])
@@ -40,19 +40,14 @@ def fit(tmp_path, *args):
     return done.stdout.splitlines()
 
 
-def test_another_process_compiles_nothing_anew(tmp_path):
-    """Were a secret compiled in, its program would be another one."""
-    folder = tmp_path / "some" / "where"
-    said, first = fit(tmp_path, folder)
-    assert said == str(folder)
-    programs = {file.name for file in folder.iterdir() if not file.name.endswith("atime")}
-    assert any("many_steps" in name for name in programs)
-    _, second = fit(tmp_path, folder)
-    assert first != second, "the noise is another one"
-    assert {f.name for f in folder.iterdir() if not f.name.endswith("atime")} == programs
-
-
-def test_it_stands_among_the_user_s_caches_and_is_for_nobody_else(tmp_path):
+def test_another_process_finds_the_program_whatever_its_secrets(tmp_path):
+    """Were a secret compiled in, its program would be another one. Nobody else may read the folder."""
     folder = tmp_path / "caches" / "fedvi" / "jax"
-    assert fit(tmp_path)[0] == str(folder)
+    said, first = fit(tmp_path)
+    assert said == str(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    said, second = fit(tmp_path, folder)
+    assert said == str(folder)
+    assert first != second, "the noise is another one"
+    programs = [file for file in folder.glob("*many_steps*") if not file.name.endswith("atime")]
+    assert len(programs) == 1
