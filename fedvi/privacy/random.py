@@ -303,6 +303,8 @@ def _stream(key_words: jax.Array, words: int, nonce: jax.Array) -> jax.Array:
     def many(keys: int, batched: Any, key_words: jax.Array, nonce: jax.Array) -> Any:
         if batched != [True, False]:
             raise NotImplementedError
+        if blocks > _SIDE_BY_SIDE:
+            return lax.map(lambda one_key: one(one_key, nonce), key_words), True
         # The blocks of all keys lie side by side, as one key's blocks are too few for a vector.
         counters = _counters(groups * each).reshape(groups, 1, each)
         lanes = jnp.broadcast_to(counters, (groups, keys, each)).reshape(groups, -1)
