@@ -258,7 +258,7 @@ def _seed(seed: jax.Array) -> jax.Array:
 def _random_bits(key_words: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
     size = math.prod(shape)
     words = -(-size * width // 32)
-    stream = _stream(key_words, words, _nonce(_BITS, width))
+    stream = _stream(key_words, words, width)
     if width == 64:
         stream = lax.bitcast_convert_type(stream.reshape(size, 2), jnp.uint64)
     elif width < 32:
@@ -267,9 +267,9 @@ def _random_bits(key_words: jax.Array, width: int, shape: tuple[int, ...]) -> ja
     return stream.reshape(shape)
 
 
-@functools.partial(jax.jit, static_argnums=1, inline=True)
-def _stream(key_words: jax.Array, words: int, nonce: jax.Array) -> jax.Array:
-    """Returns ``words`` words of the blocks from counter 0 on: uint32 [words].
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _stream(key_words: jax.Array, words: int, width: int) -> jax.Array:
+    """Returns ``words`` words of the blocks of random bits from counter 0 on: uint32 [words].
 
     A group of blocks gives the first words of all its blocks, then their second words, and so on.
     """
@@ -281,12 +281,13 @@ def _stream(key_words: jax.Array, words: int, nonce: jax.Array) -> jax.Array:
     if surplus and blocks > _FEW and chunks == groups == 1:
         groups, each = 2, -(-blocks // 2)
     if chunks > 1:
-        counters = _counters(chunks * groups * each).reshape(chunks, groups, each)
+        counters, nonce = _counters(chunks * groups * each), _nonce(_BITS, width)
+        counters = counters.reshape(chunks, groups, each)
         return lax.map(lambda some: _blocks(key_words, some, nonce), counters).ravel()[:words]
 
     @jax.custom_batching.custom_vmap
-    def one(key_words: jax.Array, nonce: jax.Array) -> jax.Array:
-        counters = _counters(groups * each).reshape(groups, each)
+    def one(key_words: jax.Array) -> jax.Array:
+        counters, nonce = _counters(groups * each).reshape(groups, each), _nonce(_BITS, width)
         if groups == 1 or not surplus:
             return _blocks(key_words, counters, nonce).ravel()[:words]
 
@@ -300,19 +301,17 @@ def _stream(key_words: jax.Array, words: int, nonce: jax.Array) -> jax.Array:
         return lax.map(added, (counters, *rows)).ravel()[:words]
 
     @one.def_vmap
-    def many(keys: int, batched: Any, key_words: jax.Array, nonce: jax.Array) -> Any:
-        if batched != [True, False]:
-            raise NotImplementedError
+    def many(keys: int, batched: Any, key_words: jax.Array) -> Any:
         if blocks > _SIDE_BY_SIDE:
-            return lax.map(lambda one_key: one(one_key, nonce), key_words), True
+            return lax.map(one, key_words), True
         # The blocks of all keys lie side by side, as one key's blocks are too few for a vector.
         counters = _counters(groups * each).reshape(groups, 1, each)
         lanes = jnp.broadcast_to(counters, (groups, keys, each)).reshape(groups, -1)
-        found = _blocks(jnp.repeat(key_words.T, each, axis=1), lanes, nonce)
+        found = _blocks(jnp.repeat(key_words.T, each, axis=1), lanes, _nonce(_BITS, width))
         found = found.reshape(groups, 16, keys, each).transpose(2, 0, 1, 3)
         return lax.optimization_barrier(found.reshape(keys, -1))[:, :words], True
 
-    return one(key_words, nonce)
+    return one(key_words)
 
 
 def _split(key_words: jax.Array, shape: tuple[int, ...]) -> jax.Array:
