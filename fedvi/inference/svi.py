@@ -566,7 +566,11 @@ class DPSVI(SVI):  # type: ignore[misc]
             return per_record.gradients(record_loss, at, rows, places)
 
         rows = indices.shape[0]
-        size = self._microbatch_size or _fitting(gradients, indices, places)
+        size = self._microbatch_size
+        if size is None:
+            # Only where all gradients, formed, are too many is it worth a look at which are.
+            few = rows * _size(at) <= _FORMED_TOGETHER
+            size = rows if few else _fitting(gradients, indices, places)
         size = min(size, longest_part(rows)) if size < rows else rows
         count = -(-rows // size)
         if count == 1:
