@@ -9,7 +9,12 @@ import numpy as np
 from fedvi.data.source import ArraySource
 from fedvi.experiment import build, simulate
 from fedvi.experiment.config import parse_study
-from fedvi.expfam.gaussian import GaussianEta
+from fedvi.expfam.beta import Beta
+from fedvi.expfam.dirichlet import Dirichlet
+from fedvi.expfam.gamma import Gamma
+from fedvi.expfam.low_rank_gaussian import LowRankEta, LowRankGaussian
+from fedvi.expfam.normal_gamma import NormalGamma
+from fedvi.expfam.product import Product
 
 REFERENCES = Path(__file__).parent / "references"
 
@@ -80,10 +85,25 @@ def trauma() -> dict[str, Any]:
     return json.loads((REFERENCES / "trauma.json").read_text())
 
 
-def random_eta(family: Any, seed: int) -> GaussianEta:
-    """Returns a proper member of a Gaussian family, well conditioned."""
+def random_eta(family: Any, seed: int) -> Any:
+    """Returns a proper member of a family, well conditioned; its moments are finite."""
     generator = np.random.default_rng(seed)
+    if isinstance(family, Product):
+        seeds = generator.integers(2**32, size=len(family.parts)).tolist()
+        return tuple(map(random_eta, family.parts, seeds))
     mean = generator.normal(size=family.size)
+    if isinstance(family, LowRankGaussian):
+        root = generator.normal(size=(family.rank, family.rank))
+        # Bᵀ B = I, so that the eigenvalues of the precision are at least 0.5 − 0.4.
+        precision = root @ root.T - 0.4 * np.eye(family.rank)
+        return LowRankEta(mean, generator.uniform(0.5, 3.0, family.size), precision)
+    if isinstance(family, NormalGamma):
+        shapes = generator.uniform((0.5, 1.5, 0.5), (3.0, 4.0, 3.0), (family.size // 2, 3))
+        return family.from_parameters(mean[: family.size // 2], *shapes.T)
+    if isinstance(family, Gamma | Beta):
+        return family.from_parameters(*generator.uniform(1.5, 4.0, (2, family.size)))
+    if isinstance(family, Dirichlet):
+        return family.from_parameters(generator.uniform(1.5, 4.0, family.size))
     root = generator.normal(size=(family.size, family.size)) / 2.0
     covariance = root @ root.T + 0.5 * np.eye(family.size)
     if family.zeros().J.ndim == 1:

@@ -1,18 +1,45 @@
-"""What every exponential family offers; come here before adding one."""
+"""What every exponential family offers, and what follows from A alone; come here before adding one."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
+from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.windows import release
 from fedvi.typing import Eta, Key, Theta
 
-__all__ = ["ExponentialFamily", "blocks"]
+__all__ = [
+    "PROJECTION_FRACTION",
+    "ROUNDING_FRACTION",
+    "SMALLEST",
+    "ExponentialFamily",
+    "blocks",
+    "bregman_kl",
+    "check_layout",
+    "check_size",
+    "dual_entropy",
+    "inner",
+]
+
+PROJECTION_FRACTION = 1e-3
+"""What is projected keeps at least this fraction of the floor: of its precision, rate or concentration."""
+
+ROUNDING_FRACTION = 1e-12
+"""And of the largest number beside it, times how many there are: less would be lost in its rounding."""
+
+SMALLEST = 1e-30
+"""A proper precision or rate is larger: products of finite numbers might not be, with sds beyond 1e15."""
 
 
 @runtime_checkable
 class ExponentialFamily(Protocol):
-    """A static description of q(θ) = exp(⟨η, T(θ)⟩ − A(η)); η and μ are plain NamedTuples of arrays.
+    """A static description of q(θ) = exp(⟨η, T(θ)⟩ − A(η)); η and μ are plain NamedTuples of arrays,
+    or tuples of these.
+
+    The density is with respect to Lebesgue measure on the space of θ (of the first D − 1 coordinates,
+    on a simplex), with no other base measure: η = 0 is the factor 1, and H(q) = A(η) − ⟨η, μ⟩.
 
     An instance holds sizes only and is hashable, so it may be a static argument of ``jax.jit``.
     Every method takes NumPy or JAX arrays and answers in kind; none of them checks properness.
@@ -85,3 +112,52 @@ def blocks(family: Any, *etas: Eta) -> Iterator[tuple[Eta, ...]]:
         yield pieces
         for leaf in tree.leaves(pieces):
             release(leaf)
+
+
+def inner(eta: Eta, mu: Eta) -> Any:
+    """Returns ⟨η, μ⟩, the sum over all leaves."""
+    pairs = zip(tree.leaves(eta), tree.leaves(mu), strict=True)
+    return sum((left * right).sum() for left, right in pairs)
+
+
+def dual_entropy(family: ExponentialFamily, eta: Eta) -> Any:
+    """Returns H(q) = A(η) − ⟨η, ∇A(η)⟩ in nats."""
+    return family.log_partition(eta) - family.inner(eta, family.mean(eta))
+
+
+def bregman_kl(family: ExponentialFamily, eta_q: Eta, eta_p: Eta) -> Any:
+    """Returns KL(q ‖ p) = A(η_p) − A(η_q) − ⟨η_p − η_q, ∇A(η_q)⟩ in nats.
+
+    A difference of large numbers where densities are sharp: its error is that of rounding A.
+    """
+    change = tree.subtract(eta_p, eta_q)
+    along = family.inner(change, family.mean(eta_q))
+    return family.log_partition(eta_p) - family.log_partition(eta_q) - along
+
+
+def check_size(size: int) -> None:
+    """Raises FamilyError unless θ has a coordinate."""
+    if size < 1:
+        raise errors.FamilyError(f"size is {size!r}, expected a whole number of at least 1")
+
+
+def check_layout(eta: Any, like: Eta, name: str, family: Any) -> None:
+    """Raises FamilyError unless ``eta`` is a NamedTuple like ``like``, of finite numbers.
+
+    Args:
+      eta: what came.
+      like: a member of the family, whose type and shapes are expected.
+      name: of ``eta``, for messages.
+      family: for messages.
+    """
+    if type(eta) is not type(like):
+        wanted = f"{type(like).__name__}({', '.join(like._fields)})"
+        raise errors.FamilyError(f"{name} is {type(eta).__name__}, expected {wanted}")
+    for field, found, expected in zip(like._fields, eta, like, strict=True):
+        if np.shape(found) != expected.shape:
+            raise errors.FamilyError(
+                f"{name}.{field} has shape {np.shape(found)}, expected {expected.shape}",
+                f"the family is {family}; model, prior and factors must share its size",
+            )
+    if not tree.is_finite(eta):
+        raise errors.FamilyError(f"{name} holds NaN or infinite numbers")

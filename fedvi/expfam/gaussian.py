@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi import errors
+from fedvi.expfam.base import PROJECTION_FRACTION, ROUNDING_FRACTION, SMALLEST, check_size
 from fedvi.expfam.windows import elementwise, is_finite, windows
 from fedvi.typing import Key, Theta
 
@@ -22,14 +23,6 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 # Coordinates of a piece of a diagonal Gaussian: 1 MiB an array.
 _BLOCK = 1 << 17
-
-# A projected precision is at least this fraction of the floor's in every direction, and of the largest
-# one, times the number of coordinates: smaller ones would be lost in its rounding.
-_PROJECTION_FRACTION = 1e-3
-_ROUNDING_FRACTION = 1e-12
-
-# A proper precision is larger: with sds beyond 1e15, products of numbers that are finite might not be.
-_SMALLEST = 1e-30
 
 
 class GaussianEta(NamedTuple):
@@ -52,7 +45,7 @@ class FullGaussian:
     size: int
 
     def __post_init__(self) -> None:
-        _check_size(self.size)
+        check_size(self.size)
 
     @property
     def number_count(self) -> int:
@@ -131,7 +124,7 @@ class FullGaussian:
         if not (np.isfinite(eta.h).all() and np.isfinite(eta.J).all()):
             return False
         diagonal = np.diagonal(eta.J)
-        if not (diagonal > _SMALLEST).all():
+        if not (diagonal > SMALLEST).all():
             return False
         scaled = _symmetric(np.asarray(eta.J)) / _outer(np.sqrt(diagonal), np.sqrt(diagonal))
         return bool(np.linalg.eigvalsh(scaled)[0] > 1e-14 * self.size)
@@ -148,7 +141,7 @@ class FullGaussian:
         root = np.linalg.cholesky(floor.J)
         inverse = np.linalg.inv(root)
         values, vectors = np.linalg.eigh(_symmetric(inverse @ eta.J @ inverse.T))
-        least = max(_PROJECTION_FRACTION, _ROUNDING_FRACTION * self.size * values[-1])
+        least = max(PROJECTION_FRACTION, ROUNDING_FRACTION * self.size * values[-1])
         lifted = (vectors * np.maximum(values, least)) @ vectors.T
         return GaussianEta(np.array(eta.h), _symmetric(root @ lifted @ root.T))
 
@@ -209,7 +202,7 @@ class DiagonalGaussian:
     size: int
 
     def __post_init__(self) -> None:
-        _check_size(self.size)
+        check_size(self.size)
 
     @property
     def number_count(self) -> int:
@@ -272,7 +265,7 @@ class DiagonalGaussian:
 
     def is_proper(self, eta: GaussianEta) -> bool:
         """Says whether every precision is positive, and no sd beyond 1e15 (NumPy arrays only)."""
-        positive = all(bool((piece > _SMALLEST).all()) for (piece,) in windows(np.asarray(eta.J)))
+        positive = all(bool((piece > SMALLEST).all()) for (piece,) in windows(np.asarray(eta.J)))
         return positive and is_finite(eta.h) and is_finite(eta.J)
 
     def project(self, eta: GaussianEta, floor: GaussianEta) -> GaussianEta:
@@ -280,7 +273,7 @@ class DiagonalGaussian:
         if self.is_proper(eta):
             return eta
         lifted = elementwise(
-            lambda found, least: np.maximum(found, _PROJECTION_FRACTION * least), eta.J, floor.J
+            lambda found, least: np.maximum(found, PROJECTION_FRACTION * least), eta.J, floor.J
         )
         return GaussianEta(elementwise(np.array, eta.h), lifted)
 
@@ -342,11 +335,6 @@ def _broadcast_add(draws: Any, location: Any) -> Any:
     import jax
 
     return draws + jax.lax.broadcast_to_rank(location, draws.ndim)
-
-
-def _check_size(size: int) -> None:
-    if size < 1:
-        raise errors.FamilyError(f"size is {size!r}, expected a whole number of at least 1")
 
 
 def _check_shapes(eta: Any, h: tuple[int, ...], j: tuple[int, ...], name: str, kind: str) -> None:

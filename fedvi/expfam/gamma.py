@@ -1,0 +1,166 @@
+"""The gamma family, for rates, precisions and other positive numbers: change how q over them is stored.
+
+q(θ) = ∏ᵢ βᵢ^αᵢ / Γ(αᵢ) · θᵢ^(αᵢ−1) exp(−βᵢθᵢ), with shape α and rate β, stored as η = (α − 1, β) beside
+T(θ) = (log θ, −θ). The power is α − 1 and not α because η = 0 must be the factor 1; the rate is stored
+as it is and its statistic is −θ, so that evidence adds to both.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi.expfam import special, tree
+from fedvi.expfam.base import (
+    PROJECTION_FRACTION,
+    SMALLEST,
+    bregman_kl,
+    check_layout,
+    check_size,
+    dual_entropy,
+    inner,
+)
+from fedvi.typing import Key, Theta
+
+__all__ = ["Gamma", "GammaEta", "gamma"]
+
+# α − 1 tells smaller shapes from 0 only by rounding.
+_SMALLEST_SHAPE = 1e-12
+
+
+class GammaEta(NamedTuple):
+    """Natural parameters: power α − 1 and rate β, each [D]; of μ, E[log θ] and −E[θ]."""
+
+    power: Any
+    rate: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Gamma:
+    """Independent gammas over θ ∈ (0, ∞)ᴰ.
+
+    >>> family = Gamma(2)
+    >>> eta = family.from_parameters(np.array([4.0, 1.0]), np.array([2.0, 1.0]))
+    >>> [moment.tolist() for moment in family.moments(eta)]
+    [[2.0, 1.0], [1.0, 1.0]]
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        check_size(self.size)
+
+    @property
+    def number_count(self) -> int:
+        """D powers and D rates."""
+        return 2 * self.size
+
+    def zeros(self) -> GammaEta:
+        """Returns the factor 1."""
+        return GammaEta(np.zeros(self.size), np.zeros(self.size))
+
+    def check(self, eta: Any, name: str = "eta") -> None:
+        """Raises FamilyError unless power and rate are [D] and finite."""
+        check_layout(eta, self.zeros(), name, self)
+
+    def from_parameters(self, shape: Any, rate: Any) -> GammaEta:
+        """Returns η of the gammas with shapes α [D] and rates β [D]."""
+        return GammaEta(shape - 1.0, rate)
+
+    def parameters(self, eta: GammaEta) -> tuple[Any, Any]:
+        """Returns shapes α [D] and rates β [D]."""
+        return eta.power + 1.0, eta.rate
+
+    def log_partition(self, eta: GammaEta) -> Any:
+        """Returns A(η) = Σ (log Γ(α) − α log β)."""
+        xp = eta.rate.__array_namespace__()
+        shape, rate = self.parameters(eta)
+        return (special.gammaln(shape) - shape * xp.log(rate)).sum()
+
+    def mean(self, eta: GammaEta) -> GammaEta:
+        """Returns μ = (E[log θ], −E[θ]) = (ψ(α) − log β, −α/β)."""
+        xp = eta.rate.__array_namespace__()
+        shape, rate = self.parameters(eta)
+        return GammaEta(special.digamma(shape) - xp.log(rate), -shape / rate)
+
+    def natural(self, mu: GammaEta) -> GammaEta:
+        """Returns η with the mean parameters μ; NaN where −μ_rate ≤ exp μ_power, which none has.
+
+        The relative precision of α is that of log E[θ] − E[log θ], which is 1/(2α) for large α.
+        """
+        xp = mu.rate.__array_namespace__()
+        shape = special.shape_of_gap(xp.log(-mu.rate) - mu.power)
+        return self.from_parameters(shape, -shape / mu.rate)
+
+    def statistics(self, theta: Theta) -> GammaEta:
+        """Returns T(θ) = (log θ, −θ) for θ of shape [D]."""
+        xp = theta.__array_namespace__()
+        return GammaEta(xp.log(theta), -theta)
+
+    def inner(self, eta: GammaEta, mu: GammaEta) -> Any:
+        """Returns ⟨η, μ⟩."""
+        return inner(eta, mu)
+
+    def sample(self, key: Key, eta: GammaEta, shape: tuple[int, ...] = ()) -> Theta:
+        """Draws θ ~ q, shape ``shape + (D,)``."""
+        import jax
+
+        alpha, rate = self.parameters(tree.map_leaves(jax.numpy.asarray, eta))
+        draws = jax.random.gamma(key, alpha, (*shape, self.size), alpha.dtype)
+        return draws / jax.lax.broadcast_to_rank(rate, draws.ndim)
+
+    def is_proper(self, eta: GammaEta) -> bool:
+        """Says whether every shape and every rate is positive, beyond rounding (NumPy arrays only)."""
+        positive = (eta.power + 1.0 > _SMALLEST_SHAPE) & (eta.rate > SMALLEST)
+        return bool(positive.all()) and tree.is_finite(eta)
+
+    def project(self, eta: GammaEta, floor: GammaEta) -> GammaEta:
+        """Lifts shapes and rates to 1e-3 of the floor's, each by itself; keeps a proper η as it is.
+
+        Proper members are an orthant of (α, β), so that this is the nearest of those no flatter than
+        that in every norm that weighs coordinates. A mean α/β of which one part alone is lifted moves.
+        """
+        if self.is_proper(eta):
+            return eta
+        shape, rate = self.parameters(eta)
+        least_shape, least_rate = self.parameters(floor)
+        return self.from_parameters(
+            np.maximum(shape, PROJECTION_FRACTION * least_shape),
+            np.maximum(rate, PROJECTION_FRACTION * least_rate),
+        )
+
+    def kl(self, eta_q: GammaEta, eta_p: GammaEta) -> Any:
+        """Returns KL(q ‖ p) in nats, both proper."""
+        return bregman_kl(self, eta_q, eta_p)
+
+    def entropy(self, eta: GammaEta) -> Any:
+        """Returns H(q) in nats."""
+        return dual_entropy(self, eta)
+
+    def whiten(self, eta: GammaEta, change: GammaEta) -> np.ndarray:
+        """Returns the first-order change of log E[θ] in units of 1/√α, q's coefficient of variation,
+        and that of the shape in units of what is left of its metric: shape [2D].
+
+        The Fisher metric ψ′(α) dα² − 2 dα dβ/β + α dβ²/β² is α (dβ/β − dα/α)² + (ψ′(α) − 1/α) dα².
+        """
+        shape, rate = self.parameters(eta)
+        level = np.sqrt(shape) * (change.rate / rate - change.power / shape)
+        return np.concatenate([level, np.sqrt(special.excess(shape)) * change.power])
+
+    def moments(self, eta: GammaEta) -> tuple[Any, Any]:
+        """Returns the mean α/β [D] and the standard deviation √α/β [D]."""
+        shape, rate = self.parameters(eta)
+        return shape / rate, shape**0.5 / rate
+
+    def to_distribution(self, eta: GammaEta) -> Any:
+        """Returns a ``numpyro.distributions.Gamma`` with one event dimension."""
+        import jax.numpy as jnp
+        import numpyro.distributions
+
+        shape, rate = map(jnp.asarray, self.parameters(eta))
+        return numpyro.distributions.Gamma(shape, rate).to_event(1)
+
+
+def gamma(size: int) -> Gamma:
+    """Returns the family of ``size`` independent gammas."""
+    return Gamma(size)

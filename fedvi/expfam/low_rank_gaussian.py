@@ -1,0 +1,507 @@
+"""Gaussians with a low-rank correction of a diagonal precision: correlations where D × D is too much.
+
+q(θ) ∝ exp(hᵀθ − ½ θᵀPθ) with P = diag(d) + B K Bᵀ, for a fixed, public B [D, r] with orthonormal
+columns. η = (h, d, K) beside T(θ) = (θ, −½ θ², −½ (Bᵀθ)(Bᵀθ)ᵀ), so factors still add: had every factor a
+B of its own, they would not. Nothing here is [D, D]: with s = d^−½ and s·B = QR,
+
+    P⁻¹ = s (I − Q V Qᵀ) s,   V = I − M⁻¹,   M = I + R K Rᵀ   [r, r].
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.expfam.base import (
+    PROJECTION_FRACTION,
+    ROUNDING_FRACTION,
+    SMALLEST,
+    check_layout,
+    check_size,
+    inner,
+)
+from fedvi.typing import Key, Theta
+
+__all__ = [
+    "LowRankEta",
+    "LowRankGaussian",
+    "low_rank_gaussian",
+    "random_directions",
+]
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+# Coordinates of a larger leverage take the dense part of a root of the metric; there are at most 2.5 r.
+_LEVERAGE = 0.4
+
+# Of ``natural``: Newton steps at most, and how well the variances must then agree, relatively.
+_STEPS = 100
+_TOLERANCE = 1e-12
+
+
+class LowRankEta(NamedTuple):
+    """Natural parameters: h = P·mean [D]; d [D] and K [r, r] of the precision P = diag(d) + B K Bᵀ."""
+
+    h: Any
+    d: Any
+    K: Any
+
+
+class _Parts(NamedTuple):
+    """s [D], Q [D, r], R [r, r] and M [r, r] of the precision; see the top of the file."""
+
+    scale: Any
+    q: Any
+    r: Any
+    inside: Any
+
+
+def random_directions(size: int, rank: int, seed: int) -> np.ndarray:
+    """Returns B [size, rank]: random columns of the cosine transform, with random signs of the rows.
+
+    Its columns are orthonormal, and no coordinate is favoured: every row's squared norm is at most
+    2·rank/size. Made of integers of a fixed generator and of cosines, it is the same on every machine
+    up to the last bits of a cosine. The constant column is never taken, which keeps every coordinate
+    vector out of the span: the family's parameters are identified.
+    """
+    generator = np.random.Generator(np.random.PCG64(seed))
+    frequencies = 1 + generator.permutation(size - 1)[:rank]
+    signs = 1.0 - 2.0 * generator.integers(0, 2, size)
+    angles = np.pi / size * (np.arange(size) + 0.5)
+    return math.sqrt(2.0 / size) * signs[:, None] * np.cos(angles[:, None] * frequencies[None, :])
+
+
+@functools.lru_cache(maxsize=8)
+def _basis(
+    directions: Callable[[int, int, int], np.ndarray], size: int, rank: int, seed: int
+) -> np.ndarray:
+    basis = np.array(directions(size, rank, seed), np.float64)
+    if basis.shape != (size, rank):
+        raise errors.FamilyError(
+            f"directions returned an array of shape {basis.shape}, expected {(size, rank)}"
+        )
+    if not np.abs(basis.T @ basis - np.eye(rank)).max() < 1e-9:
+        raise errors.FamilyError(
+            "the columns of directions are not orthonormal", "take `np.linalg.qr(directions)[0]`"
+        )
+    if not (basis**2).sum(axis=1).max() < 1.0 - 1e-9:
+        raise errors.FamilyError(
+            "directions span a coordinate of θ, whose precision d holds already",
+            "leave that direction out",
+        )
+    basis.setflags(write=False)
+    return basis
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRankGaussian:
+    """Gaussians over θ ∈ ℝᴰ whose precision is diagonal but for r fixed directions.
+
+    What it can say: any precisions of single coordinates, and any joint precision, more or less than
+    these imply, of the r numbers Bᵀθ. What it cannot: correlations outside the span of B, and the span
+    does not adapt. r random directions of D hold r/D of the squared length of any given one, so that
+    with ``random_directions`` and r ≪ D this is little more than ``diagonal_gaussian``: of a posterior
+    with four strong directions among 60 coordinates the best member is 34 nats away with r = 8 random
+    ones (36.7 with none, 17 with 32), and none away with those four. Worth its price where directions
+    are public knowledge (columns that move together by design, the leading directions of public data,
+    slow contrasts along time): name them with ``directions``. Where θ falls into groups, a ``product``
+    of full Gaussians says more.
+
+    Proper members here have d > 0. Positive definiteness alone would let up to r of the d be negative
+    beside a large K. So restricted, proper members are still a convex cone, and what is computed here
+    needs it.
+
+    Attributes:
+      size: D, larger than ``rank``.
+      rank: r.
+      seed: of the directions; public.
+      directions: (size, rank, seed) → B [D, r] with orthonormal columns; a function of a module, so
+        that equal families are equal. Called once, when B is first needed.
+
+    >>> family = LowRankGaussian(5, rank=2)
+    >>> family.number_count
+    13
+    >>> family.moments(family.isotropic(2.0))[1].tolist()
+    [2.0, 2.0, 2.0, 2.0, 2.0]
+    """
+
+    size: int
+    rank: int = 8
+    seed: int = 0
+    directions: Callable[[int, int, int], np.ndarray] = random_directions
+
+    def __post_init__(self) -> None:
+        check_size(self.size)
+        if not 1 <= self.rank < self.size:
+            raise errors.FamilyError(
+                f"rank is {self.rank!r}, expected 1 to {self.size - 1}, fewer than θ has coordinates",
+                "use family kind `full_gaussian` for few coordinates",
+            )
+        if self.seed < 0:
+            raise errors.FamilyError(
+                f"seed is {self.seed!r}, expected a whole number of at least 0"
+            )
+
+    @property
+    def number_count(self) -> int:
+        """D numbers of h, D of d and r(r+1)/2 of the symmetric K."""
+        return 2 * self.size + self.rank * (self.rank + 1) // 2
+
+    @property
+    def basis(self) -> np.ndarray:
+        """B [D, r], float64, read-only."""
+        return _basis(self.directions, self.size, self.rank, self.seed)
+
+    def zeros(self) -> LowRankEta:
+        """Returns the factor 1."""
+        return LowRankEta(
+            np.zeros(self.size), np.zeros(self.size), np.zeros((self.rank, self.rank))
+        )
+
+    def check(self, eta: Any, name: str = "eta") -> None:
+        """Raises FamilyError unless h and d are [D], K is [r, r] and symmetric, and all are finite."""
+        check_layout(eta, self.zeros(), name, self)
+        if not np.allclose(eta.K, np.asarray(eta.K).T, rtol=1e-9, atol=1e-9):
+            raise errors.FamilyError(f"{name}.K is not symmetric", "send (K + Kᵀ) / 2")
+
+    def isotropic(self, scale: float, mean: float = 0.0) -> LowRankEta:
+        """Returns η of N(mean, scale² I)."""
+        precision = np.full(self.size, scale**-2.0)
+        return LowRankEta(precision * mean, precision, np.zeros((self.rank, self.rank)))
+
+    def log_partition(self, eta: LowRankEta) -> Any:
+        """Returns A(η) = ½ hᵀP⁻¹h − ½ log|P| + (D/2) log 2π."""
+        parts = self._parts(eta)
+        quadratic = eta.h @ _solve(parts, eta.h)
+        return 0.5 * (quadratic - _log_determinant(parts) + self.size * _LOG_2PI)
+
+    def mean(self, eta: LowRankEta) -> LowRankEta:
+        """Returns μ = (E[θ], −½ E[θ²], −½ E[(Bᵀθ)(Bᵀθ)ᵀ])."""
+        parts = self._parts(eta)
+        location, variance = _solve(parts, eta.h), _variance(parts)
+        along = self._basis_like(location).T @ location
+        spread = _spread(parts) + along[:, None] * along[None, :]
+        return LowRankEta(location, -0.5 * (variance + location**2), -0.5 * spread)
+
+    def natural(self, mu: LowRankEta) -> LowRankEta:
+        """Returns η with the mean parameters μ, in float64; not inside a compiled function.
+
+        Given the variances σ² and G = BᵀΣB, the K that belongs to a d is G⁻¹ − (B' d⁻¹ B)⁻¹, and the
+        function left to minimise, of d alone, is convex: Newton's method in log d, with steps damped by
+        its decrement, each by conjugate gradients. Its start is a diagonal q.
+
+        Raises:
+          FamilyError: no member has these mean parameters, or none was found.
+        """
+        xp = mu.h.__array_namespace__()
+        location, square, along = (np.asarray(leaf, np.float64) for leaf in mu)
+        projected = self.basis.T @ location
+        variance = -2.0 * square - location**2
+        spread = _symmetric(-2.0 * along - projected[:, None] * projected[None, :])
+        d = _matching_diagonal(self.basis, variance, spread)
+        inside = self.basis.T @ (self.basis / d[:, None])
+        K = _symmetric(np.linalg.inv(spread) - np.linalg.inv(inside))
+        h = d * location + self.basis @ (K @ projected)
+        return LowRankEta(*(xp.asarray(leaf, dtype=mu.h.dtype) for leaf in (h, d, K)))
+
+    def statistics(self, theta: Theta) -> LowRankEta:
+        """Returns T(θ) for θ of shape [D]."""
+        along = self._basis_like(theta).T @ theta
+        return LowRankEta(theta, -0.5 * theta**2, -0.5 * along[:, None] * along[None, :])
+
+    def inner(self, eta: LowRankEta, mu: LowRankEta) -> Any:
+        """Returns ⟨η, μ⟩."""
+        return inner(eta, mu)
+
+    def sample(self, key: Key, eta: LowRankEta, shape: tuple[int, ...] = ()) -> Theta:
+        """Draws θ ~ q, shape ``shape + (D,)``."""
+        import jax
+
+        eta = tree.map_leaves(jax.numpy.asarray, eta)
+        parts = self._parts(eta)
+        noise = jax.random.normal(key, (*shape, self.size), eta.h.dtype)
+        # Of P⁻¹ the root s (I − Q (I − M^−½) Qᵀ).
+        noise = noise - ((noise @ parts.q) @ (_identity(parts) - _inverse_root(parts))) @ parts.q.T
+        location, scale = (
+            jax.lax.broadcast_to_rank(each, noise.ndim)
+            for each in (_solve(parts, eta.h), parts.scale)
+        )
+        return location + scale * noise
+
+    def is_proper(self, eta: LowRankEta) -> bool:
+        """Says whether d is positive and P positive definite beyond rounding (NumPy arrays only)."""
+        if not tree.is_finite(eta) or not (eta.d > SMALLEST).all():
+            return False
+        inside = self._parts(eta).inside
+        diagonal = np.diagonal(inside)
+        if not (diagonal > 0.0).all():
+            return False
+        root = np.sqrt(diagonal)
+        return bool(
+            np.linalg.eigvalsh(inside / (root[:, None] * root[None, :]))[0] > 1e-14 * self.rank
+        )
+
+    def project(self, eta: LowRankEta, floor: LowRankEta) -> LowRankEta:
+        """Lifts d, then K, and keeps h; keeps a proper η as it is.
+
+        d is lifted to √1e-3 of the floor's and the eigenvalues of P relative to that d, which K alone
+        decides, to √1e-3: so P is no flatter in any direction than 1e-3 of the floor's diag(d). In the
+        coordinates where d is the identity that K is the nearest in Frobenius norm. Where other
+        eigenvalues are so large that this would be lost beside them, to what would not.
+        """
+        if self.is_proper(eta):
+            return eta
+        fraction = math.sqrt(PROJECTION_FRACTION)
+        d = np.maximum(eta.d, fraction * floor.d)
+        parts = self._parts(eta._replace(d=d))
+        values, vectors = np.linalg.eigh(parts.inside)
+        least = max(fraction, ROUNDING_FRACTION * self.rank * values[-1])
+        lifted = (vectors * np.maximum(values, least)) @ vectors.T - np.eye(self.rank)
+        inverse = np.linalg.inv(parts.r)
+        return LowRankEta(np.array(eta.h), d, _symmetric(inverse @ lifted @ inverse.T))
+
+    def kl(self, eta_q: LowRankEta, eta_p: LowRankEta) -> Any:
+        """Returns KL(q ‖ p) in nats, both proper."""
+        q, p = self._parts(eta_q), self._parts(eta_p)
+        trace = (eta_p.d * _variance(q)).sum() + (eta_p.K * _spread(q)).sum()
+        shift = _solve(p, eta_p.h) - _solve(q, eta_q.h)
+        log_ratio = _log_determinant(q) - _log_determinant(p)
+        return 0.5 * (trace - self.size + shift @ self._times(eta_p, shift) + log_ratio)
+
+    def entropy(self, eta: LowRankEta) -> Any:
+        """Returns H(q) = (D/2)(1 + log 2π) − ½ log|P|."""
+        return 0.5 * (self.size * (1.0 + _LOG_2PI) - _log_determinant(self._parts(eta)))
+
+    def whiten(self, eta: LowRankEta, change: LowRankEta) -> np.ndarray:
+        """Returns the first-order change of q in units of its sds: [2D + D·r + r² + r(r+1)/2].
+
+        The metric is ‖L (dh − dP m)‖² + ½ ‖L dP Lᵀ‖², with LᵀL = P⁻¹. In L dP Lᵀ = (I − QWQᵀ)(Δ + QEQᵀ)
+        (I − QWQᵀ), with W = I − M^−½, Δ = diag(dd/d) and E = R dK Rᵀ, the parts inside and outside the
+        span of Q are orthogonal: with ⊥ = I − QQᵀ the squared norm is
+
+            ‖⊥Δ⊥‖² + 2 ‖⊥ΔQ M^−½‖² + ‖M^−½ (QᵀΔQ + E) M^−½‖²,
+
+        and only the first needs thought to be had without an array [D, D]; see ``_root_outside``.
+        """
+        parts = self._parts(eta)
+        q, root = parts.q, _inverse_root(parts)
+        pull = parts.scale * (change.h - self._times(change, _solve(parts, eta.h)))
+        shift = pull - q @ ((q.T @ pull) - root @ (q.T @ pull))
+        delta = change.d / eta.d
+        stretched = delta[:, None] * q
+        within = q.T @ stretched
+        across = (stretched - q @ within) @ root
+        inside = root @ (within + parts.r @ change.K @ parts.r.T) @ root
+        half = math.sqrt(0.5)
+        return np.concatenate(
+            [shift, half * _root_outside(q, delta), across.ravel(), half * inside.ravel()]
+        )
+
+    def moments(self, eta: LowRankEta) -> tuple[Any, Any]:
+        """Returns the mean [D] and the standard deviation [D]."""
+        parts = self._parts(eta)
+        return _solve(parts, eta.h), _variance(parts) ** 0.5
+
+    def to_distribution(self, eta: LowRankEta) -> Any:
+        """Returns a NumPyro distribution that draws and evaluates; see ``distribution.ByFamily``.
+
+        NumPyro's ``LowRankMultivariateNormal`` adds to a diagonal covariance, and cannot take away.
+        """
+        from fedvi.expfam.distribution import ByFamily
+
+        return ByFamily(self, eta)
+
+    def _basis_like(self, array: Any) -> Any:
+        return array.__array_namespace__().asarray(self.basis, dtype=array.dtype)
+
+    def _times(self, eta: LowRankEta, vector: Any) -> Any:
+        """Returns P v."""
+        basis = self._basis_like(vector)
+        return eta.d * vector + basis @ (eta.K @ (basis.T @ vector))
+
+    def _parts(self, eta: LowRankEta) -> _Parts:
+        xp = eta.d.__array_namespace__()
+        scale = eta.d**-0.5
+        q, r = xp.linalg.qr(self._basis_like(scale) * scale[:, None])
+        inside = xp.eye(self.rank, dtype=scale.dtype) + _symmetric(r @ eta.K @ r.T)
+        return _Parts(scale, q, r, inside)
+
+
+def low_rank_gaussian(size: int, rank: int = 8, seed: int = 0) -> LowRankGaussian:
+    """Returns the family of Gaussians with a diagonal precision corrected in ``rank`` fixed directions.
+
+    The directions are random and do not adapt: read ``LowRankGaussian`` on what that is good for. With
+    directions of your own, name a function that returns
+    ``LowRankGaussian(size, rank, directions=my_directions)`` as the study's family.
+
+    Args:
+      size: D.
+      rank: r, below D; costs are linear in D and quadratic in r.
+      seed: of the directions. Public: it is in the study, and no noise comes from it.
+    """
+    return LowRankGaussian(size, rank, seed)
+
+
+def _symmetric(matrix: Any) -> Any:
+    return 0.5 * (matrix + matrix.T)
+
+
+def _identity(parts: _Parts) -> Any:
+    xp = parts.r.__array_namespace__()
+    return xp.eye(parts.r.shape[0], dtype=parts.r.dtype)
+
+
+def _inverse(parts: _Parts) -> Any:
+    """Returns M⁻¹."""
+    return _symmetric(parts.inside.__array_namespace__().linalg.inv(parts.inside))
+
+
+def _inverse_root(parts: _Parts) -> Any:
+    """Returns the symmetric M^−½."""
+    xp = parts.inside.__array_namespace__()
+    values, vectors = xp.linalg.eigh(parts.inside)
+    return (vectors * (values**-0.5)[None, :]) @ vectors.T
+
+
+def _solve(parts: _Parts, vector: Any) -> Any:
+    """Returns P⁻¹ v."""
+    scaled = parts.scale * vector
+    along = parts.q.T @ scaled
+    return parts.scale * (scaled - parts.q @ (along - _inverse(parts) @ along))
+
+
+def _variance(parts: _Parts) -> Any:
+    """Returns the diagonal of P⁻¹."""
+    kept = _identity(parts) - _inverse(parts)
+    return parts.scale**2 * (1.0 - ((parts.q @ kept) * parts.q).sum(axis=1))
+
+
+def _spread(parts: _Parts) -> Any:
+    """Returns Bᵀ P⁻¹ B = Rᵀ M⁻¹ R."""
+    return _symmetric(parts.r.T @ _inverse(parts) @ parts.r)
+
+
+def _log_determinant(parts: _Parts) -> Any:
+    """Returns log|P|."""
+    xp = parts.inside.__array_namespace__()
+    return xp.linalg.slogdet(parts.inside)[1] - 2.0 * xp.log(parts.scale).sum()
+
+
+def _root_outside(q: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """Returns a vector, linear in δ, of squared norm ‖⊥ diag(δ) ⊥‖² with ⊥ = I − QQᵀ.
+
+    That is δᵀNδ with N = ⊥∘⊥ = diag(1 − 2π) + (QQᵀ)∘(QQᵀ) and leverages πᵢ = ‖Qᵢ‖²: a sum of squares
+    while every π is below ½. The coordinates H of larger leverage, of which there are few since Σπ = r,
+    are eliminated: δᵀNδ = xᵀN_SS x + δ_Hᵀ(N_HH − N_HS N_SS⁻¹ N_SH)δ_H, x = δ_S + N_SS⁻¹ N_SH δ_H. As
+    0.2 ≤ N_SS ≤ 1, conjugate gradients solve with it in forty steps.
+
+    Returns:
+      [D + r(r+1)/2].
+    """
+    leverage = (q**2).sum(axis=1)
+    heavy = leverage > _LEVERAGE
+    light, rest = q[~heavy], 1.0 - 2.0 * leverage[~heavy]
+    x, dense = delta[~heavy], np.zeros(0)
+    if heavy.any():
+        crossed = (light @ q[heavy].T) ** 2
+        eliminated = _conjugate_gradients(
+            lambda v: rest[:, None] * v + _square_times(light, v), crossed, steps=60
+        )
+        own = np.diag(1.0 - 2.0 * leverage[heavy]) + (q[heavy] @ q[heavy].T) ** 2
+        values, vectors = np.linalg.eigh(_symmetric(own - crossed.T @ eliminated))
+        dense = np.sqrt(np.maximum(values, 0.0)) * (vectors.T @ delta[heavy])
+        x = x + eliminated @ delta[heavy]
+    upper = np.triu_indices(q.shape[1])
+    along = (light.T @ (x[:, None] * light))[upper]
+    along *= np.where(upper[0] == upper[1], 1.0, math.sqrt(2.0))
+    return np.concatenate([np.sqrt(rest) * x, dense, along])
+
+
+def _square_times(q: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Returns ((QQᵀ)∘(QQᵀ)) v for each column of ``vectors`` [D, n]."""
+    columns = [((q @ (q.T @ (v[:, None] * q))) * q).sum(axis=1) for v in vectors.T]
+    return np.stack(columns, axis=1)
+
+
+def _conjugate_gradients(
+    times: Callable[[np.ndarray], np.ndarray], target: np.ndarray, steps: int
+) -> np.ndarray:
+    """Solves A x = b for each column of ``target``, to rounding; A is positive definite."""
+    solution, residual = np.zeros_like(target), target.copy()
+    direction, size = residual.copy(), (residual**2).sum(axis=0)
+    enough = 1e-32 * size
+    for _ in range(steps):
+        if (size <= enough).all():
+            break
+        product = times(direction)
+        curvature = (direction * product).sum(axis=0)
+        length = np.where(size > enough, size / np.where(curvature > 0.0, curvature, 1.0), 0.0)
+        solution += length * direction
+        residual -= length * product
+        before, size = size, (residual**2).sum(axis=0)
+        direction = residual + size / np.where(before > 0.0, before, 1.0) * direction
+    return solution
+
+
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")
+def _matching_diagonal(basis: np.ndarray, variance: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """Returns the d > 0 for which the member with BᵀΣB = ``spread`` has these variances [D].
+
+    The convex function of d is −log|P| + dᵀσ² + tr(KG) at the best K, self-concordant as a partial
+    minimum of such a one: in δ = dd/d its gradient is d σ² − t, with t the d Σᵢᵢ that d now leads to, and
+    its Hessian ⊥∘(⊥ + 2 Q S Qᵀ), S = R⁻ᵀGR⁻¹.
+    """
+    if not (variance > 0.0).all() or not np.linalg.eigvalsh(spread)[0] > 0.0:
+        raise errors.FamilyError(
+            "no low-rank Gaussian has these mean parameters: a variance is not positive",
+            "are they of a family with the same size, rank and directions?",
+        )
+    d = 1.0 / variance
+    off = np.inf
+    for _ in range(_STEPS):
+        q, r = np.linalg.qr(basis / np.sqrt(d)[:, None])
+        inverse = np.linalg.inv(r)
+        inside = _symmetric(inverse.T @ spread @ inverse)
+        leverage = (q**2).sum(axis=1)
+        within = ((q @ inside) * q).sum(axis=1)
+        found = 1.0 - leverage + within
+        slope = d * variance - found
+        off, before = float(np.abs(slope / found).max()), off
+        if not math.isfinite(off):  # where no member fits, d leaves every bound
+            break
+        # At rounding, Newton's steps no longer halve what is off.
+        if off < _TOLERANCE or (off < 1e3 * _TOLERANCE and off > 0.5 * before):
+            return d
+        diagonal = (1.0 - leverage) * (1.0 - leverage + 2.0 * within)
+        root = 1.0 / np.sqrt(diagonal)
+
+        def hessian(
+            v: np.ndarray,
+            q: np.ndarray = q,
+            inside: np.ndarray = inside,
+            leverage: np.ndarray = leverage,
+            within: np.ndarray = within,
+            root: np.ndarray = root,
+        ) -> np.ndarray:
+            v = root[:, None] * v
+            middle = q.T @ (v * q)
+            mixed = ((q @ (middle - inside @ middle - middle @ inside)) * q).sum(axis=1)
+            out = (1.0 - 2.0 * leverage + 2.0 * within)[:, None] * v + mixed[:, None]
+            return root[:, None] * out
+
+        step = root * _conjugate_gradients(hessian, (-slope * root)[:, None], steps=500)[:, 0]
+        if not np.isfinite(step).all():
+            break
+        decrement = math.sqrt(max(0.0, float(-slope @ step)))
+        damping = 1.0 if decrement < 0.25 else 1.0 / (1.0 + decrement)
+        d = d * np.exp(np.clip(damping * step, -2.0, 2.0))
+    raise errors.FamilyError(
+        f"no low-rank Gaussian was found with these mean parameters: after at most {_STEPS} steps "
+        f"the variances are off by {off:.1e} of themselves, expected {_TOLERANCE:g}",
+        "no member may have them: those of an average over members, or of samples, need not be any's",
+    )

@@ -1,0 +1,168 @@
+"""Products of families: change how blocks of θ with families of their own become one q.
+
+q(θ) = ∏ₖ qₖ(θₖ) over consecutive pieces θₖ of a flat θ; η is the tuple of the blocks' η.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.base import ExponentialFamily
+from fedvi.typing import Eta, Key, Theta
+
+__all__ = ["Product", "product"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """Independent blocks, in the order of θ; blocks may be products themselves.
+
+    >>> from fedvi.expfam import full_gaussian, gamma
+    >>> family = Product((full_gaussian(2), gamma(1)))
+    >>> family.size, [type(block).__name__ for block in family.zeros()]
+    (3, ['GaussianEta', 'GammaEta'])
+    """
+
+    parts: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise errors.FamilyError("parts is empty, expected at least one family")
+        for index, part in enumerate(self.parts):
+            if not isinstance(part, ExponentialFamily):
+                raise errors.FamilyError(
+                    f"parts[{index}] is {part!r}, expected an exponential family",
+                    "such as `fedvi.expfam.gamma(3)`",
+                )
+
+    @property
+    def size(self) -> int:
+        """The sum of the blocks' sizes."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def number_count(self) -> int:
+        """The sum of the blocks' counts."""
+        return sum(part.number_count for part in self.parts)
+
+    def split(self, theta: Theta) -> list[Theta]:
+        """Cuts θ [..., D] into the blocks' pieces."""
+        ends = np.cumsum([part.size for part in self.parts]).tolist()
+        return [
+            theta[..., end - part.size : end] for part, end in zip(self.parts, ends, strict=True)
+        ]
+
+    def zeros(self) -> Eta:
+        """Returns the factor 1."""
+        return tuple(part.zeros() for part in self.parts)
+
+    def check(self, eta: Any, name: str = "eta") -> None:
+        """Raises FamilyError unless ``eta`` is a tuple of what fits the blocks."""
+        if type(eta) is not tuple or len(eta) != len(self.parts):
+            length = f" of {len(eta)}" if isinstance(eta, tuple) else ""
+            raise errors.FamilyError(
+                f"{name} is {type(eta).__name__}{length}, expected tuple of {len(self.parts)}",
+                "one for each block of the product, in order",
+            )
+        for index, (part, block) in enumerate(zip(self.parts, eta, strict=True)):
+            part.check(block, f"{name}.{index}")
+
+    def log_partition(self, eta: Eta) -> Any:
+        """Returns A(η), the sum of the blocks'."""
+        return sum(part.log_partition(block) for part, block in self._with(eta))
+
+    def mean(self, eta: Eta) -> Eta:
+        """Returns the blocks' mean parameters."""
+        return tuple(part.mean(block) for part, block in self._with(eta))
+
+    def natural(self, mu: Eta) -> Eta:
+        """Returns η with the blocks' mean parameters μ."""
+        return tuple(part.natural(block) for part, block in self._with(mu))
+
+    def statistics(self, theta: Theta) -> Eta:
+        """Returns the blocks' statistics of θ of shape [D]."""
+        return tuple(part.statistics(piece) for part, piece in self._with(self.split(theta)))
+
+    def inner(self, eta: Eta, mu: Eta) -> Any:
+        """Returns ⟨η, μ⟩, the sum of the blocks'."""
+        return sum(part.inner(*blocks) for part, *blocks in self._with(eta, mu))
+
+    def sample(self, key: Key, eta: Eta, shape: tuple[int, ...] = ()) -> Theta:
+        """Draws θ ~ q, shape ``shape + (D,)``; each block by a key of its own."""
+        import jax
+
+        keys = jax.random.split(key, len(self.parts))
+        draws = [part.sample(own, block, shape) for part, own, block in self._with(keys, eta)]
+        return jax.numpy.concatenate(draws, axis=-1)
+
+    def is_proper(self, eta: Eta) -> bool:
+        """Says whether every block is proper (NumPy arrays only)."""
+        return all(part.is_proper(block) for part, block in self._with(eta))
+
+    def project(self, eta: Eta, floor: Eta) -> Eta:
+        """Projects every block beside the floor's block; those that are proper are kept as they are."""
+        return tuple(part.project(*blocks) for part, *blocks in self._with(eta, floor))
+
+    def kl(self, eta_q: Eta, eta_p: Eta) -> Any:
+        """Returns KL(q ‖ p) in nats, the sum of the blocks'."""
+        return sum(part.kl(*blocks) for part, *blocks in self._with(eta_q, eta_p))
+
+    def entropy(self, eta: Eta) -> Any:
+        """Returns H(q) in nats, the sum of the blocks'."""
+        return sum(part.entropy(block) for part, block in self._with(eta))
+
+    def whiten(self, eta: Eta, change: Eta) -> np.ndarray:
+        """Returns the blocks' whitened changes, one after the other."""
+        return np.concatenate([part.whiten(*blocks) for part, *blocks in self._with(eta, change)])
+
+    def moments(self, eta: Eta) -> tuple[Any, Any]:
+        """Returns the mean [D] and the standard deviation [D]."""
+        moments = [part.moments(block) for part, block in self._with(eta)]
+        xp = moments[0][0].__array_namespace__()
+        means, sds = zip(*moments, strict=True)
+        return xp.concatenate(means), xp.concatenate(sds)
+
+    def to_distribution(self, eta: Eta) -> Any:
+        """Returns a NumPyro distribution that draws and evaluates; see ``distribution.ByFamily``."""
+        from fedvi.expfam.distribution import ByFamily
+
+        return ByFamily(self, eta)
+
+    def _with(self, *values: Any) -> Iterator[tuple[Any, ...]]:
+        return zip(self.parts, *values, strict=True)
+
+
+def product(parts: Sequence[Any]) -> Product:
+    """Returns the family of independent blocks over consecutive pieces of θ.
+
+    Args:
+      parts: families; or, as a study file writes them, tables with the ``kind`` of a family here and
+        its arguments: ``[[family.parts]]``, ``kind = "gamma"``, ``size = 3``.
+
+    Raises:
+      FamilyError: there is none, or one names no family.
+    """
+    return Product(tuple(_made(part) if isinstance(part, dict) else part for part in parts))
+
+
+def _made(table: dict[str, Any]) -> ExponentialFamily:
+    from fedvi import expfam
+
+    arguments = dict(table)
+    kind = arguments.pop("kind", None)
+    if kind not in expfam.__all__:
+        raise errors.FamilyError(
+            f"family.parts: kind is {kind!r}, which is not in fedvi.expfam",
+            errors.did_you_mean(str(kind), expfam.__all__),
+        )
+    make: Callable[..., ExponentialFamily] = getattr(expfam, kind)
+    try:
+        return make(**arguments)
+    except TypeError as error:
+        raise errors.FamilyError(
+            f"family.parts: {kind} cannot be made of {arguments}: {error}",
+            'every part has a kind and its arguments, such as { kind = "gamma", size = 3 }',
+        ) from error
