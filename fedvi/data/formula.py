@@ -4,12 +4,13 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvi.data.schema import Binary, Impute, Level, Number, Schema, indicator_name
+from fedvi.data.response import Offset, Response, parse_offset, parse_response, schema_column
+from fedvi.data.schema import Level, Number, Schema, indicator_name
 from fedvi.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["Design", "Part", "parse_formula"]
@@ -33,17 +34,17 @@ class Design:
     """How prepared columns become the columns of a design matrix; public, it holds no data.
 
     Args:
-      response: name of the response.
-      response_type: "binary" (0 or 1) or "number" (scaled as its schema declares).
+      response: what the outcome of a record is.
+      offset: what is added to the linear predictor with a coefficient of 1, or None.
       terms: the columns that each term multiplies, main effects first; () is the intercept.
       coefficients: for each coefficient the parts that it multiplies; () is the intercept.
       names: of the coefficients, such as "(Intercept)", "age", "cp[atypical]", "age:sex".
       units: of the coefficients, such as "per 10 from 50"; "" where nothing was scaled.
-      columns: names in the schema that are used, the response first.
+      columns: names in the schema that are used, those of the response first.
     """
 
-    response: str
-    response_type: Literal["binary", "number"]
+    response: Response
+    offset: Offset | None
     terms: tuple[tuple[str, ...], ...]
     coefficients: tuple[tuple[Part, ...], ...]
     names: tuple[str, ...]
@@ -54,6 +55,28 @@ class Design:
     def size(self) -> int:
         """D, the number of coefficients."""
         return len(self.names)
+
+    def units_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Returns the unit of each coefficient, itself or as "level: coefficient"; "" for others."""
+        units = dict(zip(self.names, self.units, strict=True))
+        return tuple(
+            units.get(name)
+            or next((unit for own, unit in units.items() if name.endswith(f": {own}")), "")
+            for name in names
+        )
+
+    @property
+    def outcome_shape(self) -> tuple[int, ...]:
+        """Of one record's y."""
+        return self.response.shape if self.offset is None else (2,)
+
+    def outcome(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
+        """Returns y of columns from ``prepare_columns``: float64 [n], or [n, k] of several numbers.
+
+        With an offset y is (outcome, offset).
+        """
+        y = self.response.outcome(columns)
+        return y if self.offset is None else np.stack([y, self.offset.values(columns)], axis=1)
 
     def matrix(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
         """Returns the design matrix, float64 [n, D], of columns from ``prepare_columns``.
@@ -84,6 +107,10 @@ class Design:
 def parse_formula(text: str, schema: Schema) -> Design:
     """Reads ``response ~ term + term`` against a schema.
 
+    The response is a column, ``Surv(time, event)`` or ``cbind(a, b)``, see ``fedvi.data.response``.
+    ``offset(log(years))`` or ``offset(a)`` adds a known number to the linear predictor, in the unit of
+    the file. A survival has no intercept: its baseline stands for it.
+
     ``a:b`` is an interaction, ``a*b`` is a + b + a:b, and ``- 1`` or ``0 +`` leaves out the
     intercept. Interactions come after main effects, and a term given twice counts once, as in R.
     Unlike in R, a column of levels always leaves out its first level, also where the intercept or
@@ -108,28 +135,49 @@ def parse_formula(text: str, schema: Schema) -> Design:
     >>> design.units
     ('', 'per 10 from 50', '', 'per 10 from 50')
     """
-    tokens = _tokens(text)
-    response = _response(tokens, text, schema)
-    terms = _terms(tokens[2:], text, schema)
+    left, right = _sides(text)
+    right, offset = _take_offset(right, text, schema)
+    is_call = left[1:2] == ["("] and left[0] in _RESPONSE_CALLS
+    _check_tokens([*([] if is_call else left), "~", *right], text)
+    if not (is_call or (len(left) == 1 and _is_name(left[0]))) or "~" in right:
+        _refuse(f"{text!r}, expected one response, then `~`", _GRAMMAR)
+    response = parse_response(left, text, schema)
+    if offset is not None and response.type not in ("binary", "count", "number"):
+        _refuse(
+            f"an offset beside the response `{response.text}`",
+            "an offset is for one number, count or binary column; take it out",
+        )
+    outcome = schema[response.columns[0]]
+    if offset is not None and isinstance(outcome, Number) and outcome.scale != 1.0:
+        _refuse(
+            f"an offset beside `{response.text}`, which is used in units of {outcome.scale:g}",
+            f"declare scale = 1 under [data.schema.{response.text}]: an offset is in the unit of the file",
+        )
+    terms = _terms(right, text, schema)
+    if response.type == "survival":
+        terms = tuple(term for term in terms if term)
     used = tuple(dict.fromkeys(name for term in terms for name in term))
-    if response in used:
-        _refuse(f"the response `{response}` is also on the right of {text!r}", "take it out there")
+    moved = () if offset is None else (offset.column,)
+    for name in response.columns:
+        if name in used or name in moved:
+            _refuse(f"the response `{name}` is also on the right of {text!r}", "take it out there")
 
     blocks = [_block(term, schema) for term in terms]
     lone = [name for name in used if (name,) not in terms]
     blocks.extend(_indicator(name, schema) for name in lone)
     flat = [coefficient for block in blocks for coefficient in block]
-    if not flat:
+    # A survival without covariates is its baseline.
+    if not flat and response.type != "survival":
         _refuse(f"{text!r} has no coefficient", "add a term, or keep the intercept")
-    coefficients, names, units = zip(*flat, strict=True)
+    coefficients, names, units = zip(*flat, strict=True) if flat else ((), (), ())
     return Design(
         response=response,
-        response_type="binary" if isinstance(schema[response], Binary) else "number",
+        offset=offset,
         terms=terms,
         coefficients=coefficients,
         names=names,
         units=units,
-        columns=(response, *used),
+        columns=tuple(dict.fromkeys((*response.columns, *moved, *used))),
     )
 
 
@@ -138,6 +186,7 @@ _Coefficient = tuple[tuple[Part, ...], str, str]  # parts, name, unit
 
 _TOKEN = re.compile(r"\s*([^\W\d_][\w.]*|\d+\.?\d*|\S)")
 _INTERCEPT = "(Intercept)"
+_RESPONSE_CALLS = ("Surv", "cbind")
 _GRAMMAR = "a formula reads `response ~ term + term`, where a term is a, a:b or a*b"
 _CONDITION = 'declare a column with type = "binary", and list the cells that are `true` and `false`'
 _TOKEN_HINTS = {
@@ -150,51 +199,62 @@ def _refuse(message: str, hint: str) -> NoReturn:
     raise ConfigError(f"model.formula: {message}", hint)
 
 
-def _tokens(text: str) -> list[str]:
+def _sides(text: str) -> tuple[list[str], list[str]]:
+    """Returns the tokens before and after the first `~`."""
     tokens = _TOKEN.findall(text)
+    if "~" not in tokens:
+        _check_tokens(tokens, text)
+        _refuse(f"{text!r}, expected one response, then `~`", _GRAMMAR)
+    at = tokens.index("~")
+    return tokens[:at], tokens[at + 1 :]
+
+
+def _take_offset(tokens: list[str], text: str, schema: Schema) -> tuple[list[str], Offset | None]:
+    """Takes ``+ offset(...)`` out of a right-hand side."""
+    starts = [
+        index for index, pair in enumerate(itertools.pairwise(tokens)) if pair == ("offset", "(")
+    ]
+    if not starts:
+        return tokens, None
+    if len(starts) > 1:
+        _refuse(f"{text!r} has {len(starts)} offsets, expected one", "write their sum as a column")
+    start = starts[0]
+    logarithm = tokens[start + 2 : start + 4] == ["log", "("]
+    opening = 4 if logarithm else 2
+    stop = start + opening + 1
+    closing = [")"] * (opening // 2)
+    after = stop + len(closing)
+    name = "".join(tokens[stop - 1 : stop])
+    before, rest = tokens[:start], tokens[after:]
+    if (
+        not name
+        or not _is_name(name)
+        or tokens[stop:after] != closing
+        or before[-1:] not in ([], ["+"])
+        or rest[:1] not in ([], ["+"], ["-"])
+    ):
+        _refuse(f"the offset in {text!r}", "write `+ offset(log(years))` or `+ offset(shift)`")
+    left = [*before[:-1], *rest] if before else rest[1:] if rest[:1] == ["+"] else rest
+    return left or ["1"], parse_offset(name, logarithm, schema)
+
+
+def _check_tokens(tokens: list[str], text: str) -> None:
     for name, after in itertools.pairwise(tokens):
         if after == "(" and _is_name(name):
             _refuse(
                 f"the call `{name}(...)` in {text!r}",
                 "a transform fitted to the data would tell about the records, so a formula has no "
-                "functions; declare public `center` and `scale` under [data.schema.NAME], or write "
-                "the transformed column into the file",
+                "functions but Surv and cbind left of `~` and offset right of it; declare public "
+                "`center` and `scale` under [data.schema.NAME], or write the transformed column into "
+                "the file",
             )
     for token in tokens:
         if not _is_name(token) and token not in {"~", "+", "-", ":", "*", "0", "1"}:
             _refuse(f"{token!r} in {text!r}", _TOKEN_HINTS.get(token, _GRAMMAR))
-    return tokens
 
 
 def _is_name(token: str) -> bool:
     return token[0].isalpha()
-
-
-def _response(tokens: list[str], text: str, schema: Schema) -> str:
-    if tokens.count("~") != 1 or tokens[1:2] != ["~"] or not _is_name(tokens[0]):
-        _refuse(
-            f"{text!r}, expected one response, then `~`",
-            _GRAMMAR,
-        )
-    name = tokens[0]
-    column = _known(name, schema)
-    if isinstance(column, Level):
-        _refuse(
-            f"the response `{name}` is a column of levels, expected a number or a binary column",
-            f'declare [data.schema.{name}] with type = "binary" and the lists `true` and `false`',
-        )
-    if isinstance(column.missing, Impute) or column.missing == "indicator":
-        raise ConfigError(
-            f"data.schema.{name}.missing: the response `{name}` may not be made up",
-            'use missing = "drop" for a response: the record counts as zero',
-        )
-    return name
-
-
-def _known(name: str, schema: Schema) -> Number | Level | Binary:
-    if name not in schema:
-        _refuse(f"`{name}` is not declared under [data.schema]", did_you_mean(name, schema))
-    return schema[name]
 
 
 def _terms(tokens: list[str], text: str, schema: Schema) -> tuple[_Term, ...]:
@@ -241,7 +301,7 @@ def _expand(factors: list[str], text: str, schema: Schema) -> list[_Term]:
         if token == "*":
             groups.append([])
         elif token != ":":
-            _known(token, schema)
+            schema_column(token, schema)
             groups[-1].append(token)
     return [
         tuple(dict.fromkeys(name for group in chosen for name in group))

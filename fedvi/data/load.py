@@ -130,8 +130,8 @@ def prepare(
       where: the client or file, for errors.
 
     Returns:
-      Records {"x": float64 [n, D], "y": float64 [n]}; a record counts as zero if any of its
-      used columns says so.
+      Records {"x": float64 [n, D], "y": float64 [n] or [n, k], see ``Design.outcome``}; a record
+      counts as zero if any of its used columns says so.
 
     Raises:
       DataError: a column is missing; in other than private studies also a cell that the schema
@@ -139,7 +139,7 @@ def prepare(
     """
     columns = prepare_columns(table, schema, design.columns, private=private, where=where)
     x = design.matrix(columns.records)
-    y = columns.records[design.response].astype(np.float64)
+    y = design.outcome(columns.records)
     return ArraySource({"x": x, "y": y}, columns.valid)
 
 
@@ -271,6 +271,13 @@ def _number(name: str, column: Number, value: float | None) -> _Cell:
             refused="expected a number",
             hint=f"if it means missing, list it in `data.schema.{name}.missing_values`; decimals "
             "are written with a point",
+        )
+    if column.whole and not value.is_integer():
+        return _Cell(
+            0.0,
+            valid=False,
+            refused="expected a whole number",
+            hint=f'correct the record, or declare [data.schema.{name}] with type = "number"',
         )
     low, high = column.bounds
     if low <= value <= high:

@@ -50,7 +50,7 @@ coefficient, which is 1 where the cell is missing."""
 
 @dataclass(frozen=True)
 class Number:
-    """A number with public bounds, used as (value - center) / scale.
+    """A number with public bounds, used as (value - center) / scale; or a count, used as it is.
 
     Args:
       column: name in the file.
@@ -60,6 +60,7 @@ class Number:
       outside: "clip" to the bounds, "drop" or "refuse".
       missing: see ``Missing``.
       missing_values: cells that mean missing; so do text forms of NaN and infinity.
+      whole: whether it is a count: 0, 1, … within whole bounds, center 0 and scale 1.
     """
 
     column: str
@@ -69,6 +70,7 @@ class Number:
     outside: Outside
     missing: Missing
     missing_values: frozenset[Code]
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,10 +193,11 @@ def as_code(text: str) -> Code:
 
 
 _DEFAULT_MISSING_VALUES = ("", "?", "NA")
-_TYPES = ("binary", "level", "number")
+_TYPES = ("binary", "count", "level", "number")
 _COMMON_KEYS = ("column", "missing", "missing_values", "outside", "type")
 _KEYS = {
     "binary": (*_COMMON_KEYS, "false", "true"),
+    "count": (*_COMMON_KEYS, "bounds"),
     "level": (*_COMMON_KEYS, "codes", "levels"),
     "number": (*_COMMON_KEYS, "bounds", "center", "scale"),
 }
@@ -212,7 +215,7 @@ def _parse_column(name: str, table: Any, private: bool) -> Column:
     if not isinstance(table, Mapping):
         raise ConfigError(
             f"{path}: {_shown(table)}, expected a table",
-            f'write [{path}] with type = "number", "level" or "binary"',
+            f'write [{path}] with type = "number", "count", "level" or "binary"',
         )
     kind = _choice(table, path, "type", _TYPES)
     for key in table:
@@ -227,14 +230,16 @@ def _parse_column(name: str, table: Any, private: bool) -> Column:
             f"leave it out if the file says {_shown(name)} too",
         )
     column = column.strip()
-    if kind == "number":
-        return _parse_number(table, path, column, private)
+    if kind in ("count", "number"):
+        return _parse_number(table, path, column, private, whole=kind == "count")
     if kind == "level":
         return _parse_level(table, path, column, private)
     return _parse_binary(table, path, column, private)
 
 
-def _parse_number(table: Mapping[str, Any], path: str, column: str, private: bool) -> Number:
+def _parse_number(
+    table: Mapping[str, Any], path: str, column: str, private: bool, *, whole: bool
+) -> Number:
     bounds = table.get("bounds")
     if (
         not isinstance(bounds, (list, tuple))
@@ -248,8 +253,13 @@ def _parse_number(table: Mapping[str, Any], path: str, column: str, private: boo
             "state bounds that are known without looking at the data, such as [18, 100] for age",
         )
     low, high = float(bounds[0]), float(bounds[1])
-    center = _constant(table, path, "center", (low + high) / 2)
-    scale = _constant(table, path, "scale", (high - low) / 2)
+    if whole and not (low >= 0.0 and low.is_integer() and high.is_integer()):
+        raise ConfigError(
+            f"{path}.bounds: {_shown(bounds)}, expected whole numbers from 0 up for a count",
+            'write, for example, [0, 20]; what is no count has type = "number"',
+        )
+    center = 0.0 if whole else _constant(table, path, "center", (low + high) / 2)
+    scale = 1.0 if whole else _constant(table, path, "scale", (high - low) / 2)
     if not scale > 0:
         raise ConfigError(
             f"{path}.scale: {_shown(table['scale'])}, expected a number above 0",
@@ -268,7 +278,7 @@ def _parse_number(table: Mapping[str, Any], path: str, column: str, private: boo
 
     missing = _missing(table, path, private, fill)
     values = _missing_values(table, path, taken=())
-    return Number(column, (low, high), center, scale, outside, missing, values)
+    return Number(column, (low, high), center, scale, outside, missing, values, whole)
 
 
 def _parse_level(table: Mapping[str, Any], path: str, column: str, private: bool) -> Level:

@@ -17,16 +17,17 @@ def coefficients(
     posterior: Eta,
     names: Sequence[str],
     units: Sequence[str],
-    odds: bool,
+    ratio: str,
     pooled: Eta | None = None,
 ) -> list[dict[str, Any]]:
-    """Lists the posterior by coordinate of θ: mean, sd, 95 % interval, odds ratio, pooled fit.
+    """Lists the posterior by coordinate of θ: mean, sd, 95 % interval, ratio, pooled fit.
 
     Args:
       family: of q.
       posterior: η of a proper q.
       names, units: of the coordinates of θ, which for a NumPyro model are the unconstrained ones.
-      odds: whether exp(coefficient) is an odds ratio.
+      ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none. A baseline hazard is
+        compared with nothing: its row holds None there.
       pooled: η of another fit to stand beside it.
     """
     mean, sd = family.moments(posterior)
@@ -41,11 +42,11 @@ def coefficients(
             "lower": float(low),
             "upper": float(high),
         }
-        if odds:
+        if ratio:
+            told = not name.startswith("baseline ")
             row |= {
-                "odds_ratio": _exp(mean[index]),
-                "odds_lower": _exp(low),
-                "odds_upper": _exp(high),
+                f"{ratio}_{what}": _exp(value) if told else None
+                for what, value in (("ratio", mean[index]), ("lower", low), ("upper", high))
             }
         if pooled is not None:
             pooled_mean, pooled_sd = family.moments(pooled)

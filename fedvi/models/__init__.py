@@ -4,16 +4,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedvi.models.counts import negative_binomial, poisson
     from fedvi.models.glm import linear, logistic
+    from fedvi.models.hazards import survival
+    from fedvi.models.multivariate import multivariate_linear
     from fedvi.models.numpyro import numpyro_model
+    from fedvi.models.softmax import multinomial
 
-__all__ = ["linear", "logistic", "numpyro_model"]
+__all__ = [
+    "linear",
+    "logistic",
+    "multinomial",
+    "multivariate_linear",
+    "negative_binomial",
+    "numpyro_model",
+    "poisson",
+    "survival",
+]
 
 # Factory -> module that defines it. Imported on first use, so that listing models needs no JAX.
 _FACTORIES = {
     "linear": "fedvi.models.glm",
     "logistic": "fedvi.models.glm",
+    "multinomial": "fedvi.models.softmax",
+    "multivariate_linear": "fedvi.models.multivariate",
+    "negative_binomial": "fedvi.models.counts",
     "numpyro_model": "fedvi.models.numpyro",
+    "poisson": "fedvi.models.counts",
+    "survival": "fedvi.models.hazards",
 }
 
 

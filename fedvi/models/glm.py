@@ -1,26 +1,70 @@
-"""Built-in generalised linear models; come here to add a likelihood of a linear predictor."""
+"""Linear and logistic regression, and what all generalised linear models share.
+
+A new likelihood of a linear predictor is a file of its own: a ``Response``, and a factory.
+"""
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from fedvi import errors
+from fedvi.models.arguments import Scale, checked_names, checked_scale, prior_scales
 
-__all__ = ["INTERCEPT", "Bernoulli", "GeneralisedLinearModel", "Normal", "linear", "logistic"]
-
-INTERCEPT = "(Intercept)"
-"""The name of the coefficient of a column of ones."""
-
-Scale = float | int
-"""A standard deviation; a study file may write it as an integer."""
+__all__ = [
+    "Bernoulli",
+    "GeneralisedLinearModel",
+    "Layout",
+    "Normal",
+    "Response",
+    "WithOffset",
+    "linear",
+    "logistic",
+    "normal_log_prior",
+    "regression",
+]
 
 _LOG_2PI = math.log(2.0 * math.pi)
+
+
+@runtime_checkable
+class Response(Protocol):
+    """How an outcome is distributed, given the linear predictor a of its row.
+
+    Frozen and hashable: all of its fields are public. Outcomes of several numbers have them on
+    axes after those of the predictor; otherwise both functions are elementwise and broadcast.
+    """
+
+    conjugate: ClassVar[bool]
+
+    def log_density(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns log p(y | a) in the dtype of a."""
+        ...
+
+    def derivatives(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+        """Returns log p(y | a) and its first and second derivative in a."""
+        ...
+
+
+@runtime_checkable
+class Layout(Protocol):
+    """How ONE record becomes several rows, each with a linear predictor of its own.
+
+    Frozen and hashable: all of its fields are public, and so is the number of rows.
+    """
+
+    def rows(
+        self, x: Float[Array, " c"], y: Float[Array, "..."]
+    ) -> tuple[Float[Array, "k d"], Float[Array, "k ..."]]:
+        """Returns the design and the outcomes of a record's k rows."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,18 +122,51 @@ class Normal:
 
 
 @dataclasses.dataclass(frozen=True)
+class WithOffset:
+    """``response`` where a known number is added to every linear predictor: y is (outcome, offset).
+
+    Such as the log of the time over which events were counted.
+    """
+
+    response: Response
+    conjugate: ClassVar[bool] = False
+
+    def log_density(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
+    ) -> Float[Array, "..."]:
+        """Returns log p(outcome | a + offset)."""
+        return self.response.log_density(*_moved(linear_predictor, y))
+
+    def derivatives(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+        """Returns log p(outcome | a + offset) and its first and second derivative in a."""
+        return self.response.derivatives(*_moved(linear_predictor, y))
+
+
+def _moved(linear_predictor: Any, y: Any) -> tuple[Any, Any]:
+    a = jnp.asarray(linear_predictor)
+    y = jnp.asarray(y).astype(a.dtype)
+    return a + y[..., 1], y[..., 0]
+
+
+@dataclasses.dataclass(frozen=True)
 class GeneralisedLinearModel:
-    """Coefficients with independent N(0, scale²) priors and one outcome per record.
+    """Coefficients with independent N(0, scale²) priors, and outcomes given linear predictors.
 
-    A record is ``{"x": [D], "y": scalar}``. All fields are public knowledge; two models with
-    equal fields are equal, so a model can be a static argument of ``jax.jit``.
+    A record is ``{"x": [C], "y": [...]}``. Without a layout it is one row: C = D, and y is a scalar
+    or what the response takes. With one it is the k rows that the layout makes of it, independent
+    given θ, and still ONE record: what is clipped is their sum.
 
-    Make one with ``logistic`` or ``linear``, which check their arguments.
+    All fields are public knowledge; two models with equal fields are equal, so a model can be a
+    static argument of ``jax.jit``. Make one with ``logistic`` or another factory of
+    ``fedvi.models``, which check their arguments.
     """
 
     names: tuple[str, ...]
     prior_scales: tuple[float, ...]
-    response: Bernoulli | Normal
+    response: Response
+    layout: Layout | None = None
 
     @property
     def size(self) -> int:
@@ -103,15 +180,12 @@ class GeneralisedLinearModel:
 
     @property
     def noise_scale(self) -> float | None:
-        """The known standard deviation of a linear model's noise; None for other responses."""
+        """The known standard deviation of a row's noise; None for other than linear models."""
         return self.response.noise_scale if isinstance(self.response, Normal) else None
 
     def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
         """Returns Σ_d log N(θ_d; 0, prior_scales[d]²)."""
-        theta = jnp.asarray(theta)
-        whitened = theta / jnp.asarray(self.prior_scales, theta.dtype)
-        constant = sum(math.log(scale) for scale in self.prior_scales) + 0.5 * self.size * _LOG_2PI
-        return -0.5 * jnp.sum(whitened**2) - constant
+        return normal_log_prior(theta, self.prior_scales)
 
     def log_density(
         self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
@@ -128,22 +202,51 @@ class GeneralisedLinearModel:
     def log_likelihood(
         self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
     ) -> Float[Array, ""]:
-        """Returns log p(y | a = xᵀθ) of one record ``{"x": [D], "y": scalar}``."""
+        """Returns log p(y | a = xᵀθ) of ONE record ``{"x": [C], "y": [...]}``, over all its rows."""
         theta = jnp.asarray(theta)
         x = jnp.asarray(record["x"]).astype(theta.dtype)
         # HIGHEST: on a GPU the default would round x and θ to TF32.
-        predictor = jnp.vdot(x, theta, precision=jax.lax.Precision.HIGHEST)
-        return self.log_density(predictor, record["y"])
+        precision = jax.lax.Precision.HIGHEST
+        if self.layout is None:
+            return self.log_density(jnp.vdot(x, theta, precision=precision), record["y"])
+        design, outcomes = self.layout.rows(x, jnp.asarray(record["y"]).astype(theta.dtype))
+        return self.log_density(jnp.matmul(design, theta, precision=precision), outcomes).sum()
+
+    def rows(
+        self, x: Float[Array, "n c"], y: Float[Array, "n ..."], mask: Shaped[Array, " n"]
+    ) -> tuple[Float[Array, "m d"], Float[Array, "m ..."], Shaped[Array, " m"]]:
+        """Returns all rows of n records, record by record: what a solver that clips nothing sums over.
+
+        Without a layout that is what was given. ``mask`` is repeated for the rows of a record.
+        """
+        if self.layout is None:
+            return x, y, mask
+        design, outcomes = jax.vmap(self.layout.rows)(x, y)
+        count = design.shape[1]
+        return (
+            design.reshape(-1, self.size),
+            outcomes.reshape(-1, *outcomes.shape[2:]),
+            jnp.repeat(mask, count),
+        )
 
     def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
         """Returns ``{"coefficients": θ}``: θ has no transform."""
         return {"coefficients": jnp.asarray(theta)}
 
 
+def normal_log_prior(theta: Float[ArrayLike, " d"], scales: Sequence[float]) -> Float[Array, ""]:
+    """Returns Σ_d log N(θ_d; 0, scales[d]²)."""
+    theta = jnp.asarray(theta)
+    whitened = theta / jnp.asarray(scales, theta.dtype)
+    constant = sum(math.log(scale) for scale in scales) + 0.5 * len(scales) * _LOG_2PI
+    return -0.5 * jnp.sum(whitened**2) - constant
+
+
 def logistic(
     names: Sequence[str],
     prior_scale: Scale | Sequence[Scale] = 2.5,
     intercept_scale: Scale | None = None,
+    offset: bool = False,
 ) -> GeneralisedLinearModel:
     """Makes Bayesian logistic regression: y ~ Bernoulli(σ(xᵀθ)), θ_d ~ N(0, scale_d²).
 
@@ -151,6 +254,7 @@ def logistic(
       names: the D coefficients, in the order of the columns of x.
       prior_scale: prior standard deviation of every coefficient, or one for each.
       intercept_scale: that of the coefficient named ``(Intercept)``, if different.
+      offset: whether records hold y as (outcome, offset), see ``WithOffset``.
 
     Raises:
       ModelError: no names, a repeated one, or a scale that is not a positive number.
@@ -158,10 +262,7 @@ def logistic(
     >>> logistic(["(Intercept)", "age"], intercept_scale=10.0).prior_scales
     (10.0, 2.5)
     """
-    checked = _checked_names(names)
-    return GeneralisedLinearModel(
-        checked, _prior_scales(checked, prior_scale, intercept_scale), Bernoulli()
-    )
+    return regression(names, prior_scale, intercept_scale, Bernoulli(), offset)
 
 
 def linear(
@@ -169,16 +270,18 @@ def linear(
     noise_scale: Scale = 1.0,
     prior_scale: Scale | Sequence[Scale] = 2.5,
     intercept_scale: Scale | None = None,
+    offset: bool = False,
 ) -> GeneralisedLinearModel:
     """Makes Bayesian linear regression: y ~ N(xᵀθ, noise_scale²), θ_d ~ N(0, scale_d²).
 
-    The noise is known, so the model is conjugate and the ``exact`` solver applies.
+    The noise is known, so the model is conjugate and, without an offset, the ``exact`` solver applies.
 
     Args:
       names: the D coefficients, in the order of the columns of x.
       noise_scale: standard deviation of y around xᵀθ, in the unit of y.
       prior_scale: prior standard deviation of every coefficient, or one for each.
       intercept_scale: that of the coefficient named ``(Intercept)``, if different.
+      offset: whether records hold y as (outcome, offset), see ``WithOffset``.
 
     Raises:
       ModelError: no names, a repeated one, or a scale that is not a positive number.
@@ -186,65 +289,21 @@ def linear(
     >>> linear(["(Intercept)", "dose"], noise_scale=0.3).conjugate
     True
     """
-    checked = _checked_names(names)
-    return GeneralisedLinearModel(
-        checked,
-        _prior_scales(checked, prior_scale, intercept_scale),
-        Normal(_checked_scale("noise_scale", noise_scale)),
-    )
+    response = Normal(checked_scale("noise_scale", noise_scale))
+    return regression(names, prior_scale, intercept_scale, response, offset)
 
 
-def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise errors.ModelError(
-            f"names is {names!r}, expected a list of coefficient names",
-            'write `["(Intercept)", "age"]`',
-        )
-    if not len(names):
-        raise errors.ModelError(
-            "names is empty, expected one name for each column of x",
-            f'a model of the mean alone is `["{INTERCEPT}"]`',
-        )
-    repeated = sorted({name for name in names if list(names).count(name) > 1})
-    if repeated:
-        listed = ", ".join(f"`{name}`" for name in repeated)
-        raise errors.ModelError(
-            f"names has {listed} more than once, expected {len(names)} different names",
-            "drop the repeated column, or rename it",
-        )
-    return tuple(names)
-
-
-def _prior_scales(
-    names: tuple[str, ...],
+def regression(
+    names: Sequence[str],
     prior_scale: Scale | Sequence[Scale],
     intercept_scale: Scale | None,
-) -> tuple[float, ...]:
-    if np.ndim(prior_scale) == 0:
-        scales = [_checked_scale("prior_scale", prior_scale)] * len(names)
-    else:
-        given = list(np.asarray(prior_scale).ravel())
-        if len(given) != len(names):
-            raise errors.ModelError(
-                f"prior_scale has {len(given)} numbers, expected {len(names)}, one for each name",
-                "give one number for all coefficients, or a list in the order of `names`",
-            )
-        scales = [_checked_scale(f"prior_scale[{i}]", scale) for i, scale in enumerate(given)]
-    if intercept_scale is not None:
-        if INTERCEPT not in names:
-            raise errors.ModelError(
-                f"intercept_scale is {intercept_scale}, but no coefficient is named `{INTERCEPT}`",
-                f"name the column of ones `{INTERCEPT}`, or leave `intercept_scale` out",
-            )
-        scales[names.index(INTERCEPT)] = _checked_scale("intercept_scale", intercept_scale)
-    return tuple(scales)
-
-
-def _checked_scale(field: str, scale: object) -> float:
-    numeric = isinstance(scale, int | float | np.integer | np.floating)
-    if not numeric or isinstance(scale, bool) or not 0.0 < float(scale) < math.inf:  # type: ignore[arg-type]
-        raise errors.ModelError(
-            f"{field} is {scale!r}, expected a positive finite number",
-            "it is a standard deviation; 2.5 suits coefficients of columns with a range near 1",
-        )
-    return float(scale)  # type: ignore[arg-type]
+    response: Response,
+    offset: bool,
+) -> GeneralisedLinearModel:
+    """Makes the model of one row a record from the arguments that all factories share."""
+    checked = checked_names(names)
+    return GeneralisedLinearModel(
+        checked,
+        prior_scales(checked, prior_scale, intercept_scale),
+        WithOffset(response) if offset else response,
+    )

@@ -52,22 +52,22 @@ def bound(value: float | None, digits: int = 4) -> str:
 
 
 def coefficient_table(
-    rows: Sequence[Mapping[str, Any]], title: str, odds: bool, pooled: bool, width: int
+    rows: Sequence[Mapping[str, Any]], title: str, ratio: str, pooled: bool, width: int
 ) -> Table:
     """Makes the table of the posterior.
 
     Args:
-      rows: each with name, unit, mean, sd, lower, upper; odds_ratio, odds_lower, odds_upper if
-        ``odds``; pooled_mean, pooled_sd if ``pooled``.
+      rows: each with name, unit, mean, sd, lower, upper; with ratio "odds" also odds_ratio,
+        odds_lower, odds_upper, None where there is none; pooled_mean, pooled_sd if ``pooled``.
       title: above the table.
-      odds: whether exp(coefficient) is an odds ratio.
+      ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
       pooled: whether to add the columns of the pooled, non-private fit.
       width: of the console; narrow ones show no units.
     """
     units = width >= _UNIT_WIDTH and any(row["unit"] for row in rows)
     table = _table(title)
     names = ["coefficient", *(["unit"] if units else []), "mean", "sd", "95 % interval"]
-    names += ["odds ratio (95 %)"] if odds else []
+    names += [f"{ratio} ratio (95 %)"] if ratio else []
     names += ["pooled mean", "pooled sd"] if pooled else []
     lines = []
     for row in rows:
@@ -76,11 +76,10 @@ def coefficient_table(
             cells.append(escape(row["unit"]))
         cells += [f"{row['mean']:.3f}", f"{row['sd']:.3f}"]
         cells.append(f"{row['lower']:.2f} to {row['upper']:.2f}")
-        if odds:
-            cells.append(
-                f"{number(row['odds_ratio'], 3)} "
-                f"({number(row['odds_lower'], 2)} to {number(row['odds_upper'], 3)})"
-            )
+        if ratio:
+            value, low, high = (row[f"{ratio}_{what}"] for what in ("ratio", "lower", "upper"))
+            within = f"({number(low, 2)} to {number(high, 3)})"
+            cells.append(number(value) if value is None else f"{number(value, 3)} {within}")
         if pooled:
             cells += [f"{row['pooled_mean']:.3f}", f"{row['pooled_sd']:.3f}"]
         lines.append(cells)

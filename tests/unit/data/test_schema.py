@@ -98,7 +98,7 @@ def test_a_binary_column_is_0_or_1_unless_declared() -> None:
 @pytest.mark.parametrize(
     ("table", "message", "hint"),
     [
-        ({}, 'age.type: missing, expected one of "binary", "level", "number"', "add type"),
+        ({}, 'age.type: missing, expected one of "binary", "count", "level", "number"', "add type"),
         ({"type": "numbr"}, 'age.type: "numbr", expected one of', "did you mean `number`?"),
         (4, "age: 4, expected a table", "[data.schema.age]"),
         ({**AGE, "bound": 1}, "age.bound: unknown key of a number", "did you mean `bounds`?"),

@@ -1,0 +1,208 @@
+"""What stands left of `~` in a formula, as the array y; come here to add a kind of response."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedvi.data.schema import Binary, Column, Impute, Level, Number, Schema
+from fedvi.errors import ConfigError, did_you_mean
+
+__all__ = ["Offset", "Response", "ResponseType", "parse_offset", "parse_response"]
+
+ResponseType = Literal["binary", "count", "level", "number", "several", "survival"]
+
+
+@dataclass(frozen=True)
+class Response:
+    """How prepared columns become the outcome y of each record; public, it holds no data.
+
+    Args:
+      text: as it stands in the formula.
+      type: "binary" (0 or 1), "count", "level" (its index), "number" (scaled as its schema
+        declares), "several" numbers, or "survival" (time in the unit of the file, and event).
+      columns: names in the schema, in order.
+      levels: of a "level", the reference first.
+      scale, center, end: of the time of a "survival"; the follow-up ends at ``end``, scaled.
+    """
+
+    text: str
+    type: ResponseType
+    columns: tuple[str, ...]
+    levels: tuple[str, ...] = ()
+    scale: float = 1.0
+    center: float = 0.0
+    end: float = np.inf
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one record's outcome."""
+        return (len(self.columns),) if self.type in ("several", "survival") else ()
+
+    def outcome(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
+        """Returns y, float64 [n] or [n, k], of columns from ``prepare_columns``.
+
+        A survival time at the upper bound of its column, or clipped to it, is censored there: what
+        came later was not seen, whatever the file says of it.
+        """
+        values = [columns[name].astype(np.float64) for name in self.columns]
+        if self.type == "survival":
+            time, event = values
+            seen = event * (time < self.end)
+            return np.stack([time * self.scale + self.center, seen], axis=1)
+        return np.stack(values, axis=1) if self.shape else values[0]
+
+
+@dataclass(frozen=True)
+class Offset:
+    """A number that is added to the linear predictor: a column of the file, or its logarithm.
+
+    Args:
+      column: name in the schema.
+      logarithm: whether it is taken of the value.
+      scale, center: of the column, so that the value is that of the file.
+    """
+
+    column: str
+    logarithm: bool
+    scale: float
+    center: float
+
+    def values(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
+        """Returns the offset, float64 [n]; 0 for what cannot be, as where no record stands."""
+        value = columns[self.column].astype(np.float64) * self.scale + self.center
+        if not self.logarithm:
+            return value
+        return np.log(np.where(value > 0.0, value, 1.0))
+
+
+def parse_response(tokens: Sequence[str], text: str, schema: Schema) -> Response:
+    """Reads ``NAME``, ``Surv(TIME, EVENT)`` or ``cbind(NAME, NAME, …)``.
+
+    Args:
+      tokens: left of ``~``.
+      text: the formula, for errors.
+
+    Raises:
+      ConfigError: they are none of these, or the schema declares the columns as something else.
+    """
+    if len(tokens) == 1:
+        return _single(tokens[0], schema)
+    function, names = tokens[0], list(tokens[2:-1:2])
+    shown = "".join(tokens)
+    punctuated = tokens[1] == "(" and tokens[-1] == ")" and set(tokens[3:-1:2]) <= {","}
+    if not punctuated or len(tokens) % 2 == 1 or not all(name[0].isalpha() for name in names):
+        _refuse(f"`{shown}` left of `~` in {text!r}", _KINDS)
+    for name in names:
+        if names.count(name) > 1:
+            _refuse(f"`{name}` is twice in `{shown}`", "name every column once")
+    shown = f"{function}({', '.join(names)})"
+    if function == "Surv":
+        return _survival(shown, names, schema)
+    return _several(shown, names, schema)
+
+
+def parse_offset(column: str, logarithm: bool, schema: Schema) -> Offset:
+    """Reads what stands in ``offset(NAME)`` or ``offset(log(NAME))``.
+
+    Raises:
+      ConfigError: the column is no number, or one whose logarithm need not exist.
+    """
+    declared = schema_column(column, schema)
+    if not isinstance(declared, Number):
+        _refuse(
+            f"the offset `{column}` is no number",
+            f'declare [data.schema.{column}] with type = "number" and `bounds`',
+        )
+    if declared.missing == "indicator":
+        raise ConfigError(
+            f'data.schema.{column}.missing: "indicator" for the offset `{column}`',
+            'an offset has no coefficient; use missing = { impute = VALUE } or "drop"',
+        )
+    if logarithm and not declared.bounds[0] > 0.0:
+        raise ConfigError(
+            f"data.schema.{column}.bounds: the lowest is {declared.bounds[0]:g}, expected a number "
+            f"above 0, since the formula has log({column})",
+            "state the least that a record can have, such as one day",
+        )
+    return Offset(column, logarithm, declared.scale, declared.center)
+
+
+def schema_column(name: str, schema: Schema) -> Column:
+    """Returns a declared column.
+
+    Raises:
+      ConfigError: there is none of that name; it names the nearest.
+    """
+    if name not in schema:
+        _refuse(f"`{name}` is not declared under [data.schema]", did_you_mean(name, schema))
+    return schema[name]
+
+
+_KINDS = "a response is a column, Surv(time, event) or cbind(a, b)"
+
+
+def _refuse(message: str, hint: str) -> NoReturn:
+    raise ConfigError(f"model.formula: {message}", hint)
+
+
+def _single(name: str, schema: Schema) -> Response:
+    column = _observed(name, schema)
+    if isinstance(column, Level):
+        return Response(name, "level", (name,), column.levels)
+    if isinstance(column, Binary):
+        return Response(name, "binary", (name,))
+    return Response(name, "count" if column.whole else "number", (name,))
+
+
+def _several(shown: str, names: list[str], schema: Schema) -> Response:
+    if len(names) < 2:
+        _refuse(f"`{shown}` has one column, expected two or more", f"write `{names[0]} ~ …`")
+    for name in names:
+        if not isinstance(_observed(name, schema), Number):
+            _refuse(
+                f"`{name}` in `{shown}` is no number",
+                f'declare [data.schema.{name}] with type = "number" and `bounds`',
+            )
+    return Response(shown, "several", tuple(names))
+
+
+def _survival(shown: str, names: list[str], schema: Schema) -> Response:
+    if len(names) != 2:
+        _refuse(
+            f"`{shown}` has {len(names)} columns, expected a time and an event",
+            "write Surv(time, event); times of entry are not known here",
+        )
+    time, event = (_observed(name, schema) for name in names)
+    if not isinstance(time, Number):
+        _refuse(
+            f"the time `{names[0]}` in `{shown}` is no number",
+            f'declare [data.schema.{names[0]}] with type = "number" and `bounds`',
+        )
+    if not isinstance(event, Binary):
+        _refuse(
+            f"the event `{names[1]}` in `{shown}` is not declared as true or false",
+            f'declare [data.schema.{names[1]}] with type = "binary"; other than 1 and 0, list the '
+            "cells that are `true` and `false`",
+        )
+    low, high = time.bounds
+    if not low > 0.0:
+        raise ConfigError(
+            f"data.schema.{names[0]}.bounds: the lowest is {low:g}, expected a number above 0",
+            "an event needs some time at risk: state the shortest time, such as 0.5 for half a day",
+        )
+    end = (high - time.center) / time.scale
+    return Response(shown, "survival", tuple(names), (), time.scale, time.center, end)
+
+
+def _observed(name: str, schema: Schema) -> Column:
+    """Returns a column of a response, which is never made up."""
+    column = schema_column(name, schema)
+    if isinstance(column.missing, Impute) or column.missing == "indicator":
+        raise ConfigError(
+            f"data.schema.{name}.missing: the response `{name}` may not be made up",
+            'use missing = "drop" for a response: the record counts as zero',
+        )
+    return column

@@ -1,0 +1,91 @@
+"""What the factories of regression models check in their arguments, in the same words."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedvi import errors
+
+__all__ = ["INTERCEPT", "Scale", "checked_names", "checked_scale", "prior_scales"]
+
+INTERCEPT = "(Intercept)"
+"""The name of the coefficient of a column of ones."""
+
+Scale = float | int
+"""A standard deviation; a study file may write it as an integer."""
+
+
+def checked_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of coefficients.
+
+    Raises:
+      ModelError: there are none, one is repeated, or they are no list of texts.
+    """
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise errors.ModelError(
+            f"names is {names!r}, expected a list of coefficient names",
+            'write `["(Intercept)", "age"]`',
+        )
+    if not len(names):
+        raise errors.ModelError(
+            "names is empty, expected one name for each column of x",
+            f'a model of the mean alone is `["{INTERCEPT}"]`',
+        )
+    repeated = sorted({name for name in names if list(names).count(name) > 1})
+    if repeated:
+        listed = ", ".join(f"`{name}`" for name in repeated)
+        raise errors.ModelError(
+            f"names has {listed} more than once, expected {len(names)} different names",
+            "drop the repeated column, or rename it",
+        )
+    return tuple(names)
+
+
+def prior_scales(
+    names: tuple[str, ...],
+    prior_scale: Scale | Sequence[Scale],
+    intercept_scale: Scale | None,
+) -> tuple[float, ...]:
+    """Returns the prior standard deviation of each name: one for all, or a list; the intercept's apart.
+
+    Raises:
+      ModelError: a scale is not a positive number, or the list is not as long as ``names``.
+    """
+    if np.ndim(prior_scale) == 0:
+        scales = [checked_scale("prior_scale", prior_scale)] * len(names)
+    else:
+        given = list(np.asarray(prior_scale).ravel())
+        if len(given) != len(names):
+            raise errors.ModelError(
+                f"prior_scale has {len(given)} numbers, expected {len(names)}, one for each name",
+                "give one number for all coefficients, or a list in the order of `names`",
+            )
+        scales = [checked_scale(f"prior_scale[{i}]", scale) for i, scale in enumerate(given)]
+    if intercept_scale is not None:
+        if INTERCEPT not in names:
+            raise errors.ModelError(
+                f"intercept_scale is {intercept_scale}, but no coefficient is named `{INTERCEPT}`",
+                f"name the column of ones `{INTERCEPT}`, or leave `intercept_scale` out",
+            )
+        scales[names.index(INTERCEPT)] = checked_scale("intercept_scale", intercept_scale)
+    return tuple(scales)
+
+
+def checked_scale(
+    field: str,
+    scale: object,
+    hint: str = "it is a standard deviation; 2.5 suits coefficients of columns with a range near 1",
+) -> float:
+    """Returns a standard deviation, or what else is a positive number.
+
+    Raises:
+      ModelError: it is not a positive finite number.
+    """
+    numeric = isinstance(scale, int | float | np.integer | np.floating)
+    if not numeric or isinstance(scale, bool) or not 0.0 < float(scale) < math.inf:  # type: ignore[arg-type]
+        raise errors.ModelError(
+            f"{field} is {scale!r}, expected a positive finite number",
+            hint,
+        )
+    return float(scale)  # type: ignore[arg-type]
