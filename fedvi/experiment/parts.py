@@ -1,19 +1,24 @@
 """The parts of a study that a server builds as well as a client: family, schedule, budget; no JAX."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from fedvi import errors, expfam
-from fedvi.experiment import factories
+from fedvi.experiment import factories, regressions
 from fedvi.experiment.config import KindSection, Study
 from fedvi.expfam.base import ExponentialFamily
 from fedvi.federation import damping, schedules
 from fedvi.federation.progress import Patience, Schedule
+from fedvi.federation.script import Stage, scripted
 from fedvi.privacy import accountants, ledger
 from fedvi.privacy.itemised import with_tables
 from fedvi.typing import PRIOR
 
-__all__ = ["PRIOR", "budget", "family", "has_odds", "schedule"]
+__all__ = ["PRIOR", "budget", "family", "ratio", "schedule"]
+
+# Stands for all clients that a table of deadlines does not name.
+_DEFAULT = "default"
 
 
 def family(study: Study, size: int) -> Any:
@@ -34,9 +39,14 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
     """
     arguments = study.schedule.arguments
     rule = _step_rule(arguments.pop("damping", "adaptive"))
-    patience = _patience(arguments, len(study.clients))
+    clients = tuple(client.name for client in study.clients)
+    patience = _patience(arguments, clients)
+    if study.schedule.kind == "scripted":
+        arguments["stages"] = _stages(arguments.get("stages", []), clients)
+        factory = scripted
+    else:
+        factory = factories.find("schedule", study.schedule.kind, schedules)
     section = KindSection(kind=study.schedule.kind, **arguments)
-    factory = factories.find("schedule", study.schedule.kind, schedules)
     made = factories.call("schedule", section, factory, {}, Schedule)
     if not isinstance(made.rounds, int) or made.rounds < 1:
         raise errors.ConfigError(
@@ -44,6 +54,89 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
             "rounds are passes over all clients; ten are a good start",
         )
     return made, rule, patience
+
+
+def _stages(given: Any, clients: Collection[str]) -> tuple[Stage, ...]:
+    """Builds the stages of a script from a list of tables."""
+    if not isinstance(given, list) or not all(isinstance(table, dict) for table in given):
+        raise errors.ConfigError(
+            f"schedule.stages is {given!r}, expected a list of tables",
+            'write e.g. stages = [{ kind = "sequential", over = ["north"], rounds = 2 }]',
+        )
+    return tuple(
+        _stage(f"schedule.stages[{index}]", dict(table), clients)
+        for index, table in enumerate(given)
+    )
+
+
+def _stage(where: str, arguments: dict[str, Any], clients: Collection[str]) -> Stage:
+    kind, over = arguments.pop("kind", None), arguments.pop("over", None)
+    if not isinstance(kind, str):
+        raise errors.ConfigError(
+            f"{where}.kind is missing" if kind is None else f"{where}.kind is {kind!r}",
+            "name one of " + ", ".join(schedules.__all__),
+        )
+    # A site's policy reads which code a study brings by `schedule.kind` alone.
+    if ":" in kind:
+        raise errors.ConfigError(
+            f"{where}.kind is {kind!r}, a function of your own, expected one of "
+            + ", ".join(schedules.__all__),
+            "write the whole script as a function: see fedvi.federation.script.from_generator",
+        )
+    factory = factories.find(where, kind, schedules)
+    _check_over(where, over, clients)
+    _check_until(where, arguments)
+    try:
+        made = factories.call(where, KindSection(kind=kind, **arguments), factory, {}, Schedule)
+    except errors.ConfigError as error:
+        message = error.message
+        if message.startswith("schedule.") and not message.startswith(where):
+            message = where + message.removeprefix("schedule")
+        raise errors.ConfigError(message, error.hint) from error
+    return Stage(made, None if over is None else tuple(over))
+
+
+def _check_over(where: str, over: Any, clients: Collection[str]) -> None:
+    if over is None:
+        return
+    if not isinstance(over, list) or not over or not all(isinstance(name, str) for name in over):
+        raise errors.ConfigError(
+            f"{where}.over is {over!r}, expected a list of at least one client",
+            "leave it out for a stage of all clients",
+        )
+    for name in over:
+        if name not in clients:
+            raise errors.ConfigError(
+                f"{where}.over names {name!r}, which is no client of the study",
+                errors.did_you_mean(name, clients),
+            )
+        if over.count(name) > 1:
+            raise errors.ConfigError(
+                f"{where}.over names {name!r} twice, expected every client once",
+                "clients take their turns in the order of the study, whatever their order here",
+            )
+
+
+def _check_until(where: str, arguments: dict[str, Any]) -> None:
+    """Takes `until` out of a stage's arguments: it says in words that there is a tolerance."""
+    until = arguments.pop("until", None)
+    if until is None:
+        return
+    if until != "converged":
+        raise errors.ConfigError(
+            f'{where}.until is {until!r}, expected "converged"',
+            "a number of answers is written `updates = …`, of passes `rounds = …`",
+        )
+    if not arguments.get("tolerance"):
+        raise errors.ConfigError(
+            f'{where}.tolerance is missing, or 0, beside until = "converged"',
+            "add `tolerance = …`, the gap in posterior sds at which to stop, such as 0.01",
+        )
+    if "rounds" not in arguments and "updates" not in arguments:
+        raise errors.ConfigError(
+            f"{where} could run for ever: `rounds` is missing",
+            "add `rounds = …`, the largest number of passes, for which a budget is planned",
+        )
 
 
 def _step_rule(given: Any) -> damping.StepRule:
@@ -57,26 +150,41 @@ def _step_rule(given: Any) -> damping.StepRule:
     return damping.fixed(float(given))
 
 
-def _patience(arguments: dict[str, Any], clients: int) -> Patience:
+def _patience(arguments: dict[str, Any], clients: tuple[str, ...]) -> Patience:
     """Takes the keys `deadline_seconds` and `quorum` out of a schedule's arguments."""
-    deadline = arguments.pop("deadline_seconds", None)
-    quorum = arguments.pop("quorum", (clients + 1) // 2)
-    if deadline is not None and not (
-        isinstance(deadline, int | float)
-        and not isinstance(deadline, bool)
-        and 0 < deadline < math.inf
-    ):
+    deadline, count = arguments.pop("deadline_seconds", None), len(clients)
+    quorum = arguments.pop("quorum", (count + 1) // 2)
+    if isinstance(quorum, bool) or not isinstance(quorum, int) or not 1 <= quorum <= count:
         raise errors.ConfigError(
-            f"schedule.deadline_seconds is {deadline!r}, expected a finite number above 0",
-            "a client that takes longer is skipped for that turn; left out, everybody is waited for",
-        )
-    if isinstance(quorum, bool) or not isinstance(quorum, int) or not 1 <= quorum <= clients:
-        raise errors.ConfigError(
-            f"schedule.quorum is {quorum!r}, expected a whole number from 1 to {clients}, the "
+            f"schedule.quorum is {quorum!r}, expected a whole number from 1 to {count}, the "
             "number of clients",
             "with fewer clients present the run waits; left out, it is half of them",
         )
-    return Patience(None if deadline is None else float(deadline), quorum)
+    if isinstance(deadline, dict):
+        return Patience(_deadlines(deadline, clients), quorum)
+    return Patience(None if deadline is None else _seconds("", deadline), quorum)
+
+
+def _deadlines(table: dict[str, Any], clients: tuple[str, ...]) -> dict[str, float]:
+    """Reads a table client → seconds, in which "default" stands for those that are not named."""
+    for name in table:
+        if name not in (*clients, _DEFAULT):
+            raise errors.ConfigError(
+                f"schedule.deadline_seconds.{name}: no client of the study",
+                errors.did_you_mean(name, (*clients, _DEFAULT)),
+            )
+    given = {name: _seconds(f".{name}", value) for name, value in table.items()}
+    rest = dict.fromkeys((PRIOR, *clients), given[_DEFAULT]) if _DEFAULT in given else {}
+    return rest | {name: seconds for name, seconds in given.items() if name in clients}
+
+
+def _seconds(key: str, given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
+        raise errors.ConfigError(
+            f"schedule.deadline_seconds{key} is {given!r}, expected a finite number above 0",
+            "a client that takes longer is skipped for that turn; left out, everybody is waited for",
+        )
+    return float(given)
 
 
 def budget(study: Study, table_distance: float = 0.0) -> ledger.Budget | None:
@@ -94,6 +202,6 @@ def budget(study: Study, table_distance: float = 0.0) -> ledger.Budget | None:
     return ledger.Budget(promise.epsilon, promise.delta, accountant)
 
 
-def has_odds(study: Study) -> bool:
-    """Says whether exp(coefficient) is an odds ratio."""
-    return study.model.kind == "logistic"
+def ratio(study: Study) -> str:
+    """Returns of what exp(coefficient) is a ratio, such as "odds"; "" where it is none."""
+    return regressions.ratio(study.model.kind)

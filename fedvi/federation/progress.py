@@ -1,21 +1,48 @@
 """What a schedule may see: counts, versions and the public gap, and nothing computed from data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["Patience", "Progress", "Schedule"]
+__all__ = ["Patience", "Progress", "Schedule", "StageEnd"]
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Patience(NamedTuple):
     """How long a run waits for a client, and how many clients it goes on with.
 
     Attributes:
-      deadline_seconds: for one turn of one client; None waits for ever.
+      deadline_seconds: for one turn of one client, the same for all, or client → its own; None, or
+        no entry, waits for ever.
       quorum: how many clients must be there for the turns of the others to be skipped.
     """
 
-    deadline_seconds: float | None = None
+    deadline_seconds: float | Mapping[str, float] | None = None
     quorum: int = 1
+
+    def deadline_of(self, client: str) -> float | None:
+        """Returns for how many seconds one turn of a client is waited for; None: for ever."""
+        if isinstance(self.deadline_seconds, Mapping):
+            return self.deadline_seconds.get(client)
+        return self.deadline_seconds
+
+
+class StageEnd(NamedTuple):
+    """Where a run stood when a stage of its script ended: the cursor, and what a script may read.
+
+    Attributes:
+      visits, turns: of each client, in the order of the study.
+      version: of the server.
+      gap: of the last round that was completed within the stage; infinite if none was.
+      away: clients that nobody expected an answer of.
+    """
+
+    visits: tuple[int, ...]
+    turns: tuple[int, ...]
+    version: int
+    gap: float
+    away: tuple[str, ...]
 
 
 class Progress(NamedTuple):
@@ -29,8 +56,10 @@ class Progress(NamedTuple):
       waiting: clients whose answer has arrived and is not folded yet, in order of arrival.
       version: the server's version: the number of folds.
       gap: the largest change of a posterior mean over the last completed round, in posterior sds;
-        infinite before the first round is complete.
+        infinite before the first round is complete, of the run or of a stage of its script.
       away: clients that nobody expects an answer of until they are heard of again.
+      started: client of ``open`` → the version that its task was computed from.
+      stages: the ends of a script's stages that are over, in order.
     """
 
     clients: tuple[str, ...]
@@ -41,6 +70,8 @@ class Progress(NamedTuple):
     version: int
     gap: float
     away: tuple[str, ...] = ()
+    started: Mapping[str, int] = _NOTHING
+    stages: tuple[StageEnd, ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -56,17 +87,33 @@ class Progress(NamedTuple):
         return self.turns[self.clients.index(client)]
 
 
+def _whole(progress: Progress) -> Progress:
+    return progress
+
+
+def _never(progress: Progress) -> tuple[str, ...] | None:
+    return None
+
+
 class Schedule(NamedTuple):
-    """Who works when: four pure functions of ``Progress``.
+    """Who works when: pure functions of ``Progress``.
+
+    A client may be selected only while fewer than ``rounds`` of its turns are over, and whoever
+    holds a task without having lost its turn is awaited, were it not away. So no client is given
+    more than ``rounds`` tasks: between two of them a turn of its ends, by an answer or a skip.
 
     Attributes:
       name: the function that made it.
-      rounds: the largest number of turns of any client: what a budget is planned for.
+      rounds: the largest number of turns of any client: what a budget is planned for. The prior's
+        worker, which reads no record, may have more.
       select: progress → clients that may be given a task now.
       ready: progress → whether the waiting answers are to be folded now, all together.
       finished: progress → whether the run is complete.
       awaited: progress → clients whose turn it is and who did not answer: theirs are the clocks
         that run, and the turn of one that is away is skipped as soon as it is among them.
+      view: progress → what the stage that a script is at sees of it; everything without a script.
+      ending: progress → None, or once a script's stage is over, the clients whose turns end with
+        it, for they hold a task.
     """
 
     name: str
@@ -75,3 +122,5 @@ class Schedule(NamedTuple):
     ready: Callable[[Progress], bool]
     finished: Callable[[Progress], bool]
     awaited: Callable[[Progress], tuple[str, ...]]
+    view: Callable[[Progress], Progress] = _whole
+    ending: Callable[[Progress], tuple[str, ...] | None] = _never

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.expfam.gaussian import GaussianEta
+from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
 from fedvi.privacy import events
 from fedvi.typing import Eta, Key, Records
 
@@ -19,8 +19,10 @@ __all__ = [
     "Change",
     "LocalSolver",
     "Shard",
+    "Standing",
     "Task",
     "cavity",
+    "check_gaussian",
     "check_shapes",
     "compiled_once",
     "finish_natural",
@@ -57,6 +59,24 @@ class Change(NamedTuple):
     delta: Eta
 
 
+class Standing(NamedTuple):
+    """What a server makes of factors that carry noise, from fold to fold; all of it was released.
+
+    Attributes:
+      handed_out: the proper η that the next tasks carry.
+      reported: the proper η that is the answer so far.
+      curvature: (0, the likelihood's mean precision over the folds), as it is.
+      folds: how many there were.
+      squares: Σ w² of the weights of that mean: which part of the noise is left.
+    """
+
+    handed_out: Eta
+    reported: Eta
+    curvature: Eta
+    folds: int
+    squares: float
+
+
 class Shard(NamedTuple):
     """One client's records at the study's common capacity, so that all clients share one compilation.
 
@@ -89,6 +109,9 @@ class LocalSolver(NamedTuple):
       number_count: how many numbers one released value holds.
       clip_norm: the L2 bound on one unit's contribution; None if nothing is clipped.
       mark: what is printed beside claims about its releases; empty if nothing needs saying.
+      stand: (family, prior, posterior, Standing before, clients that answered, share of them that is
+        new) → Standing, by the server after each fold; named as ``finish`` is. None: q is prior +
+        Σ factors.
     """
 
     name: str
@@ -101,6 +124,7 @@ class LocalSolver(NamedTuple):
     number_count: int
     clip_norm: float | None = None
     mark: str = ""
+    stand: Callable[[Any, Eta, Eta, Standing | None, int, float], Standing] | None = None
 
 
 def compiled_once(make: _Make) -> _Make:
@@ -129,6 +153,19 @@ def cavity(task: Task) -> Eta:
     Source: Ashman et al. (2022), arXiv:2202.12275, the local step of PVI.
     """
     return tree.subtract(task.posterior, task.factor)
+
+
+def check_gaussian(family: Any, solver: str) -> None:
+    """Checks that natural parameters are (h, J), which solvers by gradients and Newton steps need.
+
+    Raises:
+      SolverError: the family is no full or diagonal Gaussian.
+    """
+    if not isinstance(family, FullGaussian | DiagonalGaussian):
+        raise errors.SolverError(
+            f"solver `{solver}` needs a Gaussian family in (h, J), found {type(family).__name__}",
+            'write kind = "full_gaussian" or "diagonal_gaussian" under [family]',
+        )
 
 
 def check_shapes(value: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> None:

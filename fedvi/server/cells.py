@@ -14,7 +14,8 @@ import numpy as np
 from fedvi.expfam import tree
 from fedvi.federation.damping import Memory
 from fedvi.federation.fold import Gap
-from fedvi.inference.base import Change, Task
+from fedvi.federation.progress import StageEnd
+from fedvi.inference.base import Change, Standing, Task
 from fedvi.server.state import Answer, ServerState, Update
 from fedvi.typing import Eta
 
@@ -118,12 +119,40 @@ def _read_memory(value: Any, get: Get, like: Eta) -> Memory:
     return Memory(value["damping"], update)
 
 
+def _write_stage(end: StageEnd, put: Put) -> Any:
+    return end._asdict()
+
+
+def _read_stage(value: Any, get: Get, like: Eta) -> StageEnd:
+    tuples = {name: tuple(value[name]) for name in ("visits", "turns", "away")}
+    return StageEnd(**{**value, **tuples})
+
+
+def _write_standing(standing: Standing | None, put: Put) -> Any:
+    if standing is None:
+        return None
+    etas = ("handed_out", "reported", "curvature")
+    return {
+        **standing._asdict(),
+        **{name: _write_eta(getattr(standing, name), put) for name in etas},
+    }
+
+
+def _read_standing(value: Any, get: Get, like: Eta) -> Standing | None:
+    if value is None:
+        return None
+    etas = ("handed_out", "reported", "curvature")
+    return Standing(**{**value, **{name: _read_eta(value[name], get, like) for name in etas}})
+
+
 _plain = _Form(lambda value, _: value, lambda value, _, __: value)
 _names = _Form(lambda names, _: list(names), lambda value, _, __: tuple(value))
 _eta = _Form(_write_eta, _read_eta)
 _task = _Form(_write_task, _read_task)
 _answer = _Form(_write_answer, _read_answer)
 _memory = _Form(_write_memory, _read_memory)
+_standing = _Form(_write_standing, _read_standing)
+_stage = _Form(_write_stage, _read_stage)
 
 
 class _Field(NamedTuple):
@@ -168,9 +197,11 @@ CELLS: Mapping[str, _Field] = {
     "answers": _in_order(_answer),
     "memory": _by_group(_memory),
     "round_start": _one(_eta),
+    "standing": _one(_standing),
     "status": _one(_plain),
     "away": _by_client(_plain),
     "skipped": _one(_names),
+    "stages": _in_order(_stage),
 }
 """Every field of `ServerState` that is neither appended to nor volatile."""
 

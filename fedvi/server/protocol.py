@@ -44,6 +44,7 @@ from fedvi.server.state import (
     initial_state,
     is_durably_equal,
     progress_of,
+    reported,
     served,
     take_up,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "is_durably_equal",
     "next_deadline",
     "progress_of",
+    "reported",
     "revoke",
     "served",
     "step",

@@ -11,8 +11,8 @@ from fedvi.expfam import tree
 from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
 from fedvi.federation.messages import FAILURES
-from fedvi.federation.progress import Patience, Progress, Schedule
-from fedvi.inference.base import Change, Task
+from fedvi.federation.progress import Patience, Progress, Schedule, StageEnd
+from fedvi.inference.base import Change, Standing, Task
 from fedvi.privacy import events, ledger
 from fedvi.typing import Eta
 
@@ -33,6 +33,7 @@ __all__ = [
     "initial_state",
     "is_durably_equal",
     "progress_of",
+    "reported",
     "served",
     "take_up",
 ]
@@ -81,6 +82,8 @@ class ServerSpec(NamedTuple):
         and the other way round; empty if that is not known.
       keep: called with what a fold has made and the state will hold; returns it, equal bit for bit,
         perhaps as memory maps, so that large arrays are in memory one after the other.
+      stand: what makes of noisy factors the q that is handed out and the one that is reported; see
+        ``LocalSolver.stand``. None: both are prior + Σ factors, projected if it is improper.
     """
 
     study_digest: str
@@ -96,6 +99,7 @@ class ServerSpec(NamedTuple):
     budget: ledger.Budget | None = None
     seeded_otherwise: str = ""
     keep: Callable[[Eta], Eta] = _as_it_is
+    stand: Callable[[Any, Eta, Eta, Standing | None, int, float], Standing] | None = None
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -123,8 +127,8 @@ class Update(NamedTuple):
       clients: whose answers were folded, in order of arrival.
       staleness: how many versions old the posterior was that each answer started from.
       damping: the step s.
-      rounds: complete rounds after it.
-      gap: how far the posterior moved over the round, if it completed one.
+      rounds: complete rounds after it, of the clients that the schedule's stage is over.
+      gap: how far the posterior moved over the stage's round, if it completed one.
       missing: whose turns were skipped since the fold before, in the order of the study.
     """
 
@@ -171,13 +175,16 @@ class ServerState(NamedTuple):
       answers: answers that are not folded yet, in order of arrival.
       accepted: task id → sha256 of the accepted payload.
       memory: group of clients folded together → what the step rule remembers.
-      round_start: the served posterior at the end of the last complete round.
+      round_start: the reported posterior at the end of the last complete round, or of a stage since.
       history: all folds.
       status: "running" | "paused" | "stopped" | "completed" | "budget_exhausted" | "failed".
       away: client → why no answer of it is expected: ``OVERDUE``, ``LEFT``, ``EXHAUSTED``, ``REVOKED``
         or one of ``messages.FAILURES``.
       skipped: whose turns were skipped since the last fold, in order.
+      stages: the ends of the script's stages that are over, in order; empty without a script.
       ledgers: client → what it was charged, the same chain that the client keeps.
+      standing: what ``ServerSpec.stand`` made of the last fold; None if there is no such function, or
+        before the first.
       presence: who is there; volatile.
     """
 
@@ -195,7 +202,9 @@ class ServerState(NamedTuple):
     status: str = "running"
     away: Mapping[str, str] = _NOTHING
     skipped: tuple[str, ...] = ()
+    stages: tuple[StageEnd, ...] = ()
     ledgers: Mapping[str, ledger.Ledger] = _NOTHING
+    standing: Standing | None = None
     presence: Presence = Presence()
 
 
@@ -254,7 +263,12 @@ def is_durably_equal(before: ServerState, after: ServerState) -> bool:
 
 def progress_of(spec: ServerSpec, state: ServerState) -> Progress:
     """Returns what the schedule may see."""
-    gaps = (update.gap.mean_shift for update in reversed(state.history) if update.gap is not None)
+    begun = state.stages[-1].version if state.stages else 0
+    gaps = (
+        update.gap.mean_shift
+        for update in reversed(state.history)
+        if update.gap is not None and update.version > begun
+    )
     return Progress(
         clients=spec.clients,
         visits=tuple(map(state.visits.__getitem__, spec.clients)),
@@ -264,6 +278,8 @@ def progress_of(spec: ServerSpec, state: ServerState) -> Progress:
         version=state.version,
         gap=next(gaps, float("inf")),
         away=tuple(filter(state.away.__contains__, spec.clients)),
+        started={name: task.version for name, task in state.tasks.items()},
+        stages=state.stages,
     )
 
 
@@ -272,7 +288,14 @@ def served(spec: ServerSpec, state: ServerState) -> Eta:
 
     The projection is never written back into the factors.
     """
+    if state.standing is not None:
+        return state.standing.handed_out
     return spec.family.project(state.posterior, spec.prior)
+
+
+def reported(spec: ServerSpec, state: ServerState) -> Eta:
+    """Returns the posterior that is the answer so far: the one handed out, or a mean over folds."""
+    return served(spec, state) if state.standing is None else state.standing.reported
 
 
 def has_failed(state: ServerState, client: str) -> bool:

@@ -1,5 +1,6 @@
 """How a run moves on: folds, skipped turns, deadlines, its end; come here to change when it waits."""
 
+import collections
 import contextlib
 import itertools
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from fedvi.expfam import tree
 from fedvi.expfam.windows import windows
 from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
+from fedvi.federation.progress import Progress, StageEnd
+from fedvi.inference.base import Standing
 from fedvi.server.state import (
     EXHAUSTED,
     OVER,
@@ -22,6 +25,7 @@ from fedvi.server.state import (
     has_failed,
     has_failed_for_good,
     progress_of,
+    reported,
     served,
 )
 from fedvi.typing import Eta
@@ -48,13 +52,8 @@ def tick(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
       state: as it was.
       now: seconds of a monotonic clock, the same in all calls.
     """
-    limit = spec.patience.deadline_seconds
-    if limit is not None and state.status == "running":
-        overdue = {
-            name: OVERDUE
-            for name, waiting in state.presence.awaited.items()
-            if now >= waiting.since + limit
-        }
+    if state.status == "running":
+        overdue = {name: OVERDUE for name, due in _deadlines(spec, state) if now >= due}
         if overdue:
             state = state._replace(away={**state.away, **overdue})
     return settle(spec, state, now)
@@ -62,10 +61,17 @@ def tick(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
 
 def next_deadline(spec: ServerSpec, state: ServerState) -> float | None:
     """Returns when ``tick`` has something to do at the latest; None if time alone changes nothing."""
-    limit = spec.patience.deadline_seconds
-    if limit is None or state.status != "running" or not state.presence.awaited:
+    if state.status != "running":
         return None
-    return min(waiting.since for waiting in state.presence.awaited.values()) + limit
+    return min((due for _, due in _deadlines(spec, state)), default=None)
+
+
+def _deadlines(spec: ServerSpec, state: ServerState) -> Iterator[tuple[str, float]]:
+    """Yields who is waited for until when; nobody who is waited for for ever."""
+    for name, waiting in state.presence.awaited.items():
+        limit = spec.patience.deadline_of(name)
+        if limit is not None:
+            yield name, waiting.since + limit
 
 
 def settle(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
@@ -123,7 +129,7 @@ def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
     with strictly(f"{what} cannot be folded"):
         after = _fold(spec._replace(keep=lambda eta: eta), state)
         handed_out = served(spec, after)
-        gap = folding.gap(family, state.round_start, handed_out)
+        gap = folding.gap(family, state.round_start, reported(spec, after))
         # With this the next fold begins.
         whitened = family.whiten(handed_out, family.zeros())
         if not (np.isfinite([*gap, *whitened]).all() and family.is_proper(handed_out)):
@@ -158,10 +164,10 @@ def brings_work(spec: ServerSpec, *states: ServerState) -> bool:
 
 
 def is_in_turn(spec: ServerSpec, state: ServerState, client: str) -> bool:
-    """Whether the schedule would give a client a task now, if it held none: its turn is not over."""
+    """Whether an answer that a client gave now would be that of its turn: it was not skipped."""
     progress = progress_of(spec, state)
-    others = tuple(name for name in progress.open if name != client)
-    return client in spec.schedule.select(progress._replace(open=others))
+    held = progress._replace(open=(*progress.open, client), away=())
+    return client in spec.schedule.awaited(held)
 
 
 def _move(spec: ServerSpec, state: ServerState) -> ServerState:
@@ -174,6 +180,9 @@ def _move(spec: ServerSpec, state: ServerState) -> ServerState:
     if spec.schedule.finished(progress):
         # If every turn was skipped, what is there is the prior, and no result.
         return state._replace(status="completed" if state.version else "failed")
+    ending = spec.schedule.ending(progress)
+    if ending is not None:
+        return _end_stage(spec, state, progress, ending)
     if state.status == "paused":
         return state
     return _skip(spec, state, spec.schedule.awaited(progress))
@@ -189,13 +198,34 @@ def _skip(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> Ser
         name
         for name in awaited
         if name in state.away
-        and (spec.patience.deadline_seconds is not None or has_failed_for_good(state, name))
+        and (spec.patience.deadline_of(name) is not None or has_failed_for_good(state, name))
     ]
     present = sum(name not in state.away for name in spec.members)
     if not absent or present < spec.patience.quorum:
         return state
     turns = {name: count + (name in absent) for name, count in state.turns.items()}
     return state._replace(turns=turns, skipped=(*state.skipped, *absent))
+
+
+def _end_stage(
+    spec: ServerSpec, state: ServerState, progress: Progress, holding: tuple[str, ...]
+) -> ServerState:
+    """Notes where a script's stage ended; the next one counts from there.
+
+    No answer waits: all were folded before. Whose turn ends while it holds a task keeps the task, for
+    it was charged; its answer is one of the next stage, or late.
+    """
+    turns = {name: count + (name in holding) for name, count in state.turns.items()}
+    end = StageEnd(
+        visits=progress.visits,
+        turns=tuple(map(turns.__getitem__, spec.clients)),
+        version=state.version,
+        gap=progress.gap,
+        away=progress.away,
+    )
+    return state._replace(
+        turns=turns, stages=(*state.stages, end), round_start=reported(spec, state)
+    )
 
 
 def _is_hopeless(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> bool:
@@ -222,6 +252,14 @@ def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerStat
     return state._replace(presence=state.presence._replace(awaited=clocks))
 
 
+def _rounds_at_last_fold(spec: ServerSpec, state: ServerState) -> int:
+    """Returns how many rounds of its stage were complete when answers were folded last."""
+    progress, skips = progress_of(spec, state), collections.Counter(state.skipped)
+    pairs = zip(spec.clients, progress.turns, strict=True)
+    turns = tuple(count - skips[name] for name, count in pairs)
+    return spec.schedule.view(progress._replace(turns=turns)).rounds
+
+
 def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
     group = tuple(sorted(answer.task.client for answer in state.answers))
     changes = {answer.task.client: answer.change for answer in state.answers}
@@ -231,13 +269,15 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
     total = spec.keep(tree.freeze(total))
     memory = state.memory.get(group, damping_rules.Memory())
     floor = 1.0 / len(spec.clients)
-    damping = spec.step_rule.choose(
-        spec.family, served(spec, state), state.posterior, total, memory, floor
-    )
+    damping = 1.0
+    if spec.stand is None:  # else fresh sites take the places of old ones, and it takes the steps
+        damping = spec.step_rule.choose(
+            spec.family, served(spec, state), state.posterior, total, memory, floor
+        )
     factors = folding.fold(state.factors, changes, damping, spec.keep)
     visits = {name: count + (name in changes) for name, count in state.visits.items()}
     turns = {name: count + (name in in_time) for name, count in state.turns.items()}
-    rounds, skipped = min(turns.values()), state.skipped
+    rounds_before, skipped = _rounds_at_last_fold(spec, state), state.skipped
     state = state._replace(
         version=state.version + 1,
         posterior=spec.keep(tree.freeze(folding.posterior_of(spec.prior, factors))),
@@ -248,9 +288,11 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         skipped=(),
         memory={**state.memory, group: damping_rules.Memory(damping, total)},
     )
-    gap = None
-    if rounds > (state.history[-1].rounds if state.history else 0):
-        now = served(spec, state)
+    if spec.stand is not None:
+        state = state._replace(standing=_stand(spec, state, set(changes)))
+    gap, stage = None, spec.schedule.view(progress_of(spec, state))
+    if stage.rounds > rounds_before:
+        now = reported(spec, state)
         gap = folding.gap(spec.family, state.round_start, now)
         state = state._replace(round_start=now)
     update = Update(
@@ -258,8 +300,21 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         clients=tuple(changes),
         staleness=staleness,
         damping=damping,
-        rounds=rounds,
+        rounds=min(turns[name] for name in stage.clients),
         gap=gap,
         missing=tuple(name for name in spec.clients if name in skipped),
     )
     return state._replace(history=(*state.history, update))
+
+
+def _stand(spec: ServerSpec, state: ServerState, renewed: set[str]) -> Standing | None:
+    """Makes of noisy factors the posterior that is handed out; what is not from records has no noise."""
+    assert spec.stand is not None
+    members = {name for name in spec.members if state.visits[name]}
+    if not members:
+        return state.standing
+    exact = (state.factors[name] for name in sorted(set(spec.clients) - set(spec.members)))
+    known = tree.total(exact, spec.prior)
+    # A fold of the prior's factor alone renews no site; it still counts as one.
+    share = max(1, len(renewed & members)) / len(members)
+    return spec.stand(spec.family, known, state.posterior, state.standing, len(members), share)

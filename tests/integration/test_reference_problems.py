@@ -57,7 +57,7 @@ def test_mean_field_reaches_its_optimum_under_the_adaptive_rule(kind):
     noise = float(np.sqrt(reference["noise_var"]))
     raw = linear_study(
         "diagonal_gaussian",
-        {"kind": kind, "rounds": 12},
+        {"kind": kind, "rounds": 16},
         noise,
         list(sources),
         latencies=[1.0 + index for index in range(len(sources))],
@@ -66,6 +66,7 @@ def test_mean_field_reaches_its_optimum_under_the_adaptive_rule(kind):
     np.testing.assert_allclose(eta.J, reference["mf_opt_prec"], rtol=1e-6)
     sd = eta.J**-0.5
     # The slowest of the reference's schedules at s = 1 is within 2e-5 after 8 rounds.
+    # Answers of any age are the slowest: at 12 rounds, 8e-3 folded one by one, 1.4e-2 two by two.
     assert (np.abs(eta.h / eta.J - reference["mf_opt_loc"]) / sd).max() < 1e-2
 
 

@@ -4,22 +4,28 @@ import math
 
 from fedvi import errors
 
-__all__ = ["check_settings"]
+__all__ = ["check_count", "check_settings"]
 
 
-def check_settings(rounds: int, tolerance: float) -> None:
+def check_settings(rounds: int, tolerance: float | int) -> None:
     """Refuses settings with which no run would begin, or its end would mean nothing.
 
     Raises:
       ConfigError: unless ``rounds`` ≥ 1 and ``tolerance`` is finite and not negative.
     """
-    if rounds < 1:
-        raise errors.ConfigError(
-            f"schedule.rounds is {rounds}, expected at least 1",
-            "rounds are passes over all clients; ten are a good start",
-        )
+    check_count("rounds", rounds, 1, "rounds are passes over all clients; ten are a good start")
     if not (math.isfinite(tolerance) and tolerance >= 0.0):
         raise errors.ConfigError(
             f"schedule.tolerance is {tolerance}, expected a finite number of at least 0",
             "it is in posterior sds, such as 0.01; leave it out, and all rounds are run",
         )
+
+
+def check_count(name: str, value: int, least: int, hint: str) -> None:
+    """Refuses a count that is too small.
+
+    Raises:
+      ConfigError: ``value`` is below ``least``.
+    """
+    if value < least:
+        raise errors.ConfigError(f"schedule.{name} is {value}, expected at least {least}", hint)

@@ -6,7 +6,7 @@ from fedvi.federation.schedules.checks import check_settings
 __all__ = ["sequential"]
 
 
-def sequential(rounds: int, tolerance: float = 0.0) -> Schedule:
+def sequential(rounds: int, tolerance: float | int = 0.0) -> Schedule:
     """Returns the schedule that hands one token around.
 
     Args:

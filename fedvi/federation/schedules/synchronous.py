@@ -6,7 +6,7 @@ from fedvi.federation.schedules.checks import check_settings
 __all__ = ["synchronous"]
 
 
-def synchronous(rounds: int, tolerance: float = 0.0) -> Schedule:
+def synchronous(rounds: int, tolerance: float | int = 0.0) -> Schedule:
     """Returns the schedule with a barrier at the end of each round.
 
     Args:

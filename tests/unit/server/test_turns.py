@@ -223,6 +223,36 @@ def test_an_answer_is_taken_before_its_client_s_return_lets_the_run_end():
     assert run.state.visits == {"a": 0, "b": 1}
 
 
+def test_an_answer_is_in_its_turn_though_its_client_would_be_given_no_task_now():
+    inner = schedules.asynchronous(2)
+    spec = make_spec(clients=("a", "b"), quorum=1)._replace(
+        # A schedule may hand out nothing while somebody is at work on an old task.
+        schedule=inner._replace(select=lambda p: () if "b" in p.open else inner.select(p))
+    )
+    run = Run(spec)
+    task = run.ask(NextTask("a")).task
+    run.ask(NextTask("b"))
+    run.ask(Submit("a", task.task_id, answer(task)))
+    assert run.state.turns == run.state.visits == {"a": 1, "b": 0}
+
+
+def test_each_client_is_skipped_at_its_own_deadline_and_one_without_at_none():
+    run = Run(make_spec(clients=("a", "b", "c"), deadline={"a": 5.0, "b": 20.0}, quorum=1))
+    assert protocol.next_deadline(run.spec, run.state) == 5.0
+    run.tick(5.0)
+    assert run.state.away == {"a": protocol.OVERDUE}
+    assert run.state.turns == {"a": 1, "b": 0, "c": 0}
+    assert protocol.next_deadline(run.spec, run.state) == 20.0
+    run.tick(1e6)
+    assert set(run.state.away) == {"a", "b"}
+    assert protocol.next_deadline(run.spec, run.state) is None
+    run.work("c")
+    assert run.missing == [("a", "b")]
+    # Who left is waited for if it has no deadline, and skipped if it has one.
+    run.ask(Goodbye("c"))
+    assert run.state.turns == {"a": 2, "b": 2, "c": 1}
+
+
 def test_without_a_deadline_everybody_is_waited_for():
     run = Run(make_spec(clients=("a", "b"), deadline=None, quorum=1))
     run.work("a")
