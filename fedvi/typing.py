@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-__all__ = ["PRIOR", "ROWS", "Eta", "Key", "Records", "Theta"]
+__all__ = ["IDS", "PRIOR", "ROWS", "Eta", "Key", "Records", "Theta"]
 
 Eta = Any
 """Natural (or mean) parameters of an exponential family: a pytree of float arrays."""
@@ -17,6 +17,13 @@ ROWS: Final = "[rows]"
 """The column that is there where a unit holds several rows: bool [unit, row], true where a row stands.
 
 All other arrays are then [unit, row, …]. No argument of a model and no column can be called so.
+"""
+
+IDS: Final = "[ids]"
+"""The column that says which record is which where a shard is divided into parts: uint64 [record].
+
+A keyed hash of the record's own identifier, so that it depends on no other record and on no place.
+Two records of one identifier share it. Solvers that divide read it; no model ever sees it.
 """
 
 PRIOR: Final = "prior"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvi import __version__, errors
+from fedvi.experiment import parts
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.privacy import ledger as ledgers
@@ -26,7 +27,7 @@ def write(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) 
     result, beside = folder / RESULT, folder / f".{RESULT}"
     for made in (result, beside):
         made.mkdir(parents=True, exist_ok=True)
-    posterior = protocol.served(spec, state)
+    posterior = protocol.reported(spec, state)
     posteriors.write(beside, spec.family, posterior, plan.names, plan.mark)
     posteriors.write_json(beside / "result.json", content(plan, spec, state))
     for file in beside.iterdir():
@@ -44,8 +45,8 @@ def content(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> dict[str,
             "status": state.status,
             "protection": plan.study.privacy.protection,
             "mark": plan.mark,
-            "coefficients": plan.rows(protocol.served(spec, state)),
-            "projected": not spec.family.is_proper(state.posterior),
+            "coefficients": plan.rows(protocol.reported(spec, state)),
+            "projected": state.standing is None and not spec.family.is_proper(state.posterior),
             "clients": [
                 {
                     "name": name,
@@ -75,11 +76,10 @@ def content(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> dict[str,
 def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -> None:
     """Prints the posterior, who answered, and where it is kept."""
     console = tables.console()
-    rows = plan.rows(protocol.served(spec, state))
+    rows = plan.rows(protocol.reported(spec, state))
     mark = f" — {plan.mark}" if plan.mark else ""
     title = f"Posterior of {plan.study.study.name}{mark}"
-    odds = bool(rows) and "odds_ratio" in rows[0]
-    table = tables.coefficient_table(rows, title, odds, False, console.width)
+    table = tables.coefficient_table(rows, title, parts.ratio(plan.study), False, console.width)
     console.print(table, crop=False)
     missed = {
         name: count

@@ -398,8 +398,8 @@ def _write_synthetic(assembly: Assembly, path: Path, generator: np.random.Genera
     cells: dict[str, list[str]] = {}
     for column in assembly.schema.values():
         cells[column.column] = [_cell(column, generator) for _ in range(count)]
-    if study.data.unit_column is not None:
-        cells[study.data.unit_column] = [f"unit {index}" for index in range(count)]
+    if study.data.identity_column is not None:
+        cells[study.data.identity_column] = [f"unit {index}" for index in range(count)]
     names = list(study.data.columns or cells)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter=study.data.separator)
@@ -412,6 +412,9 @@ def _write_synthetic(assembly: Assembly, path: Path, generator: np.random.Genera
 
 def _cell(column: Number | Level | Binary, generator: np.random.Generator) -> str:
     match column:
+        case Number(whole=True):
+            low, high = column.bounds
+            return str(int(generator.integers(int(low), int(high) + 1)))
         case Number():
             return repr(float(generator.uniform(*column.bounds)))
         case Level():

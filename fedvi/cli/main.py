@@ -27,6 +27,7 @@ _COMMANDS = {
     "privacy": "Price a study: noise for a target, ε by every accountant, and what it means.",
     "audit": "Test whether the code that a study runs keeps its promise. Reads no data by default.",
     "simulate": "Run a whole federation in this process and print the posterior and its price.",
+    "evaluate": "Hold a finished run's predictions against test records that are public, or yours.",
     "client": "Take part in a federation as one of its sites, beside its records.",
     "server": "Run the server of a federation: it holds no record, and resumes by itself.",
     "status": "Show a running server's run: who is there, what is awaited, what was charged.",

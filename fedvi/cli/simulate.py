@@ -197,8 +197,8 @@ def _show(result: "Result", pooled: bool, out: Path | None) -> None:
     if pooled:
         title += " (pooled columns: not private)"
     rows = outcome.coefficients(result)
-    odds, width = outcome.has_odds(result), console.width
-    console.print(tables.coefficient_table(rows, title, odds, pooled, width), crop=False)
+    ratio, width = outcome.ratio(result), console.width
+    console.print(tables.coefficient_table(rows, title, ratio, pooled, width), crop=False)
     title = f"Privacy per client, unit {assembly.study.privacy.unit or 'record'}{mark}"
     if not assembly.study.privacy.private:
         title = "Privacy per client — none: un-noised statistics left every client"

@@ -1,6 +1,7 @@
 """Tables to arrays with public bounds and declared levels; come here to see what `data` offers."""
 
 from fedvi.data.formula import Design, parse_formula
+from fedvi.data.ids import with_ids
 from fedvi.data.load import prepare, prepare_columns, read_table
 from fedvi.data.schema import Binary, Level, Number, Schema, parse_schema
 from fedvi.data.source import ArraySource, concatenate
@@ -20,4 +21,5 @@ __all__ = [
     "prepare",
     "prepare_columns",
     "read_table",
+    "with_ids",
 ]

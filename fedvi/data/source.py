@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedvi.errors import DataError
-from fedvi.typing import ROWS
+from fedvi.typing import IDS, ROWS
 
 __all__ = ["ArraySource", "concatenate"]
 
@@ -93,16 +93,17 @@ class ArraySource:
         )
 
     def flat(self) -> "ArraySource":
-        """Returns one record a row, unit by unit, of a source from ``by_unit``; any other as it is.
+        """Returns one record a row, unit by unit, of a source from ``by_unit``; and no ids.
 
-        For what needs no units: a fit without privacy.
+        For what needs neither units nor ids: a fit without privacy.
         """
+        named = {name: array for name, array in self.records.items() if name != IDS}
         if ROWS not in self.records:
-            return self
+            return self if len(named) == len(self.records) else ArraySource(named, self.valid)
         units, rows = self.records[ROWS].shape
         records = {
             name: array.reshape(units * rows, *array.shape[2:])
-            for name, array in self.records.items()
+            for name, array in named.items()
             if name != ROWS
         }
         return ArraySource(records, self.records[ROWS].reshape(-1).astype(bool))

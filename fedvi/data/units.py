@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedvi.data.source import ArraySource
 from fedvi.errors import DataError
-from fedvi.typing import ROWS
+from fedvi.typing import IDS, ROWS
 
 __all__ = ["by_unit", "check_identities", "is_missing"]
 
@@ -80,7 +80,8 @@ def by_unit(
     for name, column in source.records.items():
         grouped = np.zeros((*shape, *column.shape[1:]), column.dtype)
         grouped[slots] = column[kept]
-        records[name] = grouped
+        # A unit's rows share the hash of its identity, and it is one record.
+        records[name] = grouped[:, 0] if name == IDS else grouped
     stands = np.zeros(shape, bool)
     stands[slots] = True
     return ArraySource({**records, ROWS: stands}, np.asarray(stands.any(axis=1)))

@@ -18,6 +18,7 @@ from fedvi.data.units import check_identities
 from fedvi.experiment import factories, parts
 from fedvi.experiment.config import KindSection, Study
 from fedvi.experiment.parts import PRIOR
+from fedvi.experiment.regressions import check_response
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
 from fedvi.federation import damping
 from fedvi.federation.progress import Patience, Schedule
@@ -106,8 +107,9 @@ class Assembly:
         """The units of θ's coordinates, such as "per 10 from 50"; empty where nothing was scaled."""
         names, design = self.model.names, self.design
         # The coordinates of a NumPyro model are not the columns of its formula.
-        known = design is not None and design.names == names
-        return tuple(design.units) if known else ("",) * len(names)
+        if design is None or ":" in self.study.model.kind:
+            return ("",) * len(names)
+        return design.units_of(names)
 
     @property
     def planned(self) -> events.Event:
@@ -228,6 +230,7 @@ class Assembly:
             headers={name: self.header(name) for name in self.clients},
             budget=self.budget,
             seeded_otherwise=self.study.digest_if_seeded_otherwise,
+            stand=self.solvers[self.clients[0]].stand,
         )
 
 
@@ -242,6 +245,7 @@ def assemble(study: Study) -> Assembly:
     design, model = _model(study, schema)
     family = parts.family(study, model.size)
     _check_columns(study, schema, design)
+    _check_ids(study)
     if family.size != model.size:
         raise errors.ConfigError(
             f"family.kind is {study.family.kind!r}, which makes a family of size {family.size}, "
@@ -251,6 +255,12 @@ def assemble(study: Study) -> Assembly:
     schedule, step_rule, patience = parts.schedule(study)
     budget = parts.budget(study)
     made = _solver(study, family, model, schedule, budget)
+    if made.solver.stand is not None and "damping" in study.schedule.arguments:
+        raise errors.ConfigError(
+            f"schedule.damping is given beside solver.kind {study.solver.kind!r}, whose answers are "
+            "fresh statistics: the server takes a Newton step from them",
+            "leave damping out; solver.floor bounds what noise does to a step",
+        )
     prior, owned = _prior(family, model)
     solvers: dict[str, LocalSolver] = {}
     if owned is not None:
@@ -302,6 +312,44 @@ def _grouped(study: Study) -> bool:
     return study.data.unit_column is not None
 
 
+def _divides(study: Study) -> bool:
+    """Whether the solver divides records into parts by their ids; one that does takes ``parts``."""
+    factory = factories.find("solver", study.solver.kind, solver_kinds)
+    return "parts" in factories.parameters(factory) and not _by_place(study)
+
+
+def _by_place(study: Study) -> bool:
+    return study.solver.arguments.get("by_place", False) is True
+
+
+def _check_ids(study: Study) -> None:
+    """Refuses a solver that divides records by ids where there are none, and ids that nobody reads.
+
+    By places, nothing is left of a claim about adding or removing a record: all parts may change.
+    """
+    if _by_place(study) and study.privacy.private and not study.privacy.records_public:
+        raise errors.ConfigError(
+            "solver.by_place is true without privacy.records_public, expected both: a record that is "
+            "added or removed moves all that come after it",
+            'name data.id_column instead; or promise relation = "substitute" alone, with '
+            "records_public = true",
+        )
+    divides, column = _divides(study), study.data.id_column
+    if divides and study.data.identity_column is None:
+        raise errors.ConfigError(
+            f"data.id_column is missing, which solver.kind {study.solver.kind!r} needs: records are "
+            "divided into parts by what tells them apart",
+            "name a column whose cells stay with a record whatever other records are there; or, where "
+            "the number of records is public and a substituted record keeps the row, set "
+            "solver.by_place = true",
+        )
+    if column is not None and not divides:
+        raise errors.ConfigError(
+            f"data.id_column is {column!r}, which solver.kind {study.solver.kind!r} has no use for",
+            "leave it out: only solvers that divide records into parts by ids read it",
+        )
+
+
 def sampler_kind(study: Study) -> str:
     """Returns the kind of sampler that a study names; built-in, or "module:function"."""
     given = study.solver.arguments.get("sampler", "full")
@@ -317,11 +365,12 @@ def _has_custom_code(study: Study) -> bool:
 def _check_columns(study: Study, schema: Any, design: Any) -> None:
     """Refuses `data.columns` that would name no column for something that is read, and a covariate
     that tells whose a record is."""
-    declared, unit_column = study.data.columns, study.data.unit_column
+    declared, identity = study.data.columns, study.data.identity_column
+    key = "unit_column" if study.data.id_column is None else "id_column"
     for name, column in schema.items():
-        if column.column == unit_column:
+        if column.column == identity:
             raise errors.ConfigError(
-                f"data.unit_column is {unit_column!r}, which [data.schema.{name}] declares too",
+                f"data.{key} is {identity!r}, which [data.schema.{name}] declares too",
                 "what says whose a row is may be no covariate; take it out of the schema",
             )
     if declared is None:
@@ -339,10 +388,10 @@ def _check_columns(study: Study, schema: Any, design: Any) -> None:
                 f"data.columns: no `{wanted}`, which the model needs",
                 errors.did_you_mean(wanted, declared),
             )
-    if unit_column is not None and unit_column not in declared:
+    if identity is not None and identity not in declared:
         raise errors.ConfigError(
-            f"data.columns: no `{unit_column}`, which data.unit_column names",
-            errors.did_you_mean(unit_column, declared),
+            f"data.columns: no `{identity}`, which data.{key} names",
+            errors.did_you_mean(identity, declared),
         )
 
 
@@ -366,7 +415,7 @@ def _model(study: Study, schema: Any) -> tuple[Any, Model]:
         if design is None:
             example = _example(_columns(None, study, schema), schema)
         else:
-            example = {"x": np.zeros(design.size), "y": np.zeros(())}
+            example = {"x": np.zeros(design.size), "y": np.zeros(design.outcome_shape)}
 
         known = factories.parameters(factory)
         for name in arguments:
@@ -389,17 +438,15 @@ def _model(study: Study, schema: Any) -> tuple[Any, Model]:
         raise errors.ConfigError(
             "model.kind is 'numpyro_model'", 'name your function: kind = "my_study.models:hospital"'
         )
+    check_response(study.model.kind, design)
     prior = study.prior.model_dump(exclude_none=True) if study.prior else {}
     supplied = {
         "names": design.names,
+        "levels": design.response.levels,
+        "offset": design.offset is not None,
+        "outcomes": design.response.columns,
         **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()},
     }
-    if study.model.kind == "logistic" and design.response_type != "binary":
-        raise errors.ConfigError(
-            f"model.formula: the response {design.response!r} is a number, but kind 'logistic' needs "
-            "a binary one",
-            f'declare data.schema.{design.response}.type = "binary", or use kind = "linear"',
-        )
     return design, factories.call("model", section, factory, supplied)
 
 
@@ -663,21 +710,26 @@ def load_shard(assembly: Assembly, client: str, path: Path) -> ArraySource:
     study, schema = assembly.study, assembly.schema
     names = _columns(assembly.design, study, schema)
     private, unit_column = study.privacy.private, study.data.unit_column
+    identity = study.data.identity_column
     wanted = [schema[name].column for name in names]
     table = data.read_table(
         path,
         columns=study.data.columns,
         separator=study.data.separator,
-        names=wanted if unit_column is None else [*wanted, unit_column],
+        names=wanted if identity is None else [*wanted, identity],
         private=private,
     )
     if assembly.design is None:
         source = data.prepare_columns(table, schema, names, private=private, where=client)
     else:
         source = data.prepare(table, schema, assembly.design, private=private, where=client)
+    if identity is None:
+        return source
+    identities = table[identity]
+    if _divides(study):
+        source = data.with_ids(source, identities, study.digest)
     if unit_column is None:
         return source
-    identities = table[unit_column]
     if not private:
         units = check_identities(identities, unit_column, client)
         if study.data.max_records is not None and units > study.data.max_records:

@@ -156,13 +156,16 @@ class DataSection(_Section):
 
     ``unit_column`` names the column that says whose a row is, where the privacy unit is a patient.
     It is read as text, is no covariate, and never leaves. ``max_records`` then bounds the patients
-    of a client, and ``max_rows_per_unit`` the rows of one patient that are used.
+    of a client, and ``max_rows_per_unit`` the rows of one patient that are used. ``id_column`` names
+    the column that tells records apart where each is one row: for solvers that divide records into
+    parts. It is read as text, is no covariate, and never leaves, as well.
     """
 
     columns: list[str] | None = None
     separator: str = ","
     max_records: int | None = pydantic.Field(default=None, ge=1, le=10**8)
     unit_column: str | None = None
+    id_column: str | None = None
     max_rows_per_unit: int | None = pydantic.Field(default=None, ge=1, le=10**4)
     # Named so because BaseModel has an attribute called schema.
     columns_schema: dict[str, dict[str, Any]] = pydantic.Field(alias="schema")
@@ -184,7 +187,17 @@ class DataSection(_Section):
                 "data.max_rows_per_unit is given without data.unit_column|name the column that says "
                 "whose a row is, or leave max_rows_per_unit out: a record is then one row"
             )
+        if self.id_column is not None and self.unit_column is not None:
+            raise ValueError(
+                "data.id_column is given beside data.unit_column|leave id_column out: where rows are "
+                "grouped into units, the unit is what is told apart"
+            )
         return self
+
+    @property
+    def identity_column(self) -> str | None:
+        """The column that tells records, or units, apart."""
+        return self.unit_column or self.id_column
 
     @property
     def rows_per_unit(self) -> int:

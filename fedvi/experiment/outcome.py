@@ -14,7 +14,7 @@ from fedvi.experiment.coefficients import coefficients as rows_of
 from fedvi.experiment.simulate import Result, Site
 from fedvi.privacy import ledger, statement
 
-__all__ = ["as_dict", "check_target", "coefficients", "has_odds", "privacy_rows", "write"]
+__all__ = ["as_dict", "check_target", "coefficients", "privacy_rows", "ratio", "write"]
 
 
 def coefficients(result: Result) -> list[dict[str, Any]]:
@@ -25,14 +25,14 @@ def coefficients(result: Result) -> list[dict[str, Any]]:
         result.posterior,
         assembly.model.names,
         assembly.units,
-        has_odds(result),
+        ratio(result),
         result.pooled,
     )
 
 
-def has_odds(result: Result) -> bool:
-    """Says whether exp(coefficient) is an odds ratio."""
-    return parts.has_odds(result.assembly.study)
+def ratio(result: Result) -> str:
+    """Returns of what exp(coefficient) is a ratio, such as "odds"; "" where it is none."""
+    return parts.ratio(result.assembly.study)
 
 
 def privacy_rows(result: Result) -> list[dict[str, Any]]:

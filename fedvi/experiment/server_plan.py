@@ -28,7 +28,6 @@ from fedvi.experiment.coefficients import coefficients
 from fedvi.experiment.config import Study, load_study, parse_study
 from fedvi.expfam import tree
 from fedvi.expfam.windows import windows
-from fedvi.inference.base import Change, Task
 from fedvi.privacy import events, ledger
 from fedvi.server.protocol import ServerSpec
 from fedvi.store import blobs, files
@@ -56,13 +55,13 @@ FILE = "plan.json"
 ARRAYS = "plan"
 """The name, within a server's folder, of the folder of a plan's large arrays."""
 
-_FORMAT = 1
+_FORMAT = 2
 
 _INLINE_BYTES = 1 << 20  # as text, an array of more would be several times as large
 
 
 class Finish(NamedTuple):
-    """A function (released value, task) → ``Change``, by name.
+    """A function that a server runs, such as (released value, task) → ``Change``, by name.
 
     Attributes:
       function: "module:name".
@@ -98,6 +97,8 @@ class ServerPlan:
       units: of the same; "" where nothing was scaled.
       prior: η_0, proper.
       workers: the prior's worker, if there is one, and the clients in the order of the study.
+      stand: what makes of noisy factors the q that is handed out, see ``LocalSolver.stand``; None if
+        nothing needs to.
       rounds: the largest number of answers of one client.
       table_distance: of the noise of one release from the law that is priced.
       mark: printed beside every claim; empty if nothing needs saying.
@@ -111,6 +112,7 @@ class ServerPlan:
     units: tuple[str, ...]
     prior: Eta
     workers: Mapping[str, Part]
+    stand: Finish | None
     rounds: int
     table_distance: float
     mark: str
@@ -135,8 +137,8 @@ class ServerPlan:
     def rows(self, posterior: Eta) -> list[dict[str, Any]]:
         """Lists a proper posterior by coordinate; see ``fedvi.experiment.coefficients``."""
         family = parts.family(self.study, len(self.names))
-        odds = parts.has_odds(self.study)
-        return coefficients(family, posterior, self.names, self.units, odds)
+        ratio = parts.ratio(self.study)
+        return coefficients(family, posterior, self.names, self.units, ratio)
 
 
 def prepare(study_path: Path, folder: Path) -> ServerPlan:
@@ -200,9 +202,12 @@ def make(assembly: "Assembly") -> ServerPlan:
         units=assembly.units,
         prior=tree.to_numpy(assembly.prior),
         workers={
-            name: Part(spec.costs[name], _named(spec.finish[name], name), spec.headers.get(name))
+            name: Part(
+                spec.costs[name], _named(spec.finish[name], "finish", name), spec.headers.get(name)
+            )
             for name in spec.clients
         },
+        stand=None if spec.stand is None else _named(spec.stand, "stand", assembly.clients[0]),
         rounds=assembly.schedule.rounds,
         table_distance=assembly.table_distance,
         mark=assembly.mark,
@@ -235,6 +240,7 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
         },
         budget=parts.budget(plan.study, plan.table_distance),
         seeded_otherwise=plan.study.digest_if_seeded_otherwise,
+        stand=None if plan.stand is None else _found(plan.stand),
     )
 
 
@@ -243,7 +249,7 @@ def _fits(plan: ServerPlan, study: Study) -> bool:
     return plan.software == __version__ and plan.study.as_dict() == study.as_dict()
 
 
-def _named(finish: Callable[..., Any], worker: str) -> Finish:
+def _named(finish: Callable[..., Any], what: str, worker: str) -> Finish:
     function, arguments = finish, {}
     if isinstance(finish, functools.partial) and not finish.args:
         function, arguments = finish.func, dict(finish.keywords)
@@ -256,14 +262,14 @@ def _named(finish: Callable[..., Any], worker: str) -> Finish:
         same = False
     if not same:
         raise errors.ConfigError(
-            f"the solver of {worker!r} has `finish` {name.function}, which a server cannot name",
+            f"the solver of {worker!r} has `{what}` {name.function}, which a server cannot name",
             "make it a function of a module, or a functools.partial of one with keyword arguments "
             "that JSON can hold",
         )
     return name
 
 
-def _found(name: Finish) -> Callable[[dict[str, np.ndarray], Task], Change]:
+def _found(name: Finish) -> Callable[..., Any]:
     function = _function(name.function)
     return functools.partial(function, **name.arguments) if name.arguments else function
 
@@ -300,6 +306,7 @@ def to_json(plan: ServerPlan) -> dict[str, Any]:
             }
             for name, part in plan.workers.items()
         ],
+        "stand": plan.stand and plan.stand._asdict(),
         "rounds": plan.rounds,
         "table_distance": plan.table_distance,
         "mark": plan.mark,
@@ -345,6 +352,7 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
                 )
                 for item in content["workers"]
             },
+            stand=content["stand"] and Finish(**content["stand"]),
             rounds=content["rounds"],
             table_distance=content["table_distance"],
             mark=content["mark"],

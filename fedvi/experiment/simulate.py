@@ -238,13 +238,13 @@ def run(
     claims = [claim for site in sites for claim in site.claims]
     return Result(
         assembly=assembly,
-        posterior=tree.to_numpy(protocol.served(spec, final)),
+        posterior=tree.to_numpy(protocol.reported(spec, final)),
         factors=final.factors,
         sites=sites,
         consortium=statement.consortium(claims, study.privacy.disjoint) if claims else (),
         history=final.history,
         ledgers=ledgers,
-        improper=not assembly.family.is_proper(final.posterior),
+        improper=final.standing is None and not assembly.family.is_proper(final.posterior),
         pooled=pooled_eta,
         residuals=residuals,
         elapsed_seconds=time.monotonic() - started,
@@ -400,7 +400,7 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta
 
     The whole consortium is one client here, and the prior's factor its only companion.
     """
-    together = concatenate(list(sources.values()))
+    together = concatenate([source.flat() for source in sources.values()])
     records, mask = together.padded(together.size)
     family, model = assembly.family, assembly.model
     solver = (glm if isinstance(model, GeneralisedLinearModel) else gradient)(family, model)

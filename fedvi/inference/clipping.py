@@ -11,7 +11,7 @@ from fedvi import errors
 from fedvi.inference.per_record import Records
 from fedvi.privacy.release import Batch, Bounded, Mechanism, clipped_sum, float_limit, float_sum
 
-__all__ = ["Clipping", "Parts", "clipped", "longest_part", "loss_unit"]
+__all__ = ["MOST_ROWS", "Clipping", "Parts", "clipped", "longest_part", "loss_unit"]
 
 Clipping = Literal["flat", "per_site", "automatic", "normalised"]
 
@@ -21,8 +21,8 @@ _STABILITY = 0.01
 _LEAST = 1e-30
 # The part of the clip norm that sums in float32 may take; blocks are as long as it allows.
 _SUM_SHARE = 0.02
-# Of more rows no block is short enough for that.
-_MOST_ROWS = int(_SUM_SHARE * 2.0**23)
+MOST_ROWS = int(_SUM_SHARE * 2.0**23)
+"""Of more rows, no block is short enough for that."""
 # The part of the clip norm that a loss beside a gradient takes, and what rounding leaves of C at least.
 _BESIDE, _LEFT = 0.1, 0.95
 # The smallest normal number of float32.
@@ -91,10 +91,10 @@ def clipped(
 
     whole = part(0)
     like = counted(whole)
-    if rows > _MOST_ROWS or not like.is_single:
+    if rows > MOST_ROWS or not like.is_single:
         if parts.number > 1:
             raise errors.PrivacyError(
-                f"{rows} rows come in {parts.number} parts, expected at most {_MOST_ROWS} rows, and "
+                f"{rows} rows come in {parts.number} parts, expected at most {MOST_ROWS} rows, and "
                 "gradients in float32",
                 "use smaller batches, or no microbatches",
             )

@@ -12,7 +12,7 @@ from fedvi.expfam import tree
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
 from fedvi.inference.base import Change, Task, check_shapes
 
-__all__ = ["SHARPEST", "finish_whitened", "to_natural"]
+__all__ = ["SHARPEST", "finish_site", "finish_whitened", "to_natural"]
 
 SHARPEST = 6.0
 """A released scale is at most exp(±6) of the broadcast sds: float64 holds the precision of no much
@@ -34,6 +34,33 @@ def finish_whitened(value: dict[str, np.ndarray], task: Task) -> Change:
     family = FullGaussian(size) if task.posterior.J.ndim == 2 else DiagonalGaussian(size)
     optimum = to_natural(family, task, value["location"], _conditioned(value["scale"]))
     return Change(tree.subtract(optimum, task.posterior))
+
+
+def finish_site(value: dict[str, np.ndarray], task: Task, *, weight: float, rate: float) -> Change:
+    """Turns a gradient G and a curvature H at the broadcast mean m into the site (G + H m, H).
+
+    The site takes the place of the client's factor, whatever that was. H is not projected: it is noisy,
+    and only the sum over sites may be (specs/pvi.md §2.5).
+
+    Args:
+      value: ``gradient`` [D] and ``curvature`` [D(D+1)/2], the lower triangle by rows with off-diagonal
+        entries × √2, times ``weight``; sums over a batch.
+      task: what was answered; its posterior is a full Gaussian.
+      weight: c.
+      rate: the public share of records in a batch.
+
+    Raises:
+      ProtocolError: if the arrays are others, or of other shapes.
+    """
+    size = task.posterior.h.shape[0]
+    rows, columns = np.tril_indices(size)
+    check_shapes(value, {"gradient": (size,), "curvature": (len(rows),)})
+    scale = np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight * rate
+    curvature = np.zeros((size, size))
+    curvature[rows, columns] = curvature[columns, rows] = value["curvature"] / scale
+    mean, _ = FullGaussian(size).moments(task.posterior)
+    site = GaussianEta(value["gradient"] / rate + curvature @ mean, curvature)
+    return Change(tree.subtract(site, task.factor))
 
 
 def to_natural(family: Any, task: Task, location: np.ndarray, raw: np.ndarray) -> GaussianEta:

@@ -32,7 +32,9 @@ __all__ = [
     "Released",
     "Sampler",
     "Shift",
+    "clipped_changes",
     "clipped_sum",
+    "clipped_sum_of_parts",
     "decoded",
     "disclose",
     "drawn_ahead",
@@ -229,29 +231,120 @@ def clipped_sum(
     Raises:
       PrivacyError: if ``clip_norm`` is not positive, or the grid is too coarse for d numbers.
     """
+    return clipped_sum_of_parts(lambda _: contributions, 1, clip_norm, batch, mechanism)
+
+
+def clipped_sum_of_parts(
+    contributions: Callable[[Any], Any],
+    parts: int,
+    clip_norm: float,
+    batch: Batch,
+    mechanism: Mechanism,
+) -> Bounded:
+    """Does what `clipped_sum` does, with the contributions of one part of the batch in memory at a time.
+
+    Guarantee: that of `clipped_sum`, by the same proof: every record is clipped, rounded and checked by
+    itself, and integers are added exactly, in whatever order.
+
+    Args:
+      contributions: index of a part → those of its rows, a tree of float arrays [rows, …]; the parts
+        lie one after the other in the batch, all of equal length, and the last may reach beyond it.
+      parts: how many there are.
+      clip_norm: C > 0; see `clipped_sum`.
+      batch: the rows that are summed.
+      mechanism: what will noise the total.
+
+    Raises:
+      PrivacyError: as `clipped_sum`; or the parts do not cover the batch.
+    """
     if not clip_norm > 0.0:
         raise errors.PrivacyError(f"clip_norm is {clip_norm}, expected a positive number")
-    grid = mechanism.grid(clip_norm)
-    flat, restore = _flatten(contributions)
-    usable = batch.mask & jnp.isfinite(flat).all(axis=1)
+    grid, batch_rows = mechanism.grid(clip_norm), batch.mask.shape[0]
+    like = jax.eval_shape(lambda: contributions(0))
+    rows = jax.tree.leaves(like)[0].shape[0]
+    if parts < 1 or not (parts - 1) * rows < max(batch_rows, 1) <= parts * rows:
+        raise errors.PrivacyError(
+            f"{parts} parts of {rows} rows, expected as many as cover the {batch_rows} of the batch"
+        )
+    size = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(like))
+    limit = clip_norm if grid is None else _tightened(grid, size, mechanism, clip_norm)
+    wide = grid is not None and _is_wide(_farthest(parts * rows, grid), grid)
+    masks = jnp.pad(batch.mask, (0, parts * rows - batch_rows)).reshape(parts, rows)
+
+    def total(index: Any) -> Any:
+        flat = _flatten(contributions(index))
+        return _clipped_total(flat, masks[index], limit, grid, wide)
+
+    if parts == 1:
+        vector = total(0)
+    else:
+
+        def add(so_far: Any, index: Any) -> tuple[Any, None]:
+            part = total(index)
+            with jax.enable_x64(wide):
+                return so_far + part, None
+
+        empty = _zeros(jax.eval_shape(total, 0))
+        vector = jax.lax.scan(add, empty, jnp.arange(parts, dtype=jnp.int32))[0]
+    shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
+    return Bounded(_split(vector, like), shift, batch.sampler, grid)
+
+
+def _clipped_total(flat: Any, mask: Any, limit: float, grid: Grid | None, wide: bool) -> Any:
+    """Clips rows [B, d] to ``limit``, which is in steps if there is a grid, and adds them up: [d]."""
+    usable = mask & jnp.isfinite(flat).all(axis=1)
     flat = jnp.where(usable[:, None], flat, jnp.zeros_like(flat))
     # Scaled by the largest entry first: the squares of 1e30 overflow in float32.
     largest = jnp.abs(flat).max(axis=1, initial=0.0)
     unit = flat / jnp.where(largest > 0.0, largest, jnp.ones_like(largest))[:, None]
     norm = jnp.maximum(jnp.sqrt((unit * unit).sum(axis=1)), jnp.ones_like(largest))
+    most = jnp.asarray(limit, flat.dtype) / norm
     if grid is None:
-        limit = jnp.asarray(clip_norm, flat.dtype) / norm
-        total = (unit * jnp.minimum(largest, limit)[:, None]).sum(axis=0)
-    else:
-        limit = (
-            jnp.asarray(_tightened(grid, flat.shape[1], mechanism, clip_norm), flat.dtype) / norm
+        return (unit * jnp.minimum(largest, most)[:, None]).sum(axis=0)
+    steps = jnp.minimum(largest / jnp.asarray(grid.step, flat.dtype), most)
+    integers = jnp.round(unit * steps[:, None]).astype(jnp.int32)
+    integers = jnp.where(_within(integers, grid.bound)[:, None], integers, 0)
+    return _whole_total(integers, wide)
+
+
+def clipped_changes(
+    changes: Any,
+    clip_norm: float,
+    batch: Batch,
+    mechanism: Mechanism,
+    add_remove: int,
+    substitute: int,
+) -> Bounded:
+    """Clips whole changes, each fitted on many records, and adds: Σₖ Δₖ · min(1, C / ‖Δₖ‖).
+
+    Where a row is not a record: any of the records that it was fitted on may turn it into any other
+    vector.
+
+    Guarantee: let at most ``add_remove`` rows of ``changes`` differ between two data sets of which
+    one has a unit more, and at most ``substitute`` rows if one unit is another. Then
+    ‖total − total′‖₂ ≤ 2C times that number, for every value of ``changes`` including NaN and
+    infinities; exactly so on a grid. Proof: every summand of ``clipped_sum`` has norm C at most, on
+    the grid too, whatever its row holds. So a row that differs moves the total by 2C at most, under
+    either relation: the row is there before and after, and only what it says changes. Equal rows
+    give equal summands, and the moves of several rows add up to no more than their norms do.
+
+    Args:
+      changes: a tree of float arrays, each [K, …].
+      clip_norm: C, as of ``clipped_sum``.
+      batch: K rows, and the sampler that picked whose records are in them.
+      mechanism: as of ``clipped_sum``.
+      add_remove, substitute: how many rows one unit changes; the caller proves it.
+
+    Raises:
+      PrivacyError: as ``clipped_sum``; or unless both numbers are from 1 to K.
+    """
+    bounded, rows = clipped_sum(changes, clip_norm, batch, mechanism), batch.mask.shape[0]
+    if not (1 <= add_remove <= rows and 1 <= substitute <= rows):
+        raise errors.PrivacyError(
+            f"one unit changes {add_remove} or {substitute} of {rows} rows, expected 1 to {rows}"
         )
-        steps = jnp.minimum(largest / jnp.asarray(grid.step, flat.dtype), limit)
-        integers = jnp.round(unit * steps[:, None]).astype(jnp.int32)
-        integers = jnp.where(_within(integers, grid.bound)[:, None], integers, 0)
-        total = _whole_total(integers, grid)
-    shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
-    return Bounded(restore(total), shift, batch.sampler, grid)
+    shift = Shift(clip_norm, 2.0 * clip_norm * add_remove, 2.0 * clip_norm * substitute)
+    return dataclasses.replace(bounded, shift=shift)
 
 
 def float_limit(
@@ -573,23 +666,22 @@ def _scaled(integers: Any, step: float) -> Any:
     return integers.astype(jnp.float32) * jnp.float32(step)
 
 
-def _flatten(contributions: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Returns the leaves side by side, [B, d], and what splits a vector [d] into their shapes."""
-    leaves, tree = jax.tree.flatten(contributions)
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
+def _flatten(contributions: Any) -> Any:
+    """Returns the leaves side by side, [B, d]."""
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(contributions)]
+    return jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+
+
+def _split(vector: Any, like: Any) -> Any:
+    """Splits a vector [d] into the shapes of a tree of contributions, without their first axes."""
+    leaves, tree = jax.tree.flatten(like)
     shapes = [leaf.shape[1:] for leaf in leaves]
-    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1].tolist()
-    flat = jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
-
-    def restore(vector: Any) -> Any:
-        starts, stops = [0, *ends], [*ends, vector.shape[0]]
-        parts = [
-            vector[start:stop].reshape(shape)
-            for start, stop, shape in zip(starts, stops, shapes, strict=True)
-        ]
-        return jax.tree.unflatten(tree, parts)
-
-    return flat, restore
+    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+    parts = [
+        vector[start:stop].reshape(shape)
+        for start, stop, shape in zip([0, *ends[:-1]], ends, shapes, strict=True)
+    ]
+    return jax.tree.unflatten(tree, parts)
 
 
 def _tightened(grid: Grid, size: int, mechanism: Mechanism, clip_norm: float) -> float:
@@ -643,14 +735,14 @@ def _is_wide(farthest: int, grid: Grid) -> bool:
     return reach >= 2**31
 
 
-def _whole_total(integers: Any, grid: Grid) -> Any:
+def _whole_total(integers: Any, wide: bool) -> Any:
     """Sums rows whose squared norm is within the grid's bound: int32 [B, d] → int32 or int64 [d].
 
     No sum wraps: an entry is at most ⌊√bound⌋ in size, so |sum + noise| ≤ B·⌊√bound⌋ + tail, in any
     order, and ``terms`` of them together reach that many times as far; int64 is taken where this
     reaches 2³¹, and refused where it reaches 2⁶³.
     """
-    if not _is_wide(_farthest(integers.shape[0], grid), grid):
+    if not wide:
         return integers.sum(axis=0, dtype=jnp.int32)
     with jax.enable_x64(True):
         return integers.astype(jnp.int64).sum(axis=0)

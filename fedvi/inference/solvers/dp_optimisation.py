@@ -9,7 +9,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.inference import whitened
-from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.inference.base import LocalSolver, Shard, Task, check_gaussian, compiled_once
 from fedvi.inference.finish import SHARPEST, finish_whitened
 from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.inference.solvers.gradient import single_precision
@@ -71,6 +71,7 @@ def dp_optimisation(
     Source: specs/pvi.md §2.1; Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749; Heikkilä et al.
     (2023), arXiv:2209.11595, "DP optimisation".
     """
+    check_gaussian(family, "dp_optimisation")
     if steps < 1:
         raise errors.SolverError(f"steps is {steps}, expected at least 1")
     if draws < 1:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
-from fedvi.inference.base import LocalSolver, Shard, Task, cavity, finish_natural
+from fedvi.inference.base import LocalSolver, Shard, Task, cavity, check_gaussian, finish_natural
 from fedvi.models.base import Model
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import events
@@ -37,6 +37,7 @@ def exact(family: Any, model: Model) -> LocalSolver:
     Raises:
       SolverError: for any other model.
     """
+    check_gaussian(family, "exact")
     if not (isinstance(model, GeneralisedLinearModel) and model.conjugate):
         raise errors.SolverError(
             f"solver `exact` needs a linear model with known noise, found {model}",
@@ -46,6 +47,7 @@ def exact(family: Any, model: Model) -> LocalSolver:
 
     @jax.jit
     def statistics(x: Any, y: Any, mask: Any) -> tuple[Any, Any]:
+        x, y, mask = model.rows(x, y, mask)
         weighted = x * (mask.astype(x.dtype) / noise_scale**2)[:, None]
         return weighted.T @ y, weighted.T @ x
 

@@ -10,7 +10,15 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
-from fedvi.inference.base import LocalSolver, Shard, Task, cavity, compiled_once, finish_natural
+from fedvi.inference.base import (
+    LocalSolver,
+    Shard,
+    Task,
+    cavity,
+    check_gaussian,
+    compiled_once,
+    finish_natural,
+)
 from fedvi.models.base import Model
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import events
@@ -71,6 +79,7 @@ def glm(
 
     Source: specs/pvi.md §1.2; Khan and Rue (2023), arXiv:2107.04562, §3 for the natural gradient.
     """
+    check_gaussian(family, "glm")
     if not isinstance(model, GeneralisedLinearModel):
         raise errors.SolverError(
             f"solver `glm` needs a generalised linear model, found {type(model).__name__}",
@@ -158,6 +167,7 @@ def _solve(
     precision would otherwise grow by a small factor a step.
     """
     full = isinstance(family, FullGaussian)
+    x, y, mask = model.rows(x, y, mask)
     keep = mask.astype(x.dtype)
 
     def times(matrix: Any, vector: Any) -> Any:
@@ -170,8 +180,7 @@ def _solve(
             value, first, second = model.derivatives(centre, y)
         else:
             predictor = centre[None, :] + nodes[:, None] * spread[None, :]
-            observed = jnp.broadcast_to(y[None, :], predictor.shape)
-            parts = model.derivatives(predictor, observed)
+            parts = model.derivatives(predictor, y[None])
             value, first, second = (jnp.asarray(weights) @ part for part in parts)
         return value @ keep, (first * keep) @ x, -(x * (second * keep)[:, None]).T @ x
 

@@ -9,7 +9,14 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.inference import whitened
-from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once, finish_natural
+from fedvi.inference.base import (
+    LocalSolver,
+    Shard,
+    Task,
+    check_gaussian,
+    compiled_once,
+    finish_natural,
+)
 from fedvi.inference.finish import to_natural
 from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.models.base import Model
@@ -46,6 +53,7 @@ def gradient(
 
     Source: Ashman et al. (2022), arXiv:2202.12275, the local objective.
     """
+    check_gaussian(family, "gradient")
     for name, value in (("steps", steps), ("draws", draws)):
         if value < 1:
             raise errors.SolverError(f"{name} is {value}, expected at least 1")

@@ -49,7 +49,7 @@ def test_the_posterior_is_that_of_two_records_by_hand(result: Any) -> None:
     assert row["mean"] == pytest.approx(1.0, rel=1e-12)
     assert row["sd"] == pytest.approx(1 / math.sqrt(3), rel=1e-12)
     assert row["upper"] - row["lower"] == pytest.approx(2 * 1.959963984540054 / math.sqrt(3))
-    assert not outcome.has_odds(result)
+    assert not outcome.ratio(result)
     assert "odds_ratio" not in row
     assert "pooled_mean" not in row
 

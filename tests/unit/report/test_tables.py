@@ -69,17 +69,31 @@ def test_a_bound_that_is_infinite_or_not_claimed_is_a_sign() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 @pytest.mark.parametrize("pooled", [True, False])
-@pytest.mark.parametrize("odds", [True, False])
-def test_no_terminal_crops_a_number_of_the_posterior(width: int, pooled: bool, odds: bool) -> None:
-    text = shown(tables.coefficient_table([COEFFICIENT], "t", odds, pooled, width), width)
+@pytest.mark.parametrize("ratio", ["odds", ""])
+def test_no_terminal_crops_a_number_of_the_posterior(width: int, pooled: bool, ratio: str) -> None:
+    text = shown(tables.coefficient_table([COEFFICIENT], "t", ratio, pooled, width), width)
     words = text.split()
     for number in ("-11.671", "0.240", "-12.14", "-11.20"):
         assert number in words
     assert "…" not in text
     for number in ("0.00123", "1.23e+05)"):
-        assert (number in words) == odds
+        assert (number in words) == bool(ratio)
     for number in ("1.234", "0.567"):
         assert (number in words) == pooled
+
+
+def test_a_baseline_hazard_has_no_ratio() -> None:
+    plain = {name: COEFFICIENT[name] for name in ("name", "unit", "mean", "sd", "lower", "upper")}
+    ratios = {"hazard_ratio": 1.5, "hazard_lower": 1.2, "hazard_upper": 1.9}
+    rows = [
+        plain | {"name": "baseline (0, 90]"} | dict.fromkeys(ratios),
+        plain | {"name": "age"} | ratios,
+    ]
+    text = shown(tables.coefficient_table(rows, "t", "hazard", False, 200), 200)
+    assert "hazard ratio (95 %)" in text
+    baseline, age = (line for line in text.splitlines() if "-11.671" in line)
+    assert baseline.split()[-1] == "–"
+    assert "1.5 (1.2 to 1.9)" in age
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
@@ -94,14 +108,14 @@ def test_no_terminal_crops_what_a_client_paid(width: int) -> None:
 
 def test_a_name_too_long_for_a_terminal_is_folded_not_cut() -> None:
     rows = [COEFFICIENT | {"name": "a" * 30 + "z"}]
-    text = shown(tables.coefficient_table(rows, "t", True, False, 80), 80)
+    text = shown(tables.coefficient_table(rows, "t", "odds", False, 80), 80)
     assert text.count("a") >= 30
     assert "z" in text
 
 
 def test_units_are_shown_where_there_is_room_and_any_unit() -> None:
     def units(width: int, **row: Any) -> bool:
-        table = tables.coefficient_table([COEFFICIENT | row], "t", False, False, width)
+        table = tables.coefficient_table([COEFFICIENT | row], "t", "", False, width)
         return "unit" in shown(table, width).split()
 
     assert units(120)
@@ -111,7 +125,7 @@ def test_units_are_shown_where_there_is_room_and_any_unit() -> None:
 
 def test_brackets_of_a_name_are_no_markup() -> None:
     rows = [COEFFICIENT | {"name": "chol[red]", "unit": "[/]"}]
-    assert "chol[red]" in shown(tables.coefficient_table(rows, "[bold]t", False, False, 200), 200)
+    assert "chol[red]" in shown(tables.coefficient_table(rows, "[bold]t", "", False, 200), 200)
     assert "a [b]" in shown(tables.plan_table([("what", "a [b]")], "[t]"), 80)
 
 

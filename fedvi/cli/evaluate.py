@@ -1,0 +1,122 @@
+"""`fedvi evaluate RUN TEST.csv`: how well a finished run predicts records that need no protection."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from fedvi import errors
+from fedvi.experiment import evaluation
+from fedvi.experiment.evaluation import Classes, Evaluation, Run
+from fedvi.report import plots, tables
+
+__all__ = ["evaluate"]
+
+_WARNING = (
+    "not private: these figures are computed from the test records as they are. Use a file that is "
+    "public or the server's own, with no record of any client"
+)
+
+
+@click.command()
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("test", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--draws",
+    type=click.IntRange(min=2),
+    default=1000,
+    show_default=True,
+    help="Draws of θ, for a model whose predictions have no quadrature.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the reliability curve to this file (.png, .svg, .pdf). Needs fedvi[report].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def evaluate(run: Path, test: Path, draws: int, plot: Path | None, as_json: bool) -> None:
+    """Hold the posterior of a finished run against test records, read by the study's own schema and
+    formula: accuracy, AUC, likelihood, calibration, and how often intervals hold what came true.
+
+    RUN is the folder of `fedvi simulate --out`, or of a server's --state.
+
+    The figures are not protected: the test file must be public or the server's own, and hold no record
+    of any client.
+    """
+    found = evaluation.read_run(run)
+    records = evaluation.read_records(found.assembly, test)
+    figures = evaluation.evaluate(found.assembly, found.posterior, records, draws)
+    if plot is not None:
+        _plot(found, figures, plot)
+    if as_json:
+        content = {
+            "study": found.assembly.study.study.name,
+            "digest": found.assembly.study.digest,
+            "mark": found.mark,
+            "private": False,
+            **figures.as_dict(),
+        }
+        click.echo(json.dumps(content, indent=2, allow_nan=False))
+        return
+    _show(found, figures)
+    if plot is not None:
+        click.echo(f"drawn to {plot}")
+
+
+def _title(found: Run) -> str:
+    return f"Predictions of {found.assembly.study.study.name}" + (
+        f" — {found.mark}" if found.mark else ""
+    )
+
+
+def _plot(found: Run, figures: Evaluation, path: Path) -> None:
+    if figures.classes is None:
+        raise errors.ConfigError(
+            f"--plot {path} is given, but the outcome is of kind {figures.outcome!r}, expected classes",
+            "a reliability curve is of probabilities: leave --plot out",
+        )
+    rows, predicted, observed = zip(*figures.classes.groups, strict=True)
+    plots.reliability(predicted, observed, rows, _title(found), path)
+
+
+def _show(found: Run, figures: Evaluation) -> None:
+    console = tables.console()
+    console.print(tables.plan_table(list(_rows(figures)), _title(found)))
+    if figures.classes is not None:
+        cells = [
+            [str(group.rows), f"{group.predicted:.3f}", f"{group.observed:.3f}"]
+            for group in figures.classes.groups
+        ]
+        title = "Calibration, by tenths of the predicted probability"
+        console.print(tables.grid(["records", "predicted", "came true"], cells, title, ()))
+    console.print(_WARNING, highlight=False, soft_wrap=True, markup=False)
+
+
+def _rows(figures: Evaluation) -> Iterator[tuple[str, str]]:
+    left_out = f"; {figures.left_out} more do not fit the schema" if figures.left_out else ""
+    yield "test records", f"{figures.rows}{left_out}"
+    how = f" ± {tables.number(figures.error, 2)} ({figures.draws} draws)" if figures.draws else ""
+    yield "mean log-likelihood", f"{tables.number(figures.mean_log_likelihood)}{how}"
+    if figures.classes is not None:
+        yield from _of_classes(figures.classes)
+    numbers = figures.numbers
+    if numbers is not None:
+        constant = f"(sd of the outcomes: {tables.number(numbers.spread)})"
+        yield "root mean squared error", f"{tables.number(numbers.rmse)} {constant}"
+        kind = "at least 50 %" if figures.outcome == "count" else "50 %"
+        yield f"within intervals of {kind}", _percent(numbers.coverage_50)
+        yield f"within intervals of {kind.replace('50', '95')}", _percent(numbers.coverage_95)
+
+
+def _of_classes(classes: Classes) -> Iterator[tuple[str, str]]:
+    constant = f"(always the most frequent class: {_percent(classes.majority)})"
+    yield "accuracy", f"{_percent(classes.accuracy)} {constant}"
+    if classes.auc is not None:
+        yield "AUC", tables.number(classes.auc)
+    yield "Brier score", tables.number(classes.brier)
+    yield "calibration error", tables.number(classes.calibration_error, 3)
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.1f} %"

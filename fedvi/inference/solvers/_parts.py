@@ -1,0 +1,267 @@
+"""What the solvers have in common that clip a whole change Δη: how a shard is divided, how a part
+is fitted, and how the changes of all parts become one release."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.expfam.gaussian import GaussianEta
+from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.inference.prior_frame import PriorFrame, from_vector, to_vector
+from fedvi.inference.solvers.glm import glm
+from fedvi.inference.solvers.gradient import gradient
+from fedvi.inference.units import UnitModel
+from fedvi.models.base import Model
+from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.privacy import events
+from fedvi.privacy.release import (
+    Batch,
+    Bounded,
+    Mechanism,
+    Released,
+    Sampler,
+    clipped_changes,
+    decoded,
+    post_process,
+    release,
+)
+from fedvi.typing import IDS, Key
+
+__all__ = [
+    "Door",
+    "change_of",
+    "clipped",
+    "divided",
+    "door",
+    "fitter",
+    "keys_of_part",
+    "moved_by_one",
+    "part_capacity",
+]
+
+_STEPS = 1000
+
+
+def fitter(
+    family: Any, model: Model, steps: int | None, draws: int, learning_rate: float
+) -> LocalSolver:
+    """Returns what fits a part: ``glm`` for a generalised linear model, else ``gradient``.
+
+    Args:
+      steps: of ``gradient``; given, it is taken for every model. Left out, 1,000 where it is used.
+      draws, learning_rate: of ``gradient``.
+
+    Raises:
+      SolverError: what those two refuse.
+    """
+    if steps is None and isinstance(model, GeneralisedLinearModel):
+        return glm(family, model)
+    return gradient(family, model, _STEPS if steps is None else steps, draws, learning_rate)
+
+
+def moved_by_one(model: Model, parts: int, by_place: bool) -> tuple[int, int]:
+    """Returns how many of K parts may change if one unit is added or removed, or is substituted.
+
+    By ids, a unit stands in the part that its own id names, whoever else is there. So to add or
+    remove it changes that part: 1. To substitute it by another, who may have another id, changes
+    the part that it leaves and the one that the other enters: 2 (1 if K = 1; a substitution that
+    keeps the id would change one part, but this is not promised).
+
+    By places, the record in row i stands in part i mod K. To substitute it in its place changes
+    that part: 1. To add or remove it moves all that come after it to other parts: K.
+
+    Where more than ``max_records`` are there, one that leaves may let the next one in, which changes
+    two parts by ids: the price of ``substitute``, as the claims say.
+
+    Raises:
+      SolverError: unless ``parts`` is 1 or more; or for units by places, since a unit's place
+        follows from the rows of the units before it.
+    """
+    if parts < 1:
+        raise errors.SolverError(f"parts is {parts}, expected at least 1")
+    if not by_place:
+        return 1, min(2, parts)
+    if isinstance(model, UnitModel):
+        raise errors.SolverError(
+            "by_place is true where a unit has several rows, expected false",
+            "units are told apart by data.unit_column; leave by_place out",
+        )
+    return parts, 1
+
+
+def part_capacity(capacity: int, parts: int) -> int:
+    """Returns how many records of a part are used, at most; public.
+
+    Hashed ids put a record in each part with probability 1 / K. By Chernoff's bound a part of mean
+    size m has more than m + 6√m + 6 records with a probability below 1e-7, unless ids repeat.
+    """
+    mean = capacity / parts
+    return min(capacity, math.ceil(mean + 6.0 * math.sqrt(mean) + 6.0))
+
+
+def divided(shard: Shard, parts: int, by_place: bool) -> list[Shard]:
+    """Divides a shard into K parts at one capacity, each packed from its first slot on.
+
+    Guarantee: what a part holds, to the last bit and slot, is a function of the records whose own
+    id (or place) names it, in the order of the shard: of no other record, and of no count of others.
+    A part that is too full loses its last records, which is a function of that part as well. So one
+    unit changes as many parts as ``moved_by_one`` says, and all others are the same arrays.
+
+    Ids that repeat are no error: their records share a part, whatever they are. No model sees ids.
+
+    Raises:
+      SolverError: a shard without ids, if it is not divided by place.
+    """
+    capacity = len(shard.mask)
+    if by_place:
+        names = np.arange(capacity, dtype=np.uint64)
+    elif IDS in shard.records:
+        names = np.asarray(shard.records[IDS], np.uint64)
+    else:
+        raise errors.SolverError(
+            "records without ids, expected one for each: parts are divided by them",
+            "name data.id_column, the column that tells records apart; see `fedvi.data.with_ids`",
+        )
+    part_of = (names % np.uint64(parts)).astype(np.int64)
+    columns = {name: np.asarray(column) for name, column in shard.records.items() if name != IDS}
+    room = part_capacity(capacity, parts)
+
+    def of(part: int) -> Shard:
+        rows = np.flatnonzero(np.asarray(shard.mask, bool) & (part_of == part))[:room]
+        records = {}
+        for name, column in columns.items():
+            packed = np.zeros((room, *column.shape[1:]), column.dtype)
+            packed[: len(rows)] = column[rows]
+            records[name] = packed
+        return Shard(records, np.arange(room) < len(rows))
+
+    return [of(part) for part in range(parts)]
+
+
+def keys_of_part(key_of: Callable[[str], Key], part: int) -> Callable[[str], Key]:
+    """Returns the keys of one part's own randomness: those of no other part, and never the noise's."""
+    return lambda purpose: key_of(f"{purpose} of part {part}")
+
+
+def change_of(
+    fit: LocalSolver, family: Any, key_of: Callable[[str], Key], task: Task, shard: Shard
+) -> GaussianEta:
+    """Fits one part and returns Δη = η(q*) − η of the broadcast q; zero if that fails.
+
+    What fails, with hostile records or an improper cavity, must not show: a client that fell silent
+    would tell of a record. So a fit that is not proper, not finite, or stops in its arithmetic counts
+    as no change. The part is fitted by itself, from these arguments and nothing else.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            # What it disclosed stays here: it is clipped and noised before anything leaves.
+            value = fit.update(key_of, fit.init(task.posterior), task, shard)[1].value
+            found = GaussianEta(value["h"], value["J"])
+            usable = family.is_proper(found)
+    except (ArithmeticError, ValueError):  # np.linalg.LinAlgError is a ValueError
+        usable = False
+    return GaussianEta(*(tree.subtract(found, task.posterior) if usable else family.zeros()))
+
+
+def clipped(frame: PriorFrame, changes: Sequence[GaussianEta], clip_norm: float) -> np.ndarray:
+    """Returns each change in the prior's coordinates, cut to norm C; float64 [K, d].
+
+    Changes that are not finite there count as zero.
+    """
+    with np.errstate(all="ignore"):
+        vectors = np.stack([to_vector(frame, change) for change in changes])
+        vectors[~np.isfinite(vectors).all(axis=1)] = 0.0
+        # Scaled by the largest entry first: the squares of 1e200 overflow.
+        largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True), 1e-300)
+        norms = largest * np.linalg.norm(vectors / largest, axis=1, keepdims=True)
+        return np.asarray(vectors * np.minimum(1.0, clip_norm / norms))
+
+
+class Door(NamedTuple):
+    """How clipped changes leave.
+
+    Attributes:
+      cost: the event of ``leave``.
+      leave: (noise key, task, clipped changes float64 [K, d], weight) → Released of the broadcast
+        η + weight · (Σₖ Δₖ + noise), as ``h`` and ``J``, float64 NumPy.
+    """
+
+    cost: events.Event
+    leave: Callable[[Key, Task, np.ndarray, float], Released]
+
+
+def door(
+    frame: PriorFrame,
+    family: Any,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float,
+    parts: int,
+    moved: tuple[int, int],
+) -> Door:
+    """Returns the door of K clipped changes of which one unit changes ``moved`` (``moved_by_one``).
+
+    Guarantee: of ``leave``: that of ``clipped_changes``, whose noise is in the prior's coordinates.
+    The weight, the broadcast η and the way back to it are public: post-processing.
+
+    Raises:
+      SolverError: for a clip norm that is not positive, or a sampler that takes no whole shards.
+      PrivacyError: if the mechanism's grid is too coarse for so many numbers.
+    """
+    if not clip_norm > 0.0:
+        raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
+    probe = events.Gaussian(1.0)
+    if sampler.event(probe) != probe:
+        raise errors.SolverError(
+            f"sampler is {type(sampler).__name__}, expected full: a part's fit reads all its records",
+            'write sampler = "full", or leave it out',
+        )
+    leave = _compiled(sampler, mechanism, clip_norm, parts, *moved)
+    like = jax.ShapeDtypeStruct((parts, family.number_count), np.float32)
+    bounded = jax.eval_shape(_bound(sampler, mechanism, clip_norm, parts, *moved), like)
+
+    def out(key: Key, task: Task, changes: np.ndarray, weight: float) -> Released:
+        def natural(total: Any) -> dict[str, np.ndarray]:
+            change = from_vector(frame, weight * np.asarray(total, np.float64))
+            moved = tree.add(task.posterior, change)
+            return {"h": moved.h, "J": moved.J}
+
+        noised = leave(key, jnp.asarray(changes, jnp.float32))
+        # To NumPy first: there integers × step is taken in float64.
+        return post_process(natural, decoded(post_process(jax.device_get, noised)))
+
+    return Door(sampler.event(mechanism.event(bounded.shift)), out)
+
+
+def _bound(
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float,
+    parts: int,
+    add_remove: int,
+    substitute: int,
+) -> Callable[[Any], Bounded]:
+    def bound(changes: Any) -> Bounded:
+        batch = Batch(jnp.arange(parts), jnp.ones(parts, bool), sampler)
+        return clipped_changes(changes, clip_norm, batch, mechanism, add_remove, substitute)
+
+    return bound
+
+
+@compiled_once
+def _compiled(
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float,
+    parts: int,
+    add_remove: int,
+    substitute: int,
+) -> Callable[[Key, Any], Released]:
+    bound = _bound(sampler, mechanism, clip_norm, parts, add_remove, substitute)
+    return jax.jit(lambda key, changes: release(key, bound(changes), mechanism))

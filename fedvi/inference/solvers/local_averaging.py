@@ -1,0 +1,89 @@
+"""Local averaging: every part of a shard speaks for all of it, and the mean of their changes leaves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.prior_frame import prior_frame
+from fedvi.inference.solvers import _parts
+from fedvi.inference.tempered import tempered
+from fedvi.models.base import Model
+from fedvi.privacy.release import Mechanism, Released, Sampler
+from fedvi.typing import Key
+
+__all__ = ["local_averaging"]
+
+
+def local_averaging(
+    family: Any,
+    model: Model,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    parts: int = 10,
+    clip_norm: float = 1.0,
+    by_place: bool = False,
+    steps: int | None = None,
+    draws: int = 8,
+    learning_rate: float = 0.1,
+) -> LocalSolver:
+    """Returns the solver that releases (Σₖ clip(Δₖ) + noise) / K over K fixed parts of a shard.
+
+    Part k climbs, from the broadcast q, K·E_q[log p(yₖ|θ)] + ⟨η − η_m, E_q[T]⟩ + H(q): its own
+    records, each counted K times, so that it stands for the whole shard. Its Δₖ = η(q*ₖ) − η is
+    clipped in L2 over (h, J) in the prior's coordinates (``prior_frame``). The mean's noise falls as
+    1/K; its bias grows, since a part knows N/K records.
+
+    Guarantee: unit: one record (or patient, where the study groups rows). One visit costs
+    ``mechanism.event(shift)``; every record is in it, so nothing is gained by sampling. The shift of
+    the sum is 2C when a unit is added or removed, and 4C when it is substituted by another with
+    another id; with ``by_place`` 2C when it is substituted in its row, and 2CK when one is added or
+    removed. Proof: part k's Δₖ is a function of its own records (``divided``), of the broadcast q
+    and the client's factor η_m, which were released, and of its own randomness; so as many rows
+    of the sum change as parts do (``moved_by_one``), each by 2C (``clipped_changes``). K is public,
+    and so the division by it is post-processing, as are all that follows and the factor itself. A
+    part whose fit fails counts as Δₖ = 0, so that whether and what a client answers tells nothing
+    else. The view is ``message``: noise is whole in every message, and no noise is shared.
+
+    Args:
+      family: full or diagonal Gaussian over the model's θ.
+      model: any model.
+      sampler: ``full``.
+      mechanism: one of ``fedvi.privacy.mechanisms``.
+      parts: K, public and fixed for the whole study.
+      clip_norm: C, the L2 bound on one part's change, in the prior's sds.
+      by_place: records are told apart by their rows instead of ids. For relation ``substitute``
+        only, and if no row's place depends on another record: not in a file that is sorted.
+      steps: of gradient ascent in a part. Left out, generalised linear models are solved by Newton's
+        method, and others in 1,000 steps.
+      draws, learning_rate: of gradient ascent, see ``gradient``.
+
+    Source: specs/pvi.md §2.3; Heikkilä et al. (2023), arXiv:2209.11595, "local averaging".
+    """
+    moved = _parts.moved_by_one(model, parts, by_place)
+    fit = _parts.fitter(family, tempered(model, parts), steps, draws, learning_rate)
+    frame = prior_frame(family, model)
+    door = _parts.door(frame, family, sampler, mechanism, clip_norm, parts, moved)
+
+    def update(
+        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
+    ) -> tuple[Any, Released, dict[str, Any]]:
+        changes = [
+            _parts.change_of(fit, family, _parts.keys_of_part(key_of, part), task, own)
+            for part, own in enumerate(_parts.divided(shard, parts, by_place))
+        ]
+        vectors = _parts.clipped(frame, changes, clip_norm)
+        released = door.leave(key_of("noise"), task, vectors, 1.0 / parts)
+        return state, released, {"change_norms": np.linalg.norm(vectors, axis=1)}
+
+    return LocalSolver(
+        name="local_averaging",
+        init=lambda eta: (),
+        update=update,
+        finish=finish_natural,
+        cost=door.cost,
+        number_count=family.number_count,
+        clip_norm=clip_norm,
+        mark=mechanism.mark,
+    )

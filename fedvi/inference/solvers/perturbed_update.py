@@ -1,0 +1,117 @@
+"""Perturbed updates: a client's whole change of the posterior, clipped and noised."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.prior_frame import prior_frame
+from fedvi.inference.solvers import _parts
+from fedvi.models.base import Model
+from fedvi.privacy.release import Mechanism, Released, Sampler
+from fedvi.typing import IDS, Key
+
+__all__ = ["literal_update", "perturbed_update"]
+
+
+def perturbed_update(
+    family: Any,
+    model: Model,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float = 1.0,
+    alpha: float = 1.0,
+    steps: int | None = None,
+    draws: int = 8,
+    learning_rate: float = 0.1,
+) -> LocalSolver:
+    """Returns the solver that releases α·(clip(Δλ) + noise) of the client's whole local optimum.
+
+    Δλ = η(q*) − η, q* the optimum of the client's objective, clipped to C in L2 over (h, J) in the
+    prior's coordinates (``prior_frame``); noise of std zC, z the mechanism's ``noise_multiplier``. The
+    poster's σ shared by M clients is z = σ / √M: what one message holds. The client's factor carries
+    its own noise, as the poster's does.
+
+    Guarantee: for the view ``message``: one visit costs ``mechanism.event(shift)`` with the shift
+    2C under either relation. Unit: one record, or one patient. Proof: a record decides where in
+    the ball of radius C the whole clipped change lies, so it moves by 2C at most, also where a record
+    is only added or removed (``clipped_changes`` with one row). α, the way back to η, the factor and the
+    cavity are post-processing of what was released. The same price covers a whole client: its data
+    substituted, 2C; its data taken away, so that its contribution counts as zero, C, which
+    ``privacy.views.view_event`` states and this event bounds. Not claimed: the price σ of the sum
+    of M messages. Each message is seen, at σ / √M; and where only sums are seen, the noise that a
+    factor keeps makes later answers depend on it, which costs more (specs/pvi.md §3.3).
+
+    Args:
+      family: full or diagonal Gaussian over the model's θ.
+      model: any model.
+      sampler: ``full``.
+      mechanism: one of ``fedvi.privacy.mechanisms``.
+      clip_norm: C, the L2 bound on the change, in the prior's sds.
+      alpha: α in (0, 1], the damping of the poster, beside the server's own.
+      steps, draws, learning_rate: as of ``local_averaging``.
+
+    Source: specs/pvi.md §2.2; the formula is ``literal_update``'s.
+    """
+    if not 0.0 < alpha <= 1.0:
+        raise errors.SolverError(f"alpha is {alpha}, expected above 0 and at most 1")
+    fit = _parts.fitter(family, model, steps, draws, learning_rate)
+    frame = prior_frame(family, model)
+    door = _parts.door(frame, family, sampler, mechanism, clip_norm, 1, (1, 1))
+
+    def update(
+        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
+    ) -> tuple[Any, Released, dict[str, Any]]:
+        records = {name: column for name, column in shard.records.items() if name != IDS}
+        own = _parts.keys_of_part(key_of, 0)
+        change = _parts.change_of(fit, family, own, task, Shard(records, shard.mask))
+        vectors = _parts.clipped(frame, [change], clip_norm)
+        released = door.leave(key_of("noise"), task, vectors, alpha)
+        return state, released, {"change_norm": float(np.linalg.norm(vectors))}
+
+    return LocalSolver(
+        name="perturbed_update",
+        init=lambda eta: (),
+        update=update,
+        finish=finish_natural,
+        cost=door.cost,
+        number_count=family.number_count,
+        clip_norm=clip_norm,
+        mark=mechanism.mark,
+    )
+
+
+def literal_update(
+    change: np.ndarray,
+    clip_norm: float,
+    sigma: float,
+    clients: int,
+    alpha: float,
+    noise: np.ndarray,
+) -> np.ndarray:
+    """Returns the poster's Δλ̃ = α [Δλ / max(1, ‖Δλ‖ / C) + (σC / √M) z], literally.
+
+    For comparisons, in whatever coordinates λ is given: it is a formula over floats, releases
+    nothing and promises nothing. ``perturbed_update`` is the same in the prior's coordinates, with
+    noise on a grid.
+
+    Args:
+      change: Δλ [d].
+      clip_norm: C.
+      sigma: σ, what the noise of the sum over all clients is named by.
+      clients: M.
+      alpha: α.
+      noise: z [d], standard normal.
+
+    >>> literal_update(np.array([3.0, 4.0]), 1.0, 2.0, 4, 0.5, np.array([1.0, 0.0])).round(
+    ...     12
+    ... ).tolist()
+    [0.8, 0.4]
+
+    Source: specs/pvi.md §2.2.
+    """
+    scale = max(1.0, float(np.linalg.norm(change)) / clip_norm)
+    return alpha * (change / scale + sigma * clip_norm / math.sqrt(clients) * noise)

@@ -1,0 +1,257 @@
+"""One noised sum of gradients and curvatures a visit, at the broadcast q: private Newton steps."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.gaussian import FullGaussian
+from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.inference.clipping import MOST_ROWS, longest_part
+from fedvi.inference.finish import finish_site
+from fedvi.inference.noise_aware import noise_aware
+from fedvi.inference.solvers.gradient import single_precision
+from fedvi.models.base import Model
+from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.privacy.release import (
+    Batch,
+    Bounded,
+    Mechanism,
+    Released,
+    Sampler,
+    Shift,
+    clipped_sum_of_parts,
+    float_limit,
+    float_sum,
+    release,
+)
+from fedvi.typing import Key
+
+__all__ = ["site_release"]
+
+# How many numbers of contributions are in memory at a time: 16 MiB of float32.
+_FORMED = 1 << 22
+# Smaller norms count as this.
+_LEAST = 1e-30
+
+
+def site_release(
+    family: Any,
+    model: Model,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float = 1.0,
+    curvature_share: float = 0.2,
+    floor: float = 1.0,
+    nodes: int = 20,
+    draws: int = 8,
+) -> LocalSolver:
+    """Returns the solver whose answer is a fresh statistic of its records at the broadcast q.
+
+    Per record: g = E_q[∇ log p(y|θ)] and H = −E_q[∇² log p(y|θ)], side by side as (g, c·svec(H)), with
+    the off-diagonal entries of H × √2, so that norms are those of the matrix; clipped together to C and
+    added. The server makes of it the site (G + H m, H), which replaces the client's factor, sums the
+    sites of all clients and takes a Newton step that knows how much noise there is (``noise_aware``).
+    No client keeps anything from visit to visit. Many visits, each with more noise, do better than few:
+    20 to 50 rounds where noise is large.
+
+    Guarantee: one visit costs ``sampler.event(mechanism.event(shift))``, shift C when a record is added
+    or removed and 2C when it is substituted (`clipped_sum_of_parts`: every record's vector has a norm of
+    C at most). It depends on the records, the broadcast q and its own keys alone, so that visits compose
+    adaptively. Fresh statistics carry no noise from one visit into the next.
+
+    Without noise and clipping the fixed point is the variational optimum of all records together.
+
+    Args:
+      family: full Gaussian over the model's θ: with fewer numbers, the step would have to guess what
+        is correlated, and no interval could be trusted.
+      model: a built-in GLM, whose expectations over q are one-dimensional integrals; or any other
+        whose log likelihood is twice differentiable, with ``draws`` draws of θ.
+      sampler: one of ``fedvi.privacy.sampling``.
+      mechanism: one of ``fedvi.privacy.mechanisms``.
+      clip_norm: C, the L2 bound on what one record contributes. In a GLM, that is at most
+        ‖x‖·|y − mean|, and for a binary y at most ‖x‖.
+      curvature_share: how much of C² a record's curvature takes if its gradient has norm C, that is,
+        if ‖x‖ = C in a logistic model, where H is x xᵀ/4 at most: so c = (4 / C)·√(share / (1 − share)).
+        It takes D² numbers to tell a curvature and D to tell a gradient, so most belongs to these;
+        where all curvature drowns (100 coefficients, small ε), 0.05 is better, and intervals rest
+        on the prior.
+      floor: κ ≥ 0: the noise of one step has a norm of at most about 1/κ, in units of θ.
+      nodes: Gauss–Hermite nodes a record, of a GLM.
+      draws: Monte Carlo draws of θ, the same for all records, of any other model.
+
+    Source: specs/pvi.md §2.5; Khan and Rue (2023), arXiv:2107.04562, for the natural gradient.
+    """
+    if not isinstance(family, FullGaussian):
+        raise errors.SolverError(
+            f"solver `site_release` needs the full Gaussian family, found {type(family).__name__}",
+            'write family kind = "full_gaussian", or use solver kind `dp_optimisation`',
+        )
+    if not clip_norm > 0.0:
+        raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
+    if not 0.0 < curvature_share < 1.0:
+        raise errors.SolverError(
+            f"curvature_share is {curvature_share}, expected a number between 0 and 1",
+            "0.2 suits up to about 20 coefficients, and 0.05 a hundred",
+        )
+    if not 0.0 <= floor < math.inf:
+        raise errors.SolverError(f"floor is {floor}, expected a finite number of at least 0")
+    if not 2 <= nodes <= 200:
+        raise errors.SolverError(f"nodes is {nodes}, expected 2 to 200")
+    if draws < 1:
+        raise errors.SolverError(f"draws is {draws}, expected at least 1")
+    # An unlimited C leaves nothing to weigh.
+    unit = clip_norm if math.isfinite(clip_norm) else 1.0
+    weight = 4.0 / unit * math.sqrt(curvature_share / (1.0 - curvature_share))
+    summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws)
+    noise = mechanism.noise_multiplier * unit / sampler.rate
+
+    def update(
+        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
+    ) -> tuple[Any, Released, dict[str, Any]]:
+        mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
+        keys = tuple(key_of(purpose) for purpose in ("sampling", "guide", "noise"))
+        records, valid = single_precision(shard.records), jnp.asarray(shard.mask)
+        told = {"valid_units": int(np.count_nonzero(shard.mask))}
+        return state, summed(keys, mean, root, records, valid), told
+
+    return LocalSolver(
+        name="site_release",
+        init=lambda eta: (),
+        update=update,
+        finish=functools.partial(finish_site, weight=weight, rate=sampler.rate),
+        cost=sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm))),
+        number_count=family.number_count,
+        clip_norm=clip_norm,
+        mark=mechanism.mark,
+        stand=functools.partial(
+            noise_aware, gradient_sd=noise, curvature_sd=noise / weight, floor=float(floor)
+        ),
+    )
+
+
+@compiled_once
+def _compiled(
+    family: Any,
+    model: Model,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float,
+    weight: float,
+    nodes: int,
+    draws: int,
+) -> Callable[..., Released]:
+    """Returns the compiled sum, one for equal settings."""
+    rows, columns = np.tril_indices(family.size)
+    scale = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32) * np.float32(weight)
+    # Several rows a record, as in a survival model, add up to no multiple of one x.
+    in_closed_form = isinstance(model, GeneralisedLinearModel) and model.layout is None
+
+    @jax.jit
+    def summed(keys: Any, mean: Any, root: Any, records: Any, valid: Any) -> Released:
+        sampling_key, guide_key, noise_key = keys
+        batch = sampler.draw(sampling_key, valid)
+        if in_closed_form and batch.mask.shape[0] <= MOST_ROWS:
+            drawn = jax.tree.map(lambda column: column[batch.indices], records)
+            weights = _of_predictor(model, nodes, mean, root, drawn)
+            bounded = _ghost_sum(*weights, rows, columns, scale, clip_norm, batch, mechanism)
+        else:
+            thetas = jax.random.normal(guide_key, (draws, family.size), mean.dtype)
+            thetas = mean[None, :] + thetas @ root.T
+            number = family.number_count
+            length = min(batch.mask.shape[0], max(1, _FORMED // number))
+            parts = -(-batch.mask.shape[0] // length)
+            indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))
+
+            def formed(record: Any) -> dict[str, Any]:
+                gradient, hessian = _of_draws(model, thetas, record)
+                return {"gradient": gradient, "curvature": -hessian[rows, columns] * scale}
+
+            def of_part(index: Any) -> Any:
+                taken = jax.lax.dynamic_slice_in_dim(indices, index * length, length)
+                return jax.vmap(formed)(jax.tree.map(lambda column: column[taken], records))
+
+            bounded = clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism)
+        return release(noise_key, bounded, mechanism)
+
+    return summed
+
+
+def _of_predictor(
+    model: Any, nodes: int, mean: Any, root: Any, records: Any
+) -> tuple[Any, Any, Any]:
+    """Returns x [B, D] and what g and H of each record are multiples by, of x and of x xᵀ: [B] each."""
+    exact, shares = np.polynomial.hermite_e.hermegauss(nodes)
+    points, weights = exact.astype(np.float32), (shares / shares.sum()).astype(np.float32)
+    x, y = records["x"], records["y"]
+    spread = jnp.sqrt(((x @ root) ** 2).sum(axis=1))
+    predictor = (x @ mean)[:, None] + spread[:, None] * points[None, :]
+    _, slope, bend = model.derivatives(predictor, y[:, None])
+    return x, slope @ weights, -(bend @ weights)
+
+
+def _ghost_sum(
+    x: Any,
+    slope: Any,
+    bend: Any,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    scale: np.ndarray,
+    clip_norm: float,
+    batch: Batch,
+    mechanism: Mechanism,
+) -> Bounded:
+    """Clips and adds (slope·x, scale·bend·x xᵀ) of all records, of which none is ever formed.
+
+    Guarantee: that of `float_sum`, whose condition holds. A record's norm is √(slope²‖x‖² +
+    c²·bend²‖x‖⁴), for ‖svec(x xᵀ)‖ = ‖x‖². ‖x‖² is a float32 sum of D squares, so what is computed of
+    it is off by less than D + 16 roundings, by which the limit is lowered; entries are sums of b
+    products, with three roundings more for weights and scale, which count as terms. A record whose
+    norm is not finite is zero, with all that belongs to it.
+    """
+    size = x.shape[1]
+    count = batch.mask.shape[0]
+    block = longest_part(count)
+    blocks, terms = -(-count // block), block + 3
+    number = size + len(rows)
+    limit = float_limit(clip_norm, terms, blocks, count, number, mechanism)
+    limit *= 1.0 - (size + 16) * 2.0**-23
+    square = (x * x).sum(axis=1)
+    norm = jnp.sqrt(slope**2 * square + (scale[0] * bend * square) ** 2)
+    usable = batch.mask & jnp.isfinite(norm)
+    kept = jnp.where(usable, jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST)), 0.0)
+    x = jnp.where(usable[:, None], x, 0.0)
+    slope, bend = (jnp.where(usable, kept * part, 0.0) for part in (slope, bend))
+    room = blocks * block - count
+    x = jnp.pad(x, ((0, room), (0, 0)))
+    slope, bend = jnp.pad(slope, (0, room)), jnp.pad(bend, (0, room))
+
+    def block_sum(index: Any) -> dict[str, Any]:
+        taken, first, second = (
+            jax.lax.dynamic_slice_in_dim(part, index * block, block) for part in (x, slope, bend)
+        )
+        # HIGHEST: on a GPU the default would round to TF32.
+        products = jnp.matmul(
+            (second[:, None] * taken).T, taken, precision=jax.lax.Precision.HIGHEST
+        )
+        return {
+            "gradient": jnp.matmul(first, taken, precision=jax.lax.Precision.HIGHEST),
+            "curvature": products[rows, columns] * scale,
+        }
+
+    return float_sum(block_sum, blocks, terms, clip_norm, batch, mechanism)
+
+
+def _of_draws(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:
+    """Returns gradient [D] and Hessian [D, D] of log p(record | θ), means over draws of θ [S, D]."""
+
+    def likelihood(theta: Any) -> Any:
+        return model.log_likelihood(theta, record)
+
+    gradients, hessians = jax.vmap(jax.grad(likelihood)), jax.vmap(jax.hessian(likelihood))
+    return gradients(thetas).mean(axis=0), hessians(thetas).mean(axis=0)

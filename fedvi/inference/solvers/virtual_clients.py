@@ -1,0 +1,131 @@
+"""Virtual clients: the parts of a shard keep clean factors of their own, and their sum leaves noised."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi.expfam import tree
+from fedvi.expfam.gaussian import GaussianEta
+from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.prior_frame import from_vector, prior_frame
+from fedvi.inference.solvers import _parts
+from fedvi.models.base import Model
+from fedvi.privacy.release import Mechanism, Released, Sampler
+from fedvi.typing import Eta, Key
+
+__all__ = ["VirtualState", "virtual_clients"]
+
+
+class VirtualState(NamedTuple):
+    """What the parts know and nobody else: un-noised functions of records. Never leaves the client.
+
+    Attributes:
+      visit: of the last answer, int64 []; −1 before the first.
+      factors: η_mk of each part as committed before that answer, (h [K, D], J [K, …]), float64.
+      proposed: the clipped clean change of each part in that answer, the same shapes.
+    """
+
+    visit: np.ndarray
+    factors: GaussianEta
+    proposed: GaussianEta
+
+
+def virtual_clients(
+    family: Any,
+    model: Model,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    parts: int = 10,
+    clip_norm: float = 1.0,
+    by_place: bool = False,
+    steps: int | None = None,
+    draws: int = 8,
+    learning_rate: float = 0.1,
+) -> LocalSolver:
+    """Returns the solver that releases Σₖ clip(Δₖ) + noise over K parts with clean factors.
+
+    Each part is a client of PVI: from the broadcast q it climbs E_q[log p(yₖ|θ)] +
+    ⟨η − η_mk, E_q[T]⟩ + H(q), where η_mk is its own factor, and proposes Δₖ = η(q*ₖ) − η, clipped in
+    L2 over (h, J) in the prior's coordinates (``prior_frame``). All move at once, from the same q.
+    Noise of std zC is added to the sum, once, however many parts there are. What the server
+    commits of the sum, s of it, each part commits of its own clean Δₖ at the next visit.
+
+    Guarantee: unit: one record (or patient, where the study groups rows). One visit costs
+    ``mechanism.event(shift)``. The shift is 2C when a unit is added or removed, and 4C when it is
+    substituted by another with another id; with ``by_place`` 2C when it is substituted in its row,
+    and 2CK when one is added or removed. T visits cost T times that, by adaptive composition. Proof,
+    by induction over visits, all that was released given: part k's factor, and so its Δₖ, is a
+    function of its own records, of what was released (the broadcast q, s, the counts of visits, the
+    client's noisy factor) and of its own randomness, which is independent of all noise. At visit
+    0 the factor is what was released; later it is the one before plus s·Δₖ, or what was released
+    again. So a unit changes as many rows of each sum as parts hold it (``divided``,
+    ``moved_by_one``), each by 2C (``clipped_changes``), and the noise is fresh. It would not do to
+    take the client's clean total, Σ η_mk, for a cavity: every Δₖ would then depend on every record
+    (2CK); nor to keep the parts' shares of the noise in their factors (specs/pvi.md §3.3). The view
+    is ``message``.
+
+    Bookkeeping: task ``visit`` counts the answers of this client that were folded, so visit + 1 after
+    an answer means that it was folded, with the s of ``task.damping``; the same visit, that it was
+    not, and it is forgotten. Any other count means that this state is not of this study's last
+    answer (lost, or restored): every part begins anew from its share, 1/K, of the client's factor
+    as the server has it. Which of these applies depends on counts alone, which are public.
+
+    Args: as of ``local_averaging``; here no record is counted K times.
+
+    Source: specs/pvi.md §2.4 and §3.2 (clean factors); Heikkilä et al. (2023), arXiv:2209.11595,
+    "virtual PVI clients", which splits the noise over the parts and keeps it in their factors.
+    """
+    moved = _parts.moved_by_one(model, parts, by_place)
+    fit = _parts.fitter(family, model, steps, draws, learning_rate)
+    frame = prior_frame(family, model)
+    door = _parts.door(frame, family, sampler, mechanism, clip_norm, parts, moved)
+
+    def init(eta: Eta) -> VirtualState:
+        nothing = _stacked([family.zeros()] * parts)
+        return VirtualState(np.array(-1, np.int64), nothing, nothing)
+
+    def update(
+        key_of: Callable[[str], Key], state: VirtualState, task: Task, shard: Shard
+    ) -> tuple[VirtualState, Released, dict[str, Any]]:
+        factors = _committed(state, task, parts)
+        changes = [
+            _parts.change_of(
+                fit,
+                family,
+                _parts.keys_of_part(key_of, part),
+                task._replace(factor=GaussianEta(factors.h[part], factors.J[part])),
+                own,
+            )
+            for part, own in enumerate(_parts.divided(shard, parts, by_place))
+        ]
+        vectors = _parts.clipped(frame, changes, clip_norm)
+        proposed = _stacked([from_vector(frame, vector) for vector in vectors])
+        released = door.leave(key_of("noise"), task, vectors, 1.0)
+        after = VirtualState(np.array(task.visit, np.int64), factors, proposed)
+        return after, released, {"change_norms": np.linalg.norm(vectors, axis=1)}
+
+    return LocalSolver(
+        name="virtual_clients",
+        init=init,
+        update=update,
+        finish=finish_natural,
+        cost=door.cost,
+        number_count=family.number_count,
+        clip_norm=clip_norm,
+        mark=mechanism.mark,
+    )
+
+
+def _committed(state: VirtualState, task: Task, parts: int) -> GaussianEta:
+    """Returns the parts' clean factors at the begin of a visit; see "Bookkeeping"."""
+    passed = task.visit - int(state.visit)
+    if state.visit < 0 or passed not in (0, 1):
+        return _stacked([tree.scale(task.factor, 1.0 / parts)] * parts)
+    if passed == 0:
+        return state.factors
+    return GaussianEta(*tree.add_scaled(state.factors, state.proposed, task.damping))
+
+
+def _stacked(etas: list[Any]) -> GaussianEta:
+    return GaussianEta(np.stack([eta.h for eta in etas]), np.stack([eta.J for eta in etas]))

@@ -1,0 +1,86 @@
+"""A likelihood to a public power: how a part of a shard speaks for all of it."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+from jaxtyping import Array, ArrayLike, Float, Shaped
+
+from fedvi.models.base import Model
+from fedvi.models.glm import GeneralisedLinearModel, Normal, Response
+
+__all__ = ["TemperedModel", "TemperedResponse", "tempered"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TemperedResponse:
+    """``response`` with its log density times ``power``."""
+
+    response: Response
+    power: int
+    conjugate: ClassVar[bool] = False
+
+    def log_density(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns power · log p(y | a) in the dtype of a."""
+        return self.power * self.response.log_density(linear_predictor, y)
+
+    def derivatives(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+        """Returns power · log p(y | a) and its first and second derivative in a."""
+        value, slope, curvature = self.response.derivatives(linear_predictor, y)
+        return self.power * value, self.power * slope, self.power * curvature
+
+
+@dataclasses.dataclass(frozen=True)
+class TemperedModel:
+    """``model`` with its log likelihood times ``power``; the prior is its own."""
+
+    model: Model
+    power: int
+
+    @property
+    def size(self) -> int:
+        """D, the number of unconstrained coordinates."""
+        return self.model.size
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The D coordinates' names."""
+        return self.model.names
+
+    def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
+        """Returns log p₀(θ)."""
+        return self.model.log_prior(theta)
+
+    def log_likelihood(
+        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
+    ) -> Float[Array, ""]:
+        """Returns power · log p(record | θ) of ONE record."""
+        return self.power * self.model.log_likelihood(theta, record)
+
+    def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
+        """Returns each latent, by name, in its own support."""
+        return self.model.constrain(theta)
+
+
+def tempered(model: Model, power: int) -> Model:
+    """Returns ``model`` with its likelihood to a power: as if every record stood there so often.
+
+    A generalised linear model stays one, so that solvers made for those take it; a linear one
+    stays linear, with noise of sd s / √power.
+
+    >>> from fedvi.models import linear
+    >>> tempered(linear(["slope"], noise_scale=2.0), 4).noise_scale
+    1.0
+    """
+    if not isinstance(model, GeneralisedLinearModel):
+        return TemperedModel(model, power)
+    if isinstance(model.response, Normal):
+        response: Response = Normal(model.response.noise_scale / math.sqrt(power))
+    else:
+        response = TemperedResponse(model.response, power)
+    return dataclasses.replace(model, response=response)

@@ -1,0 +1,349 @@
+"""Site release: what a client sums, what the server makes of it, and what both promise."""
+
+import functools
+import importlib
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedvi import errors, expfam, models
+from fedvi.expfam import tree
+from fedvi.expfam.gaussian import GaussianEta
+from fedvi.inference import solvers
+from fedvi.inference.base import Shard, Task
+from fedvi.inference.finish import finish_site
+from fedvi.inference.noise_aware import noise_aware
+from fedvi.inference.units import unit_model
+from fedvi.privacy import mechanisms, random, sampling
+from fedvi.privacy.release import Batch, clipped_sum_of_parts, decoded
+from fedvi.typing import ROWS
+from tests.studies import random_eta, raw_study, run_study, split
+
+module = importlib.import_module("fedvi.inference.solvers.site_release")
+
+SIZE, RECORDS = 3, 64
+FAMILY = expfam.full_gaussian(SIZE)
+MODEL = models.logistic(["a", "b", "c"])
+WHOLE = sampling.full(RECORDS)
+CLIP = 1.5
+
+
+def records(seed: int = 0) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(RECORDS, SIZE)).astype(np.float32)
+    return {"x": x, "y": generator.integers(0, 2, RECORDS).astype(np.float32)}
+
+
+def task(seed: int = 1) -> Task:
+    return Task("c/0", "c", 0, 0, random_eta(FAMILY, seed), FAMILY.zeros(), 1.0)
+
+
+def solver(mechanism, *, clip_norm=CLIP, sampler=WHOLE, model=MODEL, **settings):
+    return solvers.site_release(FAMILY, model, sampler, mechanism, clip_norm, **settings)
+
+
+def released(solver, data, mask=None, seed=0):
+    keys = functools.partial(random.insecure_root(seed).key, "c", "c/0")
+    mask = np.ones(RECORDS, bool) if mask is None else mask
+    answer = solver.update(keys, (), task(), Shard(data, mask))[1]
+    return {name: np.asarray(part) for name, part in decoded(answer).value.items()}
+
+
+def exact(data, clip_norm=math.inf):
+    """Gradient and curvature of every record by 20-point quadrature in float64, clipped jointly."""
+    mean, root = FAMILY.location_root(task().posterior)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(20)
+    x, y = data["x"].astype(np.float64), data["y"].astype(np.float64)
+    spread = np.linalg.norm(x @ root, axis=1)
+    p = 1.0 / (1.0 + np.exp(-((x @ mean)[:, None] + spread[:, None] * nodes)))
+    weights = weights / weights.sum()
+    gradient = (y - p @ weights)[:, None] * x
+    curvature = ((p * (1.0 - p)) @ weights)[:, None, None] * x[:, :, None] * x[:, None, :]
+    unit = clip_norm if math.isfinite(clip_norm) else 1.0
+    weight = 4.0 / unit * 0.5
+    norm = np.sqrt((gradient**2).sum(1) + weight**2 * (curvature**2).sum((1, 2)))
+    kept = np.minimum(1.0, clip_norm / norm)
+    return (kept[:, None] * gradient).sum(0), (kept[:, None, None] * curvature).sum(0)
+
+
+@pytest.mark.parametrize("clip_norm", [math.inf, CLIP, 0.3])
+def test_what_is_summed_is_clipped_gradients_and_curvatures(clip_norm):
+    given = solver(mechanisms.gaussian(0.0), clip_norm=clip_norm)
+    value = released(given, records())
+    site = tree.add(given.finish(value, task()).delta, task().factor)
+    gradient, curvature = exact(records(), clip_norm)
+    mean, _ = FAMILY.moments(task().posterior)
+    # Float32 sums of 64 terms, clipped 5 parts in 10⁶ early.
+    np.testing.assert_allclose(site.J, curvature, rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(site.h, gradient + curvature @ mean, rtol=2e-5, atol=2e-5)
+
+
+def test_any_other_model_gives_the_same_by_draws():
+    """A sharp q, so that draws differ little; the GLM as a model of units with one row each."""
+    sharp = FAMILY.from_moments(np.array([0.3, -0.2, 0.5]), 1e-8 * np.eye(SIZE))
+    data = records()
+    grouped = {name: column[:, None] for name, column in data.items()}
+    grouped[ROWS] = np.ones((RECORDS, 1), bool)
+    found = []
+    for model, given in ((MODEL, data), (unit_model(MODEL), grouped)):
+        keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
+        at = task()._replace(posterior=sharp)
+        made = solver(mechanisms.gaussian(0.0), model=model)
+        value = made.update(keys, (), at, Shard(given, np.ones(RECORDS, bool)))[1].value
+        found.append(np.concatenate([np.asarray(value[name]) for name in sorted(value)]))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-3, atol=2e-3)
+
+
+def noiseless_total(data, mask, *, formed: bool):
+    """The bounded total in integers, before noise: by norms alone, or with every record formed."""
+    mechanism = mechanisms.rounded_gaussian(1.0)
+    rows, columns = np.tril_indices(SIZE)
+    weight = 4.0 / CLIP  # half of C² for the curvature
+    scale = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32) * np.float32(weight)
+    mean, root = (jnp.asarray(p, jnp.float32) for p in FAMILY.location_root(task().posterior))
+    batch = Batch(jnp.arange(RECORDS), jnp.asarray(mask), WHOLE)
+    x, slope, bend = module._of_predictor(MODEL, 20, mean, root, jax.tree.map(jnp.asarray, data))
+    if not formed:
+        return module._ghost_sum(x, slope, bend, rows, columns, scale, CLIP, batch, mechanism)
+    products = bend[:, None, None] * x[:, :, None] * x[:, None, :]
+    contributions = {
+        "gradient": slope[:, None] * x,
+        "curvature": products[:, rows, columns] * scale[None, :],
+    }
+    return clipped_sum_of_parts(
+        lambda part: jax.tree.map(lambda c: jax.lax.dynamic_slice_in_dim(c, 16 * part, 16), contributions),
+        4, CLIP, batch, mechanism,
+    )  # fmt: skip
+
+
+def flat(bounded) -> np.ndarray:
+    step = bounded.grid.step
+    return (
+        np.concatenate([np.asarray(p, np.float64).ravel() for p in jax.tree.leaves(bounded.total)])
+        * step
+    )
+
+
+def test_norms_alone_give_the_sum_of_formed_contributions():
+    mask = np.arange(RECORDS) % 5 != 0
+    ghost, formed = (flat(noiseless_total(records(), mask, formed=way)) for way in (False, True))
+    # Each is clipped early by what its rounding may add: together 2 % of C a record at most.
+    assert np.linalg.norm(ghost - formed) < 0.02 * np.linalg.norm(formed)
+    assert np.linalg.norm(formed) > CLIP
+
+
+@pytest.mark.parametrize(
+    "odd", [3.0, 1e4, 1e12, 1e25, np.inf, np.nan], ids=["near", "far", "vast", "over", "inf", "nan"]
+)
+@pytest.mark.parametrize("formed", [False, True], ids=["ghost", "formed"])
+def test_one_record_moves_the_sum_by_the_clip_norm_at_most(formed, odd):
+    """Fails on a norm of the gradient alone, and on off-diagonal entries × 2 instead of √2."""
+    everyone = np.ones(RECORDS, bool)
+    data, changed = records(), records()
+    changed["x"] = data["x"].copy()
+    changed["x"][7] = odd
+    without = everyone & (np.arange(RECORDS) != 7)
+    base = flat(noiseless_total(data, everyone, formed=formed))
+    for other, limit in (
+        (flat(noiseless_total(changed, without, formed=formed)), CLIP),
+        (flat(noiseless_total(changed, everyone, formed=formed)), 2.0 * CLIP),
+    ):
+        assert np.isfinite(other).all()
+        assert np.linalg.norm(base - other) <= limit
+    added = flat(noiseless_total(changed, everyone, formed=formed))
+    removed = flat(noiseless_total(changed, without, formed=formed))
+    moved = np.linalg.norm(added - removed)
+    assert moved <= CLIP
+    if odd == 3.0:
+        assert moved > 0.95 * CLIP  # it is clipped, not lost
+
+
+def test_a_visit_costs_what_its_sampler_and_mechanism_say():
+    mechanism, sampler = mechanisms.rounded_gaussian(1.3), sampling.poisson(0.25, RECORDS)
+    event = solver(mechanism, sampler=sampler).cost
+    assert event.rate == 0.25
+    assert event.inner.noise_multiplier == 1.3
+    assert (event.inner.add_remove, event.inner.substitute) == (1.0, 2.0)
+
+
+def test_sampled_sums_are_unbiased():
+    sampler = sampling.poisson(0.25, RECORDS)
+    given = solver(mechanisms.gaussian(0.0), sampler=sampler)
+    sites = [
+        tree.add(given.finish(released(given, records(), seed=seed), task()).delta, task().factor)
+        for seed in range(200)
+    ]
+    gradient, curvature = exact(records(), CLIP)
+    wanted = gradient + curvature @ FAMILY.moments(task().posterior)[0]
+    found = np.array([site.h for site in sites])
+    error = found.std(0) / math.sqrt(len(sites))
+    # 3 means at 4.5 standard errors: false alarm 2e-5, and the seeds are fixed.
+    assert (np.abs(found.mean(0) - wanted) < 4.5 * error).all()
+
+
+def test_the_site_is_symmetric_and_replaces_the_factor():
+    value = {"gradient": np.arange(3.0), "curvature": np.arange(6.0)}
+    at = task()._replace(factor=random_eta(FAMILY, 9))
+    site = tree.add(finish_site(value, at, weight=2.0, rate=0.5).delta, at.factor)
+    np.testing.assert_allclose(site.J, site.J.T, rtol=0, atol=1e-12)
+    assert site.J[1, 1] == pytest.approx(2.0)
+    assert site.J[1, 0] == pytest.approx(1.0 / math.sqrt(2.0))
+    with pytest.raises(errors.ProtocolError, match="holds arrays"):
+        finish_site({"gradient": np.zeros(3)}, at, weight=2.0, rate=0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip_norm": 0.0}, r"clip_norm is 0"),
+        ({"curvature_share": 1.0}, r"curvature_share is 1"),
+        ({"floor": -1.0}, r"floor is -1"),
+        ({"nodes": 1}, r"nodes is 1"),
+        ({"draws": 0}, r"draws is 0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings, message):
+    with pytest.raises(errors.SolverError, match=message):
+        solver(mechanisms.gaussian(0.0), **settings)
+
+
+def test_a_diagonal_family_is_refused():
+    with pytest.raises(errors.SolverError, match="needs the full Gaussian family"):
+        solvers.site_release(expfam.diagonal_gaussian(3), MODEL, WHOLE, mechanisms.gaussian(1.0))
+
+
+# The server's side.
+
+D = 8
+WIDE = expfam.full_gaussian(D)
+PRIOR = WIDE.isotropic(1.0)
+
+
+def stand(site, before=None, *, noise=0.0, curvature_noise=0.0, answered=1, share=1.0, floor=1.0):
+    return noise_aware(
+        WIDE, PRIOR, tree.add(PRIOR, site), before, answered, share,
+        gradient_sd=noise, curvature_sd=curvature_noise, floor=floor,
+    )  # fmt: skip
+
+
+def symmetric_noise(generator) -> np.ndarray:
+    """Of sd 1 in each coordinate of svec."""
+    found = generator.normal(size=(D, D))
+    return (found + found.T) / 2.0
+
+
+def test_without_noise_it_is_the_newton_step():
+    site = random_eta(WIDE, 3)
+    standing = stand(site)
+    wanted = tree.add(PRIOR, site)
+    for q in (standing.handed_out, standing.reported):
+        np.testing.assert_allclose(q.J, wanted.J, rtol=1e-9)
+        np.testing.assert_allclose(q.h, wanted.h, rtol=1e-9)
+
+
+def test_curvature_that_is_noise_alone_adds_next_to_no_precision():
+    """Cleaning every site before the sum, the planted bug, adds hundreds."""
+    generator = np.random.default_rng(0)
+    noise, clients = 100.0, 25
+    sites = [noise * symmetric_noise(generator) for _ in range(clients)]
+    site = GaussianEta(np.zeros(D), sum(sites))
+    found = stand(site, noise=50.0, curvature_noise=noise, answered=clients).reported.J
+    # What is left below the edge tells of at most (e / s)² · e / (e + s²) beside the prior's 1.
+    assert np.linalg.eigvalsh(found - PRIOR.J)[-1] < 10.0
+    cleaned = sum((v * np.maximum(w, 0)) @ v.T for w, v in map(np.linalg.eigh, sites))
+    assert np.linalg.eigvalsh(cleaned)[-1] > 1_000.0
+
+
+def test_gradients_that_noise_drowns_leave_the_prior():
+    site = GaussianEta(np.zeros(D), 10.0 * np.eye(D))
+    found = stand(site, noise=1e4).reported
+    np.testing.assert_allclose(found.J, PRIOR.J, rtol=1e-3, atol=1e-3)
+
+
+def test_precision_is_widened_by_the_noise_of_the_gradient():
+    """To first order: covariance + s² H⁻² of the noise that moved the mean."""
+    site = GaussianEta(np.zeros(D), np.diag(np.linspace(500.0, 1_000.0, D)))
+    covariance = np.linalg.inv(stand(site, noise=3.0).reported.J)
+    H = site.J
+    wanted = np.linalg.inv(PRIOR.J + H) + 9.0 * np.linalg.inv(H @ H)
+    np.testing.assert_allclose(np.diag(covariance), np.diag(wanted), rtol=2e-3)
+
+
+def test_noise_moves_a_step_by_the_inverse_of_the_floor():
+    generator = np.random.default_rng(1)
+    noise, floor = 1e5, 4.0
+    sizes = []
+    for _ in range(200):
+        site = GaussianEta(noise * generator.normal(size=D), np.zeros((D, D)))
+        found = stand(site, noise=noise, curvature_noise=1.0, floor=floor).handed_out
+        sizes.append(np.linalg.norm(WIDE.moments(found)[0]))
+    # A chi of 8 degrees over √8 has mean 0.97 and sd 0.25: mean of 200 within 5 standard errors.
+    assert np.mean(sizes) * floor == pytest.approx(0.97, abs=0.09)
+
+
+def test_the_mean_over_folds_keeps_the_stated_part_of_the_noise():
+    """Steps from the same place, fresh noise each: the report's variance is squares × that of one."""
+    generator = np.random.default_rng(2)
+    H, noise, ends, squares = 1e4 * np.eye(D), 50.0, [], 0.0
+    for _ in range(300):
+        standing = None
+        for _ in range(12):
+            centre = np.zeros(D) if standing is None else WIDE.moments(standing.handed_out)[0]
+            gradient = -H @ centre + noise * generator.normal(size=D)
+            standing = stand(GaussianEta(gradient + H @ centre, H), standing, noise=noise)
+        squares = standing.squares
+        ends.append(WIDE.moments(standing.reported)[0])
+    step_sd = noise / (1e4 + 1.0 + noise * math.sqrt(D))
+    ratio = np.var(ends) / (squares * step_sd**2)
+    # 2,400 numbers: relative sd of a variance 0.029; within 5 of them. The floor makes steps a
+    # little short, which correlates them: 1 + 2·0.014.
+    assert ratio == pytest.approx(1.0, abs=0.17)
+    assert squares < 2.0 / 12.0
+
+
+def federation(*, schedule="synchronous", rounds=8, solver=None, **sections):
+    generator = np.random.default_rng(5)
+    x = generator.normal(size=(200, 3))
+    y = (generator.uniform(size=200) < 1.0 / (1.0 + np.exp(-x @ [1.0, -0.5, 0.2]))).astype(float)
+    sources = split(x, y, np.arange(200) % 4)
+    raw = raw_study(
+        list(sources), 3, kind="logistic",
+        solver={"kind": "site_release", "clip_norm": math.inf, "noise_multiplier": 0.0} | (solver or {}),
+        schedule={"kind": schedule, "rounds": rounds}, **sections,
+    )  # fmt: skip
+    raw["data"]["max_records"] = 50
+    return raw, sources
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "sequential", "asynchronous"])
+def test_without_noise_a_federation_finds_the_pooled_optimum(schedule):
+    raw, sources = federation(schedule=schedule)
+    result = run_study(raw, sources, pooled=True)
+    # 1e-9 nats: float32 gradients of 200 records.
+    assert result.assembly.family.kl(result.posterior, result.pooled) < 1e-9
+
+
+def test_a_damping_of_ones_own_is_refused():
+    raw, sources = federation()
+    raw["schedule"]["damping"] = 0.5
+    with pytest.raises(
+        errors.ConfigError, match=r"damping is given beside solver.kind 'site_release'"
+    ):
+        run_study(raw, sources)
+
+
+def test_a_private_federation_reports_a_proper_posterior_and_no_projection():
+    promise = {"epsilon": 1.0, "delta": 1e-5, "unit": "record", "relation": "add_remove"}
+    raw, sources = federation(
+        rounds=12, solver={"clip_norm": 2.0}, privacy=promise, simulation={"insecure_seed": 1}
+    )
+    del raw["solver"]["noise_multiplier"]
+    result = run_study(raw, sources)
+    assert not result.improper
+    assert result.assembly.family.is_proper(result.posterior)
+    _, sd = result.assembly.family.moments(result.posterior)
+    # With 50 records at epsilon 1, noise drowns nearly everything: the prior's sds are 1.
+    assert ((sd > 0.3) & (sd <= 1.0 + 1e-9)).all()
