@@ -15,7 +15,7 @@ import numpy as np
 from fedvi import expfam, models
 from fedvi.expfam import tree
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
+from fedvi.inference.base import Fold, Shard, Task
 from fedvi.privacy import accountants, calibrate, events, mechanisms, random, sampling
 from fedvi.transport import codec
 
@@ -57,7 +57,8 @@ def simulate(solver, family, given, seed):
             value, _ = codec.decode(codec.encode(solver.update(key, (), task, shard)[1]))
             factors[client] = tree.add(factors[client], solver.finish(value, task).delta)
         posterior = tree.total(factors, prior)
-        standing = solver.stand(family, prior, posterior, standing, given.clients, 1.0)
+        fold = Fold(prior, prior, posterior, given.clients, given.clients, 1.0)
+        standing = solver.stand(family, fold, standing)
         q = standing.handed_out
     # Noise may have made some of its eigenvalues negative; then nothing is known there.
     values, vectors = np.linalg.eigh(standing.curvature.J)

@@ -231,6 +231,7 @@ class Assembly:
             budget=self.budget,
             seeded_otherwise=self.study.digest_if_seeded_otherwise,
             stand=self.solvers[self.clients[0]].stand,
+            renews=self.solvers[self.clients[0]].renews,
         )
 
 
@@ -255,7 +256,7 @@ def assemble(study: Study) -> Assembly:
     schedule, step_rule, patience = parts.schedule(study)
     budget = parts.budget(study)
     made = _solver(study, family, model, schedule, budget)
-    if made.solver.stand is not None and "damping" in study.schedule.arguments:
+    if made.solver.renews and "damping" in study.schedule.arguments:
         raise errors.ConfigError(
             f"schedule.damping is given beside solver.kind {study.solver.kind!r}, whose answers are "
             "fresh statistics: the server takes a Newton step from them",

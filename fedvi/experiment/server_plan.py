@@ -99,6 +99,7 @@ class ServerPlan:
       workers: the prior's worker, if there is one, and the clients in the order of the study.
       stand: what makes of noisy factors the q that is handed out, see ``LocalSolver.stand``; None if
         nothing needs to.
+      renews: whether an answer takes the place of a factor, see ``LocalSolver.renews``.
       rounds: the largest number of answers of one client.
       table_distance: of the noise of one release from the law that is priced.
       mark: printed beside every claim; empty if nothing needs saying.
@@ -113,6 +114,7 @@ class ServerPlan:
     prior: Eta
     workers: Mapping[str, Part]
     stand: Finish | None
+    renews: bool
     rounds: int
     table_distance: float
     mark: str
@@ -208,6 +210,7 @@ def make(assembly: "Assembly") -> ServerPlan:
             for name in spec.clients
         },
         stand=None if spec.stand is None else _named(spec.stand, "stand", assembly.clients[0]),
+        renews=spec.renews,
         rounds=assembly.schedule.rounds,
         table_distance=assembly.table_distance,
         mark=assembly.mark,
@@ -241,6 +244,7 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
         budget=parts.budget(plan.study, plan.table_distance),
         seeded_otherwise=plan.study.digest_if_seeded_otherwise,
         stand=None if plan.stand is None else _found(plan.stand),
+        renews=plan.renews,
     )
 
 
@@ -307,6 +311,7 @@ def to_json(plan: ServerPlan) -> dict[str, Any]:
             for name, part in plan.workers.items()
         ],
         "stand": plan.stand and plan.stand._asdict(),
+        "renews": plan.renews,
         "rounds": plan.rounds,
         "table_distance": plan.table_distance,
         "mark": plan.mark,
@@ -353,6 +358,7 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
                 for item in content["workers"]
             },
             stand=content["stand"] and Finish(**content["stand"]),
+            renews=content["renews"],
             rounds=content["rounds"],
             table_distance=content["table_distance"],
             mark=content["mark"],

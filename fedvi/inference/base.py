@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # a server reads this file, and needs no JAX
 
 __all__ = [
     "Change",
+    "Fold",
     "LocalSolver",
     "Shard",
     "Standing",
@@ -59,15 +60,36 @@ class Change(NamedTuple):
     delta: Eta
 
 
+class Fold(NamedTuple):
+    """What a fold of noisy answers left, for whoever makes a posterior of it.
+
+    Attributes:
+      prior: η_0.
+      known: η_0 and the prior's own factor, where there is one: all that has no noise.
+      posterior: ``known`` + Σ factors of the clients, as it is.
+      clients: how many of these have answered at all.
+      renewed: how many answers of theirs were folded now.
+      damping: the step s with which they were.
+    """
+
+    prior: Eta
+    known: Eta
+    posterior: Eta
+    clients: int
+    renewed: int
+    damping: float
+
+
 class Standing(NamedTuple):
     """What a server makes of factors that carry noise, from fold to fold; all of it was released.
 
     Attributes:
       handed_out: the proper η that the next tasks carry.
       reported: the proper η that is the answer so far.
-      curvature: (0, the likelihood's mean precision over the folds), as it is.
+      curvature: (0, the likelihood's precision with its noise); a mean over folds, or the last.
       folds: how many there were.
-      squares: Σ w² of the weights of that mean: which part of the noise is left.
+      squares: the noise's variance in units of that of one answer: what a mean over folds left of it,
+        or what has accumulated.
     """
 
     handed_out: Eta
@@ -109,9 +131,10 @@ class LocalSolver(NamedTuple):
       number_count: how many numbers one released value holds.
       clip_norm: the L2 bound on one unit's contribution; None if nothing is clipped.
       mark: what is printed beside claims about its releases; empty if nothing needs saying.
-      stand: (family, prior, posterior, Standing before, clients that answered, share of them that is
-        new) → Standing, by the server after each fold; named as ``finish`` is. None: q is prior +
-        Σ factors.
+      stand: (family, Fold, Standing before or None) → Standing, by the server after each fold; named
+        as ``finish`` is. None: q is prior + Σ factors.
+      renews: whether an answer is a fresh statistic that takes the place of the factor. It is folded
+        as it is, s = 1: how far the posterior moves is up to ``stand``.
     """
 
     name: str
@@ -124,7 +147,8 @@ class LocalSolver(NamedTuple):
     number_count: int
     clip_norm: float | None = None
     mark: str = ""
-    stand: Callable[[Any, Eta, Eta, Standing | None, int, float], Standing] | None = None
+    stand: Callable[[Any, Fold, Standing | None], Standing] | None = None
+    renews: bool = False
 
 
 def compiled_once(make: _Make) -> _Make:

@@ -1,29 +1,27 @@
-"""The posterior that noisy gradients and curvatures leave: NumPy alone, since servers run it."""
+"""The posterior that noisy answers leave, told the noise: NumPy alone, since servers run it."""
 
 import math
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import Standing
+from fedvi.inference.base import Fold, Standing
 from fedvi.typing import Eta
 
-__all__ = ["noise_aware"]
+__all__ = ["of_changes", "of_sites"]
 
 # Averages weigh the t-th of T posteriors by about t²: early ones, far from the end, hardly count, and
 # the noise is 9/5 of that of equal weights.
 _EMPHASIS = 2.0
 
 
-def noise_aware(
+def of_sites(
     family: Any,
-    prior: Eta,
-    posterior: Eta,
+    fold: Fold,
     before: Standing | None,
-    answered: int,
-    share: float,
     *,
     gradient_sd: float,
     curvature_sd: float,
@@ -32,8 +30,8 @@ def noise_aware(
     """Turns prior + Σ fresh sites, each with noise, into the q that goes out and the one that is reported.
 
     A site is (G + H m, H): gradient and curvature of a client's log likelihood at the broadcast mean m,
-    both with Gaussian noise. With ``answered`` clients the sums have noise of sd
-    s = gradient_sd·√answered in a coordinate, and u = curvature_sd·√answered in one of svec(H).
+    both with Gaussian noise. With n clients the sums have noise of sd s = gradient_sd·√n in a
+    coordinate, and u = curvature_sd·√n in one of svec(H).
 
     - *Curvature*: the mean H̄ of ΣH over folds, recent ones weighing more. Noise alone has eigenvalues
       up to e = u'·√(2D), with u' what is left of u in the mean (the edge of Wigner's semicircle); an
@@ -52,11 +50,8 @@ def noise_aware(
 
     Args:
       family: full Gaussian.
-      prior: what is known without noise: η_0, and the prior's own factor where there is one.
-      posterior: prior + Σ sites.
+      fold: ``posterior`` is ``known`` + Σ sites.
       before: what this returned at the fold before; None at the first.
-      answered: how many clients have a site.
-      share: which part of them was renewed by this fold, in (0, 1].
       gradient_sd: of one site, in each coordinate.
       curvature_sd: of one site, in each coordinate of svec(H): off-diagonal entries × √2.
       floor: κ.
@@ -65,37 +60,32 @@ def noise_aware(
     once; widening); the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
     Frobenius norm, here of a symmetric matrix; averaging is Shamir and Zhang (2013), arXiv:1212.1824.
     """
-    size, noise = family.size, math.sqrt(answered)
-    centre = family.moments(prior if before is None else before.handed_out)[0]
+    size, noise, prior = family.size, math.sqrt(fold.clients), fold.known
+    centre = family.moments(_handed_out(family, fold, before))[0]
     folds = 1 if before is None else before.folds + 1
     # Without noise there is nothing to average out, and the newest is the best.
     weight = 1.0 if gradient_sd == 0.0 else (_EMPHASIS + 1.0) / (folds + _EMPHASIS)
-    sites = tree.subtract(posterior, prior)
+    sites = tree.subtract(fold.posterior, prior)
     curvature, average, squares = sites.J, np.zeros(size), weight**2
     if before is not None:
         curvature = before.curvature.J + weight * (sites.J - before.curvature.J)
         average = family.moments(before.reported)[0]
         squares += (1.0 - weight) ** 2 * before.squares
-    # A site that is not renewed stands in successive folds, which average it no further.
-    left = min(1.0, squares / share)
+    # A site that is not renewed stands in successive folds, which average it no further. A fold of the
+    # prior's factor alone renews none; it still counts as one.
+    left = min(1.0, squares * fold.clients / max(1, fold.renewed))
     values, vectors = np.linalg.eigh(curvature)
     edge = curvature_sd * noise * math.sqrt(left) * math.sqrt(2.0 * size)
-    above = values > edge
-    kept = np.where(above, np.sqrt(np.maximum(values**2 - edge**2, 0.0)), 0.0)
-    below = np.clip((values.sum() - kept.sum()) / max(1, (~above).sum()), 0.0, edge)
-
-    def with_eigenvalues(found: np.ndarray) -> np.ndarray:
-        whole = prior.J + (vectors * found) @ vectors.T
-        return (whole + whole.T) / 2.0
-
+    kept = _cleaned(values, edge)
+    unseen = values <= edge
+    below = np.clip((values.sum() - kept.sum()) / max(1, unseen.sum()), 0.0, edge)
     least = floor * gradient_sd * noise * math.sqrt(size)
-    slope = posterior.h - posterior.J @ centre
-    steep = np.maximum(values, max(edge, least))
-    mean = centre + np.linalg.solve(with_eigenvalues(steep), slope)
+    slope = fold.posterior.h - fold.posterior.J @ centre
+    steep = _rebuilt(prior.J, vectors, np.maximum(values, max(edge, least)))
+    mean = centre + np.linalg.solve(steep, slope)
     average = average + weight * (mean - average)
-    told = np.maximum(kept, below)
-    drowned = left * (gradient_sd * noise) ** 2
-    precision = with_eigenvalues(told**2 / np.maximum(told + drowned, 1e-300))
+    told = _told(np.maximum(kept, below), left * (gradient_sd * noise) ** 2)
+    precision = _rebuilt(prior.J, vectors, told)
     return Standing(
         handed_out=GaussianEta(precision @ mean, precision),
         reported=GaussianEta(precision @ average, precision),
@@ -103,3 +93,114 @@ def noise_aware(
         folds=folds,
         squares=squares,
     )
+
+
+def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: float) -> Standing:
+    """Turns prior + Σ changes, each with noise, into the q that goes out and is reported.
+
+    A change is (Δh, ΔJ) with noise of sd ``noise_sd`` in every coordinate of ``prior_frame.to_vector``;
+    committed with s, it stays in the factor for good, so that what has accumulated is Σ s² over all
+    answers. In the prior's coordinates, where the prior is N(0, I), with u² that variance:
+
+    - eigenvalues of the likelihood's precision are cleaned as in ``of_sites``, P;
+    - the location is that of a Gaussian observation P z with covariance P of the records and u²(1 + ‖c‖²)
+      of the noise, linearised at c, the mean that was handed out last: noise in ΔJ moves the
+      gradient there by at most that much more, and what was taken off the precision is taken off h.
+
+    So the precision is never below the prior's, and what noise drowns stays as the prior has it. All of
+    it is post-processing of what was released. Without noise, q is prior + Σ factors.
+
+    Args:
+      family: full or diagonal Gaussian; of the latter every coordinate is cleaned by itself.
+      fold: ``posterior`` is ``known`` + Σ factors.
+      before: what this returned at the fold before; None at the first.
+      noise_sd: of one answer.
+
+    Source: specs/pvi.md §2.5 as amended; this function's proof stands above.
+    """
+    folds = 1 if before is None else before.folds + 1
+    squares = fold.renewed * fold.damping**2 + (0.0 if before is None else before.squares)
+    found = fold.posterior
+    likelihood = tree.subtract(found, fold.known)
+    if noise_sd > 0.0:
+        frame = _Frame(family, fold.prior)
+        centre = frame.location(family.moments(_handed_out(family, fold, before))[0])
+        variance = noise_sd**2 * squares
+        known, shift = frame.inward(fold.known), frame.inward(likelihood)
+        drowned = variance * (1.0 + centre @ centre)
+        if shift.J.ndim == 1:
+            kept = _cleaned(shift.J, math.sqrt(2.0 * variance))
+            linear = shift.h + (kept - shift.J) * centre
+            precision = known.J + _told(kept, drowned)
+            linear = known.h + kept / (kept + drowned) * linear
+        else:
+            values, vectors = np.linalg.eigh(shift.J)
+            kept = _cleaned(values, math.sqrt(2.0 * family.size * variance))
+            linear = shift.h + (_rebuilt(0.0, vectors, kept) - shift.J) @ centre
+            precision = _rebuilt(known.J, vectors, _told(kept, drowned))
+            linear = known.h + vectors @ (kept / (kept + drowned) * (vectors.T @ linear))
+        found = frame.outward(GaussianEta(linear, precision))
+    q = family.project(found, fold.prior)
+    curvature = GaussianEta(np.zeros_like(likelihood.h), likelihood.J)
+    return Standing(q, q, curvature, folds, squares)
+
+
+def _handed_out(family: Any, fold: Fold, before: Standing | None) -> Eta:
+    """Returns what the answers of this fold started from, or an older one of the same kind."""
+    return family.project(fold.known, fold.prior) if before is None else before.handed_out
+
+
+def _cleaned(values: np.ndarray, edge: float) -> np.ndarray:
+    """Returns √(λ² − e²) of eigenvalues above the edge of what noise alone has, 0 of the others."""
+    squares = np.maximum(values**2 - edge**2, 0.0)
+    return np.where(values > edge, np.sqrt(squares), 0.0)
+
+
+def _told(values: np.ndarray, drowned: float) -> np.ndarray:
+    """Returns λ²/(λ + s²): the precision that a gradient with noise of variance s² tells of."""
+    return values**2 / np.maximum(values + drowned, 1e-300)
+
+
+def _rebuilt(base: Any, vectors: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Returns base + V diag(values) Vᵀ, exactly symmetric."""
+    whole = base + (vectors * values) @ vectors.T
+    return np.asarray((whole + whole.T) / 2.0)
+
+
+class _Frame:
+    """The coordinates z of θ = m₀ + L₀ z, in which the prior is N(0, I); see ``prior_frame``."""
+
+    def __init__(self, family: Any, prior: Eta) -> None:
+        self._is_full = prior.J.ndim == 2
+        self._mean, self._root = (
+            family.location_root(prior) if self._is_full else family.moments(prior)
+        )
+
+    def location(self, theta: np.ndarray) -> np.ndarray:
+        """Returns z of a θ."""
+        shift = theta - self._mean
+        if not self._is_full:
+            return np.asarray(shift / self._root)
+        return np.asarray(scipy.linalg.solve_triangular(self._root, shift, lower=True))
+
+    def inward(self, eta: GaussianEta) -> GaussianEta:
+        """Returns η in z."""
+        root = self._root
+        if not self._is_full:
+            return GaussianEta(root * (eta.h - eta.J * self._mean), root**2 * eta.J)
+        return GaussianEta(root.T @ (eta.h - eta.J @ self._mean), root.T @ eta.J @ root)
+
+    def outward(self, eta: GaussianEta) -> GaussianEta:
+        """Returns η in θ."""
+        if not self._is_full:
+            precision = eta.J / self._root**2
+            return GaussianEta(eta.h / self._root + precision * self._mean, precision)
+
+        def back(values: np.ndarray) -> np.ndarray:
+            return np.asarray(
+                scipy.linalg.solve_triangular(self._root, values, lower=True, trans="T")
+            )
+
+        precision = back(back(eta.J).T)
+        precision = (precision + precision.T) / 2.0
+        return GaussianEta(back(eta.h) + precision @ self._mean, precision)

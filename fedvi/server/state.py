@@ -12,7 +12,7 @@ from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
 from fedvi.federation.messages import FAILURES
 from fedvi.federation.progress import Patience, Progress, Schedule, StageEnd
-from fedvi.inference.base import Change, Standing, Task
+from fedvi.inference.base import Change, Fold, Standing, Task
 from fedvi.privacy import events, ledger
 from fedvi.typing import Eta
 
@@ -84,6 +84,7 @@ class ServerSpec(NamedTuple):
         perhaps as memory maps, so that large arrays are in memory one after the other.
       stand: what makes of noisy factors the q that is handed out and the one that is reported; see
         ``LocalSolver.stand``. None: both are prior + Σ factors, projected if it is improper.
+      renews: whether answers are folded with s = 1; see ``LocalSolver.renews``.
     """
 
     study_digest: str
@@ -99,7 +100,8 @@ class ServerSpec(NamedTuple):
     budget: ledger.Budget | None = None
     seeded_otherwise: str = ""
     keep: Callable[[Eta], Eta] = _as_it_is
-    stand: Callable[[Any, Eta, Eta, Standing | None, int, float], Standing] | None = None
+    stand: Callable[[Any, Fold, Standing | None], Standing] | None = None
+    renews: bool = False
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from fedvi.expfam.windows import windows
 from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
 from fedvi.federation.progress import Progress, StageEnd
-from fedvi.inference.base import Standing
+from fedvi.inference.base import Fold, Standing
 from fedvi.server.state import (
     EXHAUSTED,
     OVER,
@@ -270,7 +270,7 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
     memory = state.memory.get(group, damping_rules.Memory())
     floor = 1.0 / len(spec.clients)
     damping = 1.0
-    if spec.stand is None:  # else fresh sites take the places of old ones, and it takes the steps
+    if not spec.renews:
         damping = spec.step_rule.choose(
             spec.family, served(spec, state), state.posterior, total, memory, floor
         )
@@ -289,7 +289,7 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         memory={**state.memory, group: damping_rules.Memory(damping, total)},
     )
     if spec.stand is not None:
-        state = state._replace(standing=_stand(spec, state, set(changes)))
+        state = state._replace(standing=_stand(spec, state, set(changes), damping))
     gap, stage = None, spec.schedule.view(progress_of(spec, state))
     if stage.rounds > rounds_before:
         now = reported(spec, state)
@@ -307,7 +307,9 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
     return state._replace(history=(*state.history, update))
 
 
-def _stand(spec: ServerSpec, state: ServerState, renewed: set[str]) -> Standing | None:
+def _stand(
+    spec: ServerSpec, state: ServerState, renewed: set[str], damping: float
+) -> Standing | None:
     """Makes of noisy factors the posterior that is handed out; what is not from records has no noise."""
     assert spec.stand is not None
     members = {name for name in spec.members if state.visits[name]}
@@ -315,6 +317,5 @@ def _stand(spec: ServerSpec, state: ServerState, renewed: set[str]) -> Standing 
         return state.standing
     exact = (state.factors[name] for name in sorted(set(spec.clients) - set(spec.members)))
     known = tree.total(exact, spec.prior)
-    # A fold of the prior's factor alone renews no site; it still counts as one.
-    share = max(1, len(renewed & members)) / len(members)
-    return spec.stand(spec.family, known, state.posterior, state.standing, len(members), share)
+    fold = Fold(spec.prior, known, state.posterior, len(members), len(renewed & members), damping)
+    return spec.stand(spec.family, fold, state.standing)

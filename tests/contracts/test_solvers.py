@@ -9,7 +9,7 @@ import pytest
 from fedvi import errors, expfam, models
 from fedvi.expfam import tree
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
+from fedvi.inference.base import Fold, Shard, Task
 from fedvi.privacy import mechanisms, random, sampling
 from fedvi.transport import codec
 from fedvi.typing import IDS
@@ -86,7 +86,8 @@ def test_what_is_released_travels_and_becomes_a_change_of_the_family(case):
     family.check(change.delta)
     posterior = tree.add(task.posterior, change.delta)
     if solver.stand is not None:
-        standing = solver.stand(family, task.posterior, posterior, None, 1, 1.0)
+        fold = Fold(task.posterior, task.posterior, posterior, 1, 1, 1.0)
+        standing = solver.stand(family, fold, None)
         family.check(standing.reported)
         posterior = standing.handed_out
     assert family.is_proper(posterior)

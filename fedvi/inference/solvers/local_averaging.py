@@ -1,11 +1,13 @@
 """Local averaging: every part of a shard speaks for all of it, and the mean of their changes leaves."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.noise_aware import of_changes
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers import _parts
 from fedvi.inference.tempered import tempered
@@ -65,6 +67,7 @@ def local_averaging(
     fit = _parts.fitter(family, tempered(model, parts), steps, draws, learning_rate)
     frame = prior_frame(family, model)
     door = _parts.door(frame, family, sampler, mechanism, clip_norm, parts, moved)
+    noise = mechanism.noise_multiplier * clip_norm / parts
 
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
@@ -86,4 +89,5 @@ def local_averaging(
         number_count=family.number_count,
         clip_norm=clip_norm,
         mark=mechanism.mark,
+        stand=functools.partial(of_changes, noise_sd=noise),
     )

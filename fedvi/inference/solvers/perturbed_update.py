@@ -1,5 +1,6 @@
 """Perturbed updates: a client's whole change of the posterior, clipped and noised."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.noise_aware import of_changes
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers import _parts
 from fedvi.models.base import Model
@@ -61,6 +63,7 @@ def perturbed_update(
     fit = _parts.fitter(family, model, steps, draws, learning_rate)
     frame = prior_frame(family, model)
     door = _parts.door(frame, family, sampler, mechanism, clip_norm, 1, (1, 1))
+    noise = mechanism.noise_multiplier * clip_norm * alpha
 
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
@@ -81,6 +84,7 @@ def perturbed_update(
         number_count=family.number_count,
         clip_norm=clip_norm,
         mark=mechanism.mark,
+        stand=functools.partial(of_changes, noise_sd=noise),
     )
 
 

@@ -14,7 +14,7 @@ from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.clipping import MOST_ROWS, longest_part
 from fedvi.inference.finish import finish_site
-from fedvi.inference.noise_aware import noise_aware
+from fedvi.inference.noise_aware import of_sites
 from fedvi.inference.solvers.gradient import single_precision
 from fedvi.models.base import Model
 from fedvi.models.glm import GeneralisedLinearModel
@@ -130,8 +130,9 @@ def site_release(
         clip_norm=clip_norm,
         mark=mechanism.mark,
         stand=functools.partial(
-            noise_aware, gradient_sd=noise, curvature_sd=noise / weight, floor=float(floor)
+            of_sites, gradient_sd=noise, curvature_sd=noise / weight, floor=float(floor)
         ),
+        renews=True,
     )
 
 

@@ -1,5 +1,6 @@
 """Virtual clients: the parts of a shard keep clean factors of their own, and their sum leaves noised."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.noise_aware import of_changes
 from fedvi.inference.prior_frame import from_vector, prior_frame
 from fedvi.inference.solvers import _parts
 from fedvi.models.base import Model
@@ -80,6 +82,7 @@ def virtual_clients(
     fit = _parts.fitter(family, model, steps, draws, learning_rate)
     frame = prior_frame(family, model)
     door = _parts.door(frame, family, sampler, mechanism, clip_norm, parts, moved)
+    noise = mechanism.noise_multiplier * clip_norm
 
     def init(eta: Eta) -> VirtualState:
         nothing = _stacked([family.zeros()] * parts)
@@ -114,6 +117,7 @@ def virtual_clients(
         number_count=family.number_count,
         clip_norm=clip_norm,
         mark=mechanism.mark,
+        stand=functools.partial(of_changes, noise_sd=noise),
     )
 
 

@@ -11,11 +11,9 @@ import pytest
 
 from fedvi import errors, expfam, models
 from fedvi.expfam import tree
-from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
 from fedvi.inference.base import Shard, Task
 from fedvi.inference.finish import finish_site
-from fedvi.inference.noise_aware import noise_aware
 from fedvi.inference.units import unit_model
 from fedvi.privacy import mechanisms, random, sampling
 from fedvi.privacy.release import Batch, clipped_sum_of_parts, decoded
@@ -213,95 +211,6 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
 def test_a_diagonal_family_is_refused():
     with pytest.raises(errors.SolverError, match="needs the full Gaussian family"):
         solvers.site_release(expfam.diagonal_gaussian(3), MODEL, WHOLE, mechanisms.gaussian(1.0))
-
-
-# The server's side.
-
-D = 8
-WIDE = expfam.full_gaussian(D)
-PRIOR = WIDE.isotropic(1.0)
-
-
-def stand(site, before=None, *, noise=0.0, curvature_noise=0.0, answered=1, share=1.0, floor=1.0):
-    return noise_aware(
-        WIDE, PRIOR, tree.add(PRIOR, site), before, answered, share,
-        gradient_sd=noise, curvature_sd=curvature_noise, floor=floor,
-    )  # fmt: skip
-
-
-def symmetric_noise(generator) -> np.ndarray:
-    """Of sd 1 in each coordinate of svec."""
-    found = generator.normal(size=(D, D))
-    return (found + found.T) / 2.0
-
-
-def test_without_noise_it_is_the_newton_step():
-    site = random_eta(WIDE, 3)
-    standing = stand(site)
-    wanted = tree.add(PRIOR, site)
-    for q in (standing.handed_out, standing.reported):
-        np.testing.assert_allclose(q.J, wanted.J, rtol=1e-9)
-        np.testing.assert_allclose(q.h, wanted.h, rtol=1e-9)
-
-
-def test_curvature_that_is_noise_alone_adds_next_to_no_precision():
-    """Cleaning every site before the sum, the planted bug, adds hundreds."""
-    generator = np.random.default_rng(0)
-    noise, clients = 100.0, 25
-    sites = [noise * symmetric_noise(generator) for _ in range(clients)]
-    site = GaussianEta(np.zeros(D), sum(sites))
-    found = stand(site, noise=50.0, curvature_noise=noise, answered=clients).reported.J
-    # What is left below the edge tells of at most (e / s)² · e / (e + s²) beside the prior's 1.
-    assert np.linalg.eigvalsh(found - PRIOR.J)[-1] < 10.0
-    cleaned = sum((v * np.maximum(w, 0)) @ v.T for w, v in map(np.linalg.eigh, sites))
-    assert np.linalg.eigvalsh(cleaned)[-1] > 1_000.0
-
-
-def test_gradients_that_noise_drowns_leave_the_prior():
-    site = GaussianEta(np.zeros(D), 10.0 * np.eye(D))
-    found = stand(site, noise=1e4).reported
-    np.testing.assert_allclose(found.J, PRIOR.J, rtol=1e-3, atol=1e-3)
-
-
-def test_precision_is_widened_by_the_noise_of_the_gradient():
-    """To first order: covariance + s² H⁻² of the noise that moved the mean."""
-    site = GaussianEta(np.zeros(D), np.diag(np.linspace(500.0, 1_000.0, D)))
-    covariance = np.linalg.inv(stand(site, noise=3.0).reported.J)
-    H = site.J
-    wanted = np.linalg.inv(PRIOR.J + H) + 9.0 * np.linalg.inv(H @ H)
-    np.testing.assert_allclose(np.diag(covariance), np.diag(wanted), rtol=2e-3)
-
-
-def test_noise_moves_a_step_by_the_inverse_of_the_floor():
-    generator = np.random.default_rng(1)
-    noise, floor = 1e5, 4.0
-    sizes = []
-    for _ in range(200):
-        site = GaussianEta(noise * generator.normal(size=D), np.zeros((D, D)))
-        found = stand(site, noise=noise, curvature_noise=1.0, floor=floor).handed_out
-        sizes.append(np.linalg.norm(WIDE.moments(found)[0]))
-    # A chi of 8 degrees over √8 has mean 0.97 and sd 0.25: mean of 200 within 5 standard errors.
-    assert np.mean(sizes) * floor == pytest.approx(0.97, abs=0.09)
-
-
-def test_the_mean_over_folds_keeps_the_stated_part_of_the_noise():
-    """Steps from the same place, fresh noise each: the report's variance is squares × that of one."""
-    generator = np.random.default_rng(2)
-    H, noise, ends, squares = 1e4 * np.eye(D), 50.0, [], 0.0
-    for _ in range(300):
-        standing = None
-        for _ in range(12):
-            centre = np.zeros(D) if standing is None else WIDE.moments(standing.handed_out)[0]
-            gradient = -H @ centre + noise * generator.normal(size=D)
-            standing = stand(GaussianEta(gradient + H @ centre, H), standing, noise=noise)
-        squares = standing.squares
-        ends.append(WIDE.moments(standing.reported)[0])
-    step_sd = noise / (1e4 + 1.0 + noise * math.sqrt(D))
-    ratio = np.var(ends) / (squares * step_sd**2)
-    # 2,400 numbers: relative sd of a variance 0.029; within 5 of them. The floor makes steps a
-    # little short, which correlates them: 1 + 2·0.014.
-    assert ratio == pytest.approx(1.0, abs=0.17)
-    assert squares < 2.0 / 12.0
 
 
 def federation(*, schedule="synchronous", rounds=8, solver=None, **sections):

@@ -1,0 +1,173 @@
+"""What a server makes of noisy answers: neither blind to what they tell nor surer than they allow."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedvi import expfam
+from fedvi.expfam import tree
+from fedvi.expfam.gaussian import GaussianEta
+from fedvi.inference.base import Fold
+from fedvi.inference.noise_aware import of_changes, of_sites
+from fedvi.inference.prior_frame import PriorFrame, from_vector
+from tests.studies import random_eta
+
+D = 8
+WIDE = expfam.full_gaussian(D)
+PRIOR = WIDE.isotropic(1.0)
+
+
+def stand(site, before=None, *, noise=0.0, curvature_noise=0.0, answered=1, floor=1.0):
+    fold = Fold(PRIOR, PRIOR, tree.add(PRIOR, site), answered, answered, 1.0)
+    return of_sites(
+        WIDE, fold, before, gradient_sd=noise, curvature_sd=curvature_noise, floor=floor
+    )
+
+
+def symmetric_noise(generator) -> np.ndarray:
+    """Of sd 1 in each coordinate of svec."""
+    found = generator.normal(size=(D, D))
+    return (found + found.T) / 2.0
+
+
+def test_without_noise_it_is_the_newton_step():
+    site = random_eta(WIDE, 3)
+    standing = stand(site)
+    wanted = tree.add(PRIOR, site)
+    for q in (standing.handed_out, standing.reported):
+        np.testing.assert_allclose(q.J, wanted.J, rtol=1e-9)
+        np.testing.assert_allclose(q.h, wanted.h, rtol=1e-9)
+
+
+def test_curvature_that_is_noise_alone_adds_next_to_no_precision():
+    """Cleaning every site before the sum, the planted bug, adds hundreds."""
+    generator = np.random.default_rng(0)
+    noise, clients = 100.0, 25
+    sites = [noise * symmetric_noise(generator) for _ in range(clients)]
+    site = GaussianEta(np.zeros(D), sum(sites))
+    found = stand(site, noise=50.0, curvature_noise=noise, answered=clients).reported.J
+    # What is left below the edge tells of at most (e / s)² · e / (e + s²) beside the prior's 1.
+    assert np.linalg.eigvalsh(found - PRIOR.J)[-1] < 10.0
+    cleaned = sum((v * np.maximum(w, 0)) @ v.T for w, v in map(np.linalg.eigh, sites))
+    assert np.linalg.eigvalsh(cleaned)[-1] > 1_000.0
+
+
+def test_gradients_that_noise_drowns_leave_the_prior():
+    site = GaussianEta(np.zeros(D), 10.0 * np.eye(D))
+    found = stand(site, noise=1e4).reported
+    np.testing.assert_allclose(found.J, PRIOR.J, rtol=1e-3, atol=1e-3)
+
+
+def test_precision_is_widened_by_the_noise_of_the_gradient():
+    """To first order: covariance + s² H⁻² of the noise that moved the mean."""
+    site = GaussianEta(np.zeros(D), np.diag(np.linspace(500.0, 1_000.0, D)))
+    covariance = np.linalg.inv(stand(site, noise=3.0).reported.J)
+    H = site.J
+    wanted = np.linalg.inv(PRIOR.J + H) + 9.0 * np.linalg.inv(H @ H)
+    np.testing.assert_allclose(np.diag(covariance), np.diag(wanted), rtol=2e-3)
+
+
+def test_noise_moves_a_step_by_the_inverse_of_the_floor():
+    generator = np.random.default_rng(1)
+    noise, floor = 1e5, 4.0
+    sizes = []
+    for _ in range(200):
+        site = GaussianEta(noise * generator.normal(size=D), np.zeros((D, D)))
+        found = stand(site, noise=noise, curvature_noise=1.0, floor=floor).handed_out
+        sizes.append(np.linalg.norm(WIDE.moments(found)[0]))
+    # A chi of 8 degrees over √8 has mean 0.97 and sd 0.25: mean of 200 within 5 standard errors.
+    assert np.mean(sizes) * floor == pytest.approx(0.97, abs=0.09)
+
+
+def test_the_mean_over_folds_keeps_the_stated_part_of_the_noise():
+    """Steps from the same place, fresh noise each: the report's variance is squares × that of one."""
+    generator = np.random.default_rng(2)
+    H, noise, ends, squares = 1e4 * np.eye(D), 50.0, [], 0.0
+    for _ in range(300):
+        standing = None
+        for _ in range(12):
+            centre = np.zeros(D) if standing is None else WIDE.moments(standing.handed_out)[0]
+            gradient = -H @ centre + noise * generator.normal(size=D)
+            standing = stand(GaussianEta(gradient + H @ centre, H), standing, noise=noise)
+        squares = standing.squares
+        ends.append(WIDE.moments(standing.reported)[0])
+    step_sd = noise / (1e4 + 1.0 + noise * math.sqrt(D))
+    ratio = np.var(ends) / (squares * step_sd**2)
+    # 2,400 numbers: relative sd of a variance 0.029; within 5 of them. The floor makes steps a
+    # little short, which correlates them: 1 + 2·0.014.
+    assert ratio == pytest.approx(1.0, abs=0.17)
+    assert squares < 2.0 / 12.0
+
+
+FAMILIES = pytest.mark.parametrize("kind", ["full_gaussian", "diagonal_gaussian"])
+
+
+def family_and_prior(kind):
+    family = getattr(expfam, kind)(D)
+    return family, tree.to_numpy(random_eta(family, 21))
+
+
+def after(family, prior, changes, *, noise, damping=1.0, visits=1):
+    """Folds the same changes several times over."""
+    standing, posterior = None, prior
+    for _ in range(visits):
+        for change in changes:
+            posterior = tree.add_scaled(posterior, change, damping)
+        fold = Fold(prior, prior, posterior, len(changes), len(changes), damping)
+        standing = of_changes(family, fold, standing, noise_sd=noise)
+    return standing, posterior
+
+
+@FAMILIES
+def test_changes_without_noise_are_added_up(kind):
+    family, prior = family_and_prior(kind)
+    standing, posterior = after(family, prior, [random_eta(family, 3)], noise=0.0)
+    assert tree.equal(standing.reported, posterior)
+
+
+@FAMILIES
+def test_changes_with_hardly_any_noise_are_nearly_added_up(kind):
+    family, prior = family_and_prior(kind)
+    standing, posterior = after(
+        family, prior, [tree.scale(random_eta(family, 3), 50.0)], noise=1e-4
+    )
+    assert family.kl(standing.reported, posterior) < 1e-6
+
+
+@FAMILIES
+@pytest.mark.parametrize("damping", [1.0, 0.25])
+def test_changes_that_are_noise_alone_leave_the_prior(kind, damping):
+    """With what accumulates not counted, or counted without s², this fails: see the ratio."""
+    family, prior = family_and_prior(kind)
+    frame = PriorFrame(*(family.location_root(prior) if kind[0] == "f" else family.moments(prior)))
+    generator, visits, clients, noise = np.random.default_rng(4), 10, 5, 30.0
+    standing, posterior = None, prior
+    for _ in range(visits):
+        for _ in range(clients):
+            change = from_vector(frame, noise * generator.normal(size=family.number_count))
+            posterior = tree.add_scaled(posterior, change, damping)
+        fold = Fold(prior, prior, posterior, clients, clients, damping)
+        standing = of_changes(family, fold, standing, noise_sd=noise)
+    assert standing.squares == pytest.approx(visits * clients * damping**2)
+    assert family.is_proper(standing.reported)
+    mean, sd = family.moments(standing.reported)
+    prior_mean, prior_sd = family.moments(prior)
+    # What passes the edge by chance narrows sds a little, and moves means by less than an sd.
+    assert (sd / prior_sd > 0.3).all()
+    assert (sd <= prior_sd * (1.0 + 1e-9)).all()
+    assert (np.abs(mean - prior_mean) < 2.0 * prior_sd).all()
+    # As they are, they make no posterior, or one that is surer than the prior a hundredfold.
+    assert (
+        not family.is_proper(posterior) or family.moments(posterior)[1].min() < 0.2 * prior_sd.min()
+    )
+
+
+def test_the_priors_own_factor_is_taken_as_it_is():
+    """It has no noise: it is neither cleaned nor shrunk."""
+    family = expfam.full_gaussian(D)
+    prior = family.isotropic(1.0)
+    known = tree.add(prior, random_eta(family, 8))
+    fold = Fold(prior, known, known, 1, 1, 1.0)
+    standing = of_changes(family, fold, None, noise_sd=100.0)
+    assert family.kl(standing.reported, known) < 1e-12
