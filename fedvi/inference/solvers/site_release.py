@@ -38,6 +38,8 @@ __all__ = ["site_release"]
 _FORMED = 1 << 22
 # Smaller norms count as this.
 _LEAST = 1e-30
+# The smallest normal number of float32.
+_TINY = 2.0**-126
 
 
 def site_release(
@@ -227,7 +229,13 @@ def _ghost_sum(
     usable = batch.mask & jnp.isfinite(norm)
     kept = jnp.where(usable, jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST)), 0.0)
     x = jnp.where(usable[:, None], x, 0.0)
-    slope, bend = (jnp.where(usable, kept * part, 0.0) for part in (slope, bend))
+
+    def weighed(part: Any) -> Any:
+        found = jnp.where(usable, kept * part, 0.0)
+        # A denormal may have been rounded up by more than a few parts in 2²⁴.
+        return jnp.where(jnp.abs(found) >= _TINY, found, 0.0)
+
+    slope, bend = weighed(slope), weighed(bend)
     room = blocks * block - count
     x = jnp.pad(x, ((0, room), (0, 0)))
     slope, bend = jnp.pad(slope, (0, room)), jnp.pad(bend, (0, room))
