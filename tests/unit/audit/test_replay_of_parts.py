@@ -11,6 +11,7 @@ from fedvi.audit.replay import replay
 from fedvi.expfam import tree
 from fedvi.inference import solvers
 from fedvi.inference.base import Shard, Task
+from fedvi.inference.solvers import _parts
 from fedvi.privacy import mechanisms, sampling
 from fedvi.privacy.random import insecure_root, key
 from fedvi.typing import IDS
@@ -23,7 +24,9 @@ def product_keys(client: str, name: str) -> Any:
     return lambda purpose: key(secret, purpose)
 
 
-def found(name: str, **options: Any) -> dict[str, bool | None]:
+def found(
+    name: str, x: Any = None, y: Any = None, clip_norm: float = 0.3, **options: Any
+) -> dict[str, bool | None]:
     family = expfam.full_gaussian(SIZE)
     recorder = Recorder(mechanisms.rounded_gaussian(2.0))
     solver = getattr(solvers, name)(
@@ -31,14 +34,16 @@ def found(name: str, **options: Any) -> dict[str, bool | None]:
         models.logistic(["a", "b"]),
         sampling.full(SLOTS),
         recorder,
-        clip_norm=0.3,
+        clip_norm=clip_norm,
         **options,
     )
     generator = np.random.default_rng(0)
-    mask = np.arange(SLOTS) < 12
+    mask = np.arange(SLOTS) < (12 if x is None else 30)
+    x = 5.0 * generator.normal(size=(SLOTS, SIZE)) if x is None else x
+    y = generator.integers(0, 2, SLOTS).astype(float) if y is None else y
     records = {
-        "x": 5.0 * generator.normal(size=(SLOTS, SIZE)) * mask[:, None],
-        "y": generator.integers(0, 2, SLOTS) * mask.astype(float),
+        "x": x * mask[:, None],
+        "y": y * mask,
         IDS: np.arange(SLOTS, dtype=np.uint64) * mask.astype(np.uint64),
     }
     prior = family.isotropic(2.5)
@@ -58,3 +63,48 @@ def found(name: str, **options: Any) -> dict[str, bool | None]:
 def test_the_code_as_it_is_passes(name: str) -> None:
     outcome = found(name) if name == "perturbed_update" else found(name, parts=3)
     assert all(outcome.values()), outcome
+
+
+def test_fresh_sites_pass() -> None:
+    outcome = found("site_release")
+    assert all(outcome.values()), outcome
+
+
+@pytest.mark.parametrize("parties", [2, 10])
+@pytest.mark.parametrize("name", ["perturbed_update", "site_release"])
+def test_a_share_of_the_noise_at_the_price_of_the_whole_is_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, parties: int
+) -> None:
+    """The poster's formula, σC/√M at each of M clients, sold as σ: right for a sum that nobody forms."""
+    whole = mechanisms.rounded_gaussian(2.0)
+    share = mechanisms.rounded_gaussian(2.0 / np.sqrt(parties))
+
+    class Sold(type(share)):
+        def event(self, shift: Any) -> Any:
+            return whole.event(shift)
+
+    sold = Sold(share.noise_multiplier, share.fineness)
+    monkeypatch.setattr(mechanisms, "rounded_gaussian", lambda _: sold)
+    outcome = found(name)
+    assert not all(outcome.values()), outcome
+
+
+def test_parts_by_place_sold_as_parts_by_id_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records numbered as they stand: whoever leaves moves all that come after to other parts.
+
+    Every other record pulls up twice as hard as its neighbour pulls down, and so every other part. Mixed,
+    all parts go up.
+    """
+    honest = _parts.divided
+
+    def by_rank(shard: Shard, parts: int, by_place: bool) -> list[Shard]:
+        ranks = np.maximum(np.cumsum(shard.mask) - 1, 0).astype(np.uint64)
+        return honest(shard._replace(records=shard.records | {IDS: ranks}), parts, by_place)
+
+    pull = np.where(np.arange(SLOTS) % 2 == 0, 0.1, 0.05)
+    x = np.stack([pull, np.zeros(SLOTS)], axis=1)
+    options = {"parts": 4, "clip_norm": 0.05, "x": x, "y": (pull == 0.1).astype(float)}
+    assert all(found("virtual_clients", **options).values())
+    monkeypatch.setattr(_parts, "divided", by_rank)
+    outcome = found("virtual_clients", **options)
+    assert outcome["one record added or removed"] is False
