@@ -57,7 +57,8 @@ def simulate(solver, family, given, seed):
             value, _ = codec.decode(codec.encode(solver.update(key, (), task, shard)[1]))
             factors[client] = tree.add(factors[client], solver.finish(value, task).delta)
         posterior = tree.total(factors, prior)
-        fold = Fold(prior, prior, posterior, given.clients, given.clients, 1.0)
+        names = tuple(map(str, range(given.clients)))
+        fold = Fold(prior, prior, posterior, names, names, 1.0)
         standing = solver.stand(family, fold, standing)
         q = standing.handed_out
     # Noise may have made some of its eigenvalues negative; then nothing is known there.

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import click
 
+from fedvi.cli import _outlook
 from fedvi.client.policy import load_policy
 from fedvi.experiment.build import assemble
 from fedvi.experiment.config import load_study
 from fedvi.experiment.plan import Plan, plan
+from fedvi.experiment.planning import outlook
 from fedvi.experiment.policies import check_code
 from fedvi.report import tables
 
@@ -31,6 +33,8 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     under both relations: add/remove, where the neighbour of a data set has one unit more or less,
     and substitute, where one unit is another. "not offered" means that the plan has no price under
     that relation. A unit is what [privacy] unit says: a record (a row), or a patient with all rows.
+    Of a private study it also estimates how far the signal stands out of the noise, in this mode and
+    in the others, and which of them suits it.
     `fedvi privacy` says more about the numbers.
     """
     described = load_study(study)
@@ -39,12 +43,15 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     assembly = assemble(described)
     for rules in judge.values():
         rules.check(assembly.request)
-    found = plan(assembly)
+    found, expected = plan(assembly), outlook(assembly)
     if as_json:
-        click.echo(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        plain = found.as_dict() | {"outlook": expected and expected.as_dict()}
+        click.echo(json.dumps(plain, indent=2, allow_nan=False))
         return
     title = f"Plan of {found.study}" + (f" — {found.mark}" if found.mark else "")
     tables.console().print(tables.plan_table(_rows(found), title), crop=False)
+    if expected is not None:
+        _outlook.show(expected)
     for warning in found.warnings:
         click.echo(f"warning: {warning}", err=True)
     if policy is not None:

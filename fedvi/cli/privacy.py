@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 
+from fedvi.cli import _outlook
 from fedvi.experiment.build import assemble
 from fedvi.experiment.config import load_study
+from fedvi.experiment.planning import outlook
 from fedvi.experiment.pricing import Pricing, pricing, with_target
 from fedvi.privacy.events import RELATIONS
 from fedvi.report import plots, tables
@@ -49,7 +51,8 @@ def privacy(
     as_json: bool,
 ) -> None:
     """Price a study before it runs: the noise that its promise asks for, ε by every accountant, what
-    other samplers and relations would ask for, and in words what the numbers mean. Reads no data.
+    other samplers and relations would ask for, which mode suits it, and in words what the numbers
+    mean. Reads no data.
 
     \b
     What if the promise were stronger, or the study longer?
@@ -61,13 +64,17 @@ def privacy(
     `substitute`, which also hides what a record says when it is known that it is there.
     """
     described = with_target(load_study(study), epsilon, delta, relation, rounds)
-    found = pricing(assemble(described), with_historical=historical)
+    assembly = assemble(described)
+    found, expected = pricing(assembly, with_historical=historical), outlook(assembly)
     if plot is not None:
         _plot(found, plot)
     if as_json:
-        click.echo(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        plain = found.as_dict() | {"outlook": expected and expected.as_dict()}
+        click.echo(json.dumps(plain, indent=2, allow_nan=False))
         return
     _show(found)
+    if expected is not None:
+        _outlook.show(expected)
     if plot is not None:
         click.echo(f"drawn to {plot}")
 

@@ -10,16 +10,21 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
+from fedvi.experiment import baselines as committee
 from fedvi.experiment import outcome
 from fedvi.experiment.build import PRIOR
 from fedvi.experiment.config import load_study
+from fedvi.experiment.one_shot import estimated_gap
 from fedvi.experiment.simulate import Moment
 from fedvi.experiment.simulate import simulate as run
 from fedvi.report import tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from rich.console import Console
+
+    from fedvi.experiment.baselines import Baseline
     from fedvi.experiment.simulate import Result
 
 __all__ = ["simulate"]
@@ -58,6 +63,17 @@ __all__ = ["simulate"]
     help="Also fit all shards pooled, WITHOUT privacy, and print it beside the answer. "
     "Only for data that may be pooled.",
 )
+@click.option(
+    "--influence",
+    is_flag=True,
+    help="Also print what each client contributed, and how far the posterior moves without it.",
+)
+@click.option(
+    "--baselines",
+    is_flag=True,
+    help="Also run the Bayesian committee machine, same and split: one visit a client. Not where "
+    "privacy is promised, for each visits every client once more.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def simulate(
@@ -67,6 +83,8 @@ def simulate(
     policies: tuple[str, ...],
     private_metrics: Path | None,
     pooled: bool,
+    influence: bool,
+    baselines: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -79,14 +97,16 @@ def simulate(
     STUDY may also be the study.json that --out kept, with the noise that was calibrated. It keeps
     the data paths as they were written: put it beside the original study file to run it again.
     """
-    if pooled and policies:
-        raise errors.ConfigError(
-            "--pooled is given beside --policy, and a pooled fit keeps to no policy",
-            "leave out one of the two",
-        )
+    for flag, given in (("--pooled", pooled), ("--baselines", baselines)):
+        if given and policies:
+            raise errors.ConfigError(
+                f"{flag} is given beside --policy, and what it fits keeps to no policy",
+                "leave out one of the two",
+            )
     if out is not None:
         outcome.check_target(out)
     description = load_study(study)
+    rivals = committee.baselines(description, study.parent) if baselines else ()
     with _progress(quiet) as on_moment:
         result = run(
             description,
@@ -99,11 +119,11 @@ def simulate(
             on_warning=lambda line: click.echo(f"warning: {line}", err=True),
         )
     if out is not None:
-        outcome.write(result, out)
+        outcome.write(result, out, rivals)
     if as_json:
-        click.echo(json.dumps(outcome.as_dict(result), indent=2, allow_nan=False))
+        click.echo(json.dumps(outcome.as_dict(result, rivals), indent=2, allow_nan=False))
         return
-    _show(result, pooled, out)
+    _show(result, pooled, influence, rivals, out)
 
 
 def _policies(given: Iterable[str]) -> dict[str, Path]:
@@ -189,7 +209,13 @@ def _answered(names: Iterable[str]) -> str:
     return f"{len(clients)} clients" if clients else "the prior"
 
 
-def _show(result: "Result", pooled: bool, out: Path | None) -> None:
+def _show(
+    result: "Result",
+    pooled: bool,
+    influence: bool,
+    rivals: "Sequence[Baseline]",
+    out: Path | None,
+) -> None:
     console = tables.console()
     assembly = result.assembly
     mark = f" — {assembly.mark}" if assembly.mark else ""
@@ -203,10 +229,53 @@ def _show(result: "Result", pooled: bool, out: Path | None) -> None:
     if not assembly.study.privacy.private:
         title = "Privacy per client — none: un-noised statistics left every client"
     console.print(tables.privacy_table(outcome.privacy_rows(result), title), crop=False)
-    for line in _remarks(result):
+    lines = _remarks(result)
+    if influence:
+        lines += _show_influence(result, console)
+    if rivals:
+        lines += _show_baselines(result, rivals, console)
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     if out is not None:
         console.print(f"kept in {out}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _show_influence(result: "Result", console: "Console") -> "list[str]":
+    """Prints what each client contributed; returns what must be said of it."""
+    rows = outcome.influence_rows(result)
+    if rows is None:
+        return ["influence: none for this family, or for so many clients and coefficients"]
+    console.print(tables.influence_table(rows, "Influence of each client"), crop=False)
+    lines = [
+        "influence: share of the likelihood's precision, in the prior's own coordinates; shifts are those "
+        "of dividing the client's factor out, to first order: the others' factors were fitted beside it"
+    ]
+    if result.assembly.noise_multiplier is not None:
+        lines.append("influence: factors carry noise, which can make a share negative, or above 1")
+    reasons = dict.fromkeys(row["reason"] for row in rows if row["reason"])
+    return [*lines, *(f"no shifts: {reason}" for reason in reasons)]
+
+
+def _show_baselines(
+    result: "Result", rivals: "Sequence[Baseline]", console: "Console"
+) -> "list[str]":
+    """Prints the baselines beside the posterior; returns how far they are from it."""
+    coefficients, rows = outcome.coefficients(result), outcome.baseline_rows(result, rivals)
+    cells = [
+        [
+            coefficient["name"],
+            f"{coefficient['mean']:.3f} ({coefficient['sd']:.3f})",
+            *(f"{row['mean'][index]:.3f} ({row['sd'][index]:.3f})" for row in rows),
+        ]
+        for index, coefficient in enumerate(coefficients)
+    ]
+    names = ["coefficient", "this study", *(row["name"] for row in rows)]
+    title = "Baselines of one visit a client, mean (sd)"
+    console.print(tables.grid(names, cells, title, ("coefficient",)), crop=False)
+    return [
+        f"{row['name']}: off by up to {tables.number(row['mean_shift'], 2)} posterior sd; {row['note']}"
+        for row in rows
+    ]
 
 
 def _remarks(result: "Result") -> "list[str]":
@@ -238,9 +307,14 @@ def _remarks(result: "Result") -> "list[str]":
         lines.append("assumed: " + "; ".join(claim.assumptions))
     gaps: list[Any] = [update.gap for update in result.history if update.gap is not None]
     if gaps:
+        lines.append(tables.last_move(gaps[-1].mean_shift))
+    one_shot = estimated_gap(result)
+    if one_shot is not None:
         lines.append(
-            f"over the last round no mean moved by more than "
-            f"{tables.number(gaps[-1].mean_shift, 2)} posterior sd"
+            "one visit a client is exact: the likelihood is conjugate"
+            if one_shot == 0.0
+            else f"estimated gap to more rounds: about {tables.number(one_shot, 1)} posterior sds, as if "
+            "covariates were Gaussian; no bound: the truth may be twice or half of it, or further off"
         )
     poor = {name: value for name, value in result.residuals.items() if not value < 1e-3}
     if poor:

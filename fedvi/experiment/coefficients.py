@@ -43,7 +43,7 @@ def coefficients(
             "upper": float(high),
         }
         if ratio:
-            told = not name.startswith("baseline ")
+            told = not name.startswith("baseline (")
             row |= {
                 f"{ratio}_{what}": _exp(value) if told else None
                 for what, value in (("ratio", mean[index]), ("lower", low), ("upper", high))

@@ -4,17 +4,34 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedvi import __version__, errors
 from fedvi.experiment import parts
 from fedvi.experiment import posterior as posteriors
+from fedvi.experiment.baselines import Baseline
 from fedvi.experiment.coefficients import coefficients as rows_of
+from fedvi.experiment.influence import influence
+from fedvi.experiment.one_shot import estimated_gap
 from fedvi.experiment.simulate import Result, Site
+from fedvi.federation.fold import gap
 from fedvi.privacy import ledger, statement
 
-__all__ = ["as_dict", "check_target", "coefficients", "privacy_rows", "ratio", "write"]
+__all__ = [
+    "as_dict",
+    "baseline_rows",
+    "check_target",
+    "coefficients",
+    "influence_rows",
+    "privacy_rows",
+    "ratio",
+    "write",
+]
+
+# Shifts by client and coefficient that a file holds at most.
+_MOST_SHIFTS = 100_000
 
 
 def coefficients(result: Result) -> list[dict[str, Any]]:
@@ -63,8 +80,55 @@ def _lifetime(site: Site) -> dict[str, Any] | None:
     return None if spent is None else spent._asdict()
 
 
-def as_dict(result: Result) -> dict[str, Any]:
-    """Returns everything about a run that may be published, as plain values for JSON."""
+def influence_rows(result: Result) -> list[dict[str, Any]] | None:
+    """Lists what each client contributed; see ``fedvi.experiment.influence``.
+
+    Returns:
+      By client: precision_share, shift_in_sds (coefficient → shift without the client; None with a
+      reason) and reason. None for a family that has no such answer, or where the list would be very long.
+    """
+    assembly = result.assembly
+    names, clients = assembly.model.names, assembly.clients
+    if len(names) * len(clients) > _MOST_SHIFTS:
+        return None
+    cleaned = assembly.solvers[clients[0]].stand is not None
+    found = influence(assembly.family, assembly.prior, result.factors, clients, cleaned)
+    if found is None:
+        return None
+    return [
+        {
+            "client": row.client,
+            "precision_share": row.share,
+            "shift_in_sds": row.shifts and dict(zip(names, row.shifts, strict=True)),
+            "reason": row.reason,
+        }
+        for row in found
+    ]
+
+
+def baseline_rows(result: Result, rivals: Sequence[Baseline]) -> list[dict[str, Any]]:
+    """Lists baselines beside a run: their coefficients, and how far they are from its posterior.
+
+    Returns:
+      By baseline: name, note, mean and sd (lists by coordinate of θ), mean_shift (the largest
+      distance of a mean, in sds of the run's posterior) and sd_ratio.
+    """
+    family = result.assembly.family
+    rows = []
+    for rival in rivals:
+        mean, sd = family.moments(rival.posterior)
+        values = {"name": rival.name, "note": rival.note, "mean": mean.tolist(), "sd": sd.tolist()}
+        rows.append(values | gap(family, rival.posterior, result.posterior)._asdict())
+    return rows
+
+
+def as_dict(result: Result, rivals: Sequence[Baseline] = ()) -> dict[str, Any]:
+    """Returns everything about a run that may be published, as plain values for JSON.
+
+    Args:
+      result: of the run.
+      rivals: baselines to stand beside it.
+    """
     study = result.assembly.study
     content = {
         "fedvi": __version__,
@@ -77,6 +141,8 @@ def as_dict(result: Result) -> dict[str, Any]:
         "consortium": [statement.as_dict(claim) for claim in result.consortium],
         "projected": result.improper,
         "residuals": dict(result.residuals),
+        "influence": influence_rows(result),
+        "one_shot_gap": estimated_gap(result),
         "history": [
             {
                 "version": update.version,
@@ -90,6 +156,8 @@ def as_dict(result: Result) -> dict[str, Any]:
         ],
         "elapsed_seconds": round(result.elapsed_seconds, 3),
     }
+    if rivals:
+        content["baselines"] = baseline_rows(result, rivals)
     if result.pooled is not None:
         content["pooled"] = "pooled_mean and pooled_sd: fitted to all records without privacy"
     return posteriors.plain(content)
@@ -117,7 +185,7 @@ def check_target(directory: Path) -> None:
         )
 
 
-def write(result: Result, directory: Path) -> None:
+def write(result: Result, directory: Path, rivals: Sequence[Baseline] = ()) -> None:
     """Writes the posterior (npz and JSON), the ledgers and the resolved study, all or nothing.
 
     Files: ``posterior.npz`` and ``posterior.json`` (both mean, sd, h, J, names, mark),
@@ -137,7 +205,7 @@ def write(result: Result, directory: Path) -> None:
         posteriors.write(
             scratch, assembly.family, result.posterior, assembly.model.names, assembly.mark
         )
-        posteriors.write_json(scratch / "result.json", as_dict(result))
+        posteriors.write_json(scratch / "result.json", as_dict(result, rivals))
         study = result.assembly.study.as_dict()
         noise = result.assembly.noise_multiplier
         if noise is not None:

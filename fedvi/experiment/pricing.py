@@ -325,6 +325,10 @@ def _views(assembly: Assembly) -> tuple[Seen, ...]:
     if noise is None or clients < 2:
         return ()
     fed_back = "each client's factor carries its own earlier noise, which would feed back"
+    if assembly.solvers[assembly.clients[0]].renews:
+        fed_back = (
+            "answers are fresh, but nobody adds them up unseen: every one is seen by the server"
+        )
     return (
         Seen("message", noise, ""),
         Seen("aggregate", views.share(noise, clients), fed_back),

@@ -132,6 +132,12 @@ def from_generator(
         members = (name for name in _members(stage, clients) if name != PRIOR)
         had = max(begun.turns[clients.index(name)] for name in members)
         too_many = had + stage.schedule.rounds > rounds
+        if too_many and not ends:
+            raise errors.ConfigError(
+                f"the script's first stage has {stage.schedule.rounds} turns for a client, expected at "
+                f"most {rounds}, for which its budget is planned",
+                "declare more rounds, or give the stage fewer (`rounds` beside `updates`)",
+            )
         # A stage without a turn teaches a generator nothing: it could yield such stages for ever.
         return None if too_many or len(ends) > sum(begun.turns) else stage
 

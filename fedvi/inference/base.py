@@ -1,7 +1,8 @@
 """What a local solver is: how one party improves a posterior, given a task from the server."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -67,16 +68,16 @@ class Fold(NamedTuple):
       prior: η_0.
       known: η_0 and the prior's own factor, where there is one: all that has no noise.
       posterior: ``known`` + Σ factors of the clients, as it is.
-      clients: how many of these have answered at all.
-      renewed: how many answers of theirs were folded now.
+      clients: who of these has answered at all.
+      renewed: whose answers were folded now.
       damping: the step s with which they were.
     """
 
     prior: Eta
     known: Eta
     posterior: Eta
-    clients: int
-    renewed: int
+    clients: tuple[str, ...]
+    renewed: tuple[str, ...]
     damping: float
 
 
@@ -86,10 +87,13 @@ class Standing(NamedTuple):
     Attributes:
       handed_out: the proper η that the next tasks carry.
       reported: the proper η that is the answer so far.
-      curvature: (0, the likelihood's precision with its noise); a mean over folds, or the last.
+      curvature: (the mean of the steps' θ, or zeros; the likelihood's precision with its noise): a mean
+        over folds, or the last.
       folds: how many there were.
       squares: the noise's variance in units of that of one answer: what a mean over folds left of it,
         or what has accumulated.
+      weights: client → (Σ w² of its answers that another has replaced, w of the one that stands), for a
+        mean over folds.
     """
 
     handed_out: Eta
@@ -97,6 +101,7 @@ class Standing(NamedTuple):
     curvature: Eta
     folds: int
     squares: float
+    weights: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 
 class Shard(NamedTuple):

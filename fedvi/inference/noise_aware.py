@@ -1,6 +1,7 @@
 """The posterior that noisy answers leave, told the noise: NumPy alone, since servers run it."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ def of_sites(
     *,
     gradient_sd: float,
     curvature_sd: float,
+    rate: float,
     floor: float,
 ) -> Standing:
     """Turns prior + Σ fresh sites, each with noise, into the q that goes out and the one that is reported.
@@ -40,11 +42,12 @@ def of_sites(
     - *Step*: m ← m + (J_0 + Ĥ)⁻¹ · (gradient of the posterior at m), where Ĥ is H̄ with eigenvalues
       raised to e, since what lies below the edge may be as steep as that and too long a step diverges,
       and to κ·s·√D, which keeps the noise of one step below 1/κ in norm.
-    - *Report*: the mean of the steps, whose gradient noise is s', and the precision
-      J_0 + H̄ (H̄ + s'²I)⁻¹ H̄. For that is what the mean gradient tells: it is H̄ (θ − m), with a
-      covariance of H̄ from the records and of s'²I from the noise. Where H̄ is large this is
-      J_0 + H̄, widened by the noise, (J_0 + H̄)⁻¹ + s'² H̄⁻², to first order; where noise drowns it,
-      the prior remains.
+    - *Report*: of the mean of the steps, whose gradient noise is s', with the precision
+      J_0 + H̄ (H̄ + a·H̄ + s'²I)⁻¹ H̄, and the mean drawn towards the prior's by as much. For that is
+      what the mean gradient tells: it is H̄ (θ − m), with a covariance of H̄ from the records, of a·H̄,
+      a = (1/r − 1) × what is left of it in the mean, from drawing a share r of them, and of s'²I from
+      the noise. Where H̄ is large and r = 1 this is J_0 + H̄, widened by the noise,
+      (J_0 + H̄)⁻¹ + s'² H̄⁻², to first order; where noise drowns it, the prior remains.
 
     All of it is post-processing of what was released.
 
@@ -54,26 +57,26 @@ def of_sites(
       before: what this returned at the fold before; None at the first.
       gradient_sd: of one site, in each coordinate.
       curvature_sd: of one site, in each coordinate of svec(H): off-diagonal entries × √2.
+      rate: the share of records that a site is computed from, r; 1 for all of them.
       floor: κ.
 
     Source: specs/pvi.md §2.5 (site release, preconditioner floor) and its amendments (sum first, project
     once; widening); the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
     Frobenius norm, here of a symmetric matrix; averaging is Shamir and Zhang (2013), arXiv:1212.1824.
     """
-    size, noise, prior = family.size, math.sqrt(fold.clients), fold.known
+    size, noise, prior = family.size, math.sqrt(len(fold.clients)), fold.known
     centre = family.moments(_handed_out(family, fold, before))[0]
     folds = 1 if before is None else before.folds + 1
     # Without noise there is nothing to average out, and the newest is the best.
-    weight = 1.0 if gradient_sd == 0.0 else (_EMPHASIS + 1.0) / (folds + _EMPHASIS)
+    is_exact = gradient_sd == 0.0 and rate == 1.0
+    weight = 1.0 if is_exact else (_EMPHASIS + 1.0) / (folds + _EMPHASIS)
     sites = tree.subtract(fold.posterior, prior)
-    curvature, average, squares = sites.J, np.zeros(size), weight**2
+    curvature, average = sites.J, np.zeros(size)
     if before is not None:
         curvature = before.curvature.J + weight * (sites.J - before.curvature.J)
-        average = family.moments(before.reported)[0]
-        squares += (1.0 - weight) ** 2 * before.squares
-    # A site that is not renewed stands in successive folds, which average it no further. A fold of the
-    # prior's factor alone renews none; it still counts as one.
-    left = min(1.0, squares * fold.clients / max(1, fold.renewed))
+        average = before.curvature.h
+    weights = _weighed({} if before is None else before.weights, fold, weight)
+    left = sum(past + standing**2 for past, standing in weights.values()) / len(weights)
     values, vectors = np.linalg.eigh(curvature)
     edge = curvature_sd * noise * math.sqrt(left) * math.sqrt(2.0 * size)
     kept = _cleaned(values, edge)
@@ -84,14 +87,21 @@ def of_sites(
     steep = _rebuilt(prior.J, vectors, np.maximum(values, max(edge, least)))
     mean = centre + np.linalg.solve(steep, slope)
     average = average + weight * (mean - average)
-    told = _told(np.maximum(kept, below), left * (gradient_sd * noise) ** 2)
-    precision = _rebuilt(prior.J, vectors, told)
+    values = np.maximum(kept, below)
+    scatter = (1.0 + left * (1.0 / rate - 1.0)) * values + left * (gradient_sd * noise) ** 2
+    shares = values / np.maximum(scatter, 1e-300)
+    precision = _rebuilt(prior.J, vectors, shares * values)
+    # What the mean of the gradients says of θ, H̄θ + noise: the mean of the steps is where it and the
+    # prior, at full weight each, agree.
+    said = _rebuilt(prior.J, vectors, values) @ average - prior.h
+    linear = prior.h + vectors @ (shares * (vectors.T @ said))
     return Standing(
         handed_out=GaussianEta(precision @ mean, precision),
-        reported=GaussianEta(precision @ average, precision),
-        curvature=GaussianEta(np.zeros(size), curvature),
+        reported=GaussianEta(linear, precision),
+        curvature=GaussianEta(average, curvature),
         folds=folds,
-        squares=squares,
+        squares=left,
+        weights=weights,
     )
 
 
@@ -119,7 +129,7 @@ def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: fl
     Source: specs/pvi.md §2.5 as amended; this function's proof stands above.
     """
     folds = 1 if before is None else before.folds + 1
-    squares = fold.renewed * fold.damping**2 + (0.0 if before is None else before.squares)
+    squares = len(fold.renewed) * fold.damping**2 + (0.0 if before is None else before.squares)
     found = fold.posterior
     likelihood = tree.subtract(found, fold.known)
     if noise_sd > 0.0:
@@ -154,6 +164,23 @@ def _cleaned(values: np.ndarray, edge: float) -> np.ndarray:
     """Returns √(λ² − e²) of eigenvalues above the edge of what noise alone has, 0 of the others."""
     squares = np.maximum(values**2 - edge**2, 0.0)
     return np.where(values > edge, np.sqrt(squares), 0.0)
+
+
+def _weighed(
+    before: Mapping[str, tuple[float, float]], fold: Fold, weight: float
+) -> dict[str, tuple[float, float]]:
+    """Returns for each client Σ w² of the sites that were replaced, and w of the one that stands.
+
+    A site that is not renewed stands in successive folds, whose mean averages its noise no further.
+    """
+    found = {}
+    for name in fold.clients:
+        past, standing = before.get(name, (0.0, 0.0))
+        past, standing = (1.0 - weight) ** 2 * past, (1.0 - weight) * standing
+        if name in fold.renewed:
+            past, standing = past + standing**2, 0.0
+        found[name] = (past, standing + weight)
+    return found
 
 
 def _told(values: np.ndarray, drowned: float) -> np.ndarray:

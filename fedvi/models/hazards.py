@@ -72,8 +72,10 @@ class Intervals:
         lower = jnp.asarray([0.0, *self.cuts], y.dtype)
         upper = jnp.asarray([*self.cuts, math.inf], y.dtype)
         exposure = jnp.clip(time, lower, upper) - lower
-        # An interval includes its end, as in R's Surv.
-        here = (time > lower) & (time <= upper)
+        # An interval includes its end, as in R's Surv. A time was scaled by its bounds and back, and may
+        # have come to lie a rounding beyond.
+        slack = 1.0 + (1e-9 if y.dtype == jnp.float64 else 1e-6)
+        here = (time > lower * slack) & (time <= upper * slack)
         outcomes = jnp.stack([event * here.astype(y.dtype), exposure], axis=-1)
         intervals = len(self.cuts) + 1
         covariates = jnp.broadcast_to(x[None, :], (intervals, x.shape[0]))

@@ -13,7 +13,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["bound", "coefficient_table", "console", "grid", "number", "plan_table", "privacy_table"]
+__all__ = [
+    "bound",
+    "coefficient_table",
+    "console",
+    "grid",
+    "influence_table",
+    "last_move",
+    "number",
+    "plan_table",
+    "privacy_table",
+]
+
+# A posterior that moved by less in its last round, in sds, is where it will stay for most purposes.
+_SETTLED = 0.3
 
 # The width of what is not a terminal: a file, a pipe, a log.
 _PLAIN_WIDTH = 120
@@ -37,6 +50,16 @@ def number(value: float | None, digits: int = 4) -> str:
     if value is None:
         return "–"
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"
+
+
+def last_move(shift: float) -> str:
+    """Says how far the last round moved the posterior, and what to think of it.
+
+    >>> last_move(0.004)
+    'over the last round no mean moved by more than 0.004 posterior sd'
+    """
+    said = f"over the last round no mean moved by more than {number(shift, 2)} posterior sd"
+    return said if shift < _SETTLED else f"{said}: NOT CONVERGED, run more rounds"
 
 
 def bound(value: float | None, digits: int = 4) -> str:
@@ -110,6 +133,30 @@ def privacy_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
         for row in rows
     ]
     return _filled(_table(title), names, lines, left=("client", "view"))
+
+
+def influence_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Makes the table of what each client contributed.
+
+    Args:
+      rows: each with client, precision_share (None if unknown) and shift_in_sds (coefficient → shift
+        of its mean without the client; None if unknown).
+      title: above the table.
+    """
+    lines = []
+    for row in rows:
+        share, shifts = row["precision_share"], row["shift_in_sds"]
+        largest = max(shifts, key=lambda name: abs(shifts[name])) if shifts else None
+        lines.append(
+            [
+                row["client"],
+                "–" if share is None else f"{100.0 * share:.1f} %",
+                "–" if largest is None else f"{shifts[largest]:+.2f}",
+                "–" if largest is None else largest,
+            ]
+        )
+    names = ["client", "precision share", "largest shift without it, sds", "of coefficient"]
+    return grid(names, lines, title, ("client", "of coefficient"))
 
 
 def plan_table(rows: Sequence[tuple[str, str]], title: str) -> Table:

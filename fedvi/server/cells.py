@@ -134,6 +134,7 @@ def _write_standing(standing: Standing | None, put: Put) -> Any:
     etas = ("handed_out", "reported", "curvature")
     return {
         **standing._asdict(),
+        "weights": dict(standing.weights),
         **{name: _write_eta(getattr(standing, name), put) for name in etas},
     }
 
@@ -142,6 +143,7 @@ def _read_standing(value: Any, get: Get, like: Eta) -> Standing | None:
     if value is None:
         return None
     etas = ("handed_out", "reported", "curvature")
+    value = {**value, "weights": {name: tuple(w) for name, w in value["weights"].items()}}
     return Standing(**{**value, **{name: _read_eta(value[name], get, like) for name in etas}})
 
 
@@ -243,7 +245,9 @@ def assemble(cells: Mapping[Key, Any], appended: Mapping[str, Any]) -> ServerSta
     items: dict[str, list[tuple[str, Any]]] = {field: [] for field in CELLS}
     for key, value in cells.items():
         items[key.field].append((key.item, value))
-    fields = {field: kind.join(items[field]) for field, kind in CELLS.items()}
+    # A state that was stored before there was such a field has its default.
+    later = {"standing"} - {field for field, found in items.items() if found}
+    fields = {field: kind.join(items[field]) for field, kind in CELLS.items() if field not in later}
     return ServerState(**fields, **appended)
 
 

@@ -312,10 +312,11 @@ def _stand(
 ) -> Standing | None:
     """Makes of noisy factors the posterior that is handed out; what is not from records has no noise."""
     assert spec.stand is not None
-    members = {name for name in spec.members if state.visits[name]}
+    members = tuple(name for name in spec.members if state.visits[name])
     if not members:
         return state.standing
     exact = (state.factors[name] for name in sorted(set(spec.clients) - set(spec.members)))
     known = tree.total(exact, spec.prior)
-    fold = Fold(spec.prior, known, state.posterior, len(members), len(renewed & members), damping)
+    new = tuple(name for name in members if name in renewed)
+    fold = Fold(spec.prior, known, state.posterior, members, new, damping)
     return spec.stand(spec.family, fold, state.standing)

@@ -114,9 +114,11 @@ def local_optimum(
         at = whitened.single(whitened.frame(family, task))
         records, keep = single_precision(shard.records), jnp.asarray(shard.mask)
         location, raw, values = climb(key, at, records, keep)
-        optimum = to_natural(
-            family, task, np.asarray(location, np.float64), np.asarray(raw, np.float64)
-        )
+        location, raw = np.asarray(location, np.float64), np.asarray(raw, np.float64)
+        if not (np.isfinite(location).all() and np.isfinite(raw).all()):
+            # A density that is infinite somewhere can lead there; q stays where it was.
+            location, raw = np.zeros_like(location), np.zeros_like(raw)
+        optimum = to_natural(family, task, location, raw)
         return {"h": optimum.h, "J": optimum.J}, {"objective": np.asarray(values)}
 
     return solve

@@ -61,6 +61,9 @@ def local_averaging(
         method, and others in 1,000 steps.
       draws, learning_rate: of gradient ascent, see ``gradient``.
 
+    How long a visit takes depends on how hard its parts are to fit, and so on their records, unless
+    ``steps`` is given; where deadlines or asynchrony make that public, give it.
+
     Source: specs/pvi.md §2.3; Heikkilä et al. (2023), arXiv:2209.11595, "local averaging".
     """
     moved = _parts.moved_by_one(model, parts, by_place)

@@ -37,9 +37,10 @@ __all__ = ["site_release"]
 # How many numbers of contributions are in memory at a time: 16 MiB of float32.
 _FORMED = 1 << 22
 # Smaller norms count as this.
-_LEAST = 1e-30
+_LEAST = 1e-300
 # The smallest normal number of float32.
 _TINY = 2.0**-126
+_ROWS_TOGETHER = 64
 
 
 def site_release(
@@ -96,9 +97,9 @@ def site_release(
         )
     if not clip_norm > 0.0:
         raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
-    if not 0.0 < curvature_share < 1.0:
+    if not 1e-6 <= curvature_share <= 1.0 - 1e-6:
         raise errors.SolverError(
-            f"curvature_share is {curvature_share}, expected a number between 0 and 1",
+            f"curvature_share is {curvature_share}, expected a number from 1e-6 to 1 - 1e-6",
             "0.2 suits up to about 20 coefficients, and 0.05 a hundred",
         )
     if not 0.0 <= floor < math.inf:
@@ -132,7 +133,11 @@ def site_release(
         clip_norm=clip_norm,
         mark=mechanism.mark,
         stand=functools.partial(
-            of_sites, gradient_sd=noise, curvature_sd=noise / weight, floor=float(floor)
+            of_sites,
+            gradient_sd=noise,
+            curvature_sd=noise / weight,
+            rate=float(sampler.rate),
+            floor=float(floor),
         ),
         renews=True,
     )
@@ -151,7 +156,8 @@ def _compiled(
 ) -> Callable[..., Released]:
     """Returns the compiled sum, one for equal settings."""
     rows, columns = np.tril_indices(family.size)
-    scale = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32) * np.float32(weight)
+    twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)
+    scale = twice * np.float32(weight)
     # Several rows a record, as in a survival model, add up to no multiple of one x.
     in_closed_form = isinstance(model, GeneralisedLinearModel) and model.layout is None
 
@@ -160,9 +166,12 @@ def _compiled(
         sampling_key, guide_key, noise_key = keys
         batch = sampler.draw(sampling_key, valid)
         if in_closed_form and batch.mask.shape[0] <= MOST_ROWS:
+            batch = _filled_up(batch)
             drawn = jax.tree.map(lambda column: column[batch.indices], records)
-            weights = _of_predictor(model, nodes, mean, root, drawn)
-            bounded = _ghost_sum(*weights, rows, columns, scale, clip_norm, batch, mechanism)
+            found = _of_predictor(model, nodes, mean, root, drawn)
+            bounded = _ghost_sum(
+                *found, weight, (rows, columns, twice), clip_norm, batch, mechanism
+            )
         else:
             thetas = jax.random.normal(guide_key, (draws, family.size), mean.dtype)
             thetas = mean[None, :] + thetas @ root.T
@@ -185,6 +194,17 @@ def _compiled(
     return summed
 
 
+def _filled_up(batch: Batch) -> Batch:
+    """Returns the batch with empty rows at its end, up to a multiple of 64.
+
+    XLA's kernels take rows eight or more at a time and those that are left over in another way, so that
+    a record's predictor would have other last bits there. A record that leaves may move others to such
+    rows, and what is sold is that their contributions stay the same.
+    """
+    room = -batch.mask.shape[0] % _ROWS_TOGETHER
+    return Batch(jnp.pad(batch.indices, (0, room)), jnp.pad(batch.mask, (0, room)), batch.sampler)
+
+
 def _of_predictor(
     model: Any, nodes: int, mean: Any, root: Any, records: Any
 ) -> tuple[Any, Any, Any]:
@@ -192,65 +212,73 @@ def _of_predictor(
     exact, shares = np.polynomial.hermite_e.hermegauss(nodes)
     points, weights = exact.astype(np.float32), (shares / shares.sum()).astype(np.float32)
     x, y = records["x"], records["y"]
-    spread = jnp.sqrt(((x @ root) ** 2).sum(axis=1))
-    predictor = (x @ mean)[:, None] + spread[:, None] * points[None, :]
+    # HIGHEST: on a GPU the default would round to TF32.
+    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    spread = jnp.sqrt((product(x, root) ** 2).sum(axis=1))
+    predictor = product(x, mean)[:, None] + spread[:, None] * points[None, :]
     _, slope, bend = model.derivatives(predictor, y[:, None])
-    return x, slope @ weights, -(bend @ weights)
+    return x, product(slope, weights), -product(bend, weights)
 
 
 def _ghost_sum(
     x: Any,
     slope: Any,
     bend: Any,
-    rows: np.ndarray,
-    columns: np.ndarray,
-    scale: np.ndarray,
+    weight: float,
+    triangle: tuple[np.ndarray, np.ndarray, np.ndarray],
     clip_norm: float,
     batch: Batch,
     mechanism: Mechanism,
 ) -> Bounded:
-    """Clips and adds (slope·x, scale·bend·x xᵀ) of all records, of which none is ever formed.
+    """Clips and adds (slope·x, c·bend·svec(x xᵀ)) of all records, of which none is ever formed.
 
     Guarantee: that of `float_sum`, whose condition holds. A record's norm is √(slope²‖x‖² +
-    c²·bend²‖x‖⁴), for ‖svec(x xᵀ)‖ = ‖x‖². ‖x‖² is a float32 sum of D squares, so what is computed of
-    it is off by less than D + 16 roundings, by which the limit is lowered; entries are sums of b
-    products, with three roundings more for weights and scale, which count as terms. A record whose
-    norm is not finite is zero, with all that belongs to it.
+    c²·bend²‖x‖⁴), for ‖svec(x xᵀ)‖ = ‖x‖². It is computed in float64, where squares of finite float32
+    numbers neither overflow nor vanish, so what is computed of it is off by less than 2⁻⁴⁰ of it for
+    D < 2¹⁰. What multiplies x and x xᵀ is rounded to float32, once, and numbers below 2⁻¹²⁶ count as zero:
+    a denormal may have been rounded up by more. Entries are sums of at most b products with two more
+    roundings, of c·bend·x and of √2, which count as terms; three roundings lower the limit. A record
+    with a number that is not finite is zero, with all that belongs to it.
+
+    Args:
+      x: [B, D]; slope, bend: [B]; all float32.
+      weight: c.
+      triangle: rows and columns of the lower triangle, and 1 or √2 for each place.
+      clip_norm, batch, mechanism: as of `float_sum`.
     """
-    size = x.shape[1]
+    rows, columns, twice = triangle
     count = batch.mask.shape[0]
     block = longest_part(count)
     blocks, terms = -(-count // block), block + 3
-    number = size + len(rows)
-    limit = float_limit(clip_norm, terms, blocks, count, number, mechanism)
-    limit *= 1.0 - (size + 16) * 2.0**-23
-    square = (x * x).sum(axis=1)
-    norm = jnp.sqrt(slope**2 * square + (scale[0] * bend * square) ** 2)
-    usable = batch.mask & jnp.isfinite(norm)
-    kept = jnp.where(usable, jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST)), 0.0)
-    x = jnp.where(usable[:, None], x, 0.0)
+    limit = float_limit(clip_norm, terms, blocks, count, x.shape[1] + len(rows), mechanism)
+    limit *= 1.0 - 2.0**-20
+    finite = jnp.isfinite(x).all(axis=1) & jnp.isfinite(slope) & jnp.isfinite(bend)
+    usable = batch.mask & finite
+    x = jnp.where(usable[:, None], x, jnp.zeros_like(x))
+    with jax.enable_x64(True):
+        wide, first, second = (part.astype(jnp.float64) for part in (x, slope, bend))
+        square, second = (wide * wide).sum(axis=1), weight * second
+        norm = jnp.sqrt(first**2 * square + (second * square) ** 2)
+        kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
 
-    def weighed(part: Any) -> Any:
-        found = jnp.where(usable, kept * part, 0.0)
-        # A denormal may have been rounded up by more than a few parts in 2²⁴.
-        return jnp.where(jnp.abs(found) >= _TINY, found, 0.0)
+        def weighed(part: Any) -> Any:
+            found = jnp.where(usable, kept * part, jnp.zeros_like(part))
+            found = jnp.where(jnp.abs(found) >= _TINY, found, jnp.zeros_like(found))
+            return jnp.pad(found.astype(jnp.float32), (0, blocks * block - count))
 
-    slope, bend = weighed(slope), weighed(bend)
-    room = blocks * block - count
-    x = jnp.pad(x, ((0, room), (0, 0)))
-    slope, bend = jnp.pad(slope, (0, room)), jnp.pad(bend, (0, room))
+        slope, bend = weighed(first), weighed(second)
+    x = jnp.pad(x, ((0, blocks * block - count), (0, 0)))
 
     def block_sum(index: Any) -> dict[str, Any]:
         taken, first, second = (
             jax.lax.dynamic_slice_in_dim(part, index * block, block) for part in (x, slope, bend)
         )
         # HIGHEST: on a GPU the default would round to TF32.
-        products = jnp.matmul(
-            (second[:, None] * taken).T, taken, precision=jax.lax.Precision.HIGHEST
-        )
+        product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+        products = product((second[:, None] * taken).T, taken)
         return {
-            "gradient": jnp.matmul(first, taken, precision=jax.lax.Precision.HIGHEST),
-            "curvature": products[rows, columns] * scale,
+            "gradient": product(first, taken),
+            "curvature": products[rows, columns] * twice,
         }
 
     return float_sum(block_sum, blocks, terms, clip_norm, batch, mechanism)

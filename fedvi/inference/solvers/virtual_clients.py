@@ -75,6 +75,9 @@ def virtual_clients(
 
     Args: as of ``local_averaging``; here no record is counted K times.
 
+    How long a visit takes depends on how hard its parts are to fit, and so on their records, unless
+    ``steps`` is given; where deadlines or asynchrony make that public, give it.
+
     Source: specs/pvi.md §2.4 and §3.2 (clean factors); Heikkilä et al. (2023), arXiv:2209.11595,
     "virtual PVI clients", which splits the noise over the parts and keeps it in their factors.
     """

@@ -95,26 +95,31 @@ def test_any_other_model_gives_the_same_by_draws():
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3, atol=2e-3)
 
 
-def noiseless_total(data, mask, *, formed: bool):
+def noiseless_total(data, mask, *, formed: bool, clip_norm=CLIP, model=MODEL):
     """The bounded total in integers, before noise: by norms alone, or with every record formed."""
     mechanism = mechanisms.rounded_gaussian(1.0)
     rows, columns = np.tril_indices(SIZE)
-    weight = 4.0 / CLIP  # half of C² for the curvature
-    scale = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32) * np.float32(weight)
+    weight = 4.0 / clip_norm  # half of C² for the curvature
+    twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)
     mean, root = (jnp.asarray(p, jnp.float32) for p in FAMILY.location_root(task().posterior))
     batch = Batch(jnp.arange(RECORDS), jnp.asarray(mask), WHOLE)
-    x, slope, bend = module._of_predictor(MODEL, 20, mean, root, jax.tree.map(jnp.asarray, data))
+    found = module._of_predictor(model, 20, mean, root, jax.tree.map(jnp.asarray, data))
     if not formed:
-        return module._ghost_sum(x, slope, bend, rows, columns, scale, CLIP, batch, mechanism)
+        triangle = (rows, columns, twice)
+        return module._ghost_sum(*found, weight, triangle, clip_norm, batch, mechanism)
+    x, slope, bend = found
     products = bend[:, None, None] * x[:, :, None] * x[:, None, :]
     contributions = {
         "gradient": slope[:, None] * x,
-        "curvature": products[:, rows, columns] * scale[None, :],
+        "curvature": products[:, rows, columns] * (weight * twice)[None, :],
     }
-    return clipped_sum_of_parts(
-        lambda part: jax.tree.map(lambda c: jax.lax.dynamic_slice_in_dim(c, 16 * part, 16), contributions),
-        4, CLIP, batch, mechanism,
-    )  # fmt: skip
+
+    def of_part(part):
+        return jax.tree.map(
+            lambda column: jax.lax.dynamic_slice_in_dim(column, 16 * part, 16), contributions
+        )
+
+    return clipped_sum_of_parts(of_part, 4, clip_norm, batch, mechanism)
 
 
 def flat(bounded) -> np.ndarray:
@@ -157,6 +162,46 @@ def test_one_record_moves_the_sum_by_the_clip_norm_at_most(formed, odd):
     assert moved <= CLIP
     if odd == 3.0:
         assert moved > 0.95 * CLIP  # it is clipped, not lost
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "clip_norm"),
+    [(1e-19, 1.8e19, 1.0), (1e-19, 1.8e19, 1e-3), (1e-19, 1e12, 1e-9), (1e-30, 3e38, 1e-6)],
+)
+def test_a_short_row_with_a_vast_outcome_is_clipped_too(x, y, clip_norm):
+    """In float32 the square of its norm would vanish, and it would move the sum by 205 C."""
+    model = models.linear(["a", "b", "c"])
+    data = {"x": np.full((RECORDS, SIZE), x, np.float32), "y": np.full(RECORDS, y, np.float32)}
+    everyone = np.ones(RECORDS, bool)
+    totals = [
+        flat(noiseless_total(data, mask, formed=False, clip_norm=clip_norm, model=model))
+        for mask in (everyone, everyone & (np.arange(RECORDS) != 7))
+    ]
+    assert np.linalg.norm(totals[0] - totals[1]) <= clip_norm
+
+
+def test_what_a_record_contributes_depends_on_no_row():
+    """Rows beyond a multiple of eight are taken otherwise by XLA; hence the empty rows at the end."""
+    size, count = 20, 129
+    family = expfam.full_gaussian(size)
+    model = models.logistic([f"x{index}" for index in range(size)])
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(count, size)).astype(np.float32)
+    y = generator.integers(0, 2, count).astype(np.float32)
+    mean = jnp.asarray(1e6 * generator.normal(size=size), jnp.float32)
+    root = jnp.asarray(np.linalg.cholesky(random_eta(family, 2).J), jnp.float32)
+
+    @jax.jit
+    def found(indices):
+        batch = module._filled_up(Batch(indices, jnp.ones(count, bool), sampling.full(count)))
+        taken = {"x": jnp.asarray(x)[batch.indices], "y": jnp.asarray(y)[batch.indices]}
+        return module._of_predictor(model, 20, mean, root, taken)[1:]
+
+    still = [np.asarray(part)[:count] for part in found(jnp.arange(count))]
+    for shift in range(1, 9):
+        order = np.roll(np.arange(count), shift)
+        for part, moved in zip(still, found(jnp.asarray(order)), strict=True):
+            np.testing.assert_array_equal(np.asarray(moved)[:count], part[order])
 
 
 def test_a_visit_costs_what_its_sampler_and_mechanism_say():

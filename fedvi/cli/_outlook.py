@@ -1,0 +1,47 @@
+"""How `fedvi check` and `fedvi privacy` show which private mode suits a study."""
+
+from fedvi.experiment.planning import Outlook
+from fedvi.report import tables
+
+__all__ = ["show"]
+
+
+def show(found: Outlook) -> None:
+    """Prints a table of the modes, at most 80 columns wide, and in words what follows from it."""
+    console = tables.console()
+    number = tables.number
+    names = ["mode", "noise", "clip norm", "coefficients", "curvature", "if only summed"]
+    cells = []
+    for mode in found.modes:
+        signal = mode.signal
+        cells.append(
+            [
+                mode.solver + (" *" if mode.current else ""),
+                number(mode.noise_multiplier, 3),
+                number(mode.clip_norm, 3),
+                number(signal and signal.coefficients, 2),
+                number(signal and signal.curvature, 2),
+                number(mode.summed, 2),
+            ]
+        )
+    title = "Signal to noise of each mode at this promise (* is this study's)"
+    console.print(tables.grid(names, cells, title, ("mode",)), crop=False)
+    numbers = found.numbers
+    lines = [f"warning: {line}" for line in found.warnings]
+    lines.append(
+        f"recommended: {found.reason}"
+        if found.recommended
+        else f"no recommendation: {found.reason}"
+    )
+    lines += [f"{mode.solver}: {mode.note}" for mode in found.modes if mode.note]
+    lines.append(
+        "These are estimates, not promises: for standardised columns that hardly go together, "
+        f"{numbers.records} records at each of {numbers.clients} clients (fewer drown sooner), "
+        f"{number(numbers.curvature, 2)} of information a record, prior sd "
+        f"{number(numbers.prior_sd, 3)}; where most columns are 0 or 1, rows are shorter, and smaller "
+        "clip norms than those of the other modes do. Below 1 the noise drowns the signal. The last "
+        "column is what coefficients would have if only the sum of all answers were seen, where a mode "
+        "allows it."
+    )
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)

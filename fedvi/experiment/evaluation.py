@@ -1,0 +1,506 @@
+"""How well a posterior predicts records that nobody needs to protect; add a measure of prediction here.
+
+Not private: every figure is computed from the test records as they are.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+
+from fedvi import errors
+from fedvi.data.source import ArraySource
+from fedvi.experiment import build, server_plan
+from fedvi.experiment import posterior as posteriors
+from fedvi.experiment.build import Assembly, assemble
+from fedvi.experiment.config import load_study
+from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
+from fedvi.models.glm import GeneralisedLinearModel, Normal, WithOffset
+from fedvi.typing import Eta, Records
+
+__all__ = [
+    "Classes",
+    "Evaluation",
+    "Group",
+    "Numbers",
+    "Run",
+    "area_under_curve",
+    "evaluate",
+    "read_records",
+    "read_run",
+]
+
+# Nodes of the expectation over one record's linear predictor: 1e-8 for a logistic one of sd 3.
+_NODES = 64
+# Numbers of one evaluation of the likelihood: what is computed in one go.
+_AT_ONCE = 1 << 20
+_GROUPS = 10
+# Largest count up to which the law of a count is added up, and how much of it may be left beyond.
+_LARGEST_COUNT = 5000
+_LEFT = 1e-6
+
+
+class Group(NamedTuple):
+    """Records with about the same predicted probability.
+
+    Attributes:
+      rows: how many.
+      predicted: mean predicted probability.
+      observed: share of them in which it came true.
+    """
+
+    rows: int
+    predicted: float
+    observed: float
+
+
+class Classes(NamedTuple):
+    """How well an outcome with two or more classes is predicted.
+
+    Attributes:
+      accuracy: share of records whose most probable class came true.
+      majority: share of the most frequent class of the test records: what a constant would reach.
+      auc: area under the ROC curve; None for more than two classes, or where only one occurs.
+      brier: mean squared distance of the probabilities from what came true. For two classes that of
+        one probability, in [0, 1]; for more the sum over classes, in [0, 2].
+      calibration_error: mean over records of |predicted − observed| of their group (ECE).
+      groups: by tenths of the predicted probability; for more than two classes, of the largest one.
+    """
+
+    accuracy: float
+    majority: float
+    auc: float | None
+    brier: float
+    calibration_error: float
+    groups: tuple[Group, ...]
+
+
+class Numbers(NamedTuple):
+    """How well a number or a count is predicted.
+
+    Attributes:
+      rmse: root of the mean squared error of the predictive mean, in the unit of the file.
+      spread: the same of a constant, the mean of the test records.
+      coverage_50, coverage_95: share of records within the central interval of that probability. An
+        interval of counts holds at least that probability, and more where counts are small.
+    """
+
+    rmse: float
+    spread: float
+    coverage_50: float
+    coverage_95: float
+
+
+class Evaluation(NamedTuple):
+    """A posterior's predictions, held against test records.
+
+    Attributes:
+      rows: how many records were used.
+      left_out: how many the schema lets count as zero.
+      outcome: "binary", "level", "number", "count", or "other": no more than the likelihood is known.
+      mean_log_likelihood: mean over records of log ∫ p(y | x, θ) q(θ) dθ. For numbers a density in the
+        unit of the file, and of a model's own columns in the model's.
+      error: standard error of that from drawing θ; None where the integral was done by quadrature.
+      draws: of θ; 0 for quadrature.
+      classes: for "binary" and "level".
+      numbers: for "number" and "count"; None where it takes too long, or is not known.
+    """
+
+    rows: int
+    left_out: int
+    outcome: str
+    mean_log_likelihood: float
+    error: float | None
+    draws: int
+    classes: Classes | None = None
+    numbers: Numbers | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
+        found = self._asdict()
+        if self.classes is not None:
+            groups = [group._asdict() for group in self.classes.groups]
+            found["classes"] = self.classes._asdict() | {"groups": groups}
+        if self.numbers is not None:
+            found["numbers"] = self.numbers._asdict()
+        plain: dict[str, Any] = posteriors.plain(found)
+        return plain
+
+
+class Run(NamedTuple):
+    """A finished run, read from its folder.
+
+    Attributes:
+      assembly: its study, built.
+      posterior: η of a proper q.
+      mark: that of the posterior.
+    """
+
+    assembly: Assembly
+    posterior: Eta
+    mark: str
+
+
+def read_run(folder: Path) -> Run:
+    """Reads the study and the posterior that `fedvi simulate --out` or a server left in a folder.
+
+    Raises:
+      ConfigError: they are not there, damaged, do not belong together, or q is no Gaussian.
+    """
+    study_path, plan_path = folder / "study.json", folder / server_plan.FILE
+    if study_path.is_file():
+        study, path = load_study(study_path), folder / "posterior.npz"
+    elif plan_path.is_file():
+        study, path = server_plan.read(plan_path).study, folder / "result" / "posterior.npz"
+    else:
+        raise errors.ConfigError(
+            f"{folder} holds neither study.json nor {server_plan.FILE}, expected the folder of a run",
+            "name the folder of `fedvi simulate --out`, or of a server's --state",
+        )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            kept = {name: file[name] for name in ("names", "h", "J", "mark")}
+    except (OSError, KeyError, ValueError) as error:
+        raise errors.ConfigError(
+            f"no posterior of a Gaussian family can be read at {path}: {error}",
+            "has the run ended?",
+        ) from error
+    assembly = assemble(study)
+    family, names = assembly.family, assembly.model.names
+    _check_gaussian(family)
+    if tuple(kept["names"].tolist()) != names:
+        raise errors.ConfigError(
+            f"{path} is of the coefficients {', '.join(kept['names'].tolist())}, but the study beside "
+            f"it has {', '.join(names)}",
+            "the folder holds files of two runs",
+        )
+    posterior = GaussianEta(kept["h"], kept["J"])
+    family.check(posterior, str(path))
+    if not family.is_proper(posterior):
+        raise errors.ConfigError(f"{path} holds a posterior that is improper")
+    return Run(assembly, posterior, str(kept["mark"]))
+
+
+def read_records(assembly: Assembly, path: Path) -> ArraySource:
+    """Reads test records by the study's schema and formula, as a client would, but one a row.
+
+    Raises:
+      DataError: the file is not there, or lacks a column; in a study that promises nothing also if it
+        does not fit the schema.
+    """
+    study = assembly.study
+    # Test records need not say whose they are.
+    nobody = study.data.model_copy(update={"unit_column": None, "id_column": None})
+    by_row = dataclasses.replace(assembly, study=study.model_copy(update={"data": nobody}))
+    return build.load_shard(by_row, path.name, path)
+
+
+def evaluate(
+    assembly: Assembly, posterior: Eta, records: ArraySource, draws: int = 1000, seed: int = 0
+) -> Evaluation:
+    """Holds the predictions of a posterior against test records.
+
+    The records must be public, or belong to whoever reads the figures, and be none of those that the
+    posterior was fitted to: the figures are computed from them without protection.
+
+    With one linear predictor a a record, q makes a ~ N(xᵀm, xᵀSx), and integrals over θ are integrals
+    over a, by Gauss–Hermite quadrature. Other models are averaged over draws of θ.
+
+    Args:
+      assembly: the study, built; its family is a full or diagonal Gaussian.
+      posterior: η of a proper q.
+      records: from ``read_records``, or laid out as the model wants them.
+      draws: of θ, where they are needed.
+      seed: of the draws.
+
+    Raises:
+      ConfigError: q is no Gaussian, or ``draws`` is below 2.
+      DataError: there is no record that counts.
+    """
+    _check_gaussian(assembly.family)
+    if draws < 2:
+        raise errors.ConfigError(f"draws is {draws}, expected 2 or more", "1000 are a good start")
+    source = records.flat()
+    kept = {name: column[source.valid] for name, column in source.records.items()}
+    rows = int(source.valid.sum())
+    if rows == 0:
+        raise errors.DataError(
+            "the test file has no record that counts",
+            "do its cells fit the study's schema? A record that does not counts as zero",
+        )
+    predictive = _predictive(assembly, posterior, draws, seed)
+    outcome, levels = _outcome(assembly)
+    value, error = predictive.mean_log_density(kept)
+    classes = numbers = None
+    if outcome in ("binary", "level"):
+        classes = _classes(predictive, kept, levels)
+    elif outcome == "number":
+        numbers = _numbers(assembly, posterior, kept)
+        value -= math.log(_unit(assembly))
+    elif outcome == "count":
+        numbers = _counts(predictive, kept)
+    return Evaluation(
+        rows=rows,
+        left_out=source.size - rows,
+        outcome=outcome,
+        mean_log_likelihood=value,
+        error=error,
+        draws=predictive.draws,
+        classes=classes,
+        numbers=numbers,
+    )
+
+
+def area_under_curve(score: np.ndarray, positive: np.ndarray) -> float | None:
+    """Returns the probability that a positive scores higher than a negative; ties count one half.
+
+    The rank formula of Mann and Whitney. None where all are positive, or none.
+
+    >>> area_under_curve(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
+    0.875
+    """
+    many, few = int(positive.sum()), int((~positive).sum())
+    if not many or not few:
+        return None
+    ordered = np.sort(score)
+    # Twice the mean rank, from 1, of equal scores.
+    ranks = np.searchsorted(ordered, score, "left") + np.searchsorted(ordered, score, "right") + 1
+    return float((ranks[positive].sum() / 2.0 - many * (many + 1) / 2.0) / (many * few))
+
+
+class _Predictive(NamedTuple):
+    """A way to average over q.
+
+    Attributes:
+      log_density: records → log ∫ p(y | x, θ) q(θ) dθ of each.
+      mean_log_density: records → the mean of that, and its standard error.
+      draws: of θ; 0 for quadrature.
+    """
+
+    log_density: Callable[[Records], np.ndarray]
+    mean_log_density: Callable[[Records], tuple[float, float | None]]
+    draws: int
+
+
+def _predictive(assembly: Assembly, posterior: Eta, draws: int, seed: int) -> _Predictive:
+    model = assembly.model
+    if isinstance(model, GeneralisedLinearModel) and model.layout is None:
+        return _by_quadrature(model, posterior)
+    return _by_draws(model, assembly.family, posterior, draws, seed)
+
+
+def _by_quadrature(model: GeneralisedLinearModel, posterior: Eta) -> _Predictive:
+    points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    shares = np.log(weights / weights.sum())
+
+    def log_density(records: Records) -> np.ndarray:
+        mean, sd = _predictor(posterior, records["x"])
+        predictor = mean[None, :] + points[:, None] * sd[None, :]
+        with jax.enable_x64(True):
+            found = np.asarray(model.log_density(predictor, np.asarray(records["y"])[None]))
+        log_mean: np.ndarray = scipy.special.logsumexp(found + shares[:, None], axis=0)
+        return log_mean
+
+    def chunked(records: Records) -> np.ndarray:
+        return _in_parts(log_density, records, _AT_ONCE // _NODES)
+
+    return _Predictive(chunked, lambda records: (float(chunked(records).mean()), None), 0)
+
+
+def _by_draws(model: Any, family: Any, posterior: Eta, draws: int, seed: int) -> _Predictive:
+    mean, root = _mean_root(family, posterior)
+    noise = np.random.default_rng(seed).normal(size=(draws, family.size))
+    thetas = mean[None, :] + (noise @ root.T if root.ndim == 2 else noise * root[None, :])
+    compiled = jax.jit(
+        jax.vmap(jax.vmap(model.log_likelihood, in_axes=(None, 0)), in_axes=(0, None))
+    )
+
+    def table(records: Records) -> np.ndarray:
+        with jax.enable_x64(True):
+            return np.asarray(compiled(jnp.asarray(thetas), records))
+
+    def log_density(records: Records) -> np.ndarray:
+        log_mean: np.ndarray = scipy.special.logsumexp(table(records), axis=0) - math.log(draws)
+        return log_mean
+
+    part = max(1, _AT_ONCE // draws)
+
+    def mean_log_density(records: Records) -> tuple[float, float | None]:
+        total, count, influence = 0.0, len(next(iter(records.values()))), np.zeros(draws)
+        for piece in _parts(records, part):
+            found = table(piece)
+            mean = scipy.special.logsumexp(found, axis=0) - math.log(draws)
+            total += mean.sum()
+            # To first order, a draw moves the log of a mean by its share of it.
+            influence += np.exp(found - mean[None, :]).sum(axis=1)
+        return total / count, float(np.std(influence / count, ddof=1) / math.sqrt(draws))
+
+    return _Predictive(
+        lambda records: _in_parts(log_density, records, part), mean_log_density, draws
+    )
+
+
+def _parts(records: Records, rows: int) -> list[dict[str, np.ndarray]]:
+    """Cuts records into parts of at most so many rows."""
+    count = len(next(iter(records.values())))
+    return [
+        {name: column[start : start + rows] for name, column in records.items()}
+        for start in range(0, count, rows)
+    ]
+
+
+def _in_parts(function: Callable[[Records], np.ndarray], records: Records, rows: int) -> np.ndarray:
+    return np.concatenate([function(piece) for piece in _parts(records, rows)])
+
+
+def _mean_root(family: Any, posterior: Eta) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean [D], and a root of the covariance [D, D], or sds [D] of the diagonal family."""
+    found = family.location_root if isinstance(family, FullGaussian) else family.moments
+    mean, root = found(posterior)
+    return np.asarray(mean), np.asarray(root)
+
+
+def _predictor(posterior: Eta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and sd of xᵀθ for each row of x."""
+    size = posterior.h.shape[0]
+    family = FullGaussian(size) if posterior.J.ndim == 2 else DiagonalGaussian(size)
+    mean, root = _mean_root(family, posterior)
+    spread = x @ root if root.ndim == 2 else x * root[None, :]
+    return x @ mean, np.sqrt((spread**2).sum(axis=1))
+
+
+def _outcome(assembly: Assembly) -> tuple[str, int]:
+    """Returns the kind of outcome, and how many classes it has."""
+    model, design = assembly.model, assembly.design
+    if design is None:
+        return "other", 0
+    response = design.response
+    if response.type == "level":
+        return "level", len(response.levels)
+    if response.type in ("number", "count", "binary") and isinstance(_response(model), Normal):
+        return "number", 0
+    if response.type == "binary":
+        return "binary", 2
+    # A NumPyro model may say anything of a number, but of a count only what its density says.
+    return ("count", 0) if response.type == "count" else ("other", 0)
+
+
+def _response(model: Any) -> Any:
+    """Returns the distribution of a model's outcome, without its offset; None if it has no such."""
+    response = model.response if isinstance(model, GeneralisedLinearModel) else None
+    return response.response if isinstance(response, WithOffset) else response
+
+
+def _labels(y: np.ndarray) -> np.ndarray:
+    """Returns the outcomes without their offsets, [n]."""
+    return y[:, 0] if y.ndim == 2 else y
+
+
+def _with_outcome(records: Records, value: float) -> dict[str, np.ndarray]:
+    """Returns the same records, had all of them the same outcome; offsets stay."""
+    y = np.array(records["y"], np.float64)
+    if y.ndim == 2:
+        y[:, 0] = value
+    else:
+        y[:] = value
+    return {**records, "y": y}
+
+
+def _classes(predictive: _Predictive, records: Records, levels: int) -> Classes:
+    logs = np.stack(
+        [predictive.log_density(_with_outcome(records, float(k))) for k in range(levels)], axis=1
+    )
+    probabilities = np.exp(logs)
+    # A fraction of a record is no class, and no built-in column holds one.
+    labels = _labels(records["y"]).astype(int)
+    chosen = probabilities.argmax(axis=1)
+    hit = np.eye(levels)[labels]
+    if levels == 2:
+        score, came_true = probabilities[:, 1], labels == 1
+        brier = float(((score - came_true) ** 2).mean())
+    else:
+        score, came_true = probabilities.max(axis=1), chosen == labels
+        brier = float(((probabilities - hit) ** 2).sum(axis=1).mean())
+    groups = _groups(score, came_true)
+    off = sum(group.rows * abs(group.predicted - group.observed) for group in groups)
+    return Classes(
+        accuracy=float((chosen == labels).mean()),
+        majority=float(hit.mean(axis=0).max()),
+        auc=area_under_curve(score, came_true) if levels == 2 else None,
+        brier=brier,
+        calibration_error=off / len(labels),
+        groups=groups,
+    )
+
+
+def _groups(score: np.ndarray, came_true: np.ndarray) -> tuple[Group, ...]:
+    """Divides records by the deciles of the score; equal scores stay together."""
+    edges = np.unique(np.quantile(score, np.linspace(0.0, 1.0, _GROUPS + 1)[1:-1]))
+    group = np.searchsorted(edges, score, "left")
+    return tuple(
+        Group(int(here.sum()), float(score[here].mean()), float(came_true[here].mean()))
+        for here in (group == index for index in np.unique(group))
+    )
+
+
+def _numbers(assembly: Assembly, posterior: Eta, records: Records) -> Numbers:
+    """Predicts y ~ N(xᵀm + offset, xᵀSx + σ²), which is exact: the noise is known."""
+    noise = _response(assembly.model).noise_scale
+    mean, sd = _predictor(posterior, records["x"])
+    y, labels = records["y"], _labels(records["y"])
+    if y.ndim == 2:
+        mean = mean + y[:, 1]
+    rank = scipy.special.ndtr((labels - mean) / np.hypot(sd, noise))
+    return _summary(labels, mean, rank, rank, _unit(assembly))
+
+
+def _counts(predictive: _Predictive, records: Records) -> Numbers | None:
+    """Adds up the predictive law of a count from 0, until nearly all of it is there."""
+    labels = _labels(records["y"])
+    if labels.max() > _LARGEST_COUNT:
+        return None
+    below, up_to, mean = (np.zeros(len(labels)) for _ in range(3))
+    total = np.zeros(len(labels))
+    for count in range(_LARGEST_COUNT + 1):
+        mass = np.exp(predictive.log_density(_with_outcome(records, float(count))))
+        below += np.where(labels > count, mass, 0.0)
+        up_to += np.where(labels >= count, mass, 0.0)
+        mean, total = mean + count * mass, total + mass
+        if count >= labels.max() and (total > 1.0 - _LEFT).all():
+            return _summary(labels, mean, below, up_to, 1.0)
+    return None
+
+
+def _summary(
+    labels: np.ndarray, mean: np.ndarray, below: np.ndarray, up_to: np.ndarray, unit: float
+) -> Numbers:
+    """Compares outcomes with means, and with intervals by P(Y < y) and P(Y ≤ y).
+
+    y is in the central interval of probability p, from the least k with P(Y ≤ k) ≥ (1 − p)/2 to the
+    least with P(Y ≤ k) ≥ (1 + p)/2, if P(Y ≤ y) ≥ (1 − p)/2 and P(Y < y) < (1 + p)/2.
+    """
+    covered = [
+        float(((up_to >= (1.0 - p) / 2.0) & (below < (1.0 + p) / 2.0)).mean()) for p in (0.5, 0.95)
+    ]
+    rmse = unit * math.sqrt(((labels - mean) ** 2).mean())
+    return Numbers(rmse, unit * float(labels.std()), *covered)
+
+
+def _unit(assembly: Assembly) -> float:
+    """Returns how many of the file's unit are 1 in the model."""
+    column = assembly.schema[assembly.design.response.columns[0]]
+    return float(getattr(column, "scale", 1.0))
+
+
+def _check_gaussian(family: Any) -> None:
+    if not isinstance(family, FullGaussian | DiagonalGaussian):
+        raise errors.ConfigError(
+            f"family is {type(family).__name__}, expected a full or diagonal Gaussian",
+            "predictions are averaged over a Gaussian q",
+        )
