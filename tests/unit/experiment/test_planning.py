@@ -184,7 +184,7 @@ def test_batches_stay_with_modes_that_can_use_them() -> None:
 def test_a_mode_that_stands_out_is_recommended_over_the_studys_own() -> None:
     found = planned(raw_private("perturbed_update", 1.0, rounds=10))
     assert found.recommended == "site_release"
-    assert "stands out most" in found.reason
+    assert "promises most" in found.reason
     assert "more records, fewer coefficients, larger ε" in found.warnings[0]
     kept = planned(raw_private("site_release", 1.0, rounds=30))
     assert kept.recommended == "site_release"
