@@ -1,11 +1,13 @@
-"""Adult at the settings of the DP-PVI papers, at the correct price: private federations of 10 and 200.
+"""Adult at the settings of the DP-PVI papers: federations of 10 and 200, private at the correct price.
 
     python benchmarks/adult.py                       # 10 clients at epsilon 1, both relations, five splits
     python benchmarks/adult.py --clients 200 --epsilon 0.5 --rounds 25
+    python benchmarks/adult.py --non-private --split unbalanced-2     # beside the fit to all records pooled
 
-Half of the 48,842 rows are for training, split evenly over the clients. Every number is scaled by public
-bounds, every level has a column; capital gains and losses enter as logarithms. Nothing is chosen on the
-test half: settings are `site_release`'s own but for the clip norm, which is less than the norm of a row.
+Half of the 48,842 rows are for training, shared out over the clients as `--split` says. Every number is
+scaled by public bounds, every level has a column; capital gains and losses enter as logarithms. Nothing
+is chosen on the test half: settings are `site_release`'s own but for the clip norm, which is less than
+the norm of a row.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedvi.data.source import ArraySource
+from fedvi.data.splits import balanced, skewed
 from fedvi.experiment import build, simulate
 from fedvi.experiment.config import parse_study
 
@@ -25,6 +28,8 @@ FOLDER = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "ad
 NUMBERS = {0: (17, 90), 4: (1, 16), 10: (0, 99_999), 11: (0, 4_356), 12: (1, 99)}
 SKEWED = (10, 11)
 LEVELS = (1, 3, 5, 6, 7, 8, 9, 13)
+# How much smaller half of the clients are, and how much fewer (or more) positives they hold.
+SKEWS = {"unbalanced-1": (0.75, 0.95), "unbalanced-2": (0.7, -3.0)}
 
 
 def design() -> tuple[np.ndarray, np.ndarray]:
@@ -58,21 +63,34 @@ def score(eta, x, y) -> tuple[float, float]:
     return float(np.mean((probability > 0.5) == y)), float(np.log(likelihood).mean())
 
 
+def shares(kind, clients, generator, y) -> dict[str, np.ndarray]:
+    """Returns the indices of every client's records."""
+    if kind == "balanced":
+        client = balanced(generator, len(y), clients)
+    else:
+        client = skewed(generator, y == 1.0, clients, *SKEWS[kind])
+    return {f"c{index}": np.flatnonzero(client == index) for index in range(clients)}
+
+
 def study(given, relation, size, records) -> dict:
-    """Returns the tables of the study."""
+    """Returns the tables of the study; without a relation, of one without protection."""
+    protected = {
+        "solver": {
+            "kind": "site_release", "clip_norm": given.clip, "curvature_share": given.share,
+        },
+        "privacy": {
+            "epsilon": given.epsilon, "delta": 1e-5, "unit": "record", "relation": relation,
+        },
+    }  # fmt: skip
+    open_ = {"solver": {"kind": "glm"}, "privacy": {"protection": "none"}}
     number = {"type": "number", "bounds": [-1e6, 1e6], "center": 0, "scale": 1}
     names = [f"x{index}" for index in range(size)]
     return {
         "study": {"name": "adult", "seed": 1},
         "model": {"kind": "logistic", "formula": "y ~ 0 + " + " + ".join(names)},
         "prior": {"scale": 1.0},
-        "solver": {
-            "kind": "site_release", "clip_norm": given.clip, "curvature_share": given.share,
-        },
         "schedule": {"kind": "synchronous", "rounds": given.rounds},
-        "privacy": {
-            "epsilon": given.epsilon, "delta": 1e-5, "unit": "record", "relation": relation,
-        },
+        **(protected if relation else open_),
         "data": {
             "max_records": records,
             "schema": {
@@ -89,35 +107,55 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rounds", type=int, help="50, or 3 without protection")
     parser.add_argument("--clip", type=float, default=2.5)
     parser.add_argument("--share", type=float, default=0.05, help="curvature_share")
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--split", choices=["balanced", *SKEWS], default="balanced")
     parser.add_argument("--relation", choices=["add_remove", "substitute"], action="append")
+    parser.add_argument("--non-private", action="store_true", help="exact, beside the pooled fit")
     given = parser.parse_args()
+    if given.rounds is None:
+        given.rounds = 3 if given.non_private else 50
     x, y = design()
     half = len(y) // 2
-    for relation in given.relation or ["add_remove", "substitute"]:
-        found, started = [], time.monotonic()
-        for split in range(given.splits):
-            order = np.random.default_rng(1_000 + split).permutation(len(y))
+    relations = [None] if given.non_private else given.relation or ["add_remove", "substitute"]
+    for relation in relations:
+        found, pooled, started = [], [], time.monotonic()
+        for seed in range(1_000, 1_000 + given.splits):
+            generator = np.random.default_rng(seed)
+            order = generator.permutation(len(y))
             train, test = order[:half], order[half:]
+            parts = shares(given.split, given.clients, generator, y[train])
             sources = {
-                f"c{index}": ArraySource({"x": x[rows], "y": y[rows]}, np.ones(len(rows), bool))
-                for index, rows in enumerate(np.array_split(train, given.clients))
+                name: ArraySource(
+                    {"x": x[train[rows]], "y": y[train[rows]]}, np.ones(len(rows), bool)
+                )
+                for name, rows in parts.items()
             }
             largest = max(source.size for source in sources.values())
             assembly = build.assemble(parse_study(study(given, relation, x.shape[1], largest)))
-            result = simulate.run(assembly, sources)
+            result = simulate.run(assembly, sources, pooled=given.non_private)
             found.append(score(result.posterior, x[test], y[test]))
+            if result.pooled is not None:
+                pooled.append(score(result.pooled, x[test], y[test]))
         (accuracy, likelihood), spread = np.mean(found, axis=0), np.std(found, axis=0, ddof=1)
+        setting = f"epsilon {given.epsilon:g} {relation}" if relation else "not private"
+        noise = f"noise multiplier {assembly.noise_multiplier:.3g}; " if relation else ""
         print(
-            f"{given.clients} clients, epsilon {given.epsilon:g} {relation}, {given.rounds} rounds: "
+            f"{given.clients} clients, {given.split}, {setting}, {given.rounds} rounds: "
             f"accuracy {accuracy:.4f} ± {spread[0]:.4f}, mean log-likelihood {likelihood:.4f} ± "
-            f"{spread[1]:.4f} (sd over {given.splits} splits; noise multiplier "
-            f"{assembly.noise_multiplier:.3g}; {(time.monotonic() - started) / given.splits:.0f} s a run)",
+            f"{spread[1]:.4f} (sd over {given.splits} splits; {noise}"
+            f"{(time.monotonic() - started) / given.splits:.0f} s a run)",
             flush=True,
         )
+        if pooled:
+            apart = np.abs(np.subtract(found, pooled)).max(axis=0)
+            print(
+                f"  pooled: accuracy {np.mean(pooled, axis=0)[0]:.4f}, mean log-likelihood "
+                f"{np.mean(pooled, axis=0)[1]:.4f}; at most {apart[0]:.1e} and {apart[1]:.1e} apart",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

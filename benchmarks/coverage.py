@@ -57,8 +57,8 @@ def simulate(solver, family, given, seed):
             value, _ = codec.decode(codec.encode(solver.update(key, (), task, shard)[1]))
             factors[client] = tree.add(factors[client], solver.finish(value, task).delta)
         posterior = tree.total(factors, prior)
-        names = tuple(map(str, range(given.clients)))
-        fold = Fold(prior, prior, posterior, names, names, 1.0)
+        named = {str(client): factor for client, factor in enumerate(factors)}
+        fold = Fold(prior, prior, posterior, named, dict.fromkeys(named, q), 1.0)
         standing = solver.stand(family, fold, standing)
         q = standing.handed_out
     # Noise may have made some of its eigenvalues negative; then nothing is known there.

@@ -137,7 +137,7 @@ def bcm_split(
     """
     family, prior, study = assembly.family, assembly.prior, assembly.study
     visited = tuple(name for name in assembly.clients if shares[name] > 0.0)
-    product = prior
+    product, factors, asked = prior, {}, {}
     for client in study.clients:
         name = client.name
         if name not in visited:
@@ -148,10 +148,12 @@ def bcm_split(
             solvers={name: assembly.solvers[name]},
             prior=tree.scale(prior, shares[name]),
         )
-        product = tree.add(product, simulate.run(alone, {name: sources[name]}).factors[name])
+        asked[name] = alone.prior
+        factors[name] = simulate.run(alone, {name: sources[name]}).factors[name]
+        product = tree.add(product, factors[name])
     stand = assembly.solvers[assembly.clients[0]].stand
     if stand is not None:
-        fold = Fold(prior, prior, product, clients=visited, renewed=visited, damping=1.0)
+        fold = Fold(prior, prior, product, factors=factors, asked=asked, damping=1.0)
         return stand(family, fold, None).reported
     return family.project(product, prior)
 

@@ -491,9 +491,8 @@ def _recommended(
         for kind, value in sorted(able.items(), key=lambda item: -item[1])
         if kind != best
     )
-    reason = (
-        f"{best} promises most, about {able[best]:.2g} to 1 on a coefficient: {why[best]}"
-        + (f" (others: {others})" if others else "")
+    reason = f"{best} promises most, about {able[best]:.2g} to 1 on a coefficient: {why[best]}" + (
+        f" (others: {others})" if others else ""
     )
     if best == own:
         reason = reason.replace("promises most", "is as good as any", 1)

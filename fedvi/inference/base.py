@@ -68,16 +68,16 @@ class Fold(NamedTuple):
       prior: η_0.
       known: η_0 and the prior's own factor, where there is one: all that has no noise.
       posterior: ``known`` + Σ factors of the clients, as it is.
-      clients: who of these has answered at all.
-      renewed: whose answers were folded now.
+      factors: of each client that has answered at all.
+      asked: client whose answer was folded now → the η that its task carried.
       damping: the step s with which they were.
     """
 
     prior: Eta
     known: Eta
     posterior: Eta
-    clients: tuple[str, ...]
-    renewed: tuple[str, ...]
+    factors: Mapping[str, Eta]
+    asked: Mapping[str, Eta]
     damping: float
 
 
@@ -89,6 +89,8 @@ class Standing(NamedTuple):
       reported: the proper η that is the answer so far.
       curvature: (the mean of the steps' θ, or zeros; the likelihood's precision with its noise): a mean
         over folds, or the last.
+      sites: client → (the gradient that it sent last, and the θ that it is of), [D] each, as (h, J); of
+        answers that are fresh statistics.
       folds: how many there were.
       squares: the noise's variance in units of that of one answer: what a mean over folds left of it,
         or what has accumulated.
@@ -102,6 +104,7 @@ class Standing(NamedTuple):
     folds: int
     squares: float
     weights: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    sites: Mapping[str, GaussianEta] = MappingProxyType({})
 
 
 class Shard(NamedTuple):

@@ -41,13 +41,14 @@ def of_sites(
       trace still tells. The sum is cleaned, never a site: cleaning each would invent precision.
     - *Step*: m ← m + (J_0 + Ĥ)⁻¹ · (gradient of the posterior at m), where Ĥ is H̄ with eigenvalues
       raised to e, since what lies below the edge may be as steep as that and too long a step diverges,
-      and to κ·s·√D, which keeps the noise of one step below 1/κ in norm.
-    - *Report*: of the mean of the steps, whose gradient noise is s', with the precision
-      J_0 + H̄ (H̄ + a·H̄ + s'²I)⁻¹ H̄, and the mean drawn towards the prior's by as much. For that is
-      what the mean gradient tells: it is H̄ (θ − m), with a covariance of H̄ from the records, of a·H̄,
-      a = (1/r − 1) × what is left of it in the mean, from drawing a share r of them, and of s'²I from
-      the noise. Where H̄ is large and r = 1 this is J_0 + H̄, widened by the noise,
-      (J_0 + H̄)⁻¹ + s'² H̄⁻², to first order; where noise drowns it, the prior remains.
+      and to κ·s·√D, which keeps the noise of one step below 1/κ in norm. The gradient of a site that is
+      of another m_k is carried to m along the cleaned H̄: the noise of H would be multiplied by m_k − m.
+    - *Report*: the mean of the steps, and its covariance, which has three parts in each eigenvector of
+      H̄, with eigenvalue λ, j that of J_0 and f the share of the way from the prior to the optimum that
+      the steps have made: what records leave open, 1/(λ + j); what is missing of the way,
+      (1 − f)²·λ/(j(λ + j)), so that where noise allows no step the prior's 1/j remains; and the noise that
+      the mean of the steps carries, which is that of each gradient (s², and (1/r − 1)·λ for sites from
+      a share r of the records) times what later steps left of it.
 
     All of it is post-processing of what was released.
 
@@ -64,7 +65,7 @@ def of_sites(
     once; widening); the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
     Frobenius norm, here of a symmetric matrix; averaging is Shamir and Zhang (2013), arXiv:1212.1824.
     """
-    size, noise, prior = family.size, math.sqrt(len(fold.clients)), fold.known
+    size, noise, prior = family.size, math.sqrt(len(fold.factors)), fold.known
     centre = family.moments(_handed_out(family, fold, before))[0]
     folds = 1 if before is None else before.folds + 1
     # Without noise there is nothing to average out, and the newest is the best.
@@ -77,32 +78,76 @@ def of_sites(
         average = before.curvature.h
     weights = _weighed({} if before is None else before.weights, fold, weight)
     left = sum(past + standing**2 for past, standing in weights.values()) / len(weights)
+    answered = dict({} if before is None else before.sites)
+    for name, eta in fold.asked.items():
+        place, site = family.moments(eta)[0], fold.factors[name]
+        answered[name] = GaussianEta(site.h - site.J @ place, place)
     values, vectors = np.linalg.eigh(curvature)
     edge = curvature_sd * noise * math.sqrt(left) * math.sqrt(2.0 * size)
     kept = _cleaned(values, edge)
     unseen = values <= edge
     below = np.clip((values.sum() - kept.sum()) / max(1, unseen.sum()), 0.0, edge)
     least = floor * gradient_sd * noise * math.sqrt(size)
-    slope = fold.posterior.h - fold.posterior.J @ centre
-    steep = _rebuilt(prior.J, vectors, np.maximum(values, max(edge, least)))
-    mean = centre + np.linalg.solve(steep, slope)
+    # Where no curvature is seen, what a site says of an older θ is said again at every fold until it is
+    # renewed: steps are that much shorter.
+    share = max(1, len(fold.asked)) / len(fold.factors)
+    raised = np.maximum(values, max(edge, least) / share)
+    if is_exact:
+        slope = fold.posterior.h - fold.posterior.J @ centre
+    else:
+        gradients, places = (sum(part) for part in zip(*answered.values(), strict=True))
+        away = places / len(answered) - centre
+        slope = prior.h - prior.J @ centre + gradients + vectors @ (kept * (vectors.T @ away))
+    mean = centre + np.linalg.solve(_rebuilt(prior.J, vectors, raised), slope)
     average = average + weight * (mean - average)
-    values = np.maximum(kept, below)
-    scatter = (1.0 + left * (1.0 / rate - 1.0)) * values + left * (gradient_sd * noise) ** 2
-    shares = values / np.maximum(scatter, 1e-300)
-    precision = _rebuilt(prior.J, vectors, shares * values)
-    # What the mean of the gradients says of θ, H̄θ + noise: the mean of the steps is where it and the
-    # prior, at full weight each, agree.
-    said = _rebuilt(prior.J, vectors, values) @ average - prior.h
-    linear = prior.h + vectors @ (shares * (vectors.T @ said))
+    told = np.maximum(kept, below)
+    pulled = np.einsum("dk,de,ek->k", vectors, prior.J, vectors)
+    if is_exact:
+        missing, walk = np.zeros(size), np.zeros(size)
+    else:
+        variance = (gradient_sd * noise) ** 2 + (1.0 / rate - 1.0) * told
+        missing, walk = _made_of_steps(folds, (told + pulled) / (raised + pulled))
+        # Of sites that are renewed alike; others carry more.
+        alike = float((_weights_of(folds) ** 2).sum())
+        walk = walk * variance / (raised + pulled) ** 2 * max(1.0, left / alike)
+    open_ = 1.0 / (told + pulled)
+    precision = 1.0 / (open_ * (1.0 + missing**2 * told / pulled))
+    spread = np.linalg.inv(_rebuilt(prior.J, vectors, np.maximum(precision - pulled, 0.0)))
+    precision = np.linalg.inv(_rebuilt(spread, vectors, walk))
+    precision = (precision + precision.T) / 2.0
     return Standing(
         handed_out=GaussianEta(precision @ mean, precision),
-        reported=GaussianEta(linear, precision),
+        reported=GaussianEta(precision @ average, precision),
         curvature=GaussianEta(average, curvature),
         folds=folds,
         squares=left,
         weights=weights,
+        sites=answered,
     )
+
+
+def _weights_of(folds: int) -> np.ndarray:
+    """Returns how much each of the first T steps weighs in their mean, [T]: about t² / Σ t²."""
+    found = np.ones(1)
+    for fold in range(2, folds + 1):
+        weight = (_EMPHASIS + 1.0) / (fold + _EMPHASIS)
+        found = np.append((1.0 - weight) * found, weight)
+    return found
+
+
+def _made_of_steps(folds: int, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns of the mean of T steps, each of which makes ``rate`` of what is left of the way: the share
+    that is missing, and Σ over gradients of the square of what is left of each, [D] both.
+
+    A gradient that is taken at step τ moves the mean by Σ_{t ≥ τ} w_t (1 − rate)^{t − τ}.
+    """
+    weights, kept = _weights_of(folds), 1.0 - np.clip(rate, 0.0, 1.0)
+    missing = weights @ kept[None, :] ** np.arange(1, folds + 1)[:, None]
+    carried, squares = np.zeros_like(kept), np.zeros_like(kept)
+    for weight in weights[::-1]:
+        carried = weight + kept * carried
+        squares = squares + carried**2
+    return missing, squares
 
 
 def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: float) -> Standing:
@@ -129,7 +174,7 @@ def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: fl
     Source: specs/pvi.md §2.5 as amended; this function's proof stands above.
     """
     folds = 1 if before is None else before.folds + 1
-    squares = len(fold.renewed) * fold.damping**2 + (0.0 if before is None else before.squares)
+    squares = len(fold.asked) * fold.damping**2 + (0.0 if before is None else before.squares)
     found = fold.posterior
     likelihood = tree.subtract(found, fold.known)
     if noise_sd > 0.0:
@@ -174,10 +219,10 @@ def _weighed(
     A site that is not renewed stands in successive folds, whose mean averages its noise no further.
     """
     found = {}
-    for name in fold.clients:
+    for name in fold.factors:
         past, standing = before.get(name, (0.0, 0.0))
         past, standing = (1.0 - weight) ** 2 * past, (1.0 - weight) * standing
-        if name in fold.renewed:
+        if name in fold.asked:
             past, standing = past + standing**2, 0.0
         found[name] = (past, standing + weight)
     return found

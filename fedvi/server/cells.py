@@ -135,6 +135,7 @@ def _write_standing(standing: Standing | None, put: Put) -> Any:
     return {
         **standing._asdict(),
         "weights": dict(standing.weights),
+        "sites": {name: _write_eta(site, put) for name, site in standing.sites.items()},
         **{name: _write_eta(getattr(standing, name), put) for name in etas},
     }
 
@@ -143,7 +144,11 @@ def _read_standing(value: Any, get: Get, like: Eta) -> Standing | None:
     if value is None:
         return None
     etas = ("handed_out", "reported", "curvature")
-    value = {**value, "weights": {name: tuple(w) for name, w in value["weights"].items()}}
+    value = {
+        **value,
+        "weights": {name: tuple(weights) for name, weights in value["weights"].items()},
+        "sites": {name: _read_eta(site, get, like) for name, site in value["sites"].items()},
+    }
     return Standing(**{**value, **{name: _read_eta(value[name], get, like) for name in etas}})
 
 

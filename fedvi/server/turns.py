@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -263,6 +263,7 @@ def _rounds_at_last_fold(spec: ServerSpec, state: ServerState) -> int:
 def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
     group = tuple(sorted(answer.task.client for answer in state.answers))
     changes = {answer.task.client: answer.change for answer in state.answers}
+    asked = {answer.task.client: answer.task.posterior for answer in state.answers}
     in_time = [answer.task.client for answer in state.answers if not answer.late]
     staleness = tuple(state.version - answer.task.version for answer in state.answers)
     total = tree.total((changes[name].delta for name in group), spec.family.zeros())
@@ -289,7 +290,7 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         memory={**state.memory, group: damping_rules.Memory(damping, total)},
     )
     if spec.stand is not None:
-        state = state._replace(standing=_stand(spec, state, set(changes), damping))
+        state = state._replace(standing=_stand(spec, state, asked, damping))
     gap, stage = None, spec.schedule.view(progress_of(spec, state))
     if stage.rounds > rounds_before:
         now = reported(spec, state)
@@ -308,7 +309,7 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
 
 
 def _stand(
-    spec: ServerSpec, state: ServerState, renewed: set[str], damping: float
+    spec: ServerSpec, state: ServerState, asked: Mapping[str, Eta], damping: float
 ) -> Standing | None:
     """Makes of noisy factors the posterior that is handed out; what is not from records has no noise."""
     assert spec.stand is not None
@@ -317,6 +318,7 @@ def _stand(
         return state.standing
     exact = (state.factors[name] for name in sorted(set(spec.clients) - set(spec.members)))
     known = tree.total(exact, spec.prior)
-    new = tuple(name for name in members if name in renewed)
-    fold = Fold(spec.prior, known, state.posterior, members, new, damping)
+    factors = {name: state.factors[name] for name in members}
+    new = {name: asked[name] for name in members if name in asked}
+    fold = Fold(spec.prior, known, state.posterior, factors, new, damping)
     return spec.stand(spec.family, fold, state.standing)

@@ -86,7 +86,8 @@ def test_what_is_released_travels_and_becomes_a_change_of_the_family(case):
     family.check(change.delta)
     posterior = tree.add(task.posterior, change.delta)
     if solver.stand is not None:
-        fold = Fold(task.posterior, task.posterior, posterior, ("c",), ("c",), 1.0)
+        at = task.posterior
+        fold = Fold(at, at, posterior, {"c": change.delta}, {"c": at}, 1.0)
         standing = solver.stand(family, fold, None)
         family.check(standing.reported)
         posterior = standing.handed_out

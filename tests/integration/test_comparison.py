@@ -1,0 +1,79 @@
+"""The poster's comparison: its benchmark runs, ranks the modes as their theory does, and draws them."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import comparison
+
+LINE = comparison.PROBLEMS[0]
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[comparison.Cell]:
+    modes = tuple(
+        mode for mode in comparison.MODES if mode.kind in ("perturbed_update", "site_release")
+    )
+    return comparison.compare(LINE, modes, (4.0,), seeds=1)
+
+
+def test_every_mode_is_run_under_every_schedule_at_the_promised_price(
+    cells: list[comparison.Cell],
+) -> None:
+    assert [(cell.mode.kind, cell.epsilon) for cell in cells] == [
+        (None, math.inf),
+        ("perturbed_update", 4.0),
+        ("site_release", 4.0),
+    ]
+    for cell in cells:
+        assert set(cell.outcomes) == set(comparison.SCHEDULES)
+        assert all(found.shape == (1, 3) for found in cell.outcomes.values())
+    # One record decides on a whole message, so both relations cost the same; a calibrated price is
+    # within 1 % of the promise. A gradient that is added moves a sum half as far as a substituted one.
+    assert 3.96 < cells[1].add_remove <= 4.0
+    assert 1.0 < cells[2].add_remove < 2.0
+
+
+def test_without_noise_all_schedules_are_at_the_pooled_posterior(
+    cells: list[comparison.Cell],
+) -> None:
+    for schedule in comparison.SCHEDULES:
+        _, divergence, error = cells[0].outcomes[schedule][0]
+        # Conjugate and one-dimensional: the float64 algebra of 30 visits.
+        assert abs(divergence) < 1e-8, schedule
+        # A coefficient's error is standard normal: above 5 once in two million seeds.
+        assert error < 5.0, schedule
+
+
+def test_noise_on_each_data_point_costs_less_than_on_the_message(
+    cells: list[comparison.Cell],
+) -> None:
+    _, message, point = cells
+    for schedule in comparison.SCHEDULES:
+        assert point.outcomes[schedule][0, 1] < 0.01 * message.outcomes[schedule][0, 1], schedule
+
+
+def test_the_table_has_a_row_for_each_cell_and_the_plot_is_drawn_where_it_can_be(
+    cells: list[comparison.Cell], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = comparison.table(LINE, cells)
+    lines = text.splitlines()
+    assert lines[0] == "### Linear regression, D = 1"
+    # Four columns of settings and three measures under three schedules, between two outer bars.
+    assert {line.count("|") for line in lines[2:]} == {4 + 9 + 1}
+    assert len(lines) == 4 + len(cells)
+    comparison.write(LINE, cells, 1, [comparison.settings(), text], tmp_path)
+    assert text in (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    if importlib.util.find_spec("matplotlib") is None:
+        assert "no plot" in capsys.readouterr().out
+    else:
+        assert (tmp_path / "linear-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_that_diverged_are_counted_and_not_averaged() -> None:
+    runs = np.array([1.0, math.nan, 3.0])
+    assert comparison._entry(runs) == "2 ± 1.4, 1 of 3 diverged"
+    assert comparison._entry(np.full(2, math.nan)) == "2 of 2 diverged"
