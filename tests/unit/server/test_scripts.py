@@ -1,6 +1,7 @@
 """A script's stages follow each other at the server, and a killed server goes on at its cursor."""
 
 import contextlib
+import functools
 
 import pytest
 
@@ -15,6 +16,7 @@ from fedvi.federation.schedules import (
     synchronous,
 )
 from fedvi.federation.script import Stage, from_generator, scripted
+from fedvi.inference.noise_aware import of_changes, of_sites
 from fedvi.privacy import ledger
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.durable import SqliteServerStore
@@ -113,6 +115,28 @@ def test_a_server_that_is_killed_after_each_request_goes_on_at_its_cursor(schedu
     assert found[-1].status == "completed"
     assert len(found[-1].stages) >= 4
     assert any(state.stages and state.tasks for state in found)
+
+
+@pytest.mark.parametrize(
+    "stand",
+    [
+        functools.partial(of_sites, gradient_sd=0.3, curvature_sd=0.2, rate=0.5, floor=1.0),
+        functools.partial(of_changes, noise_sd=0.1),
+    ],
+    ids=["sites", "changes"],
+)
+def test_what_a_server_makes_of_noise_survives_it(stand, tmp_path):
+    spec = spec_of(sequential(3))._replace(stand=stand, renews=stand.func is of_sites)
+
+    @contextlib.contextmanager
+    def started_anew():
+        with contextlib.closing(SqliteServerStore(tmp_path / "state", spec)) as store:
+            yield Coordinator(spec, store)
+
+    expected = undisturbed(spec)
+    found = run(spec, started_anew)
+    assert [frozen(state) for state in found] == [frozen(state) for state in expected]
+    assert found[-1].standing.folds == 9
 
 
 def test_stages_follow_each_other_and_count_from_their_own_beginning():
