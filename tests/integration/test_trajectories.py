@@ -1,4 +1,4 @@
-"""How fast a federation with exact local optima comes to the pooled posterior: bounds after some rounds.
+"""How fast a federation comes to the pooled posterior: bounds by round, with exact local optima.
 
 Distances are KL(q_r ‖ q*) in nats, q* the optimum of the same family on all records pooled. The bounds
 on the synthetic problem, and the mean-field ones on the file as it stands, are those of specs/pvi.md §0,
