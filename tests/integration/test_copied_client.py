@@ -134,7 +134,8 @@ def test_of_two_copies_the_older_is_refused_before_its_noised_bytes_leave(
     assert [newer.tick(), newer.tick(), newer.tick()] == ["sent", "solved", "sent"]
     with pytest.raises(errors.Superseded):
         older.tick()
-    assert older.sealed not in home.digests()
+    # Not by its digest: where noise drowns every step an answer is q as it was, in any release.
+    assert len(home.digests()) == 3
     assert home.book == newer.worker.ledger
     # What it holds is of no use any more, also to a process that greets.
     older.store.close()
