@@ -65,13 +65,15 @@ def of_sites(
     once; widening); the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
     Frobenius norm, here of a symmetric matrix; averaging is Shamir and Zhang (2013), arXiv:1212.1824.
     """
-    size, noise, prior = family.size, math.sqrt(len(fold.factors)), fold.known
+    size, noise = family.size, math.sqrt(len(fold.factors))
+    # The prior's own factor may make it improper for a while; a precision is built on it.
+    prior = family.project(fold.known, fold.prior)
     centre = family.moments(_handed_out(family, fold, before))[0]
     folds = 1 if before is None else before.folds + 1
     # Without noise there is nothing to average out, and the newest is the best.
     is_exact = gradient_sd == 0.0 and rate == 1.0
     weight = 1.0 if is_exact else (_EMPHASIS + 1.0) / (folds + _EMPHASIS)
-    sites = tree.subtract(fold.posterior, prior)
+    sites = tree.subtract(fold.posterior, fold.known)
     curvature, average = sites.J, np.zeros(size)
     if before is not None:
         curvature = before.curvature.J + weight * (sites.J - before.curvature.J)
