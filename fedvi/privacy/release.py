@@ -348,7 +348,14 @@ def clipped_changes(
 
 
 def float_limit(
-    clip_norm: float, block: int, blocks: int, rows: int, size: int, mechanism: Mechanism
+    clip_norm: float,
+    block: int,
+    blocks: int,
+    rows: int,
+    size: int,
+    mechanism: Mechanism,
+    *,
+    double: bool = False,
 ) -> float:
     """Returns the norm to which rows are clipped so that their `float_sum` moves by C at most.
 
@@ -361,6 +368,7 @@ def float_limit(
       rows: B, those of the batch.
       size: d, how many numbers are summed.
       mechanism: what noises the sum.
+      double: whether block sums are float64, as `float_sum` takes it.
 
     Raises:
       PrivacyError: if there are too few blocks, if C is not within 2⁻⁷⁰·√d ≤ C and b·C·(1 + γ_b) <
@@ -374,8 +382,8 @@ def float_limit(
     grid = mechanism.grid(clip_norm)
     if grid is None:
         return clip_norm
-    _check_float_range(clip_norm, block, size)
-    surplus = _float_surplus(block, blocks, size) * rows
+    _check_float_range(clip_norm, block, size, double)
+    surplus = _float_surplus(block, blocks, double) * rows
     rounding = math.sqrt(size) * grid.step / clip_norm
     limit = (1.0 - rounding) / (1.0 + surplus)
     if limit < 1.0 - _LARGEST_SURPLUS:
@@ -395,39 +403,50 @@ def float_sum(
     clip_norm: float,
     batch: Batch,
     mechanism: Mechanism,
+    *,
+    double: bool = False,
 ) -> Bounded:
-    """Adds float32 sums of blocks of clipped contributions and rounds once: where only norms exist.
+    """Adds float sums of blocks of clipped contributions and rounds once: where only norms exist.
 
     Guarantee: if every block sum is a float32 sum, or inner product, of at most ``block`` terms
-    c·g with ‖c·g‖₂ ≤ `float_limit` in exact arithmetic, added in any order in float32 without TF32,
-    and every block without records is zero, then ‖total − total′‖₂ ≤ C when a record is added or
-    removed, and ≤ 2C when it is substituted. Proof: docs/proofs/float_sum.md. All B rows of the
-    batch count, since a record that is removed may move the others to other blocks. As in
-    `clipped_sum` it is assumed that a record's c·g has the same float32 value in whichever row it
-    stands, and without a grid the rounding of the sum of floats is not covered.
+    c·g with ‖c·g‖₂ ≤ `float_limit` in exact arithmetic, added in any order in float32 without TF32
+    (or all that in float64, if ``double``), and every block without records is zero, then
+    ‖total − total′‖₂ ≤ C when a record is added or removed, and ≤ 2C when it is substituted. Proof:
+    docs/proofs/float_sum.md. All B rows of the batch count, since a record that is removed may move
+    the others to other blocks. As in `clipped_sum` it is assumed that a record's c·g has the same
+    value in whichever row it stands, and without a grid the rounding of the sum of floats is not
+    covered.
 
     Args:
-      block_sum: index of a block → its sum, a tree of float32 arrays; called within a loop, so that
-        one block's is in memory at a time.
+      block_sum: index of a block → its sum, a tree of arrays; called within a loop, so that one
+        block's is in memory at a time.
       blocks: how many there are; blocks · block ≥ B.
       block: b, the most terms behind one block sum.
       clip_norm: C.
       batch: the rows that are summed.
       mechanism: what noises the sum.
+      double: whether block sums are float64, and ``block_sum`` is traced where JAX has that. Blocks
+        may then be of any length, at the price of float64 arithmetic.
 
     Raises:
-      PrivacyError: what `float_limit` refuses; block sums that are not float32.
+      PrivacyError: what `float_limit` refuses; block sums of another dtype.
     """
-    like, rows = jax.eval_shape(block_sum, 0), batch.mask.shape[0]
+    with jax.enable_x64(double):
+        like, rows = jax.eval_shape(block_sum, np.int32(0)), batch.mask.shape[0]
+    wanted = jnp.float64 if double else jnp.float32
     for leaf in jax.tree.leaves(like):
-        if leaf.dtype != jnp.float32:
-            raise errors.PrivacyError(f"block sums have dtype {leaf.dtype}, expected float32")
+        if leaf.dtype != wanted:
+            raise errors.PrivacyError(
+                f"block sums have dtype {leaf.dtype}, expected {wanted.__name__}"
+            )
     size = sum(leaf.size for leaf in jax.tree.leaves(like))
-    float_limit(clip_norm, block, blocks, rows, size, mechanism)
+    float_limit(clip_norm, block, blocks, rows, size, mechanism, double=double)
     shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
     grid = mechanism.grid(clip_norm)
     if grid is None:
-        total = _added_up(block_sum, blocks, like, lambda leaf: leaf)
+        with jax.enable_x64(double):
+            total = _added_up(block_sum, blocks, like, lambda leaf: leaf, double)
+            total = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), total)
         return Bounded(total, shift, batch.sampler, None)
     # No sum may wrap. Clipping to a box brings no two totals further apart.
     farthest = _farthest(rows, grid) + math.isqrt(grid.bound) + 1
@@ -443,22 +462,26 @@ def float_sum(
         return boxed.astype(jnp.int64 if wide else jnp.int32)
 
     with jax.enable_x64(True):
-        total = jax.tree.map(whole, _added_up(block_sum, blocks, like, exact))
+        total = jax.tree.map(whole, _added_up(block_sum, blocks, like, exact, double))
     return Bounded(total, shift, batch.sampler, grid)
 
 
 def _added_up(
-    block_sum: Callable[[Any], Any], blocks: int, like: Any, convert: Callable[[Any], Any]
+    block_sum: Callable[[Any], Any],
+    blocks: int,
+    like: Any,
+    convert: Callable[[Any], Any],
+    double: bool,
 ) -> Any:
     """Converts the block sums and adds them, one after the other."""
 
     def converted(index: Any) -> Any:
-        with jax.enable_x64(False):
+        with jax.enable_x64(double):
             part = block_sum(index)
         return jax.tree.map(convert, part)
 
     if blocks == 1:
-        return converted(0)
+        return converted(np.int32(0))
 
     def add(total: Any, index: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, converted(index)), None
@@ -748,7 +771,7 @@ def _whole_total(integers: Any, wide: bool) -> Any:
         return integers.astype(jnp.int64).sum(axis=0)
 
 
-def _check_float_range(clip_norm: float, block: int, size: int) -> None:
+def _check_float_range(clip_norm: float, block: int, size: int, double: bool) -> None:
     """Refuses clip norms at which block sums overflow, or underflow by more than is counted."""
     least = 2.0**-70 * math.sqrt(size)
     if not clip_norm >= least:
@@ -757,7 +780,7 @@ def _check_float_range(clip_norm: float, block: int, size: int) -> None:
             "numbers: below it float32 underflow may move the sum further than is counted",
             "measure the contributions in smaller units",
         )
-    most = float(np.finfo(np.float32).max) / (block * (1.0 + _block_error(block)))
+    most = float(np.finfo(np.float32).max) / (block * (1.0 + _block_error(block, double)))
     if not clip_norm < most:
         raise errors.PrivacyError(
             f"clip_norm is {clip_norm}, expected below {most:.3g} for float32 sums of {block} rows: "
@@ -766,17 +789,16 @@ def _check_float_range(clip_norm: float, block: int, size: int) -> None:
         )
 
 
-def _block_error(block: int) -> float:
-    """γ_b = b·u / (1 − b·u) of float32; infinite for blocks too long to have a bound."""
-    share = block * 2.0**-24
+def _block_error(block: int, double: bool) -> float:
+    """γ_b = b·u / (1 − b·u) of float32 or float64; infinite for blocks too long to have a bound."""
+    share = block * (2.0**-53 if double else 2.0**-24)
     return share / (1.0 - share) if share < 1.0 else math.inf
 
 
-def _float_surplus(block: int, blocks: int, size: int) -> float:
+def _float_surplus(block: int, blocks: int, double: bool) -> float:
     """Returns twice the error of the float sum in units of B·C: docs/proofs/float_sum.md."""
-    double = 2.0**-53
-    inner = _block_error(block)
+    inner = _block_error(block, double)
     # Blocks are added and divided by the step, which is itself rounded: at most blocks + 6 times.
-    outer = (blocks + 6) * double / (1.0 - (blocks + 6) * double)
+    outer = (blocks + 6) * 2.0**-53 / (1.0 - (blocks + 6) * 2.0**-53)
     # Sums that underflow lose at most 2⁻¹⁴⁹ an operation, below the margin of 1e-6.
     return 2.0 * (inner + outer * (1.0 + inner)) * (1.0 + 1e-6)

@@ -7,6 +7,7 @@ from fedvi.inference.solvers.gradient import gradient
 from fedvi.inference.solvers.local_averaging import local_averaging
 from fedvi.inference.solvers.perturbed_update import perturbed_update
 from fedvi.inference.solvers.site_release import site_release
+from fedvi.inference.solvers.vips import vips
 from fedvi.inference.solvers.virtual_clients import virtual_clients
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "local_averaging",
     "perturbed_update",
     "site_release",
+    "vips",
     "virtual_clients",
 ]

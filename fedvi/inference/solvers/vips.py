@@ -1,0 +1,310 @@
+"""One noised sum of expected sufficient statistics a visit: private VB for conjugate-exponential models."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.gaussian import FullGaussian
+from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.inference.solvers.gradient import single_precision
+from fedvi.inference.statistics import broadcast, finish_statistics, stand_statistics
+from fedvi.models.base import Model
+from fedvi.models.conjugate import ConjugateModel, packed, to_table
+from fedvi.models.counts import NegativeBinomial
+from fedvi.models.glm import Bernoulli, GeneralisedLinearModel, Normal
+from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
+from fedvi.privacy.release import (
+    Batch,
+    Mechanism,
+    Released,
+    Sampler,
+    Shift,
+    float_limit,
+    float_sum,
+    release,
+)
+from fedvi.typing import Key
+
+__all__ = ["conjugate_form", "vips"]
+
+_ROWS_TOGETHER = 64
+# Roundings of float64 behind one term of a sum, beside the sum itself: factors of a term, the clip's
+# weight, √2 and the block's weight.
+_ROUNDINGS = 8
+# Smaller norms count as this.
+_LEAST = 1e-300
+
+
+def vips(
+    family: Any,
+    model: Model | ConjugateModel,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float = 1.0,
+    averaging: float | None = None,
+    delay: float = 1.0,
+    shares: Mapping[str, float] | None = None,
+    typical: Mapping[str, float] | None = None,
+    row_norm: float | None = None,
+    learn_prior: str = "no",
+    ridge: float = 0.5,
+    rows_together: int = 4096,
+) -> LocalSolver:
+    """Returns the solver whose answer is a sum of its records' expected sufficient statistics at q.
+
+    Per record: the statistics E[s] of all blocks side by side, each weighed so that a typical record's
+    vector has norm 1 and its blocks the shares that they are given; clipped together to C, added up and
+    noised, once a visit. The server divides by the public rate, keeps a running mean of each client's
+    sums, and puts the prior to the sum of all clients. A client keeps nothing from visit to visit.
+
+    For these models the cavity cancels: a client's factor *is* the sum of its expected statistics, so
+    this is partitioned variational inference with one local step a visit, and M clients get what one
+    with all their records would get.
+
+    Guarantee: one visit costs ``sampler.event(mechanism.event(shift))``, shift C when a record is added or
+    removed and 2C when it is substituted (`float_sum` in float64: what a record adds is weights times
+    arrays whose norm is known to ``model.norm_error``, and the limit is lowered by that). It depends on
+    the records, the broadcast q and its own keys alone, so that visits compose adaptively.
+
+    Args:
+      family: of q; of a regression, full Gaussian.
+      model: a conjugate model, or a generalised linear model that has such a form: ``logistic``,
+        ``negative_binomial`` (both by Pólya-Gamma latents) or ``linear``.
+      sampler: one of ``fedvi.privacy.sampling``.
+      mechanism: one of ``fedvi.privacy.mechanisms``.
+      clip_norm: C, in units of a typical record's vector. Below 1, most records count alike.
+      averaging: κ: the t-th answer of a client weighs (delay + t − 1)^−κ in the running mean of them.
+        At 1 all weigh alike and the noise of J rounds is that of about one; 0 keeps the last
+        alone. Left out: 1 where there is noise or a batch is less than all records, else 0. Between 0.5
+        and 0.7 suits topic models, whose statistics move.
+      delay: τ0 ≥ 1; where there is more than one topic to tell apart, 1.
+      shares: of each block, how much of C² a typical record's array takes; left out, the model's.
+      typical: of each block, the norm of a typical record's array: public numbers; left out, the model's.
+      row_norm: of a regression, ‖x‖ of a typical record: a public number. Left out: √D.
+      learn_prior: of a regression, "shared" or "each": precisions of the prior are learnt; "no".
+      ridge: of a regression, what noise adds to the curvature, in units of its largest eigenvalue.
+      rows_together: how many records are in memory at a time, beside their sums.
+
+    Raises:
+      SolverError, ModelError: an argument is out of its range, or the model has no conjugate form.
+
+    Source: Park, Foulds, Chaudhuri and Welling (2020), VIPS, JAIR 68; corrections in specs/vips.md §6, §7.
+    """
+    if not isinstance(model, ConjugateModel):
+        model = conjugate_form(family, model, row_norm, learn_prior, ridge)
+    elif row_norm is not None:
+        raise errors.SolverError(
+            f"row_norm is {row_norm}, which a {type(model).__name__} has no use for",
+            "leave it out; `typical` holds the norms of its blocks",
+        )
+    if model.family != family:
+        raise errors.SolverError(
+            f"solver `vips` needs the family {model.family} for this model, found {family}",
+            'of a regression that is [family] kind = "full_gaussian"',
+        )
+    if not clip_norm > 0.0:
+        raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
+    if rows_together < 1:
+        raise errors.SolverError(f"rows_together is {rows_together}, expected at least 1")
+    if not 1.0 <= delay < math.inf:
+        raise errors.SolverError(f"delay is {delay}, expected a number of at least 1")
+    noisy = mechanism.noise_multiplier > 0.0 or sampler.rate < 1.0
+    kappa = (1.0 if noisy else 0.0) if averaging is None else averaging
+    if not 0.0 <= kappa <= 1.0:
+        raise errors.SolverError(
+            f"averaging is {kappa}, expected a number from 0 to 1",
+            "1 averages all answers alike, and 0 keeps the last alone",
+        )
+    weights = _weights(model, shares, typical)
+    table = to_table(model)
+    summed = _compiled(model, sampler, mechanism, clip_norm, tuple(weights.items()), rows_together)
+    unit = clip_norm if math.isfinite(clip_norm) else 1.0
+    one = mechanism.noise_multiplier * unit / sampler.rate
+
+    def update(
+        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
+    ) -> tuple[Any, Released, dict[str, Any]]:
+        messages = model.messages(broadcast(model, task))
+        keys = tuple(key_of(purpose) for purpose in ("sampling", "noise"))
+        records, valid = single_precision(shard.records), jnp.asarray(shard.mask)
+        told = {"valid_units": int(np.count_nonzero(shard.mask))}
+        return state, summed(keys, messages, records, valid), told
+
+    settings: dict[str, Any] = {"averaging": float(kappa), "delay": float(delay)}
+    return LocalSolver(
+        name="vips",
+        init=lambda eta: (),
+        update=update,
+        finish=functools.partial(
+            finish_statistics, model=table, weights=weights, rate=float(sampler.rate), **settings
+        ),
+        cost=sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm))),
+        number_count=sum(block.number_count for block in model.blocks),
+        clip_norm=clip_norm,
+        mark=mechanism.mark,
+        stand=functools.partial(
+            stand_statistics,
+            model=table,
+            noise={name: float(one / weight) for name, weight in weights.items()},
+            **settings,
+        ),
+        renews=True,
+    )
+
+
+def conjugate_form(
+    family: Any, model: Any, row_norm: float | None, learn_prior: str, ridge: float
+) -> ConjugateModel:
+    """Returns a generalised linear model as one whose latents make it Gaussian.
+
+    Raises:
+      SolverError: it has no such form.
+    """
+    response = getattr(model, "response", None)
+    known = Bernoulli | NegativeBinomial | Normal
+    if (
+        not isinstance(model, GeneralisedLinearModel)
+        or model.layout is not None
+        or not isinstance(response, known)
+    ):
+        raise errors.SolverError(
+            f"solver `vips` needs a conjugate-exponential model, found {_called(model)}",
+            "`logistic`, `negative_binomial` and `linear` regression without offset have that form, "
+            "of records that are one row each; `site_release` takes any other likelihood",
+        )
+    if not isinstance(family, FullGaussian):
+        raise errors.SolverError(
+            f"solver `vips` needs the full Gaussian family for a regression, found "
+            f"{type(family).__name__}",
+            'write [family] kind = "full_gaussian"',
+        )
+    norm = math.sqrt(model.size) if row_norm is None else float(row_norm)
+    shared = (model.names, model.prior_scales, norm, learn_prior, ridge)
+    if isinstance(response, Normal):
+        return KnownNoise(*shared, noise_scale=response.noise_scale)
+    if isinstance(response, Bernoulli):
+        return PolyaGamma(*shared)
+    dispersion = response.dispersion
+    return PolyaGamma(*shared, trials=1.0 / dispersion, counts=True, offset=math.log(dispersion))
+
+
+def _called(model: Any) -> str:
+    response = getattr(model, "response", None)
+    return type(model).__name__ + ("" if response is None else f" of {type(response).__name__}")
+
+
+def _weights(
+    model: ConjugateModel, shares: Mapping[str, float] | None, typical: Mapping[str, float] | None
+) -> dict[str, float]:
+    """Returns what each block is multiplied by: √share / typical norm."""
+    names = [block.name for block in model.blocks]
+    for what, given in (("shares", shares), ("typical", typical)):
+        for name, value in (given or {}).items():
+            if name not in names:
+                raise errors.SolverError(
+                    f"{what} names {name!r}, which is no block of the model",
+                    errors.did_you_mean(name, names),
+                )
+            if not 0.0 < value < math.inf:
+                raise errors.SolverError(f"{what}.{name} is {value}, expected a number above 0")
+    part = {block.name: block.share for block in model.blocks} | dict(shares or {})
+    norms = {block.name: block.typical for block in model.blocks} | dict(typical or {})
+    whole = sum(part.values())
+    return {name: math.sqrt(part[name] / whole) / norms[name] for name in names}
+
+
+@compiled_once
+def _compiled(
+    model: ConjugateModel,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float,
+    weights: tuple[tuple[str, float], ...],
+    rows_together: int,
+) -> Callable[..., Released]:
+    """Returns the compiled sum, one for equal settings."""
+    weigh, blocks = dict(weights), {block.name: block for block in model.blocks}
+    size = sum(block.number_count for block in model.blocks)
+
+    @jax.jit
+    def summed(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
+        sampling_key, noise_key = keys
+        # A row's bits may depend on where it stands within XLA's groups of rows: no part is shorter.
+        length = -(-min(rows_together, valid.shape[0]) // _ROWS_TOGETHER) * _ROWS_TOGETHER
+        batch = _filled_up(sampler.draw(sampling_key, valid), length)
+        count = batch.mask.shape[0]
+        parts, terms = count // length, length + _ROUNDINGS
+        limit = float_limit(clip_norm, terms, parts, count, size, mechanism, double=True)
+        limit *= 1.0 - model.norm_error - 2.0**-40
+
+        def part_sum(index: Any) -> dict[str, Any]:
+            with jax.enable_x64(False):
+                taken, mask = (
+                    jax.lax.dynamic_slice_in_dim(column, index * length, length)
+                    for column in (batch.indices, batch.mask)
+                )
+                part = jax.tree.map(lambda column: column[taken], records)
+                local = model.expected(messages, part)
+                usable = mask & _finite((part, local))
+                part, local = (_where(usable, columns) for columns in (part, local))
+            wide, known, drawn = (_double(columns) for columns in (local, messages, part))
+            squares = model.square_norms(known, wide, drawn)
+            square = sum(weigh[name] ** 2 * found for name, found in squares.items())
+            norm = jnp.sqrt(square)
+            usable = usable & jnp.isfinite(norm)
+            kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
+            kept = jnp.where(usable, kept, jnp.zeros_like(kept))
+            # A norm that overflowed has numbers behind it that might, too: 0 · ∞ is no number.
+            wide, drawn = (_where(usable, columns) for columns in (wide, drawn))
+            sums = model.sums(known, wide, drawn, kept)
+            return {name: packed(sums[name], blocks[name]) * weigh[name] for name in blocks}
+
+        bounded = float_sum(part_sum, parts, terms, clip_norm, batch, mechanism, double=True)
+        return release(noise_key, bounded, mechanism)
+
+    return summed
+
+
+def _filled_up(batch: Batch, length: int) -> Batch:
+    """Returns the batch with empty rows at its end, up to a multiple of ``length``."""
+    room = -batch.mask.shape[0] % length
+    return dataclasses.replace(
+        batch, indices=jnp.pad(batch.indices, (0, room)), mask=jnp.pad(batch.mask, (0, room))
+    )
+
+
+def _finite(columns: Any) -> Any:
+    """Says of each row whether all of its floats are finite: bool [B]."""
+    found = [
+        jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
+        for leaf in jax.tree.leaves(columns)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    return functools.reduce(jnp.logical_and, found)
+
+
+def _where(usable: Any, columns: Any) -> Any:
+    """Returns the columns with zeros in rows that are not usable."""
+
+    def zeroed(leaf: Any) -> Any:
+        stands = usable.reshape(-1, *[1] * (leaf.ndim - 1))
+        return jnp.where(stands, leaf, jnp.zeros_like(leaf))
+
+    return jax.tree.map(zeroed, columns)
+
+
+def _double(columns: Any) -> Any:
+    """Returns floats as float64, and other numbers as they are."""
+
+    def cast(leaf: Any) -> Any:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(leaf).astype(jnp.float64) if is_float else leaf
+
+    return jax.tree.map(cast, columns)

@@ -1,0 +1,230 @@
+"""Regressions as conjugate models: come here for another likelihood that augmentation makes Gaussian."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.models.conjugate import Block, positive_part
+from fedvi.typing import Eta
+
+__all__ = ["KnownNoise", "PolyaGamma"]
+
+# Of the squared clip norm, what the D×D statistic takes: it is what most noise goes to in any case.
+_CURVATURE_SHARE = 0.2
+# Prior precisions that are learnt stay between these, in units of the prior that was declared: noise in
+# the mean feeds back into them, and without a floor they run off to 0 (specs/vips.md §7, P1).
+_SMALLEST, _LARGEST = 1e-2, 1e4
+_ITERATIONS = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coefficients:
+    """What both have in common: q(θ) is a full Gaussian, and a record adds (a·x, b·x xᵀ) to (h, J).
+
+    Attributes:
+      coefficients: the names of θ's coordinates.
+      prior_scales: prior standard deviation of each.
+      row_norm: ‖x‖ of a typical record, a public number.
+      learn_prior: "no"; "shared": one precision of all coefficients is learnt, in units of the declared
+        ones; or "each": one of each, so that coefficients without effect shrink away.
+      ridge: what noise in J adds to it, in units of the largest eigenvalue that noise alone has.
+    """
+
+    coefficients: tuple[str, ...]
+    prior_scales: tuple[float, ...]
+    row_norm: float
+    learn_prior: str = "no"
+    ridge: float = 0.5
+
+    def __post_init__(self) -> None:
+        if len(self.coefficients) != len(self.prior_scales) or not self.coefficients:
+            raise errors.ModelError(
+                f"{len(self.coefficients)} coefficients and {len(self.prior_scales)} prior scales, "
+                "expected as many of one as of the other, and at least one"
+            )
+        if not 0.0 < self.row_norm < math.inf:
+            raise errors.ModelError(f"row_norm is {self.row_norm}, expected a number above 0")
+        if self.learn_prior not in ("no", "shared", "each"):
+            raise errors.ModelError(
+                f'learn_prior is {self.learn_prior!r}, expected "no", "shared" or "each"'
+            )
+        if not 0.0 <= self.ridge < math.inf:
+            raise errors.ModelError(f"ridge is {self.ridge}, expected a number of at least 0")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The coefficients."""
+        return self.coefficients
+
+    @property
+    def family(self) -> FullGaussian:
+        """Full Gaussian."""
+        return FullGaussian(len(self.coefficients))
+
+    @property
+    def prior(self) -> GaussianEta:
+        """Independent N(0, scale²)."""
+        return self._prior(np.ones(len(self.coefficients)))
+
+    @property
+    def start(self) -> GaussianEta:
+        """The prior."""
+        return self.prior
+
+    @property
+    def norm_error(self) -> float:
+        """Norms are computed in float64, of numbers that are taken as they are."""
+        return 2.0**-40
+
+    def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a²‖x‖² and b²‖x‖⁴, [B] each."""
+        square = (records["x"] ** 2).sum(axis=1)
+        return {"h": local["slope"] ** 2 * square, "J": (local["bend"] * square) ** 2}
+
+    def sums(
+        self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any
+    ) -> dict[str, Any]:
+        """Returns Σ w·a·x [D] and Σ w·b·x xᵀ [D, D]."""
+        x = records["x"]
+        return {
+            "h": x.T @ (weights * local["slope"]),
+            "J": (x * (weights * local["bend"])[:, None]).T @ x,
+        }
+
+    def factor(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> GaussianEta:
+        """Returns (h, J): sums are natural parameters as they are."""
+        return GaussianEta(sums["h"], sums["J"])
+
+    def posterior(self, total: GaussianEta, noise: Mapping[str, float]) -> GaussianEta:
+        """Returns prior + total, with J projected and, if they are learnt, the prior's precisions renewed.
+
+        q(α) of a precision α·scale⁻², α ~ Gamma(½, ½), given q(θ), and q(θ) given E[α], in turns; E[α] is
+        kept within public bounds.
+
+        Source: specs/vips.md §3, the M step; Tipping (2001) for precisions of each coefficient.
+        """
+        curvature = positive_part(total.J, noise.get("J", 0.0), self.ridge)
+        size = len(self.coefficients)
+        found, squares = np.ones(size), np.asarray(self.prior_scales) ** -2.0
+        rounds = 0 if self.learn_prior == "no" else _ITERATIONS
+        for _ in range(rounds):
+            covariance = np.linalg.inv(curvature + np.diag(found * squares))
+            spread = ((covariance @ total.h) ** 2 + np.diagonal(covariance)) * squares
+            if self.learn_prior == "shared":
+                fresh = np.full(size, (1.0 + size) / (1.0 + spread.sum()))
+            else:
+                fresh = 2.0 / (1.0 + spread)
+            found = np.clip(fresh, _SMALLEST, _LARGEST)
+        prior = self._prior(found)
+        return GaussianEta(prior.h + total.h, prior.J + curvature)
+
+    def _prior(self, precisions: np.ndarray) -> GaussianEta:
+        size = len(self.coefficients)
+        return GaussianEta(
+            np.zeros(size), np.diag(precisions * np.asarray(self.prior_scales) ** -2.0)
+        )
+
+    def _blocks(self, slope: float, bend: float) -> tuple[Block, ...]:
+        size, norm = len(self.coefficients), self.row_norm
+        return (
+            Block("h", (size,), slope * norm, 1.0 - _CURVATURE_SHARE),
+            Block("J", (size, size), bend * norm**2, _CURVATURE_SHARE, symmetric=True),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PolyaGamma(_Coefficients):
+    """Logistic, binomial and negative binomial regression, Gaussian given Pólya-Gamma latents.
+
+    y successes of b trials with log odds a = xᵀθ + o: E[ω] = b·tanh(c/2)/(2c), c² = E_q[a²], and a record
+    adds (κ − E[ω]·o)·x to h and E[ω]·x xᵀ to J, with κ = y − b/2. Negative binomial counts have b = y + r,
+    κ = (y − r)/2 and log odds a.
+
+    q's standard deviations are too small by √(c / sinh c): Pólya-Gamma factorisation is that of Jaakkola
+    and Jordan's bound, whose curvature tanh(c/2)/(2c) is above that of the likelihood, σ(c)σ(−c).
+
+    Attributes:
+      trials: b; for counts, r.
+      counts: whether outcomes are negative binomial counts.
+      offset: o, the same for all records.
+
+    >>> model = PolyaGamma(("a", "b"), (1.0, 1.0), row_norm=1.0)
+    >>> [(block.name, block.typical) for block in model.blocks]
+    [('h', 0.5), ('J', 0.25)]
+
+    Source: Polson, Scott and Windle (2013), arXiv:1205.0310; specs/vips.md §3.
+    """
+
+    trials: float = 1.0
+    counts: bool = False
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.trials < math.inf:
+            raise errors.ModelError(f"trials is {self.trials}, expected a number above 0")
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """κ·x [D] and E[ω]·x xᵀ [D, D]; of counts, typical ones are taken to be near r."""
+        return self._blocks(0.5 * self.trials, 0.25 * self.trials * (2.0 if self.counts else 1.0))
+
+    def messages(self, posterior: GaussianEta) -> dict[str, np.ndarray]:
+        """Returns the mean [D] and a root of the covariance [D, D]."""
+        mean, root = self.family.location_root(posterior)
+        return {"mean": mean.astype(np.float32), "root": root.astype(np.float32)}
+
+    def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what x and x xᵀ are multiplied by, [B] each."""
+        import jax
+        import jax.numpy as jnp
+
+        x, y = records["x"], records["y"]
+        highest = jax.lax.Precision.HIGHEST  # on a GPU the default would round to TF32
+        centre = jnp.matmul(x, messages["mean"], precision=highest) + self.offset
+        spread = jnp.matmul(x, messages["root"], precision=highest)
+        tilt = jnp.sqrt(centre**2 + (spread**2).sum(axis=1))
+        near = tilt < 1e-2
+        safe = jnp.where(near, jnp.ones_like(tilt), tilt)
+        # The series of tanh(c/2)/(2c) at 0, whose next term is c⁴/480.
+        bend = jnp.where(near, 0.25 - tilt**2 / 48.0, jnp.tanh(0.5 * safe) / (2.0 * safe))
+        if self.counts:
+            bend, slope = bend * (y + self.trials), 0.5 * (y - self.trials)
+        else:
+            bend, slope = bend * self.trials, y - 0.5 * self.trials
+        return {"slope": slope - bend * self.offset, "bend": bend}
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownNoise(_Coefficients):
+    """Linear regression with a known noise: y ~ N(xᵀθ, s²), without latents, so that one round is exact.
+
+    Attributes:
+      noise_scale: s.
+      outcome_norm: |y|/s of a typical record, a public number.
+    """
+
+    noise_scale: float = 1.0
+    outcome_norm: float = 1.0
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """y·x/s² [D] and x xᵀ/s² [D, D]."""
+        return self._blocks(self.outcome_norm / self.noise_scale, self.noise_scale**-2.0)
+
+    def messages(self, posterior: GaussianEta) -> dict[str, np.ndarray]:
+        """Returns nothing: no statistic depends on q."""
+        return {}
+
+    def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what x and x xᵀ are multiplied by, [B] each."""
+        import jax.numpy as jnp
+
+        y = records["y"]
+        precision = self.noise_scale**-2.0
+        return {"slope": y * precision, "bend": jnp.full_like(y, precision)}
