@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "DPSVI": "fedvi.inference.svi",
     "FedviError": "fedvi.errors",
+    "VIPS": "fedvi.inference.vips",
     "Study": "fedvi.experiment.config",
     "compilation_cache": "fedvi.experiment.compiled",
     "load_study": "fedvi.experiment.config",
@@ -18,6 +19,7 @@ _PUBLIC = {
 
 __all__ = [
     "DPSVI",
+    "VIPS",
     "FedviError",
     "Study",
     "__version__",

@@ -104,8 +104,12 @@ class Descent:
         total = events.repeat(self.step, self.steps * self.runs)
         return with_tables(self.accountant, distance).epsilon(total, self.delta)
 
-    def open_ledger(self, numbers: int) -> ledger.Ledger:
+    def open_ledger(self, numbers: int, study: str = "dpsvi") -> ledger.Ledger:
         """Returns the ledger that charges each run, for releases of so many numbers a step.
+
+        Args:
+          numbers: how many.
+          study: what the ledger is of.
 
         Raises:
           PrivacyError: if the tables of the noise take more of δ than was left to them.
@@ -122,7 +126,7 @@ class Descent:
                 )
         return ledger.open_ledger(
             ledger.Header(
-                study="dpsvi",
+                study=study,
                 study_digest=hashlib.sha256(repr(self).encode()).hexdigest(),
                 client="self",
                 unit="record",

@@ -1,0 +1,209 @@
+"""``VIPS``: private variational Bayes of a conjugate-exponential model, for one data holder alone."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import tqdm.auto as tqdm
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.inference.base import Fold, LocalSolver, Shard, Standing, Task
+from fedvi.inference.solvers import vips as solver_of
+from fedvi.inference.solvers.vips import conjugate_form
+from fedvi.models.conjugate import ConjugateModel
+from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.privacy import ledger as ledgers
+from fedvi.privacy import random
+from fedvi.privacy.descent import Descent
+from fedvi.privacy.release import decoded
+from fedvi.typing import Eta, Records
+
+__all__ = ["VIPS", "VIPSResult"]
+
+_ME = "self"
+
+
+class VIPSResult(NamedTuple):
+    """What a run leaves; all of it may be published.
+
+    Attributes:
+      model: the conjugate model, for its predictions.
+      posterior: natural parameters of q in ``model.family``.
+      rounds: how many releases it took.
+      history: the posterior after each round, if it was asked for; else empty.
+    """
+
+    model: Any
+    posterior: Eta
+    rounds: int
+    history: tuple[Eta, ...] = ()
+
+    @property
+    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of every coordinate of θ, [D] each."""
+        mean, sd = self.model.family.moments(self.posterior)
+        return mean, sd
+
+
+class VIPS:
+    """Private VB from perturbed expected sufficient statistics: one noised sum a round.
+
+    What runs is the federation's own solver, ``fedvi.inference.solvers.vips``, with one client and the
+    server's fold beside it.
+
+    Guarantee: with ``privacy`` from ``fedvi.privacy.sgd``, all that ``privacy.runs`` runs of
+    ``privacy.steps`` rounds return is together (epsilon, delta)-DP for ``privacy.relation`` on records,
+    where a record is one row of all arrays. A run is charged before a record is read.
+
+    Args:
+      model: a conjugate model such as ``fedvi.models.lda.LatentDirichlet``; or a regression:
+        ``fedvi.models.logistic``, ``linear`` or ``negative_binomial``.
+      privacy: what is spent and how; ``steps`` is the number of rounds, and ``clip_norm`` is in units of a
+        typical record's statistics.
+      options: keyword arguments of the solver: ``averaging``, ``delay``, ``shares``, ``typical``,
+        ``rows_together``, and of a regression ``row_norm``, ``learn_prior``, ``ridge``.
+
+    Raises:
+      ConfigError: ``privacy`` is no plan.
+      SolverError: the model has no conjugate form, or an option is out of its range.
+
+    >>> import numpy as np
+    >>> from fedvi import models, privacy
+    >>> x = np.linspace(-1.0, 1.0, 400)[:, None]
+    >>> plan = privacy.sgd(
+    ...     noise_multiplier=0, steps=5, max_records=400, sampler="full", clip_norm=np.inf
+    ... )
+    >>> fit = VIPS(models.linear(["slope"], noise_scale=1.0), plan)
+    >>> result = fit.run({"x": x, "y": 2.0 * x[:, 0]}, progress_bar=False)
+    >>> [round(float(number[0]), 3) for number in result.moments]
+    [1.998, 0.086]
+    """
+
+    def __init__(self, model: Any, privacy: Descent, **options: Any) -> None:
+        if not isinstance(privacy, Descent):
+            raise errors.ConfigError(
+                f"privacy is a {type(privacy).__name__}, expected a plan",
+                "make it with fedvi.privacy.sgd(epsilon=…, delta=…, steps=…, max_records=…)",
+            )
+        if isinstance(model, GeneralisedLinearModel):
+            from fedvi.expfam import full_gaussian
+
+            of_regression = {name: options.pop(name) for name in _OF_REGRESSIONS if name in options}
+            model = conjugate_form(
+                full_gaussian(model.size), model, **(_OF_REGRESSIONS | of_regression)
+            )
+        if not isinstance(model, ConjugateModel):
+            raise errors.SolverError(
+                f"model is a {type(model).__name__}, expected a conjugate-exponential model",
+                "any other model: fedvi.DPSVI",
+            )
+        self.model: Any = model
+        self._options = options
+        numbers = sum(block.number_count for block in model.blocks)
+        self.privacy = privacy.fitted(numbers)
+        self._ledger = self.privacy.open_ledger(numbers, "vips")
+        self._solver = self._made()
+        seed = privacy.seed
+        self._root = random.secure_root() if seed is None else random.insecure_root(seed)
+
+    @property
+    def ledger(self) -> ledgers.Ledger:
+        """What was charged so far: one entry each ``run``."""
+        return self._ledger
+
+    def run(
+        self,
+        records: Records,
+        *,
+        progress_bar: bool = True,
+        keep_history: bool = False,
+        on_round: Callable[[int, Eta], None] | None = None,
+    ) -> VIPSResult:
+        """Charges one run, and takes all planned rounds over the records.
+
+        Args:
+          records: arrays [N, …] by name, as the model wants them; at most ``max_records``.
+          progress_bar: whether to show one.
+          keep_history: whether to keep the posterior of every round.
+          on_round: called with the number of rounds so far and the posterior, which may be published.
+
+        Raises:
+          BudgetExceeded: more runs were started than planned.
+          PrivacyError: there are more records than planned for; or arrays of several lengths.
+        """
+        random._refuse_a_trace("a run was charged")
+        shard = self._shard(records)
+        run = self._charged()
+        solver, family, prior = self._solver, self.model.family, tree.to_numpy(self.model.prior)
+        factor, posterior = family.zeros(), prior
+        standing: Standing | None = None
+        history = []
+        for visit in tqdm.trange(self.privacy.steps, disable=not progress_bar):
+            task = Task(f"run/{run}/{visit}", _ME, visit, visit, posterior, factor, 1.0)
+            # Of one release, and forgotten after it: whoever finds the object later learns no noise.
+            keys = functools.partial(random.key, self._root.secret("vips", run, visit))
+            _, released, _ = solver.update(keys, solver.init(posterior), task, shard)
+            value = {
+                name: np.asarray(array, np.float64)
+                for name, array in jax.device_get(decoded(released).value).items()
+            }
+            factor = tree.add(factor, solver.finish(value, task).delta)
+            assert solver.stand is not None
+            fold = Fold(prior, prior, tree.add(prior, factor), {_ME: factor}, {_ME: posterior}, 1.0)
+            standing = solver.stand(family, fold, standing)
+            posterior = standing.reported
+            if keep_history:
+                history.append(posterior)
+            if on_round is not None:
+                on_round(visit + 1, posterior)
+        return VIPSResult(self.model, posterior, self.privacy.steps, tuple(history))
+
+    def _made(self) -> LocalSolver:
+        plan = self.privacy
+        return solver_of(
+            self.model.family,
+            self.model,
+            plan.sampler,
+            plan.mechanism,
+            clip_norm=plan.clip_norm,
+            **self._options,
+        )
+
+    def _charged(self) -> int:
+        run = ledgers.reservations(self._ledger)
+        if run >= self.privacy.runs:
+            raise errors.BudgetExceeded(
+                f"run was called {run + 1} times, expected at most {self.privacy.runs}",
+                "each run is paid for: plan them with fedvi.privacy.sgd(runs=…)",
+            )
+        self._ledger = ledgers.spend(
+            self._ledger, f"run/{run}", self.privacy.run, self.privacy.budget()
+        )
+        return run
+
+    def _shard(self, records: Mapping[str, Any]) -> Shard:
+        sampler: Any = self.privacy.sampler
+        most: int = sampler.max_records
+        columns = {name: np.asarray(column) for name, column in records.items()}
+        sizes = {name: column.shape[0] if column.ndim else 0 for name, column in columns.items()}
+        if not sizes or len(set(sizes.values())) > 1:
+            raise errors.DataError(
+                f"records have {sizes or 'no'} rows, expected arrays of one length, one row a record"
+            )
+        count = next(iter(sizes.values()))
+        if count > most:
+            raise errors.PrivacyError(
+                f"there are {count} records, expected at most the {most} of max_records",
+                "plan for as many as there may be: fedvi.privacy.sgd(max_records=…)",
+            )
+        padded = {
+            name: np.pad(column, [(0, most - count)] + [(0, 0)] * (column.ndim - 1))
+            for name, column in columns.items()
+        }
+        return Shard(padded, np.arange(most) < count)
+
+
+_OF_REGRESSIONS: dict[str, Any] = {"row_norm": None, "learn_prior": "no", "ridge": 0.5}
