@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvi import __version__, errors
-from fedvi.experiment import parts
+from fedvi.experiment import parts, site_effects
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.privacy import ledger as ledgers
@@ -37,6 +37,8 @@ def write(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) 
 
 def content(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> dict[str, Any]:
     """Returns all that is known of a run, as plain values for JSON."""
+    rows = plan.rows(protocol.reported(spec, state))
+    said = site_effects.remark(plan.study, rows)
     return posteriors.plain(
         {
             "fedvi": __version__,
@@ -45,7 +47,8 @@ def content(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> dict[str,
             "status": state.status,
             "protection": plan.study.privacy.protection,
             "mark": plan.mark,
-            "coefficients": plan.rows(protocol.reported(spec, state)),
+            "coefficients": rows,
+            **({"remark": said} if said else {}),
             "projected": state.standing is None and not spec.family.is_proper(state.posterior),
             "clients": [
                 {
@@ -53,6 +56,7 @@ def content(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> dict[str,
                     "answers": state.visits[name],
                     "charged": ledgers.reservations(state.ledgers[name]),
                     "missed": sum(name in update.missing for update in state.history),
+                    "removed": protocol.is_removed(state, name),
                     "ledger": str(ledgers.anchor(state.ledgers[name])),
                 }
                 for name in plan.clients
@@ -62,6 +66,8 @@ def content(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> dict[str,
                     "version": update.version,
                     "clients": list(update.clients),
                     "missing": list(update.missing),
+                    "removed": list(update.removed),
+                    "added": list(update.added),
                     "staleness": list(update.staleness),
                     "damping": update.damping,
                     "rounds": update.rounds,
@@ -81,19 +87,29 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     title = f"Posterior of {plan.study.study.name}{mark}"
     table = tables.coefficient_table(rows, title, parts.ratio(plan.study), False, console.width)
     console.print(table, crop=False)
+    said = site_effects.remark(plan.study, rows)
     missed = {
         name: count
         for name in plan.clients
         if (count := sum(name in update.missing for update in state.history))
     }
-    lines = [
-        f"{len(state.history)} folds; answers: "
+    lines = [said] if said else []
+    lines += [
+        f"{sum(bool(update.clients) for update in state.history)} folds; answers: "
         + ", ".join(f"{name} {state.visits[name]}" for name in plan.clients)
     ]
     if missed:
         lines.append(
             "missed turns: " + ", ".join(f"{name} {count}" for name, count in missed.items())
         )
+    for update in state.history:
+        lines += [f"{name} was added at version {update.version}" for name in update.added]
+        for name in update.removed:
+            answers = sum(name in before.clients for before in state.history)
+            lines.append(
+                f"{name} was removed at version {update.version}: its factor is not in the posterior, "
+                f"and its {answers} folded answers stay charged"
+            )
     lines.append(f"kept in {folder / RESULT}; what it cost: fedvi ledger show {folder}")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -35,6 +35,7 @@ _COMMANDS = {
     "pause": "Let a running server hand out no more tasks; answers are still taken.",
     "resume": "Let a paused server hand out tasks again.",
     "stop": "End a run for good, and tell its clients.",
+    "remove": "Divide a client's factor out of a running server's posterior, for good.",
     "health": "Ask whether a server serves; for containers and scripts.",
     "ca": "Sign, renew and revoke certificates; list who may take part.",
     "enroll": "Make a party's key and its request; install the certificate that came back.",

@@ -11,7 +11,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _results
-from fedvi.experiment import server_plan
+from fedvi.experiment import extension, server_plan
 from fedvi.experiment.config import Study, load_study
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.federation.messages import Reply, Request
@@ -72,6 +72,12 @@ __all__ = ["server"]
     metavar="SECONDS",
     help="Once the run has ended, wait so long for clients that have not heard of it.",
 )
+@click.option(
+    "--extend",
+    is_flag=True,
+    help="Go on with a run of the same study before [[clients]] with `added = true` were written at its "
+    "end. Every site must then be started with the longer study file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def server(
     study: Path,
@@ -84,6 +90,7 @@ def server(
     metrics: str | None,
     log_format: str,
     linger: float,
+    extend: bool,
     as_json: bool,
 ) -> None:
     """Run the server of a federation until its schedule is done.
@@ -124,7 +131,8 @@ def server(
     for line in (*plan.warnings, *_unprotected(plan.study)):
         logs.log("warning", line, logging.WARNING)
     spec = server_plan.to_spec(plan)
-    with contextlib.closing(SqliteServerStore(folder, spec)) as store:
+    earlier = extension.earlier(plan, folder) if extend else ()
+    with contextlib.closing(SqliteServerStore(folder, spec, earlier)) as store:
         server_plan.keep(plan, folder)
         spec = store.spec
         app = App(

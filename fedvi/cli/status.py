@@ -129,17 +129,20 @@ def _saved(folder: Path) -> dict[str, Any]:
     if state.status in protocol.OVER:
         run["reason"] = protocol.ending(state)
     if state.history:
-        last = state.history[-1]
         gaps = [update.gap.mean_shift for update in state.history if update.gap is not None]
-        run |= {"rounds": last.rounds, "damping": last.damping, "gap": gaps[-1] if gaps else None}
+        damping = [update.damping for update in state.history if update.clients]
+        run["rounds"] = state.history[-1].rounds
+        run["gap"], run["damping"] = gaps[-1] if gaps else None, damping[-1] if damping else None
     run["version"] = state.version
     epsilons, delta, run["unpriced"] = _priced(folder, books)
     answered = {answer.task.client for answer in state.answers}
     for name, visits in state.visits.items():
         task, reason, book = state.tasks.get(name), state.away.get(name, ""), books.get(name)
-        doing = (
-            "away" if reason else "working" if task else "answered" if name in answered else "idle"
-        )
+        if protocol.is_removed(state, name):
+            doing, reason = "removed", ""
+        else:
+            at_work = "working" if task else "answered" if name in answered else "idle"
+            doing = "away" if reason else at_work
         reached = None if book is None else ledgers.anchor(book)
         run["clients"].append(
             {
@@ -172,7 +175,8 @@ def _priced(
 
     try:
         plan = server_plan.read(folder / server_plan.FILE)
-        other = [name for name, book in books.items() if book.header.study_digest != plan.digest]
+        origin = plan.study.origin_digest
+        other = [name for name, book in books.items() if book.header.study_digest != origin]
         if other:
             return {}, None, f"{folder / server_plan.FILE} is of another study than the ledgers"
         budget = parts.budget(plan.study, plan.table_distance)

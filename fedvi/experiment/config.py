@@ -168,7 +168,7 @@ class DataSection(_Section):
     id_column: str | None = None
     max_rows_per_unit: int | None = pydantic.Field(default=None, ge=1, le=10**4)
     # Named so because BaseModel has an attribute called schema.
-    columns_schema: dict[str, dict[str, Any]] = pydantic.Field(alias="schema")
+    columns_schema: dict[str, dict[str, Any]] = pydantic.Field(default={}, alias="schema")
 
     @pydantic.field_validator("separator")
     @classmethod
@@ -206,11 +206,15 @@ class DataSection(_Section):
 
 
 class ClientSection(_Section):
-    """``[[clients]]``: a site, its file (relative to the study file), its pace in simulation."""
+    """``[[clients]]``: a site, its file (relative to the study file), its pace in simulation.
+
+    ``added`` says that it joined a run that had begun without it: ``fedvi server --extend``.
+    """
 
     name: str = pydantic.Field(pattern=_NAME, max_length=64)
     data: str | None = None
     latency_seconds: float = pydantic.Field(default=1.0, ge=0.0)
+    added: bool = False
 
     @pydantic.field_validator("data")
     @classmethod
@@ -262,6 +266,13 @@ class Study(_Section):
                 raise ValueError(
                     f"clients: the name {client.name!r} is reserved|choose another name"
                 )
+        late = [client.added for client in self.clients]
+        if all(late) or late != sorted(late):
+            name = self.clients[0].name if all(late) else self.clients[late.index(True)].name
+            raise ValueError(
+                f"clients: {name!r} is marked `added`, and stands before one that is not, or alone|"
+                "clients that joined later come after those that the study began with"
+            )
         if self.privacy.private and self.data.max_records is None:
             raise ValueError(
                 "data.max_records is missing|a private study declares the largest number of records "
@@ -295,13 +306,32 @@ class Study(_Section):
         """The digest if there were an ``insecure_seed`` where there is none, and the other way round."""
         return self._digest(self.simulation.insecure_seed is None)
 
-    def _digest(self, seeded: bool) -> str:
+    @property
+    def earlier_digests(self) -> tuple[str, ...]:
+        """The digests of this study before its clients that are ``added``, the last first.
+
+        Whatever has one of them is this study in all but those clients: all else is hashed.
+        """
+        seeded, count = self.simulation.insecure_seed is not None, len(self.clients)
+        begun = sum(not client.added for client in self.clients)
+        return tuple(self._digest(seeded, length) for length in range(count - 1, begun - 1, -1))
+
+    @property
+    def origin_digest(self) -> str:
+        """The digest of the study as it began: what ledgers carry, which go on when a client joins."""
+        return (self.digest, *self.earlier_digests)[-1]
+
+    def _digest(self, seeded: bool, length: int | None = None) -> str:
         content = self.as_dict()
         del content["simulation"]
         if seeded:
             content["insecure_seed"] = True
+        content["clients"] = content["clients"][:length]
         for client in content["clients"]:
             del client["data"], client["latency_seconds"]
+            # Absent where it says nothing: a study without it is the one that it always was.
+            if not client["added"]:
+                del client["added"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvi import __version__, errors
-from fedvi.experiment import parts
+from fedvi.experiment import parts, site_effects
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.baselines import Baseline
 from fedvi.experiment.coefficients import coefficients as rows_of
@@ -129,14 +129,14 @@ def as_dict(result: Result, rivals: Sequence[Baseline] = ()) -> dict[str, Any]:
       result: of the run.
       rivals: baselines to stand beside it.
     """
-    study = result.assembly.study
+    study, rows = result.assembly.study, coefficients(result)
     content = {
         "fedvi": __version__,
         "study": study.study.name,
         "digest": study.digest,
         "protection": study.privacy.protection,
         "mark": result.assembly.mark,
-        "coefficients": coefficients(result),
+        "coefficients": rows,
         "privacy": privacy_rows(result),
         "consortium": [statement.as_dict(claim) for claim in result.consortium],
         "projected": result.improper,
@@ -147,6 +147,8 @@ def as_dict(result: Result, rivals: Sequence[Baseline] = ()) -> dict[str, Any]:
             {
                 "version": update.version,
                 "clients": update.clients,
+                "removed": update.removed,
+                "added": update.added,
                 "staleness": update.staleness,
                 "damping": update.damping,
                 "rounds": update.rounds,
@@ -156,6 +158,9 @@ def as_dict(result: Result, rivals: Sequence[Baseline] = ()) -> dict[str, Any]:
         ],
         "elapsed_seconds": round(result.elapsed_seconds, 3),
     }
+    said = site_effects.remark(study, rows)
+    if said:
+        content["remark"] = said
     if rivals:
         content["baselines"] = baseline_rows(result, rivals)
     if result.pooled is not None:

@@ -58,11 +58,18 @@ def fold(
 
 
 def gap(family: Any, before: Eta, after: Eta) -> Gap:
-    """Measures how far a posterior moved; both must be proper."""
+    """Measures how far a posterior moved; both must be proper.
+
+    A coordinate without a standard deviation, such as that of a Student t of two degrees of freedom or
+    fewer, is left out of what it is missing in: a prior may be so wide.
+    """
     shifts, ratios = [], []
     for earlier, later in blocks(family, before, after):
         mean_before, sd_before = family.moments(earlier)
         mean_after, sd_after = family.moments(later)
-        shifts.append((np.abs(mean_after - mean_before) / sd_after).max())
-        ratios.append(np.abs(np.log(sd_after / sd_before)).max())
+        after_is_finite = np.isfinite(sd_after)
+        both = after_is_finite & np.isfinite(sd_before)
+        moved = np.abs(mean_after - mean_before)[after_is_finite] / sd_after[after_is_finite]
+        shifts.append(moved.max(initial=0.0))
+        ratios.append(np.abs(np.log(sd_after[both] / sd_before[both])).max(initial=0.0))
     return Gap(float(np.max(shifts)), float(np.exp(np.max(ratios))))

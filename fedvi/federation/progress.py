@@ -49,7 +49,7 @@ class Progress(NamedTuple):
     """Where a run stands; a function of the public transcript.
 
     Attributes:
-      clients: all clients, in the order of the study.
+      clients: all clients that take part, in the order of the study.
       visits: how many answers of each client were folded, in the same order.
       turns: how many turns of each client are over, answered or skipped; never below ``visits``.
       open: clients that hold a task.
@@ -60,6 +60,8 @@ class Progress(NamedTuple):
       away: clients that nobody expects an answer of until they are heard of again.
       started: client of ``open`` → the version that its task was computed from.
       stages: the ends of a script's stages that are over, in order.
+      declared: all clients of the study, also those that were removed from the run, who are in no other
+        field but ``stages``; empty if that is ``clients``.
     """
 
     clients: tuple[str, ...]
@@ -72,11 +74,17 @@ class Progress(NamedTuple):
     away: tuple[str, ...] = ()
     started: Mapping[str, int] = _NOTHING
     stages: tuple[StageEnd, ...] = ()
+    declared: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> int:
         """How many rounds are complete: every client had its turn that often."""
-        return min(self.turns)
+        return min(self.turns, default=0)
+
+    @property
+    def everybody(self) -> tuple[str, ...]:
+        """All clients of the study, in its order; the counts of ``stages`` are of these."""
+        return self.declared or self.clients
 
     def idle(self, client: str) -> bool:
         """Says whether a client neither holds a task nor waits to be folded."""

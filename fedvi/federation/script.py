@@ -141,7 +141,8 @@ def from_generator(
         # A stage without a turn teaches a generator nothing: it could yield such stages for ever.
         return None if too_many or len(ends) > sum(begun.turns) else stage
 
-    return _script("from_generator", rounds, lambda now: replay(now.clients, now.stages))
+    # Of all clients, also of those removed since: else a replay could take another way than the run did.
+    return _script("from_generator", rounds, lambda now: replay(now.everybody, now.stages))
 
 
 def _at(clients: tuple[str, ...], end: StageEnd) -> Progress:
@@ -154,7 +155,10 @@ def _script(name: str, rounds: int, stage_at: Callable[[Progress], Stage | None]
 
     def select(progress: Progress) -> tuple[str, ...]:
         stage = stage_at(progress)
-        return () if stage is None else stage.schedule.select(_within(stage, progress))
+        within = None if stage is None else _within(stage, progress)
+        if stage is None or within is None or _is_deserted(within):
+            return ()
+        return stage.schedule.select(within)
 
     def ready(progress: Progress) -> bool:
         stage = stage_at(progress)
@@ -162,14 +166,17 @@ def _script(name: str, rounds: int, stage_at: Callable[[Progress], Stage | None]
             return False
         within = _within(stage, progress)
         # With a stage ends what waits for it: an answer was tried against the state that it is in.
-        return stage.schedule.ready(within) or stage.schedule.finished(within)
+        return _is_over(stage, within) or stage.schedule.ready(within)
 
     def finished(progress: Progress) -> bool:
         return stage_at(progress) is None
 
     def awaited(progress: Progress) -> tuple[str, ...]:
         stage = stage_at(progress)
-        return () if stage is None else stage.schedule.awaited(_within(stage, progress))
+        within = None if stage is None else _within(stage, progress)
+        if stage is None or within is None or _is_deserted(within):
+            return ()
+        return stage.schedule.awaited(within)
 
     def view(progress: Progress) -> Progress:
         stage = stage_at(progress)
@@ -180,24 +187,36 @@ def _script(name: str, rounds: int, stage_at: Callable[[Progress], Stage | None]
         if stage is None:
             return None
         within = _within(stage, progress)
-        if not stage.schedule.finished(within):
+        if not _is_over(stage, within):
             return None
         return tuple(name for name in within.open if within.turns_of(name) < stage.schedule.rounds)
 
     return Schedule(name, rounds, select, ready, finished, awaited, view, ending)
 
 
+def _is_deserted(within: Progress) -> bool:
+    """Whether all clients of a stage were removed from the run."""
+    return all(name == PRIOR for name in within.clients)
+
+
+def _is_over(stage: Stage, within: Progress) -> bool:
+    return _is_deserted(within) or stage.schedule.finished(within)
+
+
 def _within(stage: Stage, progress: Progress) -> Progress:
     """Returns what a stage sees: its clients alone, and counts since it began."""
-    members = _members(stage, progress.clients)
+    members = tuple(
+        name for name in _members(stage, progress.everybody) if name in progress.clients
+    )
     visits = dict(zip(progress.clients, progress.visits, strict=True))
     turns = dict(zip(progress.clients, progress.turns, strict=True))
     if progress.stages:
         end = progress.stages[-1]
-        for name, before, over in zip(progress.clients, end.visits, end.turns, strict=True):
-            visits[name] -= before
-            # Skips since the last fold may be taken back, to see how it stood then.
-            turns[name] = max(0, turns[name] - over)
+        for name, before, over in zip(progress.everybody, end.visits, end.turns, strict=True):
+            if name in visits:
+                visits[name] -= before
+                # Skips since the last fold may be taken back, to see how it stood then.
+                turns[name] = max(0, turns[name] - over)
     inside = set(members)
     return progress._replace(
         clients=members,
@@ -207,6 +226,7 @@ def _within(stage: Stage, progress: Progress) -> Progress:
         waiting=tuple(name for name in progress.waiting if name in inside),
         away=tuple(name for name in progress.away if name in inside),
         stages=(),
+        declared=(),
     )
 
 

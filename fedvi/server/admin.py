@@ -17,7 +17,15 @@ from fedvi.server.desk import Desk, until
 from fedvi.server.gate import Gate
 from fedvi.server.journal import Journal
 from fedvi.server.prices import Prices
-from fedvi.server.protocol import OVER, Action, ServerState, ending, next_deadline, progress_of
+from fedvi.server.protocol import (
+    OVER,
+    Action,
+    ServerState,
+    ending,
+    is_removed,
+    next_deadline,
+    progress_of,
+)
 from fedvi.transport._wire import admin_pb2 as pb
 
 __all__ = ["Admin", "describe"]
@@ -63,6 +71,10 @@ class Admin:
     async def StopRun(self, request: Any, context: Any) -> Any:
         """Ends the run for good."""
         return await self._answering(context, "StopRun", self._control(context, "stop"))
+
+    async def RemoveClient(self, request: Any, context: Any) -> Any:
+        """Divides a client's factor out for good."""
+        return await self._answering(context, "RemoveClient", self._remove(context, request.client))
 
     async def ListClients(self, request: Any, context: Any) -> Any:
         """Returns the clients as they stand."""
@@ -118,6 +130,11 @@ class Admin:
         await self._desk.control(action)
         return self._describe()
 
+    async def _remove(self, context: Any, client: str) -> Any:
+        await self._admit(context)
+        await self._desk.remove(client)
+        return self._describe()
+
     async def _lines(self, context: Any, client: str) -> list[str]:
         await self._admit(context)
         (book,) = _chosen(self._desk.state.ledgers, client).values()
@@ -163,8 +180,9 @@ def describe(
     )
     if gaps:
         run.gap = gaps[-1]
-    if state.history:
-        run.damping = state.history[-1].damping
+    damping = [update.damping for update in state.history if update.clients]
+    if damping:
+        run.damping = damping[-1]
     if due is not None and not desk.ended:
         run.deadline_seconds = max(0.0, due - now)
     return run
@@ -177,7 +195,9 @@ def _client(
     reason = state.away.get(name)
     task = state.tasks.get(name)
     waiting = any(answer.task.client == name for answer in state.answers)
-    if name in desk.heard:
+    if is_removed(state, name):
+        doing, reason = "removed", None
+    elif name in desk.heard:
         doing = "done"
     elif reason is not None:
         doing = "away"

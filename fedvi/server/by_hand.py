@@ -179,6 +179,8 @@ class Hand:
 def standing(spec: ServerSpec, state: ServerState, client: str) -> str:
     """Says in a few words where a client stands, for whoever carries its files."""
     progress = protocol.progress_of(spec, state)
+    if protocol.is_removed(state, client):
+        return "removed"
     if client in state.away:
         return f"away: {state.away[client]}"
     if client in state.tasks:

@@ -66,6 +66,9 @@ class Reference(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
+# Fields of an update that its line leaves out where they are empty.
+_RARE = ("removed", "added")
+
 Put = Callable[[np.ndarray], Reference]
 Get = Callable[[Reference], np.ndarray]
 
@@ -136,6 +139,7 @@ def _write_standing(standing: Standing | None, put: Put) -> Any:
         **standing._asdict(),
         "weights": dict(standing.weights),
         "sites": {name: _write_eta(site, put) for name, site in standing.sites.items()},
+        "centres": {name: put(centre) for name, centre in standing.centres.items()},
         **{name: _write_eta(getattr(standing, name), put) for name in etas},
     }
 
@@ -148,6 +152,11 @@ def _read_standing(value: Any, get: Get, like: Eta) -> Standing | None:
         **value,
         "weights": {name: tuple(weights) for name, weights in value["weights"].items()},
         "sites": {name: _read_eta(site, get, like) for name, site in value["sites"].items()},
+        # States of versions before this one have none.
+        "centres": {
+            name: get(Reference(sha256, dtype, tuple(shape)))
+            for name, (sha256, dtype, shape) in value.get("centres", {}).items()
+        },
     }
     return Standing(**{**value, **{name: _read_eta(value[name], get, like) for name in etas}})
 
@@ -259,12 +268,18 @@ def assemble(cells: Mapping[Key, Any], appended: Mapping[str, Any]) -> ServerSta
 def line_of(update: Update) -> str:
     """Writes one fold of the history."""
     gap = None if update.gap is None else update.gap._asdict()
-    return json.dumps({**update._asdict(), "gap": gap}, separators=(",", ":"))
+    fields = {**update._asdict(), "gap": gap}
+    # As versions of fedvi that knew no such changes wrote it, and read it.
+    rest = {name: value for name, value in fields.items() if name not in _RARE or value}
+    return json.dumps(rest, separators=(",", ":"))
 
 
 def update_of(line: str) -> Update:
     """Reads one fold of the history."""
     fields = json.loads(line)
     gap = None if fields["gap"] is None else Gap(**fields["gap"])
-    tuples = {name: tuple(fields[name]) for name in ("clients", "staleness", "missing")}
+    tuples = {
+        name: tuple(fields.get(name, ())) if name in _RARE else tuple(fields[name])
+        for name in ("clients", "staleness", "missing", *_RARE)
+    }
     return Update(**{**fields, **tuples, "gap": gap})

@@ -129,6 +129,27 @@ class Coordinator:
             tell = self._take(protocol.revoke(self._spec, self._state, names, self.clock()))
         tell()
 
+    def remove(self, client: str) -> None:
+        """Divides a client's factor out for good; see ``protocol.remove``.
+
+        Raises:
+          ConfigError, RunFailed, ProtocolError: it cannot be removed; nothing changes.
+        """
+        with self._lock:
+            tell = self._take(protocol.remove(self._spec, self._state, client, self.clock()))
+        tell()
+
+    def extend(self, spec: protocol.ServerSpec) -> None:
+        """Goes on with a spec that has more clients; see ``protocol.extend``.
+
+        Raises:
+          ConfigError, RunFailed: they cannot be added; nothing changes.
+        """
+        with self._lock:
+            tell = self._take(protocol.extend(spec, self._state))
+            self._spec = spec
+        tell()
+
     def control(self, action: protocol.Action) -> None:
         """Pauses, resumes or stops the run; see ``protocol.control``.
 

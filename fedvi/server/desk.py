@@ -148,6 +148,14 @@ class Desk:
         if not self.ended:
             self.heard.clear()
 
+    async def remove(self, client: str) -> None:
+        """Divides a client's factor out for good.
+
+        Raises:
+          FedviError: it cannot be removed; nothing changes.
+        """
+        await self.run(self._watched, lambda: self._coordinator.remove(client))
+
     async def keep_time(self) -> None:
         """Ticks the coordinator whenever a deadline passes or a site is revoked; runs until closing.
 

@@ -26,6 +26,7 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.server import cells, stored
 from fedvi.server.cells import Key, Reference
 from fedvi.server.journal import Event
+from fedvi.server.membership import extend
 from fedvi.server.state import ServerSpec, ServerState
 from fedvi.store import blobs, files
 from fedvi.typing import Eta
@@ -57,6 +58,8 @@ class SqliteServerStore:
     Args:
       folder: made, readable by its owner alone, if it is not there.
       spec: of the run; the study, and each client's ledger, must be those that are found there.
+      earlier: digests of the study before clients were added to it; a run of one of them is taken up
+        with them, see ``membership.extend``. Whoever gives one answers for it that nothing else differs.
 
     Attributes:
       spec: the same, with its prior, and what folds make, kept here if they are large.
@@ -66,7 +69,7 @@ class SqliteServerStore:
         fedvi, or cannot be written.
     """
 
-    def __init__(self, folder: Path, spec: ServerSpec) -> None:
+    def __init__(self, folder: Path, spec: ServerSpec, earlier: Collection[str] = ()) -> None:
         self._folder = folder
         self._spec = spec
         self._guard = threading.RLock()
@@ -88,9 +91,11 @@ class SqliteServerStore:
                 undo.callback(self._connection.close)
                 self._connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
                 self._migrate()
-                self._check_study()
+                extends = self._check_study(earlier)
                 self._state = self._take_up()
             self.spec = self._spec = spec._replace(prior=self.keep(spec.prior), keep=self.keep)
+            if extends:
+                self._extend()
             self._drop_unnamed()
             files.mark_created(self._lock)
             files.sync(folder)
@@ -111,6 +116,12 @@ class SqliteServerStore:
           LedgerError: it does not extend the one before it, or the disk is full or fails. What is
             stored is as before.
         """
+        return self._save(state)
+
+    def _save(
+        self, state: ServerState, beside: Collection[tuple[str, tuple[Any, ...]]] = ()
+    ) -> ServerState:
+        """Saves a state, and in the same transaction what further statements say."""
         with self._guard:
             arrays: dict[Reference, np.ndarray] = {}
             after = self._encoded(state, arrays)
@@ -153,7 +164,7 @@ class SqliteServerStore:
                         *key,
                         cell.text,
                     )
-                for statement, values in _news(self._state, state, self._path):
+                for statement, values in (*beside, *_news(self._state, state, self._path)):
                     write(statement, *values)
             self._cells, self._counts = after, +counts
             # Also what a save wrote whose commit failed, of which the disk may have known better.
@@ -246,15 +257,36 @@ class SqliteServerStore:
         # The names of new files are on the disk before anything relies on them.
         files.sync(self._folder)
 
-    def _check_study(self) -> None:
+    def _check_study(self, earlier: Collection[str]) -> bool:
+        """Whether the state is of an earlier form of the study, which is to be extended."""
         found = dict(self._connection.execute("SELECT name, value FROM meta"))
         digest = found.get("study_digest", "")
-        if digest != self._spec.study_digest:
+        if digest == self._spec.study_digest:
+            return False
+        if digest not in earlier:
             raise errors.LedgerError(
                 f"{self._folder} holds the state of another study: digest {digest[:12]}, expected "
                 f"{self._spec.study_digest[:12]}",
-                hint="give each study a folder of its own; a study that was changed is another one",
+                hint="give each study a folder of its own; a study that was changed is another one. If all "
+                "that it has more are [[clients]] at its end with `added = true`, start with --extend",
             )
+        return True
+
+    def _extend(self) -> None:
+        """Takes the clients in that the study has more, at once with the study's new digest."""
+        digest = (
+            "UPDATE meta SET value = ? WHERE name = 'study_digest'",
+            (self._spec.study_digest,),
+        )
+        if self._state is not None:
+            known = self._state.factors
+            self._save(extend(self._spec, self._state), [digest])
+            for name in self._spec.clients:
+                if name not in known:
+                    self.record_event("added", name, f"{name} was added to the run")
+            return
+        with files.transaction(self._connection, self._path) as write:
+            write(digest[0], *digest[1])
 
     def _take_up(self) -> ServerState | None:
         """Reads the state, checks all of it, and deletes the files that nothing names."""

@@ -12,6 +12,7 @@ from fedvi.federation.messages import Begin, Failure, Goodbye, Hello, Request, S
 from fedvi.server.protocol import (
     EXHAUSTED,
     OVERDUE,
+    REMOVED,
     REVOKED,
     ServerSpec,
     ServerState,
@@ -28,8 +29,8 @@ class Happening(NamedTuple):
     """Something that happened.
 
     Attributes:
-      kind: one word: joined, left, failed, away, back, offered, exported, answered, folded, status,
-        refused.
+      kind: one word: joined, left, failed, away, back, offered, exported, answered, folded, added,
+        removed, status, refused.
       client: whom it concerns; empty for the run as a whole.
       text: a sentence.
       update: the fold, if it is one.
@@ -86,7 +87,13 @@ def between(
     if before.away is not after.away:
         found += _presence(spec, before, after)
     for update in after.history[len(before.history) :]:
-        found.append(Happening("folded", "", folded(spec, update, after.away), update))
+        for name in update.added:
+            found.append(Happening("added", name, f"{name} was added to the run"))
+        for name in update.removed:
+            text = f"{name} was removed: version {update.version} is without its factor"
+            found.append(Happening("removed", name, text))
+        if update.clients:
+            found.append(Happening("folded", "", folded(spec, update, after.away), update))
     if after.status != before.status:
         found.append(Happening("status", "", f"the run is {after.status.replace('_', ' ')}"))
     return found
@@ -146,7 +153,8 @@ def _presence(spec: ServerSpec, before: ServerState, after: ServerState) -> list
     for name in spec.clients:
         was, now = before.away.get(name), after.away.get(name)
         # Who was away already is told of once more if it cannot come back by itself.
-        if now is not None and (was is None or now == REVOKED != was):
+        # Of who was removed there is a line of the history.
+        if now not in (None, REMOVED) and (was is None or now == REVOKED != was):
             # These come from the server's clock, its budget and its roster.
             at_will = now not in (OVERDUE, EXHAUSTED, REVOKED)
             found.append(Happening("away", name, f"{name} is away: {now}", at_will=at_will))

@@ -29,11 +29,13 @@ from fedvi.federation.messages import (
 from fedvi.inference.base import Change, Task
 from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
+from fedvi.server.membership import extend, remove
 from fedvi.server.state import (
     EXHAUSTED,
     LEFT,
     OVER,
     OVERDUE,
+    REMOVED,
     REVOKED,
     Answer,
     Presence,
@@ -43,6 +45,8 @@ from fedvi.server.state import (
     Waiting,
     initial_state,
     is_durably_equal,
+    is_removed,
+    present,
     progress_of,
     reported,
     served,
@@ -65,6 +69,7 @@ __all__ = [
     "LEFT",
     "OVER",
     "OVERDUE",
+    "REMOVED",
     "REVOKED",
     "Action",
     "Answer",
@@ -79,10 +84,14 @@ __all__ = [
     "check_session",
     "control",
     "ending",
+    "extend",
     "initial_state",
     "is_durably_equal",
+    "is_removed",
     "next_deadline",
+    "present",
     "progress_of",
+    "remove",
     "reported",
     "revoke",
     "served",
@@ -93,6 +102,8 @@ __all__ = [
 
 Action = Literal["pause", "resume", "stop"]
 
+# Who is away for these is brought back by no call, and is away for no other reason.
+_STAYS = (EXHAUSTED, REMOVED)
 # Attempts at one task that a client may have made without a word to the server.
 _MOST_MISSED = 64
 # Other answers to one task that are charged: two copies of a state make one.
@@ -143,7 +154,8 @@ def step(
             # A client that hangs may still renew: so this alone brings nobody back.
             task = state.tasks.get(name)
             held = task is not None and task.task_id == request.task_id
-            return state, Renewed(held and state.status not in OVER)
+            awaited = held and state.status not in OVER and not is_removed(state, name)
+            return state, Renewed(awaited)
         case Failure():
             return _failure(spec, state, request, now), Noted()
         case Goodbye():
@@ -165,7 +177,8 @@ def control(spec: ServerSpec, state: ServerState, action: Action, now: float) ->
     if state.status == wanted:
         return state
     if state.status == "failed" and action == "resume":
-        state = state._replace(away={})
+        gone = {name: reason for name, reason in state.away.items() if reason == REMOVED}
+        state = state._replace(away=gone)
     elif state.status in OVER:
         raise errors.RunFailed(
             f"the run is {state.status.replace('_', ' ')} and cannot be {wanted}",
@@ -283,6 +296,8 @@ def _next_task(
 ) -> tuple[ServerState, Reply]:
     if state.status in OVER:
         return state, Done(ending(state))
+    if is_removed(state, name):
+        return state, Done(f"client {name!r} was removed from the run")
     if state.away.get(name) == EXHAUSTED:
         return state, Done(_exhausted(name))
     if state.status == "paused":
@@ -371,6 +386,9 @@ def _submit(
         tasks={other: held for other, held in state.tasks.items() if other != name},
         accepted={**state.accepted, request.task_id: digest},
     )
+    if is_removed(state, name):
+        # Charged all the same; what was divided out does not come back.
+        return state, Receipt("accepted", state.version, _anchor(state, name))
     if state.status not in OVER or state.status == "failed":
         # After the end it is charged all the same, and no posterior is waiting for it; but a run that
         # failed may be resumed, and folds it then.
@@ -484,7 +502,7 @@ def _back(spec: ServerSpec, state: ServerState, name: str) -> ServerState:
     run end.
     """
     _check_greeted(spec, state, name)
-    if state.away.get(name, EXHAUSTED) == EXHAUSTED:
+    if state.away.get(name, EXHAUSTED) in _STAYS:
         return state
     away = {other: reason for other, reason in state.away.items() if other != name}
     return state._replace(away=away)
@@ -496,7 +514,7 @@ def _check_greeted(spec: ServerSpec, state: ServerState, name: str) -> None:
 
 
 def _gone(spec: ServerSpec, state: ServerState, name: str, reason: str, now: float) -> ServerState:
-    if state.away.get(name) in (reason, EXHAUSTED) or state.status in OVER:
+    if state.away.get(name) in (reason, *_STAYS) or state.status in OVER:
         return state
     return settle(spec, state._replace(away={**state.away, name: reason}), now)
 

@@ -21,6 +21,7 @@ __all__ = [
     "LEFT",
     "OVER",
     "OVERDUE",
+    "REMOVED",
     "REVOKED",
     "Answer",
     "Presence",
@@ -32,6 +33,8 @@ __all__ = [
     "has_failed_for_good",
     "initial_state",
     "is_durably_equal",
+    "is_removed",
+    "present",
     "progress_of",
     "reported",
     "served",
@@ -53,7 +56,10 @@ EXHAUSTED = "its budget is spent"
 REVOKED = "revoked"
 """Why a client is away: the roster lets none of its certificates in, so that it cannot call."""
 
-_FOR_GOOD = ("budget", "policy", EXHAUSTED, REVOKED)
+REMOVED = "removed"
+"""Why a client is away for ever: an operator had its factor divided out; the run goes on without it."""
+
+_FOR_GOOD = ("budget", "policy", EXHAUSTED, REMOVED, REVOKED)
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -122,7 +128,7 @@ class Answer(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One fold, as the history keeps it; all of it public.
+    """One fold, or a change of who takes part, as the history keeps it; all of it public.
 
     Attributes:
       version: the version that it made.
@@ -132,6 +138,8 @@ class Update(NamedTuple):
       rounds: complete rounds after it, of the clients that the schedule's stage is over.
       gap: how far the posterior moved over the stage's round, if it completed one.
       missing: whose turns were skipped since the fold before, in the order of the study.
+      removed: whose factors were divided out. No answer is folded then.
+      added: who joined, with the factor 1. No answer is folded then, and the version stays.
     """
 
     version: int
@@ -141,6 +149,8 @@ class Update(NamedTuple):
     rounds: int
     gap: folding.Gap | None
     missing: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
 
 
 class Waiting(NamedTuple):
@@ -168,7 +178,7 @@ class ServerState(NamedTuple):
     """All that the server must not lose, and ``presence``, which it may.
 
     Attributes:
-      version: the number of folds.
+      version: the number of folds and removals.
       posterior: η = prior + Σ factors, as it is, proper or not.
       factors: client → η_m.
       visits: client → how many of its answers were folded.
@@ -180,8 +190,8 @@ class ServerState(NamedTuple):
       round_start: the reported posterior at the end of the last complete round, or of a stage since.
       history: all folds.
       status: "running" | "paused" | "stopped" | "completed" | "budget_exhausted" | "failed".
-      away: client → why no answer of it is expected: ``OVERDUE``, ``LEFT``, ``EXHAUSTED``, ``REVOKED``
-        or one of ``messages.FAILURES``.
+      away: client → why no answer of it is expected: ``OVERDUE``, ``LEFT``, ``EXHAUSTED``, ``REVOKED``,
+        ``REMOVED`` or one of ``messages.FAILURES``.
       skipped: whose turns were skipped since the last fold, in order.
       stages: the ends of the script's stages that are over, in order; empty without a script.
       ledgers: client → what it was charged, the same chain that the client keeps.
@@ -264,24 +274,26 @@ def is_durably_equal(before: ServerState, after: ServerState) -> bool:
 
 
 def progress_of(spec: ServerSpec, state: ServerState) -> Progress:
-    """Returns what the schedule may see."""
+    """Returns what the schedule may see: a client that was removed is no more part of it."""
     begun = state.stages[-1].version if state.stages else 0
     gaps = (
         update.gap.mean_shift
         for update in reversed(state.history)
         if update.gap is not None and update.version > begun
     )
+    clients = present(spec, state)
     return Progress(
-        clients=spec.clients,
-        visits=tuple(map(state.visits.__getitem__, spec.clients)),
-        turns=tuple(map(state.turns.__getitem__, spec.clients)),
-        open=tuple(filter(state.tasks.__contains__, spec.clients)),
+        clients=clients,
+        visits=tuple(map(state.visits.__getitem__, clients)),
+        turns=tuple(map(state.turns.__getitem__, clients)),
+        open=tuple(filter(state.tasks.__contains__, clients)),
         waiting=tuple(answer.task.client for answer in state.answers),
         version=state.version,
         gap=next(gaps, float("inf")),
-        away=tuple(filter(state.away.__contains__, spec.clients)),
+        away=tuple(filter(state.away.__contains__, clients)),
         started={name: task.version for name, task in state.tasks.items()},
         stages=state.stages,
+        declared=spec.clients,
     )
 
 
@@ -300,9 +312,19 @@ def reported(spec: ServerSpec, state: ServerState) -> Eta:
     return served(spec, state) if state.standing is None else state.standing.reported
 
 
+def is_removed(state: ServerState, client: str) -> bool:
+    """Whether an operator removed a client: nothing of it is folded any more."""
+    return state.away.get(client) == REMOVED
+
+
+def present(spec: ServerSpec, state: ServerState) -> tuple[str, ...]:
+    """Returns the clients that were not removed, in the order of the study."""
+    return tuple(name for name in spec.clients if not is_removed(state, name))
+
+
 def has_failed(state: ServerState, client: str) -> bool:
-    """Whether a client said, or its ledger or the roster says, that it cannot answer."""
-    return state.away.get(client) in (*FAILURES, EXHAUSTED, REVOKED)
+    """Whether a client, its ledger, the roster or an operator says that it cannot answer."""
+    return state.away.get(client) in (*FAILURES, EXHAUSTED, REMOVED, REVOKED)
 
 
 def has_failed_for_good(state: ServerState, client: str) -> bool:

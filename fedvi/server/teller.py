@@ -13,7 +13,19 @@ from fedvi.server.protocol import ServerSpec, ServerState
 
 __all__ = ["KEPT", "Teller"]
 
-KEPT = ("joined", "left", "failed", "away", "back", "folded", "status", "refused", "exported")
+KEPT = (
+    "joined",
+    "left",
+    "failed",
+    "away",
+    "back",
+    "folded",
+    "added",
+    "removed",
+    "status",
+    "refused",
+    "exported",
+)
 """The operational log keeps these kinds; tasks and answers are in the state itself."""
 
 # Of what one client does at will: at most 2 MB of the log a day.

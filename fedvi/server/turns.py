@@ -24,6 +24,8 @@ from fedvi.server.state import (
     Waiting,
     has_failed,
     has_failed_for_good,
+    is_removed,
+    present,
     progress_of,
     reported,
     served,
@@ -36,7 +38,10 @@ __all__ = [
     "check_size",
     "is_in_turn",
     "next_deadline",
+    "noted",
+    "rounds_at_last_fold",
     "settle",
+    "stand",
     "strictly",
     "tick",
 ]
@@ -157,7 +162,8 @@ def strictly(what: str) -> Iterator[None]:
 def brings_work(spec: ServerSpec, *states: ServerState) -> bool:
     """Whether a client that was told to wait in one of successive states is told something else in
     the next."""
-    if any(before.status != after.status for before, after in itertools.pairwise(states)):
+    told = [(state.status, present(spec, state)) for state in states]
+    if any(before != after for before, after in itertools.pairwise(told)):
         return True
     chosen = [set(spec.schedule.select(progress_of(spec, state))) for state in states]
     return any(not after <= before for before, after in itertools.pairwise(chosen))
@@ -179,7 +185,7 @@ def _move(spec: ServerSpec, state: ServerState) -> ServerState:
         return _fold(spec, state)
     if spec.schedule.finished(progress):
         # If every turn was skipped, what is there is the prior, and no result.
-        return state._replace(status="completed" if state.version else "failed")
+        return state._replace(status="completed" if any(progress.visits) else "failed")
     ending = spec.schedule.ending(progress)
     if ending is not None:
         return _end_stage(spec, state, progress, ending)
@@ -200,8 +206,8 @@ def _skip(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> Ser
         if name in state.away
         and (spec.patience.deadline_of(name) is not None or has_failed_for_good(state, name))
     ]
-    present = sum(name not in state.away for name in spec.members)
-    if not absent or present < spec.patience.quorum:
+    there = sum(name not in state.away for name in spec.members)
+    if not absent or there < spec.patience.quorum:
         return state
     turns = {name: count + (name in absent) for name, count in state.turns.items()}
     return state._replace(turns=turns, skipped=(*state.skipped, *absent))
@@ -217,11 +223,11 @@ def _end_stage(
     """
     turns = {name: count + (name in holding) for name, count in state.turns.items()}
     end = StageEnd(
-        visits=progress.visits,
+        visits=tuple(map(state.visits.__getitem__, spec.clients)),
         turns=tuple(map(turns.__getitem__, spec.clients)),
         version=state.version,
         gap=progress.gap,
-        away=progress.away,
+        away=tuple(filter(state.away.__contains__, spec.clients)),
     )
     return state._replace(
         turns=turns, stages=(*state.stages, end), round_start=reported(spec, state)
@@ -252,10 +258,10 @@ def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerStat
     return state._replace(presence=state.presence._replace(awaited=clocks))
 
 
-def _rounds_at_last_fold(spec: ServerSpec, state: ServerState) -> int:
+def rounds_at_last_fold(spec: ServerSpec, state: ServerState) -> int:
     """Returns how many rounds of its stage were complete when answers were folded last."""
     progress, skips = progress_of(spec, state), collections.Counter(state.skipped)
-    pairs = zip(spec.clients, progress.turns, strict=True)
+    pairs = zip(progress.clients, progress.turns, strict=True)
     turns = tuple(count - skips[name] for name, count in pairs)
     return spec.schedule.view(progress._replace(turns=turns)).rounds
 
@@ -269,7 +275,7 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
     total = tree.total((changes[name].delta for name in group), spec.family.zeros())
     total = spec.keep(tree.freeze(total))
     memory = state.memory.get(group, damping_rules.Memory())
-    floor = 1.0 / len(spec.clients)
+    floor = 1.0 / len(present(spec, state))
     damping = 1.0
     if not spec.renews:
         damping = spec.step_rule.choose(
@@ -278,7 +284,7 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
     factors = folding.fold(state.factors, changes, damping, spec.keep)
     visits = {name: count + (name in changes) for name, count in state.visits.items()}
     turns = {name: count + (name in in_time) for name, count in state.turns.items()}
-    rounds_before, skipped = _rounds_at_last_fold(spec, state), state.skipped
+    rounds_before = rounds_at_last_fold(spec, state)
     state = state._replace(
         version=state.version + 1,
         posterior=spec.keep(tree.freeze(folding.posterior_of(spec.prior, factors))),
@@ -286,34 +292,44 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         visits=visits,
         turns=turns,
         answers=(),
-        skipped=(),
         memory={**state.memory, group: damping_rules.Memory(damping, total)},
     )
     if spec.stand is not None:
-        state = state._replace(standing=_stand(spec, state, asked, damping))
+        state = state._replace(standing=stand(spec, state, asked, damping))
+    update = Update(state.version, tuple(changes), staleness, damping, 0, None)
+    return noted(spec, state, rounds_before, update)
+
+
+def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Update) -> ServerState:
+    """Writes a line of the history, and measures how far the posterior moved if it completes a round.
+
+    Args:
+      spec: of the run.
+      state: after all else.
+      rounds_before: from ``rounds_at_last_fold``, before anything.
+      update: the line; ``rounds``, ``gap`` and ``missing`` are filled in here.
+    """
     gap, stage = None, spec.schedule.view(progress_of(spec, state))
     if stage.rounds > rounds_before:
         now = reported(spec, state)
         gap = folding.gap(spec.family, state.round_start, now)
         state = state._replace(round_start=now)
-    update = Update(
-        version=state.version,
-        clients=tuple(changes),
-        staleness=staleness,
-        damping=damping,
-        rounds=min(turns[name] for name in stage.clients),
+    update = update._replace(
+        rounds=min((state.turns[name] for name in stage.clients), default=0),
         gap=gap,
-        missing=tuple(name for name in spec.clients if name in skipped),
+        missing=tuple(name for name in spec.clients if name in state.skipped),
     )
-    return state._replace(history=(*state.history, update))
+    return state._replace(history=(*state.history, update), skipped=())
 
 
-def _stand(
+def stand(
     spec: ServerSpec, state: ServerState, asked: Mapping[str, Eta], damping: float
 ) -> Standing | None:
     """Makes of noisy factors the posterior that is handed out; what is not from records has no noise."""
     assert spec.stand is not None
-    members = tuple(name for name in spec.members if state.visits[name])
+    members = tuple(
+        name for name in spec.members if state.visits[name] and not is_removed(state, name)
+    )
     if not members:
         return state.standing
     exact = (state.factors[name] for name in sorted(set(spec.clients) - set(spec.members)))
@@ -321,4 +337,6 @@ def _stand(
     factors = {name: state.factors[name] for name in members}
     new = {name: asked[name] for name in members if name in asked}
     fold = Fold(spec.prior, known, state.posterior, factors, new, damping)
-    return spec.stand(spec.family, fold, state.standing)
+    standing = spec.stand(spec.family, fold, state.standing)
+    # At rest, all tasks share its memory, and what is computed of it is computed once.
+    return standing._replace(handed_out=tree.freeze(standing.handed_out))

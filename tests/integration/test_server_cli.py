@@ -273,7 +273,9 @@ def test_commands_without_a_server_say_so(tmp_path):
     assert "cannot be reached" in fedvi("health", "--server", "127.0.0.1:1", expect=3).stderr
 
 
-@pytest.mark.parametrize("command", ["status", "watch", "pause", "stop", "health", "server"])
+@pytest.mark.parametrize(
+    "command", ["status", "watch", "pause", "stop", "remove", "health", "server"]
+)
 def test_the_commands_import_no_jax_and_the_light_ones_no_numpy(command):
     code = f"import sys, fedvi.cli.{command}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

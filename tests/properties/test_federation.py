@@ -136,6 +136,13 @@ class Play:
                 self.ask(Failure(name, task.task_id, ("solver", "data")[amount % 2]))
             case "pause" | "resume" if self.state.status in ("running", "paused"):
                 self.take(protocol.control(self.spec, self.state, what, self.now))
+            case "remove" if amount < 3:
+                try:
+                    state = protocol.remove(self.spec, self.state, name, self.now)
+                except (errors.ConfigError, errors.RunFailed):
+                    return  # too few would be left, or it is over
+                self.take(state)
+                assert protocol.is_removed(self.state, name)
 
     def payload(self, task, k: int):
         target = tree.add(task.posterior, FAMILY.zeros()._replace(h=np.array([2.0**k])))
@@ -143,6 +150,7 @@ class Play:
 
     def check(self) -> None:
         state, rounds = self.state, self.spec.schedule.rounds
+        progress = protocol.progress_of(self.spec, state)
         total = tree.total((state.factors[name] for name in sorted(CLIENTS)), self.spec.prior)
         assert tree.equal(state.posterior, tree.to_numpy(total))
         waiting = {answer.task.task_id for answer in state.answers}
@@ -153,6 +161,10 @@ class Play:
                 for k, submit in enumerate(self.sent)
                 if submit.client == name and submit.task_id in self.before_the_end - waiting
             ]
+            if protocol.is_removed(state, name):
+                folded = []
+                assert not tree.leaves(state.factors[name])[0].any()
+                assert name not in progress.clients
             # The newest answer is noted in `sent` only after its receipt.
             assert state.factors[name].h[0] in (sum(folded), sum(folded) + 2.0 ** len(self.sent))
             book = state.ledgers[name]
@@ -165,7 +177,7 @@ class Play:
 ACTIONS = (
     *("ask", "answer", "hello") * 3,
     *("again", "conflict", "silence", "silence", "restart", "renew"),
-    *("leave", "fail", "pause", "resume", "resume"),
+    *("leave", "fail", "pause", "resume", "resume", "remove"),
 )
 
 
@@ -195,7 +207,7 @@ def test_whatever_happens_every_answer_is_folded_once_and_no_turn_is_had_twice(
                 play.act(what, name, 0)
     assert play.state.status in ("completed", "failed")
     if play.state.status == "completed":
-        assert set(play.state.turns.values()) == {rounds}
+        assert set(protocol.progress_of(play.spec, play.state).turns) == {rounds}
     for book in play.state.ledgers.values():
         ledger.verify(book)
 

@@ -22,6 +22,12 @@ class StopRunRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class RemoveClientRequest(_message.Message):
+    __slots__ = ("client",)
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    def __init__(self, client: _Optional[str] = ...) -> None: ...
+
 class Run(_message.Message):
     __slots__ = ("study", "study_digest", "software", "status", "reason", "version", "rounds", "rounds_planned", "gap", "damping", "uptime_seconds", "tls", "clients", "schedule", "awaited", "deadline_seconds")
     STUDY_FIELD_NUMBER: _ClassVar[int]

@@ -59,6 +59,11 @@ class AdminServiceStub(object):
                 request_serializer=fedvi_dot_v1_dot_admin__pb2.StopRunRequest.SerializeToString,
                 response_deserializer=fedvi_dot_v1_dot_admin__pb2.Run.FromString,
                 _registered_method=True)
+        self.RemoveClient = channel.unary_unary(
+                '/fedvi.v1.AdminService/RemoveClient',
+                request_serializer=fedvi_dot_v1_dot_admin__pb2.RemoveClientRequest.SerializeToString,
+                response_deserializer=fedvi_dot_v1_dot_admin__pb2.Run.FromString,
+                _registered_method=True)
         self.ListClients = channel.unary_unary(
                 '/fedvi.v1.AdminService/ListClients',
                 request_serializer=fedvi_dot_v1_dot_admin__pb2.ListClientsRequest.SerializeToString,
@@ -110,6 +115,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveClient(self, request, context):
+        """Divides a client's factor out for good; the run goes on without it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListClients(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -155,6 +167,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'StopRun': grpc.unary_unary_rpc_method_handler(
                     servicer.StopRun,
                     request_deserializer=fedvi_dot_v1_dot_admin__pb2.StopRunRequest.FromString,
+                    response_serializer=fedvi_dot_v1_dot_admin__pb2.Run.SerializeToString,
+            ),
+            'RemoveClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveClient,
+                    request_deserializer=fedvi_dot_v1_dot_admin__pb2.RemoveClientRequest.FromString,
                     response_serializer=fedvi_dot_v1_dot_admin__pb2.Run.SerializeToString,
             ),
             'ListClients': grpc.unary_unary_rpc_method_handler(
@@ -307,6 +324,33 @@ class AdminService(object):
             target,
             '/fedvi.v1.AdminService/StopRun',
             fedvi_dot_v1_dot_admin__pb2.StopRunRequest.SerializeToString,
+            fedvi_dot_v1_dot_admin__pb2.Run.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedvi.v1.AdminService/RemoveClient',
+            fedvi_dot_v1_dot_admin__pb2.RemoveClientRequest.SerializeToString,
             fedvi_dot_v1_dot_admin__pb2.Run.FromString,
             options,
             channel_credentials,

@@ -50,6 +50,14 @@ def test_ids_come_from_the_column_and_keep_to_their_record(tmp_path: Path) -> No
     assert shard.records[IDS].shape == (64,)
 
 
+def test_a_client_that_joins_later_divides_nobody_s_records_anew(tmp_path: Path) -> None:
+    raw, path = study(), write(tmp_path, [f"case {index}" for index in range(ROWS)])
+    begun = build.load_shard(build.assemble(parse_study(raw)), "north", path)
+    raw["clients"].append({"name": "west", "added": True})
+    longer = build.load_shard(build.assemble(parse_study(raw)), "north", path)
+    assert np.array_equal(longer.records[IDS], begun.records[IDS])
+
+
 @pytest.mark.parametrize(
     ("relation", "by_place"), [("add_remove", False), ("substitute", False), ("substitute", True)]
 )

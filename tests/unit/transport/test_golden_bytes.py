@@ -21,6 +21,7 @@ GOLDEN = {
     ),
     "ListClientsRequest": "",
     "PauseRunRequest": "",
+    "RemoveClientRequest": "0a06636c69656e74",
     "ResultFile": (
         "0a340a06636c69656e74120c73747564795f6469676573741a0908ad0212046861736820cc0128cd0132"
         "08736f6674776172653a013712450a06636c69656e7412077461736b5f696418af02222c0a1a0a046e61"

@@ -1,0 +1,50 @@
+"""`fedvi remove`: divides a client's factor out of a run, which goes on without it."""
+
+from pathlib import Path
+
+import click
+
+from fedvi.cli import _remote
+from fedvi.cli.status import show
+
+__all__ = ["remove"]
+
+
+@click.command()
+@_remote.addressed
+@click.option("--client", required=True, metavar="NAME", help="Whom to remove.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove(
+    state: Path | None,
+    server: str | None,
+    tls: Path | None,
+    as_json: bool,
+    client: str,
+    yes: bool,
+) -> None:
+    """Remove a client from a running server's run, for good: the posterior goes on without its factor.
+
+    It is given no task any more, and what it still answers is charged and not folded. What it was
+    charged stays charged: its releases have been seen, and nothing unsees them. The others answer
+    beside the new posterior from their next task on. Of a client that may come back, there is nothing
+    to remove: the run goes on without it by itself if the study has deadlines.
+
+    STATE and --server are those of `fedvi status`.
+
+    Exit codes: 0 done; 1 not confirmed; 2 there is no such client, or too few would be left; 3 no
+    server answers; 4 not authorised; 6 the run is over.
+    """
+    from fedvi.transport._wire import admin_pb2 as pb
+
+    with _remote.admin(state, server, tls) as stub:
+        if not yes:
+            run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
+            click.confirm(
+                f"remove {client} from {run.study} at round {run.rounds} of {run.rounds_planned} "
+                "for good?",
+                abort=True,
+                err=True,
+            )
+        request = pb.RemoveClientRequest(client=client)
+        run = stub.RemoveClient(request, timeout=_remote.CALL_SECONDS)
+    show(_remote.run_as_dict(run), as_json)

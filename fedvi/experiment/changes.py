@@ -1,0 +1,97 @@
+"""Who leaves and who joins a simulated run, and when; come here to script something else of the kind."""
+
+from collections.abc import Mapping
+
+from fedvi import errors
+from fedvi.server.coordinator import Coordinator
+from fedvi.server.protocol import OVER, ServerSpec
+
+__all__ = ["Changes"]
+
+
+class Changes:
+    """Removes and adds clients at a coordinator once so many rounds are complete.
+
+    Args:
+      spec: of the run with all clients.
+      remove: client → after how many rounds its factor is divided out.
+      add: client → after how many rounds it joins; these are the last of the study.
+
+    Attributes:
+      first: the spec that the run begins with.
+
+    Raises:
+      ConfigError: a client is not in the study, would be added before another one that stands before it
+        or after it was removed, or a round is none of the schedule's.
+    """
+
+    def __init__(self, spec: ServerSpec, remove: Mapping[str, int], add: Mapping[str, int]) -> None:
+        for what, changes in (("remove", remove), ("add", add)):
+            for name, rounds in changes.items():
+                _check(spec, what, name, rounds)
+        begun = len(spec.clients) - len(add)
+        joining = {name: add[name] for name in spec.clients[begun:] if name in add}
+        if len(joining) < len(add) or list(joining.values()) != sorted(joining.values()):
+            raise errors.ConfigError(
+                f"add is {dict(add)!r}, expected the last clients of the study, in its order",
+                "put clients that join later at the end of the study, the last one to join last",
+            )
+        if add and begun < 1 + (spec.clients[0] not in spec.members):
+            raise errors.ConfigError(
+                f"add is {dict(add)!r}, which leaves nobody to begin with",
+                "leave out at least one client of the study",
+            )
+        for name in joining.keys() & remove.keys():
+            if remove[name] < add[name]:
+                raise errors.ConfigError(
+                    f"{name!r} is removed after round {remove[name]} and added after {add[name]}",
+                    "a client that was removed does not come back",
+                )
+        self._spec, self._joining, self._leaving = spec, joining, dict(remove)
+        self.first = _begun_with(spec, begun)
+
+    @property
+    def absent(self) -> set[str]:
+        """The clients that have not joined yet."""
+        return set(self._joining)
+
+    def make(self, coordinator: Coordinator) -> list[str]:
+        """Makes the changes that are due; returns who has joined by them."""
+        joined = []
+        # A change may complete a round, by which the next is due.
+        while coordinator.state.status not in OVER:
+            history = coordinator.state.history
+            rounds = history[-1].rounds if history else 0
+            name = next((n for n, after in self._joining.items() if after <= rounds), None)
+            if name is not None:
+                del self._joining[name]
+                coordinator.extend(_begun_with(self._spec, self._spec.clients.index(name) + 1))
+                joined.append(name)
+                continue
+            name = next((n for n, after in self._leaving.items() if after <= rounds), None)
+            if name is None:
+                break
+            del self._leaving[name]
+            coordinator.remove(name)
+        return joined
+
+
+def _check(spec: ServerSpec, what: str, name: str, rounds: int) -> None:
+    if name not in spec.members:
+        raise errors.ConfigError(
+            f"{what} names {name!r}, which is no client of the study",
+            errors.did_you_mean(name, spec.members),
+        )
+    if not 0 <= rounds < spec.schedule.rounds:
+        raise errors.ConfigError(
+            f"{what} is after round {rounds} for client {name!r}, expected at least 0 and below "
+            f"{spec.schedule.rounds}, the rounds of the schedule",
+            "a run that is over takes nobody out or in",
+        )
+
+
+def _begun_with(spec: ServerSpec, count: int) -> ServerSpec:
+    """Returns the spec of a run of the first clients alone."""
+    clients = spec.clients[:count]
+    kept = {name: header for name, header in spec.headers.items() if name in clients}
+    return spec._replace(clients=clients, headers=kept)

@@ -1,0 +1,167 @@
+"""Who takes part in a run that has begun; come here to change what removing or adding a client does."""
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.federation import fold as folding
+from fedvi.inference.base import Standing
+from fedvi.inference.noise_aware import anew
+from fedvi.privacy import ledger as ledgers
+from fedvi.server.state import (
+    OVER,
+    REMOVED,
+    ServerSpec,
+    ServerState,
+    Update,
+    is_removed,
+    progress_of,
+    served,
+)
+from fedvi.server.turns import check_fold, noted, rounds_at_last_fold, settle, stand, strictly, tick
+
+__all__ = ["extend", "remove"]
+
+
+def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> ServerState:
+    """Divides a client's factor out of the posterior for good: η ← η − η_m, and η_m ← 0.
+
+    From here on schedules know nothing of it. It is given no task; an answer to the task that it holds
+    is taken into its ledger and not folded, nor is one that waits to be. Whatever it was charged stays
+    charged. Where the server makes a posterior of noisy factors, that is made anew of the other
+    clients' alone. A client that was removed is removed once.
+
+    Where the likelihood is Gaussian in θ, the posterior is at once that of the others' records. Else the
+    others' factors, which were fitted beside this one, follow as they answer again. What the client
+    released has been seen: to remove it is no privacy, and gives back no budget.
+
+    Args:
+      spec: of the run.
+      state: as it was.
+      name: of a client that holds records.
+      now: seconds of a monotonic clock, the same in all calls.
+
+    Raises:
+      ConfigError: there is no such client, or with one less there are fewer than the quorum.
+      RunFailed: the run is over.
+      ProtocolError: what would be left cannot be computed in 64-bit arithmetic.
+    """
+    if name not in spec.members:
+        raise errors.ConfigError(
+            f"client {name!r} is not in the study", errors.did_you_mean(name, spec.members)
+        )
+    if is_removed(state, name):
+        return state
+    state = tick(spec, state, now)
+    if state.status in OVER:
+        raise errors.RunFailed(
+            f"the run is {state.status.replace('_', ' ')}: no client can be removed from it",
+            "a run that has failed can be resumed first; of one that is complete, `fedvi simulate "
+            "--influence` shows what each client contributed",
+        )
+    left = sum(not is_removed(state, other) for other in spec.members) - 1
+    if left < spec.patience.quorum:
+        raise errors.ConfigError(
+            f"without client {name!r} {left} are left, expected at least {spec.patience.quorum}, "
+            "the study's quorum",
+            "stop the run, and start a study with other clients or a smaller schedule.quorum",
+        )
+    what = f"the run without client {name!r}"
+    with strictly(f"{what} cannot be computed"):
+        state = _without(spec, state, name)
+        if not spec.family.is_proper(served(spec, state)):
+            raise FloatingPointError
+    if state.answers:
+        check_fold(spec, state, f"{what}, and the answers that wait,")
+    return settle(spec, state, now)
+
+
+def extend(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Takes clients into a run that began without them: their factors are 1, their ledgers empty.
+
+    They join in the round that the others are in, as if they had had their turns before it: nobody waits
+    for them to catch up, and each has the fewer answers. Nothing of the others changes, and the posterior
+    does not. Clients that are there already are added once.
+
+    Args:
+      spec: of the study with the new clients, which stand behind all others; all else as it was.
+      state: of a run without them; or with them.
+
+    Raises:
+      ConfigError: the schedule is a script in Python, which decided by the clients that it was told of; or
+        it has no turn left for a new one.
+      RunFailed: the run is over.
+    """
+    known = tuple(name for name in spec.clients if name in state.factors)
+    new = spec.clients[len(known) :]
+    if not new:
+        return state
+    listed = ", ".join(new)
+    if state.status in OVER:
+        raise errors.RunFailed(
+            f"the run is {state.status.replace('_', ' ')}: {listed} cannot be added to it",
+            "a run that has failed can be resumed first; after one that is complete, start a new study, "
+            "whose cost adds to this one's",
+        )
+    if spec.schedule.name == "from_generator":
+        raise errors.ConfigError(
+            f"{listed} cannot be added: the schedule is a script in Python, whose course may hang on who "
+            "takes part",
+            "add clients to a study with another schedule, or list the script's stages",
+        )
+    before = spec._replace(clients=known)
+    rounds_before, now = rounds_at_last_fold(before, state), progress_of(before, state)
+    # A script's stage counts turns from its own beginning.
+    had = min(state.stages[-1].turns) if state.stages else 0
+    turns = had + spec.schedule.view(now).rounds
+    nothing = tree.freeze(spec.family.zeros())
+    state = state._replace(
+        factors={**state.factors, **dict.fromkeys(new, nothing)},
+        visits={**state.visits, **dict.fromkeys(new, 0)},
+        turns={**state.turns, **dict.fromkeys(new, turns)},
+        stages=tuple(
+            end._replace(
+                visits=(*end.visits, *(0 for _ in new)), turns=(*end.turns, *(had for _ in new))
+            )
+            for end in state.stages
+        ),
+        ledgers={
+            **state.ledgers,
+            **{name: ledgers.open_ledger(spec.headers[name]) for name in new},
+        },
+    )
+    if spec.schedule.finished(progress_of(spec, state)):
+        raise errors.ConfigError(
+            f"{listed} cannot be added: the schedule has no turn left for a new client",
+            "start a new study, whose cost adds to this one's",
+        )
+    update = Update(state.version, (), (), 1.0, 0, None, added=new)
+    return noted(spec, state, rounds_before, update)
+
+
+def _without(spec: ServerSpec, state: ServerState, name: str) -> ServerState:
+    rounds_before = rounds_at_last_fold(spec, state)
+    factors = {**state.factors, name: tree.freeze(spec.family.zeros())}
+    state = state._replace(
+        version=state.version + 1,
+        posterior=spec.keep(tree.freeze(folding.posterior_of(spec.prior, factors))),
+        factors=factors,
+        answers=tuple(answer for answer in state.answers if answer.task.client != name),
+        # What a step rule remembers of a group is a sum, also of this client's changes.
+        memory={group: kept for group, kept in state.memory.items() if name not in group},
+        away={**state.away, name: REMOVED},
+    )
+    if spec.stand is not None and state.standing is not None:
+        begun = state._replace(standing=_anew(spec, state, state.standing))
+        state = state._replace(standing=stand(spec, begun, {}, 1.0))
+    update = Update(state.version, (), (), 1.0, 0, None, removed=(name,))
+    return noted(spec, state, rounds_before, update)
+
+
+def _anew(spec: ServerSpec, state: ServerState, standing: Standing) -> Standing | None:
+    """Returns what a standing is before its next fold, if only the clients that are left ever answered."""
+    left = {name for name in spec.members if state.visits[name] and not is_removed(state, name)}
+    if not left:
+        return None
+    noise = sum(
+        update.damping**2 for update in state.history for name in update.clients if name in left
+    )
+    return anew(standing, left, noise)
