@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-__all__ = ["IDS", "PRIOR", "ROWS", "Eta", "Key", "Records", "Theta"]
+__all__ = ["IDS", "LOG_SCALE", "PRIOR", "ROWS", "SITE", "Eta", "Key", "Records", "Theta"]
 
 Eta = Any
 """Natural (or mean) parameters of an exponential family: a pytree of float arrays."""
@@ -24,6 +24,17 @@ IDS: Final = "[ids]"
 
 A keyed hash of the record's own identifier, so that it depends on no other record and on no place.
 Two records of one identifier share it. Solvers that divide read it; no model ever sees it.
+"""
+
+SITE: Final = "[site]"
+"""The column that says from which site a record is, where those of several are together: integers from 0.
+
+Read by models with effects of sites alone, in a fit that pools records.
+"""
+
+LOG_SCALE: Final = "log τ: "
+"""What the name of a coordinate begins with that is the log of how far sites differ, see
+``fedvi.models.site_effects``. No column of a formula begins so.
 """
 
 PRIOR: Final = "prior"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedvi import errors
 from fedvi.privacy.metrics import Metric, Private
 
@@ -43,4 +45,5 @@ def private_log(path: Path) -> Callable[[str, Mapping[str, Metric]], None]:
 
 
 def _shown(metric: Metric) -> Any:
-    return metric.reveal() if isinstance(metric, Private) else metric.value
+    value = metric.reveal() if isinstance(metric, Private) else metric.value
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

@@ -21,6 +21,7 @@ from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import load_study
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
+from fedvi.inference.local_latents import local_problem
 from fedvi.models.glm import GeneralisedLinearModel, Normal, WithOffset
 from fedvi.typing import Eta, Records
 
@@ -210,7 +211,8 @@ def evaluate(
     posterior was fitted to: the figures are computed from them without protection.
 
     With one linear predictor a a record, q makes a ~ N(xᵀm, xᵀSx), and integrals over θ are integrals
-    over a, by Gauss–Hermite quadrature. Other models are averaged over draws of θ.
+    over a, by Gauss–Hermite quadrature. Other models are averaged over draws of θ. Where sites have
+    effects, each record is predicted as one of a site that nobody has seen, its effects drawn with θ.
 
     Args:
       assembly: the study, built; its family is a full or diagonal Gaussian.
@@ -234,6 +236,10 @@ def evaluate(
             "the test file has no record that counts",
             "do its cells fit the study's schema? A record that does not counts as zero",
         )
+    local = local_problem(assembly.family, assembly.model)
+    model, posterior = local.new_site(posterior)
+    assembly = dataclasses.replace(assembly, model=model, family=local.family)
+    kept = local.records(kept)
     predictive = _predictive(assembly, posterior, draws, seed)
     outcome, levels = _outcome(assembly)
     value, error = predictive.mean_log_density(kept)

@@ -5,8 +5,10 @@ import math
 from typing import Any
 
 from fedvi import errors
+from fedvi.experiment import site_effects
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import Study
+from fedvi.models.conjugate import ConjugateModel
 from fedvi.privacy import events
 
 __all__ = ["Plan", "plan"]
@@ -97,9 +99,9 @@ def plan(study: Study | Assembly) -> Plan:
     return Plan(
         study=study.study.name,
         digest=study.digest,
-        model=f"{study.model.kind}, D = {assembly.model.size}",
+        model=f"{study.model.kind}, D = {assembly.family.size}" + site_effects.in_words(study),
         coefficients=assembly.model.names,
-        family=study.family.kind,
+        family=_family(assembly),
         solver=study.solver.kind,
         schedule=f"{assembly.schedule.name}, {assembly.schedule.rounds} rounds",
         clients=assembly.clients,
@@ -123,6 +125,12 @@ def plan(study: Study | Assembly) -> Plan:
         mark=assembly.mark,
         warnings=assembly.warnings,
     )
+
+
+def _family(assembly: Assembly) -> str:
+    """Returns what the study calls the family, or the class of one that the model brings itself."""
+    conjugate = isinstance(assembly.model, ConjugateModel)
+    return type(assembly.family).__name__ if conjugate else assembly.study.family.kind
 
 
 def _prices(assembly: Assembly, name: str) -> dict[str, float | None]:

@@ -96,6 +96,7 @@ class Standing(NamedTuple):
         or what has accumulated.
       weights: client → (Σ w² of its answers that another has replaced, w of the one that stands), for a
         mean over folds.
+      centres: client → the mean, as its factor is one of its answers, of the θ that these are about, [D].
     """
 
     handed_out: Eta
@@ -105,6 +106,7 @@ class Standing(NamedTuple):
     squares: float
     weights: Mapping[str, tuple[float, float]] = MappingProxyType({})
     sites: Mapping[str, GaussianEta] = MappingProxyType({})
+    centres: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class Shard(NamedTuple):
@@ -137,6 +139,7 @@ class LocalSolver(NamedTuple):
         arguments that JSON can hold, so that a server can name it.
       cost: the event of one update, known before any record is read.
       number_count: how many numbers one released value holds.
+      noised_count: how many one noised sum has, where that is not ``number_count``.
       clip_norm: the L2 bound on one unit's contribution; None if nothing is clipped.
       mark: what is printed beside claims about its releases; empty if nothing needs saying.
       stand: (family, Fold, Standing before or None) → Standing, by the server after each fold; named
@@ -157,6 +160,7 @@ class LocalSolver(NamedTuple):
     mark: str = ""
     stand: Callable[[Any, Fold, Standing | None], Standing] | None = None
     renews: bool = False
+    noised_count: int | None = None
 
 
 def compiled_once(make: _Make) -> _Make:

@@ -1,7 +1,7 @@
 """The posterior that noisy answers leave, told the noise: NumPy alone, since servers run it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.base import Fold, Standing
 from fedvi.typing import Eta
 
-__all__ = ["of_changes", "of_sites"]
+__all__ = ["anew", "of_changes", "of_sites"]
 
 # Averages weigh the t-th of T posteriors by about t²: early ones, far from the end, hardly count, and
 # the noise is 9/5 of that of equal weights.
@@ -81,8 +81,13 @@ def of_sites(
     weights = _weighed({} if before is None else before.weights, fold, weight)
     left = sum(past + standing**2 for past, standing in weights.values()) / len(weights)
     answered = dict({} if before is None else before.sites)
+    # Many were asked at one posterior, in the same memory; its mean takes a matrix inverse.
+    means: dict[tuple[int, int], np.ndarray] = {}
     for name, eta in fold.asked.items():
-        place, site = family.moments(eta)[0], fold.factors[name]
+        memory = id(eta.h), id(eta.J)
+        if memory not in means:
+            means[memory] = family.moments(eta)[0]
+        place, site = means[memory], fold.factors[name]
         answered[name] = GaussianEta(site.h - site.J @ place, place)
     values, vectors = np.linalg.eigh(curvature)
     edge = curvature_sd * noise * math.sqrt(left) * math.sqrt(2.0 * size)
@@ -200,6 +205,32 @@ def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: fl
     q = family.project(found, fold.prior)
     curvature = GaussianEta(np.zeros_like(likelihood.h), likelihood.J)
     return Standing(q, q, curvature, folds, squares)
+
+
+def anew(standing: Standing, clients: Collection[str], noise: float) -> Standing:
+    """Returns the standing from which ``of_sites`` and ``of_changes`` begin anew, of some clients alone.
+
+    For a client that is divided out. A mean over folds holds its earlier sites, which nobody keeps: so
+    means begin with the next fold, of the sites that stand, each with its own noise in full. What was
+    handed out last is where the next step starts, as another study's result would be; its own noise
+    fades with the steps and is counted in no width, so that after a removal widths tell the noise of the
+    steps since.
+
+    Args:
+      standing: before.
+      clients: those that are left, each of which has answered.
+      noise: Σ s² over their folded answers: what has accumulated in sums of changes.
+    """
+    return standing._replace(
+        folds=0,
+        squares=noise,
+        # Without sites they are of running means, which stand in the factors that are left.
+        weights={}
+        if standing.sites
+        else {name: kept for name, kept in standing.weights.items() if name in clients},
+        sites={name: site for name, site in standing.sites.items() if name in clients},
+        centres={name: place for name, place in standing.centres.items() if name in clients},
+    )
 
 
 def _handed_out(family: Any, fold: Fold, before: Standing | None) -> Eta:

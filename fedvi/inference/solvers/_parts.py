@@ -13,12 +13,12 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.inference.local_latents import takes_newton
 from fedvi.inference.prior_frame import PriorFrame, from_vector, to_vector
 from fedvi.inference.solvers.glm import glm
 from fedvi.inference.solvers.gradient import gradient
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
-from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import events
 from fedvi.privacy.release import (
     Batch,
@@ -60,7 +60,7 @@ def fitter(
     Raises:
       SolverError: what those two refuse.
     """
-    if steps is None and isinstance(model, GeneralisedLinearModel):
+    if steps is None and takes_newton(model):
         return glm(family, model)
     return gradient(family, model, _STEPS if steps is None else steps, draws, learning_rate)
 

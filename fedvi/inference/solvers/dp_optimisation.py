@@ -1,5 +1,6 @@
 """Local DP-VI: the local objective climbed with clipped, noised per-record gradients."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ from fedvi import errors
 from fedvi.inference import whitened
 from fedvi.inference.base import LocalSolver, Shard, Task, check_gaussian, compiled_once
 from fedvi.inference.finish import SHARPEST, finish_whitened
+from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
+from fedvi.inference.predictor import filled_up, gradients, has_predictor
 from fedvi.inference.solvers.gradient import single_precision
 from fedvi.models.base import Model
 from fedvi.privacy import events
@@ -58,9 +61,16 @@ def dp_optimisation(
     shift is C when a record is added or removed and 2C when it is substituted. Every iterate counts
     as released; the cavity, the optimiser and the factor are post-processing of earlier releases.
 
+    Site effects u are parameters of the guide as θ's are (``local_latents``), and the guarantee is the
+    same, of the same event: a record's gradient is one vector over the guide of (θ, u), clipped as a
+    whole to C, so that the noised sum over θ's and u's coordinates together moves by C, or 2C. The terms
+    log p(u | τ), entropy and cavity touch no data. All iterates of both are functions of noised sums and
+    public numbers; so is the message, which is θ's part of the last. Nothing of u is kept: each visit
+    starts it anew from its prior, so that no visit depends on records but through what was released.
+
     Args:
       family: full or diagonal Gaussian over the model's θ.
-      model: any model.
+      model: any model, with site effects or without.
       sampler: one of ``fedvi.privacy.sampling``.
       mechanism: one of ``fedvi.privacy.mechanisms``.
       clip_norm: C, the L2 bound on one record's gradient.
@@ -79,7 +89,8 @@ def dp_optimisation(
     if not clip_norm > 0.0:
         raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
     check_learning_rate(learning_rate)
-    climb = _climber(family, model, sampler, mechanism, clip_norm, steps, learning_rate, draws)
+    local = local_problem(family, model)
+    climb = _climber(local, sampler, mechanism, clip_norm, steps, learning_rate, draws)
     one_step = sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm)))
 
     def update(
@@ -88,10 +99,14 @@ def dp_optimisation(
         keys = tuple(
             jax.random.split(key_of(purpose), steps) for purpose in ("sampling", "guide", "noise")
         )
-        at = whitened.single(whitened.frame(family, task))
-        records, valid = single_precision(shard.records), jnp.asarray(shard.mask)
-        told = {"valid_units": int(np.count_nonzero(shard.mask))}
-        return state, post_process(_to_float64, climb(keys, at, records, valid)), told
+        wide = local.widen(task)
+        at = whitened.single(whitened.frame(local.family, wide))
+        records = single_precision(local.records(shard.records))
+        valid = jnp.asarray(shard.mask)
+        guide = post_process(_to_float64, climb(keys, at, records, valid))
+        told: dict[str, Any] = {"valid_units": int(np.count_nonzero(shard.mask))}
+        told |= local.told_whitened(wide, guide.value)
+        return state, post_process(local.narrow_whitened, guide), told
 
     return LocalSolver(
         name="dp_optimisation",
@@ -100,6 +115,7 @@ def dp_optimisation(
         finish=finish_whitened,
         cost=events.repeat(one_step, steps),
         number_count=family.number_count,
+        noised_count=local.family.number_count,
         clip_norm=clip_norm,
         mark=mechanism.mark,
     )
@@ -107,8 +123,7 @@ def dp_optimisation(
 
 @compiled_once
 def _climber(
-    family: Any,
-    model: Model,
+    local: Local,
     sampler: Sampler,
     mechanism: Mechanism,
     clip_norm: float,
@@ -129,7 +144,18 @@ def _climber(
         centre, raw = guide
         z = whitened.draw((jnp.zeros_like(centre), raw), noise)
         thetas = whitened.to_theta(at._replace(mean=centre), z)
-        return jax.vmap(model.log_likelihood, in_axes=(0, None))(thetas, record).mean()
+        return jax.vmap(local.model.log_likelihood, in_axes=(0, None))(thetas, record).mean()
+
+    def public_term(guide: Any, at: whitened.Frame) -> Any:
+        return whitened.public_term(guide, at) + local.scale_term(guide, at)
+
+    # The effects' gradients are large at each visit, which starts them anew; β's are not for that.
+    shares_of = _signal if local.effects is None else functools.partial(_signals, local.predicting)
+    gradients_of: Callable[..., Any]
+    if has_predictor(local.model):
+        gradients_of = functools.partial(gradients, local.model)
+    else:
+        gradients_of = jax.vmap(jax.grad(record_term), in_axes=(None, None, None, 0))
 
     @jax.jit
     def climb(keys: Any, at: whitened.Frame, records: Any, valid: Any) -> Released:
@@ -139,22 +165,24 @@ def _climber(
             parameters, state, energy = value
             sampling_key, guide_key, noise_key = step_keys
             batch = sampler.draw(sampling_key, valid)
+            if has_predictor(local.model):
+                batch = filled_up(batch)
             rows = jax.tree.map(lambda column: column[batch.indices], records)
             noise = jax.random.normal(guide_key, (draws, at.mean.shape[0]), at.mean.dtype)
             guide = whitened.to_theta(at, parameters[0][None, :])[0], parameters[1]
-            gradients = jax.vmap(jax.grad(record_term), in_axes=(None, None, None, 0))(
-                guide, at, noise, rows
-            )
-            bounded = clipped_sum(gradients, clip_norm, batch, mechanism)
+            found = gradients_of(guide, at, noise, rows)
+            bounded = clipped_sum(found, clip_norm, batch, mechanism)
             noised = decoded(release(noise_key, bounded, mechanism))
 
             def climb_on(total: Any) -> Any:
                 # Divided by the public rate, never by the realised size of the batch.
-                fit = whitened.pull_back(at, *(part / sampler.rate for part in total))
-                exact = jax.grad(whitened.public_term)(parameters, at)
+                fit = whitened.pull_back(
+                    at, *(part / sampler.rate for part in local.without_scales(total))
+                )
+                exact = jax.grad(public_term)(parameters, at)
                 slope = jax.tree.map(jnp.add, fit, exact)
                 moved, new_state = optimiser.ascend(slope, state, parameters)
-                shares, new_energy = _signal(at, slope, noise_std, energy)
+                shares, new_energy = shares_of(at, slope, noise_std, energy)
                 shrunk = jax.tree.map(
                     lambda new, old, share: old + share * (new - old), moved, parameters, shares
                 )
@@ -175,7 +203,7 @@ def _climber(
                 "scale": jnp.clip(raw, -SHARPEST, SHARPEST),
             }
 
-        energy = jnp.zeros((3,), at.mean.dtype)
+        energy = jnp.zeros((3 if local.effects is None else 5,), at.mean.dtype)
         first = (start, optimiser.init(start), energy)
         return post_process(parameters, repeat(step, first, keys))
 
@@ -206,6 +234,41 @@ def _signal(at: whitened.Frame, slope: Any, noise_std: float, energy: Any) -> tu
     )
     share = jnp.clip(1.0 - noise / jnp.maximum(total, 1e-30), 0.0, 1.0)
     return (share[0], share[1]), new
+
+
+def _signals(
+    size: int, at: whitened.Frame, slope: Any, noise_std: float, energy: Any
+) -> tuple[Any, Any]:
+    """Does what ``_signal`` does, with shares of their own for the first ``size`` coordinates, β.
+
+    Args:
+      energy: running means of β's two blocks and of the others', and the weight behind them, [5].
+
+    Returns:
+      shares in the shapes of (location, scale), and the new running means.
+    """
+    location, raw = slope
+    first = jnp.arange(location.shape[0]) < size
+    # Of a triangle, the rest's are the rows of the rest.
+    inner = jnp.broadcast_to(first[:, None] if raw.ndim == 2 else first, raw.shape)
+    count = whitened.scale_count(raw)
+    shared = whitened.scale_count(raw[:size, :size] if raw.ndim == 2 else raw[:size])
+    own, rest = jnp.where(first, location, 0.0) ** 2, jnp.where(first, 0.0, location) ** 2
+    squares = (
+        own.sum() / size,
+        (jnp.where(inner, raw, 0.0) ** 2).sum() / shared,
+        rest.sum() / (location.shape[0] - size),
+        (jnp.where(inner, 0.0, raw) ** 2).sum() / (count - shared),
+    )
+    keep = 0.95
+    new = keep * energy + (1.0 - keep) * jnp.stack([*squares, jnp.ones_like(squares[0])])
+    total = new[:4] / new[4]
+    # The root is block diagonal, and noise on the location is pulled back block by block.
+    rows = (at.root**2).reshape(location.shape[0], -1).sum(axis=1) * noise_std**2
+    plain = jnp.full_like(total[0], noise_std**2)
+    noise = jnp.stack([rows[:size].mean(), plain, rows[size:].mean(), plain])
+    share = jnp.clip(1.0 - noise / jnp.maximum(total, 1e-30), 0.0, 1.0)
+    return (jnp.where(first, share[0], share[2]), jnp.where(inner, share[1], share[3])), new
 
 
 def _to_float64(value: dict[str, Any]) -> dict[str, np.ndarray]:

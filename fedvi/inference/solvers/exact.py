@@ -10,6 +10,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
 from fedvi.inference.base import LocalSolver, Shard, Task, cavity, check_gaussian, finish_natural
+from fedvi.inference.local_latents import local_problem
 from fedvi.models.base import Model
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import events
@@ -28,47 +29,57 @@ def exact(family: Any, model: Model) -> LocalSolver:
     exactly: t_m is the likelihood. In the diagonal family the optimum of the local objective is
     j = j_c + diag Λ, mean = (diag j_c + Λ)⁻¹ (h_c + b) (specs/pvi.md §1.2).
 
+    Site effects of a known τ are further coefficients, integrated out of the answer: in the full family
+    t_m is then N(y; Xβ, s²I + Z diag(τ²) Zᵀ), and the posterior that of the mixed model.
+
     Not private: what it releases is ``Unprotected``.
 
     Args:
       family: full or diagonal Gaussian over the model's θ.
-      model: ``fedvi.models.linear``.
+      model: ``fedvi.models.linear``, with site effects of a known τ or without.
 
     Raises:
       SolverError: for any other model.
     """
     check_gaussian(family, "exact")
-    if not (isinstance(model, GeneralisedLinearModel) and model.conjugate):
+    local = local_problem(family, model)
+    joint = local.model
+    if not (isinstance(joint, GeneralisedLinearModel) and joint.conjugate):
         raise errors.SolverError(
-            f"solver `exact` needs a linear model with known noise, found {model}",
+            "solver `exact` needs a linear model with known noise"
+            + (" and a known site_scale" if local.effects else "")
+            + f", found {model}",
             "use solver kind `glm` for generalised linear models, or `gradient` for any model",
         )
-    noise_scale = float(model.noise_scale or 1.0)
+    noise_scale = float(joint.noise_scale or 1.0)
 
     @jax.jit
     def statistics(x: Any, y: Any, mask: Any) -> tuple[Any, Any]:
-        x, y, mask = model.rows(x, y, mask)
+        x, y, mask = joint.rows(x, y, mask)
         weighted = x * (mask.astype(x.dtype) / noise_scale**2)[:, None]
         return weighted.T @ y, weighted.T @ x
 
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
     ) -> tuple[Any, Released, dict[str, Any]]:
+        records = local.records(shard.records)
         with jax.enable_x64(True):
             linear, precision = statistics(
-                jnp.asarray(shard.records["x"], jnp.float64),
-                jnp.asarray(shard.records["y"], jnp.float64),
+                jnp.asarray(records["x"], jnp.float64),
+                jnp.asarray(records["y"], jnp.float64),
                 jnp.asarray(shard.mask),
             )
         b, lam = np.asarray(linear), np.asarray(precision)
-        without = cavity(task)
+        without = cavity(local.widen(task))
         if isinstance(family, FullGaussian):
             optimum = GaussianEta(without.h + b, without.J + lam)
         else:
             precision_q = without.J + np.diagonal(lam)
             mean = np.linalg.solve(np.diag(without.J) + lam, without.h + b)
             optimum = GaussianEta(precision_q * mean, precision_q)
-        return state, disclose({"h": optimum.h, "J": optimum.J}, _WHAT), {}
+        info = local.told(optimum)
+        optimum = local.narrow(optimum)
+        return state, disclose({"h": optimum.h, "J": optimum.J}, _WHAT), info
 
     return LocalSolver(
         name="exact",

@@ -19,6 +19,7 @@ from fedvi.inference.base import (
     compiled_once,
     finish_natural,
 )
+from fedvi.inference.local_latents import Local, local_problem
 from fedvi.models.base import Model
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import events
@@ -69,7 +70,8 @@ def glm(
 
     Args:
       family: full or diagonal Gaussian over the model's θ.
-      model: a built-in GLM.
+      model: a built-in GLM, with site effects or without. Effects are further coefficients here, and a
+        learnt τ brings E_q[log p(u | τ)] and its derivatives into F, g and H (``local_latents``).
       nodes: Gauss–Hermite nodes per record. 20 resolve a linear predictor of sd up to about 5; with
         a handful of records under a wide prior the search stalls early, and ``info["residual"]``
         says how far from the optimum, in posterior sds.
@@ -80,7 +82,9 @@ def glm(
     Source: specs/pvi.md §1.2; Khan and Rue (2023), arXiv:2107.04562, §3 for the natural gradient.
     """
     check_gaussian(family, "glm")
-    if not isinstance(model, GeneralisedLinearModel):
+    local = local_problem(family, model)
+    regression = local.regression
+    if regression is None:
         raise errors.SolverError(
             f"solver `glm` needs a generalised linear model, found {type(model).__name__}",
             "use solver kind `gradient`, which takes any model",
@@ -91,26 +95,31 @@ def glm(
         raise errors.SolverError(f"evaluations is {evaluations}, expected at least 1")
     if not 0.0 < tolerance < 1.0:
         raise errors.SolverError(f"tolerance is {tolerance}, expected between 0 and 1")
-    solve = _compiled(family, model, nodes, tolerance, evaluations)
+    solve = _compiled(local, regression, nodes, tolerance, evaluations)
 
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
     ) -> tuple[Any, Released, dict[str, Any]]:
-        mean, precision = _mean_form(family, task.posterior)
-        without = cavity(task)
+        if local.says_nothing(shard.mask):
+            return state, disclose(cavity(task)._asdict(), _WHAT), {}
+        wide, records = local.widen(task), local.records(shard.records)
+        mean, precision = _mean_form(local.family, wide.posterior)
+        without = cavity(wide)
         with jax.enable_x64(True):
             point, count = solve(
                 mean,
                 precision,
                 without.h,
                 without.J,
-                jnp.asarray(shard.records["x"], jnp.float64),
-                jnp.asarray(shard.records["y"], jnp.float64),
+                jnp.asarray(records["x"], jnp.float64),
+                jnp.asarray(records["y"], jnp.float64),
                 jnp.asarray(shard.mask),
             )
             point = jax.device_get(point)
-        optimum = _natural_form(family, point.mean, point.precision)
+        optimum = _natural_form(local.family, point.mean, point.precision)
         info = {"residual": float(point.residual), "evaluations": int(count)}
+        info |= local.told(optimum)
+        optimum = local.narrow(optimum)
         return state, disclose({"h": optimum.h, "J": optimum.J}, _WHAT), info
 
     return LocalSolver(
@@ -125,14 +134,12 @@ def glm(
 
 @compiled_once
 def _compiled(
-    family: Any, model: GeneralisedLinearModel, nodes: int, tolerance: float, evaluations: int
+    local: Local, model: GeneralisedLinearModel, nodes: int, tolerance: float, evaluations: int
 ) -> Callable[..., tuple[_Point, Any]]:
     """Returns the compiled iteration, one for equal settings, so that studies share it too."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     weights = weights / weights.sum()
-    return jax.jit(
-        functools.partial(_solve, family, model, points, weights, tolerance, evaluations)
-    )
+    return jax.jit(functools.partial(_solve, local, model, points, weights, tolerance, evaluations))
 
 
 def _mean_form(family: Any, eta: GaussianEta) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +153,7 @@ def _natural_form(family: Any, mean: np.ndarray, precision: np.ndarray) -> Gauss
 
 
 def _solve(
-    family: Any,
+    local: Local,
     model: GeneralisedLinearModel,
     nodes: np.ndarray,
     weights: np.ndarray,
@@ -166,7 +173,7 @@ def _solve(
     record, and starts from its curvature there if that q is better: from a wide prior the
     precision would otherwise grow by a small factor a step.
     """
-    full = isinstance(family, FullGaussian)
+    full = isinstance(local.family, FullGaussian)
     x, y, mask = model.rows(x, y, mask)
     keep = mask.astype(x.dtype)
 
@@ -220,6 +227,9 @@ def _solve(
             log_determinant = jnp.log(precision).sum()
             covariance = 1.0 / precision
         value, gradient, hessian = likelihood(mean, jnp.sqrt(variance))
+        if local.learns_scales:
+            more = local.scale_moments(mean, covariance)
+            value, gradient, hessian = value + more[0], gradient + more[1], hessian + more[2]
         pull = times(cavity_precision, mean)
         trace = (cavity_precision * covariance).sum()
         objective = value + cavity_h @ mean - 0.5 * (mean @ pull + trace + log_determinant)
@@ -268,7 +278,10 @@ def _solve(
         better = found.objective > given.objective
         return jax.tree.map(lambda new, old: jnp.where(better, new, old), found, given)
 
-    # Within a posterior sd of the optimum the given q is the better start.
+    # Within a posterior sd of the optimum the given q is the better start; and log p(u | τ) has no mode.
+    if local.learns_scales:
+        search = climb(evaluate, given, tolerance)
+        return search.point, search.evaluations
     start = jax.lax.cond(given.residual > 1.0, from_mode, lambda point: point, given)
     search = climb(evaluate, start, tolerance)
     return search.point, search.evaluations

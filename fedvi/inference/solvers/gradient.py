@@ -13,11 +13,13 @@ from fedvi.inference.base import (
     LocalSolver,
     Shard,
     Task,
+    cavity,
     check_gaussian,
     compiled_once,
     finish_natural,
 )
 from fedvi.inference.finish import to_natural
+from fedvi.inference.local_latents import local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.models.base import Model
 from fedvi.privacy import events
@@ -46,7 +48,7 @@ def gradient(
 
     Args:
       family: full or diagonal Gaussian over the model's θ.
-      model: any model.
+      model: any model, with site effects or without.
       steps: full-batch optimiser steps per visit.
       draws: Monte Carlo draws per step; rounded up to an even number.
       learning_rate: Adam's, at the start, in posterior standard deviations.
@@ -84,11 +86,12 @@ def local_optimum(
 
     What it returns is computed from records and not released. Equal settings share one compilation.
     """
+    local = local_problem(family, model)
     pairs = (draws + 1) // 2
     optimiser = adam(learning_rate, steps)
 
     def likelihood(theta: Any, records: Any, keep: Any) -> Any:
-        terms = jax.vmap(model.log_likelihood, in_axes=(None, 0))(theta, records)
+        terms = jax.vmap(local.model.log_likelihood, in_axes=(None, 0))(theta, records)
         return jnp.where(keep, terms, jnp.zeros_like(terms)).sum()
 
     @jax.jit
@@ -97,7 +100,7 @@ def local_optimum(
             z = whitened.draw(parameters, jnp.concatenate([noise, -noise]))
             theta = whitened.to_theta(at, z)
             fit = jax.vmap(likelihood, in_axes=(0, None, None))(theta, records, keep).mean()
-            return fit + whitened.public_term(parameters, at)
+            return fit + whitened.public_term(parameters, at) + local.scale_term(parameters, at)
 
         def step(carry: Any, step_key: Any) -> tuple[Any, Any]:
             parameters, state = carry
@@ -111,24 +114,35 @@ def local_optimum(
         return *parameters, values
 
     def solve(key: Key, task: Task, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        at = whitened.single(whitened.frame(family, task))
-        records, keep = single_precision(shard.records), jnp.asarray(shard.mask)
+        if local.says_nothing(shard.mask):
+            return cavity(task)._asdict(), {}
+        wide = local.widen(task)
+        at = whitened.single(whitened.frame(local.family, wide))
+        records = single_precision(local.records(shard.records))
+        keep = jnp.asarray(shard.mask)
         location, raw, values = climb(key, at, records, keep)
         location, raw = np.asarray(location, np.float64), np.asarray(raw, np.float64)
         if not (np.isfinite(location).all() and np.isfinite(raw).all()):
             # A density that is infinite somewhere can lead there; q stays where it was.
             location, raw = np.zeros_like(location), np.zeros_like(raw)
-        optimum = to_natural(family, task, location, raw)
-        return {"h": optimum.h, "J": optimum.J}, {"objective": np.asarray(values)}
+        optimum = to_natural(local.family, wide, location, raw)
+        info = {"objective": np.asarray(values), **local.told(optimum)}
+        optimum = local.narrow(optimum)
+        return {"h": optimum.h, "J": optimum.J}, info
 
     return solve
 
 
 def single_precision(records: dict[str, Any]) -> dict[str, Any]:
-    """Moves floating columns to float32; indices stay as they are."""
-    return {
-        name: jnp.asarray(column, jnp.float32)
-        if np.issubdtype(np.asarray(column).dtype, np.floating)
-        else jnp.asarray(column)
-        for name, column in records.items()
-    }
+    """Moves floating columns to float32; indices stay as they are.
+
+    What float32 cannot hold becomes infinite, and in silence: whether a warning is raised, and perhaps made
+    an error, may depend on no record.
+    """
+    with np.errstate(over="ignore"):
+        return {
+            name: jnp.asarray(column, jnp.float32)
+            if np.issubdtype(np.asarray(column).dtype, np.floating)
+            else jnp.asarray(column)
+            for name, column in records.items()
+        }

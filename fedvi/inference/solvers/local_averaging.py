@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.noise_aware import of_changes
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers import _parts
@@ -66,6 +67,7 @@ def local_averaging(
 
     Source: specs/pvi.md §2.3; Heikkilä et al. (2023), arXiv:2209.11595, "local averaging".
     """
+    refuse_site_effects(model, "local_averaging")
     moved = _parts.moved_by_one(model, parts, by_place)
     fit = _parts.fitter(family, tempered(model, parts), steps, draws, learning_rate)
     frame = prior_frame(family, model)

@@ -14,10 +14,11 @@ from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.clipping import MOST_ROWS, longest_part
 from fedvi.inference.finish import finish_site
+from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.noise_aware import of_sites
+from fedvi.inference.predictor import filled_up, has_predictor
 from fedvi.inference.solvers.gradient import single_precision
 from fedvi.models.base import Model
-from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy.release import (
     Batch,
     Bounded,
@@ -40,7 +41,6 @@ _FORMED = 1 << 22
 _LEAST = 1e-300
 # The smallest normal number of float32.
 _TINY = 2.0**-126
-_ROWS_TOGETHER = 64
 
 
 def site_release(
@@ -90,6 +90,7 @@ def site_release(
 
     Source: specs/pvi.md §2.5; Khan and Rue (2023), arXiv:2107.04562, for the natural gradient.
     """
+    refuse_site_effects(model, "site_release")
     if not isinstance(family, FullGaussian):
         raise errors.SolverError(
             f"solver `site_release` needs the full Gaussian family, found {type(family).__name__}",
@@ -158,15 +159,14 @@ def _compiled(
     rows, columns = np.tril_indices(family.size)
     twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)
     scale = twice * np.float32(weight)
-    # Several rows a record, as in a survival model, add up to no multiple of one x.
-    in_closed_form = isinstance(model, GeneralisedLinearModel) and model.layout is None
+    in_closed_form = has_predictor(model)
 
     @jax.jit
     def summed(keys: Any, mean: Any, root: Any, records: Any, valid: Any) -> Released:
         sampling_key, guide_key, noise_key = keys
         batch = sampler.draw(sampling_key, valid)
         if in_closed_form and batch.mask.shape[0] <= MOST_ROWS:
-            batch = _filled_up(batch)
+            batch = filled_up(batch)
             drawn = jax.tree.map(lambda column: column[batch.indices], records)
             found = _of_predictor(model, nodes, mean, root, drawn)
             bounded = _ghost_sum(
@@ -192,17 +192,6 @@ def _compiled(
         return release(noise_key, bounded, mechanism)
 
     return summed
-
-
-def _filled_up(batch: Batch) -> Batch:
-    """Returns the batch with empty rows at its end, up to a multiple of 64.
-
-    XLA's kernels take rows eight or more at a time and those that are left over in another way, so that
-    a record's predictor would have other last bits there. A record that leaves may move others to such
-    rows, and what is sold is that their contributions stay the same.
-    """
-    room = -batch.mask.shape[0] % _ROWS_TOGETHER
-    return Batch(jnp.pad(batch.indices, (0, room)), jnp.pad(batch.mask, (0, room)), batch.sampler)
 
 
 def _of_predictor(

@@ -9,6 +9,7 @@ import numpy as np
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.noise_aware import of_changes
 from fedvi.inference.prior_frame import from_vector, prior_frame
 from fedvi.inference.solvers import _parts
@@ -81,6 +82,7 @@ def virtual_clients(
     Source: specs/pvi.md §2.4 and §3.2 (clean factors); Heikkilä et al. (2023), arXiv:2209.11595,
     "virtual PVI clients", which splits the noise over the parts and keeps it in their factors.
     """
+    refuse_site_effects(model, "virtual_clients")
     moved = _parts.moved_by_one(model, parts, by_place)
     fit = _parts.fitter(family, model, steps, draws, learning_rate)
     frame = prior_frame(family, model)

@@ -193,7 +193,7 @@ def test_what_a_record_contributes_depends_on_no_row():
 
     @jax.jit
     def found(indices):
-        batch = module._filled_up(Batch(indices, jnp.ones(count, bool), sampling.full(count)))
+        batch = module.filled_up(Batch(indices, jnp.ones(count, bool), sampling.full(count)))
         taken = {"x": jnp.asarray(x)[batch.indices], "y": jnp.asarray(y)[batch.indices]}
         return module._of_predictor(model, 20, mean, root, taken)[1:]
 

@@ -1,0 +1,293 @@
+"""Latents that a client infers for itself; come here to change how they enter a visit and leave it.
+
+A client of a model with site effects climbs its local objective over (θ, u) together,
+
+    F(q) = E_q[log p(y | θ, u)] + E_q[log p(u | τ)] + ⟨η_c, E_q[T(θ)]⟩ + H(q),
+
+with q(θ, u) of the study's family over both, and answers with the θ-marginal of the optimum. So it solves
+the same problem as ever, wider by u. With a known τ the cavity is N(0, diag τ²) in these coordinates;
+with a learnt one, log p(u | τ) is a term of its own (``scale_term``). No other client has a factor there.
+What leaves, and all that the server sees, is over θ.
+
+Where q is the full Gaussian, q(θ, u) = q(θ) N(u; a + Bθ, V) with free a, B, V. At a fixed point the
+factor of client m is the gradient of its own term in q's mean parameters while (a, B, V) are at their
+optimum; so the sum of factors is the gradient of the pooled evidence bound over q(θ) Π_m q(u_m | θ), at
+its optimum in every (a, B, V). That product is all that a full Gaussian over (θ, u₁ … u_M) can use: at
+its optimum the precision is E[−∇² log p], which is zero between the effects of two sites. The fixed
+point is therefore the pooled variational optimum over all effects, marginalised to θ. In the diagonal
+family it is that of the mean field, in the same way.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.inference import whitened
+from fedvi.inference.base import Task
+from fedvi.inference.units import UnitModel, unit_model
+from fedvi.models.base import Model
+from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.models.site_effects import SiteEffects, WithScales
+
+__all__ = ["Local", "local_problem", "refuse_site_effects", "takes_newton"]
+
+# Of |log τ| where u's coordinates start.
+_WIDEST = 10.0
+# The square of its exponential is a float32.
+_MOST_EXPONENT = 40.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """What a client infers: θ alone, or θ and the effects of its site, in this order.
+
+    Attributes:
+      family: of q over both.
+      model: of both.
+      size: D, of θ.
+      effects: the model over θ that has them; None where there are none, and methods then return
+        what they are given.
+    """
+
+    family: Any
+    model: Model
+    size: int
+    effects: SiteEffects | None = None
+
+    @property
+    def learns_scales(self) -> bool:
+        """Whether τ is part of θ, so that log p(u | τ) is a term of the objective by itself."""
+        return self.effects is not None and self.effects.learnt
+
+    @property
+    def regression(self) -> GeneralisedLinearModel | None:
+        """The likelihood as a regression over (θ, u), whose prior is not used; None if it is none."""
+        if self.effects is None or isinstance(self.model, UnitModel):
+            return self.model if isinstance(self.model, GeneralisedLinearModel) else None
+        return self.effects.regression()
+
+    @property
+    def predicting(self) -> int:
+        """How many coordinates of θ are coefficients: all but the learnt log τ, which stand last."""
+        return self.size if self.effects is None else self.effects.base.size
+
+    def without_scales(self, gradients: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Returns gradients of E_q[log p(y | θ, u)] with zeros in the places of each learnt log τ.
+
+        That is what they are there, whatever the records: no predictor depends on log τ, and θ's root is
+        lower triangular with log τ last, so that its coordinates of a guide move log τ alone. Under noise
+        they are noise, and to drop it is post-processing.
+        """
+        if not self.learns_scales:
+            return gradients
+        location, raw = gradients
+        place = np.arange(self.family.size)
+        kept = (place < self.predicting) | (place >= self.size)
+        rows = kept[:, None] if raw.ndim == 2 else kept
+        return jnp.where(kept, location, 0.0), jnp.where(np.broadcast_to(rows, raw.shape), raw, 0.0)
+
+    def records(self, records: dict[str, Any]) -> dict[str, Any]:
+        """Returns the records of ``model``, each a function of its own row."""
+        return records if self.effects is None else self.effects.widened(records)
+
+    def new_site(self, eta: GaussianEta) -> tuple[Model, GaussianEta]:
+        """Returns a model of a site that nobody has seen, and q(θ) times the prior of its effects.
+
+        Its records are those of ``records``. With a learnt τ the effects are in units of τ.
+        """
+        if self.effects is None:
+            return self.model, eta
+        if self.effects.learnt:
+            ones = np.ones(self.family.size - self.size)
+            return WithScales(self.effects, standard=True), self._padded(eta, ones)
+        return self.model, self._padded(eta, self._known())
+
+    def widen(self, task: Task) -> Task:
+        """Returns the task over (θ, u). u starts anew, from its prior at the τ of the broadcast q.
+
+        So the wide cavity has u's prior where τ is known, and nothing of u where it is learnt.
+        """
+        if self.effects is None:
+            return task
+        if not self.effects.learnt:
+            start = self._known()
+            kept = np.zeros_like(start)
+        else:
+            mean, _ = dataclasses.replace(self.family, size=self.size).moments(task.posterior)
+            log_scales = np.clip(mean[self.effects.base.size :], -_WIDEST, _WIDEST)
+            kept = start = np.exp(-2.0 * np.tile(log_scales, self.effects.sites))
+        return task._replace(
+            posterior=self._padded(task.posterior, start), factor=self._padded(task.factor, kept)
+        )
+
+    def says_nothing(self, mask: np.ndarray) -> bool:
+        """Whether a client without records must answer with its cavity, if it may look at that.
+
+        It knows nothing of τ, and its factor is 1. But a Gaussian over (log τ, u) cannot follow u's prior
+        from one τ to another, and would have it that τ were known the better for it.
+
+        Args:
+          mask: bool [capacity], true where a record stands.
+        """
+        return self.learns_scales and not mask.any()
+
+    def scale_term(self, parameters: tuple[Any, Any], at: whitened.Frame) -> Any:
+        """Returns E_q[log p(u | τ)] up to a constant, for a guide in the coordinates of ``whitened``.
+
+        No data is in it. 0 where τ is known: it is in the cavity then.
+        """
+        location, raw = parameters
+        if not self.learns_scales:
+            return jnp.zeros_like(location[0])
+        spread = whitened.spread(raw)
+        if raw.ndim == 1:
+            return self._expected(at.mean + at.root * location, (at.root * spread) ** 2)[0]
+        root = at.root @ spread
+        return self._expected(at.mean + at.root @ location, root @ root.T)[0]
+
+    def scale_moments(self, mean: Any, covariance: Any) -> tuple[Any, Any, Any]:
+        """Returns E_q[log p(u | τ)], E_q[∇ log p(u | τ)] [W] and −E_q[∇² log p(u | τ)] [W, W].
+
+        Args:
+          mean: of q over both, [W].
+          covariance: [W, W], or [W] of the diagonal family.
+        """
+        scale, own = self._places()
+        value, weight, first, square = self._expected(mean, covariance)
+        gradient = jnp.zeros_like(mean).at[scale].add(square - 1.0).at[own].add(-first)
+        curvature = jnp.zeros((mean.shape[0], mean.shape[0]), mean.dtype)
+        curvature = curvature.at[scale, scale].add(2.0 * square).at[own, own].add(weight)
+        across = curvature.at[scale, own].add(-2.0 * first)
+        return value, gradient, across.at[own, scale].add(-2.0 * first)
+
+    def _expected(self, mean: Any, covariance: Any) -> tuple[Any, Any, Any, Any]:
+        """Returns E[log p(u | τ)] up to a constant, and E[τ⁻²], E[u τ⁻²] and E[u² τ⁻²] of each effect.
+
+        With ρ = log τ of mean r and variance w, u of mean m and variance v, and covariance c: E[τ⁻²] = k
+        = exp(2w − 2r), E[u τ⁻²] = k (m − 2c) and E[u² τ⁻²] = k ((m − 2c)² + v).
+        """
+        scale, own = self._places()
+        if covariance.ndim == 1:
+            variance, together = covariance, jnp.zeros_like(mean[own])
+        else:
+            variance, together = jnp.diagonal(covariance), covariance[scale, own]
+        # Under noise, ρ may wander to where the exponential is beyond float32.
+        exponent = jnp.minimum(2.0 * (variance[scale] - mean[scale]), _MOST_EXPONENT)
+        weight, centre = jnp.exp(exponent), mean[own] - 2.0 * together
+        square = weight * (centre**2 + variance[own])
+        return -(mean[scale] + 0.5 * square).sum(), weight, weight * centre, square
+
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where log τ and where u of every effect stand in (θ, u)."""
+        assert self.effects is not None
+        scale = np.arange(self.effects.base.size, self.effects.size)
+        return np.tile(scale, self.effects.sites), np.arange(self.size, self.family.size)
+
+    def narrow(self, eta: GaussianEta) -> GaussianEta:
+        """Returns the θ-marginal of a q whose u is proper; by the Schur complement, in float64."""
+        if self.effects is None:
+            return eta
+        cut = slice(0, self.size), slice(self.size, None)
+        if not isinstance(self.family, FullGaussian):
+            return GaussianEta(eta.h[cut[0]], eta.J[cut[0]])
+        across = eta.J[cut[0], cut[1]]
+        explained = np.linalg.solve(eta.J[cut[1], cut[1]], np.c_[across.T, eta.h[cut[1]]])
+        precision = eta.J[cut[0], cut[0]] - across @ explained[:, :-1]
+        location = eta.h[cut[0]] - across @ explained[:, -1]
+        return GaussianEta(location, 0.5 * (precision + precision.T))
+
+    def narrow_whitened(self, value: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the θ-marginal of a guide in the coordinates of ``whitened``.
+
+        The broadcast q is independent of u's prior, so that its root is block diagonal; and z = a + Bε
+        with B lower triangular, so that the first block is the marginal.
+        """
+        if self.effects is None:
+            return value
+        scale = value["scale"]
+        scale = scale[: self.size, : self.size] if scale.ndim == 2 else scale[: self.size]
+        return {"location": value["location"][: self.size], "scale": scale}
+
+    def told(self, eta: GaussianEta) -> dict[str, Any]:
+        """Returns ``site_effects`` and ``site_effect_sds``, lists, of a q over both; {} if it is improper.
+
+        For the client's own log: a function of its records, which never leaves it.
+        """
+        if self.effects is None or not self.family.is_proper(eta):
+            return {}
+        return self._told(*self.family.moments(eta))
+
+    def told_whitened(self, wide: Task, value: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Returns what ``told`` does of a guide in the coordinates of ``whitened``, however noisy."""
+        if self.effects is None:
+            return {}
+        location, raw = value["location"], value["scale"]
+        if raw.ndim == 1:
+            mean, root = self.family.moments(wide.posterior)
+            return self._told(mean + root * location, root * np.exp(raw))
+        mean, root = self.family.location_root(wide.posterior)
+        spread = root @ (np.tril(raw, -1) + np.diag(np.exp(np.diagonal(raw))))
+        return self._told(mean + root @ location, np.sqrt((spread**2).sum(axis=1)))
+
+    def _told(self, mean: np.ndarray, sd: np.ndarray) -> dict[str, Any]:
+        own = slice(self.size, None)
+        return {"site_effects": mean[own].tolist(), "site_effect_sds": sd[own].tolist()}
+
+    def _known(self) -> np.ndarray:
+        assert self.effects is not None
+        return np.tile(np.asarray(self.effects.scales, np.float64) ** -2.0, self.effects.sites)
+
+    def _padded(self, eta: GaussianEta, precision: np.ndarray) -> GaussianEta:
+        h = np.concatenate([eta.h, np.zeros(len(precision))])
+        if not isinstance(self.family, FullGaussian):
+            return GaussianEta(h, np.concatenate([eta.J, precision]))
+        wide = np.diag(np.concatenate([np.zeros(self.size), precision]))
+        wide[: self.size, : self.size] = eta.J
+        return GaussianEta(h, wide)
+
+
+def local_problem(family: Any, model: Model) -> Local:
+    """Returns what a client solves, for a model with site effects or without.
+
+    Args:
+      family: full or diagonal Gaussian over the model's θ.
+      model: any; site effects may have several rows a record, as ``unit_model``.
+
+    >>> from fedvi import expfam
+    >>> from fedvi.models import linear
+    >>> from fedvi.models.site_effects import site_effects
+    >>> local = local_problem(expfam.full_gaussian(2), site_effects(linear(["a", "b"])))
+    >>> local.size, local.family.size
+    (2, 3)
+    """
+    inner = model.model if isinstance(model, UnitModel) else model
+    if not isinstance(inner, SiteEffects):
+        return Local(family, model, family.size)
+    joint = inner.joint()
+    wide = dataclasses.replace(family, size=joint.size)
+    return Local(wide, joint if inner is model else unit_model(joint), family.size, inner)
+
+
+def takes_newton(model: Model) -> bool:
+    """Says whether the solver ``glm`` takes a model."""
+    return isinstance(model, GeneralisedLinearModel | SiteEffects)
+
+
+def refuse_site_effects(model: Model, solver: str) -> None:
+    """Refuses a model with site effects for a solver that looks at records, or parts of a shard, apart.
+
+    Raises:
+      SolverError: it has some.
+    """
+    inner = model.model if isinstance(model, UnitModel) else model
+    if isinstance(inner, SiteEffects):
+        raise errors.SolverError(
+            f"solver `{solver}` beside site effects, which all records of a site share: it looks at "
+            "records, or at parts of a shard, each by itself, and could not infer them",
+            "use solver kind `dp_optimisation`, or `perturbed_update`; without privacy `exact`, `glm` or "
+            "`gradient`; or leave site_effect out",
+        )
