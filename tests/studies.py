@@ -11,9 +11,13 @@ from fedvi.experiment import build, simulate
 from fedvi.experiment.config import parse_study
 from fedvi.expfam.beta import Beta
 from fedvi.expfam.dirichlet import Dirichlet
+from fedvi.expfam.dirichlets import Dirichlets
 from fedvi.expfam.gamma import Gamma
+from fedvi.expfam.gaussian_rows import GaussianRows
 from fedvi.expfam.low_rank_gaussian import LowRankEta, LowRankGaussian
 from fedvi.expfam.normal_gamma import NormalGamma
+from fedvi.expfam.normal_gamma_rows import NormalGammaRows
+from fedvi.expfam.normal_wishart import NormalWishart
 from fedvi.expfam.product import Product
 
 REFERENCES = Path(__file__).parent / "references"
@@ -100,10 +104,30 @@ def random_eta(family: Any, seed: int) -> Any:
     if isinstance(family, NormalGamma):
         shapes = generator.uniform((0.5, 1.5, 0.5), (3.0, 4.0, 3.0), (family.size // 2, 3))
         return family.from_parameters(mean[: family.size // 2], *shapes.T)
+    if isinstance(family, NormalWishart):
+        roots = generator.normal(size=(family.rows, family.columns, family.columns)) / 2.0
+        return family.from_parameters(
+            generator.normal(size=(family.rows, family.columns)),
+            generator.uniform(1.5, 4.0, family.rows),
+            0.5 * family.columns + generator.uniform(1.5, 3.0, family.rows),
+            roots @ roots.swapaxes(1, 2) + 0.5 * np.eye(family.columns),
+        )
+    if isinstance(family, NormalGammaRows):
+        roots = generator.normal(size=(family.groups, family.columns, family.columns)) / 2.0
+        return family.from_parameters(
+            generator.normal(size=(family.groups, family.rows, family.columns)),
+            roots @ roots.swapaxes(1, 2) + 0.5 * np.eye(family.columns),
+            *generator.uniform((2.0, 0.5), (4.0, 3.0), (family.groups, 2)).T,
+        )
     if isinstance(family, Gamma | Beta):
         return family.from_parameters(*generator.uniform(1.5, 4.0, (2, family.size)))
-    if isinstance(family, Dirichlet):
-        return family.from_parameters(generator.uniform(1.5, 4.0, family.size))
+    if isinstance(family, Dirichlet | Dirichlets):
+        shape = family.zeros().power.shape
+        return family.from_parameters(generator.uniform(1.5, 4.0, shape))
+    if isinstance(family, GaussianRows):
+        roots = generator.normal(size=(family.rows, family.width, family.width)) / 2.0
+        covariances = roots @ roots.swapaxes(1, 2) + 0.5 * np.eye(family.width)
+        return family.from_moments(mean.reshape(family.rows, family.width), covariances)
     root = generator.normal(size=(family.size, family.size)) / 2.0
     covariance = root @ root.T + 0.5 * np.eye(family.size)
     if family.zeros().J.ndim == 1:

@@ -27,6 +27,7 @@ from fedvi.experiment.config import load_study
 from fedvi.federation.damping import Memory
 from fedvi.federation.fold import fold, posterior_of
 from fedvi.inference.base import Change, LocalSolver, Shard, Task
+from fedvi.models.conjugate import FromFile
 from fedvi.privacy import events, random, sampling
 from fedvi.privacy.release import Mechanism, Sampler
 from fedvi.report import tables
@@ -379,8 +380,7 @@ def _shard(assembly: Assembly, data: Path | None, seed: int) -> Shard:
         source = build.load_shard(assembly, client, data)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "synthetic.csv"
-            _write_synthetic(assembly, path, np.random.default_rng(seed))
+            path = _write_synthetic(assembly, Path(folder), np.random.default_rng(seed))
             source = build.load_shard(assembly, client, path)
     shard = build.with_capacity(assembly, {client: source})[client]
     if int(shard.mask.sum()) < 3:
@@ -391,10 +391,16 @@ def _shard(assembly: Assembly, data: Path | None, seed: int) -> Shard:
     return shard
 
 
-def _write_synthetic(assembly: Assembly, path: Path, generator: np.random.Generator) -> None:
+def _write_synthetic(assembly: Assembly, folder: Path, generator: np.random.Generator) -> Path:
     """Writes a file such as the study describes, with values drawn evenly within its bounds."""
     study = assembly.study
     count = min(_RECORDS, study.data.max_records or _RECORDS)
+    if isinstance(assembly.model, FromFile):
+        path = folder / "synthetic.npz"
+        records: dict[str, Any] = assembly.model.made_up(count, generator)
+        np.savez(path, **records)
+        return path
+    path = folder / "synthetic.csv"
     cells: dict[str, list[str]] = {}
     for column in assembly.schema.values():
         cells[column.column] = [_cell(column, generator) for _ in range(count)]
@@ -408,6 +414,7 @@ def _write_synthetic(assembly: Assembly, path: Path, generator: np.random.Genera
         writer.writerows(
             [cells.get(name, ["0"] * count)[row] for name in names] for row in range(count)
         )
+    return path
 
 
 def _cell(column: Number | Level | Binary, generator: np.random.Generator) -> str:

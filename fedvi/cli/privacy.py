@@ -32,7 +32,7 @@ _RELATION = {"add_remove": "add/remove", "substitute": "substitute"}
 @click.option(
     "--historical",
     is_flag=True,
-    help="Also print what older papers and tools would have claimed. Not guarantees.",
+    help="Also print and draw what older papers and tools would have claimed. Not guarantees.",
 )
 @click.option(
     "--plot",

@@ -11,12 +11,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
 from fedvi.experiment import baselines as committee
-from fedvi.experiment import outcome
+from fedvi.experiment import outcome, site_effects
 from fedvi.experiment.build import PRIOR
 from fedvi.experiment.config import load_study
 from fedvi.experiment.one_shot import estimated_gap
 from fedvi.experiment.simulate import Moment
 from fedvi.experiment.simulate import simulate as run
+from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.report import tables
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from fedvi.experiment.baselines import Baseline
     from fedvi.experiment.simulate import Result
+    from fedvi.server.protocol import Update
 
 __all__ = ["simulate"]
 
@@ -74,6 +76,19 @@ __all__ = ["simulate"]
     help="Also run the Bayesian committee machine, same and split: one visit a client. Not where "
     "privacy is promised, for each visits every client once more.",
 )
+@click.option(
+    "--remove",
+    multiple=True,
+    metavar="CLIENT=ROUNDS",
+    help="Divide a client's factor out after so many rounds, as `fedvi remove` does; may be given often.",
+)
+@click.option(
+    "--add",
+    multiple=True,
+    metavar="CLIENT=ROUNDS",
+    help="Let a client, one of the study's last, join after so many rounds, as `fedvi server --extend` "
+    "does.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def simulate(
@@ -85,6 +100,8 @@ def simulate(
     pooled: bool,
     influence: bool,
     baselines: bool,
+    remove: tuple[str, ...],
+    add: tuple[str, ...],
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -116,6 +133,8 @@ def simulate(
             state=state,
             policies=_policies(policies),
             private_metrics=private_metrics,
+            remove=_after("--remove", remove),
+            add=_after("--add", add),
             on_warning=lambda line: click.echo(f"warning: {line}", err=True),
         )
     if out is not None:
@@ -139,6 +158,20 @@ def _policies(given: Iterable[str]) -> dict[str, Path]:
                 f"--policy is given twice for client {name!r}", "one client has one policy"
             )
         found[name] = Path(path)
+    return found
+
+
+def _after(flag: str, given: Iterable[str]) -> dict[str, int]:
+    """Reads client → after how many rounds."""
+    found: dict[str, int] = {}
+    for item in given:
+        name, _, rounds = item.partition("=")
+        if not name or name in found or not (rounds.isascii() and rounds.isdigit()):
+            raise errors.ConfigError(
+                f"{flag} is {item!r}, expected CLIENT=ROUNDS, once for a client",
+                f"e.g. {flag} north=2, for after two rounds",
+            )
+        found[name] = int(rounds)
     return found
 
 
@@ -171,7 +204,7 @@ def _progress(quiet: bool) -> "Iterator[Callable[[Moment], None] | None]":
                 total=moment.rounds,
                 completed=moment.update.rounds,
                 round=f"{moment.update.rounds}/{moment.rounds}",
-                clients=_answered(moment.update.clients),
+                clients=_done(moment.update),
                 epsilon=tables.bound(moment.epsilon, 3),
             )
 
@@ -184,6 +217,8 @@ def _logger(console: Any) -> Callable[[Moment], None]:
 
     def log(moment: Moment) -> None:
         answered.extend(moment.update.clients)
+        if not moment.update.clients:
+            console.print(_done(moment.update), highlight=False, soft_wrap=True, markup=False)
         gap = moment.update.gap
         if gap is None:
             return
@@ -199,6 +234,14 @@ def _logger(console: Any) -> Callable[[Moment], None]:
         answered.clear()
 
     return log
+
+
+def _done(update: "Update") -> str:
+    """Says who answered, or who left or joined."""
+    if update.clients:
+        return _answered(update.clients)
+    changes = (("removed", update.removed), ("added", update.added))
+    return "; ".join(f"{what}: {', '.join(names)}" for what, names in changes if names)
 
 
 def _answered(names: Iterable[str]) -> str:
@@ -228,16 +271,19 @@ def _show(
     title = f"Privacy per client, unit {assembly.study.privacy.unit or 'record'}{mark}"
     if not assembly.study.privacy.private:
         title = "Privacy per client — none: un-noised statistics left every client"
+    _say(console, [site_effects.remark(assembly.study, rows)])
     console.print(tables.privacy_table(outcome.privacy_rows(result), title), crop=False)
     lines = _remarks(result)
     if influence:
         lines += _show_influence(result, console)
     if rivals:
         lines += _show_baselines(result, rivals, console)
-    for line in lines:
+    _say(console, lines if out is None else [*lines, f"kept in {out}"])
+
+
+def _say(console: "Console", lines: "Iterable[str]") -> None:
+    for line in filter(None, lines):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    if out is not None:
-        console.print(f"kept in {out}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _show_influence(result: "Result", console: "Console") -> "list[str]":
@@ -281,7 +327,10 @@ def _show_baselines(
 def _remarks(result: "Result") -> "list[str]":
     """The sentences under the tables: scale, the consortium's claim, exclusions, convergence."""
     lines = []
-    if result.assembly.study.model.kind not in ("linear", "logistic"):
+    assembly = result.assembly
+    if ":" in assembly.study.model.kind and isinstance(
+        assembly.family, FullGaussian | DiagonalGaussian
+    ):
         lines.append(
             "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p "
             "for a p between 0 and 1"
@@ -305,6 +354,16 @@ def _remarks(result: "Result") -> "list[str]":
         lines.append("excluded: " + "; ".join(excluded))
         lines.append("declared, and checked by nobody: " + "; ".join(claim.declarations))
         lines.append("assumed: " + "; ".join(claim.assumptions))
+    for update in result.history:
+        if not update.clients:
+            lines.append(
+                f"{_done(update)} after round {update.rounds}, at version {update.version}"
+            )
+        if update.removed:
+            lines.append(
+                f"the posterior is without the factor of {', '.join(update.removed)}; what it was charged "
+                "stays charged, for it was seen"
+            )
     gaps: list[Any] = [update.gap for update in result.history if update.gap is not None]
     if gaps:
         lines.append(tables.last_move(gaps[-1].mean_shift))

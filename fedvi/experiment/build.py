@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +16,11 @@ from fedvi.client.policy import Request
 from fedvi.data.schema import indicator_name
 from fedvi.data.source import ArraySource
 from fedvi.data.units import check_identities
-from fedvi.experiment import factories, parts
+from fedvi.experiment import conjugates, factories, parts, site_effects
 from fedvi.experiment.config import KindSection, Study
 from fedvi.experiment.parts import PRIOR
 from fedvi.experiment.regressions import check_response
+from fedvi.expfam import tree
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
 from fedvi.federation import damping
 from fedvi.federation.progress import Patience, Schedule
@@ -27,6 +29,8 @@ from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.base import LocalSolver, Shard
 from fedvi.inference.units import unit_model
 from fedvi.models.base import Model, gaussian_prior
+from fedvi.models.conjugate import ConjugateModel, FromFile
+from fedvi.models.site_effects import site_effects as with_site_effects
 from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.itemised import with_tables
@@ -62,7 +66,7 @@ class Assembly:
       study: as validated.
       schema: the declared columns.
       design: the formula's design, or None for a model that takes columns by name.
-      model: on the unconstrained θ.
+      model: a ``Model`` on the unconstrained θ, or a ``ConjugateModel``.
       family: of q.
       prior: η_0 in the family, proper.
       schedule: who works when.
@@ -82,7 +86,7 @@ class Assembly:
     study: Study
     schema: Any
     design: Any
-    model: Model
+    model: Any
     family: Any
     prior: Eta
     schedule: Schedule
@@ -192,7 +196,7 @@ class Assembly:
         study, promise = self.study, self.study.privacy.promise
         header = ledger.Header(
             study=study.study.name,
-            study_digest=study.digest,
+            study_digest=study.origin_digest,
             client=client,
             unit=promise.unit if promise else "record",
             relation=promise.relation if promise else "substitute",
@@ -242,15 +246,16 @@ def assemble(study: Study) -> Assembly:
       ConfigError, ModelError, PrivacyError: naming what in the study cannot be carried out.
     """
     private = study.privacy.private
-    schema = data.parse_schema(study.data.columns_schema, private=private)
+    schema = _schema(study)
     design, model = _model(study, schema)
-    family = parts.family(study, model.size)
+    size = len(model.names)
+    family = parts.family(study, size)
     _check_columns(study, schema, design)
     _check_ids(study)
-    if family.size != model.size:
+    if family.size != size:
         raise errors.ConfigError(
             f"family.kind is {study.family.kind!r}, which makes a family of size {family.size}, "
-            f"but the model has {model.size} coordinates",
+            f"but the model has {size} coordinates",
             "a family's function is called with `size` and must keep to it",
         )
     schedule, step_rule, patience = parts.schedule(study)
@@ -293,16 +298,29 @@ def assemble(study: Study) -> Assembly:
     )
 
 
+def _schema(study: Study) -> Any:
+    raw = study.data.columns_schema
+    if not raw and conjugates.model_of(study) is not None:
+        return {}  # its records are arrays, whose layout the model says
+    return data.parse_schema(raw, private=study.privacy.private)
+
+
 def _warnings(study: Study) -> tuple[str, ...]:
     promise, most = study.privacy.promise, study.data.max_records
-    if promise is None or most is None or promise.delta * most < 1.0:
-        return ()
+    found = []
     # Publishing one unit of N at random, as it is, is (0, 1/N)-private.
-    return (
-        f"privacy.delta is {promise.delta:g}, not below 1 / data.max_records = {1.0 / most:.3g}: "
-        f"to publish a {promise.unit} picked at random would keep such a promise. "
-        f"Choose delta far below, such as {_power_of_ten_below(0.1 / most):g}",
-    )
+    if promise is not None and most is not None and promise.delta * most >= 1.0:
+        found.append(
+            f"privacy.delta is {promise.delta:g}, not below 1 / data.max_records = {1.0 / most:.3g}: "
+            f"to publish a {promise.unit} picked at random would keep such a promise. "
+            f"Choose delta far below, such as {_power_of_ten_below(0.1 / most):g}"
+        )
+    if study.privacy.private and study.solver.kind == "vips":
+        found.append(
+            "solver.kind is 'vips', whose posterior takes noisy statistics for exact ones: its "
+            "intervals leave out what the noise does. Those of 'site_release' hold it"
+        )
+    return tuple(found)
 
 
 def _power_of_ten_below(value: float) -> float:
@@ -360,6 +378,8 @@ def sampler_kind(study: Study) -> str:
 def _has_custom_code(study: Study) -> bool:
     """Says whether what a claim rests on comes from a "module:function"."""
     kinds = [study.family.kind, study.solver.kind, study.privacy.mechanism, sampler_kind(study)]
+    if conjugates.model_of(study) is not None:
+        kinds.append(study.model.kind)  # what is clipped has the norm that it says
     return any(":" in kind for kind in kinds)
 
 
@@ -396,9 +416,15 @@ def _check_columns(study: Study, schema: Any, design: Any) -> None:
         )
 
 
-def _model(study: Study, schema: Any) -> tuple[Any, Model]:
+def _model(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
+    conjugate = conjugates.model_of(study)
+    if conjugate is not None:
+        return None, conjugate
     arguments = dict(study.model.arguments)
     text = arguments.pop("formula", None)
+    effects = site_effects.wanted(study)
+    for key in () if effects is None else site_effects.KEYS:
+        del arguments[key]
     if not isinstance(text, str | None):
         raise errors.ConfigError(
             f"model.formula is {text!r}, expected a text",
@@ -448,7 +474,15 @@ def _model(study: Study, schema: Any) -> tuple[Any, Model]:
         "outcomes": design.response.columns,
         **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()},
     }
-    return design, factories.call("model", section, factory, supplied)
+    made = factories.call("model", section, factory, supplied)
+    return design, made if effects is None else _with_effects(made, effects)
+
+
+def _with_effects(model: Model, effects: site_effects.Wanted) -> Model:
+    try:
+        return with_site_effects(model, effects.columns, effects.scale, effects.learnt)
+    except errors.ModelError as error:
+        raise errors.ConfigError(f"model.site_effect: {error.message}", error.hint) from error
 
 
 def _sampler(study: Study, given: Any) -> Any:
@@ -483,7 +517,11 @@ class _Made(NamedTuple):
 
 
 def _solver(
-    study: Study, family: Any, model: Model, schedule: Schedule, budget: ledger.Budget | None
+    study: Study,
+    family: Any,
+    model: Model | ConjugateModel,
+    schedule: Schedule,
+    budget: ledger.Budget | None,
 ) -> _Made:
     """Builds the solver; calibrates its noise if the study leaves the noise multiplier out."""
     factory = factories.find("solver", study.solver.kind, solver_kinds)
@@ -502,7 +540,7 @@ def _solver(
         return _Made(solver, budget)
     if _grouped(study):
         # The solver clips what one record contributes, so all rows of a patient are one record.
-        supplied["model"] = unit_model(model)
+        supplied["model"] = unit_model(typing.cast(Model, model))
     noise = arguments.pop("noise_multiplier", None)
     sampler = _sampler(study, arguments.pop("sampler", "full"))
     if "clip_norm" in known:
@@ -565,10 +603,11 @@ def _table_distance(mechanism: Mechanism, solver: LocalSolver) -> float:
     """Bounds the total variation of one noised sum from the law that is priced.
 
     A mechanism that draws from a table says by ``distance`` how far one draw is from its law.
-    A sum has a draw for each number that leaves, or for each entry of a square of which a triangle
-    leaves, which is less than twice as many.
+    A sum has a draw for each of its numbers, or for each entry of a square of which a triangle is
+    used, which is less than twice as many. More may be noised than leave: what a site keeps to itself.
     """
-    return 2 * solver.number_count * float(getattr(mechanism, "distance", 0.0))
+    count = solver.number_count if solver.noised_count is None else solver.noised_count
+    return 2 * count * float(getattr(mechanism, "distance", 0.0))
 
 
 def _check_noise(noise: Any) -> None:
@@ -670,8 +709,10 @@ def _check_clip_norm(given: Any, *, private: bool) -> None:
     )
 
 
-def _prior(family: Any, model: Model) -> tuple[Eta, LocalSolver | None]:
+def _prior(family: Any, model: Model | ConjugateModel) -> tuple[Eta, LocalSolver | None]:
     """Returns η_0, and the worker that refines the prior's factor if the prior is not in the family."""
+    if isinstance(model, ConjugateModel):
+        return tree.to_numpy(model.prior), None
     exact = gaussian_prior(model)
     if exact is not None:
         h, precision = exact
@@ -709,6 +750,8 @@ def load_shard(assembly: Assembly, client: str, path: Path) -> ArraySource:
         it does not fit the schema, or a row does not say whose it is.
     """
     study, schema = assembly.study, assembly.schema
+    if isinstance(assembly.model, FromFile):
+        return _load_arrays(assembly, assembly.model, client, path)
     names = _columns(assembly.design, study, schema)
     private, unit_column = study.privacy.private, study.data.unit_column
     identity = study.data.identity_column
@@ -728,7 +771,7 @@ def load_shard(assembly: Assembly, client: str, path: Path) -> ArraySource:
         return source
     identities = table[identity]
     if _divides(study):
-        source = data.with_ids(source, identities, study.digest)
+        source = data.with_ids(source, identities, study.origin_digest)
     if unit_column is None:
         return source
     if not private:
@@ -744,10 +787,40 @@ def load_shard(assembly: Assembly, client: str, path: Path) -> ArraySource:
     return data.by_unit(source, identities, study.data.rows_per_unit)
 
 
+def _load_arrays(assembly: Assembly, model: FromFile, client: str, path: Path) -> ArraySource:
+    """Reads what a conjugate model calls a record: from a file of arrays; or from the columns of a table,
+    in the order of the schema, where a record is one row of numbers."""
+    study, schema, layout = assembly.study, assembly.schema, model.layout
+    private = study.privacy.private
+    if path.suffix.lower() == ".npz":
+        return data.read_arrays(path, layout, model.sound, private=private, where=client)
+    names = tuple(schema)
+    if len(layout) != 1 or next(iter(layout.values())) != (len(names),):
+        raise errors.DataError(
+            f"{client}: {path.name} is no .npz, expected one with "
+            + ", ".join(f"{name} [N{''.join(f', {n}' for n in s)}]" for name, s in layout.items()),
+            "a table serves where a record is one row of numbers, as many as [data.schema] has columns",
+        )
+    table = data.read_table(
+        path,
+        columns=study.data.columns,
+        separator=study.data.separator,
+        names=[schema[name].column for name in names],
+        private=private,
+    )
+    columns = data.prepare_columns(table, schema, names, private=private, where=client)
+    array = np.stack([columns.records[name] for name in names], axis=1)
+    found = {next(iter(layout)): array}
+    rows = data.checked_arrays(found, layout, model.sound, private=private, where=client)
+    return ArraySource(rows.records, rows.valid & columns.valid)
+
+
 def _columns(design: Any, study: Study, schema: Any) -> tuple[str, ...]:
     """Lists the schema's columns that a model reads: those of its formula, or its arguments."""
     if design is not None:
         return design.columns
+    if conjugates.model_of(study) is not None:
+        return tuple(schema)
     factory = factories.find("model", study.model.kind, models)
     # An indicator such as chol_missing comes with the column that it belongs to.
     indicators = {indicator_name(name): name for name in schema}

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fedvi import errors, expfam
-from fedvi.experiment import factories, regressions
+from fedvi.experiment import conjugates, factories, regressions
 from fedvi.experiment.config import KindSection, Study
 from fedvi.expfam.base import ExponentialFamily
 from fedvi.federation import damping, schedules
@@ -27,6 +27,9 @@ def family(study: Study, size: int) -> Any:
     Raises:
       ConfigError: there is no such family, or it refuses its arguments.
     """
+    conjugate = conjugates.model_of(study)
+    if conjugate is not None:
+        return conjugate.family
     factory = factories.find("family", study.family.kind, expfam)
     return factories.call("family", study.family, factory, {"size": size}, ExponentialFamily)
 

@@ -14,7 +14,10 @@ __all__ = ["plain", "write", "write_json"]
 
 
 def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark: str) -> None:
-    """Writes ``posterior.npz`` and ``posterior.json``: mean, sd, h, J, names and mark in both.
+    """Writes ``posterior.npz`` and ``posterior.json``: mean, sd, η by field, names and mark in both.
+
+    Of a Gaussian, η is h and J. A product of families has the number of the factor in front, such as
+    ``1.power``.
 
     Args:
       folder: exists.
@@ -28,14 +31,24 @@ def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark:
         "names": np.array(names),
         "mean": np.asarray(mean),
         "sd": np.asarray(sd),
-        "h": np.asarray(posterior.h),
-        "J": np.asarray(posterior.J),
+        **_fields(posterior),
         "mark": np.array(mark),
     }
     np.savez(folder / "posterior.npz", **content)
     # As text a float64 comes back to the last bit.
     values = {name: value.tolist() for name, value in content.items()}
     write_json(folder / "posterior.json", plain(values))
+
+
+def _fields(eta: Eta, prefix: str = "") -> dict[str, np.ndarray]:
+    """Lists the arrays of η by the names of their fields, or their places in a product."""
+    if not isinstance(eta, tuple):
+        return {prefix.removesuffix("."): np.asarray(eta)}
+    names = getattr(eta, "_fields", tuple(map(str, range(len(eta)))))
+    found: dict[str, np.ndarray] = {}
+    for name, part in zip(names, eta, strict=True):
+        found |= _fields(part, f"{prefix}{name}.")
+    return found
 
 
 def write_json(path: Path, value: Any) -> None:

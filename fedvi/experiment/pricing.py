@@ -195,7 +195,7 @@ def pricing(assembly: Assembly, *, with_historical: bool = False) -> Pricing:
         noise_multiplier=assembly.noise_multiplier,
         clip_norm=solver.clip_norm,
         prices=_prices(assembly, planned, delta, with_historical),
-        growth=_growth(assembly, solver.cost, delta),
+        growth=_growth(assembly, solver.cost, delta, with_historical),
         alternatives=_alternatives(assembly, planned),
         meanings=_meanings(assembly, planned),
         views=_views(assembly),
@@ -241,12 +241,19 @@ def _epsilon(accountant: Any, event: events.Event, delta: float) -> float | None
         return math.inf
 
 
-def _growth(assembly: Assembly, visit: events.Event, delta: float) -> tuple[Growth, ...]:
+def _growth(
+    assembly: Assembly, visit: events.Event, delta: float, with_historical: bool
+) -> tuple[Growth, ...]:
     relation = assembly.study.privacy.relation
     assert relation is not None
     most = assembly.schedule.rounds
     counts = {max(1, round(most * (k + 1) / _POINTS)) for k in range(_POINTS)} | {1}
-    known = {name: assembly.accountant(name, relation) for name in accountants.__all__}
+    known: dict[str, Any] = {
+        name: assembly.accountant(name, relation) for name in accountants.__all__
+    }
+    for name in historical.__all__ if with_historical else ():
+        if name != "fourier":  # it takes seconds a point
+            known[f"{name} (historical)"] = getattr(historical, name)(relation)
     return tuple(
         Growth(
             count,

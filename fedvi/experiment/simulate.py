@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import heapq
 import itertools
+import math
 import random as public_random
 import time
 from collections.abc import Callable, Mapping
@@ -19,14 +20,19 @@ from fedvi.data.source import ArraySource, concatenate
 from fedvi.experiment import build
 from fedvi.experiment import policies as site_policies
 from fedvi.experiment.build import PRIOR, Assembly
+from fedvi.experiment.changes import Changes
 from fedvi.experiment.config import Study
 from fedvi.experiment.site import client_worker, prior_worker, shard_of
 from fedvi.expfam import tree
 from fedvi.inference import prior_factor
 from fedvi.inference.base import Shard, Task
+from fedvi.inference.local_latents import takes_newton
 from fedvi.inference.solvers import glm, gradient
-from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.inference.vips import VIPS
+from fedvi.models.conjugate import ConjugateModel
+from fedvi.models.site_effects import SiteEffects
 from fedvi.privacy import accountants, events, ledger, random, statement
+from fedvi.privacy.descent import sgd
 from fedvi.privacy.metrics import Private
 from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
@@ -34,7 +40,7 @@ from fedvi.store.base import ClientStore
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.store.sqlite import SqliteClientStore
 from fedvi.transport.memory import MemoryLink
-from fedvi.typing import Eta
+from fedvi.typing import SITE, Eta
 
 __all__ = ["Clock", "Moment", "Result", "Site", "drive", "run", "simulate"]
 
@@ -119,6 +125,8 @@ def simulate(
     policies: Mapping[str, Path] | None = None,
     private_metrics: Path | None = None,
     on_warning: Callable[[str], None] | None = None,
+    remove: Mapping[str, int] | None = None,
+    add: Mapping[str, int] | None = None,
 ) -> Result:
     """Runs a study's federation in this process.
 
@@ -136,7 +144,7 @@ def simulate(
         keeps them in memory, as quick as it is forgetful.
       policies: client → the file of its own policy (``fedvi.client.policy``). What it charges for
         life is kept beside that file, in a folder named after it with the suffix ``.life``.
-      private_metrics: see ``run``.
+      private_metrics, remove, add: see ``run``.
       on_warning: called with each of the study's warnings, before data are read.
 
     Raises:
@@ -162,6 +170,8 @@ def simulate(
             state=state,
             admit=admit,
             private_metrics=private_metrics,
+            remove=remove,
+            add=add,
         )
         spent = {name: guard.lifetime_spend() for name, guard in guards.items()}
     sites = tuple(_with_lifetime(site, spent.get(site.name)) for site in result.sites)
@@ -177,6 +187,8 @@ def run(
     state: Path | None = None,
     admit: Mapping[str, Callable[[Task, events.Event, events.Event], None]] | None = None,
     private_metrics: Path | None = None,
+    remove: Mapping[str, int] | None = None,
+    add: Mapping[str, int] | None = None,
 ) -> Result:
     """Runs a built study on records that are in memory; see ``simulate``.
 
@@ -187,9 +199,14 @@ def run(
       admit: client → what its ``Worker`` asks before a task is charged.
       private_metrics: a folder for what each client's solver told of its records, a file
         ``CLIENT.jsonl`` that must not leave the client; None, the default, keeps nothing.
+      remove: client → after how many complete rounds its factor is divided out, as by ``fedvi remove``;
+        0 is before the first task.
+      add: client of the study → after how many complete rounds it joins, as by ``fedvi server --extend``;
+        until then the run is that of the others. What a run that ends earlier does not come to is not
+        done; the result's history tells what was.
 
     Raises:
-      ConfigError: if ``state`` holds something.
+      ConfigError: if ``state`` holds something; or a client cannot be removed or added.
       DataError: if a client has no source, or one exceeds the declared ``max_records``.
     """
     started = time.monotonic()
@@ -200,6 +217,7 @@ def run(
     shards = {name: shard_of(assembly, name, sources[name]) for name in assembly.clients}
     clock = Clock()
     spec = assembly.spec
+    changes = Changes(spec, remove or {}, add or {})
     with contextlib.ExitStack() as closing:
         stores = _stores(assembly, state, closing)
 
@@ -209,7 +227,7 @@ def run(
                 elapsed = time.monotonic() - started
                 on_moment(Moment(update, assembly.schedule.rounds, elapsed, clock.now, spent))
 
-        coordinator = Coordinator(spec, MemoryServerStore(), on_update, lambda: clock.now)
+        coordinator = Coordinator(changes.first, MemoryServerStore(), on_update, lambda: clock.now)
         link = MemoryLink(coordinator.handle)
         workers = {}
         if PRIOR in assembly.solvers:
@@ -224,7 +242,7 @@ def run(
                 admit=(admit or {}).get(name),
                 metrics_folder=private_metrics,
             )
-        drive(workers, coordinator, _latencies(study), study.study.seed, clock)
+        drive(workers, coordinator, _latencies(study), study.study.seed, clock, changes)
     final = coordinator.state
     ledgers = {name: stores[name].ledger for name in assembly.clients}
     sites = tuple(
@@ -284,17 +302,22 @@ def drive(
     latencies: Mapping[str, Callable[[], float]],
     seed: int,
     clock: Clock,
+    changes: Changes | None = None,
 ) -> None:
     """Lets the workers tick in the order of a simulated clock until all are done.
 
     A worker that solved a task sends its answer one latency later; one that found nothing to do
     sleeps until something is folded, or somebody is skipped, as a long poll would. Ties are broken
-    by a seeded order. The coordinator, whose clock must be this one, ticks at its deadlines.
+    by a seeded order. The coordinator, whose clock must be this one, ticks at its deadlines; ``changes``
+    of who takes part are made as soon as they are due.
     """
     order = list(workers)
     public_random.Random(seed).shuffle(order)
     ticket = itertools.count()
-    queue = [(0.0, next(ticket), name) for name in order]
+    if changes is not None:
+        changes.make(coordinator)
+    absent = set() if changes is None else changes.absent
+    queue = [(0.0, next(ticket), name) for name in order if name not in absent]
     heapq.heapify(queue)
     asleep: list[str] = []
     while queue or asleep:
@@ -317,6 +340,8 @@ def drive(
                 "never come",
                 "a schedule must offer a task to some client until it has finished",
             )
+        for name in () if changes is None else changes.make(coordinator):
+            heapq.heappush(queue, (clock.now, next(ticket), name))
         if _standing(coordinator) != before:
             for sleeper in asleep:
                 heapq.heappush(queue, (clock.now, next(ticket), sleeper))
@@ -400,10 +425,19 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta
 
     The whole consortium is one client here, and the prior's factor its only companion.
     """
-    together = concatenate([source.flat() for source in sources.values()])
-    records, mask = together.padded(together.size)
     family, model = assembly.family, assembly.model
-    solver = (glm if isinstance(model, GeneralisedLinearModel) else gradient)(family, model)
+    if isinstance(model, ConjugateModel):
+        return _pooled_statistics(assembly, model, sources), 0.0
+    flat = [source.flat() for source in sources.values()]
+    if isinstance(model, SiteEffects):
+        model = dataclasses.replace(model, sites=len(flat))
+        flat = [
+            ArraySource({**source.records, SITE: np.full(source.size, index)}, source.valid)
+            for index, source in enumerate(flat)
+        ]
+    together = concatenate(flat)
+    records, mask = together.padded(together.size)
+    solver = (glm if takes_newton(model) else gradient)(family, model)
     parties = [("pooled", solver, Shard(records, np.asarray(mask, bool)))]
     rounds, residual = 1, 0.0
     if PRIOR in assembly.solvers:
@@ -423,3 +457,20 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta
             told = info.get("residual", residual)
             residual = float(told.reveal() if isinstance(told, Private) else told)
     return tree.to_numpy(posterior), residual
+
+
+def _pooled_statistics(
+    assembly: Assembly, model: ConjugateModel, sources: Mapping[str, ArraySource]
+) -> Eta:
+    """Fits a conjugate model to all records together: as many rounds as the study has, and no noise."""
+    together = concatenate(list(sources.values()))
+    kept = together.take(np.flatnonzero(together.valid))
+    plan = sgd(
+        noise_multiplier=0.0,
+        clip_norm=math.inf,
+        steps=assembly.schedule.rounds,
+        max_records=max(1, int(together.valid.sum())),
+        sampler="full",
+        float_noise=True,
+    )
+    return VIPS(model, plan).run(kept, progress_bar=False).posterior

@@ -16,6 +16,7 @@ __all__ = [
     "excess",
     "gammaln",
     "log_less_digamma",
+    "repeat",
     "shape_of_gap",
     "trigamma",
 ]
@@ -69,7 +70,7 @@ def shape_of_gap(gap: Any) -> Any:
         found = log_less_digamma(shape)
         return shape * xp.exp(xp.log(found / gap) * found / (shape * excess(shape)))
 
-    return _repeat(xp, 4, step, 0.5 / gap)
+    return repeat(xp, 4, step, 0.5 / gap)
 
 
 def concentrations(expected_logs: Any) -> Any:
@@ -103,7 +104,7 @@ def concentrations(expected_logs: Any) -> Any:
         full = xp.where(slope < 0.0, -distance / xp.minimum(slope, -1e-300), xp.sign(distance))
         return log_total + xp.clip(full, -3.0, 3.0)
 
-    return at(_repeat(xp, 12, step, xp.log(0.5 * (count - 1) / missing)))
+    return at(repeat(xp, 12, step, xp.log(0.5 * (count - 1) / missing)))
 
 
 def _inverse_digamma(value: Any) -> Any:
@@ -117,7 +118,7 @@ def _inverse_digamma(value: Any) -> Any:
     return x
 
 
-def _repeat(xp: Any, times: int, step: Callable[[Any], Any], start: Any) -> Any:
+def repeat(xp: Any, times: int, step: Callable[[Any], Any], start: Any) -> Any:
     """Applies ``step`` a fixed number of times; compiled once with JAX, not once a step."""
     if xp is not np:
         import jax

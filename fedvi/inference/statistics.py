@@ -10,7 +10,7 @@ import numpy as np
 
 from fedvi.expfam import tree
 from fedvi.inference.base import Change, Fold, Standing, Task, check_shapes
-from fedvi.models.conjugate import ConjugateModel, from_table, unpacked
+from fedvi.models.conjugate import Centred, ConjugateModel, StartsFrom, from_table, unpacked
 from fedvi.typing import Eta
 
 __all__ = ["broadcast", "finish_statistics", "stand_statistics", "step_of"]
@@ -21,9 +21,21 @@ def broadcast(model: ConjugateModel, task: Task) -> Eta:
     return model.start if task.version == 0 else task.posterior
 
 
-def step_of(visit: int, averaging: float, delay: float) -> float:
-    """Returns ρ of an answer after ``visit`` earlier ones: (delay + visit)^−averaging, at most 1."""
-    return float(min(1.0, (delay + visit) ** -averaging))
+def step_of(visit: int, averaging: float, delay: float, emphasis: float = 0.0) -> float:
+    """Returns ρ of an answer after ``visit`` earlier ones: ((1 + γ)/(τ0 + γ + visit))^κ, at most 1.
+
+    With κ = τ0 = 1 the t-th of T answers weighs about t^γ in their mean, whose noise has the variance of
+    (1 + γ)²/((1 + 2γ)·T) of one answer's.
+
+    Args:
+      visit: from 0.
+      averaging: κ.
+      delay: τ0.
+      emphasis: γ.
+
+    Source: for γ > 0, Shamir and Zhang (2013), arXiv:1212.1824.
+    """
+    return float(min(1.0, ((1.0 + emphasis) / (delay + emphasis + visit)) ** averaging))
 
 
 def finish_statistics(
@@ -35,12 +47,14 @@ def finish_statistics(
     rate: float,
     averaging: float,
     delay: float,
+    emphasis: float = 0.0,
 ) -> Change:
     """Turns noised sums over a batch into a step of the client's factor: ρ·(fresh factor − factor).
 
     So a factor is a running mean of fresh ones, each an unbiased estimate of the sum over all records
-    (what clipping takes aside), and its noise falls while it is renewed. Sums are divided by the public
-    rate, never by the number of records.
+    (what clipping takes aside), and its noise falls while it is renewed. The mean starts from no records
+    at all, or from the model's ``first``. Sums are divided by the public rate, never by the number of
+    records.
 
     Args:
       value: of each block its released numbers, see ``conjugate.packed``, times the block's weight.
@@ -48,7 +62,7 @@ def finish_statistics(
       model: see ``conjugate.to_table``.
       weights: of each block.
       rate: the public share of records in a batch.
-      averaging, delay: κ and τ0, see ``step_of``.
+      averaging, delay, emphasis: κ, τ0 and γ, see ``step_of``.
 
     Raises:
       ProtocolError: if the arrays are others, or of other shapes.
@@ -61,9 +75,14 @@ def finish_statistics(
         block.name: unpacked(value[block.name], block) / (weights[block.name] * rate)
         for block in made.blocks
     }
-    fresh = made.factor(sums, broadcast(made, task))
+    posterior = broadcast(made, task)
+    fresh = made.factor(sums, posterior)
+    step = step_of(task.visit, averaging, delay, emphasis)
+    if task.visit == 0 and step < 1.0 and isinstance(made, StartsFrom):
+        first = made.first(sums, posterior)
+        mixed = tree.add_scaled(tree.scale(first, 1.0 - step), fresh, step)
+        return Change(tree.subtract(mixed, task.factor))
     moved = tree.subtract(fresh, task.factor)
-    step = step_of(task.visit, averaging, delay)
     return Change(moved if step == 1.0 else tree.scale(moved, step))
 
 
@@ -76,11 +95,13 @@ def stand_statistics(
     noise: Mapping[str, float],
     averaging: float,
     delay: float,
+    emphasis: float = 0.0,
 ) -> Standing:
     """Returns the q that the model makes of Σ factors, told how much noise its running means have left.
 
     ``Standing.weights`` holds of each client (Σ of the squared weights of the answers in its factor, how
-    many there were): the noise of a factor has that times the variance of one answer's.
+    many there were): the noise of a factor has that times the variance of one answer's. Of a model that
+    is centred, ``Standing.centres`` holds of each client the running mean of the θ of its factor.
 
     Args:
       family: of q.
@@ -88,16 +109,33 @@ def stand_statistics(
       before: what this returned at the fold before.
       model: see ``conjugate.to_table``.
       noise: of each block, the standard deviation in one number of one answer, in the unit of the sums.
-      averaging, delay: as of ``finish_statistics``.
+      averaging, delay, emphasis: as of ``finish_statistics``.
     """
-    weights = dict.fromkeys(fold.factors, (0.0, 0.0)) | dict(before.weights if before else {})
-    for name in fold.asked:
+    kept = before.weights if before else {}
+    # Of a client that was divided out nothing is left, nor is its noise.
+    weights = {name: kept.get(name, (0.0, 0.0)) for name in fold.factors}
+    made, places = _made(model), dict(before.centres) if before else {}
+    centred = made if isinstance(made, Centred) and made.centred else None
+    centres = {name: places[name] for name in fold.factors if name in places}
+    for name, eta in fold.asked.items():
         squares, visits = weights[name]
-        step = step_of(int(visits), averaging, delay)
+        step = step_of(int(visits), averaging, delay, emphasis)
         weights[name] = ((1.0 - step) ** 2 * squares + step**2, visits + 1.0)
+        if centred is not None:
+            place = family.moments(made.start if before is None else eta)[0]
+            # A delayed mean starts from no records, which are nowhere: weights then add up to less than 1.
+            gone = math.prod(
+                1.0 - step_of(visit, averaging, delay, emphasis) for visit in range(int(visits) + 1)
+            )
+            last = centres.get(name, place)
+            centres[name] = last + step / (1.0 - gone) * (place - last)
     squares = sum(left for left, _ in weights.values())
     left = {name: sd * math.sqrt(squares) for name, sd in noise.items()}
-    found = _made(model).posterior(tree.subtract(fold.posterior, fold.known), left)
+    if centred is not None and centres:
+        factors = [fold.factors[name] for name in centres]
+        found = centred.about(factors, list(centres.values()), left)
+    else:
+        found = made.posterior(tree.subtract(fold.posterior, fold.known), left)
     q = tree.freeze(family.project(found, fold.prior))
     return Standing(
         handed_out=q,
@@ -106,6 +144,7 @@ def stand_statistics(
         folds=1 if before is None else before.folds + 1,
         squares=squares,
         weights=weights,
+        centres=centres,
     )
 
 

@@ -5,22 +5,49 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedvi.models.counts import negative_binomial, poisson
+    from fedvi.models.discrete_network import DiscreteNetwork as discrete_network
+    from fedvi.models.factor_analysis import FactorAnalysis as factor_analysis
     from fedvi.models.glm import linear, logistic
     from fedvi.models.hazards import survival
+    from fedvi.models.hidden_markov import HiddenMarkov as hidden_markov
+    from fedvi.models.lda import LatentDirichlet as latent_dirichlet
+    from fedvi.models.mixture_statistics import GaussianMixture as gaussian_mixture
     from fedvi.models.multivariate import multivariate_linear
     from fedvi.models.numpyro import numpyro_model
+    from fedvi.models.sbn import SigmoidBeliefNetwork as sigmoid_belief_network
     from fedvi.models.softmax import multinomial
+    from fedvi.models.unknown_noise import UnknownNoise as linear_unknown_noise
 
 __all__ = [
+    "discrete_network",
+    "factor_analysis",
+    "gaussian_mixture",
+    "hidden_markov",
+    "latent_dirichlet",
     "linear",
+    "linear_unknown_noise",
     "logistic",
     "multinomial",
     "multivariate_linear",
     "negative_binomial",
     "numpyro_model",
     "poisson",
+    "sigmoid_belief_network",
     "survival",
 ]
+
+# Kind -> class. Their modules import no JAX, since servers read them.
+_CONJUGATE = {
+    "discrete_network": "fedvi.models.discrete_network:DiscreteNetwork",
+    "factor_analysis": "fedvi.models.factor_analysis:FactorAnalysis",
+    "gaussian_mixture": "fedvi.models.mixture_statistics:GaussianMixture",
+    "hidden_markov": "fedvi.models.hidden_markov:HiddenMarkov",
+    "latent_dirichlet": "fedvi.models.lda:LatentDirichlet",
+    "linear_unknown_noise": "fedvi.models.unknown_noise:UnknownNoise",
+    "sigmoid_belief_network": "fedvi.models.sbn:SigmoidBeliefNetwork",
+}
+CONJUGATE: tuple[str, ...] = tuple(_CONJUGATE)
+"""Those that are conjugate-exponential models: they bring their own family, and ``vips`` takes them."""
 
 # Factory -> module that defines it. Imported on first use, so that listing models needs no JAX.
 _FACTORIES = {
@@ -36,6 +63,9 @@ _FACTORIES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CONJUGATE:
+        module, _, kind = _CONJUGATE[name].partition(":")
+        return getattr(importlib.import_module(module), kind)
     if name not in _FACTORIES:
         raise AttributeError(f"module 'fedvi.models' has no attribute {name!r}")
     return getattr(importlib.import_module(_FACTORIES[name]), name)

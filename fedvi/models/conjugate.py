@@ -12,7 +12,7 @@ in float64, and the module imports JAX within functions only, since a server rea
 import dataclasses
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,7 +22,10 @@ from fedvi.typing import Eta
 
 __all__ = [
     "Block",
+    "Centred",
     "ConjugateModel",
+    "FromFile",
+    "StartsFrom",
     "from_table",
     "packed",
     "positive_part",
@@ -107,7 +110,8 @@ class ConjugateModel(Protocol):
         """Returns the squared Frobenius norm of each block's array, [B] for each block. JAX, float64.
 
         Without forming the arrays. ``local``, ``messages`` and ``records`` are what ``expected`` had, cast
-        to float64, with zeros in rows that do not count.
+        to float64, with zeros in rows that do not count. As in ``expected``, what stands in a row depends
+        on that record and the messages alone, to the last bit.
         """
 
     def sums(
@@ -135,6 +139,61 @@ class ConjugateModel(Protocol):
           total: Σ factors, a running mean of noisy ones.
           noise: of each block, the noise's standard deviation in one released number of the total, in
             the unit of the sums.
+        """
+
+
+@runtime_checkable
+class FromFile(Protocol):
+    """What a conjugate model says besides, if studies are to name it and clients to read files for it."""
+
+    @property
+    def layout(self) -> Mapping[str, tuple[int, ...]]:
+        """The arrays that a record consists of: name → shape of one record's."""
+
+    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns of each record whether the model knows such: bool [N]. NumPy, of one record at a time.
+
+        Others count as zero in a private study, and are refused in one that promises nothing.
+        """
+
+    def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Returns records such as the model knows, of all kinds, drawn at random: for an audit. NumPy."""
+
+
+@runtime_checkable
+class Centred(Protocol):
+    """What a conjugate model says besides, if its factors are of θ − m and not of θ.
+
+    With m the mean that was handed out. A running mean of such factors goes with one of their m.
+    """
+
+    @property
+    def centred(self) -> bool:
+        """Whether they are; if not, ``posterior`` makes q of their sum, as for any other model."""
+
+    def about(
+        self, factors: Sequence[Eta], centres: Sequence[np.ndarray], noise: Mapping[str, float]
+    ) -> Eta:
+        """Returns the q that noisy factors leave: proper, whatever the noise. NumPy, at the server.
+
+        Args:
+          factors: of each client, a running mean of what ``factor`` returned.
+          centres: of each client the mean of θ under q, [D], in a running mean with the same weights.
+          noise: as of ``posterior``, in the sum of all factors.
+        """
+
+
+@runtime_checkable
+class StartsFrom(Protocol):
+    """What a conjugate model says besides, if its first step must be shorter than 1.
+
+    A running mean that starts at 0 has no short first step: (ρh, ρJ) has the mean of (h, J).
+    """
+
+    def first(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> Eta:
+        """Returns what a client's running mean starts from, before its first answer; linear in ``sums``.
+
+        Such as what as many records would add that agreed with ``start``. NumPy, at the server.
         """
 
 
@@ -186,6 +245,7 @@ def packed(array: Any, block: Block) -> Any:
     if not block.symmetric:
         return array.reshape(-1)
     rows, columns, scale = _triangle(block)
+    scale = scale.reshape([1] * (array.ndim - 2) + [-1])  # rank promotion is an error
     return (array[..., rows, columns] * scale).reshape(-1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedvi import errors
 
-__all__ = ["epsilon_over_rounds", "reliability"]
+__all__ = ["epsilon_over_rounds", "pictures", "reliability", "topics"]
 
 
 def epsilon_over_rounds(
@@ -70,6 +70,71 @@ def reliability(
     axes.errorbar(predicted, observed, bars, marker="o", markersize=4, linewidth=1.0)
     axes.set(xlabel="predicted probability", ylabel="share that came true", title=title)
     axes.set(xlim=(0.0, 1.0), ylim=(0.0, 1.0), aspect="equal")
+    _save(figure, path)
+
+
+def topics(
+    told: Sequence[Sequence[tuple[str, float]]],
+    title: str,
+    path: Path,
+    columns: int = 5,
+) -> None:
+    """Draws bars of each topic's most probable words, a panel for each topic, on one scale.
+
+    Args:
+      told: of each topic its words and their probabilities, as ``fedvi.models.lda.top_words`` returns.
+      title: above the plot; names the relation, ε and δ, and any mark.
+      path: .png, .svg or .pdf.
+      columns: how many panels stand side by side.
+
+    Raises:
+      ConfigError: there is no topic or no word; or as ``epsilon_over_rounds`` does.
+    """
+    if not told or not all(told):
+        raise errors.ConfigError("there is no topic to draw, or one without words")
+    columns = min(columns, len(told))
+    rows = -(-len(told) // columns)
+    figure = _figure(path)
+    figure.set_size_inches(2.2 * columns, 0.5 + rows * (0.4 + 0.18 * max(map(len, told))))
+    panels = figure.subplots(rows, columns, sharex=True, squeeze=False).flat
+    for number, panel in enumerate(panels):
+        if number >= len(told):
+            panel.set_axis_off()
+            continue
+        words, shares = zip(*told[number], strict=True)
+        places = range(len(words))
+        panel.barh(places, shares)
+        # By place, since a word may be in the list of a careless vocabulary twice.
+        panel.set_yticks(places, words, fontsize=7, parse_math=False)
+        panel.invert_yaxis()
+        panel.tick_params(axis="x", labelsize=7)
+        panel.set_title(f"topic {number}", fontsize=8)
+    figure.supxlabel("probability of the word in the topic", fontsize=8)
+    figure.suptitle(title, fontsize=9)
+    _save(figure, path)
+
+
+def pictures(arrays: Any, title: str, path: Path, columns: int = 10) -> None:
+    """Draws arrays as small pictures side by side, on one scale around 0: weights of hidden units.
+
+    Args:
+      arrays: [K, height, width].
+      title: above the plot.
+      path: .png, .svg or .pdf.
+      columns: how many stand in a row.
+
+    Raises:
+      ConfigError: as ``epsilon_over_rounds`` does.
+    """
+    figure = _figure(path)
+    far = max(float(abs(arrays).max()), 1e-12)
+    rows = -(-len(arrays) // columns)
+    cells = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    for cell in cells:
+        cell.axis("off")
+    for cell, array in zip(cells, arrays, strict=False):
+        cell.imshow(array, cmap="gray", vmin=-far, vmax=far)
+    figure.suptitle(title)
     _save(figure, path)
 
 

@@ -74,6 +74,9 @@ def bound(value: float | None, digits: int = 4) -> str:
     return number(float(up.create_decimal(repr(value))), digits)
 
 
+_MOST_ROWS = 200
+
+
 def coefficient_table(
     rows: Sequence[Mapping[str, Any]], title: str, ratio: str, pooled: bool, width: int
 ) -> Table:
@@ -93,7 +96,10 @@ def coefficient_table(
     names += [f"{ratio} ratio (95 %)"] if ratio else []
     names += ["pooled mean", "pooled sd"] if pooled else []
     lines = []
-    for row in rows:
+    if len(rows) > _MOST_ROWS:
+        title += f": the first {_MOST_ROWS}"
+        table = _table(title)
+    for row in rows[:_MOST_ROWS]:
         cells = [escape(row["name"])]
         if units:
             cells.append(escape(row["unit"]))

@@ -1,9 +1,12 @@
 """What every exponential family must satisfy; a family listed in expfam is tested here at once."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +16,13 @@ from fedvi.expfam import tree
 from fedvi.expfam.base import ExponentialFamily, blocks
 from fedvi.expfam.beta import Beta
 from fedvi.expfam.dirichlet import Dirichlet
+from fedvi.expfam.dirichlets import Dirichlets
 from fedvi.expfam.gamma import Gamma
+from fedvi.expfam.gaussian_rows import GaussianRows
 from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.expfam.normal_gamma import NormalGamma
+from fedvi.expfam.normal_gamma_rows import NormalGammaRows
+from fedvi.expfam.normal_wishart import NormalWishart
 from fedvi.expfam.product import Product
 from fedvi.federation import fold as folding
 from fedvi.transport import codec
@@ -26,7 +33,11 @@ RTOL = 1e-9
 
 # How each is made for θ of `size` coordinates, a multiple of 4; the others take nothing but `size`.
 MAKE = {
+    "dirichlets": lambda size: expfam.dirichlets(2, size // 2),
+    "gaussian_rows": lambda size: expfam.gaussian_rows(size // 2, 2),
     "low_rank_gaussian": lambda size: expfam.low_rank_gaussian(size, rank=2, seed=1),
+    "normal_gamma_rows": lambda size: expfam.normal_gamma_rows(size // 4, 1, 3),
+    "normal_wishart": lambda size: expfam.normal_wishart(size // 2, 1),
     "product": lambda size: expfam.product(
         [expfam.product([expfam.gamma(1), expfam.full_gaussian(1)]), expfam.dirichlet(2)]
         * (size // 4)
@@ -38,15 +49,19 @@ NUMBERS = {
     "beta": 8,
     "diagonal_gaussian": 8,
     "dirichlet": 4,
+    "dirichlets": 4,
     "full_gaussian": 14,
     "gamma": 8,
+    "gaussian_rows": 10,
     "low_rank_gaussian": 11,
     "normal_gamma": 8,
+    "normal_gamma_rows": 11,
+    "normal_wishart": 8,
     "product": 6,
 }
 
 # Their space is bounded, so that the density 1 is proper.
-BOUNDED = {"beta", "dirichlet"}
+BOUNDED = {"beta", "dirichlet", "dirichlets"}
 
 # All statistics of all families together, 70 · 6e-7, raise a false alarm below 1e-4 at this many standard
 # errors, as far as sums of 40,000 are normal; the seed is fixed.
@@ -83,6 +98,12 @@ def by_scipy(family, eta, generator):
         law = scipy.stats.dirichlet(eta.power + 1.0)
         theta = generator.dirichlet(np.ones(family.size))
         return theta, law.logpdf(theta), law.mean(), np.sqrt(law.var())
+    if isinstance(family, Dirichlets):
+        laws = [scipy.stats.dirichlet(row) for row in eta.power + 1.0]
+        theta = generator.dirichlet(np.ones(family.levels), family.rows)
+        density = sum(law.logpdf(row) for law, row in zip(laws, theta, strict=True))
+        moments = [(law.mean(), np.sqrt(law.var())) for law in laws]
+        return theta.ravel(), density, *map(np.concatenate, zip(*moments, strict=True))
     if isinstance(family, NormalGamma):
         m, scale, shape, rate = family.parameters(eta)
         assert_close(eta, (scale * m, scale, shape - 0.5, rate + 0.5 * scale * m**2))
@@ -92,6 +113,8 @@ def by_scipy(family, eta, generator):
         density = scipy.stats.norm(m, 1.0 / np.sqrt(scale * tau)).logpdf(x) + precision.logpdf(tau)
         moments = [(law.mean(), law.std()) for law in (location, precision)]
         return np.r_[x, tau], density.sum(), *map(np.concatenate, zip(*moments, strict=True))
+    if isinstance(family, NormalWishart | NormalGammaRows):
+        return by_scipy_with_precisions(family, eta, generator)
     if isinstance(family, Gamma | Beta):
         if isinstance(family, Gamma):
             law = scipy.stats.gamma(eta.power + 1.0, scale=1.0 / eta.rate)
@@ -99,14 +122,44 @@ def by_scipy(family, eta, generator):
             law = scipy.stats.beta(eta.power + 1.0, eta.other + 1.0)
         theta = generator.uniform(0.1, 0.9, family.size)
         return theta, law.logpdf(theta).sum(), law.mean(), law.std()
-    if isinstance(family, LowRankGaussian):
+    if isinstance(family, GaussianRows):
+        precision = scipy.linalg.block_diag(*eta.J)
+    elif isinstance(family, LowRankGaussian):
         precision = np.diag(eta.d) + family.basis @ eta.K @ family.basis.T
     else:
         precision = eta.J if eta.J.ndim == 2 else np.diag(eta.J)
     covariance = np.linalg.inv(precision)
-    mean, theta = covariance @ eta.h, generator.normal(size=family.size)
+    mean, theta = covariance @ np.ravel(eta.h), generator.normal(size=family.size)
     density = scipy.stats.multivariate_normal(mean, covariance).logpdf(theta)
     return theta, density, mean, np.sqrt(np.diagonal(covariance))
+
+
+def by_scipy_with_precisions(family, eta, generator):
+    """As ``by_scipy``: Gaussians given their precisions, which are Wishart or gamma."""
+    rows, moments = [], []
+    for m, scale, shape, rate in zip(*family.parameters(eta), strict=True):
+        if isinstance(family, NormalWishart):
+            law = scipy.stats.wishart(2.0 * shape, np.linalg.inv(2.0 * rate))
+            spread = np.diagonal(rate) / (scale * (shape - 0.5 * (family.columns + 1)))
+            scale = np.atleast_2d(scale)
+        else:
+            law = scipy.stats.gamma(shape, scale=1.0 / rate)
+            spread = rate / (shape - 1.0) * np.diagonal(np.linalg.inv(scale))
+        tau = law.rvs(random_state=generator)
+        x = generator.normal(size=m.shape)
+        covariance = np.linalg.inv(scale * tau)
+        density = (
+            law.logpdf(tau)
+            + scipy.stats.multivariate_normal(np.zeros(m.shape[-1]), covariance).logpdf(x - m).sum()
+        )
+        rows.append((np.ravel(x), np.ravel(tau), density))
+        mean, variance = (np.ravel(value) for value in (law.mean(), law.var()))
+        spreads = np.broadcast_to(np.sqrt(spread), m.shape)
+        moments.append((np.ravel(m), mean, np.ravel(spreads), np.sqrt(variance)))
+    x, tau, density = (np.array([row[index] for row in rows]) for index in range(3))
+    columns = [np.concatenate([part[index] for part in moments]) for index in range(4)]
+    theta = np.concatenate([x.ravel(), tau.ravel()])
+    return theta, density, np.concatenate(columns[:2]), np.concatenate(columns[2:])
 
 
 def test_a_family_is_a_plain_value_with_all_methods(kind):
@@ -196,14 +249,21 @@ def unit(family, index: int):
     for leaf in tree.leaves(change):
         if index < leaf.size:
             leaf.flat[index] = 1.0
-            return symmetric(change)
+            if isinstance(family, GaussianRows):
+                return change._replace(J=0.5 * (change.J + change.J.swapaxes(1, 2)))
+            return change if isinstance(family, Dirichlets) else symmetric(change)
         index -= leaf.size
     raise AssertionError("η has no such number")
 
 
 def symmetric(change):
     """Halves the difference: ⟨change, T⟩ is the same for a symmetric T."""
-    return tree.map_leaves(lambda a: (a + a.T) / 2.0 if a.ndim == 2 else a, change)
+
+    def halved(leaf):
+        square = leaf.ndim >= 2 and leaf.shape[-1] == leaf.shape[-2]
+        return (leaf + leaf.swapaxes(-1, -2)) / 2.0 if square else leaf
+
+    return tree.map_leaves(halved, change)
 
 
 def test_whitened_squared_norm_is_the_fisher_metric(kind):
@@ -344,6 +404,8 @@ def test_pieces_are_the_whole_and_what_is_computed_of_them_agrees(kind, monkeypa
     whole = folding.gap(family, before, after)
     whitened = family.whiten(before, change)
     monkeypatch.setattr("fedvi.expfam.gaussian._BLOCK", 3)
+    for module in (Dirichlets.__module__, GaussianRows.__module__):
+        monkeypatch.setattr(sys.modules[module], "_BLOCK", 3)
     pieces = list(blocks(family, before, change))
     for index, eta in enumerate((before, change)):
         parts = zip(*(tree.leaves(piece[index]) for piece in pieces), strict=True)

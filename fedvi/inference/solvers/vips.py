@@ -15,8 +15,9 @@ from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.solvers.gradient import single_precision
 from fedvi.inference.statistics import broadcast, finish_statistics, stand_statistics
+from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
-from fedvi.models.conjugate import ConjugateModel, packed, to_table
+from fedvi.models.conjugate import Centred, ConjugateModel, packed, to_table
 from fedvi.models.counts import NegativeBinomial
 from fedvi.models.glm import Bernoulli, GeneralisedLinearModel, Normal
 from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
@@ -40,6 +41,13 @@ _ROWS_TOGETHER = 64
 _ROUNDINGS = 8
 # Smaller norms count as this.
 _LEAST = 1e-300
+# The smallest normal number of float32.
+_TINY = 2.0**-126
+# What a block may be multiplied by: squares of it stay far from the ends of float64's range, at which a
+# norm would lose sight of a block that is summed all the same.
+_WEIGHTS = (1e-30, 1e30)
+# The most that a model's norms may be off: so much of C is lost to it, and beyond 1 nothing is clipped.
+_LARGEST_ERROR = 0.05
 
 
 def vips(
@@ -50,6 +58,7 @@ def vips(
     clip_norm: float = 1.0,
     averaging: float | None = None,
     delay: float = 1.0,
+    emphasis: float | None = None,
     shares: Mapping[str, float] | None = None,
     typical: Mapping[str, float] | None = None,
     row_norm: float | None = None,
@@ -84,7 +93,11 @@ def vips(
         At 1 all weigh alike and the noise of J rounds is that of about one; 0 keeps the last
         alone. Left out: 1 where there is noise or a batch is less than all records, else 0. Between 0.5
         and 0.7 suits topic models, whose statistics move.
-      delay: τ0 ≥ 1; where there is more than one topic to tell apart, 1.
+      emphasis: γ: at κ = 1, the t-th of T answers weighs about t^γ in their mean. Left out: 2 of a model
+        whose statistics are gradients, such as a regression, since early ones are far from the end;
+        else 0.
+      delay: τ0 ≥ 1; where there is more than one topic to tell apart, 1. Models with a ``first`` take
+        short first steps at larger ones, and say which they need; others forget part of the data.
       shares: of each block, how much of C² a typical record's array takes; left out, the model's.
       typical: of each block, the norm of a typical record's array: public numbers; left out, the model's.
       row_norm: of a regression, ‖x‖ of a typical record: a public number. Left out: √D.
@@ -122,6 +135,17 @@ def vips(
             f"averaging is {kappa}, expected a number from 0 to 1",
             "1 averages all answers alike, and 0 keeps the last alone",
         )
+    # As much as is worth its noise: 9/5 of that of equal weights.
+    gamma = 2.0 if isinstance(model, Centred) and model.centred else 0.0
+    gamma = gamma if emphasis is None else emphasis
+    if not 0.0 <= gamma < math.inf:
+        raise errors.SolverError(f"emphasis is {gamma}, expected a number of at least 0")
+    if not 0.0 <= model.norm_error <= _LARGEST_ERROR:
+        raise errors.SolverError(
+            f"{type(model).__name__}.norm_error is {model.norm_error}, expected a number from 0 to "
+            f"{_LARGEST_ERROR}: clipping is lowered by it",
+            "compute square_norms in closed form, in the float64 that it is given",
+        )
     weights = _weights(model, shares, typical)
     table = to_table(model)
     summed = _compiled(model, sampler, mechanism, clip_norm, tuple(weights.items()), rows_together)
@@ -137,7 +161,11 @@ def vips(
         told = {"valid_units": int(np.count_nonzero(shard.mask))}
         return state, summed(keys, messages, records, valid), told
 
-    settings: dict[str, Any] = {"averaging": float(kappa), "delay": float(delay)}
+    settings: dict[str, Any] = {
+        "averaging": float(kappa),
+        "delay": float(delay),
+        "emphasis": float(gamma),
+    }
     return LocalSolver(
         name="vips",
         init=lambda eta: (),
@@ -162,11 +190,17 @@ def vips(
 def conjugate_form(
     family: Any, model: Any, row_norm: float | None, learn_prior: str, ridge: float
 ) -> ConjugateModel:
-    """Returns a generalised linear model as one whose latents make it Gaussian.
+    """Returns a generalised linear model as one whose latents make it Gaussian, with gradients released.
 
     Raises:
       SolverError: it has no such form.
     """
+    if isinstance(model, UnitModel):
+        raise errors.SolverError(
+            "solver `vips` takes records of one row each, found units of several rows "
+            "(data.unit_column)",
+            "`site_release` and `dp_optimisation` add up the rows of a unit before they clip",
+        )
     response = getattr(model, "response", None)
     known = Bernoulli | NegativeBinomial | Normal
     if (
@@ -188,11 +222,12 @@ def conjugate_form(
     norm = math.sqrt(model.size) if row_norm is None else float(row_norm)
     shared = (model.names, model.prior_scales, norm, learn_prior, ridge)
     if isinstance(response, Normal):
-        return KnownNoise(*shared, noise_scale=response.noise_scale)
+        return KnownNoise(*shared, centred=True, noise_scale=response.noise_scale)
     if isinstance(response, Bernoulli):
-        return PolyaGamma(*shared)
+        return PolyaGamma(*shared, centred=True)
     dispersion = response.dispersion
-    return PolyaGamma(*shared, trials=1.0 / dispersion, counts=True, offset=math.log(dispersion))
+    counts: dict[str, Any] = {"counts": True, "offset": math.log(dispersion)}
+    return PolyaGamma(*shared, centred=True, trials=1.0 / dispersion, **counts)
 
 
 def _called(model: Any) -> str:
@@ -217,7 +252,15 @@ def _weights(
     part = {block.name: block.share for block in model.blocks} | dict(shares or {})
     norms = {block.name: block.typical for block in model.blocks} | dict(typical or {})
     whole = sum(part.values())
-    return {name: math.sqrt(part[name] / whole) / norms[name] for name in names}
+    found = {name: math.sqrt(part[name] / whole) / norms[name] for name in names}
+    for name, weight in found.items():
+        if not _WEIGHTS[0] <= weight <= _WEIGHTS[1]:
+            raise errors.SolverError(
+                f"block {name!r} would be multiplied by {weight:g}, expected a number from "
+                f"{_WEIGHTS[0]:g} to {_WEIGHTS[1]:g}",
+                f"typical.{name} is {norms[name]:g}: give the norm of a typical record",
+            )
+    return found
 
 
 @compiled_once
@@ -236,9 +279,13 @@ def _compiled(
     @jax.jit
     def summed(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
         sampling_key, noise_key = keys
-        # A row's bits may depend on where it stands within XLA's groups of rows: no part is shorter.
-        length = -(-min(rows_together, valid.shape[0]) // _ROWS_TOGETHER) * _ROWS_TOGETHER
-        batch = _filled_up(sampler.draw(sampling_key, valid), length)
+        batch = sampler.draw(sampling_key, valid)
+        # As even parts as can be. A row's bits may depend on where it stands within XLA's groups of rows:
+        # no part is shorter.
+        rows = batch.mask.shape[0]
+        even = -(-rows // -(-rows // rows_together))
+        length = -(-even // _ROWS_TOGETHER) * _ROWS_TOGETHER
+        batch = _filled_up(batch, length)
         count = batch.mask.shape[0]
         parts, terms = count // length, length + _ROUNDINGS
         limit = float_limit(clip_norm, terms, parts, count, size, mechanism, double=True)
@@ -301,10 +348,16 @@ def _where(usable: Any, columns: Any) -> Any:
 
 
 def _double(columns: Any) -> Any:
-    """Returns floats as float64, and other numbers as they are."""
+    """Returns floats as float64, and other numbers as they are.
+
+    Floats below 2⁻¹²⁶ become zero, as on a CPU they do anyway: a norm and a sum see the same numbers,
+    whether or not a device flushes denormals.
+    """
 
     def cast(leaf: Any) -> Any:
-        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return jnp.asarray(leaf).astype(jnp.float64) if is_float else leaf
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        wide = jnp.asarray(leaf).astype(jnp.float64)
+        return jnp.where(jnp.abs(wide) < _TINY, jnp.zeros_like(wide), wide)
 
     return jax.tree.map(cast, columns)

@@ -88,19 +88,7 @@ class Pld:
           PrivacyError: no ε is finite, because of overflowing batches and nothing else.
         """
         overflow.check_delta(delta)
-        price, least_delta = self._price(event)
-        if not 0 < delta < _CLEARLY * least_delta:
-            return overflow.epsilon_of(price, delta)
-        from fedvi.privacy.accountants.rdp import Rdp  # here, since it imports this module
-
-        try:
-            found = Rdp(self.relation).epsilon(event, delta)
-        except PrivacyError:  # it has no finite one
-            return overflow.epsilon_of(price, delta)
-        try:
-            return min(found, overflow.epsilon_of(price, delta))
-        except PrivacyError:
-            return found
+        return _epsilon(self, event, delta)
 
     def bounds(self, event: Event, delta: float) -> tuple[float, float]:
         """Returns (low, ``epsilon(event, delta)``), between which the ε of the worst data lies.
@@ -187,6 +175,25 @@ def pld(relation: Relation, interval: float = 1e-4) -> Pld:
 
 _CLEARLY = 10.0  # so many times what may be lost, a δ hardly feels it
 _UNBOUNDED = overflow.Price(lambda epsilon: 1.0, lambda delta: math.inf, 0.0)
+
+
+# Kept, since in a simulation all clients and the server ask for one price at every visit.
+@functools.lru_cache(maxsize=256)
+def _epsilon(accountant: Pld, event: Event, delta: float) -> float:
+    """Does what ``Pld.epsilon`` does, for a ``delta`` that was checked."""
+    price, least_delta = accountant._price(event)
+    if not 0 < delta < _CLEARLY * least_delta:
+        return overflow.epsilon_of(price, delta)
+    from fedvi.privacy.accountants.rdp import Rdp  # here, since it imports this module
+
+    try:
+        found = Rdp(accountant.relation).epsilon(event, delta)
+    except PrivacyError:  # it has no finite one
+        return overflow.epsilon_of(price, delta)
+    try:
+        return min(found, overflow.epsilon_of(price, delta))
+    except PrivacyError:
+        return found
 
 
 class _Releases(NamedTuple):

@@ -17,7 +17,8 @@ from fedvi.cli.main import main
 from fedvi.data.source import ArraySource
 from fedvi.experiment.build import assemble
 from fedvi.experiment.config import parse_study
-from fedvi.experiment.planning import PublicNumbers, Signal, outlook, signal, suggested_clip_norm
+from fedvi.experiment.planning import outlook
+from fedvi.experiment.signals import PublicNumbers, Signal, signal, suggested_clip_norm
 from fedvi.experiment.simulate import run
 from fedvi.privacy import accountants, events
 from tests.studies import raw_study, synthetic_logistic
@@ -108,7 +109,12 @@ def test_a_study_that_is_said_to_drown_returns_about_the_prior() -> None:
     assert float(family.kl(best.posterior, prior)) > 10.0
 
 
-def test_the_ratio_is_the_noise_that_is_left_on_a_coefficient() -> None:
+@pytest.mark.parametrize(
+    ("kind", "clip_norm", "epsilon"), [("site_release", 10.0, 8.0), ("vips", 4.0, 30.0)]
+)
+def test_the_ratio_is_the_noise_that_is_left_on_a_coefficient(
+    kind: str, clip_norm: float, epsilon: float
+) -> None:
     """A linear model on standardised columns, where all that is assumed holds; 24 coefficients.
 
     The root of a mean of 24 squares has a relative sd of 0.14; a factor √M, √T or k left out is 2 or more.
@@ -122,7 +128,7 @@ def test_the_ratio_is_the_noise_that_is_left_on_a_coefficient() -> None:
         y = x @ theta + generator.normal(size=RECORDS)
         sources[f"c{index}"] = ArraySource({"x": x, "y": y}, np.ones(RECORDS, bool))
     # Errors are symmetric, so that clipping them moves nothing.
-    raw = raw_private("site_release", 8.0, size=size, model="linear", clip_norm=10.0, rounds=20)
+    raw = raw_private(kind, epsilon, size=size, model="linear", clip_norm=clip_norm, rounds=20)
     assembly = assemble(parse_study(raw))
     result = run(assembly, sources, pooled=True)
     means = [assembly.family.moments(eta)[0] for eta in (result.posterior, result.pooled)]
@@ -141,6 +147,7 @@ def test_every_mode_is_priced_at_the_promise_of_the_study() -> None:
         "local_averaging",
         "perturbed_update",
         "site_release",
+        "vips",
         "virtual_clients",
     }
     # Sums a study, and how far substituting a record moves one, in clip norms.
@@ -149,6 +156,7 @@ def test_every_mode_is_priced_at_the_promise_of_the_study() -> None:
         "local_averaging": (10, 4.0),
         "perturbed_update": (10, 2.0),
         "site_release": (10, 2.0),
+        "vips": (10, 2.0),
         "virtual_clients": (10, 4.0),
     }
     accountant = accountants.pld("substitute")
@@ -158,7 +166,7 @@ def test_every_mode_is_priced_at_the_promise_of_the_study() -> None:
         assert 0.99 < accountant.epsilon(event, DELTA) <= 1.0, kind
         assert modes[kind].note == ("needs data.id_column" if shift == 4.0 else "")
     assert [kind for kind, mode in modes.items() if mode.current] == ["site_release"]
-    assert [kind for kind, mode in modes.items() if mode.summed] == ["site_release"]
+    assert [kind for kind, mode in modes.items() if mode.summed] == ["site_release", "vips"]
 
 
 def test_what_is_not_offered_says_why_and_is_not_recommended() -> None:
@@ -225,3 +233,33 @@ def test_the_commands_print_and_serialise_it(command: str, tmp_path: Any) -> Non
     plain = json.loads(runner.invoke(main, [command, str(path), "--json"]).stdout)["outlook"]
     assert plain["recommended"] == "site_release"
     assert {mode["solver"] for mode in plain["modes"] if mode["current"]} == {"perturbed_update"}
+
+
+def test_what_is_said_of_vips_follows_its_noise() -> None:
+    drowned = planned(raw_private("vips", 0.02, size=24))
+    assert own(drowned).coefficients < 1.0
+    assert drowned.warnings[0].startswith("the noise probably drowns single coefficients")
+    assert not planned(raw_private("vips", 30.0, size=2)).warnings
+    # Gradients are D numbers and curvatures D(D + 1)/2: between the two promises the one stands out alone.
+    between = planned(raw_private("vips", 2.0, size=24, rounds=30))
+    assert own(between).coefficients > 1.0 > own(between).curvature
+    assert "24 numbers of a gradient stand out, and 300 of a curvature do not" in between.reason
+    # Rounds cost time alone: at the noise that T of them pay for, T answers have 9/5 of the noise of one.
+    once, many = (
+        signal("vips", NUMBERS._replace(rounds=rounds), 3.0 * math.sqrt(rounds), 1.0)
+        for rounds in (1, 400)
+    )
+    assert many.curvature == pytest.approx(once.curvature / math.sqrt(9.0 / 5.0), rel=0.01)
+    assert many.travelled > once.travelled
+    # The last answer alone has the noise of all 400.
+    last = signal("vips", NUMBERS._replace(rounds=400), 60.0, 1.0, averaging=0.0)
+    assert last.curvature == pytest.approx(once.curvature / 20.0, rel=1e-9)
+
+
+def test_a_likelihood_without_a_conjugate_form_is_not_offered_to_vips() -> None:
+    raw = raw_private("site_release", 1.0)
+    raw["model"]["kind"] = "poisson"
+    raw["data"]["schema"]["y"] = {"type": "count", "bounds": [0, 100]}
+    (mode,) = [mode for mode in planned(raw).modes if mode.solver == "vips"]
+    assert (mode.noise_multiplier, mode.signal) == (None, None)
+    assert "needs a conjugate-exponential model" in mode.note

@@ -311,7 +311,8 @@ def test_all_shards_of_one_capacity_share_one_compilation():
             solver.update(keys(client), solver.init(job.posterior), job, shard)
             after.append(len(traces))
         assert after[1:] == after[:1] * 2, name
-        assert after[0] or name == "exact", name
+        # These two have closed forms of their own.
+        assert after[0] or name in ("exact", "vips"), name
 
 
 class Other:

@@ -12,7 +12,7 @@ from scipy import integrate, stats
 
 from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
 from fedvi.privacy import accountants
-from fedvi.privacy.accountants import losses
+from fedvi.privacy.accountants import losses, overflow
 from fedvi.privacy.events import (
     NOTHING,
     Composed,
@@ -380,6 +380,23 @@ def test_a_growing_composition_builds_its_step_once():
     found = [ADD_REMOVE.epsilon(repeat(step, 10 * rounds), 1e-5) for rounds in range(1, 6)]
     assert losses._gaussian_loss.cache_info().misses == before + 1
     assert found == sorted(found)
+
+
+def test_a_price_that_was_asked_for_is_not_computed_again(monkeypatch):
+    """All clients of a simulation, and its server, ask for the same at every visit."""
+    asked, whole = [], overflow.epsilon_of
+    monkeypatch.setattr(overflow, "epsilon_of", lambda *of: asked.append(of) or whole(*of))
+    step = PoissonSampled(0.125, Gaussian(3.03125))
+    found = ADD_REMOVE.epsilon(repeat(step, 17), 1e-5)
+    assert accountants.pld("add_remove").epsilon(repeat(step, 17), 1e-5) == found
+    assert len(asked) == 1
+    others = (
+        ADD_REMOVE.epsilon(repeat(step, 17), 1e-6),
+        ADD_REMOVE.epsilon(repeat(step, 18), 1e-5),
+        accountants.pld("substitute").epsilon(repeat(step, 17), 1e-5),
+    )
+    assert len(asked) == 4
+    assert all(other > found for other in others)
 
 
 # Overflow.

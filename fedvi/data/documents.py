@@ -1,0 +1,203 @@
+"""Bags of words to arrays of one public width; come here to change what is done with odd documents."""
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedvi.data.source import ArraySource
+from fedvi.errors import ConfigError, DataError
+
+__all__ = ["BagOfWords", "bag_of_words", "read_bag_of_words"]
+
+
+class BagOfWords(NamedTuple):
+    """Documents in compressed rows: those of document i are ``starts[i]`` to ``starts[i + 1]``.
+
+    Attributes:
+      starts: [N + 1], whole numbers.
+      words: [number of entries], from 0.
+      counts: [number of entries].
+    """
+
+    starts: NDArray[Any]
+    words: NDArray[Any]
+    counts: NDArray[Any]
+
+
+def bag_of_words(
+    corpus: Any,
+    vocabulary: int,
+    distinct: int,
+    *,
+    private: bool = True,
+    length: int | None = None,
+    seed: int | None = None,
+) -> ArraySource:
+    """Lays each document's distinct words side by side: the records of ``fedvi.models.lda``.
+
+    What becomes of a document depends on that document alone, so that one document more or less is one
+    record more or less. A word that stands in several entries of a document has the sum of their counts;
+    entries of count 0 are left out; a document without words stays, as a record that adds nothing.
+
+    Args:
+      corpus: a SciPy sparse matrix [N, V] of counts, or ``BagOfWords``, or its three arrays.
+      vocabulary: V, public; words are numbered from 0.
+      distinct: L, the most distinct words of a document that are kept; public.
+      private: whether no error may tell of a document. Then of one with more than L distinct words
+        the L most frequent are kept, of equally frequent ones those with the smaller numbers; words
+        outside 0 … V − 1 are left out; and a document whose counts are negative, fractional or no
+        numbers counts as zero. Else all of that is refused.
+      length: how many words each document is resampled to, with replacement, so that all weigh alike;
+        left out, documents stay as they are. Those without words stay so.
+      seed: of the resampling. Each document has draws of its own: for a guarantee, a secret that is
+        used once; then documents' draws are independent, and one fewer changes no law of the others'.
+
+    Returns:
+      ``words`` int32 [N, L], rising, and ``counts`` float32 [N, L], 0 behind the last; valid are all
+      documents whose counts are counts, with or without words.
+
+    Raises:
+      DataError: the arrays do not fit together; or, if not ``private``, what is named there is found.
+        No number of a document is in the text.
+      ConfigError: an argument is out of its range.
+
+    >>> source = bag_of_words(([0, 2, 2], [4, 1], [1.0, 2.0]), vocabulary=5, distinct=3)
+    >>> source.records["words"].tolist(), source.records["counts"].tolist()
+    ([[1, 4, 0], [0, 0, 0]], [[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    """
+    _check_options(vocabulary, distinct, length, seed)
+    starts, words, counts = _entries(corpus, vocabulary)
+    count = len(starts) - 1
+    known = (words >= 0) & (words < vocabulary)
+    whole = np.isfinite(counts) & (counts >= 0.0) & (counts == np.floor(counts))
+    if not private:
+        _refuse_odd(known, whole, vocabulary)
+    owner = np.repeat(np.arange(count), np.diff(starts))
+    valid = np.bincount(owner[~whole], minlength=count) == 0
+    kept = known & (counts > 0) & valid[owner]
+    owner = owner[kept]
+    # Sorted by document and then by word, with each pair once.
+    pairs, places = np.unique(owner * vocabulary + words[kept], return_inverse=True)
+    numbers = np.asarray(np.bincount(places, counts[kept], pairs.size), np.float64)
+    owner, word = np.divmod(pairs, vocabulary)
+    if length is not None and seed is not None:
+        numbers = _resampled(owner, numbers, length, seed)
+        drawn = numbers > 0
+        owner, word, numbers = owner[drawn], word[drawn], numbers[drawn]
+    ends = np.searchsorted(owner, np.arange(count + 1))
+    found = np.zeros((count, distinct), np.int32), np.zeros((count, distinct), np.float32)
+    sizes = np.diff(ends)
+    if not private and (sizes > distinct).any():
+        raise DataError(
+            f"a document has more than {distinct} distinct words", "give a larger `distinct`"
+        )
+    fits = (sizes <= distinct)[owner]
+    place = np.arange(owner.size) - ends[owner]
+    found[0][owner[fits], place[fits]] = word[fits]
+    found[1][owner[fits], place[fits]] = numbers[fits]
+    for row in np.flatnonzero(sizes > distinct):
+        entries = slice(ends[row], ends[row + 1])
+        # A stable sort of what is in rising order: of equal counts, the smaller word is first.
+        first = np.sort(np.argsort(-numbers[entries], kind="stable")[:distinct])
+        found[0][row], found[1][row] = word[entries][first], numbers[entries][first]
+    return ArraySource({"words": found[0], "counts": found[1]}, valid)
+
+
+def read_bag_of_words(path: Path | str) -> tuple[BagOfWords, int]:
+    """Reads a file of the UCI repository's Bag of Words collection, and its vocabulary's size.
+
+    Three lines with the numbers of documents, of words in the vocabulary, and of entries; then a line
+    ``document word count`` for each entry, both numbered from 1. A name that ends in .gz is unpacked.
+
+    Raises:
+      DataError: the file is none of these, or has another number of entries than it says.
+    """
+    name = Path(path)
+    opened = gzip.open if name.suffix == ".gz" else open
+    try:
+        with opened(name, "rt", encoding="ascii") as lines:
+            header = [int(next(lines)) for _ in range(3)]
+            none = np.zeros((0, 3), np.int64)  # np.loadtxt warns of no lines
+            table = np.loadtxt(lines, dtype=np.int64, ndmin=2) if header[2] else none
+    except (OSError, ValueError, StopIteration) as error:
+        raise DataError(
+            f"{name} cannot be read as a bag of words: {type(error).__name__}",
+            "expected three lines with one number each, and then lines of three numbers",
+        ) from error
+    count, vocabulary, entries = header
+    if table.shape != (entries, 3):
+        raise DataError(f"{name} holds another number of entries than its third line says")
+    document = table[:, 0] - 1
+    if entries and not (document.min() >= 0 and document.max() < count):
+        raise DataError(f"{name} has an entry of a document beyond those of its first line")
+    order = np.argsort(document, kind="stable")
+    starts = np.searchsorted(document[order], np.arange(count + 1))
+    return BagOfWords(starts, table[order, 1] - 1, table[order, 2]), vocabulary
+
+
+def _check_options(vocabulary: int, distinct: int, length: int | None, seed: int | None) -> None:
+    least = {"vocabulary": 2, "distinct": 1, "length": 1}
+    for name, value in (("vocabulary", vocabulary), ("distinct", distinct), ("length", length)):
+        if value is not None and value < least[name]:
+            raise ConfigError(f"{name} is {value}, expected at least {least[name]}")
+    if (length is None) != (seed is None):
+        raise ConfigError(
+            "one of length and seed is given without the other",
+            "resampling needs both: how many words, and what the draws depend on",
+        )
+
+
+def _entries(corpus: Any, vocabulary: int) -> BagOfWords:
+    """Returns the corpus in compressed rows, whole numbers for words and float64 counts, checked."""
+    if hasattr(corpus, "tocsr"):
+        if corpus.shape[1] != vocabulary:
+            raise DataError(
+                f"the matrix has {corpus.shape[1]} columns, expected the vocabulary's {vocabulary}"
+            )
+        rows = corpus.tocsr()
+        corpus = BagOfWords(rows.indptr, rows.indices, rows.data)
+    elif not isinstance(corpus, Sequence) or len(corpus) != 3:
+        raise DataError(
+            f"the corpus is a {type(corpus).__name__}, expected a sparse matrix or three arrays",
+            "its rows' starts, words and counts: see fedvi.data.documents.BagOfWords",
+        )
+    starts, words, counts = map(np.asarray, corpus)
+    if words.shape != counts.shape or words.ndim != 1 or starts.ndim != 1 or starts.size < 1:
+        raise DataError("starts, words and counts do not fit: expected one count for each word")
+    whole = [column.dtype.kind in "iu" or column.size == 0 for column in (starts, words)]
+    if not all(whole):
+        raise DataError("starts and words are to be whole numbers, in arrays of integers")
+    starts, words = starts.astype(np.int64), words.astype(np.int64)
+    if starts[0] != 0 or starts[-1] != words.size or (np.diff(starts) < 0).any():
+        raise DataError("starts is to rise from 0 to the number of entries")
+    return BagOfWords(starts, words, counts.astype(np.float64))
+
+
+def _refuse_odd(known: NDArray[np.bool_], whole: NDArray[np.bool_], vocabulary: int) -> None:
+    if not known.all():
+        raise DataError(
+            f"a document has a word outside 0 to {vocabulary - 1}, the vocabulary's numbers",
+            "give the vocabulary that words were numbered by",
+        )
+    if not whole.all():
+        raise DataError(
+            "a count is negative, fractional or no number, expected 0, 1, 2, …",
+            "give how often words occur, not weights such as tf-idf",
+        )
+
+
+def _resampled(
+    owner: NDArray[Any], numbers: NDArray[Any], length: int, seed: int
+) -> NDArray[np.float64]:
+    """Returns multinomial counts of ``length`` draws from each document, with its own generator."""
+    found = np.zeros_like(numbers)
+    rows, starts = np.unique(owner, return_index=True)
+    for row, start, end in zip(rows, starts, [*starts[1:], owner.size], strict=True):
+        mine = numbers[start:end]
+        draws = np.random.default_rng([seed, int(row)])
+        found[start:end] = draws.multinomial(length, mine / mine.sum())
+    return found

@@ -1,0 +1,219 @@
+"""Discrete Bayesian networks as a conjugate model: tables of counts, exact in one round."""
+
+import dataclasses
+import graphlib
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.dirichlets import Dirichlets, DirichletsEta
+from fedvi.expfam.product import Product
+from fedvi.models.conjugate import Block
+from fedvi.models.tidy import onto_simplex
+from fedvi.typing import Eta
+
+__all__ = ["DiscreteNetwork"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscreteNetwork:
+    """Variables with declared levels, each with a table of proportions given its parents.
+
+    A record adds 1 to one cell of each table: a vector of norm √(number of tables), whatever its levels. No
+    statistic depends on q, so that one round is all there is. Naive Bayes is a network in which the class
+    is the parent of all.
+
+    Records are {"levels": int [N, number of variables]}, levels counted from 0. Where a level is outside
+    of its variable's, or is −1 because it is missing, the record adds nothing to the tables that need it.
+
+    Attributes:
+      variables: their names.
+      levels: how many each has, at least 2.
+      parents: of each variable, the names of those that its table is given; no variable may be its own
+        ancestor.
+      concentration: of the Dirichlet prior, in each cell.
+
+    >>> model = DiscreteNetwork(("rain", "wet"), (2, 3), ((), ("rain",)))
+    >>> [(block.name, block.shape) for block in model.blocks]
+    [('rain', (1, 2)), ('wet', (2, 3))]
+
+    Source: Heckerman (1995), A tutorial on learning with Bayesian networks; specs/vips.md §5.
+    """
+
+    variables: tuple[str, ...]
+    levels: tuple[int, ...]
+    parents: tuple[tuple[str, ...], ...]
+    concentration: float = 1.0
+
+    def __post_init__(self) -> None:
+        count = len(self.variables)
+        if not count or len(set(self.variables)) < count:
+            raise errors.ModelError(
+                f"variables are {self.variables}, expected at least one, and no name twice"
+            )
+        if len(self.levels) != count or len(self.parents) != count:
+            raise errors.ModelError(
+                f"{count} variables, {len(self.levels)} numbers of levels and {len(self.parents)} lists "
+                "of parents, expected as many of each"
+            )
+        for name, levels, parents in zip(self.variables, self.levels, self.parents, strict=True):
+            if levels < 2:
+                raise errors.ModelError(f"{name} has {levels} levels, expected at least 2")
+            if len(set(parents)) < len(parents):
+                raise errors.ModelError(f"{name} has parents {parents}, expected no name twice")
+            for parent in parents:
+                if parent not in self.variables:
+                    raise errors.ModelError(
+                        f"{name} has the parent {parent!r}, which is no variable",
+                        errors.did_you_mean(parent, self.variables),
+                    )
+        order = graphlib.TopologicalSorter(dict(zip(self.variables, self.parents, strict=True)))
+        try:
+            order.prepare()
+        except graphlib.CycleError as error:
+            raise errors.ModelError(
+                f"parents form a circle: {' -> '.join(error.args[1])}",
+                "a network orders its variables: leave one of these arrows out",
+            ) from None
+        if not 0.0 < self.concentration < math.inf:
+            raise errors.ModelError(
+                f"concentration is {self.concentration}, expected a number above 0"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Cells, table by table: "wet=1|rain=0"."""
+        found = []
+        for name, levels, parents in zip(self.variables, self.levels, self.parents, strict=True):
+            counts = [range(self._levels_of(parent)) for parent in parents]
+            for given in itertools.product(*counts):
+                pairs = zip(parents, given, strict=True)
+                condition = ",".join(f"{parent}={level}" for parent, level in pairs)
+                found += [
+                    f"{name}={level}" + (f"|{condition}" if condition else "")
+                    for level in range(levels)
+                ]
+        return tuple(found)
+
+    @property
+    def family(self) -> Product:
+        """A row of Dirichlets for each table: [levels of parents together, own levels]."""
+        return Product(tuple(Dirichlets(*block.shape) for block in self.blocks))
+
+    @property
+    def prior(self) -> tuple[DirichletsEta, ...]:
+        """The same in each cell."""
+        return tuple(
+            part._replace(power=part.power + self.concentration - 1.0)
+            for part in self.family.zeros()
+        )
+
+    @property
+    def start(self) -> tuple[DirichletsEta, ...]:
+        """The prior."""
+        return self.prior
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """One table a variable; each has norm 1."""
+        share = 1.0 / len(self.variables)
+        return tuple(
+            Block(name, (math.prod(map(self._levels_of, parents)), levels), 1.0, share)
+            for name, levels, parents in zip(self.variables, self.levels, self.parents, strict=True)
+        )
+
+    @property
+    def norm_error(self) -> float:
+        """Norms are 0 or 1."""
+        return 2.0**-40
+
+    @property
+    def layout(self) -> Mapping[str, tuple[int, ...]]:
+        """A level of each variable."""
+        return {"levels": (len(self.variables),)}
+
+    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Says of each record whether every level is one of its variable's, or −1, missing: bool [N]."""
+        levels = records["levels"]
+        inside = (levels >= -1) & (levels < np.asarray(self.levels)) & (levels == np.floor(levels))
+        return np.asarray(inside.all(axis=1))
+
+    def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Returns records of all levels, a tenth of them missing."""
+        shape = (count, len(self.variables))
+        drawn = random.integers(0, np.asarray(self.levels), shape)
+        missing = random.uniform(size=shape) < 0.1
+        return {"levels": np.where(missing, -1, drawn).astype(np.int32)}
+
+    def messages(self, posterior: Eta) -> dict[str, np.ndarray]:
+        """Returns nothing: no statistic depends on q."""
+        return {}
+
+    def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns of each table whether the record has the levels that it needs, 1 or 0: [B, tables]."""
+        import jax.numpy as jnp
+
+        levels = records["levels"]
+        inside = (levels >= 0) & (levels < jnp.asarray(self.levels, levels.dtype)[None])
+        inside = inside & (levels.astype(jnp.int32).astype(levels.dtype) == levels)
+        known = [
+            jnp.stack([inside[:, self._place(each)] for each in (name, *parents)]).all(axis=0)
+            for name, parents in zip(self.variables, self.parents, strict=True)
+        ]
+        return {"known": jnp.stack(known, axis=1).astype(jnp.float32)}
+
+    def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns 1, or 0 where a level is missing: [B] each."""
+        known = local["known"] ** 2
+        return {name: known[:, index] for index, name in enumerate(self.variables)}
+
+    def sums(
+        self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any
+    ) -> dict[str, Any]:
+        """Returns the weights of the records in each cell, in the tables' shapes."""
+        import jax.numpy as jnp
+
+        levels = records["levels"].astype(jnp.int32)
+        found = {}
+        for index, block in enumerate(self.blocks):
+            row = jnp.zeros_like(levels[:, 0])
+            for parent in self.parents[index]:
+                count = self._levels_of(parent)
+                row = row * count + jnp.clip(levels[:, self._place(parent)], 0, count - 1)
+            column = jnp.clip(levels[:, index], 0, self.levels[index] - 1)
+            counted = weights * local["known"][:, index]
+            found[block.name] = jnp.zeros(block.shape, counted.dtype).at[row, column].add(counted)
+        return found
+
+    def factor(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> Eta:
+        """Returns the sums: counts are natural parameters as they are."""
+        return tuple(DirichletsEta(sums[name]) for name in self.variables)
+
+    def posterior(self, total: Eta, noise: Mapping[str, float]) -> Eta:
+        """Returns prior + total, with the nearest counts of at least 0 that have the same sum."""
+        return tuple(
+            DirichletsEta(prior.power + onto_simplex(part.power, 0.0, None))
+            for prior, part in zip(self.prior, total, strict=True)
+        )
+
+    def tables(self, posterior: Eta) -> dict[str, np.ndarray]:
+        """Returns the expected proportions of each table, [rows, levels].
+
+        Rows stand in the order of the parents' levels, the last parent's changing fastest.
+        """
+        concentrations = {
+            name: part.power + 1.0 for name, part in zip(self.variables, posterior, strict=True)
+        }
+        return {
+            name: alpha / alpha.sum(axis=1, keepdims=True) for name, alpha in concentrations.items()
+        }
+
+    def _place(self, name: str) -> int:
+        return self.variables.index(name)
+
+    def _levels_of(self, name: str) -> int:
+        return self.levels[self._place(name)]

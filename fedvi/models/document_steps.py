@@ -1,0 +1,84 @@
+"""What a topic model computes of documents, without arrays of words by topics: come here for its steps."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "inner_products",
+    "known_words",
+    "outer_products",
+    "relative_weights",
+    "sound_documents",
+    "topic_weights",
+]
+
+# Weights of topics, in units of the largest, are at least this: the product of two is a normal float32.
+_FLOOR = 1e-18
+
+
+def relative_weights(logs: np.ndarray) -> np.ndarray:
+    """Returns exp(logs − the largest of each word), [V, K] float32, of expected logs [K, V]."""
+    found = np.maximum(np.exp(logs - logs.max(axis=0)), _FLOOR)
+    return np.ascontiguousarray(found.T, dtype=np.float32)
+
+
+def sound_documents(records: Mapping[str, Any], vocabulary: int) -> tuple[Any, Any]:
+    """Returns words and counts; a document that cannot count has NaN for its first count, and no words.
+
+    That words are distinct is what norms rest on, and so is checked here, document by document.
+    """
+    import jax.numpy as jnp
+
+    words, counts = records["words"], records["counts"]
+    # Denormal numbers would be 0 or not, depending on how the processor is set.
+    counts = jnp.where(jnp.abs(counts) < 1e-30, jnp.zeros_like(counts), counts)
+    stands = counts != 0.0
+    number = jnp.isfinite(counts) & (counts >= 0.0)
+    known = ~stands | ((words >= 0) & (words < vocabulary))
+    rising = ~stands[:, 1:] | (stands[:, :-1] & (words[:, 1:] > words[:, :-1]))
+    good = (number & known).all(axis=1) & rising.all(axis=1)
+    counts = jnp.where(good[:, None], counts, jnp.zeros_like(counts))
+    first = jnp.where(good, counts[:, 0], jnp.full_like(counts[:, 0], jnp.nan))
+    words = jnp.where(stands & good[:, None], words, jnp.zeros_like(words))
+    return words, counts.at[:, 0].set(first)
+
+
+def known_words(records: Mapping[str, Any], rates: Any) -> Any:
+    """Returns the words, with 0 where a document has none."""
+    import jax.numpy as jnp
+
+    return jnp.where(rates != 0.0, records["words"], jnp.zeros_like(records["words"]))
+
+
+def topic_weights(gamma: Any) -> Any:
+    """Returns exp ψ(γ_k), each document's in units of its largest, float32: relative error 1e-6.
+
+    ψ(γ) = ψ(y) − Σ_{i<6} 1/(γ + i) with y = γ + 6, and with z = y − ½ it is
+    exp ψ(y) = z + 1/(24 z) − 37/(5760 z³) + O(z⁻⁵): one logarithm and one exponential.
+    """
+    import jax.numpy as jnp
+
+    shift = sum(1.0 / (gamma + float(i)) for i in range(6))
+    z = gamma + 5.5
+    inverse = 1.0 / z
+    logs = jnp.log(z + inverse * (1.0 / 24.0 - inverse * inverse * (37.0 / 5760.0))) - shift
+    return jnp.maximum(jnp.exp(logs - logs.max(axis=1, keepdims=True)), _FLOOR)
+
+
+def inner_products(taken: Any, weights: Any) -> Any:
+    """Returns Σ_k taken_rlk · weights_rk, [R, L]."""
+    import jax
+    import jax.numpy as jnp
+
+    highest = jax.lax.Precision.HIGHEST  # on a GPU the default would round to TF32
+    return jnp.einsum("rlk,rk->rl", taken, weights, precision=highest)
+
+
+def outer_products(taken: Any, rates: Any) -> Any:
+    """Returns Σ_l taken_rlk · rates_rl, [R, K]."""
+    import jax
+    import jax.numpy as jnp
+
+    return jnp.einsum("rlk,rl->rk", taken, rates, precision=jax.lax.Precision.HIGHEST)

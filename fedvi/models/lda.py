@@ -1,0 +1,480 @@
+"""Latent Dirichlet allocation as a conjugate model: come here for topics, and for what reads them."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.dirichlets import Dirichlets, DirichletsEta, dirichlets
+from fedvi.models.conjugate import Block
+from fedvi.models.document_steps import (
+    inner_products,
+    known_words,
+    outer_products,
+    relative_weights,
+    sound_documents,
+    topic_weights,
+)
+from fedvi.models.length_classes import over_chunks, through_chunks
+from fedvi.models.tidy import TIDY
+
+__all__ = [
+    "LatentDirichlet",
+    "SignalToNoise",
+    "completion_perplexity",
+    "document_topics",
+    "signal_to_noise",
+    "top_words",
+]
+
+# Coordinate steps until documents that have converged are left out.
+_STAGE = 16
+# Words whose probability is computed in one go.
+_PREDICTED_TOGETHER = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentDirichlet:
+    """Documents as mixtures of K topics, each a distribution over V words: q(β) is K Dirichlets.
+
+    A record is a document: its distinct words in rising order and how often each stands there,
+    ``{"words": int32 [N, L], "counts": float32 [N, L]}``, with counts of 0 behind them; see
+    ``fedvi.data.bag_of_words``. It adds φ_kv·n_v to the concentration of word v in topic k, with
+    φ_kv ∝ exp E[log θ_k] · exp E[log β_kv] from a fixed number of coordinate steps that start at γ = 1,
+    and at γ alone: so nothing is kept of a document. A document without words adds nothing; neither
+    does one whose words do not rise, are none of 0 … V − 1, or whose counts are negative or no numbers.
+
+    Guidance for private fits: ``clip_norm`` 0.3 to 0.5, so that nearly all documents are clipped and count
+    alike; ``averaging`` 0.5 to 0.7, since early statistics are of topics that have moved since.
+
+    Attributes:
+      topics: K.
+      vocabulary: V, a public number.
+      length: how many words a typical document has; a public number.
+      concentration: α of a document's Dirichlet over topics; left out, 1/K.
+      topic_concentration: η of a topic's Dirichlet over words; left out, 1/K.
+      iterations: coordinate steps for each document, at most.
+      tolerance: a document is left as it is once the mean change of its γ is smaller; 0 takes all steps.
+      typical_norm: ‖s‖_F of a typical document; a public number. Left out: √length, that of different
+        words which each belong to one topic.
+      tidy: what is made of noisy concentrations: "simplex", the nearest ones that are not negative and
+        have the sum ``mass``; "relu", negative ones are 0; "threshold", those below two standard
+        deviations of the noise are 0. "relu" lifts each empty cell by the noise, hence every topic
+        towards the uniform one.
+      mass: how many words there are in all documents (after clipping), where that is public; left out,
+        the noisy sum, which is what is known of it.
+      distinct: L, the most distinct words of a document, where a study names the model.
+      seed: of the random topics that break the symmetry at first.
+
+    >>> model = LatentDirichlet(topics=2, vocabulary=5, length=100.0)
+    >>> model.blocks[0].shape, model.blocks[0].typical
+    ((5, 2), 10.0)
+
+    Source: Blei, Ng and Jordan (2003); Hoffman, Blei and Bach (2010), algorithm 1; Park et al. (2020),
+    JAIR 68, §4; specs/vips.md §2.
+    """
+
+    topics: int
+    vocabulary: int
+    length: float = 100.0
+    concentration: float | None = None
+    topic_concentration: float | None = None
+    iterations: int = 100
+    tolerance: float = 1e-3
+    typical_norm: float | None = None
+    tidy: str = "simplex"
+    mass: float | None = None
+    distinct: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("topics", 1), ("vocabulary", 2), ("iterations", 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise errors.ModelError(f"{name} is {value}, expected at least {least}")
+        for name in ("length", "concentration", "topic_concentration", "typical_norm", "mass"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < math.inf:
+                raise errors.ModelError(f"{name} is {value}, expected a number above 0")
+        if not 0.0 <= self.tolerance < math.inf:
+            raise errors.ModelError(f"tolerance is {self.tolerance}, expected at least 0")
+        if self.tidy not in TIDY:
+            known = ", ".join(map(repr, TIDY))
+            raise errors.ModelError(f"tidy is {self.tidy!r}, expected one of {known}")
+        if self.mass is not None and self.tidy != "simplex":
+            raise errors.ModelError(
+                f'mass is {self.mass}, which only tidy = "simplex" has a use for'
+            )
+
+    @property
+    def alpha(self) -> float:
+        """The concentration of a document's topics."""
+        return 1.0 / self.topics if self.concentration is None else self.concentration
+
+    @property
+    def eta(self) -> float:
+        """The concentration of a topic's words, before any is seen."""
+        found = self.topic_concentration
+        return 1.0 / self.topics if found is None else found
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each topic's words, by number."""
+        return tuple(
+            f"topic {topic}, word {word}"
+            for topic in range(self.topics)
+            for word in range(self.vocabulary)
+        )
+
+    @property
+    def family(self) -> Dirichlets:
+        """K Dirichlets over V words."""
+        return dirichlets(self.topics, self.vocabulary)
+
+    @property
+    def prior(self) -> DirichletsEta:
+        """Dirichlet(η, …, η) for each topic."""
+        return DirichletsEta(np.full((self.topics, self.vocabulary), self.eta - 1.0))
+
+    @property
+    def start(self) -> DirichletsEta:
+        """Concentrations near 1 that are drawn from Gamma(100, 100): no two topics alike."""
+        shape = (self.topics, self.vocabulary)
+        return DirichletsEta(np.random.default_rng(self.seed).gamma(100.0, 0.01, shape) - 1.0)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Words of each topic, [V, K]."""
+        typical = math.sqrt(self.length) if self.typical_norm is None else self.typical_norm
+        return (Block("words", (self.vocabulary, self.topics), typical, 1.0),)
+
+    @property
+    def norm_error(self) -> float:
+        """(K + V + 16) u, u = 2⁻⁵³.
+
+        Proof. ‖s‖² = Σ_l R_l² Σ_k e_k² b_lk² has terms that are not negative, so that the relative error
+        of the computed sum is at most that of its worst term: at most K − 1 additions of the inner sum,
+        L − 1 of the outer, where at most V terms are not 0 (words are distinct, else the document counts
+        for nothing) and zeros add without error, and five products. None underflows: each factor is 0
+        or a float32 of at least 2⁻¹⁴⁹, so that a term is at least 2⁻⁸⁹⁴. Thus the error is below
+        (1 + u)^(K + V + 3) − 1; a weight and the root add less than 8u, and the root halves the rest.
+        """
+        return (self.topics + self.vocabulary + 16) * 2.0**-53
+
+    @property
+    def layout(self) -> Mapping[str, tuple[int, ...]]:
+        """Words and counts, [L] each; see ``fedvi.data.bag_of_words``."""
+        if self.distinct is None:
+            raise errors.ModelError(
+                "distinct is missing, which says how many words of a document a client's file has",
+                "write the largest number of distinct words, in a study under [model]",
+            )
+        return {"words": (self.distinct,), "counts": (self.distinct,)}
+
+    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Whether words are of the vocabulary, each once and in order, and counts whole numbers."""
+        words, counts = np.asarray(records["words"]), np.asarray(records["counts"], np.float64)
+        stands = counts != 0.0
+        with np.errstate(invalid="ignore"):
+            whole = (counts >= 0.0) & (counts == np.floor(counts)) & np.isfinite(counts)
+        known = ~stands | ((words >= 0) & (words < self.vocabulary))
+        rising = ~stands[:, 1:] | (stands[:, :-1] & (words[:, 1:] > words[:, :-1]))
+        return np.asarray((whole & known).all(axis=1) & rising.all(axis=1))
+
+    def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Documents of one word or more, up to ``distinct`` different ones, each up to 20 times."""
+        (width,) = self.layout["words"]
+        width = min(width, self.vocabulary)
+        words = np.zeros((count, *self.layout["words"]), np.int64)
+        counts = np.zeros(words.shape)
+        for row in range(count):
+            different = int(random.integers(1, width + 1))
+            chosen = random.choice(self.vocabulary, size=different, replace=False)
+            words[row, :different] = np.sort(chosen)
+            counts[row, :different] = random.integers(1, 21, size=different)
+        return {"words": words, "counts": counts}
+
+    def messages(self, posterior: DirichletsEta) -> dict[str, np.ndarray]:
+        """Returns exp E[log β_kv], each word's in units of its largest, so that none underflows: [V, K]."""
+        return {"weights": relative_weights(self.family.mean(posterior).power)}
+
+    def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns e_k ∝ exp E[log θ_k], [B, K], and R_l = n_l / Σ_k e_k b_lk, [B, L].
+
+        Every document has its own number of steps, in an array of its own length class.
+        """
+        import jax.numpy as jnp
+
+        known, words, counts = messages["weights"], *sound_documents(records, self.vocabulary)
+        gamma = self.settled(known, words, counts)
+        topics = topic_weights(gamma)
+
+        def rates(rows: Any, size: int) -> Any:
+            found = counts[rows, :size] / inner_products(known[words[rows, :size]], topics[rows])
+            return jnp.pad(found, ((0, 0), (0, counts.shape[1] - size)))
+
+        return {"topics": topics, "rates": over_chunks(rates, counts, jnp.zeros_like(counts))}
+
+    def settled(self, known: Any, words: Any, counts: Any) -> Any:
+        """Returns γ of each document, [B, K], float32. JAX.
+
+        Args:
+          known: what ``messages`` returns under "weights", [V, K].
+          words: [B, L].
+          counts: [B, L], 0 where there is no word; NaN where the document does not count.
+        """
+        import jax
+        import jax.numpy as jnp
+
+        alpha = jnp.float32(self.alpha)
+
+        def advanced(rows: Any, size: int, gamma: Any, steps: Any) -> tuple[Any, Any]:
+            taken = known[words[rows, :size]]
+            number = counts[rows, :size]
+
+            def step(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+                before, moving = state
+                weights = topic_weights(before)
+                rate = number / inner_products(taken, weights)
+                after = alpha + weights * outer_products(taken, rate)
+                change = jnp.abs(after - before).mean(axis=1)
+                kept = jnp.where(moving[:, None], after, before)
+                return kept, moving & (change >= self.tolerance)
+
+            return jax.lax.fori_loop(0, steps, step, (gamma, jnp.ones(len(rows), bool)))
+
+        def stage(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            done, gamma, moving = state
+            steps = jnp.minimum(_STAGE, self.iterations - done)
+            found, still = over_chunks(
+                lambda rows, size: advanced(rows, size, gamma[rows], steps),
+                counts,
+                (gamma, jnp.zeros_like(moving)),
+                moving,
+            )
+            return done + steps, found, still
+
+        def unfinished(state: tuple[Any, Any, Any]) -> Any:
+            done, _, moving = state
+            return (done < self.iterations) & moving.any()
+
+        count = counts.shape[0]
+        first = jnp.ones((count, self.topics), jnp.float32)
+        begun = (jnp.int32(0), first, jnp.ones(count, bool))
+        return jax.lax.while_loop(unfinished, stage, begun)[1]
+
+    def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns Σ_l R_l² Σ_k e_k² b_lk², [B]: the words of a document are distinct."""
+        import jax.numpy as jnp
+
+        known, rates = messages["weights"], local["rates"]
+        words = known_words(records, rates)
+
+        def square(rows: Any, size: int) -> Any:
+            taken = known[words[rows, :size]]
+            inner = inner_products(taken * taken, local["topics"][rows] ** 2)
+            return (rates[rows, :size] ** 2 * inner).sum(axis=1)
+
+        return {"words": over_chunks(square, rates, jnp.zeros(rates.shape[0], rates.dtype))}
+
+    def sums(
+        self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any
+    ) -> dict[str, Any]:
+        """Returns b_vk · Σ_n w_n e_nk R_nv, [V, K]: each document adds to the rows of its words."""
+        import jax.numpy as jnp
+
+        known, rates = messages["weights"], local["rates"]
+        words = known_words(records, rates)
+        scaled = local["topics"] * weights[:, None]
+
+        def added(total: Any, rows: Any, size: int, stands: Any) -> Any:
+            rate = jnp.where(stands[:, None], rates[rows, :size], jnp.zeros((), rates.dtype))
+            parts = rate[:, :, None] * scaled[rows][:, None, :]
+            return total.at[words[rows, :size]].add(parts)
+
+        total = through_chunks(added, rates, jnp.zeros_like(known))
+        return {"words": known * total}
+
+    def factor(self, sums: Mapping[str, np.ndarray], posterior: DirichletsEta) -> DirichletsEta:
+        """Returns the sums [K, V]: they are natural parameters as they are."""
+        return DirichletsEta(np.ascontiguousarray(sums["words"].T))
+
+    def posterior(self, total: DirichletsEta, noise: Mapping[str, float]) -> DirichletsEta:
+        """Returns η + tidied total: proper, since what is tidied is not negative."""
+        spread = noise.get("words", 0.0)
+        found = total.power
+        if spread > 0.0 or (found < 0.0).any():
+            found = TIDY[self.tidy](found, spread, self.mass)
+        return DirichletsEta(found + (self.eta - 1.0))
+
+
+class SignalToNoise(NamedTuple):
+    """How far topics stand out of the noise.
+
+    Attributes:
+      ratio: of the mean concentration that documents add to a cell, to the noise's standard deviation.
+      warning: what follows from it; empty if nothing.
+    """
+
+    ratio: float
+    warning: str
+
+
+def signal_to_noise(
+    model: LatentDirichlet,
+    records: int,
+    rate: float,
+    rounds: int,
+    noise_multiplier: float,
+    clip_norm: float = 1.0,
+    averaging: float = 0.6,
+    delay: float = 1.0,
+) -> SignalToNoise:
+    """Estimates what a private fit would find, from public numbers: N·L_eff / (K·V·sd of the noise).
+
+    A typical document of ``length`` words and norm ``typical_norm`` keeps min(1, ``clip_norm``) of its
+    words when clipped. Below 1, a mean cell of a topic drowns; words that a topic has more of stand out
+    further.
+
+    Args:
+      model: see there.
+      records: N, a public number.
+      rate: the share of documents in a batch.
+      rounds: J.
+      noise_multiplier: σ.
+      clip_norm, averaging, delay: as of the solver ``vips``.
+
+    >>> model = LatentDirichlet(topics=20, vocabulary=7_702, length=100.0)
+    >>> found = signal_to_noise(model, 18_133, 0.1, 10, 1.2, clip_norm=0.5)
+    >>> round(found.ratio, 2), found.warning[:21]
+    (0.25, 'the noise exceeds the')
+
+    Source: specs/vips.md §12.
+    """
+    squares = 0.0
+    for visit in range(rounds):
+        step = min(1.0, (delay + visit) ** -averaging)
+        squares = (1.0 - step) ** 2 * squares + step**2
+    kept = records * model.length * min(1.0, clip_norm)
+    spread = noise_multiplier * clip_norm * model.blocks[0].typical * math.sqrt(squares) / rate
+    cells = model.topics * model.vocabulary
+    ratio = kept / (cells * spread) if spread > 0.0 else math.inf
+    if ratio >= 1.0:
+        return SignalToNoise(ratio, "")
+    return SignalToNoise(
+        ratio,
+        f"the noise exceeds the mean cell of a topic {1.0 / ratio:.1f} times; expect less than word "
+        "frequencies alone would tell: take a smaller public vocabulary, fewer topics, more "
+        "documents, or more rounds at a larger rate",
+    )
+
+
+def top_words(
+    posterior: DirichletsEta, words: Sequence[str], count: int = 10
+) -> list[list[tuple[str, float]]]:
+    """Returns each topic's words with the largest mean probability, and that: the largest first.
+
+    Args:
+      posterior: q, [K, V].
+      words: the vocabulary, V texts.
+      count: how many words of each topic.
+
+    Raises:
+      ModelError: there are more or fewer words than V.
+    """
+    alpha = posterior.power + 1.0
+    if len(words) != alpha.shape[1]:
+        raise errors.ModelError(
+            f"there are {len(words)} words, expected the vocabulary's {alpha.shape[1]}"
+        )
+    shares = alpha / alpha.sum(axis=1, keepdims=True)
+    best = np.argsort(-shares, axis=1, kind="stable")[:, :count]
+    return [
+        [(words[word], float(row[word])) for word in chosen]
+        for row, chosen in zip(shares, best.tolist(), strict=True)
+    ]
+
+
+def document_topics(
+    model: LatentDirichlet, posterior: DirichletsEta, documents: Mapping[str, Any]
+) -> np.ndarray:
+    """Returns the mean of q(θ_d), each document's shares of topics: [N, K], rows that sum to 1.
+
+    Of documents that need no protection, or for whoever holds them: an answer depends on its document.
+
+    Args:
+      model: see there.
+      posterior: q of the topics.
+      documents: records as the model's, of any width.
+
+    Raises:
+      ModelError: a document does not count: see ``LatentDirichlet``.
+    """
+    known = model.messages(posterior)["weights"]
+    kinds = {"words": np.int32, "counts": np.float32}
+    taken = {name: np.asarray(documents[name], kind) for name, kind in kinds.items()}
+    gamma = np.asarray(_settled(model)(known, taken), np.float64)
+    if not np.isfinite(gamma).all():
+        raise errors.ModelError(
+            "a document's words do not rise, or are outside the vocabulary, or a count is no count",
+            "make them with fedvi.data.bag_of_words",
+        )
+    return gamma / gamma.sum(axis=1, keepdims=True)
+
+
+def completion_perplexity(
+    model: LatentDirichlet, posterior: DirichletsEta, documents: Mapping[str, Any], seed: int
+) -> float:
+    """Returns exp of minus the mean log probability of half of each document's words, given the others.
+
+    The only perplexity here, because it predicts words that were not looked at, with nothing but the
+    topics' means. The other one in use puts the evidence bound of all K·V concentrations over the words
+    of a test set: it says how large that is, and is lower the larger. And that of the documents that
+    topics were learnt from would tell of these documents.
+
+    Args:
+      model: see there.
+      posterior: q of the topics.
+      documents: records that were not learnt from.
+      seed: of the halves: each word goes to either by a fair coin.
+
+    Raises:
+      ModelError: a document does not count; or none has a word to predict.
+    """
+    words, counts = (np.asarray(documents[name]) for name in ("words", "counts"))
+    whole = counts.astype(np.int64)
+    if (whole != counts).any() or (whole < 0).any():
+        raise errors.ModelError("a count is no whole number of at least 0, expected 0, 1, 2, …")
+    seen = np.random.default_rng(seed).binomial(whole, 0.5)
+    hidden = whole - seen
+    if not hidden.any():
+        raise errors.ModelError("no document has a word to predict: give more documents")
+    # Words behind others that are not seen: as if they were not there.
+    order = np.argsort(seen == 0, axis=1, kind="stable")
+    halves = {
+        "words": np.take_along_axis(words, order, 1),
+        "counts": np.take_along_axis(seen, order, 1).astype(np.float32),
+    }
+    shares = document_topics(model, posterior, halves)
+    alpha = posterior.power + 1.0
+    topics = np.ascontiguousarray((alpha / alpha.sum(axis=1, keepdims=True)).T)
+    logs = 0.0
+    rows, places = np.nonzero(hidden)
+    for start in range(0, rows.size, _PREDICTED_TOGETHER):
+        row, place = (each[start : start + _PREDICTED_TOGETHER] for each in (rows, places))
+        chance = (shares[row] * topics[words[row, place]]).sum(axis=1)
+        logs += float(hidden[row, place] @ np.log(chance))
+    return math.exp(-logs / float(hidden.sum()))
+
+
+@functools.lru_cache(maxsize=16)
+def _settled(model: LatentDirichlet) -> Callable[..., Any]:
+    import jax
+
+    return jax.jit(
+        lambda known, records: model.settled(known, *sound_documents(records, model.vocabulary))
+    )

@@ -1,0 +1,72 @@
+"""Rows of unequal length in loops over arrays of few lengths: come here for another ragged model.
+
+A row's results depend on that row alone, to the last bit, whichever rows are beside it: its length
+class follows from its own numbers, and every array has the same number of rows.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["over_chunks", "through_chunks"]
+
+# Rows that are computed together, and the shortest length class; each further one is twice as long.
+_TOGETHER = 64
+_SHORTEST = 32
+
+
+def through_chunks(body: Callable[..., Any], counts: Any, state: Any, active: Any = None) -> Any:
+    """Carries a state through groups of documents, each in arrays of its own length class.
+
+    Which class a document is in depends on its own counts, so that its results do not depend on the
+    documents beside it.
+
+    Args:
+      body: (state, rows [R], length, stands [R]) → state; rows that do not stand are to change nothing.
+      counts: [B, L], whose last number that is not 0 tells a document's length.
+      state: any tree.
+      active: bool [B], which documents to visit; left out, all.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    longest = counts.shape[1]
+    places = jnp.arange(1, longest + 1, dtype=jnp.int32)[None, :]
+    lengths = jnp.where(counts != 0.0, places, jnp.zeros_like(places)).max(axis=1)
+    sizes = [_SHORTEST << index for index in range(32) if _SHORTEST << index < longest] + [longest]
+    kind = sum((lengths > size).astype(jnp.int32) for size in [0, *sizes[:-1]])
+    # Kind 0 has no words, and what is not active is behind all others.
+    kind = kind if active is None else jnp.where(active, kind, jnp.full_like(kind, len(sizes) + 1))
+    order = jnp.pad(jnp.argsort(kind).astype(jnp.int32), (0, _TOGETHER))
+    for index, size in enumerate(sizes):
+        start = (kind < index + 1).sum(dtype=jnp.int32)
+        end = (kind < index + 2).sum(dtype=jnp.int32)
+
+        def visit(
+            chunk: Any, state: Any, size: int = size, start: Any = start, end: Any = end
+        ) -> Any:
+            at = start + chunk * _TOGETHER
+            taken = jax.lax.dynamic_slice(order, (at,), (_TOGETHER,))
+            stands = jnp.arange(_TOGETHER, dtype=jnp.int32) < end - at
+            return body(state, taken, size, stands)
+
+        trips = (end - start + jnp.int32(_TOGETHER - 1)) // jnp.int32(_TOGETHER)
+        state = jax.lax.fori_loop(jnp.int32(0), trips, visit, state)
+    return state
+
+
+def over_chunks(function: Callable[..., Any], counts: Any, state: Any, active: Any = None) -> Any:
+    """Writes what a function makes of groups of documents, (rows, length) → tree, into their rows."""
+    import jax
+    import jax.numpy as jnp
+
+    count = counts.shape[0]
+
+    def written(state: Any, rows: Any, size: int, stands: Any) -> Any:
+        places = jnp.where(stands, rows, jnp.full_like(rows, count))
+
+        def put(whole: Any, part: Any) -> Any:
+            return whole.at[places].set(part, mode="drop")
+
+        return jax.tree.map(put, state, function(rows, size))
+
+    return through_chunks(written, counts, state, active)

@@ -1,0 +1,433 @@
+"""Sigmoid belief networks with one layer of hidden units, as a conjugate model: change them here."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.special
+
+from fedvi import errors
+from fedvi.expfam.gaussian import DiagonalGaussian, GaussianEta
+from fedvi.expfam.gaussian_rows import GaussianRows
+from fedvi.expfam.product import Product
+from fedvi.models.conjugate import Block, positive_part
+from fedvi.typing import Eta
+
+__all__ = ["SigmoidBeliefNetwork"]
+
+# What a typical record is taken to be like, public: squares of E[z_k] are 0.4 in the mean, E[ω] is 0.2 and
+# y − E[y] 0.3 in a root mean square, z(1 − z) 0.1 and z − ½ 0.45.
+_LIT, _BEND, _MISS, _DOUBT, _HALF = 0.4, 0.2, 0.3, 0.1, 0.45
+# Prior precisions of weights that are learnt stay between these, in units of the declared one: noise in
+# the means feeds back into them, and without a floor weights run off (specs/vips.md §7, P1).
+_SMALLEST, _LARGEST = 1e-2, 1e4
+_ITERATIONS = 20
+# The covariance that the first q has, and the deviation of its means (specs/vips.md §7, P2): units that
+# start alike stay alike, and wide ones go out.
+_START_PRECISION, _START_WEIGHT = 100.0, 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class SigmoidBeliefNetwork:
+    """K hidden units z_k ~ Bernoulli(σ(b_k)) and P visible ones y_j ~ Bernoulli(σ(w_jᵀz + c_j)).
+
+    With Pólya-Gamma latents the visible units' bound is Gaussian in (w_j, c_j) together, and the hidden
+    ones' in b, whose latents depend on q(b) alone and cost nothing.
+
+    With "full" covariance a record adds ((y_j − ½)ẑ, ω_j E[ẑẑᵀ]) to each (h_j, J_j), ẑ = (z, 1) and ω_j
+    short for E[ω_j]. With "diagonal" covariance its diagonal ω_jẑ to J, and to h what puts each number
+    to its optimum given the others, (y_j − ½)ẑ_k − ω_j Σ_{l≠k} E[ẑ_k ẑ_l] w_jl, which is
+    r_j ẑ_k + (ω_j ẑ_k − ω_j z_k(1 − z_k)) w_jk with r_j = y_j − ½ − ω_j w_jᵀẑ: three outer products are
+    released, of r with ẑ, ω with ẑ and ω with z(1 − z), and w is what was handed out.
+
+    All numbers of a row move at once, each as if the others stayed. That overshoots by as many hidden
+    units as are on together, K / 2 at first, unless a running mean of answers takes shorter steps: at
+    ρ ≤ 4 / K each step is one of a damped Newton's method, whose fixed point is the same. For
+    ``averaging`` κ that is ``delay`` = (K / 4)^(1/κ): 37 of 50 units, 100 of 100, at κ = 0.7. The mean
+    starts not at zero but at what the number of records stands for at ``start`` (see ``first``). With
+    full covariance there is no such need.
+
+    Attributes:
+      visible: P.
+      hidden: K.
+      covariance: "diagonal", or "full" within each visible unit's K + 1 numbers.
+      weight_scale: prior standard deviation of W.
+      bias_scale: that of b and c.
+      shrinkage: whether prior precisions of W are learnt, one each, under the three-parameter beta normal
+        prior: w ~ N(0, ζ_jk), ζ_jk ~ Gamma(½, ξ_jk), ξ_jk ~ Gamma(½, φ_k), φ_k ~ Gamma(½, ω) and
+        ω ~ Gamma(½, 1), in units of ``weight_scale``.
+      sweeps: how often each hidden unit of a record is renewed.
+      ridge: of full covariance, what noise in J adds to it, in units of the largest eigenvalue that noise
+        alone has; of diagonal covariance, the standard deviations of noise below which no entry of J is.
+      largest: no posterior mean is further from 0.
+      seed: of the weights of ``start``.
+
+    >>> model = SigmoidBeliefNetwork(visible=4, hidden=2)
+    >>> [(block.name, block.shape) for block in model.blocks][:2]
+    [('h', (4, 3)), ('J', (4, 3))]
+
+    Source: Gan, Henao, Carlson and Carin (2015), AISTATS; Park et al. (2020), VIPS, JAIR 68, §6, with the
+    corrections of specs/vips.md §4; Armagan, Clyde and Dunson (2011) for the prior.
+    """
+
+    visible: int
+    hidden: int
+    covariance: str = "diagonal"
+    weight_scale: float = 1.0
+    bias_scale: float = 3.0
+    shrinkage: bool = False
+    sweeps: int = 3
+    ridge: float = 0.5
+    largest: float = 20.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("visible", "hidden", "sweeps"):
+            if getattr(self, name) < 1:
+                raise errors.ModelError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if self.covariance not in ("diagonal", "full"):
+            raise errors.ModelError(
+                f'covariance is {self.covariance!r}, expected "diagonal" or "full"'
+            )
+        for name in ("weight_scale", "bias_scale", "largest"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise errors.ModelError(
+                    f"{name} is {getattr(self, name)}, expected a number above 0"
+                )
+        if not 0.0 <= self.ridge < math.inf:
+            raise errors.ModelError(f"ridge is {self.ridge}, expected a number of at least 0")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """w[j,k] for all k and c[j], for all j; then b[k]."""
+        rows = (
+            (*(f"w[{j},{k}]" for k in range(self.hidden)), f"c[{j}]") for j in range(self.visible)
+        )
+        return (*(name for row in rows for name in row), *(f"b[{k}]" for k in range(self.hidden)))
+
+    @property
+    def family(self) -> Product:
+        """Gaussians of each visible unit's weights and bias, and of the hidden units' biases."""
+        return Product((self._weights, DiagonalGaussian(self.hidden)))
+
+    @property
+    def prior(self) -> tuple[GaussianEta, GaussianEta]:
+        """Independent N(0, scale²)."""
+        shape = (self.visible, self.hidden + 1)
+        return self._eta(np.zeros(shape), self._zero, self._precisions), self._hidden_prior
+
+    @property
+    def start(self) -> tuple[GaussianEta, GaussianEta]:
+        """Weights of N(0, 0.3²), seeded, and biases of 0, all with a standard deviation of 0.1."""
+        generator = np.random.default_rng(self.seed)
+        shape = (self.visible, self.hidden + 1)
+        mean = _START_WEIGHT * generator.standard_normal(shape)
+        mean[:, -1] = 0.0
+        sharp = np.full(shape, _START_PRECISION)
+        weights = self._eta(_START_PRECISION * mean, self._zero, sharp)
+        return weights, GaussianEta(np.zeros(self.hidden), np.full(self.hidden, _START_PRECISION))
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The visible units' blocks, then z − ½ [K] and the number of records [1]."""
+        width, rows = self.hidden + 1, self.visible
+        lit = _LIT * self.hidden + 1.0
+        curved, bent = (rows, width), _BEND * math.sqrt(rows)
+        hidden = (
+            Block("b", (self.hidden,), _HALF * math.sqrt(self.hidden), 0.02),
+            Block("count", (1,), 1.0, 0.01),
+        )
+        if self.covariance == "full":
+            return (
+                Block("h", curved, math.sqrt(rows * lit) / 2.0, 0.77),
+                Block("J", (*curved, width), bent * lit, 0.2, symmetric=True),
+                *hidden,
+            )
+        return (
+            Block("h", curved, _MISS * math.sqrt(rows * lit), 0.75),
+            Block("J", curved, bent * math.sqrt(lit), 0.19),
+            Block("V", (rows, self.hidden), bent * _DOUBT * math.sqrt(self.hidden), 0.03),
+            *hidden,
+        )
+
+    @property
+    def norm_error(self) -> float:
+        """A bound on the error of norms, of numbers that are taken as they are.
+
+        All squares are sums of at most n = P + K + 1 positive terms, or products of such sums, with at
+        most 2(n + 16) roundings behind each. One difference is among them, |ẑ|⁴ − Σẑ⁴ + |ẑ|² ≥ |ẑ|²,
+        of which no term is above (K + 1)|ẑ|²: its error is at most 2(K + 1) + 1 times that of a term.
+        A root halves it.
+        """
+        terms = 2.0 * (self.visible + self.hidden + 17)
+        return (2.0 * self.hidden + 3.0) * terms * 2.0**-53
+
+    @property
+    def layout(self) -> dict[str, tuple[int, ...]]:
+        """``y`` [P], zeros and ones of any type."""
+        return {"y": (self.visible,)}
+
+    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Says of each record whether all of its units are 0 or 1: bool [N]."""
+        y = records["y"]
+        return np.asarray(((y == 0) | (y == 1)).all(axis=1))
+
+    def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Returns records whose units are on with one probability each record, from none to all of them."""
+        lit = random.random((count, 1))
+        return {"y": (random.random((count, self.visible)) < lit).astype(np.float32)}
+
+    def check(self, y: np.ndarray) -> None:
+        """Raises DataError unless ``y`` is [N, P], of zeros and ones."""
+        if y.ndim != 2 or y.shape[1] != self.visible:
+            raise errors.DataError(
+                f"y has shape {y.shape}, expected (records, {self.visible})",
+                "a row is a record, and a column a visible unit",
+            )
+        sound = self.sound({"y": y})
+        if not sound.all():
+            row = int(np.argmin(sound))
+            wrong = y[row][(y[row] != 0) & (y[row] != 1)][0]
+            raise errors.DataError(
+                f"y[{row}] holds {wrong}, expected 0 or 1",
+                "make pixels binary first, such as `image > 0`",
+            )
+
+    def messages(self, posterior: Eta) -> dict[str, np.ndarray]:
+        """Returns what the E steps of ``sbn_hidden`` read: E[w], its squares or products, and E[b]."""
+        mean, second = self._moments(posterior[0])
+        found = {"mean": mean.T, "hidden": posterior[1].h / posterior[1].J}
+        if self.covariance == "full":
+            found["second"] = second
+        else:
+            found["square"] = second.T
+        return {name: np.ascontiguousarray(array, np.float32) for name, array in found.items()}
+
+    def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns E[z] [B, K], E[ω] [B, P] and what is multiplied by ẑ in h [B, P].
+
+        They are NaN, so that the record does not count, where a unit is neither 0 nor 1.
+        """
+        import jax.numpy as jnp
+
+        from fedvi.models import sbn_hidden
+
+        y = jnp.asarray(records["y"]).astype(jnp.float32)
+        sound = ((y == 0.0) | (y == 1.0)).all(axis=1)
+        centred = jnp.where(sound[:, None], y - 0.5, jnp.nan)
+        if self.covariance == "full":
+            z, bend = sbn_hidden.by_full(messages, centred, self.sweeps)
+            slope = centred
+        else:
+            z, bend, slope = sbn_hidden.by_diagonal(messages, centred, self.sweeps)
+        return {"z": z, "bend": bend, "slope": slope}
+
+    def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns squared norms of outer products: products of squared norms, [B] each."""
+        import jax.numpy as jnp
+
+        z, bend, slope = local["z"], (local["bend"] ** 2).sum(axis=1), local["slope"]
+        wide = (z**2).sum(axis=1) + 1.0
+        found = {
+            "h": (slope**2).sum(axis=1) * wide,
+            "b": ((z - 0.5) ** 2).sum(axis=1),
+            "count": jnp.ones_like(wide),
+        }
+        if self.covariance == "full":
+            # The diagonal of E[ẑẑᵀ] is ẑ, its other entries are ẑ_k ẑ_l.
+            return found | {"J": bend * (wide**2 - ((z**4).sum(axis=1) + 1.0) + wide)}
+        return found | {"J": bend * wide, "V": bend * ((z * (1.0 - z)) ** 2).sum(axis=1)}
+
+    def sums(
+        self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any
+    ) -> dict[str, Any]:
+        """Returns Σ w·array of each block, in its shape."""
+        import jax
+        import jax.numpy as jnp
+
+        from fedvi.models import sbn_hidden
+
+        z, bend, slope = local["z"], local["bend"], local["slope"]
+        wide, share = sbn_hidden.with_one(z), weights[:, None]
+        found = {
+            "h": slope.T @ (share * wide),
+            "b": (share * (z - 0.5)).sum(axis=0),
+            "count": weights.sum()[None],
+        }
+        if self.covariance == "diagonal":
+            return found | {"J": bend.T @ (share * wide), "V": bend.T @ (share * (z * (1.0 - z)))}
+
+        def row(k: Any) -> Any:
+            one = share * wide[:, k][:, None]
+            itself = jnp.arange(wide.shape[1]) == k
+            return bend.T @ (one * jnp.where(itself[None, :], jnp.ones_like(wide), wide))
+
+        return found | {"J": jnp.moveaxis(jax.lax.map(row, jnp.arange(wide.shape[1])), 0, 1)}
+
+    def factor(
+        self, sums: Mapping[str, np.ndarray], posterior: Eta
+    ) -> tuple[GaussianEta, GaussianEta]:
+        """Returns what sums add to (h, J) of the weights and biases, at the q that they were made at."""
+        weights, biases = posterior
+        h, curvature = sums["h"], sums["J"]
+        if self.covariance == "diagonal":
+            shape = (self.visible, self.hidden + 1)
+            mean = (weights.h / weights.J).reshape(shape)
+            kept = curvature.copy()
+            kept[:, :-1] -= sums["V"]
+            h, curvature = (h + mean * kept).reshape(-1), curvature.reshape(-1)
+        bend = _tilted_mean(np.sqrt((biases.h / biases.J) ** 2 + 1.0 / biases.J))
+        return GaussianEta(h, curvature), GaussianEta(sums["b"], sums["count"] * bend)
+
+    def first(
+        self, sums: Mapping[str, np.ndarray], posterior: Eta
+    ) -> tuple[GaussianEta, GaussianEta]:
+        """Returns the factor that as many records would have that say what ``start`` says.
+
+        Of E[ω] = ¼ and units that are on half of the time; so that a first step may be shorter than 1.
+        """
+        count = float(sums["count"][0])
+        start, _ = self.start
+        shape = (self.visible, self.hidden + 1)
+        typical = np.full(shape, count / 8.0)
+        typical[:, -1] = count / 4.0
+        mean = self._moments(start)[0]
+        quiet = np.full(self.hidden, count / 4.0)
+        weights = self._eta(typical * mean, self._zero, typical)
+        return weights, GaussianEta(np.zeros(self.hidden), quiet)
+
+    def posterior(self, total: Eta, noise: Mapping[str, float]) -> tuple[GaussianEta, GaussianEta]:
+        """Returns prior + total, with J made positive, precisions of the prior learnt, means in a box.
+
+        Learnt precisions and q(W), given each other, in turns from the declared prior, precisions between
+        public bounds: a function of ``total`` alone.
+
+        Source: specs/vips.md §4, the M step.
+        """
+        weights, biases = total
+        shape = (self.visible, self.hidden + 1)
+        h, sd = weights.h.reshape(shape), noise.get("J", 0.0)
+        if self.covariance == "full":
+            curvature = positive_part(weights.J, sd, self.ridge)
+        else:
+            curvature = np.maximum(weights.J.reshape(shape), self.ridge * sd)
+        precisions = self._precisions
+        if self.shrinkage:
+            precisions = self._shrunk(h, curvature)
+        found = self._boxed(self._eta(h, curvature, precisions))
+        least = self.ridge * noise.get("count", 0.0) / 4.0
+        sharp = np.maximum(biases.J, least) + self.bias_scale**-2.0
+        hidden = np.clip(biases.h / sharp, -self.largest, self.largest)
+        return found, GaussianEta(sharp * hidden, sharp)
+
+    def reconstructed(self, posterior: Eta, y: np.ndarray, together: int = 4096) -> np.ndarray:
+        """Returns the probability of each visible unit given the hidden ones inferred from y: [N, P].
+
+        Hidden units are inferred from all visible ones, by the E step, and these are read off again at
+        E[z], E[W] and E[c]: the papers' pixel-wise prediction. It tells how much of a record K hidden
+        units keep, and a network is compared with what is right most often without any.
+
+        Args:
+          posterior: q.
+          y: [N, P], zeros and ones.
+          together: how many records are in memory at a time.
+
+        Raises:
+          DataError: if ``y`` is not that.
+        """
+        import jax
+
+        self.check(y)
+        messages = self.messages(posterior)
+        step = jax.jit(self.expected)
+        mean = self._moments(posterior[0])[0]
+        parts = []
+        for start in range(0, len(y), together):
+            part = y[start : start + together]
+            filled = np.pad(part, ((0, together - len(part)), (0, 0))) if start else part
+            z = np.asarray(step(messages, {"y": filled})["z"], np.float64)[: len(part)]
+            parts.append(scipy.special.expit(z @ mean[:, :-1].T + mean[:, -1]))
+        return np.concatenate(parts)
+
+    @property
+    def _weights(self) -> DiagonalGaussian | GaussianRows:
+        if self.covariance == "full":
+            return GaussianRows(self.visible, self.hidden + 1)
+        return DiagonalGaussian(self.visible * (self.hidden + 1))
+
+    @property
+    def _precisions(self) -> np.ndarray:
+        """Declared prior precisions, [P, K + 1]."""
+        found = np.full((self.visible, self.hidden + 1), self.weight_scale**-2.0)
+        found[:, -1] = self.bias_scale**-2.0
+        return found
+
+    @property
+    def _hidden_prior(self) -> GaussianEta:
+        return GaussianEta(np.zeros(self.hidden), np.full(self.hidden, self.bias_scale**-2.0))
+
+    @property
+    def _zero(self) -> np.ndarray:
+        return np.zeros(())
+
+    def _eta(self, h: np.ndarray, curvature: np.ndarray, diagonal: np.ndarray) -> GaussianEta:
+        """Returns η of the weights, of h [P, K + 1] and J = curvature + diag(diagonal)."""
+        if self.covariance == "full":
+            return GaussianEta(h, curvature + diagonal[:, :, None] * np.eye(self.hidden + 1))
+        return GaussianEta(h.reshape(-1), (curvature + diagonal).reshape(-1))
+
+    def _moments(self, weights: GaussianEta) -> tuple[np.ndarray, np.ndarray]:
+        """Returns E[(w, c)] [P, K + 1], and E of squares, or with full covariance of products."""
+        if self.covariance == "full":
+            mean, covariance = GaussianRows(*weights.h.shape).location_covariance(weights)
+            return mean, covariance + mean[:, :, None] * mean[:, None, :]
+        shape = (self.visible, self.hidden + 1)
+        mean = (weights.h / weights.J).reshape(shape)
+        return mean, mean**2 + 1.0 / weights.J.reshape(shape)
+
+    def _boxed(self, weights: GaussianEta) -> GaussianEta:
+        """Returns η with means between the bounds, and J as it is."""
+        mean = self._moments(weights)[0]
+        if (np.abs(mean) <= self.largest).all():
+            return weights
+        kept = np.clip(mean, -self.largest, self.largest)
+        if self.covariance == "full":
+            return GaussianEta((weights.J @ kept[:, :, None])[:, :, 0], weights.J)
+        return GaussianEta(weights.J * kept.reshape(-1), weights.J)
+
+    def _shrunk(self, h: np.ndarray, curvature: np.ndarray) -> np.ndarray:
+        """Returns precisions [P, K + 1] of which those of W are E[1/ζ] under the shrinkage prior.
+
+        q(ζ) is generalised inverse Gaussian of order 0, whose moments are ratios of Bessel functions.
+        """
+        precisions, rows = self._precisions, self.visible
+        declared = self.weight_scale**-2.0
+        rate, top = np.full((rows, self.hidden), 0.5), 1.0
+        of_units = np.ones(self.hidden)
+        for _ in range(_ITERATIONS):
+            second = self._moments(self._eta(h, curvature, precisions))[1]
+            if self.covariance == "full":
+                second = np.diagonal(second, axis1=1, axis2=2)
+            inverse, scale = generalised_inverse(2.0 * rate, second[:, :-1] * declared)
+            rate = 1.0 / (scale + of_units)
+            of_units = (0.5 * rows + 0.5) / (top + rate.sum(axis=0))
+            top = (0.5 * self.hidden + 0.5) / (1.0 + of_units.sum())
+            precisions[:, :-1] = declared * np.clip(inverse, _SMALLEST, _LARGEST)
+        return precisions
+
+
+def generalised_inverse(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns E[1/ζ] and E[ζ] of GIG(p = 0, a, b), density ∝ ζ⁻¹ exp(−(aζ + b/ζ)/2); a, b > 0.
+
+    Source: Jørgensen (1982), Statistical properties of the generalized inverse Gaussian distribution.
+    """
+    root = np.sqrt(a * b)
+    ratio = scipy.special.k1e(root) / scipy.special.k0e(root)
+    return np.sqrt(a / b) * ratio, np.sqrt(b / a) * ratio
+
+
+def _tilted_mean(tilt: np.ndarray) -> np.ndarray:
+    """Returns tanh(c/2)/(2c), c > 0: q(b) has a variance."""
+    return np.asarray(np.tanh(0.5 * tilt) / (2.0 * tilt))

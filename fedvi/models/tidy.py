@@ -1,0 +1,45 @@
+"""What is made of noisy counts that cannot be negative: come here for another way to post-process them."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["TIDY", "above_noise", "onto_simplex", "positive"]
+
+_Array = NDArray[Any]
+
+
+def onto_simplex(found: _Array, spread: float, mass: float | None) -> _Array:
+    """Returns the nearest array without negative entries that has the sum ``mass``; left out, its own.
+
+    So noise that makes many empty cells positive is not believed: what ``positive`` would add is taken
+    off all cells alike. A sum that is not positive leaves nothing.
+
+    >>> onto_simplex(np.array([[3.0, -2.0], [0.5, 0.5]]), 1.0, None).tolist()
+    [[2.0, 0.0], [0.0, 0.0]]
+
+    Source: Held, Wolfe and Crowder (1974), for the projection by sorting.
+    """
+    whole = float(found.sum()) if mass is None else mass
+    if whole <= 0.0:
+        return np.zeros_like(found)
+    falling = np.sort(found, axis=None)[::-1]
+    surplus = (np.cumsum(falling) - whole) / np.arange(1, falling.size + 1)
+    # The first entry is above its surplus, mass divided by 1 less, but for rounding.
+    above = np.flatnonzero(falling > surplus)
+    return np.maximum(found - surplus[above[-1] if above.size else 0], 0.0)
+
+
+def above_noise(found: _Array, spread: float, mass: float | None) -> _Array:
+    """Returns the array with 0 for what is below two standard deviations of the noise."""
+    return np.where(found > 2.0 * spread, found, 0.0)
+
+
+def positive(found: _Array, spread: float, mass: float | None) -> _Array:
+    """Returns the array with 0 for what is negative."""
+    return np.maximum(found, 0.0)
+
+
+TIDY = {"simplex": onto_simplex, "relu": positive, "threshold": above_noise}
+"""By the name that a study gives them."""

@@ -1,0 +1,188 @@
+"""Linear regression with an unknown noise as a conjugate model: one release, exact in one round."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.normal_gamma_rows import NormalGammaRows, NormalGammaRowsEta
+from fedvi.models.conjugate import Block, positive_part
+from fedvi.typing import Eta
+
+__all__ = ["UnknownNoise"]
+
+# Of the squared clip norm, what the count of a typical record takes: it is one number among many.
+_COUNT_SHARE = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class UnknownNoise:
+    """y ~ N(xᵀw, 1/τ) with q(w, τ) = N(w; m, (τΛ)⁻¹) Gamma(τ; α, β): the exact posterior, without latents.
+
+    A record adds u uᵀ, u = (x, y/s), and 1: what is released is the moments of all columns together,
+    with sensitivity ‖u‖² and not that of three releases. No statistic depends on q, so that one round
+    is all there is; more rounds average noise that more rounds pay for.
+
+    Records are {"x": [N, D], "y": [N]}, finite; a row that is not counts as none.
+
+    Attributes:
+      coefficients: the names of w's D coordinates, an intercept among them if there is one.
+      prior_scales: prior standard deviation of each at the noise that is expected.
+      row_norm: ‖x‖ of a typical record, a public number.
+      outcome_scale: s, the public size of y: |y| of a typical record.
+      noise_scale: the noise sd that is expected, a public guess: the prior's E[τ] is noise_scale⁻².
+      noise_shape: α₀, how much the guess is worth: as much as 2α₀ records.
+      ridge: what noise adds to Σ x xᵀ, in units of the largest eigenvalue that noise alone has.
+
+    >>> model = UnknownNoise(("one", "age"), (10.0, 10.0), row_norm=1.4)
+    >>> [(block.name, block.number_count) for block in model.blocks]
+    [('moments', 6), ('count', 1)]
+
+    Source: Bishop (2006), Pattern Recognition and Machine Learning, exercise 3.12; specs/vips.md §5.
+    """
+
+    coefficients: tuple[str, ...]
+    prior_scales: tuple[float, ...]
+    row_norm: float
+    outcome_scale: float = 1.0
+    noise_scale: float = 1.0
+    noise_shape: float = 1.0
+    ridge: float = 0.5
+
+    def __post_init__(self) -> None:
+        if len(self.coefficients) != len(self.prior_scales) or not self.coefficients:
+            raise errors.ModelError(
+                f"{len(self.coefficients)} coefficients and {len(self.prior_scales)} prior scales, "
+                "expected as many of one as of the other, and at least one"
+            )
+        for name in ("row_norm", "outcome_scale", "noise_scale", "noise_shape"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise errors.ModelError(
+                    f"{name} is {getattr(self, name)}, expected a number above 0"
+                )
+        if not all(0.0 < scale < math.inf for scale in self.prior_scales):
+            raise errors.ModelError(
+                f"prior_scales are {self.prior_scales}, expected numbers above 0"
+            )
+        if not 0.0 <= self.ridge < math.inf:
+            raise errors.ModelError(f"ridge is {self.ridge}, expected a number of at least 0")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The coefficients, then the noise's precision."""
+        return (*self.coefficients, "precision")
+
+    @property
+    def family(self) -> NormalGammaRows:
+        """One precision, one row of coefficients."""
+        return NormalGammaRows(1, 1, len(self.coefficients))
+
+    @property
+    def prior(self) -> NormalGammaRowsEta:
+        """w ~ N(0, diag(scales²)·noise_scale⁻²/τ), τ ~ Gamma(α₀, α₀·noise_scale²)."""
+        variance, size = self.noise_scale**2.0, len(self.coefficients)
+        return self.family.from_parameters(
+            np.zeros((1, 1, size)),
+            np.diag(variance * np.asarray(self.prior_scales) ** -2.0)[None],
+            np.array([self.noise_shape]),
+            np.array([self.noise_shape * variance]),
+        )
+
+    @property
+    def start(self) -> NormalGammaRowsEta:
+        """The prior."""
+        return self.prior
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """u uᵀ [D + 1, D + 1] and 1 [1]."""
+        side = len(self.coefficients) + 1
+        norm = self.row_norm**2 + 1.0
+        return (
+            Block("moments", (side, side), norm, 1.0 - _COUNT_SHARE, symmetric=True),
+            Block("count", (1,), 1.0, _COUNT_SHARE),
+        )
+
+    @property
+    def norm_error(self) -> float:
+        """Norms are computed in float64, of numbers that are taken as they are."""
+        return 2.0**-40
+
+    @property
+    def layout(self) -> Mapping[str, tuple[int, ...]]:
+        """x [D] and y."""
+        return {"x": (len(self.coefficients),), "y": ()}
+
+    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Says of each record whether all of its numbers are finite: bool [N]."""
+        return np.asarray(np.isfinite(records["x"]).all(axis=1) & np.isfinite(records["y"]))
+
+    def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Returns rows and outcomes of norms up to a few times the typical ones."""
+        drawn = random.standard_normal((count, len(self.coefficients)))
+        size = self.row_norm * random.uniform(0.0, 3.0, (count, 1))
+        return {
+            "x": size * drawn / np.linalg.norm(drawn, axis=1, keepdims=True),
+            "y": self.outcome_scale * random.uniform(-3.0, 3.0, count),
+        }
+
+    def messages(self, posterior: Eta) -> dict[str, np.ndarray]:
+        """Returns nothing: no statistic depends on q."""
+        return {}
+
+    def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns y/s [B]."""
+        return {"y": records["y"] / self.outcome_scale}
+
+    def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns ‖u‖⁴ and 1, [B] each."""
+        import jax.numpy as jnp
+
+        square = (records["x"] ** 2).sum(axis=1) + local["y"] ** 2
+        return {"moments": square * square, "count": jnp.ones_like(square)}
+
+    def sums(
+        self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any
+    ) -> dict[str, Any]:
+        """Returns Σ w·u uᵀ [D + 1, D + 1] and Σ w [1]."""
+        import jax.numpy as jnp
+
+        u = jnp.concatenate([records["x"], local["y"][:, None]], axis=1)
+        return {"moments": (u * weights[:, None]).T @ u, "count": weights.sum(keepdims=True)}
+
+    def factor(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> NormalGammaRowsEta:
+        """Returns (Σ y·x, Σ x xᵀ, ½ N, ½ Σ y²)."""
+        moments, scale = sums["moments"], self.outcome_scale
+        return NormalGammaRowsEta(
+            scale * moments[None, None, -1, :-1],
+            moments[None, :-1, :-1],
+            0.5 * sums["count"],
+            0.5 * scale**2 * moments[None, -1, -1],
+        )
+
+    def posterior(
+        self, total: NormalGammaRowsEta, noise: Mapping[str, float]
+    ) -> NormalGammaRowsEta:
+        """Returns prior + total, with the moments projected and the count at least 0.
+
+        The moments of all columns are projected together, so that what is left of y² beside x is not
+        negative; the ridge is added to those of x alone, since on y² it would pass for noise.
+        """
+        scale, prior = self.outcome_scale, self.prior
+        size = len(self.coefficients)
+        moments = np.zeros((size + 1, size + 1))
+        moments[:-1, :-1] = total.J[0]
+        moments[-1, :-1] = moments[:-1, -1] = total.h[0, 0] / scale
+        moments[-1, -1] = 2.0 * total.rate[0] / scale**2
+        sd = noise.get("moments", 0.0)
+        moments = positive_part(moments, sd, 0.0)
+        edge = self.ridge * sd * math.sqrt(2.0 * (size + 1))
+        return NormalGammaRowsEta(
+            prior.h + scale * moments[None, None, -1, :-1],
+            prior.J + moments[None, :-1, :-1] + edge * np.eye(size),
+            prior.power + np.maximum(total.power, 0.0),
+            prior.rate + 0.5 * scale**2 * moments[None, -1, -1],
+        )

@@ -1,0 +1,423 @@
+"""Latent Dirichlet allocation: steps against other implementations, and what one document can do."""
+
+import functools
+import json
+import math
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import scipy.special
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedvi import errors
+from fedvi.audit.recording import Recorder
+from fedvi.expfam import tree
+from fedvi.expfam.dirichlets import DirichletsEta
+from fedvi.inference.base import Fold, Shard
+from fedvi.inference.solvers import vips
+from fedvi.models.conjugate import from_table, to_table
+from fedvi.models.document_steps import topic_weights
+from fedvi.models.lda import (
+    LatentDirichlet,
+    completion_perplexity,
+    document_topics,
+    signal_to_noise,
+    top_words,
+)
+from fedvi.privacy import mechanisms, sampling
+from tests.vips import federate, first_task, shard_of, total
+
+V, K, L, RECORDS = 70, 3, 50, 40
+MODEL = LatentDirichlet(K, V, length=40.0, iterations=20, tolerance=0.0)
+
+
+@functools.cache
+def truth(seed=0):
+    """Topics [K, V] and 300 documents [N, V] of 8 to 90 words: of one length class and of two."""
+    generator = np.random.default_rng(seed)
+    topics = generator.dirichlet(np.full(V, 0.1), K)
+    shares = generator.dirichlet(np.full(K, 0.2), 300)
+    lengths = np.where(np.arange(300) % 3 == 0, 90, 8)
+    return topics, np.stack(
+        [generator.multinomial(n, p @ topics) for n, p in zip(lengths, shares, strict=True)]
+    )
+
+
+def laid_out(counts, width=L):
+    words, numbers = np.zeros((2, len(counts), width))
+    for row, document in enumerate(counts):
+        found = np.flatnonzero(document)
+        words[row, : found.size], numbers[row, : found.size] = found, document[found]
+    return {"words": words.astype(np.int32), "counts": numbers.astype(np.float32)}
+
+
+def records(count=RECORDS):
+    return laid_out(truth()[1][:count])
+
+
+def by_hand(model, posterior, counts):
+    """Statistics [N, K, V] of dense documents, in float64, with SciPy's digamma: specs/vips.md §2."""
+    alpha = posterior.power + 1.0
+    beta = np.exp(scipy.special.digamma(alpha) - scipy.special.digamma(alpha.sum(1))[:, None])
+    gamma = np.ones((len(counts), model.topics))
+    for _ in range(model.iterations):
+        theta = np.exp(scipy.special.digamma(gamma))
+        gamma = model.alpha + theta * ((counts / (theta @ beta)) @ beta.T)
+    theta = np.exp(scipy.special.digamma(gamma))
+    return theta[:, :, None] * beta * (counts / (theta @ beta))[:, None, :]
+
+
+@functools.cache
+def compiled(model):
+    return jax.jit(model.expected)
+
+
+def local_of(model, posterior, data):
+    return jax.device_get(compiled(model)(model.messages(posterior), data))
+
+
+def wide(columns):
+    return {
+        name: np.asarray(part, np.float64) if part.dtype == np.float32 else part
+        for name, part in columns.items()
+    }
+
+
+def formed(model, posterior, local, data):
+    """Statistics [N, V, K] of what is known of latents, in float64."""
+    known = model.messages(posterior)["weights"].astype(np.float64)
+    parts = wide(local)
+    found = np.zeros((len(data["words"]), model.vocabulary, model.topics))
+    for row, words in enumerate(data["words"]):
+        added = parts["topics"][row] * known[words] * parts["rates"][row][:, None]
+        np.add.at(found[row], words, added)
+    return found
+
+
+def test_steps_go_the_way_of_scikit_learn(references):
+    """Batch learning, 50 steps a document, from one start; made as tests/references/README.md says."""
+    known = json.loads((references / "lda_sklearn.json").read_text())
+    counts, posterior = np.array(known["counts"]), DirichletsEta(np.array(known["start"]) - 1.0)
+    topics, vocabulary = posterior.power.shape
+    model = LatentDirichlet(
+        topics,
+        vocabulary,
+        concentration=known["concentration"],
+        topic_concentration=known["topic_concentration"],
+        iterations=known["iterations"],
+        tolerance=0.0,
+    )
+    data = laid_out(counts, vocabulary)
+    for wanted in known["components"]:
+        local, messages = local_of(model, posterior, data), model.messages(posterior)
+        with jax.enable_x64(True):
+            everyone = np.ones(len(counts))
+            sums = jax.jit(model.sums)(wide(messages), wide(local), wide(data), everyone)
+        total_ = model.factor({"words": np.asarray(sums["words"])}, posterior)
+        posterior = model.posterior(total_, {})
+        np.testing.assert_allclose(posterior.power + 1.0, wanted, rtol=1e-4)
+
+
+def test_statistics_are_those_of_steps_in_float64():
+    counts = truth()[1][:RECORDS]
+    for posterior in (MODEL.start, DirichletsEta(100.0 * truth()[0] - 0.99)):
+        found = formed(MODEL, posterior, local_of(MODEL, posterior, records()), records())
+        wanted = by_hand(MODEL, posterior, counts).swapaxes(1, 2)
+        np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+        # Each word is divided between topics, and no word is lost: rounding of float32.
+        np.testing.assert_allclose(found.sum(axis=2), counts, rtol=2e-6)
+
+
+def test_norms_and_sums_are_those_of_statistics_that_are_formed():
+    posterior, data = DirichletsEta(100.0 * truth()[0] - 0.99), records()
+    local, messages = local_of(MODEL, posterior, data), MODEL.messages(posterior)
+    statistics = formed(MODEL, posterior, local, data)
+    with jax.enable_x64(True):
+        arguments = wide(messages), wide(local), wide(data)
+        norms = np.sqrt(jax.jit(MODEL.square_norms)(*arguments)["words"])
+        wanted = np.sqrt((statistics**2).sum(axis=(1, 2)))
+        # Within what the model promises of norms.
+        np.testing.assert_allclose(norms, wanted, rtol=2.0 * MODEL.norm_error)
+        summed = jax.jit(MODEL.sums)
+        for place in (0, 1):  # one of the longer class and one of the shorter
+            one = (np.arange(RECORDS) == place).astype(np.float64)
+            sums = summed(*arguments, one)["words"]
+            np.testing.assert_allclose(sums, statistics[place], rtol=1e-12, atol=1e-300)
+            assert sums.dtype == np.float64
+
+
+def test_documents_are_left_as_they_are_once_they_have_converged():
+    loose = LatentDirichlet(K, V, iterations=500, tolerance=1e-4)
+    tight = LatentDirichlet(K, V, iterations=500, tolerance=0.0)
+    posterior = DirichletsEta(100.0 * truth()[0] - 0.99)
+    found, wanted = (local_of(m, posterior, records())["topics"] for m in (loose, tight))
+    np.testing.assert_allclose(found, wanted, atol=0.01)
+    # They stop before: else all bits were the same.
+    assert (found != wanted).any(axis=1).mean() > 0.5
+
+
+def test_topic_weights_are_exponentials_of_digammas():
+    gamma = np.geomspace(1e-3, 1e5, 400, dtype=np.float32)
+    logs = scipy.special.digamma(gamma.astype(np.float64))
+    wanted = np.exp(logs - logs.max())
+    found = np.asarray(topic_weights(gamma[None]))[0]
+    told = wanted > 1e-10
+    np.testing.assert_allclose(found[told], wanted[told], rtol=5e-6)
+    assert (found[~told] <= 1.1e-10).all()
+    assert (found > 0.0).all()
+
+
+def test_a_document_has_the_same_bits_whatever_is_beside_it():
+    model = LatentDirichlet(K, V, length=40.0, iterations=60, tolerance=1e-3)
+    data, posterior = laid_out(truth()[1]), model.start
+    posterior = DirichletsEta(posterior.power + 20.0 * truth()[0])
+    whole = local_of(model, posterior, data)
+    order = np.random.default_rng(1).permutation(300)
+    mixed = local_of(model, posterior, {name: part[order] for name, part in data.items()})
+    other = {name: part.copy() for name, part in data.items()}
+    others = np.arange(300) % 7 != 0
+    changed = laid_out(truth(1)[1][:, ::-1])
+    for name, part in other.items():
+        part[others] = changed[name][others]
+    beside = local_of(model, posterior, other)
+    short = np.arange(300) % 3 != 0
+    alone = local_of(model, posterior, {name: part[short] for name, part in data.items()})
+    for name, part in whole.items():
+        np.testing.assert_array_equal(mixed[name], part[order])
+        np.testing.assert_array_equal(beside[name][~others], part[~others])
+        np.testing.assert_array_equal(alone[name], part[short])
+
+
+ODD_COUNTS = [0.0, 1.0, 3.0, -1.0, 0.5, math.nan, math.inf, 1e30, 3e38, 1e-40]
+ODD_WORDS = [0, 1, 2, V - 1, V, -1, 2**31 - 1, -(2**31)]
+
+
+@functools.cache
+def recorded(clip_norm):
+    recorder = Recorder(mechanisms.rounded_gaussian(2.0))
+    solver = vips(
+        MODEL.family, MODEL, sampling.full(RECORDS), recorder, clip_norm=clip_norm, rows_together=64
+    )
+    return solver, recorder
+
+
+@pytest.mark.parametrize("clip_norm", [0.3, 50.0])
+@settings(max_examples=25)
+@given(
+    counts=st.lists(st.sampled_from(ODD_COUNTS), min_size=4, max_size=4),
+    words=st.lists(st.sampled_from(ODD_WORDS), min_size=4, max_size=4),
+    place=st.integers(0, RECORDS - 1),
+)
+def test_one_document_moves_a_total_by_at_most_the_clip_norm(clip_norm, counts, words, place):
+    solver, recorder = recorded(clip_norm)
+    task, everyone = first_task(solver), np.ones(RECORDS, bool)
+    data = records()
+    other = {name: part.copy() for name, part in data.items()}
+    other["words"][place], other["counts"][place] = 0, 0.0
+    other["words"][place, :4], other["counts"][place, :4] = words, counts
+    without = everyone.copy()
+    without[place] = False
+    base, changed, gone = (
+        total(solver, recorder, task, Shard(given_, mask))
+        for given_, mask in ((data, everyone), (other, everyone), (data, without))
+    )
+    limit = clip_norm / base[1]
+    assert np.linalg.norm(base[0] - gone[0]) <= limit
+    assert np.linalg.norm(changed[0] - gone[0]) <= limit
+    assert np.linalg.norm(base[0] - changed[0]) <= 2.0 * limit
+
+
+def test_one_word_written_many_times_or_an_unknown_one_is_no_document():
+    """Its statistic would have up to √L times the norm that is computed of distinct words."""
+    solver, recorder = recorded(50.0)
+    twice = {"words": np.full((1, L), 5, np.int32), "counts": np.ones((1, L), np.float32)}
+    falling = {"words": np.array([[6, 5] + [0] * (L - 2)], np.int32), "counts": twice["counts"]}
+    gap = {"words": np.arange(L, dtype=np.int32)[None], "counts": np.ones((1, L), np.float32)}
+    gap["counts"][0, 3] = 0.0
+    beyond = {"words": np.arange(L, dtype=np.int32)[None] + V - L + 1, "counts": twice["counts"]}
+    for odd in (twice, falling, gap, beyond):
+        found, _ = total(solver, recorder, first_task(solver), shard_of(odd, RECORDS))
+        assert not found.any()
+    sound, step = total(solver, recorder, first_task(solver), shard_of(records(1), RECORDS))
+    assert (sound * step).sum() * MODEL.blocks[0].typical == pytest.approx(90.0, rel=1e-3)
+
+
+def test_a_clipped_document_counts_with_the_clip_norm():
+    solver, recorder = recorded(0.3)
+    found, step = total(solver, recorder, first_task(solver), shard_of(records(1), RECORDS))
+    # The rest is room for rounding 210 numbers to the grid.
+    assert 0.285 < np.linalg.norm(found * step) <= 0.3
+
+
+def noise_free(parts):
+    size = max(len(part["words"]) for part in parts)
+    solver = vips(
+        MODEL.family, MODEL, sampling.full(size), mechanisms.gaussian(0.0), clip_norm=math.inf
+    )
+    return federate(solver, [shard_of(part, size) for part in parts], 3)[-1].reported
+
+
+def test_holders_get_what_one_with_all_documents_gets():
+    data = records()
+    pooled = noise_free([data])
+    parts = [slice(0, 0), slice(0, 27), slice(27, RECORDS)]
+    cut = noise_free([{name: part[piece] for name, part in data.items()} for piece in parts])
+    np.testing.assert_allclose(cut.power + 1.0, pooled.power + 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tidy", ["simplex", "relu", "threshold"])
+@pytest.mark.parametrize("spread", [0.1, 1e3, 1e6])
+def test_posteriors_are_proper_whatever_the_noise(tidy, spread):
+    model = LatentDirichlet(K, V, tidy=tidy)
+    noise = np.random.default_rng(0).normal(0.0, spread, (K, V))
+    q = model.posterior(DirichletsEta(truth()[0] * 100.0 + noise), {"words": spread})
+    assert model.family.is_proper(q)
+    assert tree.is_finite(q)
+    again = model.posterior(DirichletsEta(q.power - (model.eta - 1.0)), {"words": spread})
+    np.testing.assert_allclose(again.power, q.power, rtol=1e-9, atol=1e-9 * spread)
+    weights = model.messages(q)["weights"]
+    assert np.isfinite(weights).all()
+    assert (weights.max(axis=1) == 1.0).all()
+    lost = model.posterior(DirichletsEta(np.full((K, V), -spread)), {"words": spread})
+    np.testing.assert_array_equal(lost.power, model.prior.power)
+
+
+def test_a_public_mass_is_the_sum_of_the_concentrations():
+    model = LatentDirichlet(K, V, mass=500.0)
+    noise = np.random.default_rng(0).normal(0.0, 10.0, (K, V))
+    q = model.posterior(DirichletsEta(noise), {"words": 10.0})
+    assert (q.power + 1.0 - model.eta).sum() == pytest.approx(500.0)
+
+
+def test_topics_are_found_and_told():
+    topics, counts = truth()
+    model = LatentDirichlet(K, V, length=40.0, concentration=0.2, iterations=50, seed=3)
+    size = 240
+    solver = vips(
+        model.family, model, sampling.full(size), mechanisms.gaussian(0.0), clip_norm=math.inf
+    )
+    q = federate(solver, [shard_of(laid_out(counts[:size]))], 25)[-1].reported
+    unseen = laid_out(counts[size:])
+    found = completion_perplexity(model, q, unseen, seed=1)
+    best = completion_perplexity(model, DirichletsEta(1e6 * topics + 1e-9 - 1.0), unseen, seed=1)
+    frequencies = np.broadcast_to(counts[:size].sum(0) + 0.1, (K, V))
+    flat = completion_perplexity(model, DirichletsEta(frequencies - 1.0), unseen, seed=1)
+    assert found < best + 0.25 * (flat - best)
+    words = [f"w{index}" for index in range(V)]
+    told = top_words(q, words, count=5)
+    means = (q.power + 1.0) / (q.power + 1.0).sum(axis=1, keepdims=True)
+    nearest = np.abs(topics[:, None] - means).sum(axis=2) / 2.0
+    assert sorted(nearest.argmin(axis=1).tolist()) == [0, 1, 2]
+    assert nearest.min(axis=1).max() < 0.25
+    for topic, mean in zip(told, means, strict=True):
+        assert [name for name, _ in topic] == [f"w{index}" for index in np.argsort(-mean)[:5]]
+        assert [chance for _, chance in topic] == sorted(mean, reverse=True)[:5]
+    shares = document_topics(model, q, unseen)
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+    empty = document_topics(model, q, laid_out(np.zeros((1, V))))
+    np.testing.assert_allclose(empty, 1.0 / K)
+
+
+def test_completion_predicts_hidden_words_with_known_topics():
+    """Two topics without a common word: a document's topic is clear, and its words are even odds."""
+    model = LatentDirichlet(2, 4, concentration=0.01)
+    q = DirichletsEta(1e6 * np.array([[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]]) - 1.0 + 1e-6)
+    counts = np.array([[20, 20, 0, 0], [0, 0, 15, 25]] * 10)
+    assert completion_perplexity(model, q, laid_out(counts, 4), seed=0) == pytest.approx(
+        2.0, rel=0.01
+    )
+    # A document of one word is predicted from nothing: its word has not been seen.
+    lone = laid_out(np.eye(4, dtype=int)[np.arange(40) % 4], 4)
+    assert completion_perplexity(model, q, lone, seed=0) == pytest.approx(4.0, rel=1e-3)
+
+
+def test_the_signal_is_measured_against_the_noise_that_the_server_knows():
+    model = LatentDirichlet(K, V, length=40.0, iterations=2)
+    rounds, sigma, clip = 6, 1.5, 0.4
+    solver = vips(
+        model.family,
+        model,
+        sampling.poisson(0.25, RECORDS),
+        mechanisms.gaussian(sigma),
+        clip_norm=clip,
+        averaging=0.6,
+    )
+    prior, zeros, standing = model.prior, model.family.zeros(), None
+    for _ in range(rounds):
+        fold = Fold(prior, prior, prior, {"c": zeros}, {"c": prior}, 1.0)
+        standing = solver.stand(model.family, fold, standing)
+    spread = solver.stand.keywords["noise"]["words"] * math.sqrt(standing.squares)
+    wanted = 1000 * 40.0 * clip / (K * V) / spread
+    found = signal_to_noise(model, 1000, 0.25, rounds, sigma, clip, averaging=0.6)
+    assert found.ratio == pytest.approx(wanted, rel=1e-9)
+    assert found.warning == ""
+    assert "exceeds" in signal_to_noise(model, 10, 0.25, rounds, sigma, clip).warning
+    assert signal_to_noise(model, 10, 0.25, rounds, 0.0).ratio == math.inf
+
+
+def test_no_statistic_of_a_document_is_ever_formed():
+    """[B, K, V] in float64 would take 410 MB here."""
+    model = LatentDirichlet(50, 4000, iterations=20)
+    data = {"words": np.zeros((256, 64), np.int32), "counts": np.zeros((256, 64), np.float32)}
+    messages = {"weights": np.ones((4000, 50), np.float32)}
+
+    def both(messages, data):
+        local = model.expected(messages, data)
+        return local, model.square_norms(messages, local, data)
+
+    memory = jax.jit(both).lower(messages, data).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 20e6
+
+
+def test_a_server_makes_the_model_anew_from_its_table():
+    model = LatentDirichlet(K, V, concentration=0.3, tidy="relu", seed=5)
+    made = from_table(json.loads(json.dumps(to_table(model))))
+    assert made == model
+    assert tree.equal(made.start, model.start)
+    assert len(model.names) == model.family.size
+
+
+def test_the_module_needs_no_jax():
+    code = (
+        "import sys; from fedvi.models.lda import LatentDirichlet; m = LatentDirichlet(2, 5); "
+        "m.messages(m.posterior(m.family.zeros(), {'words': 1.0})); m.start; "
+        "assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"topics": 0}, r"topics is 0, expected at least 1"),
+        ({"vocabulary": 1}, r"vocabulary is 1, expected at least 2"),
+        ({"iterations": 0}, r"iterations is 0"),
+        ({"length": math.inf}, r"length is inf"),
+        ({"concentration": 0.0}, r"concentration is 0.0"),
+        ({"tolerance": math.nan}, r"tolerance is nan"),
+        ({"tidy": "clip"}, r"tidy is 'clip', expected one of 'simplex', 'relu', 'threshold'"),
+        ({"tidy": "relu", "mass": 1.0}, r"mass is 1.0, which only"),
+    ],
+)
+def test_fields_out_of_range_are_refused(fields, message):
+    with pytest.raises(errors.ModelError, match=message):
+        LatentDirichlet(**{"topics": 2, "vocabulary": 5, **fields})
+
+
+def test_what_helpers_cannot_read_is_refused():
+    q = MODEL.start
+    with pytest.raises(errors.ModelError, match=r"there are 2 words, expected the vocabulary's 70"):
+        top_words(q, ["a", "b"])
+    odd = records(2)
+    odd["words"][0] = 0
+    with pytest.raises(errors.ModelError, match=r"words do not rise"):
+        document_topics(MODEL, q, odd)
+    odd["counts"] *= 0.5
+    with pytest.raises(errors.ModelError, match=r"no whole number"):
+        completion_perplexity(MODEL, q, odd, seed=0)
+    with pytest.raises(errors.ModelError, match=r"no document has a word"):
+        completion_perplexity(MODEL, q, laid_out(np.zeros((2, V))), seed=0)
