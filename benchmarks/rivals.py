@@ -86,9 +86,9 @@ TITLES = {
 }
 
 
-def set_up(python: str) -> None:
+def set_up(python: str, names: tuple[str, ...] = RIVALS) -> None:
     """Makes the environments that are missing or whose requirements have changed."""
-    for name in RIVALS:
+    for name in names:
         wanted, home = RUNNERS / f"{name}.txt", CACHE / name
         done = home / wanted.name  # a copy of what was installed, written last
         if done.exists() and done.read_text() == wanted.read_text():
