@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedvi.models.counts import negative_binomial, poisson
-    from fedvi.models.discrete_network import DiscreteNetwork as discrete_network
-    from fedvi.models.factor_analysis import FactorAnalysis as factor_analysis
+    from fedvi.models.factor_statistics import FactorAnalysis as factor_analysis
     from fedvi.models.glm import linear, logistic
     from fedvi.models.hazards import survival
-    from fedvi.models.hidden_markov import HiddenMarkov as hidden_markov
     from fedvi.models.lda import LatentDirichlet as latent_dirichlet
+    from fedvi.models.markov_statistics import HiddenMarkov as hidden_markov
     from fedvi.models.mixture_statistics import GaussianMixture as gaussian_mixture
     from fedvi.models.multivariate import multivariate_linear
+    from fedvi.models.network_statistics import DiscreteNetwork as discrete_network
     from fedvi.models.numpyro import numpyro_model
     from fedvi.models.sbn import SigmoidBeliefNetwork as sigmoid_belief_network
     from fedvi.models.softmax import multinomial
@@ -38,10 +38,10 @@ __all__ = [
 
 # Kind -> class. Their modules import no JAX, since servers read them.
 _CONJUGATE = {
-    "discrete_network": "fedvi.models.discrete_network:DiscreteNetwork",
-    "factor_analysis": "fedvi.models.factor_analysis:FactorAnalysis",
+    "discrete_network": "fedvi.models.network_statistics:DiscreteNetwork",
+    "factor_analysis": "fedvi.models.factor_statistics:FactorAnalysis",
     "gaussian_mixture": "fedvi.models.mixture_statistics:GaussianMixture",
-    "hidden_markov": "fedvi.models.hidden_markov:HiddenMarkov",
+    "hidden_markov": "fedvi.models.markov_statistics:HiddenMarkov",
     "latent_dirichlet": "fedvi.models.lda:LatentDirichlet",
     "linear_unknown_noise": "fedvi.models.unknown_noise:UnknownNoise",
     "sigmoid_belief_network": "fedvi.models.sbn:SigmoidBeliefNetwork",

@@ -17,10 +17,10 @@ from fedvi.expfam import tree
 from fedvi.inference.base import LocalSolver, Task
 from fedvi.inference.solvers.vips import vips
 from fedvi.models.conjugate import ConjugateModel, FromFile, from_table, packed, to_table
-from fedvi.models.discrete_network import DiscreteNetwork
-from fedvi.models.factor_analysis import FactorAnalysis
-from fedvi.models.hidden_markov import HiddenMarkov
+from fedvi.models.factor_statistics import FactorAnalysis
+from fedvi.models.markov_statistics import HiddenMarkov
 from fedvi.models.mixture_statistics import GaussianMixture
+from fedvi.models.network_statistics import DiscreteNetwork
 from fedvi.models.unknown_noise import UnknownNoise
 from fedvi.privacy import mechanisms, sampling
 from tests.vips import answer, federate, shard_of

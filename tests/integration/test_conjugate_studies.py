@@ -1,5 +1,6 @@
 """Claims about studies of conjugate models: from the file to a posterior, in one process and over gRPC."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -275,6 +276,12 @@ KINDS = {
 
 def test_every_kind_is_tried_here():
     assert tuple(KINDS) == models.CONJUGATE
+
+
+@pytest.mark.parametrize("kind", models.__all__)
+def test_no_kind_is_the_name_of_a_module(kind):
+    # Once imported, the module would stand where the factory is looked for.
+    assert importlib.util.find_spec(f"fedvi.models.{kind}") is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

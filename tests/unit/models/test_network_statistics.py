@@ -6,7 +6,7 @@ import pytest
 
 from fedvi import VIPS, errors, privacy
 from fedvi.inference.solvers.vips import vips
-from fedvi.models.discrete_network import DiscreteNetwork
+from fedvi.models.network_statistics import DiscreteNetwork
 from fedvi.privacy import mechanisms, sampling
 from tests.vips import federate, shard_of
 

@@ -6,7 +6,7 @@ import pytest
 import scipy.special
 
 from fedvi import VIPS, errors, privacy
-from fedvi.models.hidden_markov import HiddenMarkov, sequences
+from fedvi.models.markov_statistics import HiddenMarkov, sequences
 
 MODEL = HiddenMarkov(3, 6, 40, seed=2)
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedvi import VIPS, errors, privacy
 from fedvi.inference.solvers.vips import vips
-from fedvi.models.factor_analysis import FactorAnalysis
+from fedvi.models.factor_statistics import FactorAnalysis
 from fedvi.privacy import mechanisms, sampling
 from tests.vips import federate, shard_of
 
