@@ -4,8 +4,9 @@ A sketch in NumPy, so that many settings can be looked at: each round every clie
 noised sum of gradients over all of its records, at the price that its own relation has, and the server
 steps along their sum. That is one release a round, and no local step goes astray; but without noise it is
 undertrained as well, so that what fails here may still be had with more rounds or another prior. The
-weights are those of `fedvi.models.bnn`: standard normal a priori, divided by the root of the units before; each step takes them at one draw of sd 0.03. What is printed is
-judged on a fifth of the training half, never on the test half.
+weights are those of `fedvi.models.bnn`: standard normal a priori, divided by the root of the units
+before; each step takes them at one draw of sd 0.03. What is printed is judged on a fifth of the training
+half, never on the test half.
 
     python benchmarks/network_frontier.py           # the settings named in README.md
 """
