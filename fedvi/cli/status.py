@@ -107,7 +107,7 @@ def _saved(folder: Path) -> dict[str, Any]:
     run: dict[str, Any] = {
         "server": "stopped",
         "study": folder.absolute().parent.name if header is None else header.study,
-        "digest": "" if header is None else header.study_digest,
+        "digest": _digest(folder, "" if header is None else header.study_digest),
         "fedvi": None,
         "status": "running" if state is None else state.status,
         "reason": "",
@@ -160,6 +160,17 @@ def _saved(folder: Path) -> dict[str, Any]:
             }
         )
     return run
+
+
+def _digest(folder: Path, origin: str) -> str:
+    """Returns what sites compare: the plan's digest, where it can be read; ledgers carry the first."""
+    from fedvi.experiment import server_plan
+
+    try:
+        plan = server_plan.read(folder / server_plan.FILE)
+    except errors.FedviError:
+        return origin
+    return plan.digest if plan.study.origin_digest == origin else origin
 
 
 def _priced(

@@ -84,7 +84,9 @@ def checked_arrays(
                 f"{where}: array `{name}` holds {array.dtype}, expected numbers",
                 "levels are numbers from 0",
             )
-        arrays[name] = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+        # Silent: a warning would tell of a record.
+        with np.errstate(all="ignore"):
+            arrays[name] = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
     sizes = {array.shape[0] for array in arrays.values()}
     if len(sizes) != 1:
         raise DataError(

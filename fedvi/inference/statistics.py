@@ -17,8 +17,12 @@ __all__ = ["broadcast", "finish_statistics", "stand_statistics", "step_of"]
 
 
 def broadcast(model: ConjugateModel, task: Task) -> Eta:
-    """Returns the q that a task is answered at: the model's public start before the first fold."""
-    return model.start if task.version == 0 else task.posterior
+    """Returns the q that a task is answered at: the model's public start before the first fold.
+
+    Before it q is the prior, in every bit. Version 0 is not all there is of that: a client that is
+    removed from a run before anybody has answered makes a version of its own.
+    """
+    return model.start if task.version == 0 else _handed_out(model, task.posterior)
 
 
 def step_of(visit: int, averaging: float, delay: float, emphasis: float = 0.0) -> float:
@@ -122,7 +126,8 @@ def stand_statistics(
         step = step_of(int(visits), averaging, delay, emphasis)
         weights[name] = ((1.0 - step) ** 2 * squares + step**2, visits + 1.0)
         if centred is not None:
-            place = family.moments(made.start if before is None else eta)[0]
+            at = made.start if before is None else _handed_out(made, eta)
+            place = family.moments(at)[0]
             # A delayed mean starts from no records, which are nowhere: weights then add up to less than 1.
             gone = math.prod(
                 1.0 - step_of(visit, averaging, delay, emphasis) for visit in range(int(visits) + 1)
@@ -146,6 +151,11 @@ def stand_statistics(
         weights=weights,
         centres=centres,
     )
+
+
+def _handed_out(model: ConjugateModel, posterior: Eta) -> Eta:
+    pairs = zip(tree.leaves(posterior), tree.leaves(model.prior), strict=True)
+    return model.start if all(np.array_equal(one, other) for one, other in pairs) else posterior
 
 
 def _made(table: Mapping[str, Any]) -> ConjugateModel:

@@ -1,6 +1,7 @@
 """``VIPS``: private variational Bayes of a conjugate-exponential model, for one data holder alone."""
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from fedvi.expfam import tree
 from fedvi.inference.base import Fold, LocalSolver, Shard, Standing, Task
 from fedvi.inference.solvers import vips as solver_of
 from fedvi.inference.solvers.vips import conjugate_form
-from fedvi.models.conjugate import ConjugateModel
+from fedvi.models.conjugate import ConjugateModel, FromFile
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
@@ -24,6 +25,7 @@ from fedvi.typing import Eta, Records
 __all__ = ["VIPS", "VIPSResult"]
 
 _ME = "self"
+_CUSTOM_CODE = "custom code: claim not vetted"
 
 
 class VIPSResult(NamedTuple):
@@ -56,15 +58,16 @@ class VIPS:
 
     Guarantee: with ``privacy`` from ``fedvi.privacy.sgd``, all that ``privacy.runs`` runs of
     ``privacy.steps`` rounds return is together (epsilon, delta)-DP for ``privacy.relation`` on records,
-    where a record is one row of all arrays. A run is charged before a record is read.
+    where a record is one row of all arrays. A run is charged before a record is read. Of a model from
+    outside fedvi, which says the norms of its own statistics, ``mark`` says that nobody has vetted it.
 
     Args:
       model: a conjugate model such as ``fedvi.models.lda.LatentDirichlet``; or a regression:
         ``fedvi.models.logistic``, ``linear`` or ``negative_binomial``.
       privacy: what is spent and how; ``steps`` is the number of rounds, and ``clip_norm`` is in units of a
         typical record's statistics.
-      options: keyword arguments of the solver: ``averaging``, ``delay``, ``shares``, ``typical``,
-        ``rows_together``, and of a regression ``row_norm``, ``learn_prior``, ``ridge``.
+      options: keyword arguments of the solver: ``averaging``, ``delay``, ``emphasis``, ``shares``,
+        ``typical``, ``rows_together``, and of a regression ``row_norm``, ``learn_prior``, ``ridge``.
 
     Raises:
       ConfigError: ``privacy`` is no plan.
@@ -104,8 +107,10 @@ class VIPS:
         self._options = options
         numbers = sum(block.number_count for block in model.blocks)
         self.privacy = privacy.fitted(numbers)
-        self._ledger = self.privacy.open_ledger(numbers, "vips")
+        self._ledger = self.privacy.open_ledger(numbers, "vips", self._custom)
         self._solver = self._made()
+        # Of two threads each has its run, and keys of its own.
+        self._lock = threading.Lock()
         seed = privacy.seed
         self._root = random.secure_root() if seed is None else random.insecure_root(seed)
 
@@ -113,6 +118,11 @@ class VIPS:
     def ledger(self) -> ledgers.Ledger:
         """What was charged so far: one entry each ``run``."""
         return self._ledger
+
+    @property
+    def mark(self) -> str:
+        """What every claim must say besides; empty if nothing needs saying."""
+        return self._ledger.header.note
 
     def run(
         self,
@@ -132,11 +142,15 @@ class VIPS:
 
         Raises:
           BudgetExceeded: more runs were started than planned.
-          PrivacyError: there are more records than planned for; or arrays of several lengths.
+          PrivacyError: there are more records than planned for.
+          DataError: arrays are missing, or of other lengths or shapes; without protection, also a record
+            that the model does not know, which under privacy counts as zero.
         """
         random._refuse_a_trace("a run was charged")
-        shard = self._shard(records)
-        run = self._charged()
+        columns = self._columns(records)
+        with self._lock:
+            run = self._charged()
+        shard = self._shard(columns)
         solver, family, prior = self._solver, self.model.family, tree.to_numpy(self.model.prior)
         factor, posterior = family.zeros(), prior
         standing: Standing | None = None
@@ -161,6 +175,12 @@ class VIPS:
                 on_round(visit + 1, posterior)
         return VIPSResult(self.model, posterior, self.privacy.steps, tuple(history))
 
+    @property
+    def _custom(self) -> str:
+        # What is clipped has the norm that the model says.
+        known = type(self.model).__module__.partition(".")[0] == "fedvi"
+        return "" if known or not self.privacy.protected else _CUSTOM_CODE
+
     def _made(self) -> LocalSolver:
         plan = self.privacy
         return solver_of(
@@ -184,9 +204,9 @@ class VIPS:
         )
         return run
 
-    def _shard(self, records: Mapping[str, Any]) -> Shard:
+    def _columns(self, records: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Returns the records' arrays, if their names, lengths and shapes are the model's."""
         sampler: Any = self.privacy.sampler
-        most: int = sampler.max_records
         columns = {name: np.asarray(column) for name, column in records.items()}
         sizes = {name: column.shape[0] if column.ndim else 0 for name, column in columns.items()}
         if not sizes or len(set(sizes.values())) > 1:
@@ -194,16 +214,50 @@ class VIPS:
                 f"records have {sizes or 'no'} rows, expected arrays of one length, one row a record"
             )
         count = next(iter(sizes.values()))
-        if count > most:
+        if count > sampler.max_records:
             raise errors.PrivacyError(
-                f"there are {count} records, expected at most the {most} of max_records",
+                f"there are {count} records, expected at most the {sampler.max_records} of max_records",
                 "plan for as many as there may be: fedvi.privacy.sgd(max_records=…)",
             )
+        for name, shape in self._layout().items():
+            if name not in columns:
+                raise errors.DataError(
+                    f"records hold no array {name!r}, which the model needs",
+                    errors.did_you_mean(name, columns),
+                )
+            if columns[name].shape[1:] != shape:
+                raise errors.DataError(
+                    f"records[{name!r}] has records of shape {columns[name].shape[1:]}, expected {shape}"
+                )
+        return columns
+
+    def _layout(self) -> Mapping[str, tuple[int, ...]]:
+        if not isinstance(self.model, FromFile):
+            return {}
+        try:
+            return self.model.layout
+        except errors.ModelError:  # where a study alone says how long a record is
+            return {}
+
+    def _shard(self, columns: dict[str, np.ndarray]) -> Shard:
+        """Pads the records; those that the model does not know count as zero, or are refused."""
+        sampler: Any = self.privacy.sampler
+        count = next(iter(columns.values())).shape[0]
+        room = sampler.max_records - count
+        known = np.ones(count, bool)
+        if isinstance(self.model, FromFile):
+            known = np.asarray(self.model.sound(columns), bool)
+        if not self.privacy.protected and not known.all():
+            raise errors.DataError(
+                f"record {int(np.argmin(known))}, counted from 0, is none that the model knows: a number "
+                "is missing or out of range",
+                "correct it; under privacy it would count as zero",
+            )
         padded = {
-            name: np.pad(column, [(0, most - count)] + [(0, 0)] * (column.ndim - 1))
+            name: np.pad(column, [(0, room)] + [(0, 0)] * (column.ndim - 1))
             for name, column in columns.items()
         }
-        return Shard(padded, np.arange(most) < count)
+        return Shard(padded, np.pad(known, (0, room)))
 
 
 _OF_REGRESSIONS: dict[str, Any] = {"row_norm": None, "learn_prior": "no", "ridge": 0.5}

@@ -43,7 +43,8 @@ class Block(NamedTuple):
       typical: the Frobenius norm that the array of a typical record has; a public number. It sets how
         noise is divided between blocks, and no guarantee rests on it.
       share: how much of the squared clip norm a typical record's array takes; blocks' shares add up to 1.
-      symmetric: whether the last two axes are a symmetric matrix, of which a triangle is released.
+      symmetric: whether the last two axes are a symmetric matrix, of which the lower triangle is released.
+        It is to be symmetric in every bit, or a norm would not be that of what is released.
     """
 
     name: str

@@ -31,12 +31,14 @@ def sound_documents(records: Mapping[str, Any], vocabulary: int) -> tuple[Any, A
     """
     import jax.numpy as jnp
 
-    words, counts = records["words"], records["counts"]
+    given, counts = records["words"], records["counts"]
+    words = given.astype(jnp.int32)
     # Denormal numbers would be 0 or not, depending on how the processor is set.
     counts = jnp.where(jnp.abs(counts) < 1e-30, jnp.zeros_like(counts), counts)
     stands = counts != 0.0
     number = jnp.isfinite(counts) & (counts >= 0.0)
-    known = ~stands | ((words >= 0) & (words < vocabulary))
+    inside = (words >= 0) & (words < vocabulary) & (words.astype(given.dtype) == given)
+    known = ~stands | inside
     rising = ~stands[:, 1:] | (stands[:, :-1] & (words[:, 1:] > words[:, :-1]))
     good = (number & known).all(axis=1) & rising.all(axis=1)
     counts = jnp.where(good[:, None], counts, jnp.zeros_like(counts))
@@ -49,7 +51,8 @@ def known_words(records: Mapping[str, Any], rates: Any) -> Any:
     """Returns the words, with 0 where a document has none."""
     import jax.numpy as jnp
 
-    return jnp.where(rates != 0.0, records["words"], jnp.zeros_like(records["words"]))
+    words = records["words"].astype(jnp.int32)
+    return jnp.where(rates != 0.0, words, jnp.zeros_like(words))
 
 
 def topic_weights(gamma: Any) -> Any:

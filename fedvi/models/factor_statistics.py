@@ -143,8 +143,13 @@ class FactorAnalysis:
 
     @property
     def norm_error(self) -> float:
-        """Norms are computed in float64, of numbers that are taken as they are."""
-        return 2.0**-40
+        """That of float64 arithmetic on numbers that are taken as they are: (2P + 2K + 16) u, u = 2⁻⁵³.
+
+        ‖x‖² and ‖z̄‖² are sums of P and K + 1 squares, none negative: off by γ_P and γ_{K + 1} at most. A
+        square norm has at most two factors of these and ten more roundings, those of the weights and of
+        the sum of three blocks among them; and a root halves a relative error.
+        """
+        return (2 * len(self.columns) + 2 * self.factors + 16) * 2.0**-53
 
     @property
     def layout(self) -> Mapping[str, tuple[int, ...]]:

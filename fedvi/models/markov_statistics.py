@@ -133,8 +133,13 @@ class HiddenMarkov:
 
     @property
     def norm_error(self) -> float:
-        """Norms are computed in float64, of numbers that are taken as they are."""
-        return 2.0**-40
+        """That of sums of n squares in float64, of numbers that are taken as they are.
+
+        n is S, S² or T·S. No term is negative, there are at most eight more roundings, those of the
+        weights and of the sum of three blocks among them, and a root halves a relative error.
+        """
+        largest = self.states * max(self.states, self.length)
+        return (largest + 16) * 2.0**-53
 
     @property
     def layout(self) -> Mapping[str, tuple[int, ...]]:

@@ -96,6 +96,29 @@ class _Coefficients:
         """
         return (len(self.coefficients) + 8) * 2.0**-52
 
+    @property
+    def layout(self) -> Mapping[str, tuple[int, ...]]:
+        """x [D] and y."""
+        return {"x": (len(self.coefficients),), "y": ()}
+
+    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Whether all numbers are finite, and the outcome is one that the likelihood knows."""
+        y = np.asarray(records["y"], np.float64)
+        finite = np.isfinite(np.asarray(records["x"], np.float64)).all(axis=1) & np.isfinite(y)
+        return np.asarray(finite & self._knows(y))
+
+    def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+        """Rows of the typical norm, on average, and outcomes of all kinds."""
+        size = len(self.coefficients)
+        x = random.normal(size=(count, size)) * self.row_norm / math.sqrt(size)
+        return {"x": x, "y": self._outcomes(count, random)}
+
+    def _knows(self, y: np.ndarray) -> np.ndarray:
+        return np.ones(y.shape, bool)
+
+    def _outcomes(self, count: int, random: np.random.Generator) -> np.ndarray:
+        return random.normal(size=count)
+
     def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a²‖x‖² and b²‖x‖⁴, [B] each."""
         square = (records["x"] ** 2).sum(axis=1)
@@ -217,6 +240,14 @@ class PolyaGamma(_Coefficients):
     def blocks(self) -> tuple[Block, ...]:
         """κ·x [D] and E[ω]·x xᵀ [D, D]; of counts, typical ones are taken to be near r."""
         return self._blocks(0.5 * self.trials, 0.25 * self.trials * (2.0 if self.counts else 1.0))
+
+    def _knows(self, y: np.ndarray) -> np.ndarray:
+        known = y >= 0.0
+        return known if self.counts else known & (y <= self.trials)
+
+    def _outcomes(self, count: int, random: np.random.Generator) -> np.ndarray:
+        most = 4.0 * self.trials if self.counts else self.trials
+        return random.integers(0, int(most) + 1, size=count).astype(np.float64)
 
     def messages(self, posterior: GaussianEta) -> dict[str, np.ndarray]:
         """Returns the mean [D] and a root of the covariance [D, D]."""

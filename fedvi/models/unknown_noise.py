@@ -108,8 +108,13 @@ class UnknownNoise:
 
     @property
     def norm_error(self) -> float:
-        """Norms are computed in float64, of numbers that are taken as they are."""
-        return 2.0**-40
+        """That of float64 arithmetic on numbers that are taken as they are: (2D + 16) u, u = 2⁻⁵³.
+
+        ‖u‖² is a sum of D + 1 squares, none negative: off by γ_{D + 1} at most. A square norm has two
+        factors of it and at most ten more roundings, those of the weights and of the sum of two blocks
+        among them; and a root halves a relative error.
+        """
+        return (2 * len(self.coefficients) + 16) * 2.0**-53
 
     @property
     def layout(self) -> Mapping[str, tuple[int, ...]]:

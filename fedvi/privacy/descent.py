@@ -104,12 +104,13 @@ class Descent:
         total = events.repeat(self.step, self.steps * self.runs)
         return with_tables(self.accountant, distance).epsilon(total, self.delta)
 
-    def open_ledger(self, numbers: int, study: str = "dpsvi") -> ledger.Ledger:
+    def open_ledger(self, numbers: int, study: str = "dpsvi", mark: str = "") -> ledger.Ledger:
         """Returns the ledger that charges each run, for releases of so many numbers a step.
 
         Args:
           numbers: how many.
           study: what the ledger is of.
+          mark: what claims must say besides ``mark``.
 
         Raises:
           PrivacyError: if the tables of the noise take more of δ than was left to them.
@@ -133,7 +134,7 @@ class Descent:
                 relation=self.relation,
                 view="message",
                 protected=self.protected,
-                note=self.mark,
+                note="; ".join(filter(None, (self.mark, mark))),
                 planned=total,
                 epsilon=self.epsilon if self.protected else None,
                 delta=self.delta if self.protected else None,

@@ -13,6 +13,7 @@ from fedvi.server.state import (
     ServerState,
     Update,
     is_removed,
+    present,
     progress_of,
     served,
 )
@@ -109,8 +110,11 @@ def extend(spec: ServerSpec, state: ServerState) -> ServerState:
         )
     before = spec._replace(clients=known)
     rounds_before, now = rounds_at_last_fold(before, state), progress_of(before, state)
-    # A script's stage counts turns from its own beginning.
-    had = min(state.stages[-1].turns) if state.stages else 0
+    # A script's stage counts turns from its own beginning. Who was removed had fewer, and has no more.
+    had = 0
+    if state.stages:
+        turns_of = dict(zip(known, state.stages[-1].turns, strict=True))
+        had = min(turns_of[name] for name in present(before, state))
     turns = had + spec.schedule.view(now).rounds
     nothing = tree.freeze(spec.family.zeros())
     state = state._replace(

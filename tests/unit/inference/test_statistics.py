@@ -159,7 +159,10 @@ def test_the_first_tasks_are_answered_at_the_public_start():
 
     model = Starting(("a", "b"), (2.0, 1.0), 1.5)
     assert broadcast(model, task(version=0)).h.tolist() == [1.0, 1.0]
-    assert broadcast(model, task(version=1)) is PRIOR
+    later = task(version=1)._replace(posterior=tree.scale(PRIOR, 2.0))
+    assert broadcast(model, later) is later.posterior
+    # A client was removed, and nobody has answered: topics that are all alike would stay so.
+    assert broadcast(model, task(version=1)).h.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("learn_prior", ["no", "shared", "each"])

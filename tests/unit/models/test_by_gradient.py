@@ -12,7 +12,8 @@ import pytest
 import scipy.special
 
 from fedvi import errors
-from fedvi.expfam import dirichlet, tree
+from fedvi.expfam import dirichlet, full_gaussian, tree
+from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.solvers.vips import vips
 from fedvi.models.by_gradient import ByGradient, expectations
 from fedvi.models.conjugate import Block, ConjugateModel, from_table, to_table
@@ -35,6 +36,7 @@ def printed(tmp_path_factory):
 
 
 def test_the_guides_program_finds_both_kinds(printed):
+    # Its noise is the system's; in 6 runs the largest errors were 0.039 and 0.39.
     found = {}
     exec(printed[1], found)
     mean, sd = found["mean"], found["sd"]
@@ -127,3 +129,46 @@ def test_a_model_without_a_posterior_of_its_own_gets_a_proper_one():
     model = Misnamed()
     total = tree.map_leaves(lambda leaf: leaf - 50.0, dirichlet(2).zeros())
     assert model.family.is_proper(model.posterior(total, {"counts": 1.0}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lopsided(ByGradient):
+    """log Z by one triangle of E[θθᵀ] alone, as after a Cholesky decomposition."""
+
+    @property
+    def names(self):
+        return ("a", "b")
+
+    @property
+    def family(self):
+        return full_gaussian(2)
+
+    @property
+    def prior(self):
+        return GaussianEta(np.zeros(2), np.eye(2))
+
+    @property
+    def start(self):
+        return self.prior
+
+    @property
+    def blocks(self):
+        return (
+            Block("h", (2,), 1.0, 0.5),
+            Block("J", (2, 2), 1.0, 0.5, symmetric=True),
+        )
+
+    def log_normaliser(self, messages, record):
+        return record["y"] * messages["J"][1, 0]
+
+
+def test_of_a_symmetric_block_half_the_slope_is_in_either_triangle():
+    """The lower one is released, twice: all of it there would have √2 of the norm that was clipped."""
+    model = Lopsided()
+    solver = vips(model.family, model, sampling.full(64), mechanisms.gaussian(0.0), clip_norm=1.0)
+    found = answer(solver, first_task(solver), shard_of({"y": np.array([1e3])}, 64))
+    norm = np.sqrt(sum((part**2).sum() for part in found.values()))
+    # Without noise, totals are handed over in float32.
+    assert norm == pytest.approx(1.0, rel=1e-5)
+    local = model.expected(model.messages(model.start), {"y": jnp.ones(1)})
+    np.testing.assert_array_equal(local["J"][0], [[0.0, 0.5], [0.5, 0.0]])

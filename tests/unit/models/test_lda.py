@@ -246,6 +246,17 @@ def test_one_word_written_many_times_or_an_unknown_one_is_no_document():
     assert (sound * step).sum() * MODEL.blocks[0].typical == pytest.approx(90.0, rel=1e-3)
 
 
+def test_words_may_be_written_as_floats_and_only_whole_ones_count():
+    solver, recorder = recorded(50.0)
+    wanted, _ = total(solver, recorder, first_task(solver), shard_of(records(2), RECORDS))
+    floats = {name: part.astype(np.float64) for name, part in records(2).items()}
+    found, _ = total(solver, recorder, first_task(solver), shard_of(floats, RECORDS))
+    np.testing.assert_array_equal(found, wanted)
+    floats["words"] += 0.5
+    found, _ = total(solver, recorder, first_task(solver), shard_of(floats, RECORDS))
+    assert not found.any()
+
+
 def test_a_clipped_document_counts_with_the_clip_norm():
     solver, recorder = recorded(0.3)
     found, step = total(solver, recorder, first_task(solver), shard_of(records(1), RECORDS))

@@ -501,6 +501,19 @@ def test_who_joins_amid_a_script_takes_part_from_the_stage_on_that_is_over_all()
     assert longer.state.visits == {"a": 5, "b": 3, "c": 2}
 
 
+def test_who_joins_after_a_removal_has_the_turns_of_those_that_are_left():
+    run = Run(make_spec(scripted([Stage(sequential(3)), Stage(sequential(2))])))
+    run.work(*THREE)
+    run.remove("c")
+    run.work("a", "b", "a", "b", "a", "b")
+    longer = run.extended("d")
+    assert longer.state.turns == {"a": 4, "b": 4, "c": 1, "d": 4}
+    longer.finish()
+    assert longer.state.visits == {"a": 5, "b": 5, "c": 1, "d": 1}
+    rounds = [update.rounds for update in longer.state.history]
+    assert rounds == sorted(rounds)
+
+
 def test_what_nobody_can_join_is_refused():
     def script(progress):
         for name in progress.clients:

@@ -1,0 +1,128 @@
+"""``VIPS`` for one data holder: what is charged and when, what is marked, and that no key serves twice."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import fedvi
+from fedvi import errors, models, privacy
+from fedvi.models.regression_statistics import KnownNoise
+from fedvi.privacy import random
+
+MODEL = models.linear(["slope"], noise_scale=1.0)
+
+
+def records(count=20):
+    x = np.linspace(-1.0, 1.0, count)[:, None]
+    return {"x": x, "y": 2.0 * x[:, 0]}
+
+
+def planned(**settings):
+    given = {"epsilon": 1.0, "delta": 1e-6, "steps": 3, "sampler": "full", "max_records": 30}
+    return privacy.sgd(**(given | settings))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(KnownNoise):
+    """Written outside fedvi: nobody vetted its norms."""
+
+
+MINE = Mine(("slope",), (2.5,), row_norm=1.0)
+
+
+def test_a_model_from_elsewhere_is_marked_and_one_of_fedvi_is_not():
+    assert fedvi.VIPS(MINE, planned()).mark == "custom code: claim not vetted"
+    assert fedvi.VIPS(MODEL, planned()).mark == ""
+    seeded = fedvi.VIPS(MINE, planned(insecure_seed=1))
+    assert seeded.mark == "simulation: no guarantee; custom code: claim not vetted"
+    assert seeded.ledger.header.note == seeded.mark
+
+
+def test_nothing_is_claimed_without_noise_and_nothing_marked():
+    exact = privacy.sgd(
+        noise_multiplier=0, steps=1, max_records=30, sampler="full", clip_norm=math.inf
+    )
+    assert fedvi.VIPS(MINE, exact).mark == fedvi.VIPS(MODEL, exact).mark
+
+
+def test_a_run_is_charged_once_in_full_whether_or_not_it_ends():
+    fit = fedvi.VIPS(MODEL, planned(runs=2))
+
+    def stop(rounds, posterior):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit.run(records(), progress_bar=False, on_round=stop)
+    assert [entry.event for entry in fit.ledger.entries] == [fit.privacy.run]
+    fit.run(records(), progress_bar=False)
+    assert len(fit.ledger.entries) == 2
+    with pytest.raises(errors.BudgetExceeded, match=r"3 times, expected at most 2"):
+        fit.run(records(), progress_bar=False)
+    assert len(fit.ledger.entries) == 2
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_no_key_serves_two_purposes_two_rounds_or_two_runs(monkeypatch, seed):
+    seen, honest = [], random.key
+
+    def watched(secret, *label):
+        found = honest(secret, *label)
+        seen.append(np.asarray(jax.random.key_data(found)).tobytes())
+        return found
+
+    monkeypatch.setattr(random, "key", watched)
+    fit = fedvi.VIPS(MODEL, planned(runs=2, insecure_seed=seed))
+    for _ in range(2):
+        fit.run(records(), progress_bar=False)
+    assert len(seen) == len(set(seen)) == 2 * 3 * 2
+
+
+def test_rows_up_to_the_largest_number_of_records_count_for_nothing():
+    found = []
+    for most in (20, 30):
+        plan = privacy.sgd(
+            noise_multiplier=0, steps=1, max_records=most, sampler="full", clip_norm=math.inf
+        )
+        found.append(fedvi.VIPS(MODEL, plan).run(records(), progress_bar=False).posterior)
+    np.testing.assert_allclose(found[0].J, found[1].J, rtol=1e-12)
+    np.testing.assert_allclose(found[0].h, found[1].h, rtol=1e-12)
+
+
+def test_more_records_than_planned_for_are_refused_before_anything_is_charged():
+    fit = fedvi.VIPS(MODEL, planned())
+    with pytest.raises(errors.PrivacyError, match=r"at most the 30 of max_records"):
+        fit.run(records(31), progress_bar=False)
+    assert not fit.ledger.entries
+
+
+def test_a_record_that_the_model_does_not_know_counts_as_zero_or_is_refused():
+    found = {"x": np.ones((4, 1)), "y": np.array([0.0, 1.0, 7.0, np.nan])}
+    model = models.logistic(["slope"])
+    exact = privacy.sgd(
+        noise_multiplier=0, steps=3, max_records=4, sampler="full", clip_norm=math.inf
+    )
+    with pytest.raises(errors.DataError, match=r"record 2, counted from 0, is none that the model"):
+        fedvi.VIPS(model, exact).run(found, progress_bar=False)
+    fit = fedvi.VIPS(model, planned(insecure_seed=3))
+    half = fedvi.VIPS(model, planned(insecure_seed=3))
+    known = {name: column[:2] for name, column in found.items()}
+    one, other = fit.run(found, progress_bar=False), half.run(known, progress_bar=False)
+    np.testing.assert_array_equal(one.posterior.h, other.posterior.h)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"x": np.ones((4, 1)), "z": np.ones(4)}, r"records hold no array 'y'"),
+        ({"x": np.ones((4, 2)), "y": np.ones(4)}, r"records\['x'\] has records of shape \(2,\)"),
+        ({"x": np.ones((4, 1)), "y": np.ones((4, 1))}, r"records\['y'\] has records of shape"),
+    ],
+)
+def test_tables_of_other_arrays_are_refused_before_a_run_is_charged(given, said):
+    fit = fedvi.VIPS(MODEL, planned())
+    with pytest.raises(errors.DataError, match=said):
+        fit.run(given, progress_bar=False)
+    assert fit.ledger.entries == ()
