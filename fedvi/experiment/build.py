@@ -320,7 +320,7 @@ def _warnings(study: Study) -> tuple[str, ...]:
             "solver.kind is 'vips', whose posterior takes noisy statistics for exact ones: its "
             "intervals leave out what the noise does. Those of 'site_release' hold it"
         )
-    return tuple(found)
+    return (*found, *site_effects.warnings(study))
 
 
 def _power_of_ten_below(value: float) -> float:
