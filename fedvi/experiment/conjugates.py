@@ -55,6 +55,11 @@ def _made(kind: str, arguments: str) -> Any:
             "a model that reads a client's file says what a record is: see FromFile in "
             "fedvi.models.conjugate",
         )
+    if not made.layout:
+        raise errors.ConfigError(
+            f"[model]: kind {kind!r} does not say how long a record is",
+            "of `latent_dirichlet` write distinct = …, the most distinct words of a document",
+        )
     return made
 
 

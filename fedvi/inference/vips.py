@@ -232,12 +232,7 @@ class VIPS:
         return columns
 
     def _layout(self) -> Mapping[str, tuple[int, ...]]:
-        if not isinstance(self.model, FromFile):
-            return {}
-        try:
-            return self.model.layout
-        except errors.ModelError:  # where a study alone says how long a record is
-            return {}
+        return self.model.layout if isinstance(self.model, FromFile) else {}
 
     def _shard(self, columns: dict[str, np.ndarray]) -> Shard:
         """Pads the records; those that the model does not know count as zero, or are refused."""

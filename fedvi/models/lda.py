@@ -167,12 +167,9 @@ class LatentDirichlet:
 
     @property
     def layout(self) -> Mapping[str, tuple[int, ...]]:
-        """Words and counts, [L] each; see ``fedvi.data.bag_of_words``."""
+        """Words and counts, [L] each, see ``fedvi.data.bag_of_words``; nothing where L is not said."""
         if self.distinct is None:
-            raise errors.ModelError(
-                "distinct is missing, which says how many words of a document a client's file has",
-                "write the largest number of distinct words, in a study under [model]",
-            )
+            return {}
         return {"words": (self.distinct,), "counts": (self.distinct,)}
 
     def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -187,9 +184,9 @@ class LatentDirichlet:
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Documents of one word or more, up to ``distinct`` different ones, each up to 20 times."""
-        (width,) = self.layout["words"]
-        width = min(width, self.vocabulary)
-        words = np.zeros((count, *self.layout["words"]), np.int64)
+        places = self.distinct or self.vocabulary
+        width = min(places, self.vocabulary)
+        words = np.zeros((count, places), np.int64)
         counts = np.zeros(words.shape)
         for row in range(count):
             different = int(random.integers(1, width + 1))

@@ -1,5 +1,6 @@
 """Claims about studies of conjugate models: from the file to a posterior, in one process and over gRPC."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import fedvi
-from fedvi import models
+from fedvi import errors, models, privacy
 from fedvi.cli.main import main
 from fedvi.experiment import build
 from fedvi.experiment.config import parse_study
@@ -272,6 +273,31 @@ KINDS = {
     "linear_unknown_noise": {"coefficients": ["a"], "prior_scales": [3.0], "row_norm": 1.0},
     "sigmoid_belief_network": {"visible": 3, "hidden": 2},
 }
+
+
+def test_a_topic_model_of_a_study_says_how_long_a_document_may_be():
+    settings = KINDS["latent_dirichlet"]
+    raw = {
+        "study": {"name": "kinds"},
+        "model": {"kind": "latent_dirichlet", "topics": 2, "vocabulary": 9},
+        "solver": {"kind": "vips", "noise_multiplier": 0.0},
+        "schedule": {"kind": "sequential", "rounds": 1},
+        "privacy": {"protection": "none"},
+        "data": {"max_records": 4},
+        "clients": [{"name": "north"}],
+    }
+    with pytest.raises(errors.ConfigError, match=r"does not say how long a record is"):
+        build.assemble(parse_study(raw))
+    raw["model"]["distinct"] = settings["distinct"]
+    model = build.assemble(parse_study(raw)).model
+    # Alone, the records themselves say it.
+    records = model.made_up(4, np.random.default_rng(0))
+    alone = dataclasses.replace(model, distinct=None)
+    exact = privacy.sgd(
+        noise_multiplier=0, steps=2, max_records=4, sampler="full", clip_norm=np.inf
+    )
+    result = fedvi.VIPS(alone, exact).run(records, progress_bar=False)
+    assert result.model.family.is_proper(result.posterior)
 
 
 def test_every_kind_is_tried_here():
