@@ -88,7 +88,10 @@ def vips(
         ``negative_binomial`` (both by Pólya-Gamma latents) or ``linear``.
       sampler: one of ``fedvi.privacy.sampling``.
       mechanism: one of ``fedvi.privacy.mechanisms``.
-      clip_norm: C, in units of a typical record's vector. Below 1, most records count alike.
+      clip_norm: C, in units of a typical record's vector. Below 1, most records count alike. Of a
+        regression, 2 to 3: what is clipped are gradients, which are large where the model fits badly, so
+        that at 1 coefficients come out too large (by 30 % in the example of docs/expected-statistics.md),
+        though the order of its predictions hardly changes.
       averaging: κ: the t-th answer of a client weighs (delay + t − 1)^−κ in the running mean of them.
         At 1 all weigh alike and the noise of J rounds is that of about one; 0 keeps the last
         alone. Left out: 1 where there is noise or a batch is less than all records, else 0. Between 0.5
