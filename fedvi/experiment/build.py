@@ -35,11 +35,11 @@ from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sa
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.release import Mechanism, Sampler
+from fedvi.privacy.statement import UNVETTED
 from fedvi.server.protocol import ServerSpec
 from fedvi.typing import ROWS, Eta
 
 __all__ = [
-    "CUSTOM_CODE",
     "PRIOR",
     "Assembly",
     "assemble",
@@ -48,9 +48,6 @@ __all__ = [
     "sampler_kind",
     "with_capacity",
 ]
-
-CUSTOM_CODE = "custom code: claim not vetted"
-"""The mark of a private study whose family, solver, sampler or mechanism is not one of fedvi's."""
 
 _CLIP_NORMS = (1e-15, 1e15)
 _LARGEST_NOISE = 1e9
@@ -274,7 +271,7 @@ def assemble(study: Study) -> Assembly:
     solvers |= {client.name: made.solver for client in study.clients}
     marks = [made.solver.mark] if private else []
     if private and _has_custom_code(study):
-        marks.append(CUSTOM_CODE)
+        marks.append(UNVETTED)
     if private and study.simulation.insecure_seed is not None:
         marks.append("seeded noise: no guarantee")
     return Assembly(

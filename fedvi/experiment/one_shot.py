@@ -33,8 +33,8 @@ def estimated_gap(result: Result) -> float | None:
 
     No bound. Covariates that are far from Gaussian, such as rare binary ones, and few records make it
     wrong by a factor of two and more. On the trauma and heart-disease examples, in one synchronous or
-    sequential round, it is 0.5 to 1.3 times the truth; on 40 simulated studies of 2 to 8 clients with 30 to
-    1,000 records, alike or not, a median of 0.96, and 0.56 to 2.4.
+    sequential round, it is 0.48 to 1.3 times the truth; on 40 simulated studies of 2 to 8 clients with 30
+    to 1,000 records, alike or not, a median of 0.96, and 0.56 to 2.4.
 
     Returns:
       The largest move of a mean in sds; 0.0 for a conjugate model, whose one visit is exact; None

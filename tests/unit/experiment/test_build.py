@@ -15,7 +15,7 @@ from fedvi.experiment import build
 from fedvi.experiment.config import parse_study
 from fedvi.experiment.plan import plan
 from fedvi.federation import schedules
-from fedvi.privacy import accountants, events, ledger
+from fedvi.privacy import accountants, events, ledger, statement
 from fedvi.privacy.mechanisms import gaussian
 from fedvi.privacy.release import Mechanism
 from fedvi.typing import ROWS
@@ -708,7 +708,7 @@ def test_custom_code_marks_a_private_study_and_no_other(module: str, part: str) 
         raw["privacy"]["mechanism"] = "gaussian"
         change(raw)
 
-    assert assembled(protect).mark == f"simulation: no guarantee; {build.CUSTOM_CODE}"
+    assert assembled(protect).mark == f"simulation: no guarantee; {statement.UNVETTED}"
     assert assembled(change).mark == ""
 
 

@@ -117,6 +117,14 @@ class Misnamed(ByGradient):
     prior = start = dirichlet(2).zeros()
     blocks = (Block("counts", (3,), 1.0, 1.0),)
 
+    def log_normaliser(self, messages, record):
+        return messages["counts"] @ record["hot"]
+
+
+def test_a_model_without_log_z_cannot_be_made():
+    with pytest.raises(TypeError, match=r"abstract method '?log_normaliser"):
+        ByGradient()
+
 
 def test_blocks_that_are_not_the_natural_parameters_are_refused():
     with pytest.raises(errors.ModelError, match=r"blocks of Misnamed have shapes \[\(3,\)\]"):
