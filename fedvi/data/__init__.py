@@ -1,12 +1,15 @@
 """Tables to arrays with public bounds and declared levels; come here to see what `data` offers."""
 
 from fedvi.data.arrays import checked_arrays, read_arrays
+from fedvi.data.cells import Table, Wanted, as_texts
 from fedvi.data.documents import bag_of_words, read_bag_of_words
 from fedvi.data.formula import Design, parse_formula
 from fedvi.data.ids import with_ids
-from fedvi.data.load import prepare, prepare_columns, read_table
+from fedvi.data.load import prepare, prepare_columns, prepared, read_table
 from fedvi.data.schema import Binary, Level, Number, Schema, parse_schema
 from fedvi.data.source import ArraySource, concatenate
+from fedvi.data.stored import StoredSource, store
+from fedvi.data.tables import chunks, known_rows
 from fedvi.data.units import by_unit
 
 __all__ = [
@@ -16,16 +19,24 @@ __all__ = [
     "Level",
     "Number",
     "Schema",
+    "StoredSource",
+    "Table",
+    "Wanted",
+    "as_texts",
     "bag_of_words",
     "by_unit",
     "checked_arrays",
+    "chunks",
     "concatenate",
+    "known_rows",
     "parse_formula",
     "parse_schema",
     "prepare",
     "prepare_columns",
+    "prepared",
     "read_arrays",
     "read_bag_of_words",
     "read_table",
+    "store",
     "with_ids",
 ]

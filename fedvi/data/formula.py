@@ -1,32 +1,38 @@
 """The text `disease ~ age + sex` as a design matrix; come here to add something to the grammar."""
 
 import itertools
-import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fedvi.data.response import Offset, Response, parse_offset, parse_response, schema_column
-from fedvi.data.schema import Level, Number, Schema, indicator_name
-from fedvi.errors import ConfigError, DataError, did_you_mean
+from fedvi.data.calls import refuse
+from fedvi.data.grammar import parse_terms
+from fedvi.data.response import Offset, Response, parse_response
+from fedvi.data.schema import Level, Number, Schema, indicator_name, unit_of
+from fedvi.data.transforms import Transform
+from fedvi.errors import DataError, did_you_mean
 
 __all__ = ["Design", "Part", "parse_formula"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a coefficient multiplies: a prepared column, or 1 where it equals ``code``, else 0.
+    """What a coefficient multiplies: a prepared column, a function of it, or 1 where it equals ``code``.
 
     Args:
       column: name in the prepared records.
-      code: a level's index; None takes the column as it is.
+      code: a level's index, where the part is 1 at that level and else 0.
+      transform: functions of the column; None, as ``code``, takes the column as it is.
+      index: which of the functions.
     """
 
     column: str
     code: int | None = None
+    transform: Transform | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,11 @@ class Design:
     Args:
       response: what the outcome of a record is.
       offset: what is added to the linear predictor with a coefficient of 1, or None.
-      terms: the columns that each term multiplies, main effects first; () is the intercept.
+      terms: the factors that each term multiplies, main effects first: a column's name, or a call
+        with all its constants; () is the intercept.
       coefficients: for each coefficient the parts that it multiplies; () is the intercept.
-      names: of the coefficients, such as "(Intercept)", "age", "cp[atypical]", "age:sex".
+      names: of the coefficients, such as "(Intercept)", "age", "cp[atypical]", "age:sex",
+        "bs(iss)[1]".
       units: of the coefficients, such as "per 10 from 50"; "" where nothing was scaled.
       columns: names in the schema that are used, those of the response first.
     """
@@ -94,31 +102,64 @@ class Design:
                 "pass columns from one call of prepare_columns",
             )
         (count,) = next(iter(columns.values())).shape
-        result = np.ones((count, self.size))
-        for index, parts in enumerate(self.coefficients):
-            for part in parts:
-                values = columns[part.column]
-                if part.code is not None:
-                    values = values == part.code
-                result[:, index] *= values.astype(np.float64)
-        return result
+        return _products(self.coefficients, columns, count)
+
+    def curve(
+        self, column: str, values: ArrayLike, schema: Schema
+    ) -> tuple[tuple[int, ...], NDArray[np.float64]]:
+        """Evaluates the terms of one number alone over a grid, such as to draw its effect.
+
+        The effect at a value is the row's product with the coefficients, up to what other terms add:
+        interactions and the coefficient of a missing cell are left out. Public: it needs no data.
+
+        Args:
+          column: name in the schema, of a number.
+          values: g of them, in the unit of the file; those beyond the bounds are taken as at the bound.
+          schema: that the formula was read against.
+
+        Returns:
+          The indices of the k coefficients of the column's own terms, and what they multiply,
+          float64 [g, k].
+
+        Raises:
+          DataError: the schema has no number of that name.
+        """
+        declared = schema.get(column)
+        if not isinstance(declared, Number):
+            numbers = [name for name in schema if isinstance(schema[name], Number)]
+            raise DataError(
+                f"`{column}` is no number of the schema, which a curve is of",
+                did_you_mean(column, numbers),
+            )
+        indices = tuple(
+            index
+            for index, parts in enumerate(self.coefficients)
+            if parts and all(part.column == column for part in parts)
+        )
+        raw = np.clip(np.asarray(values, np.float64).reshape(-1), *declared.bounds)
+        prepared = {column: (raw - declared.center) / declared.scale}
+        return indices, _products([self.coefficients[i] for i in indices], prepared, raw.size)
 
 
 def parse_formula(text: str, schema: Schema) -> Design:
-    """Reads ``response ~ term + term`` against a schema.
+    """Reads ``response ~ term + term`` against a schema, by formulaic's grammar.
 
     The response is a column, ``Surv(time, event)`` or ``cbind(a, b)``, see ``fedvi.data.response``.
     ``offset(log(years))`` or ``offset(a)`` adds a known number to the linear predictor, in the unit of
     the file. A survival has no intercept: its baseline stands for it.
 
-    ``a:b`` is an interaction, ``a*b`` is a + b + a:b, and ``- 1`` or ``0 +`` leaves out the
-    intercept. Interactions come after main effects, and a term given twice counts once, as in R.
+    ``a:b`` is an interaction, ``a*b`` is a + b + a:b, ``a/b`` is a + a:b, ``(a + b + c)**2`` is all
+    three and their interactions of two, ``a*b - a`` leaves a out, and ``- 1`` or ``0 +`` leaves out
+    the intercept. Interactions come after main effects, and a term given twice counts once, as in R.
     Unlike in R, a column of levels always leaves out its first level, also where the intercept or
     a main effect is left out. A column with missing = "indicator" brings one more coefficient,
     "chol[missing]", after its main effect, or at the end if it has none.
 
+    Functions of a number have public constants: see ``fedvi.data.transforms``. Where a cell is
+    missing and has an indicator, a function is taken at the centre of its column.
+
     Raises:
-      ConfigError: the text is no such formula, or asks for a transform.
+      ConfigError: the text is no such formula, or asks for what would be fitted to the data.
 
     >>> from fedvi.data.schema import parse_schema
     >>> schema = parse_schema(
@@ -135,32 +176,28 @@ def parse_formula(text: str, schema: Schema) -> Design:
     >>> design.units
     ('', 'per 10 from 50', '', 'per 10 from 50')
     """
-    left, right = _sides(text)
-    right, offset = _take_offset(right, text, schema)
-    is_call = left[1:2] == ["("] and left[0] in _RESPONSE_CALLS
-    _check_tokens([*([] if is_call else left), "~", *right], text)
-    if not (is_call or (len(left) == 1 and _is_name(left[0]))) or "~" in right:
-        _refuse(f"{text!r}, expected one response, then `~`", _GRAMMAR)
-    response = parse_response(left, text, schema)
+    sides = parse_terms(text, schema)
+    response = parse_response(sides.response, text, schema)
+    offset = sides.offset
     if offset is not None and response.type not in ("binary", "count", "number"):
-        _refuse(
+        refuse(
             f"an offset beside the response `{response.text}`",
             "an offset is for one number, count or binary column; take it out",
         )
     outcome = schema[response.columns[0]]
     if offset is not None and isinstance(outcome, Number) and outcome.scale != 1.0:
-        _refuse(
+        refuse(
             f"an offset beside `{response.text}`, which is used in units of {outcome.scale:g}",
             f"declare scale = 1 under [data.schema.{response.text}]: an offset is in the unit of the file",
         )
-    terms = _terms(right, text, schema)
+    terms = sides.terms
     if response.type == "survival":
         terms = tuple(term for term in terms if term)
-    used = tuple(dict.fromkeys(name for term in terms for name in term))
+    used = tuple(dict.fromkeys(_column_of(factor) for term in terms for factor in term))
     moved = () if offset is None else (offset.column,)
     for name in response.columns:
         if name in used or name in moved:
-            _refuse(f"the response `{name}` is also on the right of {text!r}", "take it out there")
+            refuse(f"the response `{name}` is also on the right of {text!r}", "take it out there")
 
     blocks = [_block(term, schema) for term in terms]
     lone = [name for name in used if (name,) not in terms]
@@ -168,12 +205,18 @@ def parse_formula(text: str, schema: Schema) -> Design:
     flat = [coefficient for block in blocks for coefficient in block]
     # A survival without covariates is its baseline.
     if not flat and response.type != "survival":
-        _refuse(f"{text!r} has no coefficient", "add a term, or keep the intercept")
+        refuse(f"{text!r} has no coefficient", "add a term, or keep the intercept")
     coefficients, names, units = zip(*flat, strict=True) if flat else ((), (), ())
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        refuse(
+            f"two coefficients of {text!r} would be called `{twice[0]}`",
+            "keep one of the two terms: a column can have one function of a kind",
+        )
     return Design(
         response=response,
         offset=offset,
-        terms=terms,
+        terms=tuple(tuple(_text_of(factor) for factor in term) for term in terms),
         coefficients=coefficients,
         names=names,
         units=units,
@@ -181,165 +224,72 @@ def parse_formula(text: str, schema: Schema) -> Design:
     )
 
 
-_Term = tuple[str, ...]
+_Factor = str | Transform
+_Term = tuple[_Factor, ...]
 _Coefficient = tuple[tuple[Part, ...], str, str]  # parts, name, unit
 
-_TOKEN = re.compile(r"\s*([^\W\d_][\w.]*|\d+\.?\d*|\S)")
 _INTERCEPT = "(Intercept)"
-_RESPONSE_CALLS = ("Surv", "cbind")
-_GRAMMAR = "a formula reads `response ~ term + term`, where a term is a, a:b or a*b"
-_CONDITION = 'declare a column with type = "binary", and list the cells that are `true` and `false`'
-_TOKEN_HINTS = {
-    ".": "name the columns one by one; what `.` stands for would change with the file",
-    **dict.fromkeys("<>=!", _CONDITION),
-}
 
 
-def _refuse(message: str, hint: str) -> NoReturn:
-    raise ConfigError(f"model.formula: {message}", hint)
+def _products(
+    coefficients: Sequence[tuple[Part, ...]],
+    columns: Mapping[str, NDArray[np.generic]],
+    count: int,
+) -> NDArray[np.float64]:
+    """Multiplies the parts of each coefficient: float64 [count, number of coefficients]."""
+    result = np.ones((count, len(coefficients)))
+    bases: dict[Transform, NDArray[np.float64]] = {}
+    for index, parts in enumerate(coefficients):
+        for part in parts:
+            values: NDArray[np.generic] = columns[part.column]
+            if part.transform is not None:
+                if part.transform not in bases:
+                    bases[part.transform] = part.transform.values(values)
+                values = bases[part.transform][:, part.index]
+            elif part.code is not None:
+                values = values == part.code
+            result[:, index] *= values.astype(np.float64)
+    return result
 
 
-def _sides(text: str) -> tuple[list[str], list[str]]:
-    """Returns the tokens before and after the first `~`."""
-    tokens = _TOKEN.findall(text)
-    if "~" not in tokens:
-        _check_tokens(tokens, text)
-        _refuse(f"{text!r}, expected one response, then `~`", _GRAMMAR)
-    at = tokens.index("~")
-    return tokens[:at], tokens[at + 1 :]
+def _column_of(factor: _Factor) -> str:
+    return factor if isinstance(factor, str) else factor.column
 
 
-def _take_offset(tokens: list[str], text: str, schema: Schema) -> tuple[list[str], Offset | None]:
-    """Takes ``+ offset(...)`` out of a right-hand side."""
-    starts = [
-        index for index, pair in enumerate(itertools.pairwise(tokens)) if pair == ("offset", "(")
-    ]
-    if not starts:
-        return tokens, None
-    if len(starts) > 1:
-        _refuse(f"{text!r} has {len(starts)} offsets, expected one", "write their sum as a column")
-    start = starts[0]
-    logarithm = tokens[start + 2 : start + 4] == ["log", "("]
-    opening = 4 if logarithm else 2
-    stop = start + opening + 1
-    closing = [")"] * (opening // 2)
-    after = stop + len(closing)
-    name = "".join(tokens[stop - 1 : stop])
-    before, rest = tokens[:start], tokens[after:]
-    if (
-        not name
-        or not _is_name(name)
-        or tokens[stop:after] != closing
-        or before[-1:] not in ([], ["+"])
-        or rest[:1] not in ([], ["+"], ["-"])
-    ):
-        _refuse(f"the offset in {text!r}", "write `+ offset(log(years))` or `+ offset(shift)`")
-    left = [*before[:-1], *rest] if before else rest[1:] if rest[:1] == ["+"] else rest
-    return left or ["1"], parse_offset(name, logarithm, schema)
-
-
-def _check_tokens(tokens: list[str], text: str) -> None:
-    for name, after in itertools.pairwise(tokens):
-        if after == "(" and _is_name(name):
-            _refuse(
-                f"the call `{name}(...)` in {text!r}",
-                "a transform fitted to the data would tell about the records, so a formula has no "
-                "functions but Surv and cbind left of `~` and offset right of it; declare public "
-                "`center` and `scale` under [data.schema.NAME], or write the transformed column into "
-                "the file",
-            )
-    for token in tokens:
-        if not _is_name(token) and token not in {"~", "+", "-", ":", "*", "0", "1"}:
-            _refuse(f"{token!r} in {text!r}", _TOKEN_HINTS.get(token, _GRAMMAR))
-
-
-def _is_name(token: str) -> bool:
-    return token[0].isalpha()
-
-
-def _terms(tokens: list[str], text: str, schema: Schema) -> tuple[_Term, ...]:
-    """The terms of a right-hand side without repetition, by the number of columns they multiply."""
-    intercepts: set[bool] = set()
-    terms: list[_Term] = []
-    for sign, factors in _summands(tokens, text):
-        if factors in (["0"], ["1"]):
-            intercepts.add((factors == ["1"]) == (sign == "+"))
-        elif sign == "-":
-            _refuse(
-                f"`- {''.join(factors)}` in {text!r}", "leave the term out; only `- 1` is known"
-            )
-        else:
-            terms.extend(_expand(factors, text, schema))
-    if len(intercepts) == 2:
-        _refuse(f"{text!r} asks for an intercept and for none", "write `1 +` or `0 +`, not both")
-    unique = {frozenset(term): term for term in reversed(terms)}
-    ordered = sorted(unique.values(), key=lambda term: (len(term), terms.index(term)))
-    return tuple(ordered) if intercepts == {False} else ((), *ordered)
-
-
-def _summands(tokens: list[str], text: str) -> Iterable[tuple[str, list[str]]]:
-    """Splits at + and -; checks that what is between has the form a:b*c."""
-    signed = tokens if tokens and tokens[0] in "+-" else ["+", *tokens]
-    starts = [index for index, token in enumerate(signed) if token in "+-"]
-    for start, stop in zip(starts, [*starts[1:], len(signed)], strict=True):
-        factors = signed[start + 1 : stop]
-        operands, operators = factors[::2], factors[1::2]
-        if (
-            len(factors) % 2 == 0
-            or any(operator not in ":*" for operator in operators)
-            or any(not (_is_name(item) or factors in (["0"], ["1"])) for item in operands)
-        ):
-            found = f"`{''.join(factors)}`" if factors else "nothing"
-            _refuse(f"{found} after `{signed[start]}` in {text!r}, expected a term", _GRAMMAR)
-        yield signed[start], factors
-
-
-def _expand(factors: list[str], text: str, schema: Schema) -> list[_Term]:
-    """a*b:c becomes a, b:c, a:b:c; `:` binds closer than `*`."""
-    groups: list[list[str]] = [[]]
-    for token in factors:
-        if token == "*":
-            groups.append([])
-        elif token != ":":
-            schema_column(token, schema)
-            groups[-1].append(token)
-    return [
-        tuple(dict.fromkeys(name for group in chosen for name in group))
-        for count in range(1, len(groups) + 1)
-        for chosen in itertools.combinations(groups, count)
-    ]
+def _text_of(factor: _Factor) -> str:
+    return factor if isinstance(factor, str) else factor.text
 
 
 def _block(term: _Term, schema: Schema) -> list[_Coefficient]:
-    """The coefficients of one term; the levels of its first column vary fastest, as in R."""
+    """The coefficients of one term; those of its first factor vary fastest, as in R."""
     if not term:
         return [((), _INTERCEPT, "")]
-    choices = [_main_effect(name, schema) for name in reversed(term)]
+    choices = [_main_effect(factor, schema) for factor in reversed(term)]
     block = []
     for chosen in itertools.product(*choices):
         parts, names, units = zip(*reversed(chosen), strict=True)
         block.append((parts, ":".join(names), ", ".join(unit for unit in units if unit)))
-    return block + (_indicator(term[0], schema) if len(term) == 1 else [])
+    alone = term[0] if len(term) == 1 else None
+    return block + (_indicator(alone, schema) if isinstance(alone, str) else [])
 
 
-def _main_effect(name: str, schema: Schema) -> list[tuple[Part, str, str]]:
-    column = schema[name]
+def _main_effect(factor: _Factor, schema: Schema) -> list[tuple[Part, str, str]]:
+    if isinstance(factor, Transform):
+        return [
+            (Part(factor.column, transform=factor, index=index), name, unit)
+            for index, (name, unit) in enumerate(zip(factor.names, factor.units, strict=True))
+        ]
+    column = schema[factor]
     if isinstance(column, Level):
         return [
-            (Part(name, code), f"{name}[{level}]", "")
+            (Part(factor, code), f"{factor}[{level}]", "")
             for code, level in enumerate(column.levels)
             if code > 0
         ]
-    return [(Part(name), name, _unit(column) if isinstance(column, Number) else "")]
+    return [(Part(factor), factor, unit_of(column) if isinstance(column, Number) else "")]
 
 
 def _indicator(name: str, schema: Schema) -> list[_Coefficient]:
     if schema[name].missing != "indicator":
         return []
     return [((Part(indicator_name(name)),), f"{name}[missing]", "")]
-
-
-def _unit(column: Number) -> str:
-    if column.scale == 1 and column.center == 0:
-        return ""
-    return f"per {column.scale:.12g}" + (f" from {column.center:.12g}" if column.center else "")

@@ -1,21 +1,21 @@
-"""From a file to arrays, by the study's schema; come here to read another kind of file.
+"""From cells to arrays, by the study's schema; come here to change what becomes of a cell.
 
 In a private study no error shows a cell, and none depends on what a record holds: a record that
 does not fit counts as zero, and so does a line that is no CSV, no UTF-8, or has too many or too few
 cells. What can still refuse is public: whether the file is there, and the names of its columns.
 """
 
-import codecs
-import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedvi.data import delimited
+from fedvi.data.cells import Cells, Codes, Numbers, Table, Wanted, as_codes, count_of
 from fedvi.data.formula import Design
 from fedvi.data.schema import (
     Binary,
@@ -32,7 +32,7 @@ from fedvi.data.schema import (
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, did_you_mean
 
-__all__ = ["prepare", "prepare_columns", "read_table"]
+__all__ = ["check_some", "prepare", "prepare_chunk", "prepare_columns", "prepared", "read_table"]
 
 
 def read_table(
@@ -68,51 +68,16 @@ def read_table(
       DataError: the file is not there, or lacks a column; in other than private studies also if a
         line cannot be read.
     """
-    wanted = list(dict.fromkeys(names))
-    if len(separator) != 1 or separator in '"\r\n':
-        raise ConfigError(
-            f"data.separator: {separator!r}, expected one character",
-            'use ",", ";" or "\\t"; blanks around a cell are taken off anyway',
-        )
-    rows = _lone_rows(path, separator) if private else _rows(path, separator)
-    if columns is None:
-        header = next((row for _, row in rows if row != [""]), [])
-        if header is None:
-            raise DataError(
-                f"{path}: the first line cannot be read, expected the names of the columns",
-                "save the file as CSV in UTF-8, with every name on the first line",
-            )
-        if not header:
-            raise DataError(
-                f"{path}: the file is empty, expected a line with the names of the columns",
-                "is this the right file? a file without header needs `data.columns`",
-            )
-    else:
-        _check_declared(columns, wanted)
-        header = list(columns)
-    places = _places(path, header, wanted)
-
-    table: dict[str, list[str | None]] = {name: [] for name in wanted}
-    for line, row in rows:
-        if row == [""] and len(header) > 1:
-            continue
-        if row is not None and len(row) != len(header):
-            if not private:
-                # Counts of cells are left out: a separator inside a cell is part of a record.
-                raise DataError(
-                    f"{path}: line {line} has {'more' if len(row) > len(header) else 'fewer'} cells "
-                    f"than the {len(header)} columns",
-                    "is a separator or a quote inside a cell? put such cells in double quotes, and "
-                    "check `data.separator`",
-                )
-            row = None
-        for name, place in places.items():
-            table[name].append(None if row is None else row[place])
+    asked = Wanted(tuple(dict.fromkeys(names)), columns, separator, private)
+    table: dict[str, list[str | None]] = {name: [] for name in asked.names}
+    for part in delimited.chunks(Path(path), asked):
+        for name, cells in part.items():
+            table[name] += cells
     return table
 
 
 def prepare(
-    table: Mapping[str, Sequence[str | None]],
+    table: Table,
     schema: Schema,
     design: Design,
     *,
@@ -122,8 +87,7 @@ def prepare(
     """Applies the schema to a table and lays it out for a formula.
 
     Args:
-      table: cells by the file's column names, from ``read_table``; None where a line could not be
-        read, which counts as zero.
+      table: cells by the file's column names, from ``read_table`` or ``tables.chunks``.
       schema: the study's declared columns.
       design: the study's parsed formula.
       private: whether the study states a privacy guarantee: then no record is refused.
@@ -144,7 +108,7 @@ def prepare(
 
 
 def prepare_columns(
-    table: Mapping[str, Sequence[str | None]],
+    table: Table,
     schema: Schema,
     names: Iterable[str],
     *,
@@ -168,6 +132,28 @@ def prepare_columns(
     >>> source.records["age"], source.valid
     (array([1., 0., 5.]), array([ True, False,  True]))
     """
+    source = prepare_chunk(table, schema, names, private=private, where=where)
+    if not private:
+        check_some(source.size, bool(source.valid.any()), where)
+    return source
+
+
+def prepare_chunk(
+    table: Table,
+    schema: Schema,
+    names: Iterable[str],
+    *,
+    private: bool,
+    where: str,
+    before: int = 0,
+) -> ArraySource:
+    """Does what ``prepare_columns`` does with some of the records, of which there may be none.
+
+    Each record's arrays depend on its own cells alone, so that it makes no difference how a file is
+    cut into chunks.
+
+    Args: as for ``prepare``; ``before`` is how many records come before these, for errors.
+    """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in schema:
@@ -179,40 +165,76 @@ def prepare_columns(
                 f"{where}: no column `{schema[name].column}`, which `data.schema.{name}` needs",
                 did_you_mean(schema[name].column, table),
             )
-    lengths = {len(table[schema[name].column]) for name in wanted}
+    lengths = {count_of(table[schema[name].column]) for name in wanted}
     if len(lengths) != 1:
         raise DataError(
             f"{where}: the columns of the table are none, or differ in length",
             "every column needs one cell for each record",
         )
     (count,) = lengths
-    if count == 0 and not private:
+    records: dict[str, NDArray[np.generic]] = {}
+    valid = np.ones(count, dtype=bool)
+    for name in wanted:
+        column = schema[name]
+        found = _judged(name, column, table[column.column])
+        if not private and found.refused is not None:
+            _refuse(where, name, column, before, found.refused)
+        kind = np.int32 if isinstance(column, Level) else np.float64
+        records[name] = found.values.astype(kind)
+        valid &= found.valid
+        if column.missing == "indicator":
+            records[indicator_name(name)] = found.missing.astype(np.float64)
+    return ArraySource(records, valid)
+
+
+def prepared(
+    tables: Iterable[Table],
+    schema: Schema,
+    names: Iterable[str],
+    design: Design | None,
+    *,
+    private: bool,
+    where: str,
+) -> Iterator[ArraySource]:
+    """Prepares a file that comes in chunks, one after the other; see ``tables.chunks``.
+
+    Args:
+      tables: one or more, of which any may be empty.
+      schema, names, private, where: as for ``prepare_columns``.
+      design: what to lay columns out for, as ``prepare`` does; None leaves them as they are.
+
+    Raises:
+      DataError: as ``prepare``.
+    """
+    wanted, count, valid = list(names), 0, False
+    for table in tables:
+        chunk = prepare_chunk(table, schema, wanted, private=private, where=where, before=count)
+        count, valid = count + chunk.size, valid or bool(chunk.valid.any())
+        if design is not None:
+            x, y = design.matrix(chunk.records), design.outcome(chunk.records)
+            chunk = ArraySource({"x": x, "y": y}, chunk.valid)
+        yield chunk
+    if not private:
+        check_some(count, valid, where)
+
+
+def check_some(count: int, valid: bool, where: str) -> None:
+    """Refuses a shard in which nothing counts; never for a private study.
+
+    Raises:
+      DataError: there is no record, or none is valid.
+    """
+    if count == 0:
         raise DataError(
             f"{where}: the shard is empty, expected at least one record",
             "take this client out of the study, or check that its file is complete",
         )
-
-    records: dict[str, NDArray[np.generic]] = {}
-    valid = np.ones(count, dtype=bool)
-    for name in wanted:
-        cells = table[schema[name].column]
-        # Columns repeat few cells many times: each is read once.
-        results = {cell: _read(name, schema[name], cell) for cell in dict.fromkeys(cells)}
-        if not private:
-            _check_refused(where, name, schema[name], cells, results)
-        kind = np.int32 if isinstance(schema[name], Level) else np.float64
-        records[name] = np.array([results[cell].value for cell in cells], dtype=kind)
-        valid &= np.array([results[cell].valid for cell in cells], dtype=bool)
-        if schema[name].missing == "indicator":
-            missing = [results[cell].missing for cell in cells]
-            records[indicator_name(name)] = np.array(missing, dtype=np.float64)
-    if not private and not valid.any():
+    if not valid:
         raise DataError(
             f"{where}: every record was dropped, expected at least one that counts",
             'look for `missing` or `outside` = "drop" under [data.schema]; "refuse" shows the '
             "first record that does not fit",
         )
-    return ArraySource(records, valid)
 
 
 @dataclass(frozen=True)
@@ -322,117 +344,92 @@ def _shown(code: Code) -> str:
     return code if isinstance(code, str) else f"{code:.12g}"
 
 
-def _check_refused(
-    where: str,
-    name: str,
-    column: Column,
-    cells: Sequence[str | None],
-    results: Mapping[str | None, _Cell],
-) -> None:
+class _Refused(NamedTuple):
+    """The first cell of a column that the schema refuses; ``row`` from 0."""
+
+    row: int
+    shown: str
+    cell: _Cell
+
+
+class _Judged(NamedTuple):
+    """What a column becomes: float64 [n], bool [n] and bool [n], as the fields of ``_Cell``."""
+
+    values: NDArray[np.float64]
+    valid: NDArray[np.bool_]
+    missing: NDArray[np.bool_]
+    refused: _Refused | None
+
+
+def _judged(name: str, column: Column, cells: Cells) -> _Judged:
+    if isinstance(cells, Numbers):
+        if isinstance(column, Number):
+            return _judged_numbers(name, column, cells.values)
+        # Few different numbers, each judged as the text that it would be in a file of texts.
+        given, places = np.unique(cells.values, return_inverse=True)
+        shown = [None if math.isnan(value) else repr(value) for value in given.tolist()]
+        gone = _missing(name, column)
+        each = [gone if text is None else _read(name, column, text) for text in shown]
+        return _by_place(places.reshape(-1), each, shown)
+    # Columns repeat few cells many times: each is read once.
+    codes = cells if isinstance(cells, Codes) else as_codes(cells)
+    each = [_read(name, column, cell) for cell in codes.texts]
+    # The place −1, of what a file has no value for, is the last.
+    return _by_place(codes.places, [*each, _missing(name, column)], [*codes.texts, None])
+
+
+def _by_place(
+    places: NDArray[np.intp], each: Sequence[_Cell], shown: Sequence[str | None]
+) -> _Judged:
+    values = np.array([cell.value for cell in each], np.float64)
+    valid = np.array([cell.valid for cell in each], bool)
+    missing = np.array([cell.missing for cell in each], bool)
+    bad = np.array([bool(cell.refused) for cell in each], bool)
+    refused = None
+    if bad.any() and bad[places].any():
+        row = int(np.argmax(bad[places]))
+        refused = _Refused(row, repr(shown[places[row]]), each[places[row]])
+    return _Judged(values[places], valid[places], missing[places], refused)
+
+
+def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _Judged:
+    """Does to all numbers of a column what ``_read`` does to one, to the same bits."""
+    gone = _missing(name, column)
+    marks = [code for code in column.missing_values if isinstance(code, float)]
+    missing = ~np.isfinite(values) | np.isin(values, marks)
+    low, high = column.bounds
+    here = np.where(missing, low, values)
+    inside = (here >= low) & (here <= high)
+    refused = missing & bool(gone.refused)
+    valid = ~missing | gone.valid
+    if column.whole:
+        refused |= here != np.floor(here)
+        valid &= here == np.floor(here)
+    if column.outside != "clip":
+        valid &= inside
+        if column.outside == "refuse":
+            refused |= ~inside
+    # Silent: a warning would tell of a record.
+    with np.errstate(all="ignore"):
+        scaled = (
+            np.where(inside, here, np.where(here < low, low, high)) - column.center
+        ) / column.scale
+    scaled[missing] = gone.value
+    scaled[~valid] = 0.0
+    first = None
+    if refused.any():
+        row = int(np.argmax(refused))
+        value = float(values[row])
+        cell = gone if missing[row] else _number(name, column, value)
+        first = _Refused(row, repr(repr(value)), cell)  # as a file of texts would have it
+    return _Judged(scaled, valid, missing & gone.missing, first)
+
+
+def _refuse(where: str, name: str, column: Column, before: int, refused: _Refused) -> None:
     """Raises for the first refused record. It shows the cell: never call it in a private study."""
-    for row, cell in enumerate(cells, start=1):
-        result = results[cell]
-        if result.refused:
-            called = "" if column.column == name else f" (`{name}`)"
-            raise DataError(
-                f"{where}: record {row}: column `{column.column}`{called} holds {cell!r}, "
-                f"{result.refused}",
-                result.hint,
-            )
-
-
-def _lone_rows(path: str | Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
-    """Yields (line number, cells) of each line that is not empty, read by itself.
-
-    The cells are None where the line cannot be read.
-    """
-    problem = ""
-    number = 0
-    try:
-        with open(path, "rb") as file:
-            # Bytes: a line that is not UTF-8 would stop a decoder for all that follow.
-            for block in file:
-                for line in block.splitlines():
-                    number += 1
-                    row = _lone_row(line.removeprefix(_MARK) if number == 1 else line, separator)
-                    if row is None or row:
-                        yield number, row
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-    if problem:
-        raise DataError(f"{path}: {problem}", _WHERE_PATHS_START)
-
-
-def _lone_row(line: bytes, separator: str) -> list[str] | None:
-    """Reads one line; None if it is not UTF-8 or not CSV, an empty list if it is empty."""
-    try:
-        rows = list(csv.reader([line.decode()], **_dialect(separator)))
-    except (csv.Error, UnicodeDecodeError):
-        return None
-    return [cell.strip() for row in rows for cell in row]
-
-
-def _dialect(separator: str) -> dict[str, Any]:
-    # With strict, a quote that is never closed is an error, not one very long cell.
-    return {"delimiter": separator, "skipinitialspace": separator != " ", "strict": True}
-
-
-_MARK = codecs.BOM_UTF8
-_WHERE_PATHS_START = "paths are relative to the folder of the study file"
-
-
-def _rows(path: str | Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
-    """Yields (line number, cells) of each line that is not empty; blanks alone are one cell."""
-    # What csv and the decoder raise may hold a piece of the file. It is left behind before ours
-    # is raised, so that not even a traceback with all its causes shows it.
-    problem = hint = ""
-    line = 0
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, **_dialect(separator))
-            for row in reader:
-                line = reader.line_num
-                if row:
-                    yield line, [cell.strip() for cell in row]
-    except csv.Error:
-        problem = f"line {line + 1} or one after it is not CSV"
-        hint = "look for a quote that is not closed, or text after a closing quote"
-    except UnicodeDecodeError:
-        problem, hint = "not a text file in UTF-8", "save it again in that encoding"
-    except OSError as error:
-        problem, hint = f"cannot be read ({error.strerror})", _WHERE_PATHS_START
-    if problem:
-        raise DataError(f"{path}: {problem}", hint)
-
-
-def _check_declared(columns: Sequence[str], wanted: Sequence[str]) -> None:
-    for name in columns:
-        if list(columns).count(name) > 1:
-            raise ConfigError(
-                f"data.columns: `{name}` is there twice", "give every column its own name"
-            )
-    for name in wanted:
-        if name not in columns:
-            raise ConfigError(
-                f"data.columns: no `{name}`, which the schema needs", did_you_mean(name, columns)
-            )
-
-
-def _places(path: str | Path, header: Sequence[str], wanted: Sequence[str]) -> dict[str, int]:
-    absent = [name for name in wanted if name not in header]
-    if absent:
-        # A first line with none of the names is probably a record, and stays out of the text.
-        is_header = 2 * len(absent) <= len(wanted)
-        raise DataError(
-            f"{path}: no column `{absent[0]}` in the first line",
-            did_you_mean(absent[0], header)
-            if is_header
-            else "is this the right `data.separator`? does the file begin with the names of its "
-            "columns? if it has none, list them in `data.columns`",
-        )
-    for name in wanted:
-        if list(header).count(name) > 1:
-            raise DataError(
-                f"{path}: two columns are called `{name}`", "rename or take out one of them"
-            )
-    return {name: header.index(name) for name in wanted}
+    called = "" if column.column == name else f" (`{name}`)"
+    raise DataError(
+        f"{where}: record {before + refused.row + 1}: column `{column.column}`{called} holds "
+        f"{refused.shown}, {refused.cell.refused}",
+        refused.cell.hint,
+    )

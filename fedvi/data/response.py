@@ -1,16 +1,20 @@
 """What stands left of `~` in a formula, as the array y; come here to add a kind of response."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedvi.data.calls import Call, Name, parse_call, refuse
 from fedvi.data.schema import Binary, Column, Impute, Level, Number, Schema
 from fedvi.errors import ConfigError, did_you_mean
 
-__all__ = ["Offset", "Response", "ResponseType", "parse_offset", "parse_response"]
+__all__ = ["CALLS", "Offset", "Response", "ResponseType", "parse_offset", "parse_response"]
+
+CALLS = ("Surv", "cbind")
+"""Functions that stand left of ``~``."""
 
 ResponseType = Literal["binary", "count", "level", "number", "several", "survival"]
 
@@ -78,41 +82,48 @@ class Offset:
         return np.log(np.where(value > 0.0, value, 1.0))
 
 
-def parse_response(tokens: Sequence[str], text: str, schema: Schema) -> Response:
+def parse_response(left: str, text: str, schema: Schema) -> Response:
     """Reads ``NAME``, ``Surv(TIME, EVENT)`` or ``cbind(NAME, NAME, …)``.
 
     Args:
-      tokens: left of ``~``.
+      left: what stands left of ``~``.
       text: the formula, for errors.
 
     Raises:
-      ConfigError: they are none of these, or the schema declares the columns as something else.
+      ConfigError: it is none of these, or the schema declares the columns as something else.
     """
-    if len(tokens) == 1:
-        return _single(tokens[0], schema)
-    function, names = tokens[0], list(tokens[2:-1:2])
-    shown = "".join(tokens)
-    punctuated = tokens[1] == "(" and tokens[-1] == ")" and set(tokens[3:-1:2]) <= {","}
-    if not punctuated or len(tokens) % 2 == 1 or not all(name[0].isalpha() for name in names):
-        _refuse(f"`{shown}` left of `~` in {text!r}", _KINDS)
+    if "(" not in left:
+        return _single(left, schema)
+    call = parse_call(left)
+    found = [] if call is None else [item for item in call.arguments if isinstance(item, Name)]
+    if call is None or not found or len(found) < len(call.arguments) or call.keywords:
+        refuse(f"`{left}` left of `~` in {text!r}", _KINDS)
+    names = [item.text for item in found]
+    shown = f"{call.function}({', '.join(names)})"
     for name in names:
         if names.count(name) > 1:
-            _refuse(f"`{name}` is twice in `{shown}`", "name every column once")
-    shown = f"{function}({', '.join(names)})"
-    if function == "Surv":
+            refuse(f"`{name}` is twice in `{shown}`", "name every column once")
+    if call.function == "Surv":
         return _survival(shown, names, schema)
     return _several(shown, names, schema)
 
 
-def parse_offset(column: str, logarithm: bool, schema: Schema) -> Offset:
-    """Reads what stands in ``offset(NAME)`` or ``offset(log(NAME))``.
+def parse_offset(call: Call, text: str, schema: Schema) -> Offset:
+    """Reads ``offset(NAME)`` or ``offset(log(NAME))``.
 
     Raises:
-      ConfigError: the column is no number, or one whose logarithm need not exist.
+      ConfigError: it is neither; the column is no number, or one whose logarithm need not exist.
     """
+    inner = call.arguments[0] if len(call.arguments) == 1 and not call.keywords else None
+    logarithm = isinstance(inner, Call) and inner.function == "log" and not inner.keywords
+    if isinstance(inner, Call) and logarithm:
+        inner = inner.arguments[0] if len(inner.arguments) == 1 else None
+    if not isinstance(inner, Name):
+        refuse(f"the offset in {text!r}", "write `+ offset(log(years))` or `+ offset(shift)`")
+    column = inner.text
     declared = schema_column(column, schema)
     if not isinstance(declared, Number):
-        _refuse(
+        refuse(
             f"the offset `{column}` is no number",
             f'declare [data.schema.{column}] with type = "number" and `bounds`',
         )
@@ -137,15 +148,11 @@ def schema_column(name: str, schema: Schema) -> Column:
       ConfigError: there is none of that name; it names the nearest.
     """
     if name not in schema:
-        _refuse(f"`{name}` is not declared under [data.schema]", did_you_mean(name, schema))
+        refuse(f"`{name}` is not declared under [data.schema]", did_you_mean(name, schema))
     return schema[name]
 
 
 _KINDS = "a response is a column, Surv(time, event) or cbind(a, b)"
-
-
-def _refuse(message: str, hint: str) -> NoReturn:
-    raise ConfigError(f"model.formula: {message}", hint)
 
 
 def _single(name: str, schema: Schema) -> Response:
@@ -159,10 +166,10 @@ def _single(name: str, schema: Schema) -> Response:
 
 def _several(shown: str, names: list[str], schema: Schema) -> Response:
     if len(names) < 2:
-        _refuse(f"`{shown}` has one column, expected two or more", f"write `{names[0]} ~ …`")
+        refuse(f"`{shown}` has one column, expected two or more", f"write `{names[0]} ~ …`")
     for name in names:
         if not isinstance(_observed(name, schema), Number):
-            _refuse(
+            refuse(
                 f"`{name}` in `{shown}` is no number",
                 f'declare [data.schema.{name}] with type = "number" and `bounds`',
             )
@@ -171,18 +178,18 @@ def _several(shown: str, names: list[str], schema: Schema) -> Response:
 
 def _survival(shown: str, names: list[str], schema: Schema) -> Response:
     if len(names) != 2:
-        _refuse(
+        refuse(
             f"`{shown}` has {len(names)} columns, expected a time and an event",
             "write Surv(time, event); times of entry are not known here",
         )
     time, event = (_observed(name, schema) for name in names)
     if not isinstance(time, Number):
-        _refuse(
+        refuse(
             f"the time `{names[0]}` in `{shown}` is no number",
             f'declare [data.schema.{names[0]}] with type = "number" and `bounds`',
         )
     if not isinstance(event, Binary):
-        _refuse(
+        refuse(
             f"the event `{names[1]}` in `{shown}` is not declared as true or false",
             f'declare [data.schema.{names[1]}] with type = "binary"; other than 1 and 0, list the '
             "cells that are `true` and `false`",

@@ -23,6 +23,7 @@ __all__ = [
     "as_number",
     "indicator_name",
     "parse_schema",
+    "unit_of",
 ]
 
 Code = float | str
@@ -163,6 +164,18 @@ def indicator_name(name: str) -> str:
     'chol_missing'
     """
     return f"{name}_missing"
+
+
+def unit_of(column: Number) -> str:
+    """Returns what 1 of the prepared column is in the unit of the file; "" where nothing is scaled.
+
+    >>> schema = parse_schema({"age": {"type": "number", "bounds": [18, 100]}}, private=True)
+    >>> unit_of(schema["age"])
+    'per 41 from 59'
+    """
+    if column.scale == 1 and column.center == 0:
+        return ""
+    return f"per {column.scale:.12g}" + (f" from {column.center:.12g}" if column.center else "")
 
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)

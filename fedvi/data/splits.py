@@ -1,11 +1,13 @@
 """Records to simulated clients: come here to add a way to share one table out, for benchmarks and tests."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Bool, Int
 
 from fedvi.errors import DataError
 
-__all__ = ["balanced", "skewed"]
+__all__ = ["balanced", "by_column", "skewed", "together"]
 
 
 def balanced(
@@ -31,6 +33,60 @@ def balanced(
             f"{clients} clients are to share {records} records, expected at least one record each"
         )
     return generator.permutation(np.arange(records) % clients)
+
+
+def by_column(
+    cells: Sequence[str], clients: int | None = None
+) -> tuple[tuple[str, ...], Int[np.ndarray, " records"]]:
+    """Returns the different cells of a column, in the order of the file, and of each record which it has.
+
+    Such as hospitals: each is a client. Cells are compared without blanks around them.
+
+    Args:
+      cells: of each record.
+      clients: how many different ones are expected; None takes as many as there are.
+
+    Raises:
+      DataError: there is no record, a cell is empty, or there is another number of clients.
+
+    >>> names, client = by_column(["north", "south ", "north"])
+    >>> names, client.tolist()
+    (('north', 'south'), [0, 1, 0])
+    """
+    known: dict[str, int] = {}
+    client = np.array([known.setdefault(cell.strip(), len(known)) for cell in cells], np.intp)
+    if "" in known or not known:
+        raise DataError(
+            "a record has nothing in the column that says whose it is"
+            if known
+            else "there is no record to share out",
+            "fill in the column, or split by another one",
+        )
+    if clients is not None and clients != len(known):
+        raise DataError(
+            f"{clients} clients are to share records of {len(known)} different ones",
+            "leave the number of clients out, or split by another column",
+        )
+    return tuple(known), client
+
+
+def together(cells: Sequence[str], share: Int[np.ndarray, " units"]) -> Int[np.ndarray, " records"]:
+    """Returns for each record the client of its unit, so that no patient stands at two clients.
+
+    Args:
+      cells: of each record, whose it is.
+      share: of each unit, in the order of their first records, the index of its client.
+
+    Raises:
+      DataError: a cell is empty, or there is not one share for each unit.
+
+    >>> together(["a", "b", "a"], np.array([1, 0])).tolist()
+    [1, 0, 1]
+    """
+    units, unit = by_column(cells)
+    if len(share) != len(units):
+        raise DataError(f"there are {len(share)} shares for {len(units)} units, expected one each")
+    return np.asarray(share)[unit]
 
 
 def skewed(

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedvi.data.formula import parse_formula
 from fedvi.data.schema import parse_schema
@@ -125,6 +127,19 @@ def test_an_intercept_alone_is_a_model() -> None:
         ("y ~ age:sex + age", "y ~ age + age:sex"),
         ("y ~ age*sex*cost", "y ~ age+sex+cost+age:sex+age:cost+sex:cost+age:sex:cost"),
         ("y ~ age*sex:cost", "y ~ age + sex:cost + age:sex:cost"),
+        ("y ~ (age + sex)", "y ~ age + sex"),
+        ("y ~ (age + sex + cost)**2", "y ~ age + sex + cost + age:sex + age:cost + sex:cost"),
+        ("y ~ (age + sex)^2", "y ~ age*sex"),
+        ("y ~ age/sex", "y ~ age + age:sex"),
+        ("y ~ (age + sex)/cost", "y ~ age + sex + age:sex:cost"),
+        ("y ~ (age + sex):cost", "y ~ age:cost + sex:cost"),
+        ("y ~ age*sex*cost - age:sex:cost", "y ~ (age + sex + cost)**2"),
+        ("y ~ age + sex - sex - 1", "y ~ 0 + age"),
+        ("y ~ log (age)", "y ~ log(age) + log( age )"),
+        (
+            "y ~ bs(age,lower_bound=20,upper_bound=80.0)",
+            "y ~ bs( age, upper_bound = 80, lower_bound = 20, degree = 3 )",
+        ),
     ],
 )
 def test_a_term_counts_once_and_main_effects_come_first(text: str, same: str) -> None:
@@ -146,8 +161,8 @@ def test_a_missing_indicator_is_there_once_and_without_a_main_effect_too() -> No
     [
         ("y ~ .", "'.' in 'y ~ .'", "would change with the file"),
         ("y ~ scale(age)", "the call `scale(...)`", "declare public `center` and `scale`"),
-        ("y ~ log(age)", "the call `log(...)`", "has no functions"),
-        ("log(cost) ~ age", "the call `log(...)`", "has no functions"),
+        ("y ~ f(age)", "the call `f(...)` in", "has no functions but Surv and cbind"),
+        ("log(cost) ~ age", "the call `log(...)` left of `~`", "write the transformed outcome"),
         ("y > 0 ~ age", "'>' in", 'type = "binary"'),
         ("y ~ agee", "`agee` is not declared", "did you mean `age`?"),
         ("y ~ age:agee", "`agee` is not declared", "did you mean `age`?"),
@@ -162,14 +177,35 @@ def test_a_missing_indicator_is_there_once_and_without_a_main_effect_too() -> No
         ("~ age", "expected one response", "response ~ term"),
         ("y ~ age ~ sex", "expected one response", "response ~ term"),
         ("y + sex ~ age", "expected one response", "response ~ term"),
-        ("y ~", "nothing after `+`", "response ~ term"),
+        ("y ~", "nothing after `~`", "response ~ term"),
         ("y ~ age +", "nothing after `+`", "response ~ term"),
         ("y ~ age + + sex", "nothing after `+`", "response ~ term"),
-        ("y ~ age sex", "`agesex` after `+`", "response ~ term"),
-        ("y ~ age:", "`age:` after `+`", "response ~ term"),
-        ("y ~ age*1", "`age*1` after `+`", "response ~ term"),
-        ("y ~ (age + sex)", "'(' in", "response ~ term"),
-        ("y ~ age^2", "'^' in", "response ~ term"),
+        ("y ~ age sex", "`age` and `sex` stand side by side", "response ~ term"),
+        ("y ~ age:", "nothing after `:`", "response ~ term"),
+        ("y ~ age*1", "'1' in", "response ~ term"),
+        ("y ~ (age + sex", "a bracket in", "response ~ term"),
+        ("y ~ age) + (sex", "a bracket in", "response ~ term"),
+        ("y ~ f(age", "a bracket or a quote in", "response ~ term"),
+        ("y ~ ()", "nothing after `(`", "response ~ term"),
+        ("y ~ age + :sex", "'+:' in", "response ~ term"),
+        ("y ~ (:sex)", "nothing after `(`", "response ~ term"),
+        ("y ~ * sex", "nothing after `~`", "response ~ term"),
+        ("y ~ [age]", "'[' in", "response ~ term"),
+        ("y ~ 'age'", "\"'age'\" in", "response ~ term"),
+        ("y ~ age^2", "`age^2` in", "I(age**2)"),
+        ("y ~ age**2", "`age**2` in", "I(age**2)"),
+        ("y ~ (age + sex)**1", "the power `1`", "interactions of two"),
+        ("y ~ (age + sex)**sex", "the power `sex`", "interactions of two"),
+        ("y ~ (age + sex)**(2)", "the power `(`", "interactions of two"),
+        ("y ~ (age - 1)", "'1' in", "leaves out the intercept"),
+        ("y ~ age %in% cp", "'in' in", "a:b for b within a"),
+        ("y ~ age | cp", "'|' in", "site_effect"),
+        ("y ~ -age", "`- age` in", "leave the term out"),
+        ("y ~ age - age:sex", "`- age:sex` in", "leave the term out"),
+        ("y ~ {age + 1}", "cannot be read", "a function is of one column"),
+        ("y ~ age.sum()", "the call `age.sum(...)`", "has no functions"),
+        ("y ~ age[0]", "`age[0]` in", "a function is of one column"),
+        ("y ~ (age + sex + cost + chol + cp + ecg)**9", "10000 products", "write out"),
         ("y ~ 2", "'2' in", "response ~ term"),
         ("y ~ age\n~", "expected one response", "response ~ term"),
     ],
@@ -196,3 +232,30 @@ def test_a_matrix_needs_all_columns_of_one_length() -> None:
         design.matrix({"age": np.zeros(2)})
     with pytest.raises(DataError, match="differ in length"):
         design.matrix({"age": np.zeros(2), "sex": np.zeros(1)})
+
+
+PIECES = (
+    "y", "age", "sex", "cp", "chol", "zz", "0", "1", "2", "1.5", " ", "~", "+", "-", ":", "*", "/",
+    "**", "^", "(", ")", "[", "]", ",", ".", "|", "%in%", "`", "'", '"', "{", "}", "\\", "=", "\n",
+    "log(", "bs(", "I(", "offset(", "Surv(", "cbind(", "knots=", "lambda", "µ", "\0", "I(age**2)",
+    "poly(age, 2, raw=True)", "bs(age, knots=[50], lower_bound=20, upper_bound=80)",
+)  # fmt: skip
+
+
+@given(
+    left=st.sampled_from(["y", "cost", "", "Surv(", "cp"]),
+    right=st.lists(st.sampled_from(PIECES), max_size=8),
+)
+def test_any_text_is_a_formula_or_is_refused_in_a_sentence(left: str, right: list[str]) -> None:
+    design, refused = None, None
+    try:
+        design = parse_formula(f"{left} ~ {' '.join(right)}", SCHEMA)
+    except ConfigError as error:
+        refused = error
+    if design is not None:
+        assert len(set(design.names)) == design.size == len(design.coefficients)
+    else:
+        assert refused is not None
+        assert refused.hint
+        # Neither formulaic's colours nor its arrows.
+        assert "\x1b" not in refused.message

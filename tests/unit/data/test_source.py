@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedvi.data.source import ArraySource, concatenate
+from fedvi.data.stored import store
 from fedvi.errors import DataError
 
 
@@ -50,6 +53,34 @@ def test_the_first_records_are_kept_as_they_are() -> None:
     shorter = source.first(2)
     np.testing.assert_array_equal(shorter.records["y"], [1.0, 0.0])
     np.testing.assert_array_equal(shorter.valid, [True, False])
+
+
+@given(
+    chunks=st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=4),
+    count=st.integers(0, 22),
+    more=st.integers(0, 3),
+    seed=st.integers(0, 9),
+)
+def test_a_stored_source_is_cut_and_padded_as_one_in_memory(
+    chunks: list[list[bool]], count: int, more: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    parts = [
+        ArraySource(
+            {"x": rng.normal(size=(len(v), 2)), "y": rng.normal(size=len(v))}, np.array(v, bool)
+        )
+        for v in chunks
+    ]
+    here, there = (
+        source.first(count) for source in (concatenate(parts), store(iter(parts), None, "north"))
+    )
+    (records, mask), (stored, kept) = (s.padded(count + more) for s in (here, there))
+    np.testing.assert_array_equal(mask, kept)
+    drawn = rng.integers(0, max(1, count + more), size=7 if count + more else 0)
+    for name, column in records.items():
+        np.testing.assert_array_equal(np.asarray(stored[name]), column)
+        np.testing.assert_array_equal(stored[name][drawn], column[drawn])
+        np.testing.assert_array_equal(stored[name][1 : count + 1], column[1 : count + 1])
 
 
 def test_a_source_of_single_rows_is_flat() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedvi.data.splits import balanced, skewed
+from fedvi.data.splits import balanced, by_column, skewed, together
 from fedvi.errors import DataError
 
 # Adult's training half: 24,421 records, of which 0.239 are positive.
@@ -77,3 +77,36 @@ def test_a_skew_that_cannot_be_is_refused(
 def test_every_balanced_client_holds_a_record(clients: int) -> None:
     with pytest.raises(DataError, match=f"{clients} clients are to share 7 records"):
         balanced(np.random.default_rng(0), 7, clients)
+
+
+def test_a_column_names_the_clients_in_the_order_of_the_file() -> None:
+    names, client = by_column(["south", " north", "south ", "east"])
+    assert names == ("south", "north", "east")
+    assert client.tolist() == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("cells", "clients", "said"),
+    [
+        (["north", ""], None, "a record has nothing in the column"),
+        ([], None, "there is no record"),
+        (["north", "south"], 3, "3 clients are to share records of 2 different ones"),
+    ],
+)
+def test_a_column_that_names_no_clients_is_refused(
+    cells: list[str], clients: int | None, said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        by_column(cells, clients)
+
+
+def test_no_patient_is_divided_between_clients() -> None:
+    generator = np.random.default_rng(6)
+    patients = [f"p{number}" for number in generator.integers(0, 50, 400)]
+    units, unit = by_column(patients)
+    client = together(patients, balanced(generator, len(units), 4))
+    for number in range(len(units)):
+        assert len(set(client[unit == number].tolist())) == 1
+    assert set(client.tolist()) == {0, 1, 2, 3}
+    with pytest.raises(DataError, match="3 shares for 50 units"):
+        together(patients, np.zeros(3, np.intp))

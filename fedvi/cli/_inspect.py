@@ -1,0 +1,228 @@
+"""What `fedvi data inspect` prints: come here to change how a file is described to whoever holds it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedvi import errors
+
+if TYPE_CHECKING:
+    from fedvi.data.guess import Guess
+    from fedvi.data.inspect import ColumnFit, Fit
+    from fedvi.data.names import Names
+    from fedvi.experiment.config import Study
+
+__all__ = ["file", "study"]
+
+_PRIVATE = (
+    "PRIVATE: computed from records as they are, with no noise. It is for whoever holds them: nothing "
+    "was written, and nothing of this may be sent on."
+)
+
+_SHOWN = 12
+
+
+def file(path: Path, names: "Names", named: bool, as_json: bool) -> None:
+    """Prints what a file looks like.
+
+    Args:
+      path: the file.
+      names: of its columns.
+      named: whether they were given, because the file does not have them.
+      as_json: whether to print JSON.
+    """
+    from fedvi.data import guess
+
+    given = names.columns if named else None
+    guesses = guess.guess_columns(path, names.columns, columns=given, separator=names.separator)
+    if as_json:
+        content = {"private": True, "file": str(path), "columns": [g._asdict() for g in guesses]}
+        click.echo(json.dumps(content | {"warning": _PRIVATE}, indent=2, allow_nan=False))
+        return
+    from fedvi.report import tables
+
+    click.echo(_PRIVATE)
+    rows = [
+        [
+            guess.name,
+            guess.kind,
+            str(guess.cells),
+            str(guess.missing),
+            str(guess.different),
+            _values(guess),
+        ]
+        for guess in guesses
+    ]
+    head = ["column", "looks like", "cells", "missing", "different", "values"]
+    table = tables.grid(head, rows, str(path), ("column", "looks like", "values"))
+    tables.console().print(table, crop=False)
+    unreadable = max((guess.unreadable for guess in guesses), default=0)
+    if unreadable:
+        click.echo(
+            f"{unreadable} lines cannot be read: in a private study such records count as zero"
+        )
+    click.echo(f"to draft a study's [data] section: fedvi data schema {path}")
+
+
+def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> None:
+    """Prints how a file fits a study.
+
+    Args:
+      source: the study.
+      path: the file; None takes the one that the study names.
+      name: of the client whose file it is; None if ``path`` is given.
+      as_json: whether to print JSON.
+
+    Raises:
+      ConfigError: the study cannot be read, or names no such client or file.
+      DataError: the file cannot be read.
+    """
+    from fedvi.data.inspect import inspect_file
+    from fedvi.data.schema import parse_schema
+    from fedvi.experiment.config import load_study
+
+    described = load_study(source)
+    if not described.data.columns_schema:
+        raise errors.ConfigError(
+            f"{source} declares no columns under [data.schema], which a file could be held against",
+            "leave the study out to see what a table looks like: fedvi data inspect FILE",
+        )
+    declared = parse_schema(described.data.columns_schema, private=described.privacy.private)
+    path = _path(described, source, path, name)
+    unit = described.data.unit_column
+    found = inspect_file(
+        path,
+        declared,
+        _used(described, declared),
+        private=described.privacy.private,
+        columns=described.data.columns,
+        separator=described.data.separator,
+        unit_column=unit,
+        most_rows=described.data.rows_per_unit if unit else 1,
+    )
+    if as_json:
+        content = {
+            "private": True,
+            "study": described.study.name,
+            "file": str(path),
+            **_plain(found),
+        }
+        click.echo(json.dumps(content | {"warning": _PRIVATE}, indent=2, allow_nan=False))
+        return
+    _show(found, str(path), described)
+
+
+def _values(guess: "Guess") -> str:
+    if guess.kind in ("binary", "level"):
+        shown = ", ".join(
+            f"{_printable(value)} ({count})" for value, count in guess.values[:_SHOWN]
+        )
+        more = guess.different - _SHOWN
+        return f"{shown}, and {more} more" if more > 0 else shown
+    if guess.low is None or guess.high is None:
+        return ""
+    return f"{guess.low:.6g} to {guess.high:.6g}" + (", whole" if guess.whole else "")
+
+
+def _printable(value: str) -> str:
+    """Returns a cell that cannot steer a terminal."""
+    return value if value.isprintable() else repr(value)
+
+
+def _path(study: "Study", source: Path, path: Path | None, name: str | None) -> Path:
+    clients = {client.name: client for client in study.clients}
+    if name is not None and name not in clients:
+        raise errors.ConfigError(
+            f"--as {name} is none of the study's clients", errors.did_you_mean(name, clients)
+        )
+    if path is not None:
+        return path
+    named = clients[name].data if name is not None else None
+    if named is None:
+        raise errors.ConfigError(
+            "--data is missing, and the study names no file"
+            + (f" of {name}" if name else " without --as"),
+            f"write: fedvi data inspect {source} --data FILE",
+        )
+    return source.parent / named
+
+
+def _used(study: "Study", declared: Any) -> tuple[str, ...]:
+    """Returns the columns that the formula uses; without one, all that are declared."""
+    from fedvi.data.formula import parse_formula
+
+    text = study.model.arguments.get("formula")
+    return parse_formula(text, declared).columns if isinstance(text, str) else tuple(declared)
+
+
+def _plain(found: "Fit") -> dict[str, Any]:
+    return {
+        "rows": found.rows,
+        "counting": found.counting,
+        "columns": [column._asdict() for column in found.columns],
+        "units": None if found.units is None else found.units._asdict(),
+    }
+
+
+def _show(found: "Fit", title: str, study: "Study") -> None:
+    from fedvi.report import tables
+
+    click.echo(_PRIVATE)
+    verdicts = ("fits", "missing", "outside", "unknown", "unreadable")
+    rows = [
+        [
+            column.name,
+            "yes" if column.used else "no",
+            *(str(column.counts.get(verdict, 0)) for verdict in verdicts),
+            tables.share(column.clipped / found.rows if found.rows else 0.0),
+            str(column.dropped),
+            "" if column.low is None else f"{column.low:.6g} to {column.high:.6g}",
+        ]
+        for column in found.columns
+    ]
+    names = ["column", "used", *verdicts, "clipped", "records lost", "range"]
+    console = tables.console()
+    console.print(tables.grid(names, rows, title, ("column", "used", "range")), crop=False)
+    for column in found.columns:
+        for line in _remarks(column):
+            click.echo(line)
+    share = tables.share(found.counting / found.rows if found.rows else None)
+    click.echo(f"{found.rows} rows, of which {found.counting} count ({share})")
+    units = found.units
+    if units is None:
+        _warn_of_size(found.rows, "rows", study)
+        return
+    spread = ", ".join(f"{count} with {rows}" for rows, count in units.rows.items())
+    click.echo(f"{units.units} units in `{units.column}`: {spread or 'none'} (rows that count)")
+    click.echo(
+        f"{units.left_out} rows come after the first {units.most} of their unit, and are left out"
+    )
+    if units.without:
+        click.echo(f"{units.without} rows do not say whose they are, and count as zero")
+    _warn_of_size(units.units, "units", study)
+
+
+def _warn_of_size(count: int, what: str, study: "Study") -> None:
+    most = study.data.max_records
+    if most is not None and count > most:
+        click.echo(f"more {what} than the study declares with data.max_records = {most}")
+
+
+def _remarks(column: "ColumnFit") -> list[str]:
+    words = {
+        "missing": "missing",
+        "outside": "outside the bounds",
+        "unknown": "of no declared value",
+    }
+    lines = []
+    for verdict, said in words.items():
+        count = column.counts.get(verdict, 0)
+        if count:
+            examples = ", ".join(
+                f"{cell!r} ({times})" for cell, times in column.examples.get(verdict, [])
+            )
+            shown = f", such as {examples}" if examples else ""
+            lines.append(f"{column.name}: {count} {said}: {column.done[verdict]}{shown}")
+    return lines

@@ -1,0 +1,402 @@
+"""`fedvi data`: look at a table, draft its schema, share it out; come here to add a tool for data.
+
+All of it is for whoever holds the records, at their own machine: no server and no client calls it.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedvi import errors
+from fedvi.cli import _inspect
+
+if TYPE_CHECKING:
+    from fedvi.data.names import Names
+
+__all__ = ["data"]
+
+_PUBLIC = (
+    "for simulations and public data: it looks at all records at once, which no federation can."
+)
+
+_columns = click.option(
+    "--columns",
+    metavar="NAME,NAME,…",
+    help="Of all columns, in order, for a file that does not begin with their names.",
+)
+_separator = click.option(
+    "--separator", metavar="CHARACTER", help="Between cells. [default: what the first line has]"
+)
+
+
+@click.group()
+def data() -> None:
+    """Look at a table before a study, draft the study's [data] section, share a table out.
+
+    \b
+      fedvi data inspect north.csv                         # what is in it, without a study
+      fedvi data schema north.csv --response died          # a first [data] section
+      fedvi data inspect study.toml --data north.csv       # how it fits the study
+      fedvi data split all.csv --by hospital --out shards  # a federation to simulate
+
+    All three run on the machine that holds the records, and send nothing.
+    """
+
+
+@data.command()
+@click.argument("source", metavar="STUDY|FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--data",
+    "path",
+    type=click.Path(path_type=Path),
+    help="With a study: the file. [default: that of --as, where the study names one]",
+)
+@click.option("--as", "name", metavar="NAME", help="With a study: the client whose file it is.")
+@_columns
+@_separator
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def inspect(
+    source: Path,
+    path: Path | None,
+    name: str | None,
+    columns: str | None,
+    separator: str | None,
+    as_json: bool,
+) -> None:
+    """Say how a file fits a study, or what a file looks like. Private, and local: it writes nothing.
+
+    With a study: of each declared column how many cells fit, are missing, outside the bounds or of no
+    declared level, with examples; how many records count as zero and because of which column; what
+    share is clipped; how many rows a patient has. Without one: types as they look, ranges, levels.
+
+    \b
+      fedvi data inspect study.toml --data north.csv
+      fedvi data inspect study.toml --as north
+      fedvi data inspect north.csv
+      fedvi data inspect old.data --columns age,sex,cp --json
+
+    It takes part in no run, and says nothing in its exit code: a run in which it decided who takes
+    part would tell about the records.
+    """
+    if source.suffix.lower() not in (".toml", ".json"):
+        for flag, given in (("--data", path), ("--as", name)):
+            if given is not None:
+                raise errors.ConfigError(
+                    f"{flag} is given beside {source}, which is no study",
+                    f"write: fedvi data inspect STUDY.toml {flag} {given}; or leave {flag} out",
+                )
+        _inspect.file(source, _names(source, columns, separator), columns is not None, as_json)
+        return
+    for flag, given in (("--columns", columns), ("--separator", separator)):
+        if given is not None:
+            raise errors.ConfigError(
+                f"{flag} is given beside a study, which says how files are read",
+                f"leave {flag} out: [data] of {source} has it",
+            )
+    _inspect.study(source, path, name, as_json)
+
+
+@data.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--response", metavar="COLUMN", help="What a model will explain: drafts a formula.")
+@click.option(
+    "--bounds",
+    "stated",
+    multiple=True,
+    metavar="COLUMN=LOW,HIGH",
+    help="Public bounds of a number, known without the file. May be given several times.",
+)
+@click.option(
+    "--from-data",
+    is_flag=True,
+    help="Take other bounds from the file, rounded and marked so. Not private: for a try, or public data.",
+)
+@_columns
+@_separator
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file, which may not be there yet. [default: print]",
+)
+def schema(
+    file: Path,
+    response: str | None,
+    stated: tuple[str, ...],
+    from_data: bool,
+    columns: str | None,
+    separator: str | None,
+    out: Path | None,
+) -> None:
+    """Draft the [data] section of a study from a file: a type for each column, and what to state.
+
+    Bounds are left empty, with STATE ME beside them, and a study does not run before they are filled
+    in: bounds that are taken from the data tell about the records that have them, to everybody who
+    reads the study. State them from what the quantity is. Levels are listed as they were found, with
+    CONFIRM beside them: keep those that are public knowledge.
+
+    \b
+      fedvi data schema north.csv --response died --out schema.toml
+      fedvi data schema north.csv --bounds age=18,100 --bounds iss=0,75
+      fedvi data schema public.csv --response y --from-data
+    """
+    from fedvi.data import draft, guess
+
+    found = _names(file, columns, separator)
+    given = None if columns is None else found.columns
+    guesses = guess.guess_columns(file, found.columns, columns=given, separator=found.separator)
+    options = draft.Options(
+        source=file.name,
+        response=response,
+        bounds=dict(_bounds(text) for text in stated),
+        from_data=from_data,
+        columns=given,
+        separator=found.separator,
+    )
+    drafted = draft.draft_schema(guesses, options)
+    if out is None:
+        click.echo(drafted.text, nl=False)
+    else:
+        _write_new(out, lambda handle: handle.write(drafted.text))
+        click.echo(f"written to {out}", err=True)
+    if drafted.open:
+        click.echo(f"to state: {', '.join(drafted.open)}", err=True)
+    if drafted.confirm:
+        click.echo(f"to confirm: {', '.join(drafted.confirm)}", err=True)
+    if drafted.formula is not None:
+        click.echo(f"a formula to start with: {drafted.formula}", err=True)
+    if from_data:
+        click.echo("NOT PRIVATE: bounds were taken from the records (--from-data)", err=True)
+
+
+@data.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--clients", type=click.IntRange(min=1), help="How many clients share the records.")
+@click.option("--by", metavar="COLUMN", help="One client for each value of this column.")
+@click.option("--balanced", is_flag=True, help="Shares of equal size, drawn at random.")
+@click.option(
+    "--size-skew",
+    type=float,
+    metavar="R",
+    help="Half of the clients are small: (1 − R) of an equal share each, 0 ≤ R < 1.",
+)
+@click.option(
+    "--label-skew",
+    type=float,
+    metavar="K",
+    help="Above 0 takes positive records from small clients, below 0 gives them more. [default: 0]",
+)
+@click.option("--label", metavar="COLUMN", help="Of what --label-skew is: a column of two values.")
+@click.option("--positive", metavar="CELL", help="Which of the two is positive. [default: 1]")
+@click.option(
+    "--together",
+    metavar="COLUMN",
+    help="With --balanced: keeps the rows of one patient, named by this column, at one client.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@_columns
+@_separator
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder for one file a client; a file that is there is not overwritten.",
+)
+def split(
+    file: Path,
+    clients: int | None,
+    by: str | None,
+    balanced: bool,
+    size_skew: float | None,
+    label_skew: float | None,
+    label: str | None,
+    positive: str | None,
+    together: str | None,
+    seed: int,
+    columns: str | None,
+    separator: str | None,
+    out: Path,
+) -> None:
+    """Share a table out over simulated clients, one file each, and print their [[clients]] tables.
+
+    \b
+      fedvi data split all.csv --by hospital --out shards
+      fedvi data split all.csv --clients 10 --balanced --out shards
+      fedvi data split visits.csv --clients 4 --balanced --together patient --out shards
+      fedvi data split adult.csv --clients 10 --size-skew 0.75 --label-skew 0.95 \\
+        --label income --positive '>50K' --out shards
+
+    The skewed split is that of the DP-PVI experiments (Heikkilä et al. 2023): half of the clients are
+    small, and hold other labels than the rest. For simulations and public data: it looks at all records
+    at once, which no federation can.
+    """
+    from fedvi.data import guess, splits, tables
+    from fedvi.data.cells import Wanted
+
+    ways = {"--by": by is not None, "--balanced": balanced, "--size-skew": size_skew is not None}
+    chosen = [flag for flag, given in ways.items() if given]
+    if len(chosen) != 1:
+        raise errors.ConfigError(
+            f"{' and '.join(chosen) or 'no way to split'} given, expected one of {', '.join(ways)}",
+            "such as --by hospital, or --clients 10 --balanced",
+        )
+    _check_flags(chosen[0], clients, label_skew, label, positive, together)
+    found = _names(file, columns, separator)
+    for name in (by, label, together):
+        if name is not None and name not in found.columns:
+            raise errors.DataError(
+                f"{file}: no column `{name}`", errors.did_you_mean(name, found.columns)
+            )
+    everything = frozenset(found.columns)
+    given = None if columns is None else found.columns
+    asked = Wanted(found.columns, given, found.separator, private=False, as_text=everything)
+    table: dict[str, list[str]] = {name: [] for name in found.columns}
+    for part in tables.chunks(file, asked):
+        for name, cells in part.items():
+            table[name] += [cell or "" for cell in guess.texts_of(cells)]
+
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    count = len(table[found.columns[0]])
+    names = tuple(f"client-{number}" for number in range(1, (clients or 0) + 1))
+    if by is not None:
+        values, client = splits.by_column(table[by], clients)
+        names = _client_names(values)
+    elif together is not None:
+        units, _ = splits.by_column(table[together])
+        share = splits.balanced(generator, len(units), len(names))
+        client = splits.together(table[together], share)
+    elif balanced:
+        client = splits.balanced(generator, count, len(names))
+    else:
+        marks = _positive(table[label], str(label), positive) if label else [False] * count
+        client = splits.skewed(
+            generator, np.array(marks, bool), len(names), size_skew or 0.0, label_skew or 0.0
+        )
+    rows = list(zip(*table.values(), strict=True))
+    paths = [out / f"{name}.csv" for name in names]
+    taken = [path for path in paths if path.exists()]
+    if taken:
+        raise errors.ConfigError(
+            f"{taken[0]} is there already, and is not overwritten", "give another --out"
+        )
+    for number, path in enumerate(paths):
+        mine = [rows[index] for index in np.flatnonzero(client == number)]
+        _write_new(
+            path, _table_writer(found.columns if given is None else None, mine, found.separator)
+        )
+        # TOML takes no pairs of surrogates, which JSON would write for some letters.
+        shown = json.dumps(path.as_posix(), ensure_ascii=False)
+        click.echo(f'[[clients]]\nname = "{names[number]}"\ndata = {shown}')
+        click.echo(f"{path}: {len(mine)} records", err=True)
+    click.echo(_PUBLIC, err=True)
+
+
+def _check_flags(
+    way: str,
+    clients: int | None,
+    label_skew: float | None,
+    label: str | None,
+    positive: str | None,
+    together: str | None,
+) -> None:
+    if clients is None and way != "--by":
+        raise errors.ConfigError(f"--clients is missing beside {way}", "such as --clients 10")
+    belong = {
+        "--label-skew": (label_skew, "--size-skew"),
+        "--label": (label, "--size-skew"),
+        "--positive": (positive, "--size-skew"),
+        "--together": (together, "--balanced"),
+    }
+    for flag, (given, home) in belong.items():
+        if given is not None and way != home:
+            raise errors.ConfigError(f"{flag} is given beside {way}", f"it goes with {home}")
+    if label_skew and label is None:
+        raise errors.ConfigError(
+            "--label is missing beside --label-skew", "name the column whose values are skewed"
+        )
+
+
+def _positive(cells: Sequence[str], label: str, positive: str | None) -> list[bool]:
+    from fedvi.data.schema import as_code
+
+    codes = [as_code(cell) for cell in cells]
+    wanted = as_code(positive if positive is not None else "1")
+    if wanted not in codes:
+        raise errors.DataError(
+            f"no record has {positive or '1'!r} in the column `{label}`",
+            "say with --positive which cell is a positive label",
+        )
+    return [code == wanted for code in codes]
+
+
+def _client_names(values: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(
+        re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-.")[:64] or "client" for value in values
+    )
+    folded = [name.casefold() for name in names]
+    for value, name in zip(values, folded, strict=True):
+        if folded.count(name) > 1:
+            raise errors.DataError(
+                f"two values of the column, one of them {value!r}, would name one client",
+                "rename them in the file: names of clients are letters, digits, `.`, `_` and `-`",
+            )
+    return names
+
+
+def _table_writer(
+    header: Sequence[str] | None, rows: Sequence[Sequence[str]], separator: str
+) -> Callable[[Any], None]:
+    def write(handle: Any) -> None:
+        writer = csv.writer(handle, delimiter=separator, lineterminator="\n")
+        if header is not None:
+            writer.writerow(header)
+        writer.writerows(rows)
+
+    return write
+
+
+def _write_new(path: Path, write: Callable[[Any], Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8", newline="") as handle:
+            write(handle)
+    except FileExistsError:
+        raise errors.ConfigError(
+            f"{path} is there already, and is not overwritten", "give another --out"
+        ) from None
+    except OSError as error:
+        raise errors.ConfigError(
+            f"{path} cannot be written: {error.strerror}", "give another --out"
+        ) from None
+
+
+def _names(path: Path, columns: str | None, separator: str | None) -> "Names":
+    from fedvi.data.names import Names, column_names, separator_of
+
+    if separator is not None and (len(separator) != 1 or separator in '"\r\n\0'):
+        raise errors.ConfigError(
+            f"--separator is {separator!r}, expected one character", 'use "," or ";"'
+        )
+    if columns is None:
+        return column_names(path, separator)
+    listed = tuple(name.strip() for name in columns.split(","))
+    return Names(listed, separator or separator_of(path))
+
+
+def _bounds(text: str) -> tuple[str, tuple[float, float]]:
+    from fedvi.data.schema import as_number
+
+    name, equals, rest = text.rpartition("=")
+    ends = [as_number(part.strip()) for part in rest.split(",")]
+    low, high = ends if len(ends) == 2 else (None, None)
+    if not equals or low is None or high is None or not low < high:
+        raise errors.ConfigError(
+            f"--bounds is {text!r}, expected COLUMN=LOW,HIGH", "such as --bounds age=18,100"
+        )
+    return name.strip(), (low, high)

@@ -1,0 +1,162 @@
+"""NumPy's files of columns, ``.npz`` and ``.npy``, to cells; come here to change what their types mean.
+
+What can refuse is public: whether the file can be read, and the names, types and lengths of its arrays.
+"""
+
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedvi.data.cells import Cells, Codes, Numbers, Wanted
+from fedvi.errors import DataError, did_you_mean
+
+__all__ = ["chunks", "known_rows"]
+
+
+def known_rows(path: Path) -> int | None:
+    """Returns the number of records if the file is one array, None otherwise; private.
+
+    Raises:
+      DataError: as ``chunks``.
+    """
+    return len(_mapped(path)) if path.suffix.lower() == ".npy" else None
+
+
+def chunks(path: Path, wanted: Wanted) -> Iterator[dict[str, Cells]]:
+    """Yields the columns wanted, ``wanted.rows`` records at a time; an empty table if there are none.
+
+    A ``.npz`` holds one array [n] a column, by name, and is read as a whole. A ``.npy`` holds one array
+    with named fields (a structured dtype); or a matrix [n, k] of numbers, whose columns the study names in
+    ``data.columns``. It may be larger than memory. Numbers are taken as numbers, booleans as 1 and 0,
+    text as text, and NaN is a missing cell.
+
+    Raises:
+      DataError: the file is not there or none of NumPy's, or lacks a column; or a column holds what is
+        neither number nor text, or is no array [n].
+    """
+    if path.suffix.lower() == ".npy":
+        count, piece = _of_array(path, wanted)
+    else:
+        count, piece = _of_archive(path, wanted)
+    for start in range(0, max(count, 1), wanted.rows):
+        part = slice(start, min(start + wanted.rows, count))
+        yield {name: _cells(piece(name, part), name in wanted.as_text) for name in wanted.names}
+
+
+_Piece = Callable[[str, slice], NDArray[Any]]
+
+
+def _of_archive(path: Path, wanted: Wanted) -> tuple[int, _Piece]:
+    problem = hint = ""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names = list(file.files)
+            found = {name: file[name] for name in wanted.names if name in names}
+    except FileNotFoundError:
+        problem, hint = "cannot be read (no such file)", _WHERE_PATHS_START
+    except (OSError, TypeError, ValueError, AttributeError, EOFError, zipfile.BadZipFile):
+        # What NumPy raises may hold a piece of the file, and is left behind.
+        problem = "no file of arrays that NumPy can read"
+        hint = "write it with numpy.savez(path, age=…, sex=…), numbers or text alone in it"
+    if problem:
+        raise DataError(f"{path}: {problem}", hint)
+    _check_names(path, wanted, names)
+    _check_columns(path, {name: (found[name].shape, found[name].dtype) for name in wanted.names})
+    return len(found[wanted.names[0]]), lambda name, part: found[name][part]
+
+
+def _of_array(path: Path, wanted: Wanted) -> tuple[int, _Piece]:
+    whole = _mapped(path)
+    count, fields = len(whole), whole.dtype.names
+    if fields is not None and whole.ndim == 1:
+        _check_names(path, wanted, list(fields))
+        _check_columns(path, {name: ((count,), whole.dtype[name]) for name in wanted.names})
+        # Mapped anew for each piece: what was read of a mapping would stay in memory.
+        return count, lambda name, part: np.array(_mapped(path)[part][name])
+    names = wanted.columns
+    if names is None or whole.ndim != 2 or whole.shape[1] != len(names):
+        shape = "×".join(map(str, whole.shape[1:])) or "one number"
+        raise DataError(
+            f"{path}: an array without named fields, of {shape} a record, expected named fields, or as "
+            "many numbers a record as `data.columns` has names",
+            "write a .npz with numpy.savez(path, age=…, sex=…), or name its columns in `data.columns`",
+        )
+    _check_names(path, wanted, list(names))
+    _check_columns(path, dict.fromkeys(wanted.names, ((count,), whole.dtype)))
+    places = {name: list(names).index(name) for name in wanted.names}
+    return count, lambda name, part: np.array(_mapped(path)[part, places[name]])
+
+
+_WHERE_PATHS_START = "paths are relative to the folder of the study file"
+
+
+def _mapped(path: Path) -> Any:
+    problem, hint = "cannot be read (no such file)", _WHERE_PATHS_START
+    try:
+        found = np.lib.format.open_memmap(path, mode="r")
+        if found.ndim > 0:
+            return found
+    except FileNotFoundError:
+        raise DataError(f"{path}: {problem}", hint) from None
+    except (OSError, TypeError, ValueError, AttributeError, EOFError):
+        # What NumPy raises may hold a piece of the file, and is left behind.
+        pass
+    try:  # an array without records cannot be mapped
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray) and found.ndim > 0 and not len(found):
+            return found
+    except (OSError, TypeError, ValueError, AttributeError, EOFError, zipfile.BadZipFile):
+        pass
+    raise DataError(
+        f"{path}: no array that NumPy can read",
+        "write it with numpy.save, of numbers, or of fields that are numbers or text",
+    )
+
+
+def _check_names(path: Path, wanted: Wanted, names: list[str]) -> None:
+    for name in wanted.names:
+        if name not in names:
+            raise DataError(f"{path}: no column `{name}`", did_you_mean(name, names))
+
+
+def _check_columns(path: Path, found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+    for name, (shape, dtype) in found.items():
+        if len(shape) != 1:
+            raise DataError(
+                f"{path}: array `{name}` has {len(shape)} axes, expected 1",
+                "a column has one number or text a record; give each column an array of its own",
+            )
+        if dtype.kind not in "biufUS" or (dtype.kind == "f" and dtype.itemsize > 8):
+            raise DataError(
+                f"{path}: column `{name}` holds {dtype}, expected numbers or text",
+                "write it as a number, such as days since a fixed day, or as text",
+            )
+    if len({shape for shape, _ in found.values()}) != 1:
+        raise DataError(
+            f"{path}: the arrays {', '.join(found)} differ in length",
+            "every column needs one cell for each record",
+        )
+
+
+def _cells(array: NDArray[Any], as_text: bool) -> Cells:
+    if array.dtype.kind in "US":
+        given, places = np.unique(array, return_inverse=True)
+        return Codes(places.reshape(-1), tuple(_decoded(text) for text in given.tolist()))
+    if as_text and array.dtype.kind in "iu":
+        return [str(value) for value in array.tolist()]
+    # Silent: a warning about a number that is none would tell of a record.
+    with np.errstate(all="ignore"):
+        return Numbers(array.astype(np.float64))
+
+
+def _decoded(text: str | bytes) -> str | None:
+    if isinstance(text, str):
+        return text.strip()
+    try:
+        return text.decode().strip()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,220 @@
+"""CSV and its kin to columns of texts; come here to change how lines are read.
+
+In a private study none of the errors here depends on what a record holds: a line that is no CSV, no
+UTF-8, or has too many or too few cells counts as zero.
+"""
+
+import codecs
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedvi.data.cells import Wanted
+from fedvi.errors import ConfigError, DataError, did_you_mean
+
+__all__ = ["chunks", "known_rows"]
+
+Texts = dict[str, list[str | None]]
+
+
+def known_rows(path: Path) -> int | None:
+    """Returns None: nobody knows before the last line is read."""
+    return None
+
+
+def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
+    """Yields the columns wanted, ``wanted.rows`` records at a time; one empty table if there is none.
+
+    A name that ends in ``.gz`` is unpacked; in a file called ``.tsv`` a separator that is left at its
+    default is a tab. What else is done with lines is in ``load.read_table``.
+
+    Raises:
+      ConfigError: ``columns`` or ``separator`` cannot be used.
+      DataError: as ``load.read_table``; or the file is packed and broken.
+    """
+    separator, private = wanted.separator, wanted.private
+    if len(separator) != 1 or separator in '"\r\n':
+        raise ConfigError(
+            f"data.separator: {separator!r}, expected one character",
+            'use ",", ";" or "\\t"; blanks around a cell are taken off anyway',
+        )
+    if separator == "," and ".tsv" in path.suffixes[-2:]:
+        separator = "\t"
+    rows = _lone_rows(path, separator) if private else _rows(path, separator)
+    if wanted.columns is None:
+        header = next((row for _, row in rows if row != [""]), [])
+        if header is None:
+            raise DataError(
+                f"{path}: the first line cannot be read, expected the names of the columns",
+                "save the file as CSV in UTF-8, with every name on the first line",
+            )
+        if not header:
+            raise DataError(
+                f"{path}: the file is empty, expected a line with the names of the columns",
+                "is this the right file? a file without header needs `data.columns`",
+            )
+    else:
+        _check_declared(wanted.columns, wanted.names)
+        header = list(wanted.columns)
+    places = _places(path, header, wanted.names)
+
+    table: Texts = {name: [] for name in wanted.names}
+    count, told = 0, False
+    for line, row in rows:
+        if row == [""] and len(header) > 1:
+            continue
+        if row is not None and len(row) != len(header):
+            if not private:
+                # Counts of cells are left out: a separator inside a cell is part of a record.
+                raise DataError(
+                    f"{path}: line {line} has {'more' if len(row) > len(header) else 'fewer'} cells "
+                    f"than the {len(header)} columns",
+                    "is a separator or a quote inside a cell? put such cells in double quotes, and "
+                    "check `data.separator`",
+                )
+            row = None
+        for name, place in places.items():
+            table[name].append(None if row is None else row[place])
+        count += 1
+        if count == wanted.rows:
+            yield table
+            table, count, told = {name: [] for name in wanted.names}, 0, True
+    if count or not told:
+        yield table
+
+
+def _lone_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
+    """Yields (line number, cells) of each line that is not empty, read by itself.
+
+    The cells are None where the line cannot be read.
+    """
+    problem = hint = ""
+    number = 0
+    try:
+        with _opened(path) as file:
+            # Bytes: a line that is not UTF-8 would stop a decoder for all that follow.
+            for line in _lines(file):
+                number += 1
+                mark = _MARK if number == 1 else b""
+                row = None if line is None else _lone_row(line.removeprefix(mark), separator)
+                if row is None or row:
+                    yield number, row
+    except _BROKEN:
+        problem, hint = _PACKED, _PACK_AGAIN
+    except OSError as error:
+        problem, hint = f"cannot be read ({error.strerror})", _WHERE_PATHS_START
+    if problem:
+        raise DataError(f"{path}: {problem}", hint)
+
+
+def _lines(file: Any) -> Iterator[bytes | None]:
+    """Yields lines without their ends, \\n, \\r or both; None for one longer than 16 MiB.
+
+    So no record can fill the memory, and stop a run by that. Between \\r and \\n an empty line may come.
+    """
+    rest, lost = b"", False
+    while piece := file.read(_PIECE):
+        lines = (rest + piece).splitlines(keepends=True)
+        rest = b"" if lines[-1].endswith((b"\n", b"\r")) else lines.pop()
+        for ended in lines:
+            line = ended.rstrip(b"\r\n")
+            # By its length alone: where a piece ends follows from other records.
+            yield None if lost or len(line) > _LONGEST else line
+            lost = False
+        lost = lost or len(rest) > _LONGEST
+        rest = b"" if lost else rest
+    if lost or rest:
+        yield None if lost else rest
+
+
+_PIECE = 1 << 20
+_LONGEST = 1 << 24
+
+
+def _lone_row(line: bytes, separator: str) -> list[str] | None:
+    """Reads one line; None if it is not UTF-8 or not CSV, an empty list if it is empty."""
+    try:
+        rows = list(csv.reader([line.decode()], **_dialect(separator)))
+    except (csv.Error, UnicodeDecodeError):
+        return None
+    return [cell.strip() for row in rows for cell in row]
+
+
+def _dialect(separator: str) -> dict[str, Any]:
+    # With strict, a quote that is never closed is an error, not one very long cell.
+    return {"delimiter": separator, "skipinitialspace": separator != " ", "strict": True}
+
+
+_MARK = codecs.BOM_UTF8
+_WHERE_PATHS_START = "paths are relative to the folder of the study file"
+_BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
+_PACKED, _PACK_AGAIN = "no whole gzip file", "was it copied to its end? pack it again with gzip"
+
+
+def _rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
+    """Yields (line number, cells) of each line that is not empty; blanks alone are one cell."""
+    # What csv and the decoder raise may hold a piece of the file. It is left behind before ours
+    # is raised, so that not even a traceback with all its causes shows it.
+    problem = hint = ""
+    line = 0
+    try:
+        with _opened(path) as packed:
+            # "utf-8-sig" leaves out the mark that some programs begin a file with.
+            file = io.TextIOWrapper(packed, encoding="utf-8-sig", newline="")
+            reader = csv.reader(file, **_dialect(separator))
+            for row in reader:
+                line = reader.line_num
+                if row:
+                    yield line, [cell.strip() for cell in row]
+    except csv.Error:
+        problem = f"line {line + 1} or one after it is not CSV"
+        hint = "look for a quote that is not closed, or text after a closing quote"
+    except UnicodeDecodeError:
+        problem, hint = "not a text file in UTF-8", "save it again in that encoding"
+    except _BROKEN:
+        problem, hint = _PACKED, _PACK_AGAIN
+    except OSError as error:
+        problem, hint = f"cannot be read ({error.strerror})", _WHERE_PATHS_START
+    if problem:
+        raise DataError(f"{path}: {problem}", hint)
+
+
+def _opened(path: Path) -> Any:
+    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")
+
+
+def _check_declared(columns: Sequence[str], wanted: Sequence[str]) -> None:
+    for name in columns:
+        if list(columns).count(name) > 1:
+            raise ConfigError(
+                f"data.columns: `{name}` is there twice", "give every column its own name"
+            )
+    for name in wanted:
+        if name not in columns:
+            raise ConfigError(
+                f"data.columns: no `{name}`, which the schema needs", did_you_mean(name, columns)
+            )
+
+
+def _places(path: Path, header: Sequence[str], wanted: Sequence[str]) -> dict[str, int]:
+    absent = [name for name in wanted if name not in header]
+    if absent:
+        # A first line with none of the names is probably a record, and stays out of the text.
+        is_header = 2 * len(absent) <= len(wanted)
+        raise DataError(
+            f"{path}: no column `{absent[0]}` in the first line",
+            did_you_mean(absent[0], header)
+            if is_header
+            else "is this the right `data.separator`? does the file begin with the names of its "
+            "columns? if it has none, list them in `data.columns`",
+        )
+    for name in wanted:
+        if list(header).count(name) > 1:
+            raise DataError(
+                f"{path}: two columns are called `{name}`", "rename or take out one of them"
+            )
+    return {name: header.index(name) for name in wanted}

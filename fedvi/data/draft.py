@@ -1,0 +1,255 @@
+"""A first `[data]` section for a study, from what a file looks like; come here to change its words.
+
+Bounds that follow from the data tell about them: the largest age in a file is somebody's age, and it would
+stand in a study that everybody reads. So a draft leaves bounds out, and a study does not run without them.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fedvi.data.guess import Guess
+from fedvi.errors import ConfigError, did_you_mean
+
+__all__ = ["Draft", "Options", "draft_schema", "rounded_out"]
+
+
+class Options(NamedTuple):
+    """What a person says of a draft.
+
+    Attributes:
+      source: the file's name, for the first line.
+      response: the column that a model will explain; or None.
+      bounds: column → public bounds that were stated.
+      from_data: whether other bounds are taken from the file; for data that need no protection.
+      columns: of a file that does not name them; else None.
+      separator: between cells.
+    """
+
+    source: str
+    response: str | None = None
+    bounds: Mapping[str, tuple[float, float]] = {}
+    from_data: bool = False
+    columns: Sequence[str] | None = None
+    separator: str = ","
+
+
+class Draft(NamedTuple):
+    """A draft.
+
+    Attributes:
+      text: TOML.
+      open: keys that somebody has to state before a study can run.
+      confirm: keys whose values were found in the file, and are to be confirmed.
+      formula: of the response, or None.
+    """
+
+    text: str
+    open: tuple[str, ...]
+    confirm: tuple[str, ...]
+    formula: str | None
+
+
+def draft_schema(guesses: Sequence[Guess], options: Options) -> Draft:
+    """Writes ``[data]`` and a table for each column.
+
+    Raises:
+      ConfigError: bounds or a response are of no column, or of one of another type.
+    """
+    names = [guess.name for guess in guesses]
+    for given in (*options.bounds, *([options.response] if options.response else [])):
+        if given not in names:
+            raise ConfigError(
+                f"{'--bounds' if given in options.bounds else '--response'} names the column "
+                f"{given!r}, which the file does not have",
+                did_you_mean(given, names),
+            )
+    called = _called(names)
+    lines = _head(options)
+    still_open: list[str] = []
+    confirm: list[str] = []
+    terms: list[str] = []
+    for guess in guesses:
+        name = called[guess.name]
+        if guess.kind in ("text", "empty"):
+            if guess.name == options.response:
+                raise ConfigError(
+                    f"--response names the column {guess.name!r}, which "
+                    + ("has no value" if guess.kind == "empty" else "holds text of many kinds"),
+                    "an outcome is a number, a count, true or false, or one of a few levels",
+                )
+            lines += ["", *_left_out(guess)]
+            continue
+        table = _table(guess, name, options)
+        lines += ["", *table.lines]
+        still_open += table.open
+        confirm += table.confirm
+        if guess.name != options.response:
+            terms.append(name)
+    formula = None
+    if options.response is not None:
+        formula = f"{called[options.response]} ~ {' + '.join(terms) or '1'}"
+    return Draft("\n".join(lines) + "\n", tuple(still_open), tuple(confirm), formula)
+
+
+def rounded_out(low: float, high: float) -> tuple[float, float]:
+    """Widens an interval to whole steps of the power of ten below its width.
+
+    >>> rounded_out(29.0, 77.0), rounded_out(0.4, 6.2), rounded_out(5.0, 5.0)
+    ((20.0, 80.0), (0.0, 7.0), (4.0, 6.0))
+    """
+    if not low < high:
+        return low - 1.0, high + 1.0
+    power = math.floor(math.log10(high - low))
+    step = 10.0**power
+    least, largest = math.floor(low / step) * step, math.ceil(high / step) * step
+    # Rounded once more: 3 × 0.1 is no 0.3.
+    return round(least, -power), round(largest, -power)
+
+
+class _Table(NamedTuple):
+    lines: list[str]
+    open: list[str]
+    confirm: list[str]
+
+
+_NAME = re.compile(r"[^\W\d_][\w.]*")
+_STATE = "STATE ME"
+_CONFIRM = "CONFIRM"
+_FROM_DATA = "FROM THE DATA"
+
+
+def _called(names: Sequence[str]) -> dict[str, str]:
+    """Returns for each column a name that a formula can hold, each once."""
+    called: dict[str, str] = {}
+    for name in names:
+        plain = name if _NAME.fullmatch(name) else re.sub(r"\W+", "_", name).strip("_")
+        plain = plain if _NAME.fullmatch(plain) else f"column_{plain}".rstrip("_")
+        while plain in called.values():
+            plain += ".2"
+        called[name] = plain
+    return called
+
+
+def _head(options: Options) -> list[str]:
+    lines = [
+        f"# Drafted from {_toml(options.source)} by `fedvi data schema`: a start, and no study yet.",
+        "#",
+        f"# {_STATE}: nobody may take it from the data. Bounds such as the largest age in a file tell",
+        "#   about the record that has it, and everybody reads a study: state what the quantity can be.",
+        f"# {_CONFIRM}: found in the file. Keep it if it is public knowledge that a cell can hold it; add",
+        "#   what could occur and did not, and take out what only one record has.",
+    ]
+    if options.from_data:
+        lines += [
+            f"# {_FROM_DATA}: bounds that are not private. For data that need no protection, or a try.",
+        ]
+    lines += [
+        "#",
+        "# A cell that is missing: left out, the record counts as zero in a private study. In place of it",
+        '# write missing = { impute = VALUE }, a public constant, or missing = "indicator".',
+        "[data]",
+    ]
+    if options.columns is not None:
+        lines.append(f"columns = {_toml(list(options.columns))}")
+    if options.separator != ",":
+        lines.append(f"separator = {_toml(options.separator)}")
+    lines.append(
+        f"# max_records = 1000   # {_STATE}, for a private study: the most records of any client"
+    )
+    return lines
+
+
+def _left_out(guess: Guess) -> list[str]:
+    if guess.kind == "empty":
+        return [f"# {_toml(guess.name)} has no value in this file."]
+    return [
+        f"# {_toml(guess.name)} holds text that differs from record to record, and is no covariate. If it",
+        f"# says whose a row is: unit_column = {_toml(guess.name)} under [data].",
+    ]
+
+
+def _table(guess: Guess, name: str, options: Options) -> _Table:
+    key = f"data.schema.{name}"
+    lines = [f"[{_section(name)}]"]
+    if name != guess.name:
+        lines.append(f"column = {_toml(guess.name)}")
+    stated = options.bounds.get(guess.name)
+    if stated is not None and guess.low is None:
+        raise ConfigError(
+            f"--bounds {guess.name}={stated[0]:g},{stated[1]:g} is of a column that holds text",
+            "bounds are of numbers",
+        )
+    if guess.kind == "number" or stated is not None:
+        more, still_open = _number(guess, key, stated, options)
+        confirm: list[str] = []
+    else:
+        more, still_open, confirm = _codes(guess, key)
+    lines += more
+    if guess.marks and guess.kind in ("binary", "level") and stated is None:
+        lines.append(f"missing_values = {_toml(guess.marks)}")
+    if guess.name == options.response:
+        lines.append('missing = "drop"   # an outcome is never made up')
+    return _Table(lines, still_open, confirm)
+
+
+def _number(
+    guess: Guess, key: str, stated: tuple[float, float] | None, options: Options
+) -> tuple[list[str], list[str]]:
+    counts = guess.whole and guess.name == options.response and (guess.low or 0.0) >= 0.0
+    lines = [
+        'type = "count"   # or "number", if it does not count anything'
+        if counts
+        else 'type = "number"'
+    ]
+    if stated is not None:
+        lines.append(f"bounds = {_toml(list(stated))}")
+    elif options.from_data and guess.low is not None and guess.high is not None:
+        low, high = rounded_out(guess.low, guess.high)
+        bounds = [max(0.0, low), high] if counts else [low, high]
+        lines.append(f"bounds = {_toml(bounds)}   # {_FROM_DATA}")
+    else:
+        why = "lowest and highest that it can be, in the unit of the file"
+        return [*lines, f"bounds = []   # {_STATE}: {why}"], [f"{key}.bounds"]
+    return lines, []
+
+
+def _codes(guess: Guess, key: str) -> tuple[list[str], list[str], list[str]]:
+    """Levels and binary columns; in the order of the alphabet, which tells of no frequencies."""
+    values = sorted((value for value, _ in guess.values), key=lambda value: (len(value), value))
+    if guess.low is not None:
+        values.sort(key=float)
+    if guess.kind == "binary":
+        if set(values) == {"0", "1"}:
+            return ['type = "binary"   # 1 is true, 0 is false'], [], []
+        lines = [
+            'type = "binary"',
+            f"false = [{_toml(values[0])}]   # {_CONFIRM}, and which of the two it is",
+            f"true = [{_toml(values[1])}]",
+        ]
+        return lines, [], [f"{key}.true"]
+    numbers = guess.low is not None
+    lines = [
+        'type = "level"   # of few whole numbers: or "number" with bounds, if they are a quantity'
+        if numbers
+        else 'type = "level"',
+        f"levels = {_toml(values)}   # {_CONFIRM}; the first is the reference",
+    ]
+    return lines, [], [f"{key}.levels"]
+
+
+def _section(name: str) -> str:
+    plain = re.fullmatch(r"[A-Za-z0-9_-]+", name)
+    return f"data.schema.{name if plain else _toml(name)}"
+
+
+def _toml(value: object) -> str:
+    """Writes text, a number or a list as TOML, which takes JSON's texts as they are."""
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    # TOML asks for one escape more.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -1,0 +1,329 @@
+"""A formula's text as response, terms and offset, by formulaic; come here to change the grammar."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fedvi.data.calls import parse_call, refuse
+from fedvi.data.response import CALLS, Offset, parse_offset, schema_column
+from fedvi.data.schema import Schema
+from fedvi.data.transforms import Transform, parse_transform
+
+__all__ = ["Sides", "parse_terms"]
+
+
+class Sides(NamedTuple):
+    """What stands left and right of ``~``.
+
+    Attributes:
+      response: the text on the left: a name, or a call of Surv or cbind.
+      terms: each with its factors, which are names or functions of a column; () is the intercept.
+        Those of fewer factors come first.
+      offset: or None.
+    """
+
+    response: str
+    terms: tuple[tuple[str | Transform, ...], ...]
+    offset: Offset | None
+
+
+def parse_terms(text: str, schema: Schema) -> Sides:
+    """Takes a formula apart.
+
+    Raises:
+      ConfigError: it is none that fedvi knows.
+    """
+    left, tilde, right = text.partition("~")
+    response = _response(left, text, bool(tilde))
+    words = _words(right, text)
+    _check_words(words, text)
+    summands = _summands(words)
+    summands, offset = _take_offset(summands, text, schema)
+    summands, has_intercept = _take_intercept(summands, text)
+    calls: dict[str, Transform] = {}
+    for word in (word for summand in summands for word in summand.words if word.kind == "python"):
+        found = _transform(word.text, text, schema)
+        calls[found.text] = found
+        # Calls that differ in spelling alone are one factor.
+        word.token.token = found.text
+    terms = _expanded(summands, text)
+    for name in dict.fromkeys(factor for term in terms for factor in term):
+        if name not in calls:
+            schema_column(name, schema)
+    ordered = sorted(terms, key=len)
+    factors = [tuple(calls.get(factor, factor) for factor in term) for term in ordered]
+    return Sides(response, (*([()] if has_intercept else []), *factors), offset)
+
+
+class _Word(NamedTuple):
+    """A token of formulaic; ``kind`` is "name", "python", "value", "operator" or "context"."""
+
+    text: str
+    kind: str
+    token: Any
+
+
+_GRAMMAR = (
+    "a formula reads `response ~ term + term`, where a term is a, a:b, a*b, a/b or (a + b)**2"
+)
+_ONE_RESPONSE = "expected one response, then `~`"
+_CONDITION = 'declare a column with type = "binary", and list the cells that are `true` and `false`'
+_HINTS = {
+    ".": "name the columns one by one; what `.` stands for would change with the file",
+    "in": "write a:b for b within a, or a/b for a and b within a",
+    "|": "a formula has one part; effects that differ by site are asked for by `model.site_effect`",
+    **dict.fromkeys("<>=!", _CONDITION),
+}
+_POWERS = ("**", "^")
+_OPERATORS = ("+", "-", ":", "*", "/", "**", "^")
+_LARGEST_POWER = 9
+_LARGEST_EXPANSION = 10_000
+_GAP = re.compile(r"(?<=\w)\s+(?=\()")
+_OFFSET = "write `+ offset(log(years))` or `+ offset(shift)`"
+
+
+def _words(part: str, text: str) -> list[_Word]:
+    """Returns the tokens of one side. A blank before a bracket is allowed, as in `Surv (days, died)`."""
+    # Imported late: it brings pandas, which a server and `fedvi --help` do without.
+    from formulaic.errors import FormulaicError
+    from formulaic.parser.algos.tokenize import tokenize
+
+    try:
+        tokens = list(tokenize(_GAP.sub("", part)))
+    except FormulaicError:
+        tokens = None
+    # Not where the error is caught: formulaic's text would be shown as the cause.
+    if tokens is None:
+        if re.search(r"\boffset\s*\(", part):
+            refuse(f"the offset in {text!r}", _OFFSET)
+        refuse(f"a bracket or a quote in {text!r} is not closed", _GRAMMAR)
+    return [_Word(token.token, token.kind.value, token) for token in tokens]
+
+
+def _response(left: str, text: str, tilde: bool) -> str:
+    called = left.strip().partition("(")[0].strip()
+    if called in CALLS and "(" in left and tilde:
+        return left.strip()
+    words = _words(left, text)
+    _check_calls([word for word in words if word.kind == "python"], text)
+    for word in words:
+        if word.text[:1] in _HINTS:
+            refuse(f"{word.text[:1]!r} in {text!r}", _HINTS[word.text[:1]])
+    if not tilde or len(words) != 1 or words[0].kind != "name":
+        refuse(f"{text!r}, {_ONE_RESPONSE}", _GRAMMAR)
+    return words[0].text
+
+
+def _check_calls(words: Sequence[_Word], text: str) -> None:
+    """Refuses functions of a response."""
+    for word in words:
+        refuse(
+            f"the call `{word.text.partition('(')[0]}(...)` left of `~` in {text!r}",
+            "left of `~` a formula has no functions but Surv and cbind; write the transformed outcome "
+            "into the file",
+        )
+
+
+def _check_words(words: Sequence[_Word], text: str) -> None:
+    """Refuses an operator without its operands, and what fedvi does not know."""
+    if not words:
+        refuse(f"nothing after `~` in {text!r}, expected a term", _GRAMMAR)
+    depth = 0
+    for before, word in zip((None, *words[:-1]), words, strict=True):
+        depth += {"(": 1, ")": -1}.get(word.text, 0)
+        if depth < 0:
+            break
+        _check_word(word, text)
+        starts = before is None or before.text == "(" or before.kind == "operator"
+        if word.kind == "operator" or word.text == ")":
+            if starts and not (word.text in ("+", "-") and (before is None or before.text == "(")):
+                shown = "~" if before is None else before.text
+                refuse(f"nothing after `{shown}` in {text!r}, expected a term", _GRAMMAR)
+        elif before is not None and not starts:
+            refuse(
+                f"`{before.text}` and `{word.text}` stand side by side in {text!r}, expected an "
+                "operator between them",
+                _GRAMMAR,
+            )
+    if depth != 0:
+        refuse(f"a bracket in {text!r} is not closed, or not opened", _GRAMMAR)
+    if words[-1].kind == "operator":
+        refuse(f"nothing after `{words[-1].text}` in {text!r}, expected a term", _GRAMMAR)
+    for base, operator, power in zip(words, words[1:], words[2:], strict=False):
+        if operator.text in _POWERS:
+            _check_power(base, operator.text, power, text)
+
+
+def _check_word(word: _Word, text: str) -> None:
+    if word.kind == "operator" and set(word.text) <= {"+", "-"} and len(word.text) > 1:
+        refuse(f"nothing after `{word.text[0]}` in {text!r}, expected a term", _GRAMMAR)
+    if word.text == "~":
+        refuse(f"{text!r}, {_ONE_RESPONSE}", _GRAMMAR)
+    known = {"operator": word.text in _OPERATORS, "context": word.text in "()"}
+    if not known.get(word.kind, word.kind != "value" or word.text.isdecimal()):
+        hint = _HINTS.get(word.text, _HINTS.get(word.text[0], _GRAMMAR))
+        refuse(f"{word.text!r} in {text!r}", hint)
+
+
+def _check_power(base: _Word, operator: str, power: _Word, text: str) -> None:
+    if power.kind != "value" or not 2 <= int(power.text) <= _LARGEST_POWER:
+        refuse(
+            f"the power `{power.text}` in {text!r}, expected 2 to {_LARGEST_POWER}",
+            "(a + b + c)**2 is all three, and their interactions of two",
+        )
+    if base.text != ")":
+        refuse(
+            f"`{base.text}{operator}{power.text}` in {text!r}, which would be `{base.text}` alone",
+            f"write I({base.text}**{power.text}) for the power of a column",
+        )
+
+
+class _Summand(NamedTuple):
+    """What stands between two signs, outside of brackets."""
+
+    sign: str
+    words: list[_Word]
+
+
+def _summands(words: Sequence[_Word]) -> list[_Summand]:
+    found: list[_Summand] = []
+    depth = 0
+    for word in words:
+        depth += {"(": 1, ")": -1}.get(word.text, 0)
+        if depth == 0 and word.text in ("+", "-"):
+            found.append(_Summand(word.text, []))
+        else:
+            if not found:
+                found.append(_Summand("+", []))
+            found[-1].words.append(word)
+    return found
+
+
+def _take_offset(
+    summands: list[_Summand], text: str, schema: Schema
+) -> tuple[list[_Summand], Offset | None]:
+    """Takes ``+ offset(...)`` out of a right-hand side."""
+    having = [
+        summand
+        for summand in summands
+        for word in summand.words
+        if word.kind == "python" and word.text.startswith("offset(")
+    ]
+    if not having:
+        return summands, None
+    if len(having) > 1:
+        refuse(f"{text!r} has {len(having)} offsets, expected one", "write their sum as a column")
+    (only,) = having
+    call = parse_call(only.words[0].text)
+    if call is None or only.sign == "-" or len(only.words) > 1:
+        refuse(f"the offset in {text!r}", _OFFSET)
+    rest = [summand for summand in summands if summand is not only]
+    return rest, parse_offset(call, text, schema)
+
+
+def _take_intercept(summands: list[_Summand], text: str) -> tuple[list[_Summand], bool]:
+    """Takes `0 +`, `+ 1`, `- 1` and the like out of a right-hand side."""
+    asked: set[bool] = set()
+    rest = []
+    for summand in summands:
+        if len(summand.words) == 1 and summand.words[0].text in ("0", "1"):
+            asked.add((summand.words[0].text == "1") == (summand.sign == "+"))
+        else:
+            rest.append(summand)
+    if len(asked) == 2:
+        refuse(f"{text!r} asks for an intercept and for none", "write `1 +` or `0 +`, not both")
+    return rest, asked != {False}
+
+
+def _transform(word: str, text: str, schema: Schema) -> Transform:
+    call = parse_call(word)
+    if call is None:
+        refuse(
+            f"`{word}` in {text!r} cannot be read",
+            "a function is of one column, such as bs(age, knots=[40, 60], lower_bound=18, "
+            "upper_bound=100); a column whose name is a word of Python, such as `class`, needs "
+            "another name: see `column` under [data.schema.NAME]",
+        )
+    if call.function in CALLS:
+        refuse(
+            f"the call `{call.function}(...)` right of `~` in {text!r}",
+            "a response stands left of `~`",
+        )
+    return parse_transform(call, text, schema)
+
+
+def _expanded(summands: Sequence[_Summand], text: str) -> list[tuple[str, ...]]:
+    """Returns the terms of a right-hand side without repetition, each with its factors."""
+    if not summands:
+        return []
+    from formulaic.errors import FormulaicError
+    from formulaic.parser.algos.tokens_to_ast import (
+        tokens_to_ast,
+    )
+    from formulaic.parser.types import Token
+
+    tokens: list[Any] = []
+    for summand in summands:
+        if tokens or summand.sign == "-":
+            tokens.append(Token(summand.sign, kind="operator"))
+        for word in summand.words:
+            if word.kind == "value" and (not tokens or tokens[-1].token not in _POWERS):
+                refuse(
+                    f"{word.text!r} in {text!r}",
+                    f"{_GRAMMAR}; `0 +` or `- 1` leaves out the intercept",
+                )
+            tokens.append(word.token)
+    failed = ""
+    try:
+        terms = tokens_to_ast(tokens, _resolver(text)).to_terms(context={})
+        return [tuple(factor.expr for factor in term.factors) for term in terms]
+    except FormulaicError as error:
+        failed = str(error).partition("\n")[0]
+    refuse(f"{text!r} cannot be read: {failed}", _GRAMMAR)
+
+
+def _resolver(text: str) -> Any:
+    """Returns formulaic's operators, but those that fedvi does not know, and with two checks added."""
+    from formulaic.parser import DefaultOperatorResolver
+    from formulaic.parser.types import Operator
+
+    def checked(operator: Any) -> Any:
+        def to_terms(*terms: Any) -> Any:
+            if operator.symbol == "-":
+                _check_left_out(terms, text)
+            exponent = int(str(next(iter(terms[1])))) if operator.symbol in _POWERS else 1
+            sizes = [len(terms[0]) ** exponent, *(len(side) for side in terms[1:])]
+            if operator.symbol not in "+-" and math.prod(sizes) > _LARGEST_EXPANSION:
+                refuse(
+                    f"{text!r} has more than {_LARGEST_EXPANSION} products of terms",
+                    "write out the interactions that you mean",
+                )
+            return operator.to_terms(*terms)
+
+        return Operator(
+            operator.symbol,
+            arity=operator.arity,
+            precedence=operator.precedence,
+            associativity=operator.associativity,
+            fixity=operator.fixity,
+            to_terms=to_terms,
+        )
+
+    resolver = DefaultOperatorResolver()
+    table = resolver.operator_table
+    # What the class computes once is set for this one parser.
+    resolver.operator_table = {
+        symbol: [checked(operator) for operator in table[symbol]] for symbol in _OPERATORS
+    }
+    return resolver
+
+
+def _check_left_out(terms: Sequence[Any], text: str) -> None:
+    """Refuses to leave out a term that is not there: it is a slip, and formulaic says nothing."""
+    absent = [term for term in terms[-1] if len(terms) == 1 or term not in terms[0]]
+    if absent:
+        refuse(
+            f"`- {absent[0]}` in {text!r}, where that is no term",
+            "leave the term out: only what stands before it can be taken away",
+        )

@@ -1,0 +1,155 @@
+"""What the columns of a file look like; come here to change how a type is guessed.
+
+Everything here is computed from records as they are, and private: it is for whoever holds them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedvi.data import tables
+from fedvi.data.cells import Cells, Codes, Numbers, Wanted, as_texts
+from fedvi.data.schema import as_code, as_number
+
+__all__ = ["Guess", "guess_columns", "texts_of"]
+
+Kind = Literal["binary", "level", "number", "text", "empty"]
+
+_MOST_LEVELS = 60
+_MOST_WHOLE_LEVELS = 6
+_MISSING = frozenset({"", "?", "NA"})
+_KEPT = 100_000
+
+
+class Guess(NamedTuple):
+    """One column of a file.
+
+    Attributes:
+      name: as the file has it.
+      kind: "binary" (two values), "level" (few), "number", "text" (many different ones) or "empty".
+      cells: how many there are.
+      missing: how many of them are "", "?", "NA", NaN, infinite or absent.
+      unreadable: how many stand on a line that cannot be read.
+      different: how many different values the others have; at most 100,000 are told apart.
+      low, high: the least and the largest number; None where a value is no number.
+      values: the most frequent values with their counts, at most 60.
+      whole: whether all values are whole numbers.
+      marks: texts among the missing that are a NaN, such as "nan"; a schema of levels knows none of them.
+    """
+
+    name: str
+    kind: Kind
+    cells: int
+    missing: int
+    unreadable: int
+    different: int
+    low: float | None
+    high: float | None
+    values: tuple[tuple[str, int], ...]
+    whole: bool
+    marks: tuple[str, ...] = ()
+
+
+def guess_columns(
+    path: Path, names: Sequence[str], *, columns: Sequence[str] | None, separator: str
+) -> tuple[Guess, ...]:
+    """Looks at every cell of the columns ``names``; private.
+
+    Args:
+      path: a file of a format in ``fedvi.data.tables``.
+      names: of the columns, as the file has them.
+      columns: of all columns, for a file that does not name them.
+      separator: of a text file.
+
+    Raises:
+      DataError: the file cannot be read, or lacks a column.
+    """
+    asked = Wanted(tuple(names), columns, separator, private=True)
+    seen = {name: _Seen() for name in names}
+    for part in tables.chunks(path, asked):
+        for name, cells in part.items():
+            seen[name].add(texts_of(cells))
+    return tuple(found.guess(name) for name, found in seen.items())
+
+
+def texts_of(cells: Cells) -> list[str | None]:
+    """Returns cells as text: "" where the file has no value, None where a line cannot be read."""
+    if isinstance(cells, Codes):
+        texts = (*cells.texts, "")  # what is missing has the place −1
+        return [texts[place] for place in cells.places]
+    if isinstance(cells, Numbers):
+        return [cell if cell is not None else "" for cell in as_texts(cells)]
+    return list(cells)
+
+
+class _Seen:
+    """What was seen of a column so far."""
+
+    def __init__(self) -> None:
+        self.values: Counter[str] = Counter()
+        self.cells = self.missing = self.unreadable = 0
+        self.low, self.high = np.inf, -np.inf
+        self.numeric = self.whole = True
+        self.marks: set[str] = set()
+
+    def add(self, texts: Sequence[str | None]) -> None:
+        self.cells += len(texts)
+        for text, count in Counter(texts).items():
+            number = None if text is None else as_number(text)
+            if text is None:
+                self.unreadable += count
+            elif text in _MISSING or (number is not None and not np.isfinite(number)):
+                self.missing += count
+                if number is not None and np.isnan(number):
+                    self.marks.add(text)
+            else:
+                self.numeric &= number is not None
+                if number is not None:
+                    self.low, self.high = min(self.low, number), max(self.high, number)
+                    self.whole &= number.is_integer()
+                # One spelling for 1, 1.0 and 01, as a schema compares them.
+                code = as_code(text)
+                # All digits: two long numbers stay two.
+                shown = code if isinstance(code, str) else _shortest(code)
+                if shown in self.values or len(self.values) < _KEPT:
+                    self.values[shown] += count
+
+    def guess(self, name: str) -> Guess:
+        numeric = self.numeric and bool(self.values)
+        return Guess(
+            name=name,
+            kind=self._kind(),
+            cells=self.cells,
+            missing=self.missing,
+            unreadable=self.unreadable,
+            different=len(self.values),
+            low=float(self.low) if numeric else None,
+            high=float(self.high) if numeric else None,
+            values=tuple(self.values.most_common(_MOST_LEVELS)),
+            whole=numeric and self.whole,
+            marks=tuple(sorted(self.marks)),
+        )
+
+    def _kind(self) -> Kind:
+        different = len(self.values)
+        if different == 0:
+            return "empty"
+        if different == 2:
+            return "binary"
+        if self.numeric:
+            few = self.whole and 2 < different <= _MOST_WHOLE_LEVELS
+            return "level" if few else "number"
+        # Texts of which nearly every record has its own tell records apart.
+        return (
+            "level"
+            if 2 * different <= self.values.total() and different <= _MOST_LEVELS
+            else "text"
+        )
+
+
+def _shortest(number: float) -> str:
+    """Returns the digits that tell a number from all others; those of whole ones without a point."""
+    return repr(number).removesuffix(".0")

@@ -1,0 +1,250 @@
+"""How a file fits a study's schema, cell by cell; come here to report one more thing about it.
+
+Everything here is computed from records as they are, and private: it is for whoever holds them. Nothing
+of it takes part in a run, so that no run can depend on it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from fedvi.data import tables
+from fedvi.data.cells import Table, Wanted
+from fedvi.data.guess import texts_of
+from fedvi.data.load import prepare_chunk
+from fedvi.data.schema import (
+    Binary,
+    Column,
+    Impute,
+    Level,
+    Number,
+    Schema,
+    as_code,
+    as_number,
+)
+from fedvi.data.units import is_missing
+
+__all__ = ["ColumnFit", "Fit", "UnitFit", "Verdict", "inspect_file", "verdict"]
+
+Verdict = Literal["fits", "missing", "outside", "unknown", "unreadable"]
+"""Of one cell: "outside" its bounds; "unknown": no number, no whole number, or no declared level;
+"unreadable": its line is."""
+
+_EXAMPLES = 5
+_KEPT = 1_000
+
+
+class ColumnFit(NamedTuple):
+    """How the cells of one declared column fit.
+
+    Attributes:
+      name: in the schema.
+      column: in the file.
+      used: whether the study's formula uses it.
+      counts: verdict → cells.
+      examples: verdict → the most frequent cells that do not fit, with their counts, at most 5.
+      clipped: cells that are clipped to the bounds.
+      dropped: records that count as zero because of this column, alone or with others.
+      low, high: the least and largest number that was read, clipped ones too; None for other columns.
+      done: verdict → what the schema does with such a cell, in words.
+    """
+
+    name: str
+    column: str
+    used: bool
+    counts: dict[str, int]
+    examples: dict[str, list[tuple[str, int]]]
+    clipped: int
+    dropped: int
+    low: float | None
+    high: float | None
+    done: dict[str, str]
+
+
+class UnitFit(NamedTuple):
+    """How rows are shared by units, such as patients.
+
+    Attributes:
+      column: in the file.
+      units: how many there are.
+      without: rows that do not say whose they are, and count as zero.
+      rows: number of rows → units that have so many.
+      most: rows of one unit that are used, at most.
+      left_out: rows that count but come after the first ``most`` of their unit.
+    """
+
+    column: str
+    units: int
+    without: int
+    rows: dict[int, int]
+    most: int
+    left_out: int
+
+
+class Fit(NamedTuple):
+    """How a file fits.
+
+    Attributes:
+      rows: in the file.
+      counting: rows that count.
+      columns: each declared column.
+      units: or None where a row is a unit.
+    """
+
+    rows: int
+    counting: int
+    columns: tuple[ColumnFit, ...]
+    units: UnitFit | None
+
+
+def inspect_file(
+    path: Path,
+    schema: Schema,
+    used: Sequence[str],
+    *,
+    private: bool,
+    columns: Sequence[str] | None = None,
+    separator: str = ",",
+    unit_column: str | None = None,
+    most_rows: int = 1,
+) -> Fit:
+    """Reads a file as a private study would, and tells what becomes of it.
+
+    Args:
+      path: a file of a format in ``fedvi.data.tables``.
+      schema: the study's columns.
+      used: those that the study's model uses; a row counts if all of them do.
+      private: whether the study states a privacy guarantee; else some cells are refused.
+      columns, separator: as in the study's ``[data]``.
+      unit_column: in the file; None where a row is a unit.
+      most_rows: rows of one unit that are used, at most.
+
+    Raises:
+      DataError: the file cannot be read, or lacks a column.
+    """
+    wanted = [schema[name].column for name in schema] + ([unit_column] if unit_column else [])
+    asked = Wanted(
+        tuple(dict.fromkeys(wanted)),
+        columns,
+        separator,
+        private=True,
+        as_text=frozenset({unit_column} if unit_column else ()),
+    )
+    seen = {name: _Seen(column) for name, column in schema.items()}
+    owners: Counter[str] = Counter()
+    rows = counting = without = 0
+    for part in tables.chunks(path, asked):
+        for name, found in seen.items():
+            found.add(part, name, schema)
+        source = prepare_chunk(part, schema, used, private=True, where=str(path))
+        rows += source.size
+        counting += int(source.valid.sum())
+        if unit_column is not None:
+            for identity, valid in zip(texts_of(part[unit_column]), source.valid, strict=True):
+                if identity is None or is_missing(identity):
+                    without += 1
+                    counting -= int(valid)
+                else:
+                    # A unit without a row that counts is one too.
+                    owners[identity.strip()] += int(valid)
+    units = None
+    if unit_column is not None:
+        left_out = sum(max(0, count - most_rows) for count in owners.values())
+        counting -= left_out
+        shared = dict(sorted(Counter(owners.values()).items()))
+        units = UnitFit(unit_column, len(owners), without, shared, most_rows, left_out)
+    fits = tuple(found.fit(name, name in used, private) for name, found in seen.items())
+    return Fit(rows, counting, fits, units)
+
+
+def verdict(column: Column, cell: str | None) -> Verdict:
+    """Says what a cell is to a column.
+
+    >>> from fedvi.data.schema import parse_schema
+    >>> schema = parse_schema({"age": {"type": "number", "bounds": [18, 100]}}, private=True)
+    >>> [verdict(schema["age"], cell) for cell in ("30", "?", "130", "old", None)]
+    ['fits', 'missing', 'outside', 'unknown', 'unreadable']
+    """
+    if cell is None:
+        return "unreadable"
+    text = cell.strip()
+    number, code = as_number(text), as_code(text)
+    unusable = isinstance(column, Number) and number is not None and not math.isfinite(number)
+    if unusable or code in column.missing_values:
+        return "missing"
+    if isinstance(column, Number):
+        if number is None or (column.whole and not number.is_integer()):
+            return "unknown"
+        return "fits" if column.bounds[0] <= number <= column.bounds[1] else "outside"
+    known: Iterable[float | str] = (
+        column.true | column.false if isinstance(column, Binary) else dict(column.codes)
+    )
+    return "fits" if code in known else "unknown"
+
+
+class _Seen:
+    """What was seen of a declared column so far."""
+
+    def __init__(self, column: Column) -> None:
+        self.column = column
+        self.counts: Counter[str] = Counter()
+        self.odd: dict[str, Counter[str]] = {}
+        self.dropped = 0
+        self.low, self.high = math.inf, -math.inf
+
+    def add(self, part: Table, name: str, schema: Schema) -> None:
+        for cell, count in Counter(texts_of(part[self.column.column])).items():
+            found = verdict(self.column, cell)
+            self.counts[found] += count
+            if cell is None:
+                continue
+            if found in ("outside", "unknown"):
+                kept = self.odd.setdefault(found, Counter())
+                if cell in kept or len(kept) < _KEPT:
+                    kept[cell] += count
+            number = as_number(cell.strip())
+            if (
+                isinstance(self.column, Number)
+                and found in ("fits", "outside")
+                and number is not None
+            ):
+                self.low, self.high = min(self.low, number), max(self.high, number)
+        alone = prepare_chunk(part, schema, [name], private=True, where=name)
+        self.dropped += int((~alone.valid).sum())
+
+    def fit(self, name: str, used: bool, private: bool) -> ColumnFit:
+        column = self.column
+        clips = isinstance(column, Number) and column.outside == "clip"
+        some = self.low <= self.high
+        return ColumnFit(
+            name=name,
+            column=column.column,
+            used=used,
+            counts=dict(self.counts),
+            examples={found: odd.most_common(_EXAMPLES) for found, odd in self.odd.items()},
+            clipped=self.counts["outside"] if clips else 0,
+            dropped=self.dropped,
+            low=self.low if some else None,
+            high=self.high if some else None,
+            done=_done(column, private),
+        )
+
+
+def _done(column: Column, private: bool) -> dict[str, str]:
+    zero = {"drop": "record counts as zero", "refuse": "refused"}
+    if isinstance(column.missing, Impute):
+        value = column.missing.value
+        missing = f"taken as {value if isinstance(value, str) else f'{value:.12g}'}"
+    elif column.missing == "indicator":
+        missing = "has a coefficient of its own"
+    else:
+        missing = zero[column.missing]
+    # What cannot be read, or is no number, is no matter of `outside`.
+    odd = zero["drop" if private else "refuse"]
+    unknown = zero[column.outside] if isinstance(column, (Level, Binary)) else odd
+    done = {"missing": missing, "unknown": unknown, "unreadable": odd}
+    if isinstance(column, Number):
+        done["outside"] = "clipped" if column.outside == "clip" else zero[column.outside]
+    return done

@@ -1,0 +1,146 @@
+"""The names of a file's columns, and no record of it: come here to list those of another format."""
+
+import csv
+import gzip
+import re
+import zipfile
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedvi.data.schema import as_number
+from fedvi.errors import ConfigError, DataError
+
+__all__ = ["Names", "column_names", "separator_of"]
+
+_SEPARATORS = (",", ";", "\t", "|")
+_LONGEST = 1_000_000
+_SAVE_AGAIN = "save it again as CSV in UTF-8"
+
+
+class Names(NamedTuple):
+    """What a file says of its columns.
+
+    Attributes:
+      columns: their names, as the file has them.
+      separator: between the cells of a text file; "," for other files.
+    """
+
+    columns: tuple[str, ...]
+    separator: str
+
+
+def column_names(path: Path, separator: str | None = None) -> Names:
+    """Reads the first line of a text file, or what another file says of its columns.
+
+    The first line of a file without header is a record, so that no error shows what stands in it.
+
+    Args:
+      path: a file of a format in ``fedvi.data.tables``, or a folder of Parquet files.
+      separator: of a text file; None takes that of `,`, `;`, `|` and tab which its first line has most.
+
+    Raises:
+      DataError: the file cannot be read, or does not name its columns.
+      ConfigError: it is Parquet, and pyarrow is not installed.
+    """
+    if not _is_text(path):
+        read = _numpy if path.suffix.lower() in (".npz", ".npy") else _parquet
+        return Names(_checked(path, read(path)), ",")
+    found = separator or separator_of(path)
+    try:
+        cells = next(csv.reader([_first_line(path)], delimiter=found), [])
+    except csv.Error:  # a name that is far too long
+        cells = [""]
+    return Names(_checked(path, [cell.strip() for cell in cells]), found)
+
+
+def separator_of(path: Path) -> str:
+    """Returns that of `,`, `;`, `|` and tab which the first line of a text file has most; else ",".
+
+    Raises:
+      DataError: the file cannot be read.
+    """
+    if not _is_text(path):
+        return ","
+    outside = re.sub(r'"[^"]*"', "", _first_line(path))  # none inside a name
+    return max(_SEPARATORS, key=outside.count)
+
+
+def _is_text(path: Path) -> bool:
+    return not path.is_dir() and path.suffix.lower() not in (".parquet", ".pq", ".npz", ".npy")
+
+
+def _first_line(path: Path) -> str:
+    hint = "give the path of a table of records"
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as packed:
+            # Bytes: a decoder would read on into the records. Some programs end lines with \r alone.
+            line = b"".join(packed.readline(_LONGEST).splitlines()[:1]).decode("utf-8-sig")
+        if "\0" not in line:  # as UTF-16 without its mark has at every second place
+            return line
+        problem, hint = "it is no text in UTF-8", _SAVE_AGAIN
+    except OSError as error:
+        problem = error.strerror or "it is no whole .gz"
+    except (EOFError, zlib.error):
+        problem = "it is no whole .gz"
+    except ValueError:
+        problem, hint = "it is no text in UTF-8", _SAVE_AGAIN
+    raise DataError(f"{path} cannot be read: {problem}", hint)
+
+
+def _checked(path: Path, columns: list[str]) -> tuple[str, ...]:
+    if not columns and _is_text(path):
+        raise DataError(
+            f"{path} does not begin with the names of its columns: the first line is empty",
+            "is this the right file?",
+        )
+    numbers = sum(as_number(name) is not None for name in columns)
+    twice = len(set(columns)) < len(columns)
+    if not columns or numbers or twice or "" in columns:
+        raise DataError(
+            f"{path} does not begin with the names of its columns, each once",
+            "name them in their order: --columns age,sex,…",
+        )
+    return tuple(columns)
+
+
+def _numpy(path: Path) -> list[str]:
+    try:
+        # Mapped, for what is no archive: it may be larger than memory.
+        with np.load(path, mmap_mode="r", allow_pickle=False) as file:
+            return list(file.files)
+    except (OSError, TypeError, ValueError, AttributeError, EOFError, zipfile.BadZipFile):
+        pass
+    try:
+        mapped = np.lib.format.open_memmap(path, mode="r")
+        return list(mapped.dtype.names or ())
+    except (OSError, TypeError, ValueError, AttributeError, EOFError):
+        pass
+    raise DataError(
+        f"{path} cannot be read: it is no file of arrays", "write it with numpy.savez(path, age=…)"
+    )
+
+
+def _parquet(path: Path) -> list[str]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError(
+            "Parquet needs the extra `parquet`, which is not installed",
+            "pip install 'fedvi[parquet]'",
+        ) from error
+    # As `fedvi.data.parquet` takes the parts of a folder.
+    parts = [part for part in path.glob("*.parquet") if not part.name.startswith(("_", "."))]
+    if path.is_dir() and not parts:
+        raise DataError(
+            f"{path}: no file in this folder ends in .parquet",
+            "give the path of a table, or of a folder with the parts of one",
+        )
+    try:
+        return list(parquet.read_schema(min(parts) if path.is_dir() else path).names)
+    except (OSError, pyarrow.ArrowException):
+        pass
+    raise DataError(f"{path} cannot be read as Parquet", "is this the right file?")

@@ -1,0 +1,205 @@
+"""Parquet files, or a folder of them, to columns of cells; come here to change what its types mean.
+
+Needs the extra ``fedvi[parquet]``. A file is read some records at a time, never as a whole. What can
+refuse is public: whether the file can be read, and the names and types of its columns.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvi.data.cells import Cells, Codes, Numbers, Wanted
+from fedvi.errors import ConfigError, DataError, did_you_mean
+
+__all__ = ["chunks", "known_rows"]
+
+_BUFFER = 1 << 20
+"""Bytes of a column that are read at a time, so that a row group of any length takes no more."""
+
+
+def known_rows(path: Path) -> int | None:
+    """Returns the number of records, which a file tells at its end; private.
+
+    Raises:
+      DataError: as ``chunks``.
+    """
+    return sum(_described(part)[1] for part in _files(path))
+
+
+def chunks(path: Path, wanted: Wanted) -> Iterator[dict[str, Cells]]:
+    """Yields the columns wanted, at most ``wanted.rows`` records at a time; an empty table if none.
+
+    Numbers are taken as numbers, and booleans as 1 and 0. Text is text, also where each is kept once (a
+    dictionary, or a category); a decimal is the text that it would be in a CSV. A null is a missing cell,
+    of every type. The parts of a folder come in the order of their names, and each needs all columns.
+
+    Raises:
+      ConfigError: the extra is not installed.
+      DataError: the file is not there or no whole Parquet file, or lacks a column; or a column holds
+        what is neither number nor text, such as dates or lists.
+    """
+    parts = _files(path)
+    readers = {}
+    for part in parts:
+        schema, _ = _described(part)
+        readers[part] = _readers(part, schema, wanted)
+    told = False
+    for part in parts:
+        for batch in _batches(part, wanted):
+            told = True
+            yield {name: read(batch[name]) for name, read in readers[part].items()}
+    if not told:
+        nothing = Codes(np.zeros(0, np.intp), ())
+        yield dict.fromkeys(wanted.names, nothing)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(
+            "Parquet needs the extra `parquet`, which is not installed",
+            "pip install 'fedvi[parquet]'",
+        ) from error
+    return pyarrow
+
+
+def _files(path: Path) -> list[Path]:
+    """Returns the files behind a path, in the order of their names."""
+    if not path.is_dir():
+        return [path]
+    parts = sorted(part for part in path.glob("*.parquet") if not part.name.startswith(("_", ".")))
+    if not parts:
+        raise DataError(
+            f"{path}: no file in this folder ends in .parquet",
+            "name the folder whose parts lie side by side; those of further folders are not read",
+        )
+    return parts
+
+
+def _guarded(path: Path, do: Callable[[], Any]) -> Any:
+    """Returns what ``do`` returns. What pyarrow raises may hold a piece of the file, and stays here."""
+    problem, hint = "", ""
+    try:
+        return do()
+    except FileNotFoundError:
+        problem, hint = "cannot be read (no such file)", _WHERE_PATHS_START
+    except MemoryError:
+        raise
+    except (OSError, ValueError, TypeError, NotImplementedError, KeyError, RuntimeError):
+        problem = "no whole Parquet file, or one that pyarrow cannot read"
+        hint = "was it copied to its end? write it again, such as with pyarrow.parquet.write_table"
+    raise DataError(f"{path}: {problem}", hint)
+
+
+_WHERE_PATHS_START = "paths are relative to the folder of the study file"
+
+
+def _opened(path: Path) -> Any:
+    pyarrow = _pyarrow()
+    return pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
+
+
+def _described(path: Path) -> tuple[Any, int]:
+    """Returns a file's schema and its number of records."""
+    _pyarrow()
+
+    def look() -> tuple[Any, int]:
+        with _opened(path) as file:
+            return file.schema_arrow, file.metadata.num_rows
+
+    found: tuple[Any, int] = _guarded(path, look)
+    return found
+
+
+def _batches(path: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    file = _guarded(path, lambda: _opened(path))
+    with file:
+        batches = _guarded(
+            path,
+            lambda: file.iter_batches(
+                batch_size=wanted.rows, columns=list(wanted.names), use_threads=False
+            ),
+        )
+        while (batch := _guarded(path, lambda: next(batches, None))) is not None:
+            _guarded(path, lambda: batch.validate())
+            yield {name: batch.column(name) for name in wanted.names}
+
+
+def _readers(path: Path, schema: Any, wanted: Wanted) -> dict[str, Callable[[Any], Cells]]:
+    """Returns, for each column wanted, what turns a piece of it into cells."""
+    readers = {}
+    for name in wanted.names:
+        places = schema.get_all_field_indices(name)
+        if not places:
+            raise DataError(f"{path}: no column `{name}`", did_you_mean(name, schema.names))
+        if len(places) > 1:
+            raise DataError(
+                f"{path}: two columns are called `{name}`", "rename or take out one of them"
+            )
+        kind = schema.field(places[0]).type
+        read = _reader(kind, name in wanted.as_text)
+        if read is None:
+            raise DataError(
+                f"{path}: column `{name}` holds {kind}, expected numbers or text",
+                "write it as a number, such as days since a fixed day, or as text",
+            )
+        readers[name] = read
+    return readers
+
+
+def _reader(kind: Any, as_text: bool) -> Callable[[Any], Cells] | None:
+    """Returns what turns an array of this type into cells; None if it is neither number nor text."""
+    types = _pyarrow().types
+    if types.is_dictionary(kind):
+        inner = _reader(kind.value_type, as_text)
+        if inner is None:
+            return None
+        if inner is _of_texts:
+            return _of_dictionary
+        return lambda array: inner(array.dictionary_decode())
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return _of_texts
+    if types.is_decimal(kind) or (as_text and types.is_integer(kind)):
+        return lambda array: _of_texts(array.cast("string"))
+    if types.is_null(kind):
+        return lambda array: Numbers(np.full(len(array), np.nan))
+    if types.is_boolean(kind):
+        return lambda array: _of_numbers(array.cast("uint8"))
+    return _of_numbers if types.is_integer(kind) or types.is_floating(kind) else None
+
+
+def _of_numbers(array: Any) -> Numbers:
+    # Nulls become NaN; 64-bit integers round to the nearest float64, as their digits would.
+    return Numbers(array.to_numpy(zero_copy_only=False).astype(np.float64))
+
+
+def _of_texts(array: Any) -> Codes:
+    return _of_dictionary(array.dictionary_encode())
+
+
+def _of_dictionary(array: Any) -> Codes:
+    found = array.indices.to_numpy(zero_copy_only=False)
+    missing = array.indices.is_null().to_numpy(zero_copy_only=False)
+    places = np.where(missing, -1, np.where(missing, 0, found)).astype(np.intp)
+    # As bytes: of a text that is no UTF-8 the record counts as zero.
+    texts = [_decoded(text) for text in array.dictionary.cast("binary").to_pylist()]
+    # A category may itself be null.
+    absent = [index for index, text in enumerate(texts) if text is _ABSENT]
+    places[np.isin(places, absent)] = -1
+    return Codes(places, tuple(text if isinstance(text, str) else None for text in texts))
+
+
+_ABSENT = object()
+
+
+def _decoded(text: bytes | None) -> Any:
+    if text is None:
+        return _ABSENT
+    try:
+        return text.decode().strip()
+    except UnicodeDecodeError:
+        return None

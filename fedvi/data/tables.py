@@ -1,0 +1,50 @@
+"""Which reader a table's file is for, by the end of its name; come here to add a format."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+from fedvi.data import columns, delimited, parquet
+from fedvi.data.cells import Table, Wanted
+
+__all__ = ["FORMATS", "chunks", "known_rows"]
+
+FORMATS = MappingProxyType(
+    {
+        ".csv": delimited,
+        ".tsv": delimited,
+        ".gz": delimited,
+        ".parquet": parquet,
+        ".pq": parquet,
+        ".npz": columns,
+        ".npy": columns,
+    }
+)
+"""Suffix → a module with ``chunks(path, wanted)`` and ``known_rows(path)``. Other files are text with a
+separator, and a folder holds Parquet files."""
+
+
+def chunks(path: str | Path, wanted: Wanted) -> Iterator[Table]:
+    """Yields the columns wanted, ``wanted.rows`` records at a time; an empty table if there is no record.
+
+    Raises:
+      ConfigError, DataError: as the format's own ``chunks``.
+    """
+    path = Path(path)
+    found: Iterator[Table] = _format(path).chunks(path, wanted)
+    return found
+
+
+def known_rows(path: str | Path) -> int | None:
+    """Returns the number of records if a file tells it without being read; private.
+
+    Raises:
+      DataError: the file cannot be read.
+    """
+    path = Path(path)
+    count: int | None = _format(path).known_rows(path)
+    return count
+
+
+def _format(path: Path) -> ModuleType:
+    return parquet if path.is_dir() else FORMATS.get(path.suffix.lower(), delimited)

@@ -1,0 +1,386 @@
+"""Claims about `fedvi data`: from a table to a study that runs, on real tables, by the real command."""
+
+import csv
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from fedvi.cli.main import main
+from fedvi.data.schema import parse_schema
+from fedvi.data.splits import skewed
+
+HEART = "heart-disease/study.toml"
+STUDY = """
+[study]
+name = "trauma-curve"
+seed = 7
+[model]
+kind = "logistic"
+formula = "{formula}"
+[prior]
+scale = 2.5
+[solver]
+kind = "glm"
+[schedule]
+kind = "sequential"
+rounds = {rounds}
+[privacy]
+protection = "none"
+"""
+
+
+def fedvi(*arguments: object) -> Result:
+    """Runs the command in this process; a traceback is never an answer."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def done(*arguments: object) -> Result:
+    result = fedvi(*arguments)
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+def refused(*arguments: object) -> str:
+    result = fedvi(*arguments)
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def trauma(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The three hospitals in one table, which says where a patient was."""
+    path = tmp_path_factory.mktemp("trauma") / "all.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        for number in (1, 2, 3):
+            with (examples / f"trauma/data/hospital-{number}.csv").open(encoding="utf-8") as shard:
+                header, *rows = csv.reader(shard)
+            if number == 1:
+                writer.writerow(header)
+            writer.writerows([f"hospital {number}", *row[1:]] for row in rows)
+    return path
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+@pytest.fixture(scope="module")
+def shards(trauma: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of `split --by hospital`, and the [[clients]] tables that it printed."""
+    folder = trauma.parent / "shards"
+    printed = done("data", "split", trauma, "--by", "hospital", "--out", folder).stdout
+    return folder, tomllib.loads(printed)["clients"]
+
+
+def test_a_split_by_a_column_gives_every_record_to_its_client(
+    trauma: Path, shards: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    folder, clients = shards
+    assert [client["name"] for client in clients] == ["hospital-1", "hospital-2", "hospital-3"]
+    header, *rows = rows_of(trauma)
+    kept = [rows_of(Path(client["data"])) for client in clients]
+    assert all(table[0] == header for table in kept)
+    assert [len(table) - 1 for table in kept] == [49, 106, 216]
+    # The file has the hospitals one after another.
+    assert [row for table in kept for row in table[1:]] == rows
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"hospital-{number}.csv" for number in (1, 2, 3)
+    ]
+
+
+def test_a_table_becomes_a_study_with_a_curve_and_the_federation_finds_the_pooled_one(
+    trauma: Path, shards: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    bounds = [f"--bounds={name}=-4,4" for name in ("age", "ISS", "GCS")]
+    drafted = done("data", "schema", trauma, "--response", "mortality", *bounds)
+    assert "a formula to start with: mortality ~ hospital + sex + age + ISS + GCS" in drafted.stderr
+    formula = (
+        "mortality ~ sex + bs(ISS, knots=[0], lower_bound=-4, upper_bound=4) + GCS*age + I(age**2)"
+    )
+    tables = "".join(
+        f'[[clients]]\nname = "{client["name"]}"\ndata = {json.dumps(client["data"])}\n'
+        for client in shards[1]
+    )
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY.format(formula=formula, rounds=4) + drafted.stdout + tables)
+    found = json.loads(done("simulate", study, "--quiet", "--pooled", "--json").stdout)
+    rows = {row["name"]: row for row in found["coefficients"]}
+    splines = [f"bs(ISS)[{i}]" for i in range(1, 5)]
+    assert list(rows) == ["(Intercept)", "sex", *splines, "GCS", "age", "I(age**2)", "GCS:age"]
+    for row in rows.values():
+        # Four passes of a schedule that reaches the pooled answer: see the README.
+        assert row["mean"] == pytest.approx(row["pooled_mean"], abs=1e-3)
+        assert row["sd"] == pytest.approx(row["pooled_sd"], rel=1e-3)
+    # Who is hurt worse dies more often: the curve is that of something.
+    assert rows["bs(ISS)[3]"]["mean"] > 0.0
+
+
+def test_a_plan_shows_curves_readably_and_what_is_fitted_is_refused(
+    examples: Path, tmp_path: Path
+) -> None:
+    text = (examples / "heart-disease/study-nonprivate.toml").read_text()
+    old = text[text.index("formula = ") : text.index("[family]")]
+    curve = "bs(age, knots=[50, 60], lower_bound=18, upper_bound=100)"
+    study = tmp_path / "study.toml"
+    study.write_text(text.replace(old, f'formula = "disease ~ {curve}:sex"\n'))
+    shown = " ".join(done("check", study).stdout.split())
+    assert "D = 6" in shown
+    assert "(Intercept), bs(age)[1]:sex, bs(age)[2]:sex" in shown
+    study.write_text(text.replace(old, 'formula = "disease ~ bs(age, df=4)"\n'))
+    said = refused("check", study)
+    assert "knots would be quantiles of the records" in said
+    assert "such as bs(age, knots=[45.33, 72.67], lower_bound=18, upper_bound=100)" in said
+
+
+def test_a_draft_fails_closed_until_bounds_are_stated(trauma: Path, tmp_path: Path) -> None:
+    out = tmp_path / "schema.toml"
+    drafted = done("data", "schema", trauma, "--response", "mortality", "--out", out)
+    assert drafted.stdout == ""
+    assert "to state: data.schema.age.bounds, data.schema.ISS.bounds" in drafted.stderr
+    assert "to confirm: data.schema.hospital.levels" in drafted.stderr
+    study = tmp_path / "study.toml"
+    client = f'[[clients]]\nname = "all"\ndata = {json.dumps(str(trauma))}\n'
+    study.write_text(STUDY.format(formula="mortality ~ age", rounds=1) + out.read_text() + client)
+    said = refused("check", study)
+    assert "data.schema.age.bounds: [], expected [lowest, highest]" in said
+    assert "without looking at the data" in said
+    assert "is there already, and is not overwritten" in refused(
+        "data", "schema", trauma, "--out", out
+    )
+
+
+def test_bounds_from_the_data_are_said_to_be_not_private(trauma: Path) -> None:
+    drafted = done("data", "schema", trauma, "--from-data")
+    assert "NOT PRIVATE" in drafted.stderr
+    bounds = tomllib.loads(drafted.stdout)["data"]["schema"]["age"]["bounds"]
+    ages = [float(row[3]) for row in rows_of(trauma)[1:]]
+    assert bounds[0] <= min(ages) < max(ages) <= bounds[1]
+
+
+def test_inspect_holds_a_hospitals_file_against_the_study(examples: Path) -> None:
+    found = json.loads(
+        done("data", "inspect", examples / HEART, "--as", "budapest", "--json").stdout
+    )
+    cells = [
+        line.split(",")
+        for line in (examples / "heart-disease/data/processed.hungarian.data").read_text().split()
+    ]
+    assert (found["rows"], found["private"]) == (len(cells), True)
+    by_name = {column["name"]: column for column in found["columns"]}
+    # The sixth column is fbs, the fifth chol, the third cp.
+    assert by_name["fbs"]["counts"]["missing"] == sum(row[5] == "?" for row in cells) == 8
+    assert by_name["chol"]["counts"]["missing"] == sum(row[4] in ("?", "0") for row in cells)
+    assert by_name["cp"]["counts"] == {"fits": len(cells)}
+    chol = [float(row[4]) for row in cells if row[4] not in ("?", "0")]
+    assert (by_name["chol"]["low"], by_name["chol"]["high"]) == (min(chol), max(chol))
+    assert by_name["chol"]["clipped"] == sum(value > 600 for value in chol) > 0
+    assert found["counting"] == len(cells)
+
+
+def test_inspect_says_loudly_that_it_is_private_and_writes_nothing(
+    examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        (examples / HEART, "--as", "switzerland"),
+        (examples / "trauma/data/hospital-1.csv",),
+    ):
+        text = done("data", "inspect", *arguments).stdout
+        assert text.startswith("PRIVATE: computed from records as they are")
+        assert "warning" in json.loads(done("data", "inspect", *arguments, "--json").stdout)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_fits_badly_is_described_and_not_refused(
+    examples: Path, tmp_path: Path
+) -> None:
+    """Its exit code tells nothing of the records, so that no script can refuse by it."""
+    path = tmp_path / "north.data"
+    path.write_text("?,?,?,?,?,?,?,?,?,?,?,?,?,?\n999,x,9,1e9,5,5,5,5,5,5,5,5,5,7\nbroken\n")
+    text = done("data", "inspect", examples / HEART, "--data", path).stdout
+    assert "3 rows, of which 0 count (0.0 %)" in text
+    assert "age: 1 outside the bounds: clipped, such as '999' (1)" in text
+    assert "sex: 1 of no declared value: record counts as zero, such as 'x' (1)" in text
+
+
+def test_rows_of_patients_are_counted_against_the_study(examples: Path, tmp_path: Path) -> None:
+    text = (examples / HEART).read_text()
+    text = text.replace('unit = "record"', 'unit = "patient"')
+    text = text.replace(
+        "max_records = 400", 'max_records = 2\nunit_column = "slope"\nmax_rows_per_unit = 2'
+    )
+    study = tmp_path / "study.toml"
+    study.write_text(text)
+    row = "63,1,1,145,233,1,2,150,0,2.3,{},0,6,0\n"
+    (tmp_path / "a.data").write_text("".join(row.format(who) for who in "aaaab?c"))
+    shown = done("data", "inspect", study, "--data", tmp_path / "a.data").stdout
+    assert "7 rows, of which 4 count" in shown
+    assert "3 units in `slope`: 2 with 1, 1 with 4" in shown
+    assert "2 rows come after the first 2 of their unit" in shown
+    assert "1 rows do not say whose they are" in shown
+    assert "more units than the study declares with data.max_records = 2" in shown
+
+
+def test_skewed_shares_are_those_of_the_experiments(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    labels = np.where(generator.random(800) < 0.25, ">50K", "<=50K")
+    path = tmp_path / "adult.csv"
+    path.write_text("n,income\n" + "".join(f"{i},{label}\n" for i, label in enumerate(labels)))
+    arguments = ("--clients", 4, "--size-skew", 0.75, "--label-skew", 0.5, "--label", "income")
+    printed = done(
+        "data",
+        "split",
+        path,
+        *arguments,
+        "--positive",
+        ">50K",
+        "--seed",
+        3,
+        "--out",
+        tmp_path / "s",
+    )
+    assert "for simulations and public data" in printed.stderr
+    expected = skewed(np.random.default_rng(3), labels == ">50K", 4, 0.75, 0.5)
+    for number, client in enumerate(tomllib.loads(printed.stdout)["clients"]):
+        held = [int(row[0]) for row in rows_of(Path(client["data"]))[1:]]
+        np.testing.assert_array_equal(held, np.flatnonzero(expected == number))
+
+
+def test_a_large_public_table_is_described_drafted_and_shared_out(
+    shared: Path, tmp_path: Path
+) -> None:
+    path = shared / "data/adult/adult.data.gz"
+    names = (
+        "age,work,weight,education,years,marital,job,relation,race,sex,gain,loss,hours,country,pay"
+    )
+    found = json.loads(done("data", "inspect", path, "--columns", names, "--json").stdout)[
+        "columns"
+    ]
+    kinds = {column["name"]: column["kind"] for column in found}
+    numbers = {name for name, kind in kinds.items() if kind == "number"}
+    assert numbers == {"age", "weight", "years", "gain", "loss", "hours"}
+    assert (kinds["sex"], kinds["country"], found[0]["cells"]) == ("binary", "level", 32_561)
+    assert {column["name"] for column in found if column["missing"]} == {"work", "job", "country"}
+    drafted = done("data", "schema", path, "--columns", names, "--response", "pay", "--from-data")
+    schema = parse_schema(tomllib.loads(drafted.stdout)["data"]["schema"], private=False)
+    assert schema["age"].bounds == (10.0, 90.0)  # type: ignore[union-attr]
+    assert len(schema["country"].levels) == 41  # type: ignore[union-attr]
+    printed = done(
+        "data", "split", path, "--columns", names, "--clients", 10, "--size-skew", 0.75,
+        "--label-skew", 0.95, "--label", "pay", "--positive", ">50K", "--out", tmp_path / "s",
+    )  # fmt: skip
+    shares = [rows_of(Path(client["data"])) for client in tomllib.loads(printed.stdout)["clients"]]
+    assert sum(map(len, shares)) == 32_561
+    # ⌊(1 − 0.75) · 32,561/10⌋ records; b + (1 − b) · 0.95 of them negative, b = 24,720/32,561.
+    assert [len(share) for share in shares[:5]] == [814] * 5
+    positive = [sum(row[-1] == ">50K" for row in share) for share in shares[:5]]
+    assert positive == [814 - int(814 * (24_720 + 0.95 * 7_841) / 32_561)] * 5
+
+
+def test_no_patient_stands_at_two_balanced_clients(tmp_path: Path) -> None:
+    path = tmp_path / "visits.csv"
+    path.write_text("patient;y\n" + "".join(f"p{i % 10};{i}\n" for i in range(60)))
+    done(
+        "data", "split", path, "--clients", 3, "--balanced", "--together", "patient",
+        "--out", tmp_path / "s",
+    )  # fmt: skip
+    shares = [
+        [line.split(";") for line in (tmp_path / f"s/client-{i}.csv").read_text().split()[1:]]
+        for i in (1, 2, 3)
+    ]
+    held = [{patient for patient, _ in share} for share in shares]
+    assert sorted(len(patients) for patients in held) == [3, 3, 4]
+    assert len(set.union(*held)) == 10
+    assert sorted(int(y) for share in shares for _, y in share) == list(range(60))
+
+
+def test_a_file_without_header_is_named_by_flag_and_split_without_one(
+    examples: Path, tmp_path: Path
+) -> None:
+    columns = ",".join(tomllib.loads((examples / HEART).read_text())["data"]["columns"])
+    path = examples / "heart-disease/data/processed.va.data"
+    assert "name them in their order: --columns" in refused("data", "inspect", path)
+    shown = json.loads(done("data", "inspect", path, "--columns", columns, "--json").stdout)
+    assert [column["name"] for column in shown["columns"]] == columns.split(",")
+    done(
+        "data", "split", path, "--columns", columns, "--clients", 2, "--balanced",
+        "--out", tmp_path,
+    )  # fmt: skip
+    shares = [(tmp_path / f"client-{number}.csv").read_text().split() for number in (1, 2)]
+    assert sorted(shares[0] + shares[1]) == sorted(path.read_text().split())
+    drafted = done("data", "schema", path, "--columns", columns, "--response", "num").stdout
+    assert tomllib.loads(drafted)["data"]["columns"] == columns.split(",")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("split", "{t}", "--out", "{o}"), "no way to split given, expected one of --by"),
+        (("split", "{t}", "--out", "{o}", "--balanced", "--by", "sex"), "--by and --balanced given"),
+        (("split", "{t}", "--out", "{o}", "--balanced"), "--clients is missing beside --balanced"),
+        (("split", "{t}", "--out", "{o}", "--by", "sexx"), "did you mean `sex`?"),
+        (("split", "{t}", "--out", "{o}", "--by", "sex", "--clients", "5"), "5 clients are to share"),
+        (
+            ("split", "{t}", "--out", "{o}", "--by", "sex", "--label", "sex"),
+            "--label is given beside --by",
+        ),
+        (
+            ("split", "{t}", "--out", "{o}", "--clients", "4", "--size-skew", "0.5", "--label-skew", "1"),
+            "--label is missing beside --label-skew",
+        ),
+        (
+            ("split", "{t}", "--out", "{o}", "--clients", "4", "--size-skew", "0.5", "--label-skew",
+             "0.1", "--label", "hospital"),
+            "no record has '1' in the column `hospital`",
+        ),
+        (("inspect", "{t}", "--as", "north"), "--as is given beside"),
+        (("inspect", "{s}"), "--data is missing, and the study names no file without --as"),
+        (("inspect", "{s}", "--as", "north"), "--as north is none of the study's clients"),
+        (("inspect", "{s}", "--data", "{t}", "--columns", "a"), "--columns is given beside a study"),
+        (("inspect", "{t}", "--separator", "ab"), "--separator is 'ab', expected one character"),
+        (("inspect", "{o}/absent.csv"), "cannot be read: No such file or directory"),
+        (("schema", "{t}", "--bounds", "age=80,20"), "--bounds is 'age=80,20', expected COLUMN=LOW"),
+        (("schema", "{t}", "--bounds", "agee=1,2"), "did you mean `age`?"),
+        (("schema", "{t}", "--response", "died"), "--response names the column 'died'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_in_a_sentence(
+    arguments: tuple[str, ...], said: str, trauma: Path, examples: Path, tmp_path: Path
+) -> None:
+    places = {"t": trauma, "s": examples / HEART, "o": tmp_path / "out"}
+    assert said in refused("data", *(argument.format(**places) for argument in arguments))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_entries_of_clients_that_a_split_prints_are_toml(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("site,y\nnorth,1\nsouth,0\n")
+    out = tmp_path / "träume 🙂"
+    printed = done("data", "split", path, "--by", "site", "--out", out).stdout
+    paths = [client["data"] for client in tomllib.loads(printed)["clients"]]
+    assert paths == [(out / f"{name}.csv").as_posix() for name in ("north", "south")]
+
+
+def test_a_shard_that_is_there_is_not_overwritten_and_no_other_is_written(
+    trauma: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hospital-2.csv").write_text("mine")
+    said = refused("data", "split", trauma, "--by", "hospital", "--out", tmp_path)
+    assert "hospital-2.csv is there already" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["hospital-2.csv"]
+
+
+@pytest.mark.parametrize("command", ["inspect", "schema", "split"])
+def test_help_teaches_by_examples(command: str) -> None:
+    text = done("data", command, "--help").stdout
+    assert text.count(f"fedvi data {command} ") >= 3

@@ -1,0 +1,137 @@
+"""Claims about a drafted schema: it does not run before a person has stated what may not come from data."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvi.data.draft import Draft, Options, draft_schema, rounded_out
+from fedvi.data.guess import guess_columns
+from fedvi.data.inspect import verdict
+from fedvi.data.names import column_names
+from fedvi.data.schema import parse_schema
+from fedvi.errors import ConfigError
+
+TEXT = "age,ISS score,sex,stage,died,note,falls\n" + "".join(
+    f"{29 + i % 49},{i % 40}.5,{'mf'[i % 2]},{['III', 'II', 'I'][i % 3]},{i % 2},text {i},{i % 9}\n"
+    for i in range(100)
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "north.csv"
+    path.write_text(TEXT)
+    return path
+
+
+def drafted(path: Path, **options: Any) -> Draft:
+    names = column_names(path)
+    guesses = guess_columns(path, names.columns, columns=None, separator=names.separator)
+    return draft_schema(guesses, Options(path.name, **options))
+
+
+def test_no_bound_of_a_draft_comes_from_the_data(table: Path) -> None:
+    found = drafted(table, response="died")
+    assert found.open == (
+        "data.schema.age.bounds",
+        "data.schema.ISS_score.bounds",
+        "data.schema.falls.bounds",
+    )
+    raw = tomllib.loads(found.text)["data"]["schema"]
+    assert raw["age"] == {"type": "number", "bounds": []}
+    assert raw["ISS_score"] == {"column": "ISS score", "type": "number", "bounds": []}
+    # Neither as a value nor in a comment.
+    for extreme in ("29", "77", "39.5"):
+        assert extreme not in found.text
+    with pytest.raises(ConfigError, match=r"data\.schema\.age\.bounds: \[\], expected") as error:
+        parse_schema(raw, private=True)
+    assert "without looking at the data" in error.value.hint
+
+
+def test_a_draft_with_stated_bounds_is_a_schema(table: Path) -> None:
+    bounds = {"age": (18.0, 100.0), "ISS score": (0.0, 75.0), "falls": (0.0, 20.0)}
+    found = drafted(table, response="died", bounds=bounds)
+    assert found.open == ()
+    assert found.confirm == ("data.schema.sex.true", "data.schema.stage.levels")
+    schema = parse_schema(tomllib.loads(found.text)["data"]["schema"], private=True)
+    assert list(schema) == ["age", "ISS_score", "sex", "stage", "died", "falls"]
+    assert schema["ISS_score"].column == "ISS score"
+    assert schema["age"].bounds == (18.0, 100.0)  # type: ignore[union-attr]
+    assert schema["stage"].levels == ("I", "II", "III")  # type: ignore[union-attr]
+    assert schema["died"].missing == "drop"
+    assert found.formula == "died ~ age + ISS_score + sex + stage + falls"
+
+
+def test_text_is_no_covariate(table: Path) -> None:
+    found = drafted(table)
+    assert '# "note" holds text' in found.text
+    assert "text 7" not in found.text
+    assert found.formula is None
+
+
+def test_bounds_from_data_are_wider_than_the_data_and_marked(table: Path) -> None:
+    found = drafted(table, response="falls", from_data=True)
+    raw = tomllib.loads(found.text)["data"]["schema"]
+    assert raw["age"]["bounds"] == [20, 80]
+    assert (raw["falls"]["type"], raw["falls"]["bounds"]) == ("count", [0, 8])
+    parse_schema(raw, private=False)
+    marked = [line for line in found.text.splitlines() if line.startswith("bounds")]
+    assert len(marked) == 3
+    assert all(line.endswith("# FROM THE DATA") for line in marked)
+    assert "not private" in found.text
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(29, 77), (-0.3, 0.31), (1e6, 5e6), (0.001, 0.002), (3, 3), (0, 1e-9)]
+)
+def test_rounding_out_holds_the_interval(low: float, high: float) -> None:
+    least, largest = rounded_out(float(low), float(high))
+    assert least <= low
+    assert high <= largest
+    assert largest - least <= 3 * max(high - low, 1.0 if low == high else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"response": "dead"}, "--response names the column 'dead'"),
+        ({"bounds": {"agee": (1.0, 2.0)}}, "--bounds names the column 'agee'"),
+        ({"bounds": {"stage": (1.0, 2.0)}}, "of a column that holds text"),
+    ],
+)
+def test_what_names_no_column_is_refused(options: dict[str, Any], said: str, table: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        drafted(table, **options)
+
+
+def test_a_nan_among_levels_is_drafted_as_missing(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("grade,sex\n" + "1,m\n2,f\n3,nan\nnan,m\n" * 5)
+    raw = tomllib.loads(drafted(path).text)["data"]["schema"]
+    assert raw["grade"]["missing_values"] == raw["sex"]["missing_values"] == ["nan"]
+    schema = parse_schema(raw, private=True)
+    assert all(verdict(column, "nan") == "missing" for column in schema.values())
+
+
+def test_a_response_that_no_model_can_have_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("name,gone,y\n" + "".join(f"p{i},,{i % 2}\n" for i in range(9)))
+    for name, said in (("name", "holds text of many kinds"), ("gone", "has no value")):
+        with pytest.raises(ConfigError, match=said):
+            drafted(path, response=name)
+
+
+@pytest.mark.parametrize(
+    "name", ["2nd", "a b", "a-b", 'quo"te', "#", "é ü", "_x", "x[1]", "a\x7fb"]
+)
+def test_odd_names_of_columns_make_a_draft_that_reads(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    import numpy as np
+
+    np.savez(path, **{name: np.arange(30.0), "a_b": np.arange(30.0)})
+    found = drafted(path, bounds={name: (0.0, 40.0), "a_b": (0.0, 40.0)})
+    raw = tomllib.loads(found.text)["data"]["schema"]
+    schema = parse_schema(raw, private=True)
+    assert sorted(column.column for column in schema.values()) == sorted([name, "a_b"])

@@ -1,0 +1,288 @@
+"""Claims about how a file is held against a schema, and how types are guessed; all of it is private."""
+
+import gzip
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvi.data.guess import Guess, guess_columns
+from fedvi.data.inspect import Fit, inspect_file, verdict
+from fedvi.data.load import prepare_columns
+from fedvi.data.names import column_names, separator_of
+from fedvi.data.schema import parse_schema
+from fedvi.errors import DataError
+
+RAW: dict[str, Any] = {
+    "died": {"type": "binary", "true": ["yes"], "false": ["no"]},
+    "age": {"type": "number", "bounds": [18, 100], "missing": {"impute": 50}},
+    "stay": {"type": "number", "bounds": [1, 60], "outside": "drop", "missing": "indicator"},
+    "falls": {"type": "count", "bounds": [0, 5]},
+    "stage": {"type": "level", "levels": ["I", "II"]},
+}
+SCHEMA = parse_schema(RAW, private=True)
+TEXT = """died,age,stay,falls,stage,patient
+yes,50,3,0,I,a
+no,130,61,1,II,a
+no,?,,2.5,III,b
+maybe,17,5,6,I,b
+no,old,5,7,I,
+yes,50,3,0
+yes,51,3,0,I,b
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "north.csv"
+    path.write_text(TEXT)
+    return path
+
+
+def fit(path: Path, **options: Any) -> Fit:
+    return inspect_file(path, SCHEMA, tuple(SCHEMA), private=True, **options)
+
+
+def test_every_cell_gets_its_verdict_and_examples_are_shown(table: Path) -> None:
+    found = {column.name: column for column in fit(table).columns}
+    assert found["died"].counts == {"fits": 5, "unknown": 1, "unreadable": 1}
+    assert found["died"].examples == {"unknown": [("maybe", 1)]}
+    assert found["age"].counts == {
+        "fits": 2,
+        "outside": 2,
+        "missing": 1,
+        "unknown": 1,
+        "unreadable": 1,
+    }
+    assert sorted(found["age"].examples["outside"]) == [("130", 1), ("17", 1)]
+    assert (found["age"].clipped, found["age"].low, found["age"].high) == (2, 17.0, 130.0)
+    assert found["stay"].counts["outside"] == found["stay"].dropped - 1 == 1
+    assert found["stay"].clipped == 0
+    # 2.5 is no count, 6 and 7 are clipped.
+    assert found["falls"].counts == {"fits": 3, "outside": 2, "unknown": 1, "unreadable": 1}
+    assert found["stage"].examples == {"unknown": [("III", 1)]}
+
+
+def test_what_is_done_with_a_cell_is_said_in_words(table: Path) -> None:
+    done = {column.name: column.done for column in fit(table).columns}
+    assert done["age"]["missing"] == "taken as 50"
+    assert done["age"]["outside"] == "clipped"
+    assert done["stay"]["missing"] == "has a coefficient of its own"
+    assert done["stay"]["outside"] == "record counts as zero"
+    assert done["falls"]["unknown"] == "record counts as zero"
+    public = inspect_file(
+        table, parse_schema({"stage": RAW["stage"]}, private=False), ["stage"], private=False
+    )
+    assert public.columns[0].done["unknown"] == "refused"
+
+
+def test_records_that_count_are_those_of_a_private_run(table: Path) -> None:
+    found = fit(table)
+    assert (found.rows, found.counting) == (7, 2)
+    only_age = inspect_file(table, SCHEMA, ["age"], private=True)
+    assert (only_age.rows, only_age.counting) == (7, 5)
+    assert [column.used for column in only_age.columns] == [False, True, False, False, False]
+
+
+def test_rows_of_a_patient_are_counted_and_what_is_left_out(table: Path) -> None:
+    found = inspect_file(table, SCHEMA, ["stay"], private=True, unit_column="patient", most_rows=1)
+    units = found.units
+    assert units is not None
+    assert (found.rows, found.counting) == (7, 2)
+    # a: rows 1, and 2 which is dropped; b: rows 3, 4 and 7; nobody's: row 5, and 6 cannot be read.
+    assert (units.units, units.without, units.left_out) == (2, 2, 2)
+    assert units.rows == {1: 1, 3: 1}
+    assert fit(table, unit_column="patient", most_rows=9).counting == 2
+
+
+CELLS = st.one_of(
+    st.none(),
+    st.sampled_from(
+        [
+            "",
+            "?",
+            "NA",
+            "nan",
+            "-inf",
+            "1",
+            "1.0",
+            " 2 ",
+            "18",
+            "100",
+            "101",
+            "2.5",
+            "yes",
+            "no",
+            "I",
+            "x",
+        ]
+    ),
+    st.integers(-200, 200).map(str),
+)
+
+
+@given(cells=st.lists(CELLS, min_size=1, max_size=20), name=st.sampled_from(list(RAW)))
+def test_a_verdict_says_what_becomes_of_a_record(cells: list[str | None], name: str) -> None:
+    column = SCHEMA[name]
+    source = prepare_columns({name: cells}, SCHEMA, [name], private=True, where="north")
+    for cell, valid in zip(cells, source.valid, strict=True):
+        found = verdict(column, cell)
+        lost = found in ("unknown", "unreadable")
+        lost |= found == "missing" and column.missing == "drop"
+        lost |= found == "outside" and column.outside == "drop"
+        assert valid == (not lost)
+
+
+def guessed(path: Path) -> dict[str, Guess]:
+    names = column_names(path)
+    found = guess_columns(path, names.columns, columns=None, separator=names.separator)
+    return {guess.name: guess for guess in found}
+
+
+def test_types_are_guessed_as_a_person_would(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    rows = [
+        f"{i:05d};p{i};{generator.normal():.3f};{generator.integers(18, 90)};{i % 2};{'mf'[i % 2]};"
+        f"{'abc'[i % 3]};{i % 4};;{'1,5' if i else 'x'}"
+        for i in range(200)
+    ]
+    path = tmp_path / "t.csv"
+    path.write_text("id;name;z;age;died;sex;group;code;nothing;comma\n" + "\n".join(rows))
+    found = guessed(path)
+    assert {name: guess.kind for name, guess in found.items()} == {
+        "id": "number",
+        "name": "text",
+        "z": "number",
+        "age": "number",
+        "died": "binary",
+        "sex": "binary",
+        "group": "level",
+        "code": "level",
+        "nothing": "empty",
+        "comma": "binary",
+    }
+    assert found["age"].whole
+    assert not found["z"].whole
+    assert found["nothing"].missing == 200
+    assert dict(found["group"].values) == {"a": 67, "b": 67, "c": 66}
+
+
+def test_spellings_of_a_number_are_one_value_and_unreadable_lines_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"x,y\n1,a\n1.0,a\n01,b\nNA,c\nnan,c\n\xff,d\n2,d,e\n")
+    found = guessed(path)["x"]
+    assert (found.different, found.missing, found.unreadable, found.cells) == (1, 2, 2, 7)
+    assert (found.low, found.high) == (1.0, 1.0)
+
+
+def test_the_same_columns_are_found_in_every_format(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    age, sex = np.array([30.0, 41.5, np.nan, 77.0]), np.array(["m", "f", "f", "m"])
+    text = "age\tsex\n30\tm\n41.5\tf\n\tf\n77\tm\n"
+    (tmp_path / "a.tsv").write_text(text)
+    with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
+        file.write(text.replace("\t", ","))
+    np.savez(tmp_path / "a.npz", age=age, sex=sex)
+    structured = np.zeros(4, [("age", "f8"), ("sex", "U1")])
+    structured["age"], structured["sex"] = age, sex
+    np.save(tmp_path / "a.npy", structured)
+    table = pyarrow.table({"age": pyarrow.array(age, from_pandas=True), "sex": list(sex)})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "folder").mkdir()
+    parquet.write_table(table, tmp_path / "folder" / "part-0.parquet")
+    found = [
+        guessed(tmp_path / name)
+        for name in ("a.tsv", "a.csv.gz", "a.npz", "a.npy", "a.parquet", "folder")
+    ]
+    assert all(each == found[0] for each in found)
+    assert found[0]["age"][:6] == ("age", "number", 4, 1, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("t.csv", b"1,2,3\n4,5,6\n", "does not begin with the names of its columns"),
+        ("t.csv", b"a,a\n4,5\n", "each once"),
+        ("t.csv", b"\n", "does not begin"),
+        ("t.csv", b"", "the first line is empty"),
+        ("t.csv", b"age," + b"x" * 200_000 + b"\n", "does not begin"),
+        ("t.csv", "age,sex\n".encode("utf-16-le"), "no text in UTF-8"),
+        ("t.csv", b"\xff\xfe", "no text in UTF-8"),
+        ("t.csv.gz", b"no gzip", "cannot be read"),
+        ("t.npz", b"no zip", "no file of arrays"),
+        ("t.parquet", b"no parquet", "cannot be read as Parquet"),
+    ],
+)
+def test_a_file_without_names_is_refused_and_not_shown(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said) as error:
+        column_names(tmp_path / name)
+    assert "4" not in str(error.value).replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('"age, in years, or so";sex', ";"),
+        ("1;2,5;3", ";"),
+        ("1,2", ","),
+        ("1\t2,5\t", "\t"),
+        ("a|b", "|"),
+        ("1", ","),
+    ],
+)
+def test_the_separator_is_what_a_first_line_has_most(line: str, found: str, tmp_path: Path) -> None:
+    (tmp_path / "t.data").write_text(line + "\n1;;;;;;\n")
+    assert separator_of(tmp_path / "t.data") == found
+
+
+def test_lines_may_end_in_a_return_alone(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"age,sex\r40,m\r50,f\r")
+    assert column_names(tmp_path / "t.csv").columns == ("age", "sex")
+    assert guessed(tmp_path / "t.csv")["age"].cells == 2
+
+
+def test_a_folder_without_parts_is_said_so_and_what_is_hidden_is_no_part(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match=r"no file in this folder ends in \.parquet"):
+        column_names(tmp_path)
+    for name, column in (("_index.parquet", "hidden"), ("b.parquet", "b"), ("a.parquet", "a")):
+        parquet.write_table(pyarrow.table({column: [1]}), tmp_path / name)
+    assert column_names(tmp_path).columns == ("a",)
+
+
+def test_names_of_an_array_are_read_without_the_array(tmp_path: Path) -> None:
+    path = tmp_path / "t.npy"
+    kind = [("a", "f8"), ("b", "f8")]
+    np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=(4_000_000,)).flush()
+    tracemalloc.start()
+    try:
+        assert column_names(path).columns == ("a", "b")
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_numbers_that_differ_in_their_last_digit_are_two(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a\n1234567890123456\n1234567890123457\n1.0\n1\n")
+    assert guessed(tmp_path / "t.csv")["a"].values == (
+        ("1", 2),
+        ("1234567890123456", 1),
+        ("1234567890123457", 1),
+    )
+
+
+def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        column_names(tmp_path / "absent.csv")
