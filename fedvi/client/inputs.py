@@ -7,12 +7,14 @@ release of them.
 
 import hmac
 import io
+import math
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedvi import errors
+from fedvi.data.stored import StoredColumn
 
 __all__ = ["fingerprint", "pack", "unpack"]
 
@@ -41,6 +43,12 @@ def fingerprint(secret: bytes, purpose: str, *values: Any) -> bytes:
         elif isinstance(leaf, bytes):
             _feed(hasher, b"bytes")
             _feed(hasher, leaf)
+        elif isinstance(leaf, StoredColumn):
+            # To the same digest as if it were in memory.
+            _feed(hasher, f"{leaf.dtype.str} {leaf.shape}".encode())
+            hasher.update((leaf.dtype.itemsize * math.prod(leaf.shape)).to_bytes(8, "big"))
+            for piece in leaf.pieces():
+                hasher.update(piece.reshape(-1).view(np.uint8).data)
         else:
             array = np.ascontiguousarray(_numbers(leaf))
             _feed(hasher, f"{array.dtype.str} {np.shape(leaf)}".encode())

@@ -21,6 +21,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.client import inputs
+from fedvi.data.stored import StoredColumn
 from fedvi.federation.messages import (
     Done,
     Failure,
@@ -59,12 +60,14 @@ class Worker:
     """One client at work.
 
     Guarantee: at any moment, whatever was killed before,
+
     - the durable ledger has charged every release whose records were read, at its full price;
     - all that was sent for one entry of the ledger are the same bytes, whose digest it holds;
     - no secret serves two inputs: a release is computed again only from the same task, records and
       solver's state, which HMACs under the secret tell, and an interrupted one whose records were
       never read draws its secret anew; so a store restored from a backup draws other noise too;
     - a sealed release's secret is stored nowhere.
+
     This rests on the store's promises and on ``root`` being from the operating system. It needs
     one more thing, which no client can see alone: that the store is not an old copy. So the server
     keeps the same ledger; each party compares the other's with its own at every Hello, and after
@@ -319,7 +322,9 @@ def _typed(value: Any) -> Metric:
 
 
 def _is_read_only(shard: Shard) -> bool:
-    return all(isinstance(leaf, jax.Array) or _frozen(leaf) for leaf in jax.tree.leaves(shard))
+    # Files of a stored column have no name by which anybody could open them.
+    kept = (jax.Array, StoredColumn)
+    return all(isinstance(leaf, kept) or _frozen(leaf) for leaf in jax.tree.leaves(shard))
 
 
 def _frozen(array: Any) -> bool:

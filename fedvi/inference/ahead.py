@@ -24,7 +24,7 @@ class Split(NamedTuple):
 
     Attributes:
       ahead: key → a list of arrays.
-      after: (that list, *others) → what the function returns.
+      after: (that list, and the others) → what the function returns.
       size: how many numbers ``ahead`` returns.
     """
 

@@ -113,7 +113,8 @@ class Shard(NamedTuple):
     """One client's records at the study's common capacity, so that all clients share one compilation.
 
     Attributes:
-      records: arrays [capacity, …], zero where no record stands.
+      records: arrays [capacity, …], zero where no record stands; NumPy's, or what gives slices and rows
+        as such and stays elsewhere itself.
       mask: bool [capacity], true where a record stands.
     """
 
@@ -140,12 +141,19 @@ class LocalSolver(NamedTuple):
       cost: the event of one update, known before any record is read.
       number_count: how many numbers one released value holds.
       noised_count: how many one noised sum has, where that is not ``number_count``.
+      streams: whether ``update`` reads a shard's records by slices and drawn rows alone where they are
+        too many for memory, see ``blocks``.
       clip_norm: the L2 bound on one unit's contribution; None if nothing is clipped.
       mark: what is printed beside claims about its releases; empty if nothing needs saying.
       stand: (family, Fold, Standing before or None) → Standing, by the server after each fold; named
         as ``finish`` is. None: q is prior + Σ factors.
       renews: whether an answer is a fresh statistic that takes the place of the factor. It is folded
         as it is, s = 1: how far the posterior moves is up to ``stand``.
+      adds_up: the shapes of an answer's arrays, by name, if their sum over clients is all that a server
+        needs: then an answer depends on its records, the task's posterior and its own keys alone, not
+        on what its client sent before; ``finish`` is a function of its arrays that makes of the sum what
+        one client with all records would have sent; and each array is noised whole numbers on the
+        mechanism's grid. None: answers are folded one by one.
     """
 
     name: str
@@ -161,6 +169,8 @@ class LocalSolver(NamedTuple):
     stand: Callable[[Any, Fold, Standing | None], Standing] | None = None
     renews: bool = False
     noised_count: int | None = None
+    streams: bool = False
+    adds_up: Mapping[str, tuple[int, ...]] | None = None
 
 
 def compiled_once(make: _Make) -> _Make:

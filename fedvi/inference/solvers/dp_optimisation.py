@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ import numpy as np
 from fedvi import errors
 from fedvi.inference import whitened
 from fedvi.inference.base import LocalSolver, Shard, Task, check_gaussian, compiled_once
+from fedvi.inference.blocks import is_large, rows_at
+from fedvi.inference.clipping import MOST_ROWS
 from fedvi.inference.finish import SHARPEST, finish_whitened
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
@@ -19,6 +21,7 @@ from fedvi.inference.solvers.gradient import single_precision
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.release import (
+    Batch,
     Mechanism,
     Released,
     Sampler,
@@ -28,6 +31,7 @@ from fedvi.privacy.release import (
     post_process,
     release,
     repeat,
+    repeat_outside,
 )
 from fedvi.typing import Key
 
@@ -101,9 +105,12 @@ def dp_optimisation(
         )
         wide = local.widen(task)
         at = whitened.single(whitened.frame(local.family, wide))
-        records = single_precision(local.records(shard.records))
         valid = jnp.asarray(shard.mask)
-        guide = post_process(_to_float64, climb(keys, at, records, valid))
+        if is_large(shard.mask):
+            found = climb.by_steps(keys, at, shard.records, valid)
+        else:
+            found = climb.at_once(keys, at, single_precision(local.records(shard.records)), valid)
+        guide = post_process(_to_float64, found)
         told: dict[str, Any] = {"valid_units": int(np.count_nonzero(shard.mask))}
         told |= local.told_whitened(wide, guide.value)
         return state, post_process(local.narrow_whitened, guide), told
@@ -118,7 +125,16 @@ def dp_optimisation(
         noised_count=local.family.number_count,
         clip_norm=clip_norm,
         mark=mechanism.mark,
+        # Of a larger batch all gradients together would be too much.
+        streams=sampler.capacity <= MOST_ROWS,
     )
+
+
+class _Climb(NamedTuple):
+    """The steps of a visit: of a shard as arrays, in one program; or of a large one, batch by batch."""
+
+    at_once: Callable[..., Released]
+    by_steps: Callable[..., Released]
 
 
 @compiled_once
@@ -130,8 +146,8 @@ def _climber(
     steps: int,
     learning_rate: float,
     draws: int,
-) -> Callable[..., Released]:
-    """Returns the compiled loop of ``dp_optimisation``, one for equal settings."""
+) -> _Climb:
+    """Returns the compiled loops of ``dp_optimisation``, one for equal settings."""
     optimiser = adam(learning_rate, steps)
     # Of one entry of the noised gradient, after the division by the rate; public.
     noise_std = (
@@ -157,57 +173,77 @@ def _climber(
     else:
         gradients_of = jax.vmap(jax.grad(record_term), in_axes=(None, None, None, 0))
 
-    @jax.jit
-    def climb(keys: Any, at: whitened.Frame, records: Any, valid: Any) -> Released:
+    def drawn(key: Any, valid: Any) -> Any:
+        batch = sampler.draw(key, valid)
+        return filled_up(batch) if has_predictor(local.model) else batch
+
+    def began(at: whitened.Frame) -> Any:
         start = whitened.start(at)
-
-        def step(value: Any, step_keys: Any) -> Released:
-            parameters, state, energy = value
-            sampling_key, guide_key, noise_key = step_keys
-            batch = sampler.draw(sampling_key, valid)
-            if has_predictor(local.model):
-                batch = filled_up(batch)
-            rows = jax.tree.map(lambda column: column[batch.indices], records)
-            noise = jax.random.normal(guide_key, (draws, at.mean.shape[0]), at.mean.dtype)
-            guide = whitened.to_theta(at, parameters[0][None, :])[0], parameters[1]
-            found = gradients_of(guide, at, noise, rows)
-            bounded = clipped_sum(found, clip_norm, batch, mechanism)
-            noised = decoded(release(noise_key, bounded, mechanism))
-
-            def climb_on(total: Any) -> Any:
-                # Divided by the public rate, never by the realised size of the batch.
-                fit = whitened.pull_back(
-                    at, *(part / sampler.rate for part in local.without_scales(total))
-                )
-                exact = jax.grad(public_term)(parameters, at)
-                slope = jax.tree.map(jnp.add, fit, exact)
-                moved, new_state = optimiser.ascend(slope, state, parameters)
-                shares, new_energy = shares_of(at, slope, noise_std, energy)
-                shrunk = jax.tree.map(
-                    lambda new, old, share: old + share * (new - old), moved, parameters, shares
-                )
-                return shrunk, new_state, new_energy
-
-            return post_process(climb_on, noised)
-
-        def parameters(value: Any) -> dict[str, Any]:
-            location, raw = value[0]
-            # A client that fell silent would leak: an answer beyond float32 is replaced by the
-            # broadcast q, and every other is kept within what a precision can hold. All of it is
-            # post-processing.
-            usable = jnp.isfinite(location).all() & jnp.isfinite(raw).all()
-            location = jnp.where(usable, location, jnp.zeros_like(location))
-            raw = jnp.where(usable, raw, jnp.zeros_like(raw))
-            return {
-                "location": jnp.clip(location, -_FARTHEST, _FARTHEST),
-                "scale": jnp.clip(raw, -SHARPEST, SHARPEST),
-            }
-
         energy = jnp.zeros((3 if local.effects is None else 5,), at.mean.dtype)
-        first = (start, optimiser.init(start), energy)
-        return post_process(parameters, repeat(step, first, keys))
+        return start, optimiser.init(start), energy
 
-    return climb
+    def step_on(
+        at: whitened.Frame, value: Any, step_keys: Any, batch: Batch, rows: Any
+    ) -> Released:
+        parameters, state, energy = value
+        guide_key, noise_key = step_keys
+        noise = jax.random.normal(guide_key, (draws, at.mean.shape[0]), at.mean.dtype)
+        guide = whitened.to_theta(at, parameters[0][None, :])[0], parameters[1]
+        found = gradients_of(guide, at, noise, rows)
+        bounded = clipped_sum(found, clip_norm, batch, mechanism)
+        noised = decoded(release(noise_key, bounded, mechanism))
+
+        def climb_on(total: Any) -> Any:
+            # Divided by the public rate, never by the realised size of the batch.
+            fit = whitened.pull_back(
+                at, *(part / sampler.rate for part in local.without_scales(total))
+            )
+            exact = jax.grad(public_term)(parameters, at)
+            slope = jax.tree.map(jnp.add, fit, exact)
+            moved, new_state = optimiser.ascend(slope, state, parameters)
+            shares, new_energy = shares_of(at, slope, noise_std, energy)
+            shrunk = jax.tree.map(
+                lambda new, old, share: old + share * (new - old), moved, parameters, shares
+            )
+            return shrunk, new_state, new_energy
+
+        return post_process(climb_on, noised)
+
+    def answer(value: Any) -> dict[str, Any]:
+        location, raw = value[0]
+        # A client that fell silent would leak: an answer beyond float32 is replaced by the
+        # broadcast q, and every other is kept within what a precision can hold. All of it is
+        # post-processing.
+        usable = jnp.isfinite(location).all() & jnp.isfinite(raw).all()
+        location = jnp.where(usable, location, jnp.zeros_like(location))
+        raw = jnp.where(usable, raw, jnp.zeros_like(raw))
+        return {
+            "location": jnp.clip(location, -_FARTHEST, _FARTHEST),
+            "scale": jnp.clip(raw, -SHARPEST, SHARPEST),
+        }
+
+    @jax.jit
+    def at_once(keys: Any, at: whitened.Frame, records: Any, valid: Any) -> Released:
+        def step(value: Any, step_keys: Any) -> Released:
+            batch = drawn(step_keys[0], valid)
+            rows = jax.tree.map(lambda column: column[batch.indices], records)
+            return step_on(at, value, step_keys[1:], batch, rows)
+
+        return post_process(answer, repeat(step, began(at), keys))
+
+    draw, one_step, begin, end = (jax.jit(part) for part in (drawn, step_on, began, answer))
+
+    def by_steps(keys: Any, at: whitened.Frame, records: Any, valid: Any) -> Released:
+        def step(value: Any, step_keys: Any) -> Released:
+            batch = draw(step_keys[0], valid)
+            rows = local.records(rows_at(records, np.asarray(batch.indices)))
+            found: Released = one_step(at, value, step_keys[1:], batch, single_precision(rows))
+            return found
+
+        each = [tuple(part[index] for part in keys) for index in range(steps)]
+        return post_process(end, repeat_outside(step, begin(at), each))
+
+    return _Climb(at_once, by_steps)
 
 
 def _signal(at: whitened.Frame, slope: Any, noise_std: float, energy: Any) -> tuple[Any, Any]:

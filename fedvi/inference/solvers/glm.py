@@ -19,6 +19,7 @@ from fedvi.inference.base import (
     compiled_once,
     finish_natural,
 )
+from fedvi.inference.blocks import blocks_of, is_large, length_of
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.models.base import Model
 from fedvi.models.glm import GeneralisedLinearModel
@@ -102,19 +103,21 @@ def glm(
     ) -> tuple[Any, Released, dict[str, Any]]:
         if local.says_nothing(shard.mask):
             return state, disclose(cavity(task)._asdict(), _WHAT), {}
-        wide, records = local.widen(task), local.records(shard.records)
+        wide = local.widen(task)
         mean, precision = _mean_form(local.family, wide.posterior)
         without = cavity(wide)
+        given = (mean, precision, without.h, without.J)
         with jax.enable_x64(True):
-            point, count = solve(
-                mean,
-                precision,
-                without.h,
-                without.J,
-                jnp.asarray(records["x"], jnp.float64),
-                jnp.asarray(records["y"], jnp.float64),
-                jnp.asarray(shard.mask),
-            )
+            if is_large(shard.mask):
+                point, count = solve.by_blocks(*given, shard)
+            else:
+                records = local.records(shard.records)
+                point, count = solve.at_once(
+                    *given,
+                    jnp.asarray(records["x"], jnp.float64),
+                    jnp.asarray(records["y"], jnp.float64),
+                    jnp.asarray(shard.mask),
+                )
             point = jax.device_get(point)
         optimum = _natural_form(local.family, point.mean, point.precision)
         info = {"residual": float(point.residual), "evaluations": int(count)}
@@ -129,17 +132,109 @@ def glm(
         finish=finish_natural,
         cost=events.Unprotected(_WHAT),
         number_count=family.number_count,
+        streams=True,
     )
+
+
+class _Solve(NamedTuple):
+    """The iteration, of a shard as arrays; or of a large one, gone through in blocks each time."""
+
+    at_once: Callable[..., tuple[_Point, Any]]
+    by_blocks: Callable[..., tuple[_Point, Any]]
 
 
 @compiled_once
 def _compiled(
     local: Local, model: GeneralisedLinearModel, nodes: int, tolerance: float, evaluations: int
-) -> Callable[..., tuple[_Point, Any]]:
+) -> _Solve:
     """Returns the compiled iteration, one for equal settings, so that studies share it too."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     weights = weights / weights.sum()
-    return jax.jit(functools.partial(_solve, local, model, points, weights, tolerance, evaluations))
+    full = isinstance(local.family, FullGaussian)
+    sums_of = functools.partial(_sums, model, points, weights, full)
+    iterate = functools.partial(_solve, local, tolerance, evaluations)
+
+    def at_once(
+        mean: Any, precision: Any, cavity_h: Any, cavity_precision: Any, x: Any, y: Any, mask: Any
+    ) -> tuple[_Point, Any]:
+        def sums(mean: Any, scale: Any) -> tuple[Any, Any, Any]:
+            return sums_of(mean, scale, x, y, mask)
+
+        loops = _Loops(jax.lax.while_loop, jax.lax.cond)
+        return iterate(loops, sums, mean, precision, cavity_h, cavity_precision)
+
+    block_sums = jax.jit(sums_of)
+
+    def by_blocks(
+        mean: Any, precision: Any, cavity_h: Any, cavity_precision: Any, shard: Shard
+    ) -> tuple[_Point, Any]:
+        rows = len(shard.mask)
+        indices, length = np.arange(rows), length_of(rows)
+
+        def sums(mean: Any, scale: Any) -> tuple[Any, ...]:
+            total: list[Any] = [0.0, 0.0, 0.0]
+            for block in blocks_of(shard.records, indices, shard.mask, length):
+                drawn = local.records(block.records)
+                wide = (jnp.asarray(drawn[name], jnp.float64) for name in ("x", "y"))
+                found = block_sums(mean, scale, *wide, jnp.asarray(block.mask))
+                total = [old + np.asarray(new) for old, new in zip(total, found, strict=True)]
+            return tuple(jnp.asarray(part) for part in total)
+
+        given = (jnp.asarray(part) for part in (mean, precision, cavity_h, cavity_precision))
+        return iterate(_Loops(_while, _choose), sums, *given)
+
+    return _Solve(jax.jit(at_once), by_blocks)
+
+
+class _Loops(NamedTuple):
+    """How the iteration repeats and chooses: within one program, or from outside it."""
+
+    repeat: Callable[..., Any]
+    choose: Callable[..., Any]
+
+
+def _while(go_on: Callable[[Any], Any], body: Callable[[Any], Any], value: Any) -> Any:
+    while bool(go_on(value)):
+        value = body(value)
+    return value
+
+
+def _choose(condition: Any, yes: Callable[[Any], Any], no: Callable[[Any], Any], value: Any) -> Any:
+    return yes(value) if bool(condition) else no(value)
+
+
+def _sums(
+    model: GeneralisedLinearModel,
+    nodes: np.ndarray,
+    weights: np.ndarray,
+    full: bool,
+    mean: Any,
+    scale: Any,
+    x: Any,
+    y: Any,
+    mask: Any,
+) -> tuple[Any, Any, Any]:
+    """Returns E[log p] over q, its gradient in the mean [D], and minus its Hessian [D, D], over records.
+
+    Args:
+      mean: of q, [D].
+      scale: R⁻¹ of q's precision J = RRᵀ, or q's variances of the diagonal family; None: at the mean
+        alone.
+      x, y, mask: records, float64.
+    """
+    x, y, mask = model.rows(x, y, mask)
+    keep = mask.astype(x.dtype)
+    centre = x @ mean
+    if scale is None:
+        value, first, second = model.derivatives(centre, y)
+    else:
+        # xᵀJ⁻¹x = ‖R⁻¹x‖².
+        variance = ((x @ scale.T) ** 2).sum(axis=1) if full else (x * x) @ scale
+        spread = jnp.sqrt(variance)
+        predictor = centre[None, :] + nodes[:, None] * spread[None, :]
+        parts = model.derivatives(predictor, y[None])
+        value, first, second = (jnp.asarray(weights) @ part for part in parts)
+    return value @ keep, (first * keep) @ x, -(x * (second * keep)[:, None]).T @ x
 
 
 def _mean_form(family: Any, eta: GaussianEta) -> tuple[np.ndarray, np.ndarray]:
@@ -154,42 +249,25 @@ def _natural_form(family: Any, mean: np.ndarray, precision: np.ndarray) -> Gauss
 
 def _solve(
     local: Local,
-    model: GeneralisedLinearModel,
-    nodes: np.ndarray,
-    weights: np.ndarray,
     tolerance: float,
     evaluations: int,
+    loops: _Loops,
+    sums: Callable[[Any, Any], tuple[Any, Any, Any]],
     mean: Any,
     precision: Any,
     cavity_h: Any,
     cavity_precision: Any,
-    x: Any,
-    y: Any,
-    mask: Any,
 ) -> tuple[_Point, Any]:
-    """Runs the damped Newton iteration; all arrays float64.
+    """Runs the damped Newton iteration; all arrays float64. ``sums`` is ``_sums`` of all records.
 
     Far from the optimum it first finds the mode of the tilted density, at the price of one node a
     record, and starts from its curvature there if that q is better: from a wide prior the
     precision would otherwise grow by a small factor a step.
     """
     full = isinstance(local.family, FullGaussian)
-    x, y, mask = model.rows(x, y, mask)
-    keep = mask.astype(x.dtype)
 
     def times(matrix: Any, vector: Any) -> Any:
         return matrix @ vector if full else matrix * vector
-
-    def likelihood(mean: Any, spread: Any) -> tuple[Any, Any, Any]:
-        """Returns E[log p], its gradient in the mean [D], and minus its Hessian [D, D]."""
-        centre = x @ mean
-        if spread is None:
-            value, first, second = model.derivatives(centre, y)
-        else:
-            predictor = centre[None, :] + nodes[:, None] * spread[None, :]
-            parts = model.derivatives(predictor, y[None])
-            value, first, second = (jnp.asarray(weights) @ part for part in parts)
-        return value @ keep, (first * keep) @ x, -(x * (second * keep)[:, None]).T @ x
 
     def newton(mean: Any, gradient: Any, hessian: Any, covariance: Any) -> tuple[Any, Any, Any]:
         target = cavity_precision + (hessian if full else jnp.diagonal(hessian))
@@ -202,7 +280,7 @@ def _solve(
 
     def evaluate_mode(point: _Point, covariance: Any) -> _Point:
         """Evaluates log p(y, θ) at the mean alone; ``precision`` is the curvature there."""
-        value, gradient, hessian = likelihood(point.mean, None)
+        value, gradient, hessian = sums(point.mean, None)
         pull = times(cavity_precision, point.mean)
         objective = value + cavity_h @ point.mean - 0.5 * point.mean @ pull
         gradient = gradient + cavity_h - pull
@@ -216,17 +294,15 @@ def _solve(
         if full:
             root = jnp.linalg.cholesky(precision)
             inverse_root = jax.scipy.linalg.solve_triangular(
-                root, jnp.eye(root.shape[0], dtype=x.dtype), lower=True
+                root, jnp.eye(root.shape[0], dtype=mean.dtype), lower=True
             )
-            # xᵀJ⁻¹x = ‖R⁻¹x‖² with J = RRᵀ.
-            variance = ((x @ inverse_root.T) ** 2).sum(axis=1)
             log_determinant = 2.0 * jnp.log(jnp.diagonal(root)).sum()
             covariance = inverse_root.T @ inverse_root
         else:
-            variance = (x * x) @ (1.0 / precision)
+            inverse_root = 1.0 / precision
             log_determinant = jnp.log(precision).sum()
             covariance = 1.0 / precision
-        value, gradient, hessian = likelihood(mean, jnp.sqrt(variance))
+        value, gradient, hessian = sums(mean, inverse_root)
         if local.learns_scales:
             more = local.scale_moments(mean, covariance)
             value, gradient, hessian = value + more[0], gradient + more[1], hessian + more[2]
@@ -263,11 +339,11 @@ def _solve(
             step = jnp.where(better, jnp.minimum(1.0, 2.0 * step), 0.5 * step)
             return _Search(point, step, search.evaluations + 1)
 
-        return jax.lax.while_loop(
-            go_on, body, _Search(start, jnp.ones((), x.dtype), jnp.ones((), jnp.int64))
+        return loops.repeat(
+            go_on, body, _Search(start, jnp.ones((), mean.dtype), jnp.ones((), jnp.int64))
         )
 
-    nothing = jnp.zeros((), x.dtype)
+    nothing = jnp.zeros((), mean.dtype)
     given = evaluate(_Point(mean, precision, nothing, mean, precision, nothing))
 
     def from_mode(given: _Point) -> _Point:
@@ -282,6 +358,6 @@ def _solve(
     if local.learns_scales:
         search = climb(evaluate, given, tolerance)
         return search.point, search.evaluations
-    start = jax.lax.cond(given.residual > 1.0, from_mode, lambda point: point, given)
+    start = loops.choose(given.residual > 1.0, from_mode, lambda point: point, given)
     search = climb(evaluate, start, tolerance)
     return search.point, search.evaluations

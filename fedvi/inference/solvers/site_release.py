@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.inference.blocks import blocks_of, is_large, length_of
 from fedvi.inference.clipping import MOST_ROWS, longest_part
 from fedvi.inference.finish import finish_site
 from fedvi.inference.local_latents import refuse_site_effects
@@ -29,6 +30,7 @@ from fedvi.privacy.release import (
     clipped_sum_of_parts,
     float_limit,
     float_sum,
+    float_sum_of,
     release,
 )
 from fedvi.typing import Key
@@ -41,6 +43,8 @@ _FORMED = 1 << 22
 _LEAST = 1e-300
 # The smallest normal number of float32.
 _TINY = 2.0**-126
+# Roundings of float64 behind one term of a sum, beside the sum itself.
+_ROUNDINGS = 8
 
 
 def site_release(
@@ -112,6 +116,7 @@ def site_release(
     # An unlimited C leaves nothing to weigh.
     unit = clip_norm if math.isfinite(clip_norm) else 1.0
     weight = 4.0 / unit * math.sqrt(curvature_share / (1.0 - curvature_share))
+    streams = has_predictor(model)
     summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws)
     noise = mechanism.noise_multiplier * unit / sampler.rate
 
@@ -120,9 +125,11 @@ def site_release(
     ) -> tuple[Any, Released, dict[str, Any]]:
         mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
         keys = tuple(key_of(purpose) for purpose in ("sampling", "guide", "noise"))
-        records, valid = single_precision(shard.records), jnp.asarray(shard.mask)
         told = {"valid_units": int(np.count_nonzero(shard.mask))}
-        return state, summed(keys, mean, root, records, valid), told
+        valid = jnp.asarray(shard.mask)
+        if streams and is_large(shard.mask):
+            return state, summed.by_blocks(keys, mean, root, shard.records, valid), told
+        return state, summed.at_once(keys, mean, root, single_precision(shard.records), valid), told
 
     return LocalSolver(
         name="site_release",
@@ -141,6 +148,8 @@ def site_release(
             floor=float(floor),
         ),
         renews=True,
+        streams=streams,
+        adds_up={"gradient": (family.size,), "curvature": (family.size * (family.size + 1) // 2,)},
     )
 
 
@@ -154,8 +163,8 @@ def _compiled(
     weight: float,
     nodes: int,
     draws: int,
-) -> Callable[..., Released]:
-    """Returns the compiled sum, one for equal settings."""
+) -> "_Summed":
+    """Returns the compiled sums, one for equal settings."""
     rows, columns = np.tril_indices(family.size)
     twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)
     scale = twice * np.float32(weight)
@@ -191,7 +200,43 @@ def _compiled(
             bounded = clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism)
         return release(noise_key, bounded, mechanism)
 
-    return summed
+    draw = jax.jit(sampler.draw)
+    noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
+    # In float64, and indices of 32 bits: those of 64 are not the same with JAX's 64 bits and without.
+    exact = np.where(rows == columns, 1.0, math.sqrt(2.0))
+    triangle = rows.astype(np.int32), columns.astype(np.int32), exact
+
+    @functools.partial(jax.jit, static_argnames="limit")
+    def block_sum(mean: Any, root: Any, drawn: Any, mask: Any, limit: float) -> dict[str, Any]:
+        found = _of_predictor(model, nodes, mean, root, drawn)
+        return _wide_sum(*found, weight, triangle, limit, mask)
+
+    def by_blocks(keys: Any, mean: Any, root: Any, records: Any, valid: Any) -> Released:
+        sampling_key, _, noise_key = keys
+        batch = draw(sampling_key, valid)
+        count = batch.mask.shape[0]
+        length = length_of(count)
+        blocks, terms = -(-count // length), length + _ROUNDINGS
+        size = family.size + len(rows)
+        limit = float_limit(clip_norm, terms, blocks, count, size, mechanism, double=True)
+        limit *= 1.0 - 2.0**-20
+        sums = (
+            block_sum(mean, root, single_precision(block.records), block.mask, limit)
+            for block in blocks_of(records, batch.indices, batch.mask, length)
+        )
+        return noised(
+            noise_key,
+            float_sum_of(sums, blocks, terms, clip_norm, count, sampler, mechanism),
+        )
+
+    return _Summed(summed, by_blocks)
+
+
+class _Summed(NamedTuple):
+    """The noised sum of a visit: of a shard as arrays; or of a large one, in blocks of rows."""
+
+    at_once: Callable[..., Released]
+    by_blocks: Callable[..., Released]
 
 
 def _of_predictor(
@@ -271,6 +316,46 @@ def _ghost_sum(
         }
 
     return float_sum(block_sum, blocks, terms, clip_norm, batch, mechanism)
+
+
+def _wide_sum(
+    x: Any,
+    slope: Any,
+    bend: Any,
+    weight: float,
+    triangle: tuple[np.ndarray, np.ndarray, np.ndarray],
+    limit: float,
+    mask: Any,
+) -> dict[str, Any]:
+    """Adds what `_ghost_sum` does, of one block and in float64: its condition is that of `float_sum_of`.
+
+    A record's vector is made of float32 numbers as they are, those below 2⁻¹²⁶ as zero on every device, and
+    of a weight in float64. Its norm is off by less than 2⁻⁴⁰ of it, which the limit is lowered for. Up to
+    eight roundings of factors count as terms.
+
+    Args:
+      x, slope, bend, weight, triangle: as of `_ghost_sum`, √2 in float64.
+      limit: the norm that a record's vector is clipped to.
+      mask: bool [B], the rows that count.
+    """
+    rows, columns, twice = triangle
+    usable = mask & jnp.isfinite(x).all(axis=1) & jnp.isfinite(slope) & jnp.isfinite(bend)
+
+    def normal(part: Any, kept: Any) -> Any:
+        return jnp.where(kept & (jnp.abs(part) >= _TINY), part, jnp.zeros_like(part))
+
+    x, slope, bend = normal(x, usable[:, None]), normal(slope, usable), normal(bend, usable)
+    with jax.enable_x64(True):
+        wide, first, second = (part.astype(jnp.float64) for part in (x, slope, bend))
+        square, second = (wide * wide).sum(axis=1), weight * second
+        norm = jnp.sqrt(first**2 * square + (second * square) ** 2)
+        kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
+        product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+        products = product(((kept * second)[:, None] * wide).T, wide)
+        return {
+            "gradient": product(kept * first, wide),
+            "curvature": products[rows, columns] * twice,
+        }
 
 
 def _of_draws(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.inference.blocks import blocks_of, is_large, length_of
 from fedvi.inference.solvers.gradient import single_precision
 from fedvi.inference.statistics import broadcast, finish_statistics, stand_statistics
 from fedvi.inference.units import UnitModel
@@ -29,13 +30,13 @@ from fedvi.privacy.release import (
     Shift,
     float_limit,
     float_sum,
+    float_sum_of,
     release,
 )
 from fedvi.typing import Key
 
 __all__ = ["conjugate_form", "vips"]
 
-_ROWS_TOGETHER = 64
 # Roundings of float64 behind one term of a sum, beside the sum itself: factors of a term, the clip's
 # weight, √2 and the block's weight.
 _ROUNDINGS = 8
@@ -160,9 +161,11 @@ def vips(
     ) -> tuple[Any, Released, dict[str, Any]]:
         messages = model.messages(broadcast(model, task))
         keys = tuple(key_of(purpose) for purpose in ("sampling", "noise"))
-        records, valid = single_precision(shard.records), jnp.asarray(shard.mask)
         told = {"valid_units": int(np.count_nonzero(shard.mask))}
-        return state, summed(keys, messages, records, valid), told
+        valid = jnp.asarray(shard.mask)
+        if is_large(shard.mask):
+            return state, summed.by_blocks(keys, messages, shard.records, valid), told
+        return state, summed.at_once(keys, messages, single_precision(shard.records), valid), told
 
     settings: dict[str, Any] = {
         "averaging": float(kappa),
@@ -187,6 +190,8 @@ def vips(
             **settings,
         ),
         renews=True,
+        streams=True,
+        adds_up={block.name: (block.number_count,) for block in model.blocks},
     )
 
 
@@ -274,8 +279,8 @@ def _compiled(
     clip_norm: float,
     weights: tuple[tuple[str, float], ...],
     rows_together: int,
-) -> Callable[..., Released]:
-    """Returns the compiled sum, one for equal settings."""
+) -> "_Summed":
+    """Returns the compiled sums, one for equal settings."""
     weigh, blocks = dict(weights), {block.name: block for block in model.blocks}
     size = sum(block.number_count for block in model.blocks)
 
@@ -285,9 +290,7 @@ def _compiled(
         batch = sampler.draw(sampling_key, valid)
         # As even parts as can be. A row's bits may depend on where it stands within XLA's groups of rows:
         # no part is shorter.
-        rows = batch.mask.shape[0]
-        even = -(-rows // -(-rows // rows_together))
-        length = -(-even // _ROWS_TOGETHER) * _ROWS_TOGETHER
+        length = length_of(batch.mask.shape[0], rows_together)
         batch = _filled_up(batch, length)
         count = batch.mask.shape[0]
         parts, terms = count // length, length + _ROUNDINGS
@@ -301,25 +304,60 @@ def _compiled(
                     for column in (batch.indices, batch.mask)
                 )
                 part = jax.tree.map(lambda column: column[taken], records)
-                local = model.expected(messages, part)
-                usable = mask & _finite((part, local))
-                part, local = (_where(usable, columns) for columns in (part, local))
-            wide, known, drawn = (_double(columns) for columns in (local, messages, part))
-            squares = model.square_norms(known, wide, drawn)
-            square = sum(weigh[name] ** 2 * found for name, found in squares.items())
-            norm = jnp.sqrt(square)
-            usable = usable & jnp.isfinite(norm)
-            kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
-            kept = jnp.where(usable, kept, jnp.zeros_like(kept))
-            # A norm that overflowed has numbers behind it that might, too: 0 · ∞ is no number.
-            wide, drawn = (_where(usable, columns) for columns in (wide, drawn))
-            sums = model.sums(known, wide, drawn, kept)
-            return {name: packed(sums[name], blocks[name]) * weigh[name] for name in blocks}
+            return sum_of(limit, messages, part, mask)
 
         bounded = float_sum(part_sum, parts, terms, clip_norm, batch, mechanism, double=True)
         return release(noise_key, bounded, mechanism)
 
-    return summed
+    def sum_of(limit: float, messages: Any, part: Any, mask: Any) -> dict[str, Any]:
+        """Clips and adds up records in memory; traced where JAX has float64."""
+        with jax.enable_x64(False):
+            local = model.expected(messages, part)
+            usable = mask & _finite((part, local))
+            part, local = (_where(usable, columns) for columns in (part, local))
+        wide, known, drawn = (_double(columns) for columns in (local, messages, part))
+        squares = model.square_norms(known, wide, drawn)
+        square = sum(weigh[name] ** 2 * found for name, found in squares.items())
+        norm = jnp.sqrt(square)
+        usable = usable & jnp.isfinite(norm)
+        kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
+        kept = jnp.where(usable, kept, jnp.zeros_like(kept))
+        # A norm that overflowed has numbers behind it that might, too: 0 · ∞ is no number.
+        wide, drawn = (_where(usable, columns) for columns in (wide, drawn))
+        sums = model.sums(known, wide, drawn, kept)
+        return {name: packed(sums[name], blocks[name]) * weigh[name] for name in blocks}
+
+    draw = jax.jit(sampler.draw)
+    noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def block_sum(limit: float, messages: Any, part: Any, mask: Any) -> dict[str, Any]:
+        with jax.enable_x64(True):
+            return sum_of(limit, messages, part, mask)
+
+    def by_blocks(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
+        sampling_key, noise_key = keys
+        batch = draw(sampling_key, valid)
+        length = length_of(batch.mask.shape[0], rows_together)
+        parts, terms = -(-batch.mask.shape[0] // length), length + _ROUNDINGS
+        count = parts * length
+        limit = float_limit(clip_norm, terms, parts, count, size, mechanism, double=True)
+        limit *= 1.0 - model.norm_error - 2.0**-40
+        sums = (
+            block_sum(limit, messages, single_precision(block.records), block.mask)
+            for block in blocks_of(records, batch.indices, batch.mask, length)
+        )
+        bounded = float_sum_of(sums, parts, terms, clip_norm, count, sampler, mechanism)
+        return noised(noise_key, bounded)
+
+    return _Summed(summed, by_blocks)
+
+
+class _Summed(NamedTuple):
+    """The noised sum of a visit: of a shard as arrays; or of a large one, in blocks of rows."""
+
+    at_once: Callable[..., Released]
+    by_blocks: Callable[..., Released]
 
 
 def _filled_up(batch: Batch, length: int) -> Batch:

@@ -1,0 +1,85 @@
+"""Shards of very many records, a block at a time: come here to change how solvers walk over them.
+
+Above ``MOST_ROWS`` records a solver adds up blocks, wherever the records lie: what it computes is the same
+to the last bit whether they are in memory or on the disk, by the same programs on the same blocks.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi.inference.clipping import MOST_ROWS
+from fedvi.typing import Records
+
+__all__ = ["BLOCK", "Block", "blocks_of", "is_large", "length_of", "rows_at"]
+
+BLOCK = 1 << 16
+"""Rows of one block, at most."""
+_TOGETHER = 64
+"""XLA's kernels take rows in groups, and those that are left over in another way: see ``filled_up``."""
+
+
+class Block(NamedTuple):
+    """Rows of a batch in memory.
+
+    Attributes:
+      records: arrays [rows, …] in the dtypes of the shard.
+      mask: bool [rows], true where a row counts.
+    """
+
+    records: Records
+    mask: np.ndarray
+
+
+def is_large(mask: Any) -> bool:
+    """Whether a shard of this capacity is added up block by block."""
+    return len(mask) > MOST_ROWS
+
+
+def length_of(rows: int, most: int | None = None) -> int:
+    """Returns how many rows a block of a batch has: as even as can be, and a multiple of 64.
+
+    Args:
+      rows: of the batch.
+      most: about as many; left out, ``BLOCK``.
+    """
+    most = BLOCK if most is None else most
+    even = -(-rows // -(-rows // most))
+    return -(-even // _TOGETHER) * _TOGETHER
+
+
+def blocks_of(records: Records, indices: Any, mask: Any, length: int) -> Iterator[Block]:
+    """Yields the rows of a batch, ``length`` at a time, the last filled up with rows that do not count.
+
+    Blocks in which no row counts are left out, but for the first: they add nothing.
+
+    Args:
+      records: columns of a ``Shard``.
+      indices: whole numbers [B], which rows of the shard; of those that do not count anything.
+      mask: bool [B].
+      length: see ``length_of``.
+    """
+    indices, mask = np.asarray(indices), np.asarray(mask)
+    for start in range(0, max(len(mask), 1), length):
+        part = mask[start : start + length]
+        if start and not part.any():
+            continue
+        rows = rows_at(records, indices[start : start + length])
+        short = length - len(part)
+        if short:
+            part = np.concatenate([part, np.zeros(short, bool)])
+            rows = {name: _filled(column, short) for name, column in rows.items()}
+        yield Block(rows, part)
+
+
+def rows_at(records: Records, indices: np.ndarray) -> Records:
+    """Returns rows of a shard as arrays in memory."""
+    first, last = (int(indices[0]), int(indices[-1])) if len(indices) else (0, -1)
+    if last - first == len(indices) - 1 and (np.diff(indices) == 1).all():
+        return {name: np.asarray(column[first : last + 1]) for name, column in records.items()}
+    return {name: np.asarray(column[indices]) for name, column in records.items()}
+
+
+def _filled(column: np.ndarray, short: int) -> np.ndarray:
+    return np.concatenate([column, np.zeros((short, *column.shape[1:]), column.dtype)])
