@@ -20,7 +20,17 @@ from fedvi.privacy import events
 from fedvi.privacy.release import Batch, Mechanism, Sampler, clipped_sum, decoded, release
 from fedvi.typing import Key
 
-__all__ = ["Case", "Mixture", "Side", "Trials", "aggregate", "run", "shipped", "worst_pairs"]
+__all__ = [
+    "Case",
+    "Mixture",
+    "Side",
+    "Trials",
+    "aggregate",
+    "in_sums",
+    "run",
+    "shipped",
+    "worst_pairs",
+]
 
 Trials = Callable[[Key, Any, Any], Any]
 """(key, contributions [slots, d], valid [slots]) → one trial's noised totals, [steps].
@@ -134,6 +144,27 @@ def worst_pairs(step: events.Event, relation: events.Relation, slots: int) -> li
 def shipped(sampler: Sampler, mechanism: Mechanism, clip_norm: float, steps: int) -> Trials:
     """Returns the trial that runs the product: draw, clip and sum, noise, ``steps`` times."""
     return functools.partial(_trial, sampler, mechanism, clip_norm, steps)
+
+
+def in_sums(
+    sampler: Sampler, mechanism: Mechanism, clip_norm: float, steps: int, honest: int
+) -> Trials:
+    """Returns the trial of sums over clients: the changed one's answers, and others' of no records.
+
+    Args:
+      sampler, mechanism, clip_norm, steps: of each client, as of ``shipped``.
+      honest: how many clients' noise is in a sum.
+    """
+    one = functools.partial(_trial, sampler, mechanism, clip_norm, steps)
+
+    def trial(key: Key, contributions: Any, valid: Any) -> Any:
+        keys = jax.random.split(key, honest)
+        changed = one(keys[0], contributions, valid)
+        nobody = jnp.zeros_like(valid)
+        others = jax.vmap(lambda key: one(key, contributions, nobody))(keys[1:])
+        return changed + others.sum(axis=0)
+
+    return trial
 
 
 def aggregate(

@@ -20,6 +20,7 @@ from fedvi.audit import profile as profiles
 from fedvi.audit import trials as worst
 from fedvi.audit.findings import Finding
 from fedvi.audit.recording import Recorder, SamplerRecorder
+from fedvi.audit.sums import check_sums
 from fedvi.data.schema import Binary, Level, Number
 from fedvi.experiment import build
 from fedvi.experiment.build import Assembly
@@ -30,6 +31,7 @@ from fedvi.inference.base import Change, LocalSolver, Shard, Task
 from fedvi.models.conjugate import FromFile
 from fedvi.privacy import events, random, sampling
 from fedvi.privacy.release import Mechanism, Sampler
+from fedvi.privacy.sums import in_sum, of_messages
 from fedvi.report import tables
 from fedvi.typing import Key
 
@@ -88,6 +90,8 @@ def audit(
              metric, is the noise as charged and the same whatever the records, and
              are noise and batches fresh?
     price    do all visits together cost no more than the ε that is promised?
+    sums     where sums over clients alone are to be seen (view = "aggregate"): does
+             the server show anything else, when answers come late or too few come?
     sampler  draws batches: are they what the price assumes?
     profile  runs sampler, clip and noise on the worst pair of shards, thousands of
              times: do the outputs tell them apart better than the claimed δ(ε) lets
@@ -151,6 +155,8 @@ def _findings(
         part = _replayed(assembly, shipped, clients, keys, task, shard, inside)
         found += [finding._replace(check=f"{finding.check}{name}") for finding in part]
     found.append(_promised(assembly))
+    if assembly.gather is not None:
+        found += check_sums(assembly.spec, seed)
     if not inside:
         return found
     solver = assembly.solvers[assembly.clients[0]]
@@ -312,18 +318,24 @@ def _trials(
         step = sampler.event(step.inner)
     # A batch of everybody is the same in every trial, and is clipped once.
     rows = 1 if isinstance(step, events.Gaussian) else sampler.capacity
-    steps = max(1, min(planned, _MOST_STEPS, int(_ROWS / (2 * trials * rows))))
+    sums = assembly.study.sums
+    noises = 1 if sums is None else sums.honest
+    steps = max(1, min(planned, _MOST_STEPS, int(_ROWS / (2 * trials * rows * noises))))
     claim = events.repeat(step, steps)
+    accountant, what = of_messages(budget.accountant), ""
     shipped = worst.shipped(sampler, mechanism, clip_norm, steps)
-    relation = budget.accountant.relation
+    if sums is not None:
+        # Whoever sees no message sees so many noises, or more.
+        step, what = in_sum(step, noises), f", in sums of {noises} noises"
+        claim = events.repeat(step, steps)
+        shipped = worst.in_sums(sampler, mechanism, clip_norm, steps, noises)
+    relation = accountant.relation
     profiled: list[Finding] = []
     for index, pair in enumerate(worst.worst_pairs(step, relation, slots)):
         pair_key = jax.random.fold_in(key, 1 + index)
 
         def run(key: Key, count: int, pair: worst.Case = pair) -> Finding:
-            return profiles.profile(
-                shipped, pair, claim, budget.accountant, budget.delta, key, count
-            )
+            return profiles.profile(shipped, pair, claim, accountant, budget.delta, key, count)
 
         finding = run(pair_key, trials)
         if not finding.passed and finding.numbers["gap"] < _CLEAR:
@@ -331,7 +343,7 @@ def _trials(
             finding = run(jax.random.fold_in(pair_key, 1), 4 * trials)
         profiled.append(
             finding._replace(
-                figure=f"{finding.figure}; {steps} of {planned} releases",
+                figure=f"{finding.figure}; {steps} of {planned} releases{what}",
                 meaning=f"{finding.meaning} ({_GENERATOR})",
                 numbers={**finding.numbers, "steps": steps, "generator": "threefry"},
             )

@@ -24,6 +24,7 @@ is built or a record is read, and `Guard.admit` before each release, against the
     models = ["logistic", "linear"]
 
     simulated_noise = false      # float or seeded noise, which guarantees nothing
+    trusts_server = false        # whether views = ["aggregate"] is judged by what sums over sites tell
 
     [[allow.custom]]             # code from elsewhere, by exact name
     name = "our_models:hospital"
@@ -49,6 +50,7 @@ from fedvi.privacy.events import RELATIONS, Event, Relation, Unprotected, compos
 from fedvi.privacy.filter import RdpFilter, rdp_filter
 from fedvi.privacy.itemised import noised_releases, smallest_noise, with_tables
 from fedvi.privacy.statement import LifetimeSpend, lifetime_spend
+from fedvi.privacy.sums import Sums, in_sum, with_sums
 
 __all__ = ["Guard", "Keeper", "Lifetime", "Policy", "Request", "load_policy", "parse_policy"]
 
@@ -61,7 +63,8 @@ class Request(NamedTuple):
         "module:function"; the sampler, mechanism or accountant is empty where the study has none.
       relation, view, unit: of the claim.
       rounds: the largest number of answers.
-      planned: the event of all of them.
+      planned: the event of all of them, as messages.
+      sums: what the view "aggregate" fixes; None under the view "message".
       table_distance: of the noise of one release from its exact law.
       simulated: whether noise is drawn in floating point or from a known seed, so that nothing is
         guaranteed.
@@ -81,6 +84,7 @@ class Request(NamedTuple):
     simulated: bool = False
     family: str = "full_gaussian"
     schedule: str = "synchronous"
+    sums: Sums | None = None
 
 
 class _Section(pydantic.BaseModel):
@@ -92,12 +96,20 @@ class _Section(pydantic.BaseModel):
 class _Run(_Section):
     """``[run]``: caps on one study. ``accountant`` is what the site prices it with."""
 
-    epsilon: float = pydantic.Field(gt=0.0)
-    delta: float = pydantic.Field(gt=0.0, lt=0.5)
-    accountant: str = "pld"
-    noise_multiplier: float | None = pydantic.Field(default=None, gt=0.0)
-    rounds: int | None = pydantic.Field(default=None, ge=1)
-    steps: int | None = pydantic.Field(default=None, ge=1)
+    epsilon: float = pydantic.Field(gt=0.0, description="Largest privacy loss of one study.")
+    delta: float = pydantic.Field(gt=0.0, lt=0.5, description="At which epsilon is priced.")
+    accountant: str = pydantic.Field(
+        default="pld", description="What this site prices studies with, whatever they say."
+    )
+    noise_multiplier: float | None = pydantic.Field(
+        default=None, gt=0.0, description="The smallest that is allowed."
+    )
+    rounds: int | None = pydantic.Field(
+        default=None, ge=1, description="Largest number of answers of this site."
+    )
+    steps: int | None = pydantic.Field(
+        default=None, ge=1, description="Largest number of noised sums."
+    )
 
 
 class _Life(_Section):
@@ -106,18 +118,28 @@ class _Life(_Section):
     ``site`` is the site's own name in its ledger for life: studies may call it otherwise.
     """
 
-    site: str = pydantic.Field(default="this site", min_length=1)
-    epsilon: float = pydantic.Field(gt=0.0)
-    delta: float = pydantic.Field(gt=0.0, lt=0.5)
-    unit: str = pydantic.Field(default="record", min_length=1)
-    relation: Relation
+    site: str = pydantic.Field(
+        default="this site", min_length=1, description="Its name in its ledger for life."
+    )
+    epsilon: float = pydantic.Field(
+        gt=0.0, description="Largest privacy loss over all studies together."
+    )
+    delta: float = pydantic.Field(gt=0.0, lt=0.5, description="At which it is priced.")
+    unit: str = pydantic.Field(
+        default="record", min_length=1, description="What is protected over all studies."
+    )
+    relation: Relation = pydantic.Field(description="What a neighbour is, over all studies.")
 
 
 class _Custom(_Section):
     """``[[allow.custom]]``: code from outside fedvi, by its exact name."""
 
-    name: str = pydantic.Field(pattern=r"^[^:]+:[^:]+$")
-    sha256: str | None = pydantic.Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    name: str = pydantic.Field(
+        pattern=r"^[^:]+:[^:]+$", description="Such as my_package.my_module:my_function."
+    )
+    sha256: str | None = pydantic.Field(
+        default=None, pattern=r"^[0-9a-f]{64}$", description="Of the module's file."
+    )
 
 
 class _Allow(_Section):
@@ -131,11 +153,16 @@ class _Allow(_Section):
     samplers: list[str] | None = None
     mechanisms: list[str] | None = None
     accountants: list[str] | None = None
-    custom: list[_Custom] = []
-    simulated_noise: bool = False
+    custom: list[_Custom] = pydantic.Field(default=[], description="Code from outside fedvi.")
+    simulated_noise: bool = pydantic.Field(
+        default=False, description="Whether noise that guarantees nothing is allowed."
+    )
+    trusts_server: bool = pydantic.Field(
+        default=False, description="Whether the server is trusted to publish sums over sites alone."
+    )
 
 
-_VIEWS = ("message",)
+_VIEWS = ("message", "aggregate")
 _UNITS = ("record", "patient", "client")
 _BUILT_IN: dict[str, tuple[str, ...]] = {
     "relations": RELATIONS,
@@ -255,7 +282,8 @@ class Policy(_Section):
                 yield from self._custom(what, getattr(request, what))
         asked = {
             "relations": request.relation,
-            "views": request.view,
+            # Whoever trusts no server is told what single messages tell, whatever the study promises.
+            "views": request.view if self._sums_of(request) else "message",
             "units": request.unit,
             "models": request.model,
             "solvers": request.solver,
@@ -276,6 +304,12 @@ class Policy(_Section):
                     f"{field.removesuffix('s')} {value!r} is not allowed, expected "
                     f"{' or '.join(map(repr, allowed)) or 'none at all'}"
                 )
+
+    def _sums_of(self, request: Request) -> Sums | None:
+        """Returns the sums that a study is judged by; None where single messages are taken as seen."""
+        views = self.allow.views
+        trusted = self.allow.trusts_server and (views is None or "aggregate" in views)
+        return request.sums if trusted else None
 
     def _custom(self, what: str, name: str) -> Iterable[str]:
         entry = next((entry for entry in self.allow.custom if entry.name == name), None)
@@ -299,7 +333,10 @@ class Policy(_Section):
         steps = noised_releases(request.planned)
         if run.steps is not None and steps > run.steps:
             yield f"{steps} noised sums, expected at most {run.steps}"
-        noise = smallest_noise(request.planned)
+        sums = self._sums_of(request)
+        noise = smallest_noise(
+            request.planned if sums is None else in_sum(request.planned, sums.honest)
+        )
         if run.noise_multiplier is not None and noise < run.noise_multiplier:
             yield f"noise_multiplier {noise:g}, expected at least {run.noise_multiplier:g}"
         yield from self._price(request)
@@ -312,18 +349,24 @@ class Policy(_Section):
     def _price(self, request: Request) -> Iterable[str]:
         """Prices the plan with the site's own accountant, whatever the study says it costs."""
         run = self.run
-        accountant = with_tables(
-            getattr(accountants, run.accountant)(request.relation), request.table_distance
-        )
+        sums = self._sums_of(request)
+        priced = with_sums(getattr(accountants, run.accountant)(request.relation), sums)
+        accountant = with_tables(priced, request.table_distance)
         try:
             epsilon = accountant.epsilon(request.planned, run.delta)
         except errors.PrivacyError as error:
             yield f"the plan has no price here: {error.message}"
             return
         if epsilon > run.epsilon:
+            seen = ""
+            if request.sums is not None and sums is None:
+                seen = (
+                    ", for single messages: the server is not trusted, since allow.trusts_server is not "
+                    'true with "aggregate" among allow.views'
+                )
             yield (
                 f"epsilon {epsilon:.6g} at delta {run.delta:g} ({accountant.name}, "
-                f"{request.relation}), expected at most {run.epsilon:g}"
+                f"{request.relation}), expected at most {run.epsilon:g}{seen}"
             )
 
 
@@ -492,7 +535,8 @@ def load_policy(path: Path) -> Policy:
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, too deep
         raise errors.ConfigError(
             f"{path} is not valid TOML: {error}",
-            'sections are written [section], keys are written key = value, texts "in quotes"',
+            "sections are written [section], keys are written key = value and stand once, "
+            'texts "in quotes"',
         ) from None
     return parse_policy(raw)
 
@@ -525,11 +569,14 @@ def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
             f"{path}: unknown key", errors.did_you_mean(str(problem["loc"][-1]), known)
         )
     if kind == "missing":
-        return errors.ConfigError(f"{path} is missing", f"add `{problem['loc'][-1]} = …`")
+        add = f"add `{problem['loc'][-1]} = …`"
+        if problem["loc"] == ("run",):
+            add = "add a section [run] with epsilon and delta, the caps on each study"
+        return errors.ConfigError(f"{path} is missing", add)
     if kind == "value_error":
         message, _, hint = str(problem["ctx"]["error"]).partition("|")
         return errors.ConfigError(f"policy.{message}", hint)
-    expected = problem["msg"].removeprefix("Input should be ")
+    expected = errors.in_words(problem["msg"])
     return errors.ConfigError(
         f"{path} is {problem['input']!r:.100}, expected {expected}",
         "write numbers without quotes, and texts in quotes",

@@ -35,6 +35,7 @@ from fedvi.privacy.events import (
 )
 from fedvi.privacy.filter import RdpFilter
 from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.sums import Sums, of_messages, with_sums
 
 __all__ = [
     "LIFETIME",
@@ -82,7 +83,7 @@ class Header(NamedTuple):
       client: whose releases these are.
       unit: what is protected: "record", "client", ….
       relation: the neighbouring relation that a budget is checked under.
-      view: who sees what: "message", ….
+      view: who sees what: "message", or "aggregate" with the two numbers below.
       protected: whether releases must be noised; if not, any may leave and no guarantee is given.
       note: printed beside every claim, such as "simulation: no guarantee"; or empty.
       planned: all releases that the study may ask of this client; None if nothing was planned.
@@ -95,6 +96,8 @@ class Header(NamedTuple):
       records_public: whether the number of records is published, so that add_remove is not claimed.
       max_records: the declared largest number of units at a client.
       rows_per_unit: how many rows of one unit are used, at most; None where a unit is one row.
+      least_reporting, colluding: of the view "aggregate", see `fedvi.privacy.sums.Sums`; else None.
+        Entries and ``planned`` cost what a message does, under every view.
     """
 
     study: str
@@ -114,6 +117,15 @@ class Header(NamedTuple):
     records_public: bool = False
     max_records: int | None = None
     rows_per_unit: int | None = None
+    least_reporting: int | None = None
+    colluding: int | None = None
+
+    @property
+    def sums(self) -> Sums | None:
+        """What the view "aggregate" fixes; None where single messages are seen."""
+        if self.least_reporting is None or self.colluding is None:
+            return None
+        return Sums(self.least_reporting, self.colluding)
 
 
 class Entry(NamedTuple):
@@ -529,7 +541,9 @@ def _check_new(ledger: Ledger, release_id: str) -> None:
 
 def _check_budget(ledger: Ledger, release_id: str, event: Event, budget: Budget) -> None:
     header = ledger.header
-    accountant = with_tables(budget.accountant, header.table_distance)
+    # By the header's view, whatever the budget was made for.
+    accountant = with_sums(of_messages(budget.accountant), header.sums)
+    accountant = with_tables(accountant, header.table_distance)
     _check_relation(ledger, accountant.relation)
     _check_promised(header, budget)
     already = _tally(ledger)
@@ -692,11 +706,29 @@ def _check_header(header: Header) -> None:
             raise LedgerError(
                 f"the header: `{field}` is {getattr(header, field)!r}, expected a boolean"
             )
+    _check_view(header)
     for field in ("max_records", "rows_per_unit"):
         value = getattr(header, field)
         if value is not None and (type(value) is not int or value < 1):
             raise LedgerError(f"the header: `{field}` is {value!r}, expected a whole number")
     _check_promise(header)
+
+
+def _check_view(header: Header) -> None:
+    given = (header.least_reporting, header.colluding)
+    if (header.view == "aggregate") != (header.sums is not None) or given.count(None) == 1:
+        raise LedgerError(
+            f"the header: `view` is {header.view!r}, `least_reporting` is {given[0]} and `colluding` is "
+            f"{given[1]}, expected both numbers under the view 'aggregate', and none otherwise"
+        )
+    if header.sums is None:
+        return
+    whole = all(type(value) is int for value in given)
+    if not (whole and header.sums.colluding >= 0 and header.sums.honest >= 1):
+        raise LedgerError(
+            f"the header: `colluding` is {given[1]!r}, expected a whole number of at least 0 and below "
+            f"`least_reporting`, {given[0]!r}"
+        )
 
 
 def _check_promise(header: Header) -> None:
@@ -781,6 +813,10 @@ def _header_line(header: Header) -> str:
 def _header_fields(header: Header) -> dict[str, Any]:
     fields = header._asdict()
     fields["planned"] = None if header.planned is None else to_json(header.planned)
+    # As versions of fedvi that knew no such view wrote it, and read it.
+    for name in ("least_reporting", "colluding"):
+        if fields[name] is None:
+            del fields[name]
     return fields
 
 

@@ -11,7 +11,7 @@ no rounding of floating point stands between what is proved and what is sent.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -40,11 +40,13 @@ __all__ = [
     "drawn_ahead",
     "float_limit",
     "float_sum",
+    "float_sum_of",
     "post_process",
     "public",
     "release",
     "release_with",
     "repeat",
+    "repeat_outside",
 ]
 
 
@@ -466,6 +468,60 @@ def float_sum(
     return Bounded(total, shift, batch.sampler, grid)
 
 
+def float_sum_of(
+    block_sums: Iterable[Any],
+    blocks: int,
+    block: int,
+    clip_norm: float,
+    rows: int,
+    sampler: Sampler,
+    mechanism: Mechanism,
+) -> Bounded:
+    """Does what `float_sum` does with ``double``, of block sums that come from outside one program.
+
+    So records need not all be in memory. Guarantee: that of `float_sum`, by the same proof, if every block
+    sum is what is asked for there, each of ``blocks`` disjoint blocks gives one at most, and those that
+    give none are zero. They are added one after the other, in float64.
+
+    Args:
+      block_sums: trees of float64 arrays, one or more.
+      blocks: how many blocks the batch has; blocks · block ≥ rows.
+      block: b, the most terms behind one block sum.
+      clip_norm: C.
+      rows: B, those of the batch.
+      sampler: what picked them.
+      mechanism: what noises the sum.
+
+    Raises:
+      PrivacyError: what `float_limit` refuses; block sums of another dtype, none, or more than ``blocks``.
+    """
+    total, seen = None, 0
+    for part in block_sums:
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(part)]
+        for leaf in leaves:
+            if leaf.dtype != np.float64:
+                raise errors.PrivacyError(f"block sums have dtype {leaf.dtype}, expected float64")
+        # As in `float_sum`: a block that is not finite breaks the promise, and counts as zero.
+        leaves = [np.where(np.isfinite(leaf), leaf, 0.0) for leaf in leaves]
+        total = leaves if total is None else [a + b for a, b in zip(total, leaves, strict=True)]
+        tree, seen = jax.tree.structure(part), seen + 1
+    if total is None or seen > blocks:
+        raise errors.PrivacyError(f"{seen} block sums, expected 1 to {blocks}")
+    size = sum(leaf.size for leaf in total)
+    float_limit(clip_norm, block, blocks, rows, size, mechanism, double=True)
+    shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
+    grid = mechanism.grid(clip_norm)
+    if grid is None:
+        floats = [jnp.asarray(leaf.astype(np.float32)) for leaf in total]
+        return Bounded(jax.tree.unflatten(tree, floats), shift, sampler, None)
+    farthest = _farthest(rows, grid) + math.isqrt(grid.bound) + 1
+    whole = np.int64 if _is_wide(farthest, grid) else np.int32
+    boxed = [np.clip(np.round(leaf / grid.step), -farthest, farthest) for leaf in total]
+    with jax.enable_x64(True):
+        integers = [jnp.asarray(leaf.astype(whole)) for leaf in boxed]
+    return Bounded(jax.tree.unflatten(tree, integers), shift, sampler, grid)
+
+
 def _added_up(
     block_sum: Callable[[Any], Any],
     blocks: int,
@@ -604,6 +660,34 @@ def repeat(step: Callable[[Any, Any], Released], start: Any, inputs: Any) -> Rel
         )
     final, _ = jax.lax.scan(body, start, inputs)
     return _released(final, events.repeat(seen[0], count))
+
+
+def repeat_outside(
+    step: Callable[[Any, Any], Released], start: Any, inputs: Sequence[Any]
+) -> Released:
+    """Does what `repeat` does, one step after the other, outside one program.
+
+    So that a step may fetch what is too much for one. Guarantee: that of `repeat`.
+
+    Args:
+      step, start: as of `repeat`.
+      inputs: one for each step.
+    """
+    if not inputs:
+        raise errors.PrivacyError(
+            "repeat ran no step", "without a release there is nothing to send"
+        )
+    value: Any = start
+    event: events.Event = events.NOTHING
+    for count, item in enumerate(inputs):
+        released = step(value, item)
+        if count and released.event != event:
+            raise errors.PrivacyError(
+                f"step {count} of a repetition costs {released.event}, the one before it {event}",
+                "all steps need one sampler, mechanism and clip norm",
+            )
+        value, event = released.value, released.event
+    return _released(value, events.repeat(event, len(inputs)))
 
 
 def post_process(fn: Callable[..., Any], released: Released, *more: Released) -> Released:

@@ -17,6 +17,7 @@ from fedvi.privacy.events import (
 from fedvi.privacy.filter import RdpFilter
 from fedvi.privacy.itemised import Delta, delta_items, noised_releases, with_tables
 from fedvi.privacy.ledger import TABLES_SHARE, Header, Ledger, reservations, spent
+from fedvi.privacy.sums import of_messages, with_sums
 
 __all__ = [
     "ADDED_UP",
@@ -32,7 +33,9 @@ __all__ = [
     "PSEUDORANDOM",
     "SURPLUS",
     "TIMING",
+    "TRUSTED",
     "TUNING",
+    "UNDER_COVER",
     "UNIFORM_BATCHES",
     "UNVETTED",
     "Claim",
@@ -42,6 +45,7 @@ __all__ = [
     "consortium",
     "declarations",
     "lifetime_spend",
+    "neighbours",
     "to_text",
 ]
 
@@ -72,6 +76,15 @@ UNIFORM_BATCHES = (
 )
 
 FROZEN = "each client's data set stays the same for the whole study"
+TRUSTED = (
+    "the server is trusted: it sees every message, and so does who sees its state, a message on its way "
+    "or the digest of one in a ledger or behind the head of a ledger, which tells a message of few "
+    "numbers; the price of that is the one of the view `message`"
+)
+UNDER_COVER = (
+    "of the clients whose answers are in one sum, {least} or more, at most {colluding} tell anybody their "
+    "answers or their noise, themselves included"
+)
 DISJOINT = "no {unit} is at two clients: the largest price of any client holds for all"
 
 
@@ -138,6 +151,9 @@ def claims(
 ) -> tuple[Claim, ...]:
     """States what a client's releases cost, once for each accountant's relation.
 
+    Under the view "aggregate" that is what sums over clients tell; what single messages tell is stated
+    after it, under the view "message".
+
     Guarantee: epsilon is that of ``planned``, the largest number of releases the study declares,
     and never less than that of what the ledger reserved. It may be stated whenever the run stops;
     an epsilon of the releases made so far may not: the run did not fix in advance where to stop.
@@ -161,8 +177,11 @@ def claims(
             hint="state one accountant's number, and show others beside it",
         )
     reserved = spent(ledger)
+    views = ("message",) if ledger.header.sums is not None else ()
     return tuple(
-        _claim(ledger, planned, reserved, delta, accountant, lifetime) for accountant in accountants
+        _claim(ledger, planned, reserved, delta, accountant, lifetime, view)
+        for view in (ledger.header.view, *views)
+        for accountant in accountants
     )
 
 
@@ -173,9 +192,11 @@ def _claim(
     delta: float,
     accountant: Accountant,
     lifetime: LifetimeSpend | None,
+    view: str,
 ) -> Claim:
     header = ledger.header
-    priced = with_tables(accountant, header.table_distance)
+    sums = header.sums if view == header.view else None
+    priced = with_tables(with_sums(of_messages(accountant), sums), header.table_distance)
     epsilon, event = max(
         ((priced.epsilon(event, delta), event) for event in (planned, reserved)),
         key=lambda pair: pair[0],
@@ -184,7 +205,7 @@ def _claim(
         client=header.client,
         unit=header.unit,
         relation=accountant.relation,
-        view=header.view,
+        view=view,
         epsilon=epsilon,
         delta=delta,
         accountant=accountant.name,
@@ -193,7 +214,7 @@ def _claim(
         mark=header.note,
         items=delta_items(event, epsilon, delta, header.table_distance),
         assumptions=_assumptions(event),
-        declarations=declarations(header),
+        declarations=declarations(header, seen_in_sums=sums is not None),
         lifetime=lifetime,
     )
 
@@ -233,8 +254,10 @@ def _tables_fit(distance: float, cap: RdpFilter, whole: float) -> bool:
     return room > 0 and both_ways <= math.log(room)
 
 
-def declarations(header: Header) -> tuple[str, ...]:
+def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ...]:
     """Lists what a study says of its data and a claim rests on, one line each.
+
+    With ``seen_in_sums`` also what a claim for the view "aggregate" rests on.
 
     >>> header = Header("heart", "ab12", "north", "record", "substitute", "message", True)
     >>> declarations(header)
@@ -254,6 +277,9 @@ def declarations(header: Header) -> tuple[str, ...]:
         lines.append(
             f"the number of {unit}s at each client is public: no price is stated for one more or less"
         )
+    if seen_in_sums and header.sums is not None:
+        least, colluding = header.sums
+        lines += [TRUSTED, UNDER_COVER.format(least=least, colluding=colluding)]
     return tuple(lines)
 
 
@@ -290,36 +316,58 @@ def consortium(parts: Sequence[Claim], disjoint: bool) -> tuple[Claim, ...]:
     Guarantee: if no unit is at two sites, a change of one unit changes one site's data, and the
     other sites' releases depend on them through released values alone: the largest epsilon and the
     largest delta hold (parallel composition). If units may be at several sites, once at each, their
-    sums hold (basic composition).
+    sums hold (basic composition). So they do of messages, whose noises are each client's own; one sum
+    holds a unit's part of every client behind one noise, which prices of that sum do not add up to. Under
+    the view "aggregate", what messages cost together is then what is claimed: they tell all that sums do.
 
     Args:
-      parts: of all clients, each with the same relations.
+      parts: of all clients, each with the same relations; under "aggregate" with those of messages.
       disjoint: whether the study declares that no unit is at two sites.
 
     Raises:
       ConfigError: there is no claim, a client states a relation twice or lacks one that another
-        states, or units or views differ.
+        states, units or views differ, or claims of messages are wanted and missing.
     """
     if not parts:
         raise ConfigError("there is no claim to join, expected one for each client and relation")
     for field in ("unit", "view"):
-        found = sorted({getattr(part, field) for part in parts})
-        if len(found) > 1:
+        found: dict[str, set[str]] = {}
+        for part in parts:
+            found.setdefault(part.client, set()).add(getattr(part, field))
+        known = sorted(set().union(*found.values()))
+        # A client may state a price for each of two views, if all do.
+        if len(known) > (1 if field == "unit" else min(map(len, found.values()))):
             raise ConfigError(
-                f"claims have `{field}` {', '.join(found)}, expected one and the same"
+                f"claims have `{field}` {', '.join(known)}, expected one and the same"
             )
     relations = list(dict.fromkeys(part.relation for part in parts))
+    kinds = list(dict.fromkeys((part.view, part.relation) for part in parts))
     clients = list(dict.fromkeys(part.client for part in parts))
-    pairs = [(part.client, part.relation) for part in parts]
-    if len(set(pairs)) < len(pairs) or len(pairs) != len(clients) * len(relations):
+    pairs = [(part.client, part.view, part.relation) for part in parts]
+    if len(set(pairs)) < len(pairs) or len(pairs) != len(clients) * len(kinds):
         raise ConfigError(
             f"{len(pairs)} claims of {len(clients)} clients under {', '.join(relations)}, expected "
             "one for each client and relation"
         )
+    for view, relation in kinds:
+        if (_priced_by(view, disjoint), relation) not in kinds:
+            raise ConfigError(
+                f"claims of the view {view!r} under {relation} have none of messages beside them, expected "
+                "both: units may be at several clients",
+                hint="state the claims of each client by `claims`, all of them",
+            )
     return tuple(
-        _join([part for part in parts if part.relation == relation], disjoint)
-        for relation in relations
+        _join([part for part in parts if (part.view, part.relation) == seen], disjoint)._replace(
+            view=view
+        )
+        for view, relation in kinds
+        for seen in [(_priced_by(view, disjoint), relation)]
     )
+
+
+def _priced_by(view: str, disjoint: bool) -> str:
+    """Names the view whose prices hold for all clients together; see `consortium`."""
+    return "message" if view == "aggregate" and not disjoint else view
 
 
 def as_dict(claim: Claim) -> dict[str, Any]:
@@ -374,7 +422,9 @@ def to_text(parts: Sequence[Claim]) -> str:
                 "studies, by a Renyi filter"
             )
     sections = {
-        "Neighbours": [_RELATIONS[claim.relation].format(unit=claim.unit) for claim in parts],
+        "Neighbours": [
+            f"{claim.relation}: {neighbours(claim.relation, claim.unit)}" for claim in parts
+        ],
         "The study declares, and nobody checks": [d for c in parts for d in c.declarations],
         "It is assumed that": [line for claim in parts for line in claim.assumptions],
         "Not covered": [line for claim in parts for line in claim.exclusions],
@@ -385,9 +435,18 @@ def to_text(parts: Sequence[Claim]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def neighbours(relation: Relation, unit: str) -> str:
+    """Says in a sentence which data sets a claim holds between.
+
+    >>> neighbours("add_remove", "patient")
+    'two data sets are neighbours if one has one patient more'
+    """
+    return _RELATIONS[relation].format(unit=unit)
+
+
 _RELATIONS = {
-    "add_remove": "add_remove: two data sets are neighbours if one has one {unit} more",
-    "substitute": "substitute: two data sets are neighbours if one {unit} is another in one of them",
+    "add_remove": "two data sets are neighbours if one has one {unit} more",
+    "substitute": "two data sets are neighbours if one {unit} is another in one of them",
 }
 
 

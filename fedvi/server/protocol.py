@@ -29,6 +29,7 @@ from fedvi.federation.messages import (
 from fedvi.inference.base import Change, Task
 from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
+from fedvi.server import sums
 from fedvi.server.membership import extend, remove
 from fedvi.server.state import (
     EXHAUSTED,
@@ -393,12 +394,33 @@ def _submit(
         # After the end it is charged all the same, and no posterior is waiting for it; but a run that
         # failed may be resumed, and folds it then.
         late = not is_in_turn(spec, state, name)
+        if spec.gather is not None:
+            return _gathered(spec, state, Answer(task, change, late), now)
         what = f"the answer to task {task.task_id!r}"
         check_fold(spec, _with(state, Answer(task, change, late)), what)
         # Only now that it is taken: an answer that is refused leaves nothing on the disk. From here
         # on no name stands for what is in memory, so that a fold has room for its own.
         change = Change(spec.keep(change.delta))
         state = settle(spec, _with(state, Answer(task, change, late)), now)
+    return state, Receipt("accepted", state.version, _anchor(state, name))
+
+
+def _gathered(
+    spec: ServerSpec, state: ServerState, answer: Answer, now: float
+) -> tuple[ServerState, Reply]:
+    """Takes an answer of which only a sum is published; drops one that no sum can hold any more.
+
+    No fold is tried: what a sum over fewer answers is like is nobody's business. An answer that started
+    from an older posterior belongs to a round whose sum is published: folded later, the difference of
+    two sums would show it.
+    """
+    name = answer.task.client
+    if answer.task.version != state.version:
+        state = state._replace(visits={**state.visits, name: state.visits[name] + 1})
+    else:
+        change = Change(spec.keep(answer.change.delta))
+        state = _with(state, answer._replace(change=change))
+    state = settle(spec, state, now)
     return state, Receipt("accepted", state.version, _anchor(state, name))
 
 
@@ -411,6 +433,9 @@ def _read(spec: ServerSpec, task: Task, payload: Payload) -> Change:
     value, event = codec.decode(payload)
     _check_cost(spec, task.client, task.task_id, event)
     what = f"the answer to task {task.task_id!r}"
+    if spec.gather is not None:
+        with strictly(f"{what} cannot be read"):
+            return sums.exact(spec.gather, value, spec.prior, len(spec.clients))
     with strictly(f"{what} cannot be read"):
         change = spec.finish[task.client](value, task)
         spec.family.check(change.delta, what)

@@ -14,6 +14,7 @@ from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
 from fedvi.federation.progress import Progress, StageEnd
 from fedvi.inference.base import Fold, Standing
+from fedvi.server import sums
 from fedvi.server.state import (
     EXHAUSTED,
     OVER,
@@ -182,10 +183,11 @@ def _move(spec: ServerSpec, state: ServerState) -> ServerState:
         return state
     progress = progress_of(spec, state)
     if state.answers and spec.schedule.ready(progress):
-        return _fold(spec, state)
+        return _fold(spec, state) if spec.gather is None else _gathered(spec, spec.gather, state)
     if spec.schedule.finished(progress):
-        # If every turn was skipped, what is there is the prior, and no result.
-        return state._replace(status="completed" if any(progress.visits) else "failed")
+        # If every turn was skipped, or every round given up, what is there is the prior, and no result.
+        folded = any(progress.visits) if spec.gather is None else state.version > 0
+        return state._replace(status="completed" if folded else "failed")
     ending = spec.schedule.ending(progress)
     if ending is not None:
         return _end_stage(spec, state, progress, ending)
@@ -298,6 +300,80 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         state = state._replace(standing=stand(spec, state, asked, damping))
     update = Update(state.version, tuple(changes), staleness, damping, 0, None)
     return noted(spec, state, rounds_before, update)
+
+
+def _gathered(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> ServerState:
+    """Folds the sum of a round's answers; gives the round up if too few came, or no step follows of it.
+
+    Guarantee: with ``answers`` of one version, the state after is a function of the state before, of who
+    answered, and of the exact sum of the answers alone.
+    """
+    if len({answer.task.client for answer in state.answers}) < gather.sums.least_reporting:
+        return _given_up(spec, state)
+    try:
+        with strictly("the sum of a round"):
+            return _sum_folded(spec, gather, state)
+    except errors.ProtocolError:
+        return _given_up(spec, state)
+
+
+def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> ServerState:
+    members = spec.clients
+    whole = tree.total((state.factors[name] for name in members), spec.family.zeros())
+    # As one client with everybody's records would have answered, after as many answers as there were sums.
+    task = state.answers[0].task._replace(factor=whole, visit=state.version)
+    told = sums.totals(gather, [answer.change for answer in state.answers])
+    moved = tree.add(whole, spec.finish[task.client](told, task).delta)
+    check_size(moved, "the sum of a round")
+    part = spec.keep(tree.freeze(tree.scale(moved, 1.0 / len(members))))
+    factors = dict.fromkeys(members, part)
+    rounds_before = rounds_at_last_fold(spec, state)
+    clients = tuple(answer.task.client for answer in state.answers)
+    after = _turned(state)._replace(
+        version=state.version + 1,
+        posterior=spec.keep(tree.freeze(folding.posterior_of(spec.prior, factors))),
+        factors=factors,
+    )
+    if spec.stand is not None:
+        # Noise as of all clients, also where some did not answer: never less than there is.
+        asked = dict.fromkeys(members, task.posterior)
+        fold = Fold(spec.prior, spec.prior, after.posterior, factors, asked, 1.0)
+        standing = spec.stand(spec.family, fold, state.standing)
+        after = after._replace(
+            standing=standing._replace(handed_out=tree.freeze(standing.handed_out))
+        )
+    handed_out = served(spec, after)
+    if not (tree.is_finite(handed_out) and spec.family.is_proper(handed_out)):
+        raise FloatingPointError
+    update = Update(after.version, clients, (0,) * len(clients), 1.0, 0, None)
+    return noted(spec, after, rounds_before, update)
+
+
+def _given_up(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Drops the answers of a round, which stay charged; nothing is published of them."""
+    after = _turned(state)
+    update = Update(
+        version=state.version,
+        clients=(),
+        staleness=(),
+        damping=1.0,
+        rounds=progress_of(spec, after).rounds,
+        gap=None,
+        missing=tuple(name for name in spec.clients if name in state.skipped),
+        given_up=tuple(answer.task.client for answer in state.answers),
+    )
+    return after._replace(history=(*state.history, update), skipped=())
+
+
+def _turned(state: ServerState) -> ServerState:
+    """Returns the state without the answers of a round, whose visits and turns are over."""
+    answered = [answer.task.client for answer in state.answers]
+    in_time = [answer.task.client for answer in state.answers if not answer.late]
+    return state._replace(
+        visits={name: count + (name in answered) for name, count in state.visits.items()},
+        turns={name: count + (name in in_time) for name, count in state.turns.items()},
+        answers=(),
+    )
 
 
 def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Update) -> ServerState:

@@ -1,0 +1,213 @@
+"""Whether a server that publishes sums alone shows anything else: come here to play it another trick.
+
+Plays the study's own server with made-up answers, twice: all that it publishes or hands out must be the
+same, bit for bit, where only what it may not show is another. Reads no record and adds no noise.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.audit.findings import Finding
+from fedvi.federation.messages import Hello, NextTask, Offer, Payload, Submit, Tensor
+from fedvi.federation.progress import Patience
+from fedvi.privacy import events
+from fedvi.server import protocol
+from fedvi.server.protocol import ServerSpec, ServerState
+from fedvi.transport import codec
+
+__all__ = ["check_sums"]
+
+_LARGEST = 2**20
+_OVERDUE = 10.0
+
+
+def check_sums(spec: ServerSpec, seed: int = 0) -> list[Finding]:
+    """Plays rounds of a server with the view "aggregate"; a finding for each thing that must not show.
+
+    Args:
+      spec: of the study; its ledgers and its budget are left out, since nobody's records are here.
+      seed: of the answers.
+
+    Raises:
+      ConfigError: the server does not publish sums alone.
+    """
+    if spec.gather is None:
+        raise errors.ConfigError(
+            "the server folds every answer by itself, expected one that publishes sums alone",
+            'the study promises view = "message": there is nothing to look at here',
+        )
+    # Nobody waits for a quorum: what too few answers would show is asked of the fold itself.
+    spec = spec._replace(headers={}, budget=None, patience=Patience(1.0, 1))
+    return [_split(spec, seed), _too_few(spec, seed), _late(spec, seed)]
+
+
+def _split(spec: ServerSpec, seed: int) -> Finding:
+    """Moves a part of one client's answer to another's: their sum stays."""
+    first, second = spec.clients[0], spec.clients[-1]
+
+    def play(moved: int) -> list[Any]:
+        generator = np.random.default_rng(seed)
+        state, shown = protocol.initial_state(spec), []
+        for now in range(2):
+            answers = {name: _made_up(spec, generator) for name in spec.clients}
+            answers[first] = {name: part + moved for name, part in answers[first].items()}
+            answers[second] = {name: part - moved for name, part in answers[second].items()}
+            state = _round(spec, state, answers, float(now))
+            shown.append(_shown(spec, state))
+        return shown
+
+    return _judged(
+        "what is published is told by the sum",
+        play(0),
+        play(123_457),
+        "two splits of the same sums are published alike, bit for bit",
+        "what is published tells how a sum is made up: it shows more than the sum",
+    )
+
+
+def _too_few(spec: ServerSpec, seed: int) -> Finding:
+    """Lets one client fewer answer than a sum must hold."""
+    assert spec.gather is not None
+    count = spec.gather.sums.least_reporting - 1
+    name = "a sum of too few answers is not published"
+    if count == 0:
+        return Finding("sums", name, True, "one answer is enough", "the study declares so")
+    before = protocol.initial_state(spec)
+
+    def play(seed: int) -> list[Any]:
+        generator = np.random.default_rng(seed)
+        answers = {client: _made_up(spec, generator) for client in spec.clients[:count]}
+        state = _round(spec, before, answers, 0.0)
+        return [_shown(spec, protocol.tick(spec, state, _OVERDUE))]
+
+    found = play(seed)
+    judged = _judged(
+        name,
+        found,
+        play(seed + 1),
+        f"{count} answers, one fewer than a sum must hold, change nothing that is published",
+        f"a sum of {count} answers is published, and the noise in it is less than was priced",
+    )
+    if judged.passed and not _same(found[0]["posterior"], before.posterior):
+        return judged._replace(passed=False)
+    return judged
+
+
+def _late(spec: ServerSpec, seed: int) -> Finding:
+    """Lets an answer arrive after the sum of its round is published."""
+    assert spec.gather is not None
+    name = "an answer that is late is not published alone"
+    if spec.gather.sums.least_reporting == len(spec.clients):
+        return Finding(
+            "sums", name, True, "every client must answer", "no round goes on without one"
+        )
+    late, others = spec.clients[-1], spec.clients[:-1]
+
+    def play(late_seed: int) -> list[Any]:
+        generator = np.random.default_rng(seed)
+        state = _asked(spec, protocol.initial_state(spec), spec.clients, 0.0)
+        first = {client: _made_up(spec, generator) for client in others}
+        state = _submitted(spec, state, first, 0.0)
+        state = protocol.tick(spec, state, _OVERDUE)
+        shown = [_shown(spec, state)]
+        answer = {late: _made_up(spec, np.random.default_rng(late_seed))}
+        state = _submitted(spec, state, answer, _OVERDUE)
+        shown.append(_shown(spec, state))
+        second = {client: _made_up(spec, generator) for client in spec.clients}
+        state = _round(spec, state, second, _OVERDUE)
+        return [*shown, _shown(spec, protocol.tick(spec, state, 3 * _OVERDUE))]
+
+    return _judged(
+        name,
+        play(seed + 1),
+        play(seed + 2),
+        "what a late answer says is in nothing that is published",
+        "the difference of two sums shows what a late client answered",
+    )
+
+
+def _round(
+    spec: ServerSpec, state: ServerState, answers: Mapping[str, Mapping[str, Any]], now: float
+) -> ServerState:
+    """Asks all who are to answer, then lets them."""
+    return _submitted(spec, _asked(spec, state, answers, now), answers, now)
+
+
+def _asked(
+    spec: ServerSpec, state: ServerState, clients: Collection[str], now: float
+) -> ServerState:
+    for client in clients:
+        hello = Hello(client, spec.study_digest)
+        state, _ = protocol.step(spec, state, hello, now)
+        state, _ = protocol.step(spec, state, NextTask(client), now)
+    return state
+
+
+def _submitted(
+    spec: ServerSpec, state: ServerState, answers: Mapping[str, Mapping[str, Any]], now: float
+) -> ServerState:
+    for client, answer in answers.items():
+        task = state.tasks.get(client)
+        if task is None:
+            continue
+        request = Submit(client, task.task_id, _payload(spec, client, answer))
+        state, _ = protocol.step(spec, state, request, now)
+    return state
+
+
+def _made_up(spec: ServerSpec, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    assert spec.gather is not None
+    return {
+        name: generator.integers(-_LARGEST, _LARGEST, shape)
+        for name, shape in spec.gather.shapes.items()
+    }
+
+
+def _payload(spec: ServerSpec, client: str, answer: Mapping[str, Any]) -> Payload:
+    """Writes whole numbers as a client would send them; they are of nobody's records."""
+    assert spec.gather is not None
+    tensors = tuple(
+        Tensor(name, "<i4", part.shape, part.astype("<i4").tobytes(), spec.gather.step)
+        for name, part in sorted(answer.items())
+    )
+    cost = events.to_json(spec.costs[client])
+    event = json.dumps(cost, sort_keys=True, separators=(",", ":"))
+    return Payload(tensors, event, codec.digest(event, tensors))
+
+
+def _shown(spec: ServerSpec, state: ServerState) -> dict[str, Any]:
+    """Lists all that anybody but the server may see of a state: and so all that is not to be told."""
+    offered = {}
+    for client in spec.clients:
+        _, reply = protocol.step(spec, state, NextTask(client), 0.0)
+        offered[client] = reply.task if isinstance(reply, Offer) else str(reply)
+    hidden = ("tasks", "answers", "accepted", "ledgers", "presence")
+    rest = {name: value for name, value in state._asdict().items() if name not in hidden}
+    return {
+        **rest,
+        "offered": offered,
+        "reported": protocol.reported(spec, state),
+        "served": protocol.served(spec, state),
+    }
+
+
+def _judged(name: str, left: Any, right: Any, good: str, bad: str) -> Finding:
+    passed = _same(left, right)
+    figure = "the same in every bit" if passed else "not the same"
+    return Finding("sums", name, passed, figure, good if passed else bad)
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Compares nested values; arrays bit for bit, since a last bit may tell."""
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        one, other = np.asarray(left), np.asarray(right)
+        return one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(_same(left[k], right[k]) for k in left)
+    if isinstance(left, tuple | list) and isinstance(right, tuple | list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    return bool(left == right)

@@ -1,0 +1,167 @@
+"""What only sums over clients tell: the view "aggregate", its price, and who must answer for it. No JAX.
+
+    message  x_m + noise of multiplier s          seen by the server, which is trusted
+    sum      Σ x_m + noise of s·√k, k ≥ k_min     published, and nothing else of the messages
+
+Ledgers charge messages, at s. Whoever sees sums alone, and at most t of the clients' own noise, is priced
+at s·√(k_min − t).
+"""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedvi.errors import ConfigError, UnsupportedEvent
+from fedvi.privacy.accountants import Accountant
+from fedvi.privacy.events import (
+    Composed,
+    Event,
+    Gaussian,
+    PoissonSampled,
+    Relation,
+    Repeated,
+    Unprotected,
+    WithoutReplacement,
+)
+from fedvi.privacy.itemised import Itemised
+
+__all__ = ["SeenInSums", "Sums", "in_sum", "of_messages", "with_sums"]
+
+
+class Sums(NamedTuple):
+    """What a study with the view "aggregate" fixes beforehand; public.
+
+    Args:
+      least_reporting: k_min; a round with fewer answers is given up, and nothing of it is published.
+      colluding: t, how many clients may tell the observer their noise and their answers, or be the
+        observer: every participant knows its own, so at least 1 unless only outsiders are meant.
+    """
+
+    least_reporting: int
+    colluding: int
+
+    @property
+    def honest(self) -> int:
+        """k_min − t: how many independent noises the observer cannot subtract, at least."""
+        return self.least_reporting - self.colluding
+
+
+@functools.lru_cache(maxsize=4096)
+def in_sum(event: Event, honest: int) -> Event:
+    """Returns what a message's event is for whoever sees it only in sums with ``honest`` such noises.
+
+    Guarantee: let each message of a round be whole numbers on one grid plus rounded Gaussian noise of
+    multiplier s, all noises independent; let the observer see a function of the sum of at least
+    ``honest`` of them, of its own making and of what it saw before, and let no message depend on its
+    client's earlier noise otherwise. Then the price of Gaussian noise s·√honest bounds what it learns of
+    one client's records, up to the tables' distance of all noises in the sum and e⁻⁴⁰⁰⁰ a number: a sum
+    of rounded Gaussians is a rounding of the sum of their Gaussians. In full:
+    docs/proofs/aggregate_view.md.
+
+    Raises:
+      UnsupportedEvent: the noise is not the rounded Gaussian's: sums of other laws have another price.
+
+    >>> in_sum(Repeated(Gaussian(2.0), 5), 4).inner.noise_multiplier
+    4.0
+    """
+    match event:
+        case Gaussian(noise):
+            return dataclasses.replace(event, noise_multiplier=noise * math.sqrt(honest))
+        case PoissonSampled(_, inner, _) | WithoutReplacement(_, _, inner) | Repeated(inner, _):
+            return dataclasses.replace(event, inner=in_sum(inner, honest))
+        case Composed(parts):
+            return Composed(tuple(in_sum(part, honest) for part in parts))
+        case Unprotected():
+            return event
+    raise UnsupportedEvent(
+        f"{type(event).__name__} noise has no price in sums over clients",
+        hint='use privacy.mechanism = "rounded_gaussian", whose sums do',
+    )
+
+
+@dataclass(frozen=True)
+class SeenInSums:
+    """An accountant that is told what messages cost, and says what their sums do; see `with_sums`.
+
+    Guarantee: that of `in_sum`, for every event and by the accountant's bounds.
+
+    Args:
+      accountant: what prices the sums.
+      honest: how many independent noises are in each, at least.
+    """
+
+    accountant: Accountant
+    honest: int
+
+    @property
+    def name(self) -> str:
+        """The accountant's."""
+        return self.accountant.name
+
+    @property
+    def relation(self) -> Relation:
+        """The accountant's."""
+        return self.accountant.relation
+
+    def supports(self, event: Event) -> bool:
+        """Whether ``event`` has a price in sums that the accountant knows."""
+        try:
+            return self.accountant.supports(in_sum(event, self.honest))
+        except UnsupportedEvent:
+            return False
+
+    def epsilon(self, event: Event, delta: float) -> float:
+        """Returns an ε at which messages of this ``event``, seen in sums alone, are (ε, δ)-DP.
+
+        Raises:
+          UnsupportedEvent: as of `in_sum`, or the accountant does not know it.
+          PrivacyError: no ε is finite.
+        """
+        return self.accountant.epsilon(in_sum(event, self.honest), delta)
+
+    def delta(self, event: Event, epsilon: float) -> float:
+        """Returns a δ at which they are (ε, δ)-DP.
+
+        Raises:
+          UnsupportedEvent: as of `epsilon`.
+        """
+        return self.accountant.delta(in_sum(event, self.honest), epsilon)
+
+
+def with_sums(accountant: Accountant, sums: Sums | None) -> Accountant:
+    """Returns the accountant for whoever sees sums alone; the one that is given, if ``sums`` is None.
+
+    Args:
+      accountant: of messages; or of these very sums already.
+      sums: what the study fixes.
+
+    Raises:
+      ConfigError: nobody honest is left to hide behind, or the accountant is of other sums.
+    """
+    if sums is None:
+        return accountant
+    if not 1 <= sums.honest <= sums.least_reporting:
+        raise ConfigError(
+            f"colluding is {sums.colluding}, expected at least 0 and below least_reporting, "
+            f"{sums.least_reporting}",
+            hint="the client whose privacy is priced is among those that answer, and works with nobody",
+        )
+    if isinstance(accountant, Itemised):
+        return dataclasses.replace(accountant, accountant=with_sums(accountant.accountant, sums))
+    if isinstance(accountant, SeenInSums):
+        if accountant.honest != sums.honest:
+            raise ConfigError(
+                f"an accountant of sums of {accountant.honest} noises was given, expected one of "
+                f"{sums.honest}"
+            )
+        return accountant
+    return SeenInSums(accountant, sums.honest)
+
+
+def of_messages(accountant: Accountant) -> Accountant:
+    """Returns the accountant for whoever sees single messages, of one for sums or of any other."""
+    if isinstance(accountant, Itemised):
+        return dataclasses.replace(accountant, accountant=of_messages(accountant.accountant))
+    return accountant.accountant if isinstance(accountant, SeenInSums) else accountant
