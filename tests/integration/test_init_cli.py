@@ -1,0 +1,390 @@
+"""Claims about `fedvi init`: what it writes can be run, what nobody stated cannot, nothing is lost."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from fedvi.cli import init as command
+from fedvi.cli.main import main
+from fedvi.experiment.drafting import KINDS, SOLVERS
+from tests.conftest import ROOT
+
+STUDY_FILES = {
+    "study.toml",
+    "study.schema.json",
+    "policy.toml",
+    "policy.schema.json",
+    "compose.coordinator.yaml",
+    "compose.site.yaml",
+    "README.md",
+}
+# What a person says of each kind of model; every column stated.
+FORMULAS = {
+    "logistic": ("died ~ age + sex", ["died=binary"]),
+    "linear": ("los ~ age + sex", ["los=number:0..90"]),
+    "poisson": ("falls ~ age + sex", ["falls=count:0..20"]),
+    "negative_binomial": ("falls ~ age + sex", ["falls=count:0..20"]),
+    "multinomial": ("outcome ~ age + sex", ["outcome=level:home,ward,died"]),
+    "multivariate_linear": (
+        "cbind(los, cost) ~ age + sex",
+        ["los=number:0..90", "cost=number:0..100000"],
+    ),
+    "survival": (
+        "Surv(time, event) ~ age + sex",
+        ["time=number:0.5..3650", "event=binary:dead/alive"],
+    ),
+}
+COVARIATES = ["age=number:18..100", "sex=binary:m/f"]
+COMMON = ["--yes", "--clients", "north,south", "--max-records", "5000"]
+
+
+def fedvi(*arguments: object, **options: Any) -> Result:
+    """Runs the command in this process; a traceback is never an answer."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def flags(kind: str, *more: str) -> list[str]:
+    formula, columns = FORMULAS[kind]
+    stated = [item for column in (*columns, *COVARIATES) for item in ("--column", column)]
+    return [*COMMON, "--kind", kind, "--formula", formula, *stated, *more]
+
+
+def checked(folder: Path, *more: object) -> str:
+    done = fedvi("check", folder / "study.toml", *more)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def refused(*arguments: object, code: int = 2) -> str:
+    done = fedvi("init", *arguments)
+    assert done.exit_code == code, done.output
+    return done.stderr
+
+
+# With all answers given
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_passes_check_and_the_policy_admits_it(tmp_path: Path, kind: str) -> None:
+    done = fedvi("init", tmp_path / "study", *flags(kind))
+    assert done.exit_code == 0, done.output
+    assert "still to be stated" not in done.output
+    assert names(tmp_path / "study") == STUDY_FILES
+    said = checked(tmp_path / "study", "--policy", tmp_path / "study" / "policy.toml")
+    assert "admits this study" in said
+    assert "recommended: site_release" in said or "site_release *" in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_study_that_promises_nothing_passes_too_and_has_no_policy(
+    tmp_path: Path, kind: str
+) -> None:
+    done = fedvi("init", tmp_path / "study", *flags(kind, "--protection", "none"))
+    assert done.exit_code == 0, done.output
+    assert names(tmp_path / "study") == {n for n in STUDY_FILES if not n.startswith("policy")}
+    assert "none: un-noised statistics leave every client" in checked(tmp_path / "study")
+
+
+@pytest.mark.parametrize(
+    ("private", "solver"),
+    [(private, solver) for private in SOLVERS for solver in SOLVERS[private]],
+)
+def test_every_solver_on_offer_passes(tmp_path: Path, private: bool, solver: str) -> None:
+    more = ["--solver", solver] if private else ["--solver", solver, "--protection", "none"]
+    assert fedvi("init", tmp_path / "study", *flags("linear", *more)).exit_code == 0
+    assert solver in checked(tmp_path / "study")
+
+
+def test_a_patient_is_protected_with_all_rows(tmp_path: Path) -> None:
+    more = ["--unit", "patient", "--unit-column", "nhs", "--relation", "add_remove"]
+    assert fedvi("init", tmp_path / "study", *flags("logistic", *more)).exit_code == 0
+    said = checked(tmp_path / "study", "--policy", tmp_path / "study" / "policy.toml")
+    assert "patient (at most 20 rows of one, clipped together)" in said
+    assert "under add_remove" in said
+
+
+def test_the_drafted_study_runs_on_records(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    assert fedvi("init", folder, *flags("logistic")).exit_code == 0
+    rows = "".join(f"{i % 2},{40 + i},{'mf'[i % 3 == 0]}\n" for i in range(30))
+    for site in ("north", "south"):
+        (folder / f"{site}.csv").write_text("died,age,sex\n" + rows)
+    done = fedvi("simulate", folder / "study.toml", "--quiet", "--json")
+    assert done.exit_code == 0, done.stderr
+    rows = json.loads(done.stdout)["coefficients"]
+    assert [row["name"] for row in rows] == ["(Intercept)", "age", "sex"]
+
+
+def test_what_is_written_fits_its_own_schema_which_it_points_to(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    fedvi("init", folder, *flags("survival", "--setting", "cuts=30,90"))
+    for name in ("study", "policy"):
+        text = (folder / f"{name}.toml").read_text()
+        assert text.startswith(f"#:schema ./{name}.schema.json\n")
+        schema = json.loads((folder / f"{name}.schema.json").read_text())
+        jsonschema.validate(tomllib.loads(text), schema, jsonschema.Draft7Validator)
+        assert schema == json.loads(fedvi("init", "--json-schema", name).stdout)
+    assert tomllib.loads((folder / "study.toml").read_text())["model"]["cuts"] == [30, 90]
+
+
+def test_the_section_life_that_is_commented_out_can_be_used(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    fedvi("init", folder, *flags("logistic"))
+    text = (folder / "policy.toml").read_text()
+    begin, end = text.index("# [life]"), text.index("[allow]")
+    life = "".join(line.removeprefix("# ") for line in text[begin:end].splitlines(keepends=True))
+    (folder / "policy.toml").write_text(text[:begin] + life + text[end:])
+    assert tomllib.loads((folder / "policy.toml").read_text())["life"]["epsilon"] == 4.0
+    assert "admits" in checked(folder, "--policy", folder / "policy.toml")
+
+
+# What nobody has stated
+
+
+def test_placeholders_are_refused_until_a_person_has_stated_them(tmp_path: Path) -> None:
+    file = tmp_path / "records.csv"
+    file.write_text("\ufeffdied;Blood pressure;sex\n1;73.190283;m\n", encoding="utf-8")
+    folder = tmp_path / "study"
+    given = ["--from", file, "--response", "died", "--clients", "a,b", "--yes"]
+    done = fedvi("init", folder, *given, "--column", "Blood pressure=number")
+    assert done.exit_code == 0, done.output
+    open_keys = [line.rpartition(": ")[2] for line in done.stdout.splitlines() if "stated" in line]
+    assert open_keys == [
+        "data.max_records",
+        "data.schema.Blood_pressure.bounds",
+        "data.schema.sex.type",
+    ]
+    study = folder / "study.toml"
+    # Only the header was read: no cell of a record is in any file.
+    assert not any("73.19" in path.read_text() for path in folder.iterdir())
+    text = study.read_text()
+    assert 'formula = "died ~ Blood_pressure + sex"' in text
+    assert 'column = "Blood pressure"' in text
+    assert 'separator = ";"' in text
+    assert 'data = "../a.csv"' in text  # beside the file whose header was read
+    for key, old, new in (
+        ("data.max_records is 0", "max_records = 0", "max_records = 400"),
+        ("data.schema.Blood_pressure.bounds: []", "bounds = []", "bounds = [80, 220]"),
+        ('data.schema.sex.type: ""', 'type = ""', 'type = "binary"'),
+    ):
+        failed = fedvi("check", study)
+        assert failed.exit_code == 2
+        assert key in failed.stderr
+        assert "hint: " in failed.stderr
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+        study.write_text(text)
+    checked(folder)
+
+
+def test_levels_that_nobody_stated_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    given = [*COMMON, "--formula", "y ~ stage", "--column", "stage=level"]
+    assert fedvi("init", folder, *given).exit_code == 0
+    failed = fedvi("check", folder / "study.toml")
+    assert failed.exit_code == 2
+    assert "data.schema.stage.levels: an empty list" in failed.stderr
+
+
+# Asked on a terminal
+
+
+def test_each_question_has_an_answer_by_default_and_a_wrong_one_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_on_terminal", lambda: True)
+    answers = [
+        "my study",  # a name that no file should have
+        "",
+        "logistc",  # kind, misspelt
+        "logistic",
+        "north,North",
+        "north,south wing",
+        "north,south",
+        "died ~ age",
+        "",  # protection
+        "0",  # ε, out of range
+        "2",
+        "",  # unit
+        "",  # relation
+        "900",
+        "",  # δ
+        "",  # died
+        "number",  # age, to be stated later
+        "fedvi.example.org:99999",  # no port
+        "fedvi.example.org:7000",
+    ]
+    done = fedvi("init", tmp_path / "my study", input="\n".join(answers) + "\n")
+    assert done.exit_code == 0, done.output
+    assert "--name: 'my study' is no name" in done.output
+    assert "did you mean `logistic`?" in done.output
+    assert "the name 'north' stands twice" in done.output
+    assert "--clients: 'south wing' is no name" in done.output
+    assert "--epsilon is '0', expected a number above 0" in done.output
+    assert "expected HOST:PORT" in done.output
+    assert "still to be stated in study.toml: data.schema.age.bounds" in done.output
+    raw = tomllib.loads((tmp_path / "my study" / "study.toml").read_text())
+    assert raw["study"]["name"] == "my-study"
+    assert raw["privacy"]["epsilon"] == 2.0
+    assert raw["data"]["max_records"] == 900
+    assert "fedvi.example.org:7000" in (tmp_path / "my study" / "README.md").read_text()
+
+
+def test_without_a_terminal_what_has_no_default_is_asked_for_by_its_flag(tmp_path: Path) -> None:
+    said = refused(tmp_path / "study", "--formula", "y ~ x")
+    assert "error: --clients is missing, and there is nobody to ask" in said
+    assert not (tmp_path / "study").exists()
+
+
+# All files or none, and none over another
+
+
+def test_a_file_that_is_there_is_named_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("mine")
+    said = refused(tmp_path, *flags("logistic"))
+    assert f"{tmp_path} holds policy.toml already, and nothing is overwritten" in said
+    assert names(tmp_path) == {"policy.toml"}
+    assert (tmp_path / "policy.toml").read_text() == "mine"
+
+
+def test_a_folder_with_other_files_keeps_them(tmp_path: Path) -> None:
+    (tmp_path / "north.csv").write_text("died\n1\n")
+    assert fedvi("init", tmp_path, *flags("logistic")).exit_code == 0
+    assert names(tmp_path) == STUDY_FILES | {"north.csv"}
+
+
+def test_a_failure_in_the_middle_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked, link = [], os.link
+
+    def failing(source: Path, target: Path) -> None:
+        linked.append(target)
+        if len(linked) == 4:
+            raise OSError(28, "No space left on device")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", failing)
+    said = refused(tmp_path / "study", *flags("logistic"))
+    assert "cannot be written: No space left on device; nothing was" in said
+    assert len(linked) == 4
+    assert not (tmp_path / "study").exists()
+
+
+def test_an_answer_that_check_would_refuse_writes_nothing(tmp_path: Path) -> None:
+    for more, said in (
+        (["--clients", "north,North"], "clients: the name 'north' stands twice"),
+        (["--column", "age=number:100..18"], "data.schema.age.bounds: [100, 18]"),
+        (["--column", "died=number:0..1"], "the response 'died' is a number"),
+        (["--epsilon", "0"], "privacy.epsilon is 0.0, expected greater than 0"),
+        (["--solver", "glm"], "--solver is 'glm', expected one of site_release"),
+        (["--setting", "dispersion=1"], "--setting dispersion is no setting of kind 'logistic'"),
+        (["--server", 'a"}:7443'], "expected HOST:PORT"),
+        (["--server", "a:0"], "expected HOST:PORT"),
+    ):
+        assert said in refused(tmp_path / "study", *flags("logistic"), *more)
+        assert not (tmp_path / "study").exists()
+
+
+# Beside the study
+
+
+def services(text: str) -> dict[str, Any]:
+    return yaml.safe_load(text)["services"]
+
+
+def test_the_containers_are_those_of_the_docker_folder(tmp_path: Path) -> None:
+    fedvi("init", tmp_path / "study", *flags("logistic"))
+    for name, own, service in (
+        ("coordinator", "compose.coordinator.yaml", "server"),
+        ("site", "compose.site.yaml", "client"),
+    ):
+        written = services((tmp_path / "study" / own).read_text())[service]
+        known = services((ROOT / "docker" / f"{name}.yaml").read_text())[service]
+        # Where files stand differs; what a container may do, and how it is watched, does not.
+        for key in known.keys() - {"command", "volumes"}:
+            assert written[key] == known[key], (name, key)
+        assert [part for part in written["command"] if part.startswith("--")] == [
+            part for part in known["command"] if part.startswith("--")
+        ]
+
+
+def test_compose_reads_what_is_written(tmp_path: Path) -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], check=False).returncode:
+        pytest.skip("needs docker compose")
+    fedvi("init", tmp_path / "study", *flags("logistic"))
+    given = {"FEDVI_NAME": "north", "FEDVI_DATA": "./north.csv", "FEDVI_POLICY": "./policy"}
+    for name in ("compose.coordinator.yaml", "compose.site.yaml"):
+        told = [docker, "compose", "-f", str(tmp_path / "study" / name), "config", "-q"]
+        subprocess.run(told, check=True, env=os.environ | given)
+
+
+def test_the_steps_can_be_followed_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "study"
+    fedvi("init", folder, *flags("logistic"))
+    steps = (folder / "README.md").read_text()
+    monkeypatch.chdir(folder)
+    commands = [
+        line.partition("$ ")[2].partition("  #")[0].strip()
+        for line in steps.replace("\\\n", " ").splitlines()
+        if "$ " in line
+    ]
+    run = [
+        line for line in commands if line.startswith(("fedvi ca", "fedvi enroll", "fedvi check"))
+    ]
+    assert len(run) >= 9
+    fingerprint = ""
+    for line in run:
+        words = line.replace("--ca ca.pem", "--ca authority/ca.pem").replace("HEX", fingerprint)
+        # One site stands for all: its folder is not the server's, and its request travels.
+        if "south" in words:
+            continue
+        words = words.replace("--dir tls ", "--dir tls/north ")
+        arguments = [word.strip('"') for word in words.split()[1:]]
+        if arguments[:2] == ["enroll", "north"] and arguments[-1] == "tls":
+            arguments[-1] = "tls/north"
+        done = fedvi(*arguments)
+        assert done.exit_code == 0, (line, done.output)
+        if arguments[:2] == ["enroll", "north"] and "--certificate" not in arguments:
+            shutil.copy("tls/north/request.pem", "north-request.pem")
+        if arguments[:2] == ["ca", "init"]:
+            listed = fedvi("ca", "list", "--ca", "authority").output
+            fingerprint = listed.partition("fingerprint: ")[2].split()[0]
+    assert (folder / "tls/north/cert.pem").exists()
+    # What is left names commands that there are, with options that they take.
+    for line in set(commands) - set(run):
+        words = line.split()
+        if words[0] != "fedvi":
+            continue
+        known = fedvi(*words[1 : 3 if words[1] == "ledger" else 2], "--help").output
+        for word in words:
+            assert not word.startswith("--") or word in known, line
+
+
+def test_a_draft_says_the_same_each_time(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("one", "two"):
+        fedvi("init", tmp_path / name, *flags("logistic", "--name", "trial"))
+        content = b"".join(path.read_bytes() for path in sorted((tmp_path / name).iterdir()))
+        digests.add(hashlib.sha256(content).hexdigest())
+    assert len(digests) == 1
