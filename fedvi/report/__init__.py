@@ -1,3 +1,3 @@
-"""What a person reads: tables now."""
+"""What a person reads: tables, plots, and the report of a run."""
 
 __all__: list[str] = []

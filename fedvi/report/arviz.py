@@ -2,6 +2,7 @@
 
 import importlib
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from fedvi import errors
 from fedvi.inference.svi import DPSVI
 from fedvi.privacy import statement
 
-__all__ = ["inference_data"]
+__all__ = ["from_draws", "inference_data"]
 
 # What numpyro's automatic guides draw on the way to the latents.
 _OWN = "_auto_"
@@ -90,6 +91,38 @@ def inference_data(
     for group in ("posterior_predictive", "prior_predictive"):
         if group in chains:
             data[group].attrs["privacy_note"] = _RECORDS
+    return data
+
+
+def from_draws(
+    values: Mapping[str, np.ndarray],
+    axes: Mapping[str, Sequence[tuple[str, Sequence[str]]]],
+    attributes: Mapping[str, str | float],
+) -> Any:
+    """Returns draws that are there already as ArviZ's own object: one chain of independent draws.
+
+    Args:
+      values: parameter → its draws, [S, …].
+      axes: parameter → its other axes: the name of each and the labels along it. Axes of one name have
+        the same labels.
+      attributes: what is said at the root and at the posterior, such as the claim.
+
+    Returns:
+      ``arviz.InferenceData``, or the ``xarray.DataTree`` that replaces it in ArviZ 1.
+
+    Raises:
+      ConfigError: ArviZ is not installed.
+    """
+    arviz = _arviz()
+    named = {
+        "coords": {axis: list(labels) for each in axes.values() for axis, labels in each},
+        "dims": {name: [axis for axis, _ in each] for name, each in axes.items()},
+    }
+    chains = {"posterior": {name: np.asarray(value)[None] for name, value in values.items()}}
+    is_tree = int(str(arviz.__version__).split(".")[0]) >= 1
+    data = arviz.from_dict(chains, **named) if is_tree else arviz.from_dict(**chains, **named)
+    data.attrs = {**data.attrs, **attributes}
+    data["posterior"].attrs.update(attributes)
     return data
 
 

@@ -14,7 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 __all__ = [
+    "SETTLED",
     "bound",
+    "coefficient_cells",
     "coefficient_table",
     "console",
     "grid",
@@ -23,10 +25,11 @@ __all__ = [
     "number",
     "plan_table",
     "privacy_table",
+    "share",
 ]
 
-# A posterior that moved by less in its last round, in sds, is where it will stay for most purposes.
-_SETTLED = 0.3
+SETTLED = 0.3
+"""A posterior that moved by less in its last round, in sds, is where it will stay for most purposes."""
 
 # The width of what is not a terminal: a file, a pipe, a log.
 _PLAIN_WIDTH = 120
@@ -49,7 +52,8 @@ def number(value: float | None, digits: int = 4) -> str:
     """
     if value is None:
         return "–"
-    return "∞" if math.isinf(value) else f"{value:.{digits}g}"
+    # Adding 0 takes the sign off a zero.
+    return "∞" if math.isinf(value) else f"{value + 0.0:.{digits}g}"
 
 
 def last_move(shift: float) -> str:
@@ -59,7 +63,7 @@ def last_move(shift: float) -> str:
     'over the last round no mean moved by more than 0.004 posterior sd'
     """
     said = f"over the last round no mean moved by more than {number(shift, 2)} posterior sd"
-    return said if shift < _SETTLED else f"{said}: NOT CONVERGED, run more rounds"
+    return said if shift < SETTLED else f"{said}: NOT CONVERGED, run more rounds"
 
 
 def bound(value: float | None, digits: int = 4) -> str:
@@ -74,7 +78,32 @@ def bound(value: float | None, digits: int = 4) -> str:
     return number(float(up.create_decimal(repr(value))), digits)
 
 
+def share(value: float | None) -> str:
+    """Formats a share as a percentage.
+
+    >>> share(0.2345), share(None)
+    ('23.4 %', '–')
+    """
+    return number(None) if value is None else f"{100.0 * value:.1f} %"
+
+
 _MOST_ROWS = 200
+
+
+def coefficient_cells(row: Mapping[str, Any], ratio: str) -> list[str]:
+    """Formats a coefficient: mean, sd, interval, and the ratio with its own if there is a ratio.
+
+    Args:
+      row: as of ``coefficient_table``.
+      ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
+    """
+    cells = [f"{row['mean']:.3f}", f"{row['sd']:.3f}"]
+    cells.append(f"{row['lower']:.2f} to {row['upper']:.2f}")
+    if ratio:
+        value, low, high = (row[f"{ratio}_{what}"] for what in ("ratio", "lower", "upper"))
+        within = f"({number(low, 2)} to {number(high, 3)})"
+        cells.append(number(value) if value is None else f"{number(value, 3)} {within}")
+    return cells
 
 
 def coefficient_table(
@@ -103,12 +132,7 @@ def coefficient_table(
         cells = [escape(row["name"])]
         if units:
             cells.append(escape(row["unit"]))
-        cells += [f"{row['mean']:.3f}", f"{row['sd']:.3f}"]
-        cells.append(f"{row['lower']:.2f} to {row['upper']:.2f}")
-        if ratio:
-            value, low, high = (row[f"{ratio}_{what}"] for what in ("ratio", "lower", "upper"))
-            within = f"({number(low, 2)} to {number(high, 3)})"
-            cells.append(number(value) if value is None else f"{number(value, 3)} {within}")
+        cells += coefficient_cells(row, ratio)
         if pooled:
             cells += [f"{row['pooled_mean']:.3f}", f"{row['pooled_sd']:.3f}"]
         lines.append(cells)
@@ -151,12 +175,12 @@ def influence_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """
     lines = []
     for row in rows:
-        share, shifts = row["precision_share"], row["shift_in_sds"]
+        shifts = row["shift_in_sds"]
         largest = max(shifts, key=lambda name: abs(shifts[name])) if shifts else None
         lines.append(
             [
                 row["client"],
-                "–" if share is None else f"{100.0 * share:.1f} %",
+                share(row["precision_share"]),
                 "–" if largest is None else f"{shifts[largest]:+.2f}",
                 "–" if largest is None else largest,
             ]

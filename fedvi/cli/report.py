@@ -1,0 +1,181 @@
+"""`fedvi report RUN`: a finished run as one page to read, to print and to sign."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedvi import errors
+
+if TYPE_CHECKING:
+    from fedvi.report.contents import Contents
+
+__all__ = ["report"]
+
+_FORMATS = "html,md,json,csv"
+# So many sites are printed at most.
+_MOST_SITES = 40
+
+
+@click.command()
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the files go; what is there of a report is replaced. [default: RUN/report]",
+)
+@click.option(
+    "--format",
+    "formats",
+    default=_FORMATS,
+    show_default=True,
+    metavar="LIST",
+    help="Which files to write, with commas between them.",
+)
+@click.option(
+    "--public",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also hold predictions against this file, as `fedvi evaluate` does. It must be public, or "
+    "yours, with no record of any site: what is shown of it is not protected.",
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(min=2),
+    default=1000,
+    show_default=True,
+    help="Draws of θ for --public, for a model whose predictions have no quadrature.",
+)
+@click.option(
+    "--statement",
+    "statements",
+    multiple=True,
+    metavar="SITE",
+    help="Write the privacy statement of this site alone; may be given often. [default: of all sites, "
+    "up to 20]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no summary.")
+def report(
+    run: Path,
+    out: Path | None,
+    formats: str,
+    public: Path | None,
+    draws: int,
+    statements: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Write a report on a finished run: one HTML page that fetches nothing, the same as Markdown, and
+    its numbers as JSON and CSV.
+
+    RUN is the folder of `fedvi simulate --out`, or of a server's --state.
+
+    The page has the posterior, prior against posterior, convergence, who took part, what each site
+    contributed, ε over releases, and for each site a privacy statement on a page of its own, to print
+    and to sign. All of it was released, or is public. Ledgers are verified first, and every ε is computed
+    anew from them: a run whose ledgers do not verify gets no report.
+
+    \b
+      fedvi report run
+      fedvi report run --statement cleveland --format html --out for-cleveland
+
+    Exit codes: 0 written; 2 RUN or the command line is wrong; 5 a ledger does not verify.
+    """
+    from fedvi.experiment import reporting
+    from fedvi.report import contents as values
+    from fedvi.report import exports
+
+    wanted = _wanted(formats)
+    predictions = None if public is None else _predictions(run, public, draws)
+    name = "" if public is None else public.name
+    contents = reporting.gather(run, statements, predictions, name)
+    written = exports.write(contents, run / "report" if out is None else out, wanted)
+    if as_json:
+        click.echo(json.dumps(values.as_dict(contents), indent=2, allow_nan=False))
+        return
+    _show(contents, written)
+
+
+def _wanted(formats: str) -> list[str]:
+    known = _FORMATS.split(",")
+    wanted = [name.strip() for name in formats.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise errors.ConfigError(
+                f"--format names {name!r}, expected some of {', '.join(known)}",
+                errors.did_you_mean(name, known),
+            )
+    return wanted
+
+
+def _predictions(run: Path, public: Path, draws: int) -> dict[str, Any]:
+    from fedvi.experiment import evaluation
+
+    found = evaluation.read_run(run)
+    records = evaluation.read_records(found.assembly, public)
+    return evaluation.evaluate(found.assembly, found.posterior, records, draws).as_dict()
+
+
+def _show(contents: "Contents", written: list[Path]) -> None:
+    """Prints a summary."""
+    from fedvi.report import sections, tables
+
+    console = tables.console()
+    for line in sections.banner(contents):
+        console.print(f"! {line}", highlight=False, soft_wrap=True, markup=False, style="bold")
+    rows = [_row(row._asdict(), contents.ratio) for row in contents.coefficients]
+    title = f"Posterior of {contents.study}" + (f" — {contents.mark}" if contents.mark else "")
+    table = tables.coefficient_table(rows, title, contents.ratio, False, console.width)
+    console.print(table, crop=False)
+    names = ["site", "answers", "charged", "share", "ε add/remove", "ε substitute"]
+    cells = []
+    for site in contents.sites[:_MOST_SITES]:
+        stated = {relation: tables.bound(epsilon) for relation, epsilon, _ in site.stated}
+        unknown = "–" if contents.protected else "∞"
+        cells.append(
+            [
+                site.name,
+                str(site.answers),
+                str(site.charged),
+                tables.share(site.share),
+                *(stated.get(relation, unknown) for relation in ("add_remove", "substitute")),
+            ]
+        )
+    more = len(contents.sites) - len(cells)
+    title = "Sites" + (f": the first {len(cells)}, {more} more in sites.csv" if more else "")
+    console.print(tables.grid(names, cells, title, ("site",)), crop=False)
+    if contents.predictions is not None:
+        found = next(s for s in sections.sections(contents) if s.key == "predictions")
+        for shown in found.tables[:1]:
+            console.print(
+                tables.grid(shown.names, shown.rows, found.title, shown.words), crop=False
+            )
+        console.print(found.notes[0], highlight=False, soft_wrap=True, markup=False)
+    for line in _lines(contents, written):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _row(row: dict[str, Any], ratio: str) -> dict[str, Any]:
+    """Names a coefficient's ratio as tables do."""
+    if not ratio:
+        return row
+    named = {f"{ratio}_ratio": row["ratio"]}
+    named |= {f"{ratio}_{what}": row[f"ratio_{what}"] for what in ("lower", "upper")}
+    return {**row, **named}
+
+
+def _lines(contents: "Contents", written: list[Path]) -> Iterator[str]:
+    from fedvi.report import figures, tables
+
+    if contents.consortium is not None:
+        for claim in contents.consortium.claims:
+            yield (
+                f"{contents.consortium.site}: ε {tables.bound(claim.epsilon)} at δ "
+                f"{tables.bound(claim.delta)} under {figures.relation_words(claim.relation)}, view "
+                f"{claim.view}"
+            )
+    signed = len(contents.statements)
+    yield f"ledgers verified: {len(contents.sites)}; privacy statements to sign: {signed}"
+    if not signed:
+        yield "of so many sites, write a statement by name: --statement SITE"
+    yield f"written to {written[0].parent}: {', '.join(path.name for path in written)}"

@@ -1,0 +1,465 @@
+"""Gathers what `fedvi report` shows from the folder of a run; come here to show more of what is kept.
+
+Reads what the run released and its ledgers, and no record: all that is found may be shown.
+"""
+
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import __version__, errors
+from fedvi.experiment import conjugates, kept_result, parts, report_ledgers, server_plan
+from fedvi.experiment.coefficients import MOST, of_moments
+from fedvi.experiment.config import Study, load_study, parse_study
+from fedvi.experiment.influence import influence
+from fedvi.experiment.server_plan import ServerPlan
+from fedvi.federation.fold import Gap
+from fedvi.privacy import ledger, statement
+from fedvi.privacy.ledger import Ledger
+from fedvi.privacy.statement import Claim
+from fedvi.report import tables
+from fedvi.report.contents import Coefficient, Contents, Round, Site
+from fedvi.server import stored
+from fedvi.server.protocol import ServerState
+
+__all__ = ["MOST_STATEMENTS", "gather"]
+
+MOST_STATEMENTS = 20
+"""Of more sites than this, only the statements that are asked for are written."""
+
+# The name of a server's folder of results; the command line, which writes it, is not to be imported.
+_RESULT = "result"
+# Shifts by client and coefficient that are computed at most.
+_MOST_SHIFTS = 100_000
+_GAUSSIAN = ("full_gaussian", "diagonal_gaussian", "low_rank_gaussian")
+_UNCONSTRAINED = (
+    "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p for a p "
+    "between 0 and 1"
+)
+_PRIOR_APART = (
+    "the prior is no member of the family of the posterior: it is a factor of its own, refined beside "
+    "the sites, which no mean and sd tells"
+)
+_PRIOR_UNKNOWN = "the run was written by a version of fedvi that kept no prior"
+_NO_HEADS = (
+    "the result does not say how far each ledger had come: whether one was cut since cannot be told from "
+    "this folder, so that every site must compare the head with its own ledger"
+)
+_ONLY_PUBLISHED = (
+    "the study's view is `{view}`: nothing is shown of one site's part in the posterior"
+)
+_NONE = "there is none for this family of posteriors, or for so many sites and coefficients"
+_FIRST_ORDER = (
+    "shifts are those of dividing a site's factor out of the posterior, to first order: the others' "
+    "factors were fitted beside it"
+)
+_NOISED = "factors carry noise, which can make a share negative, or above 1"
+
+
+class _Run(NamedTuple):
+    """What a folder holds, of either kind.
+
+    Attributes:
+      study: validated.
+      digests: that its ledgers may carry; the study's own first.
+      result: what the run wrote of itself, plain.
+      ledgers: where they stand.
+      plan, state: of a server; None of a simulation.
+    """
+
+    study: Study
+    digests: tuple[str, ...]
+    result: dict[str, Any]
+    ledgers: Path
+    plan: ServerPlan | None
+    state: ServerState | None
+
+
+def gather(
+    folder: Path,
+    sites: Sequence[str] = (),
+    predictions: Mapping[str, Any] | None = None,
+    public_file: str = "",
+) -> Contents:
+    """Reads a finished run, verifies its ledgers, and prices them anew.
+
+    Args:
+      folder: of ``fedvi simulate --out``, or a server's ``--state``.
+      sites: whose statements are wanted; empty for all, of at most ``MOST_STATEMENTS``.
+      predictions: ``Evaluation.as_dict()`` on records that are public.
+      public_file: the name of their file.
+
+    Raises:
+      ConfigError: the folder is none of a finished run, its files do not belong together, or a site is
+        no client of the study.
+      LedgerError: a ledger does not verify, or is not the one that the result speaks of.
+    """
+    run = _read(folder)
+    study, result = run.study, run.result
+    clients = tuple(client.name for client in study.clients)
+    for name in sites:
+        if name not in clients:
+            raise errors.ConfigError(
+                f"--statement names {name!r}, which is no client of the study",
+                errors.did_you_mean(name, clients),
+            )
+    books = report_ledgers.read(run.ledgers, clients, run.digests, _heads(result))
+    claims = report_ledgers.claims_of(books, _unknown_to_ledgers(result), _told(result))
+    lifetimes = _lifetimes(result)
+    wanted = [name for name in clients if name in sites] if sites else list(clients)
+    statements = [
+        report_ledgers.state(study, books[name], claims[name], lifetimes.get(name, ""))
+        for name in (wanted if sites or len(wanted) <= MOST_STATEMENTS else [])
+    ]
+    rounds = _rounds(result)
+    coefficients, prior_note = _coefficients(run)
+    factors, influence_note = _influence(run)
+    return Contents(
+        study=study.study.name,
+        digest=run.digests[0],
+        source="simulation" if run.plan is None else "server",
+        status=str(result.get("status", "")),
+        ran=str(result.get("fedvi", "")),
+        written=__version__,
+        plan=tuple(_plan(study)),
+        protected=study.privacy.private,
+        mark=_mark(result, books),
+        warnings=tuple(_warnings(run, books)),
+        gaussian=_is_gaussian(study),
+        ratio=parts.ratio(study),
+        size=_size(folder, run, coefficients),
+        coefficients=coefficients,
+        remarks=tuple(_remarks(study, result)),
+        prior_note=prior_note,
+        rounds_planned=_whole(study.schedule.arguments.get("rounds")),
+        rounds=rounds,
+        sites=tuple(
+            _site(run, name, books[name], claims[name], rounds, factors.get(name))
+            for name in clients
+        ),
+        influence_note=influence_note,
+        noised=study.privacy.private,
+        spending=report_ledgers.spending(books, claims),
+        statements=tuple(statements),
+        consortium=report_ledgers.state_all(books, claims, study.privacy.disjoint),
+        predictions=None if predictions is None else dict(predictions),
+        public_file=public_file,
+    )
+
+
+def _read(folder: Path) -> _Run:
+    study_path, plan_path = folder / "study.json", folder / server_plan.FILE
+    if study_path.is_file():
+        study = load_study(study_path)
+        result = kept_result.read(folder / "result.json")
+        return _Run(study, _digests(study, result), result, folder / "ledger", None, None)
+    if plan_path.is_file():
+        plan = server_plan.read(plan_path)
+        result = kept_result.read(folder / _RESULT / "result.json")
+        state = stored.read_state(folder, plan.prior)
+        digests = _digests(plan.study, result)
+        return _Run(plan.study, digests, result, folder / stored.DATABASE, plan, state)
+    raise errors.ConfigError(
+        f"{folder} holds neither study.json nor {server_plan.FILE}, expected the folder of a run",
+        "name the folder of `fedvi simulate --out`, or of a server's --state",
+    )
+
+
+def _digests(study: Study, result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the study's digest, and that of the study as it began; of a kept study, as it was written.
+
+    ``--out`` keeps the noise that was calibrated in the study, which the study file had not.
+
+    Raises:
+      ConfigError: the result is of another study.
+    """
+    raw = study.as_dict()
+    raw["solver"].pop("noise_multiplier", None)
+    for version in (study, parse_study(_without_none(raw))):
+        if version.digest == result["digest"]:
+            return (version.digest, version.origin_digest)
+    raise errors.ConfigError(
+        f"the result is of the study {str(result['digest'])[:16]}…, and the study beside it is "
+        f"{study.digest[:16]}…",
+        "the folder holds files of two runs",
+    )
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def _plan(study: Study) -> list[tuple[str, str]]:
+    """Says in words what was run."""
+    model = study.model.kind
+    formula = study.model.arguments.get("formula")
+    schedule = study.schedule.kind.replace("_", " ")
+    rounds = study.schedule.arguments.get("rounds")
+    found = [("model", f"{model}: {formula}" if formula else model)]
+    if conjugates.model_of(study) is None:
+        found.append(("family of the posterior", study.family.kind.replace("_", " ")))
+    if study.prior is not None:
+        found.append(("prior sd of a coefficient", f"{study.prior.scale:g}"))
+    found.append(("solver", study.solver.kind))
+    found.append(("schedule", f"{schedule}, {rounds} rounds" if rounds else schedule))
+    promise = study.privacy.promise
+    if promise is None:
+        found.append(("promise", "none: un-noised statistics leave every site (ε = ∞)"))
+    else:
+        found.append(
+            (
+                "promise",
+                f"ε ≤ {promise.epsilon:g}, δ = {promise.delta:g} for each {promise.unit}, relation "
+                f"{promise.relation}, view {study.privacy.view}",
+            )
+        )
+    return found
+
+
+def _warnings(run: _Run, books: Mapping[str, Ledger]) -> list[str]:
+    """Says what a reader must know before any number."""
+    result, found = run.result, []
+    status = str(result.get("status", "completed"))
+    if status != "completed":
+        found.append(
+            f"the run is {status.replace('_', ' ')}: it ended before its schedule did, and the posterior "
+            "is that so far"
+        )
+    if result.get("projected"):
+        found.append(
+            "the product of all factors was improper: the posterior shown is its projection"
+        )
+    if not _heads(result):
+        found.append(_NO_HEADS)
+    said = result.get("warnings", ()) if run.plan is None else run.plan.warnings
+    found += [str(line) for line in said]
+    for name, book in books.items():
+        found += [f"the ledger of {name}: {line}" for line in report_ledgers.excesses(book)]
+    return found
+
+
+def _mark(result: Mapping[str, Any], books: Mapping[str, Ledger]) -> str:
+    """Returns the mark of the run: none of a ledger's is lost, whatever the result says."""
+    noted = [book.header.note for book in books.values()]
+    return "; ".join(dict.fromkeys(filter(None, [str(result["mark"]), *noted])))
+
+
+def _is_gaussian(study: Study) -> bool:
+    return conjugates.model_of(study) is None and study.family.kind in _GAUSSIAN
+
+
+def _remarks(study: Study, result: Mapping[str, Any]) -> list[str]:
+    found = [_UNCONSTRAINED] if ":" in study.model.kind and _is_gaussian(study) else []
+    return [*found, str(result["remark"])] if result.get("remark") else found
+
+
+def _coefficients(run: _Run) -> tuple[tuple[Coefficient, ...], str]:
+    """Returns the rows of the posterior, and why they have no prior beside them."""
+    rows, ratio = run.result["coefficients"], parts.ratio(run.study)
+    prior, note = _prior(run, len(rows))
+    found = [_row(row, ratio) for row in rows]
+    if prior is not None:
+        found = [
+            row._replace(prior_mean=mean, prior_sd=sd)
+            for row, mean, sd in zip(found, *prior, strict=True)
+        ]
+    return tuple(found), note
+
+
+def _row(row: Mapping[str, Any], ratio: str) -> Coefficient:
+    """Returns a row of the posterior, without its prior."""
+    exp = [_number(row.get(f"{ratio}_{key}")) for key in ("ratio", "lower", "upper")]
+    return Coefficient(
+        name=str(row["name"]),
+        unit=str(row["unit"]),
+        mean=float(row["mean"]),
+        sd=float(row["sd"]),
+        lower=float(row["lower"]),
+        upper=float(row["upper"]),
+        ratio=exp[0] if ratio else None,
+        ratio_lower=exp[1] if ratio else None,
+        ratio_upper=exp[2] if ratio else None,
+    )
+
+
+def _prior(run: _Run, count: int) -> tuple[tuple[list[float], list[float]] | None, str]:
+    """Returns mean and sd of the prior by coordinate, or None and why."""
+    if run.plan is None:
+        if "prior" not in run.result:
+            return None, _PRIOR_UNKNOWN
+        rows = run.result["prior"]
+        if rows is None:
+            return None, _PRIOR_APART
+        return ([float(row["mean"]) for row in rows], [float(row["sd"]) for row in rows]), ""
+    if run.plan.has_prior_worker:
+        return None, _PRIOR_APART
+    mean, sd = parts.family(run.study, len(run.plan.names)).moments(run.plan.prior)
+    return (mean[:count].tolist(), sd[:count].tolist()), ""
+
+
+def _size(folder: Path, run: _Run, coefficients: Sequence[Coefficient]) -> int:
+    """Counts the coordinates of the posterior, whose file must be that of the result.
+
+    Raises:
+      ConfigError: it is another.
+    """
+    path = folder / ("" if run.plan is None else _RESULT) / "posterior.npz"
+    try:
+        # Opened here, since NumPy leaves a damaged file open.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            names, mean, sd = file["names"].tolist(), file["mean"], file["sd"]
+    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise errors.ConfigError(
+            f"no posterior can be read at {path}: {error}", "has the run ended?"
+        ) from error
+    ratio, units = parts.ratio(run.study), [row.unit for row in coefficients]
+    kept = []
+    if len(units) == min(len(names), MOST):
+        kept = of_moments(mean, sd, names[:MOST], units, ratio)
+    # As texts, so that what is no number equals itself.
+    if repr([_row(row, ratio) for row in kept]) != repr(
+        [row._replace(prior_mean=None, prior_sd=None) for row in coefficients]
+    ):
+        raise errors.ConfigError(
+            f"{path} is not the posterior that result.json lists",
+            "the folder holds files of two runs",
+        )
+    return len(names)
+
+
+def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:
+    found = []
+    for update in result["history"]:
+        gap = update["gap"]
+        moved = None if gap is None else Gap(*(float(gap[field]) for field in Gap._fields))
+        found.append(
+            Round(
+                version=int(update["version"]),
+                rounds=int(update["rounds"]),
+                clients=tuple(name for name in update["clients"] if name != parts.PRIOR),
+                missing=tuple(name for name in update.get("missing", ()) if name != parts.PRIOR),
+                removed=tuple(update.get("removed", ())),
+                added=tuple(update.get("added", ())),
+                damping=float(update["damping"]),
+                shift=None if moved is None else moved.mean_shift,
+                sd_ratio=None if moved is None else moved.sd_ratio,
+            )
+        )
+    return tuple(found)
+
+
+def _site(
+    run: _Run,
+    name: str,
+    book: Ledger,
+    claims: Sequence[Claim],
+    rounds: Sequence[Round],
+    found: Mapping[str, Any] | None,
+) -> Site:
+    told = {str(row["client"]): row for row in run.result.get("privacy", ())}.get(name, {})
+    public = run.study.privacy.records_public
+    shifts = None if found is None else found["shift_in_sds"]
+    return Site(
+        name=name,
+        answers=sum(update.clients.count(name) for update in rounds),
+        charged=ledger.reservations(book),
+        head=str(ledger.anchor(book)),
+        stated=tuple(
+            (claim.relation, claim.epsilon, claim.delta)
+            for claim in claims
+            if claim.view == book.header.view
+        ),
+        missed=sum(update.missing.count(name) for update in rounds),
+        added=next((update.version for update in rounds if name in update.added), None),
+        removed=next((update.version for update in rounds if name in update.removed), None),
+        records=_whole(told.get("records")) if public else None,
+        share=None if found is None else _number(found["precision_share"]),
+        shifts=None if not shifts else tuple(map(float, shifts.values()))[:MOST],
+        reason="" if found is None else str(found["reason"]),
+    )
+
+
+def _influence(run: _Run) -> tuple[dict[str, dict[str, Any]], str]:
+    """Returns client → what it contributed, and what must be said of all of them."""
+    view = run.study.privacy.view
+    if view != "message":
+        return {}, _ONLY_PUBLISHED.format(view=view)
+    rows = run.result.get("influence") if run.plan is None else _from_state(run.plan, run.state)
+    if not rows:
+        return {}, _NONE
+    notes = [_FIRST_ORDER] if any(row["shift_in_sds"] for row in rows) else []
+    notes += [_NOISED] if run.study.privacy.private else []
+    return {str(row["client"]): row for row in rows}, "; ".join(notes)
+
+
+def _from_state(plan: ServerPlan, state: ServerState | None) -> list[dict[str, Any]] | None:
+    """Computes influence from the factors that a server keeps; see ``fedvi.experiment.influence``."""
+    if state is None or len(plan.names) * len(plan.clients) > _MOST_SHIFTS:
+        return None
+    family = parts.family(plan.study, len(plan.names))
+    found = influence(family, plan.prior, state.factors, plan.clients, plan.stand is not None)
+    if found is None:
+        return None
+    return [
+        {
+            "client": row.client,
+            "precision_share": row.share,
+            "shift_in_sds": row.shifts and dict(zip(plan.names, row.shifts, strict=True)),
+            "reason": row.reason,
+        }
+        for row in found
+    ]
+
+
+def _heads(result: Mapping[str, Any]) -> dict[str, str]:
+    """Returns how far each ledger had come at the end of the run, where the result says so."""
+    rows = [*result.get("privacy", ()), *result.get("clients", ())]
+    return {
+        str(row.get("client", row.get("name"))): str(row["ledger"])
+        for row in rows
+        if "ledger" in row
+    }
+
+
+def _told(result: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    return {
+        str(row["client"]): {name: float(value) for name, value in row["epsilon"].items()}
+        for row in result.get("privacy", ())
+    }
+
+
+def _lifetimes(result: Mapping[str, Any]) -> dict[str, str]:
+    """Says what each site spent over all studies that its policy charged."""
+    found = {}
+    for row in result.get("privacy", ()):
+        spent = row.get("lifetime")
+        if spent:
+            found[str(row["client"])] = (
+                f"ε {tables.bound(float(spent['epsilon']))} of {float(spent['cap']):g} at "
+                f"δ {tables.bound(float(spent['delta']))} under {spent['relation']}, "
+                f"{spent['releases']} releases of all studies, as the run wrote it: the site's own "
+                "ledger for life says whether it holds"
+            )
+    return found
+
+
+def _unknown_to_ledgers(result: Mapping[str, Any]) -> tuple[str, ...]:
+    return (statement.POOLED,) if "pooled" in result else ()
+
+
+def _number(value: Any) -> float | None:
+    """Reads a number of a result, where infinity is a text."""
+    if value is None:
+        return None
+    found = float(value)
+    return None if math.isnan(found) else found
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

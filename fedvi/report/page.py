@@ -1,0 +1,110 @@
+"""A report as one page that fetches nothing, and as Markdown; needs the extra `report`.
+
+What it says is in ``sections``, how it looks in ``templates``.
+"""
+
+import base64
+from typing import Any, NamedTuple
+
+from fedvi import errors
+from fedvi.report import sections
+from fedvi.report.contents import Contents
+from fedvi.report.figures import Figure
+from fedvi.report.sections import Section, Sheet
+
+__all__ = ["Said", "html", "markdown", "said"]
+
+# Rows of a table that are seen at once; the rest unfolds.
+_SEEN = 40
+_MOST_ROWS = 1000
+_MARKDOWN = str.maketrans({**{sign: f"\\{sign}" for sign in "\\`*_[]<>|#"}, "\n": " ", "\r": " "})
+
+
+class Said(NamedTuple):
+    """A report laid out, its figures drawn: made once, for every format.
+
+    Attributes:
+      contents: its values.
+      banner: lines above everything.
+      in_short: (what, value) at the top.
+      sections: in order.
+      sheets: the privacy statements.
+    """
+
+    contents: Contents
+    banner: tuple[str, ...]
+    in_short: tuple[tuple[str, str], ...]
+    sections: tuple[Section, ...]
+    sheets: tuple[Sheet, ...]
+
+
+def said(contents: Contents) -> Said:
+    """Lays a report out.
+
+    Raises:
+      ConfigError: matplotlib is not installed.
+    """
+    return Said(
+        contents,
+        sections.banner(contents),
+        sections.in_short(contents),
+        sections.sections(contents),
+        sections.sheets(contents),
+    )
+
+
+def html(report: Said) -> str:
+    """Returns a report as the text of an HTML file.
+
+    Guarantee: it runs no script and names no address that a browser would fetch: figures and style are
+    inside, and its policy for content forbids all else. Every text is escaped.
+
+    Raises:
+      ConfigError: Jinja is not installed.
+    """
+    text: str = _environment(escaped=True).get_template("page.html").render(report._asdict())
+    return text
+
+
+def markdown(report: Said) -> str:
+    """Returns a report as the text of a Markdown file; figures are there in words.
+
+    Raises:
+      ConfigError: Jinja is not installed.
+    """
+    text: str = _environment(escaped=False).get_template("page.md").render(report._asdict())
+    return text
+
+
+def _environment(escaped: bool) -> Any:
+    try:
+        import jinja2
+    except ImportError:
+        raise errors.ConfigError(
+            "a report needs Jinja, which is not installed", "pip install 'fedvi[report]'"
+        ) from None
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedvi.report"),
+        autoescape=escaped,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals |= {"seen": _SEEN, "most_rows": _MOST_ROWS}
+    environment.filters |= {"inline": _inline, "md": _escaped}
+    return environment
+
+
+def _inline(figure: Figure) -> str:
+    """Returns the address of a picture that is its own content."""
+    return "data:image/svg+xml;base64," + base64.b64encode(figure.svg.encode()).decode()
+
+
+def _escaped(text: str) -> str:
+    """Escapes what Markdown would read as a mark.
+
+    >>> _escaped("x_1 | a*b")
+    'x\\\\_1 \\\\| a\\\\*b'
+    """
+    return text.translate(_MARKDOWN)

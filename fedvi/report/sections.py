@@ -1,0 +1,689 @@
+"""What a report says and in which order, in words: come here to change a sentence, a table or a section.
+
+Every number is written by ``fedvi.report.tables``, so that the page, its Markdown and the terminal agree.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedvi.report import figures, tables
+from fedvi.report.contents import Coefficient, Contents, Round, Statement
+from fedvi.report.figures import Figure
+
+__all__ = ["Section", "Sheet", "Table", "banner", "in_short", "sections", "sheets"]
+
+
+# So many words of a topic are listed.
+_MOST_WORDS = 10
+
+
+class Table(NamedTuple):
+    """A table of cells.
+
+    Attributes:
+      caption: above it.
+      names: of the columns; the first names the row.
+      rows: cells, as texts.
+      words: which columns hold words; all others hold numbers.
+    """
+
+    caption: str
+    names: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: tuple[str, ...]
+
+
+class Section(NamedTuple):
+    """One section of a report.
+
+    Attributes:
+      key: of its address in the page.
+      title: above it.
+      lead: what is shown, and what to conclude: a paragraph each.
+      figures: (caption, figure).
+      tables: of its numbers.
+      notes: below, one sentence each: what not to conclude.
+    """
+
+    key: str
+    title: str
+    lead: tuple[str, ...] = ()
+    figures: tuple[tuple[str, Figure], ...] = ()
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Sheet(NamedTuple):
+    """A privacy statement, laid out: one printed page.
+
+    Attributes:
+      key: of its address in the page.
+      site: whose.
+      protected: whether anything is claimed.
+      sentence: the claim in one sentence, to be read aloud.
+      alarms: what must not be overlooked, such as a mark.
+      claims: a table, one row a relation; None without protection.
+      facts: (what, value).
+      lists: (title, lines).
+      signed: whether it ends in lines to sign on.
+    """
+
+    key: str
+    site: str
+    protected: bool
+    sentence: str
+    alarms: tuple[str, ...]
+    claims: Table | None
+    facts: tuple[tuple[str, str], ...]
+    lists: tuple[tuple[str, tuple[str, ...]], ...]
+    signed: bool
+
+
+def banner(contents: Contents) -> tuple[str, ...]:
+    """Returns what stands above everything: that nothing is protected, marks, and warnings."""
+    found = []
+    if not contents.protected:
+        found.append(
+            "NO PRIVACY PROTECTION: un-noised statistics left every site (ε = ∞). No guarantee is given "
+            "for any record."
+        )
+    if contents.mark:
+        found.append(f"MARKED: {contents.mark}")
+    last = _last_move(contents.rounds)
+    if last is not None and not last < tables.SETTLED:
+        found.append(_sentence(tables.last_move(last)))
+    return (*found, *(_sentence(line) for line in contents.warnings))
+
+
+def in_short(contents: Contents) -> tuple[tuple[str, str], ...]:
+    """Returns the facts at the top of a report, (what, value)."""
+    folds = sum(bool(row.clients) for row in contents.rounds)
+    done = max((row.rounds for row in contents.rounds), default=0)
+    found = [
+        *contents.plan,
+        ("sites", _sites_in_words(contents)),
+        ("run", f"{done} rounds, {folds} folds, by {_source(contents)}"),
+    ]
+    last = _last_move(contents.rounds)
+    if last is not None:
+        found.append(("convergence", tables.last_move(last)))
+    together = contents.consortium
+    if together is None and len(contents.sites) == 1 and contents.statements:
+        together = contents.statements[0]
+    if together is not None:
+        found += [
+            (
+                f"privacy, {figures.relation_words(claim.relation)}",
+                f"ε {tables.bound(claim.epsilon)} at δ {tables.bound(claim.delta)} for one "
+                f"{together.unit} in {together.site}, view {claim.view}",
+            )
+            for claim in together.claims
+        ]
+    return tuple(found)
+
+
+def sections(contents: Contents) -> tuple[Section, ...]:
+    """Returns all sections but the statements, in the order of a report."""
+    found = (
+        _posterior(contents),
+        _prior(contents),
+        _convergence(contents),
+        _participation(contents),
+        _influence(contents),
+        _privacy(contents),
+        _predictions(contents),
+    )
+    return tuple(section for section in found if section is not None)
+
+
+def sheets(contents: Contents) -> tuple[Sheet, ...]:
+    """Returns the privacy statements: one for each site that was asked for, and one of all together."""
+    found = [
+        _sheet(contents, statement, f"statement-{number}")
+        for number, statement in enumerate(contents.statements, 1)
+    ]
+    if contents.consortium is not None:
+        found.append(_sheet(contents, contents.consortium, "statement-all"))
+    return tuple(found)
+
+
+def _posterior(contents: Contents) -> Section:
+    kind = "coefficient" if contents.gaussian else "quantity"
+    lead = [
+        f"What is believed after the run, of {contents.size} "
+        f"{kind if contents.size == 1 else _plural(kind)}. "
+        + (
+            "Given the model, the prior and what the sites released, a coefficient lies within its "
+            "interval with probability 0.95."
+            if contents.gaussian
+            else "The posterior is no Gaussian, and no interval is drawn from its mean and sd."
+        )
+    ]
+    units = any(row.unit for row in contents.coefficients)
+    if contents.ratio:
+        lead.append(
+            "A ratio is exp(coefficient): the factor by which one unit more of the covariate multiplies "
+            f"the {contents.ratio}, all others held fixed."
+            + (" The column “unit” says what one unit is." if units else "")
+            + (
+                f" That of the intercept is no ratio but the {contents.ratio} where "
+                + (
+                    "each covariate is at the value after “from” in its unit, or at 0 without one."
+                    if units
+                    else "all covariates are 0."
+                )
+                if any(row.name.endswith("(Intercept)") for row in contents.coefficients)
+                else ""
+            )
+        )
+    drawn = _drawn(contents)
+    figure: tuple[tuple[str, Figure], ...] = ()
+    if contents.gaussian and drawn:
+        caption = "Means (points) and 95 % intervals (lines)" + _some(contents, drawn)
+        figure = ((caption, figures.forest(drawn, contents.ratio)),)
+    names = (kind, *(("unit",) if units else ()), "mean", "sd")
+    names += ("95 % interval",) if contents.gaussian else ()
+    names += (f"{contents.ratio} ratio (95 %)",) if contents.ratio else ()
+    rows = tuple(
+        (
+            row.name,
+            *((row.unit,) if units else ()),
+            *_cells(row, contents.ratio)[: None if contents.gaussian else 2],
+        )
+        for row in contents.coefficients
+    )
+    table = Table(f"Posterior, by {kind}", names, rows, (kind, "unit"))
+    topics = _topics(contents.coefficients)
+    notes = [*contents.remarks]
+    if contents.size > len(rows):
+        notes.append(
+            f"the first {len(rows)} of {contents.size} are listed; posterior.npz holds all"
+        )
+    if figure and len(drawn) < contents.size:
+        notes.append(
+            "the figure shows those that stand out most: that they do is how they were chosen"
+        )
+    if contents.gaussian:
+        notes.append(
+            f"an interval that holds 0{' (a ratio of 1)' if contents.ratio else ''} does not show that "
+            f"there is no effect: the records{' and the noise' if contents.noised else ''} leave both "
+            "directions open"
+        )
+        notes.append(
+            "these are associations within the model: nothing here says what an intervention would do"
+        )
+    return Section(
+        "posterior",
+        "Posterior",
+        tuple(lead),
+        figure,
+        (table,) if topics is None else (topics, table),
+        tuple(map(_sentence, notes)),
+    )
+
+
+def _topics(rows: Sequence[Coefficient]) -> Table | None:
+    """Lists each topic's most probable words, by number; None where the model has no topics."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for row in rows:
+        topic, comma, word = row.name.partition(", word ")
+        if not comma or not topic.startswith("topic "):
+            return None
+        found.setdefault(topic, []).append((row.mean, word))
+    lines = tuple(
+        (
+            topic,
+            ", ".join(
+                f"{word} ({tables.number(share, 2)})"
+                for share, word in sorted(words, key=lambda pair: -pair[0])[:_MOST_WORDS]
+            ),
+        )
+        for topic, words in found.items()
+    )
+    caption = "The most probable words of each topic, by number (probability)"
+    return Table(caption, ("topic", "words"), lines, ("topic", "words")) if lines else None
+
+
+def _prior(contents: Contents) -> Section:
+    title = "Prior against posterior"
+    known = [row for row in contents.coefficients if row.prior_sd]
+    if contents.prior_note or not known:
+        said = contents.prior_note or "there is no prior with a mean and an sd"
+        return Section("prior", title, (_sentence(f"Not shown: {said}"),))
+    lead = (
+        "How much the run taught. “Learnt” is the share of the prior's variance that is gone, "
+        "1 − (posterior sd ÷ prior sd)². Near 100 % the records speak, near 0 the posterior is still the "
+        "prior, and what it says of that coefficient was said before any record was seen.",
+    )
+    drawn = [row for row in _drawn(contents) if row.prior_sd]
+    figure: tuple[tuple[str, Figure], ...] = ()
+    if contents.gaussian and drawn:
+        caption = "Prior (dashed, open points) and posterior (solid)" + _some(contents, drawn)
+        figure = ((caption, figures.prior_and_posterior(drawn)),)
+    rows = tuple(
+        (
+            row.name,
+            tables.number(row.prior_mean),
+            tables.number(row.prior_sd),
+            f"{row.mean:.3f}",
+            f"{row.sd:.3f}",
+            tables.share(1.0 - (row.sd / row.prior_sd) ** 2) if row.prior_sd else "–",
+        )
+        for row in known
+    )
+    kind = "coefficient" if contents.gaussian else "quantity"
+    names = (kind, "prior mean", "prior sd", "posterior mean", "posterior sd", "learnt")
+    table = Table("Prior and posterior", names, rows, (kind,))
+    return Section("prior", title, lead, figure, (table,))
+
+
+def _convergence(contents: Contents) -> Section:
+    title = "Convergence between rounds"
+    last = _last_move(contents.rounds)
+    if last is None:
+        return Section(
+            "convergence", title, ("No round was completed: nothing is known of convergence.",)
+        )
+    lead = (
+        _sentence(tables.last_move(last)),
+        "Each point is the largest move of any posterior mean over a round, in posterior standard "
+        f"deviations. Below {tables.SETTLED:g} further rounds would change little for most purposes.",
+    )
+    rows = tuple(
+        (
+            str(row.rounds),
+            str(row.version),
+            tables.number(row.shift, 3),
+            tables.number(row.sd_ratio, 4),
+            tables.number(row.damping, 3),
+        )
+        for row in contents.rounds
+        if row.shift is not None
+    )
+    names = ("round", "version", "largest move, sds", "largest ratio of sds", "step")
+    notes = [
+        "a run that settled is not thereby right: this says nothing of the model, of the prior, or of "
+        "what the noise hides"
+    ]
+    if any(row.damping < 1.0 for row in contents.rounds if row.clients):
+        notes.append(
+            "a step below 1 means that answers were folded in part, as where sites pulled in opposite "
+            "directions: small moves then say less"
+        )
+    return Section(
+        "convergence",
+        title,
+        lead,
+        (
+            (
+                "Largest move of a mean, by round",
+                figures.convergence(contents.rounds, tables.SETTLED),
+            ),
+        ),
+        (Table("Moves by round", names, rows, ()),),
+        tuple(map(_sentence, notes)),
+    )
+
+
+def _participation(contents: Contents) -> Section:
+    public = any(site.records is not None for site in contents.sites)
+    names = (
+        *("site", "answers folded", "releases charged", "turns missed", "membership"),
+        *(("records",) if public else ()),
+    )
+    rows = tuple(
+        (
+            site.name,
+            str(site.answers),
+            str(site.charged),
+            str(site.missed),
+            _membership(site.added, site.removed),
+            *((tables.number(site.records),) if public else ()),
+        )
+        for site in contents.sites
+    )
+    figure = figures.participation(contents.rounds, contents.sites)
+    notes = [
+        "a release is charged before a record is read: a site may be charged for more than was folded"
+    ]
+    if any(site.removed is not None for site in contents.sites):
+        notes.append(
+            "the posterior is without the factor of a site that was removed; what it was charged stays "
+            "charged, for it was seen"
+        )
+    return Section(
+        "participation",
+        "Participation",
+        ("Who answered, how often, and what was charged for it.",),
+        () if figure is None else (("Answers by version of the posterior", figure),),
+        (Table("Participation by site", names, rows, ("site", "membership")),),
+        tuple(map(_sentence, notes)),
+    )
+
+
+def _influence(contents: Contents) -> Section:
+    title = "Influence of each site"
+    known = [site for site in contents.sites if site.share is not None]
+    moved = [site for site in contents.sites if site.shifts is not None]
+    if not known and not moved:
+        return Section("influence", title, (_sentence(f"Not shown: {contents.influence_note}"),))
+    lead = (
+        "What each site contributed, from released factors alone: its share of the precision that the "
+        "records added to the prior, and how far the means move if its factor is left out.",
+    )
+    names = [row.name for row in contents.coefficients]
+    drawn: list[tuple[str, Figure]] = []
+    if known and len(known) <= figures.MOST_ROWS:
+        drawn.append(("Share of the likelihood's precision", figures.influence(known)))
+    if moved and len(moved) <= 8 and len(names) <= figures.MOST_ROWS:
+        drawn.append(("Leave one site out: shift of each mean", figures.shifts(moved, names)))
+    rows = []
+    for site in contents.sites:
+        far = None
+        if site.shifts:
+            values = [abs(value) for value in site.shifts]
+            far = values.index(max(values))
+        rows.append(
+            (
+                site.name,
+                tables.share(site.share),
+                "–" if far is None or not site.shifts else f"{site.shifts[far]:+.2f}",
+                "–" if far is None else names[far],
+            )
+        )
+    heads = ("site", "share of precision", "largest shift without it, sds", "of coefficient")
+    reasons = dict.fromkeys(site.reason for site in contents.sites if site.reason)
+    notes = [contents.influence_note, *(f"no shifts: {reason}" for reason in reasons)]
+    return Section(
+        "influence",
+        title,
+        lead,
+        tuple(drawn),
+        (Table("Influence by site", heads, tuple(rows), ("site", "of coefficient")),),
+        tuple(map(_sentence, filter(None, notes))),
+    )
+
+
+def _privacy(contents: Contents) -> Section:
+    title = "Privacy spent"
+    if not contents.protected:
+        return Section(
+            "privacy",
+            title,
+            (
+                "The study promises nothing: un-noised statistics left every site, and ε is ∞ under both "
+                "relations.",
+            ),
+        )
+    lead = (
+        "ε of all that each ledger reserved, an upper bound at the δ of the study, computed anew from the "
+        "verified ledgers. Under add/remove one unit more or less is hidden, under substitute which of two "
+        "units took part; the promise is made under one of them, and both prices are shown.",
+        "What may be stated is ε of all that was planned, whenever the run stopped: the number on the "
+        "statements, not the running one.",
+    )
+    figure: tuple[tuple[str, Figure], ...] = ()
+    if any(row.releases for row in contents.spending) and len(contents.spending) <= 2 * 6:
+        caption = "ε by number of releases, and the promise (long dashes)"
+        figure = ((caption, figures.spending(contents.spending)),)
+    relations = list(dict.fromkeys(name for site in contents.sites for name, _, _ in site.stated))
+    groups = {
+        (row.relation, name): row.epsilon[-1] if row.epsilon else 0.0
+        for row in contents.spending
+        for name in row.sites
+    }
+    rows = []
+    for site in contents.sites:
+        stated = {relation: (epsilon, delta) for relation, epsilon, delta in site.stated}
+        cells = [site.name, str(site.charged)]
+        for relation in relations:
+            cells.append(tables.bound(groups.get((relation, site.name))))
+            cells.append(tables.bound(stated[relation][0]) if relation in stated else "–")
+        cells.append(tables.bound(next((delta for _, _, delta in site.stated), None)))
+        rows.append(tuple(cells))
+    names = ["site", "releases"]
+    for relation in map(figures.relation_words, relations):
+        names += [f"ε {relation}, reserved", f"ε {relation}, stated"]
+    promised = next((row for row in contents.spending if row.promised is not None), None)
+    notes = []
+    if promised is not None:
+        notes.append(
+            f"the promise to each site is ε ≤ {promised.promised:g} under "
+            f"{figures.relation_words(promised.relation)}"
+        )
+    if contents.consortium is not None:
+        notes += [
+            f"for {contents.consortium.site} together: ε {tables.bound(claim.epsilon)} at δ "
+            f"{tables.bound(claim.delta)} under {figures.relation_words(claim.relation)}, view "
+            f"{claim.view}"
+            for claim in contents.consortium.claims
+        ]
+        own = {line for one in contents.statements for line in one.excluded}
+        notes += [line for line in contents.consortium.excluded if line not in own and own]
+    table = Table("ε by site", (*names, "δ"), tuple(rows), ("site",))
+    return Section(
+        "privacy", title, lead, figure, (table,), tuple(_sentence(line) for line in notes)
+    )
+
+
+def _predictions(contents: Contents) -> Section | None:
+    found = contents.predictions
+    if found is None:
+        return None
+    rows = [
+        ("records used", str(found["rows"])),
+        ("records that do not fit the schema", str(found["left_out"])),
+        ("mean log-likelihood", tables.number(float(found["mean_log_likelihood"]))),
+    ]
+    figure: tuple[tuple[str, Figure], ...] = ()
+    classes, numbers = found.get("classes"), found.get("numbers")
+    shown: list[Table] = []
+    if classes:
+        rows += [
+            ("accuracy", tables.share(float(classes["accuracy"]))),
+            (
+                "accuracy of always the most frequent class",
+                tables.share(float(classes["majority"])),
+            ),
+            ("area under the ROC curve", tables.number(classes["auc"])),
+            ("Brier score", tables.number(float(classes["brier"]))),
+            ("calibration error", tables.number(float(classes["calibration_error"]), 3)),
+        ]
+        groups = classes["groups"]
+        figure = (
+            (
+                "Calibration: bars are one standard error, had the predictions been right",
+                figures.reliability(groups),
+            ),
+        )
+        shown.append(
+            Table(
+                "Calibration, by tenths of the predicted probability",
+                ("records", "predicted", "came true"),
+                tuple(
+                    (str(g["rows"]), f"{g['predicted']:.3f}", f"{g['observed']:.3f}")
+                    for g in groups
+                ),
+                (),
+            )
+        )
+    if numbers:
+        rows += [
+            ("root mean squared error", tables.number(float(numbers["rmse"]))),
+            ("sd of the outcomes", tables.number(float(numbers["spread"]))),
+            ("outcomes within 50 % intervals", tables.share(float(numbers["coverage_50"]))),
+            ("outcomes within 95 % intervals", tables.share(float(numbers["coverage_95"]))),
+        ]
+    table = Table("Predictions", ("measure", "value"), tuple(rows), ("measure",))
+    return Section(
+        "predictions",
+        "Predictions of public records",
+        (
+            f"The posterior's predictions held against {contents.public_file}, read by the study's own "
+            "schema.",
+        ),
+        figure,
+        (table, *shown),
+        (
+            "These figures are not protected: the file must be public, or belong to whoever writes the "
+            "report, and hold no record of any site.",
+        ),
+    )
+
+
+def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
+    alarms = []
+    if not statement.protected:
+        alarms.append("NO GUARANTEE: what left this site was not protected (ε = ∞)")
+    if statement.mark:
+        alarms.append(f"MARKED: {statement.mark}")
+    alarms += [f"EXCEEDED: {line}" for line in statement.exceeded]
+    facts = [
+        ("study", contents.study),
+        ("study digest", contents.digest),
+        ("unit", statement.unit),
+        ("view", statement.view),
+        *statement.facts,
+        ("releases reserved", str(statement.releases)),
+    ]
+    if statement.protected:
+        facts.append(("accountant", f"{statement.accountant}, an upper bound"))
+        facts += _parts_of_delta(statement)
+    if statement.lifetime:
+        facts.append(("for life", statement.lifetime))
+    facts.append(("versions", f"run by fedvi {contents.ran}, stated by fedvi {contents.written}"))
+    if statement.head:
+        facts.append(("ledger head", statement.head))
+    lists = (
+        ("The study declares, and nobody checks", statement.declared),
+        ("It is assumed that", statement.assumed),
+        ("Not covered", statement.excluded),
+    )
+    return Sheet(
+        key=key,
+        site=statement.site,
+        protected=statement.protected,
+        sentence=_claim_in_words(statement),
+        alarms=tuple(alarms),
+        claims=_claims(statement) if statement.claims else None,
+        facts=tuple(facts),
+        lists=tuple((title, lines) for title, lines in lists if lines),
+        signed=bool(statement.head),
+    )
+
+
+def _parts_of_delta(statement: Statement) -> list[tuple[str, str]]:
+    """Says what δ is made of; each part as large as in any of the claims."""
+    largest: dict[str, float] = {}
+    for claim in statement.claims:
+        for what, value in claim.parts:
+            largest[what] = max(value, largest.get(what, 0.0))
+    parts = ", ".join(f"{what} {tables.bound(value)}" for what, value in largest.items())
+    return [("parts of δ, at most", parts)] if parts else []
+
+
+def _claims(statement: Statement) -> Table:
+    several = len({claim.view for claim in statement.claims}) > 1
+    names = ("relation", *(("view",) if several else ()), "means", "ε at most", "δ", "promised ε")
+    rows = tuple(
+        (
+            figures.relation_words(claim.relation),
+            *((claim.view,) if several else ()),
+            claim.neighbours,
+            tables.bound(claim.epsilon),
+            tables.bound(claim.delta),
+            "–" if claim.promised is None else f"{claim.promised:g}",
+        )
+        for claim in statement.claims
+    )
+    return Table("What is claimed", names, rows, ("relation", "view", "means"))
+
+
+def _claim_in_words(statement: Statement) -> str:
+    """Says what is claimed as a sentence, with the odds of a guess."""
+    if not statement.claims:
+        return (
+            f"Nothing is claimed for the {statement.unit}s at {statement.site}: the study declares no "
+            "protection, and its messages may tell what a record holds."
+        )
+    unit, said = statement.unit, []
+    # The study's own view comes first.
+    for claim in statement.claims:
+        if claim.view != statement.claims[0].view:
+            continue
+        what = (
+            f"whether a given {unit} took part"
+            if claim.relation == "add_remove"
+            else f"which of two known {unit}s took part"
+        )
+        said.append(f"{what} in at most {_percent_up(claim.right)} of cases")
+    return (
+        f"Whoever is within the view below, knows all else about the data of {statement.site} and guesses "
+        f"at even odds, is right about {'; or about '.join(said)}."
+    )
+
+
+def _percent_up(value: float) -> str:
+    """Formats a probability rounded up, so that what is printed holds.
+
+    >>> _percent_up(0.98195)
+    '98.2 %'
+    """
+    return f"{math.ceil(round(value * 1000, 6)) / 10:.1f} %"
+
+
+def _cells(row: Coefficient, ratio: str) -> list[str]:
+    named = {f"{ratio}_ratio": row.ratio}
+    named |= {f"{ratio}_lower": row.ratio_lower, f"{ratio}_upper": row.ratio_upper}
+    return tables.coefficient_cells({**row._asdict(), **named}, ratio)
+
+
+def _drawn(contents: Contents) -> list[Coefficient]:
+    """Chooses what is drawn: all, or those furthest from 0 in their own sds."""
+    rows = list(contents.coefficients)
+    if len(rows) <= figures.MOST_ROWS:
+        return rows
+    far = sorted(range(len(rows)), key=lambda index: -abs(rows[index].mean) / rows[index].sd)
+    return [rows[index] for index in sorted(far[: figures.MOST_ROWS])]
+
+
+def _some(contents: Contents, drawn: Sequence[Coefficient]) -> str:
+    if len(drawn) == contents.size:
+        return ""
+    return f": the {len(drawn)} of {contents.size} that are furthest from 0 in their own sds"
+
+
+def _last_move(rounds: Sequence[Round]) -> float | None:
+    return next((row.shift for row in reversed(rounds) if row.shift is not None), None)
+
+
+def _membership(added: int | None, removed: int | None) -> str:
+    found = [f"joined at version {added}"] if added is not None else []
+    found += [f"removed at version {removed}"] if removed is not None else []
+    return ", ".join(found) or "from beginning to end"
+
+
+def _sites_in_words(contents: Contents) -> str:
+    names = [site.name for site in contents.sites]
+    rest = f", and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{len(names)}: {', '.join(names[:8])}{rest}"
+
+
+def _source(contents: Contents) -> str:
+    return "a simulation in one process" if contents.source == "simulation" else "a server"
+
+
+def _plural(word: str) -> str:
+    return "quantities" if word == "quantity" else f"{word}s"
+
+
+def _sentence(line: str) -> str:
+    """Writes a line as a sentence.
+
+    >>> _sentence("no shifts: none")
+    'No shifts: none.'
+    """
+    # Of a name or a symbol, such as ε, the first letter stays as it is.
+    text = line[:1].upper() + line[1:] if line[:1].isascii() else line
+    return text if text.endswith((".", "!", "?")) else f"{text}."

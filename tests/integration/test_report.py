@@ -1,0 +1,595 @@
+"""Claims about `fedvi report`: it says what the run released and its ledgers cost, or it is refused."""
+
+import csv
+import importlib.resources
+import io
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from fedvi.cli import _results
+from fedvi.cli.main import main
+from fedvi.experiment import server_plan, simulate, site
+from fedvi.experiment.build import Assembly
+from fedvi.privacy import ledger
+from fedvi.privacy.accountants.pld import pld
+from fedvi.privacy.events import Gaussian, repeat
+from fedvi.server.coordinator import Coordinator
+from fedvi.server.durable import SqliteServerStore
+from fedvi.store.memory import MemoryClientStore
+from fedvi.transport.memory import MemoryLink
+from tests import browser as browsers
+from tests.sites import assembled, study_file
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+browser, page = browsers.browser, browsers.page
+
+TRAUMA, HEART = "trauma/study.toml", "heart-disease/study.toml"
+SITES = ("cleveland", "budapest", "switzerland", "long-beach")
+
+
+def fedvi(*arguments: object, code: int = 0) -> Result:
+    """Runs the command in this process; a traceback is never an answer."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def private(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished private study, with its report."""
+    folder = tmp_path_factory.mktemp("private") / "run"
+    fedvi("simulate", examples / HEART, "--quiet", "--out", folder)
+    fedvi("report", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unprotected(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished study that promises nothing, with its report and public records."""
+    folder = tmp_path_factory.mktemp("open") / "run"
+    fedvi("simulate", examples / TRAUMA, "--quiet", "--out", folder)
+    fedvi("report", folder, "--public", examples / "trauma" / "data" / "hospital-3.csv")
+    return folder
+
+
+@pytest.fixture
+def copy(private: Path, tmp_path: Path) -> Path:
+    """A copy of the private run, to be changed."""
+    return Path(shutil.copytree(private, tmp_path / "copy"))
+
+
+def told(folder: Path) -> Any:
+    return json.loads((folder / "report" / "report.json").read_text(encoding="utf-8"))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_format_holds_the_posterior_of_the_run(private: Path) -> None:
+    with np.load(private / "posterior.npz") as kept:
+        names, mean, sd = kept["names"].tolist(), kept["mean"], kept["sd"]
+    found = told(private)["coefficients"]
+    assert [row["name"] for row in found] == names
+    assert [row["mean"] for row in found] == mean.tolist()
+    assert [row["sd"] for row in found] == sd.tolist()
+    assert [row["prior_sd"] for row in found] == pytest.approx([2.5] * len(names))
+    table = rows(private / "report" / "coefficients.csv")
+    assert [float(row["mean"]) for row in table] == mean.tolist()
+    assert [float(row["ratio"]) for row in table] == pytest.approx(np.exp(mean).tolist())
+    for name in ("report.html", "report.md"):
+        text = (private / "report" / name).read_text(encoding="utf-8")
+        assert "restecg" in text
+        for value in mean:
+            assert f"{value:.3f}" in text
+
+
+def test_epsilon_over_releases_is_that_of_the_ledgers_events(private: Path) -> None:
+    book = ledger.from_lines((private / "ledger" / "budapest.jsonl").read_text().splitlines())
+    (noise,) = {e.event.inner for e in book.entries if e.event is not None}
+    assert isinstance(noise, Gaussian)
+    found = {row["relation"]: row for row in told(private)["spending"]}
+    assert set(found) == {"add_remove", "substitute"}
+    for relation, row in found.items():
+        assert row["sites"] == list(SITES)
+        assert row["releases"] == [1, 2]
+        accountant = pld(relation)
+        # 50 steps a release; the tables of noise cost less than the last digits.
+        expected = [accountant.epsilon(repeat(noise, 50 * count), 1e-5) for count in (1, 2)]
+        assert row["epsilon"] == pytest.approx(expected, rel=1e-6)
+        assert row["stated"] == row["epsilon"][-1]
+    assert (found["substitute"]["promised"], found["add_remove"]["promised"]) == (4.0, None)
+    assert found["substitute"]["stated"] <= 4.0
+
+
+def test_a_statement_says_all_that_a_claim_depends_on(private: Path) -> None:
+    statements = {row["site"]: row for row in told(private)["statements"]}
+    assert tuple(statements) == SITES
+    text = (private / "report" / "report.html").read_text(encoding="utf-8")
+    verified = fedvi("ledger", "verify", private / "ledger").stdout
+    for name, row in statements.items():
+        assert f"{name}.jsonl: whole, anchor {row['head']}" in verified
+        assert row["head"] in text
+        assert (row["unit"], row["accountant"], row["releases"]) == ("record", "pld", 2)
+        assert [claim["relation"] for claim in row["claims"]] == ["add_remove", "substitute"]
+        assert "Gaussian noise" in dict(row["facts"])["largest plan"]
+        assert any("hyper-parameters" in line for line in row["excluded"])
+        assert any("400 records" in line for line in row["declared"])
+        assert any("ChaCha20" in line for line in row["assumed"])
+    assert text.count("Date and signature") == 2 * len(SITES)
+
+
+def test_the_odds_of_a_guess_are_those_of_the_worst_mechanism_at_that_price(private: Path) -> None:
+    for claim in told(private)["statements"][0]["claims"]:
+        epsilon, delta = claim["epsilon"], claim["delta"]
+        # Randomised response that tells the truth outright with probability delta.
+        worst = delta + (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
+        assert claim["right"] == pytest.approx(worst, rel=2 * delta)
+
+
+def test_a_statement_is_written_for_the_sites_that_are_named(private: Path, tmp_path: Path) -> None:
+    fedvi("report", private, "--out", tmp_path, "--statement", "budapest", "--format", "json, html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert [row["site"] for row in found["statements"]] == ["budapest"]
+    assert [row["name"] for row in found["sites"]] == list(SITES)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "For budapest" in text
+    assert "For cleveland" not in text
+    done = fedvi("report", private, "--out", tmp_path, "--statement", "budapesd", code=2)
+    assert "'budapesd', which is no client" in done.stderr
+    assert "budapest" in done.stderr
+
+
+def test_nothing_protected_is_said_loudly_and_nothing_is_claimed(
+    unprotected: Path, tmp_path: Path
+) -> None:
+    text = (unprotected / "report" / "report.html").read_text(encoding="utf-8")
+    assert "NO PRIVACY PROTECTION" in text
+    assert text.count("NO GUARANTEE") == 3
+    found = told(unprotected)
+    assert all(row["claims"] == [] for row in found["statements"])
+    assert (found["spending"], found["consortium"]) == ([], None)
+    table = rows(unprotected / "report" / "privacy.csv")
+    assert {row["epsilon"] for row in table} == {"inf"}
+    done = fedvi("report", unprotected, "--out", tmp_path, "--format", "json")
+    assert "NO PRIVACY PROTECTION" in done.stdout
+    assert done.stdout.count("∞") == 1 + 2 * 3
+
+
+def test_public_records_are_held_against_the_posterior_as_evaluate_does(
+    unprotected: Path, examples: Path
+) -> None:
+    file = examples / "trauma" / "data" / "hospital-3.csv"
+    expected = json.loads(fedvi("evaluate", unprotected, file, "--json").stdout)
+    found = told(unprotected)["predictions"]
+    assert found["classes"] == expected["classes"]
+    assert found["mean_log_likelihood"] == expected["mean_log_likelihood"]
+    text = (unprotected / "report" / "report.html").read_text(encoding="utf-8")
+    assert "These figures are not protected" in text
+    assert f"{100 * expected['classes']['accuracy']:.1f} %" in text
+
+
+def test_influence_is_that_of_the_result(unprotected: Path) -> None:
+    result = json.loads((unprotected / "result.json").read_text())
+    for row, site_row in zip(result["influence"], told(unprotected)["sites"], strict=True):
+        assert site_row["share"] == row["precision_share"]
+        assert site_row["shifts"] == list(row["shift_in_sds"].values())
+    assert len(rows(unprotected / "report" / "shifts.csv")) == 15
+
+
+def damage(copy: Path, name: str, old: str, new: str) -> None:
+    path = copy / name
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_a_changed_ledger_gets_no_report(copy: Path) -> None:
+    damage(copy, "ledger/budapest.jsonl", '"count":50', '"count":40')
+    shutil.rmtree(copy / "report")
+    done = fedvi("report", copy, code=5)
+    assert "budapest.jsonl does not verify" in done.stderr
+    assert not (copy / "report").exists()
+
+
+def test_a_ledger_that_was_cut_gets_no_report(copy: Path) -> None:
+    path = copy / "ledger" / "budapest.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    # Whole as a chain: only the run's result knows that there was more.
+    path.write_text("".join(lines[:-1]))
+    fedvi("ledger", "verify", path)
+    done = fedvi("report", copy, code=5)
+    assert "the ledger of 'budapest' ends at 5:" in done.stderr
+    assert "the result of the run says 6:" in done.stderr
+
+
+def test_a_ledger_that_is_missing_or_another_sites_gets_no_report(copy: Path) -> None:
+    path = copy / "ledger" / "budapest.jsonl"
+    kept = path.read_bytes()
+    path.unlink()
+    assert "holds no ledger of client 'budapest'" in fedvi("report", copy, code=5).stderr
+    path.write_bytes((copy / "ledger" / "cleveland.jsonl").read_bytes())
+    assert "expected the client of the file's name" in fedvi("report", copy, code=5).stderr
+    path.write_bytes(kept)
+    fedvi("report", copy, "--format", "csv")
+
+
+def test_a_result_that_states_less_than_the_ledger_costs_gets_no_report(copy: Path) -> None:
+    result = json.loads((copy / "result.json").read_text())
+    result["privacy"][1]["epsilon"]["substitute"] *= 0.9
+    (copy / "result.json").write_text(json.dumps(result))
+    done = fedvi("report", copy, code=5)
+    assert "the ledger of 'budapest' costs epsilon" in done.stderr
+
+
+def changed(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes the result of a run."""
+    path = run / "result.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    change(result)
+    path.write_text(json.dumps(result), encoding="utf-8")
+
+
+@pytest.mark.parametrize("key", ["mean", "sd", "lower", "upper", "odds_ratio", "odds_upper"])
+def test_a_changed_number_of_the_posterior_gets_no_report(copy: Path, key: str) -> None:
+    changed(copy, lambda result: result["coefficients"][3].update({key: 0.25}))
+    done = fedvi("report", copy, "--format", "csv", code=2)
+    assert "is not the posterior that result.json lists" in done.stderr
+
+
+def test_a_mark_of_a_ledger_is_shown_whatever_the_result_says(tmp_path: Path) -> None:
+    # Its noise follows from a seed.
+    fedvi("simulate", study_file(tmp_path), "--quiet", "--out", tmp_path / "run")
+    changed(tmp_path / "run", lambda result: result.update(mark=""))
+    done = fedvi("report", tmp_path / "run", "--format", "md,csv")
+    assert "! MARKED: " in done.stdout
+    assert "MARKED" in (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
+    assert all(row["mark"] for row in rows(tmp_path / "run" / "report" / "privacy.csv"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda result: result["history"][0].pop("gap"), "history.0.gap: field required"),
+        (lambda result: result.update(privacy=[1]), "privacy.0: "),
+        (lambda result: result["privacy"][0].update(epsilon="1"), "privacy.0.epsilon: "),
+        (lambda result: result["coefficients"][0].update(mean=None), "coefficients.0.mean: "),
+        (lambda result: result["prior"].pop(), "14 rows of the prior, expected 15"),
+        (
+            lambda result: result["influence"][0]["shift_in_sds"].popitem(),
+            "the influence of 'cleveland' is of other coefficients",
+        ),
+    ],
+)
+def test_a_result_of_another_shape_is_an_error_that_names_the_place(
+    copy: Path, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    changed(copy, change)
+    assert said in fedvi("report", copy, "--format", "json", code=2).stderr
+
+
+def test_a_posterior_that_is_cut_is_an_error(copy: Path) -> None:
+    (copy / "posterior.npz").write_bytes((copy / "posterior.npz").read_bytes()[:200])
+    assert "no posterior can be read" in fedvi("report", copy, code=2).stderr
+
+
+def test_a_site_whose_persons_may_be_elsewhere_says_so_on_its_own_statement(
+    private: Path, tmp_path: Path
+) -> None:
+    fedvi("simulate", study_file(tmp_path), "--quiet", "--out", tmp_path / "run")
+    fedvi("report", tmp_path / "run", "--format", "json")
+    found = told(tmp_path / "run")
+    # Nobody declared that no record stands at two sites.
+    one, three = found["statements"][0], found["consortium"]
+    assert three["claims"][0]["epsilon"] == pytest.approx(3 * one["claims"][0]["epsilon"])
+    for statement in found["statements"]:
+        assert any("at another site" in line for line in statement["excluded"])
+    for statement in told(private)["statements"]:
+        assert not any("at another site" in line for line in statement["excluded"])
+
+
+def test_what_a_site_spent_for_life_is_told_as_the_runs_own_word(copy: Path) -> None:
+    spent = {"epsilon": 0.1, "cap": 8, "delta": 1e-6, "relation": "substitute", "releases": 9}
+    changed(copy, lambda result: result["privacy"][0].update(lifetime=spent))
+    fedvi("report", copy, "--format", "json")
+    (found, *others) = told(copy)["statements"]
+    assert "as the run wrote it" in found["lifetime"]
+    assert not any(statement["lifetime"] for statement in others)
+
+
+def test_a_pooled_fit_is_excluded_from_the_claim_and_never_shown(copy: Path) -> None:
+    result = json.loads((copy / "result.json").read_text())
+    result["pooled"] = "pooled_mean and pooled_sd: fitted to all records without privacy"
+    for row in result["coefficients"]:
+        row |= {"pooled_mean": 0.831415, "pooled_sd": 0.831415}
+    (copy / "result.json").write_text(json.dumps(result))
+    fedvi("report", copy, "--format", "json,csv")
+    for path in (copy / "report").iterdir():
+        if path.suffix in (".json", ".csv"):
+            assert "0.831415" not in path.read_text(encoding="utf-8")
+    found = told(copy)
+    for statement in (*found["statements"], found["consortium"]):
+        assert any("pooled, non-private fit" in line for line in statement["excluded"])
+
+
+def test_files_of_two_runs_get_no_report(copy: Path, unprotected: Path) -> None:
+    shutil.copy(unprotected / "posterior.npz", copy)
+    assert "is not the posterior that result.json lists" in fedvi("report", copy, code=2).stderr
+    shutil.copy(unprotected / "result.json", copy)
+    assert "the folder holds files of two runs" in fedvi("report", copy, code=2).stderr
+    assert "expected the folder of a run" in fedvi("report", copy / "ledger", code=2).stderr
+
+
+def test_a_result_of_an_earlier_version_is_reported_with_what_it_has(copy: Path) -> None:
+    result = json.loads((copy / "result.json").read_text())
+    del result["prior"], result["warnings"]
+    for row in result["privacy"]:
+        del row["ledger"]
+    for update in result["history"]:
+        del update["missing"]
+    (copy / "result.json").write_text(json.dumps(result))
+    fedvi("report", copy, "--format", "md,json")
+    text = (copy / "report" / "report.md").read_text(encoding="utf-8")
+    assert "kept no prior" in text
+    assert "whether one was cut since cannot be told from this folder" in text
+    assert told(copy)["coefficients"][0]["prior_sd"] is None
+
+
+def test_a_report_is_replaced_as_a_whole_and_the_same_run_gives_the_same_bytes(copy: Path) -> None:
+    before = {path.name: path.read_bytes() for path in (copy / "report").iterdir()}
+    (copy / "report" / "report.html").write_text("old")
+    fedvi("report", copy)
+    after = {path.name: path.read_bytes() for path in (copy / "report").iterdir()}
+    assert after == before
+
+
+def test_the_summary_fits_80_columns(private: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        main,
+        ["report", str(private), "--out", str(tmp_path / "r"), "--format", "csv"],
+        env={"COLUMNS": "80", "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"},
+    )
+    assert done.exit_code == 0, done.stderr
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+    tables = [line for line in plain.splitlines() if line.startswith(" ")]
+    assert len(tables) > 20
+    assert max(map(len, tables)) <= 80
+    assert "NOT CONVERGED" in plain or "no mean moved" not in plain
+
+
+def test_json_is_printed_alone(private: Path, tmp_path: Path) -> None:
+    done = fedvi("report", private, "--out", tmp_path, "--format", "csv", "--json")
+    assert json.loads(done.stdout) == told(private)
+    assert "'markdown'" in fedvi("report", private, "--format", "markdown", code=2).stderr
+
+
+def test_without_its_packages_it_says_what_to_install(
+    private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for missing in ("jinja2", "matplotlib"):
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, missing, None)
+            done = fedvi("report", private, "--out", tmp_path / missing, code=2)
+            assert "pip install 'fedvi[report]'" in done.stderr
+        assert not (tmp_path / missing).exists()
+    fedvi("report", private, "--out", tmp_path / "csv", "--format", "csv,json")
+
+
+def test_help_needs_none_of_its_packages() -> None:
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom fedvi.cli.main import main\n"
+        "done = CliRunner().invoke(main, ['report', '--help'])\nassert done.exit_code == 0\n"
+        "assert '--statement SITE' in done.output, done.output\n"
+        "print([name for name in ('jax', 'matplotlib', 'jinja2', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_templates_are_packed(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = zipfile.ZipFile(wheel).namelist()
+    for path in importlib.resources.files("fedvi.report").joinpath("templates").iterdir():
+        assert f"fedvi/report/templates/{path.name}" in packed
+
+
+# In a browser
+
+
+@pytest.fixture(params=["private", "unprotected"])
+def file(request: pytest.FixtureRequest) -> Path:
+    """The page of a run."""
+    folder: Path = request.getfixturevalue(request.param)
+    return folder / "report" / "report.html"
+
+
+def test_the_page_opens_without_a_network_and_asks_for_nothing(
+    browser: "Browser", file: Path
+) -> None:
+    context = browser.new_context(offline=True)
+    sheet = context.new_page()
+    seen = browsers.watch(sheet)
+    sheet.goto(file.as_uri(), wait_until="load")
+    assert [address for address in seen.requests if not address.startswith("data:")] == [
+        file.as_uri()
+    ]
+    assert (seen.fetched, seen.complaints) == ([], [])
+    drawn = "[...document.images].map(image => image.complete && image.naturalWidth > 100)"
+    assert set(sheet.evaluate(drawn)) == {True}
+    assert sheet.evaluate("document.scripts.length") == 0
+    context.close()
+
+
+def test_the_page_is_a_document_that_can_be_walked_through(page: "Page", file: Path) -> None:
+    page.goto(file.as_uri())
+    levels = page.evaluate(
+        "[...document.querySelectorAll('h1,h2,h3,h4')].map(heading => +heading.tagName[1])"
+    )
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert page.evaluate("document.documentElement.lang") == "en-GB"
+    # Every figure has words, every table a caption, every head a scope, every link a target.
+    figures = page.locator("figure")
+    assert figures.count() >= 5
+    for figure in figures.all():
+        assert len(figure.locator("img").get_attribute("alt") or "") > 40
+        assert figure.locator("figcaption").inner_text()
+    assert page.locator("table:not(:has(caption))").count() == 0
+    assert page.locator("th:not([scope])").count() == 0
+    broken = (
+        "[...document.links].map(link => link.getAttribute('href'))"
+        ".filter(href => href[0] != '#' || !document.getElementById(href.slice(1)))"
+    )
+    assert page.evaluate(broken) == []
+    twice = (
+        "[...document.querySelectorAll('[id]')].map(element => element.id)"
+        ".filter((id, place, all) => all.indexOf(id) != place)"
+    )
+    assert page.evaluate(twice) == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nobody_scrolls_the_page_sideways(page: "Page", file: Path, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(file.as_uri())
+    assert browsers.overflow(page) == 0
+    shot = page.screenshot(full_page=True)
+    with Image.open(io.BytesIO(shot)) as picture:
+        assert picture.size[0] == width
+        grey = np.asarray(picture.convert("L"))
+    # Neither blank nor black.
+    assert 0.01 < (grey < 128).mean() < 0.25
+
+
+def test_each_statement_prints_on_a_page_of_its_own(page: "Page", file: Path) -> None:
+    page.goto(file.as_uri())
+    printed = page.pdf(prefer_css_page_size=True)
+    places = {
+        name.decode(): (int(number), float(top))
+        for name, number, top in re.findall(
+            rb"/(statement-\w+|check) \[(\d+) 0 R /XYZ \S+ (\S+) \S+\]", printed
+        )
+    }
+    kids = re.findall(rb"/Kids\s*\[([^\]]*)\]", printed)
+    order = [int(number) for part in kids for number in re.findall(rb"(\d+) 0 R", part)]
+    leaves = {int(n) for n in re.findall(rb"(\d+) 0 obj\s*<<\s*/Type\s*/Page\b", printed)}
+    pages = [number for number in order if number in leaves]
+    names = [name for name in places if name != "check"]
+    assert len(names) >= 3
+    # Skia writes where a heading stands in points from below: that of an A4 page is 842 high.
+    starts = [pages.index(places[name][0]) for name in sorted(names, key=lambda n: places[n][0])]
+    assert all(after - before == 1 for before, after in itertools.pairwise(starts))
+    assert pages.index(places["check"][0]) == starts[-1] + 1
+    assert all(places[name][1] > 780.0 for name in names)
+
+
+# A server's folder
+
+
+def run_server(assembly: Assembly, study: Path, folder: Path) -> None:
+    """Runs a server over the memory link, with the store and the files that `fedvi server` leaves."""
+    plan = server_plan.make(assembly)
+    spec = server_plan.to_spec(plan)
+    sources = simulate.build.load_shards(assembly, study.parent)
+    clock = simulate.Clock()
+    store = SqliteServerStore(folder, spec, ())
+    server_plan.keep(plan, folder)
+    coordinator = Coordinator(spec, store, lambda update: None, lambda: clock.now)
+    link = MemoryLink(coordinator.handle)
+    workers = {
+        name: site.client_worker(
+            assembly,
+            name,
+            link,
+            MemoryClientStore(ledger.open_ledger(assembly.header(name))),
+            site.shard_of(assembly, name, sources[name]),
+        )
+        for name in assembly.clients
+    }
+    latencies = {name: lambda: 1.0 for name in workers}
+    simulate.drive(workers, coordinator, latencies, 3, clock)
+    _results.write(plan, store.spec, coordinator.state, folder)
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folders of a server's state and of a simulation, of one study with the same seeds."""
+    base = tmp_path_factory.mktemp("served")
+    study = study_file(base)
+    run_server(assembled(study), study, base / "state")
+    fedvi("simulate", study, "--quiet", "--out", base / "run")
+    return base / "state", base / "run"
+
+
+def test_a_servers_folder_gives_the_report_of_the_simulation(served: tuple[Path, Path]) -> None:
+    fedvi("report", served[0], "--format", "html,json")
+    fedvi("report", served[1], "--format", "json")
+    state, run = map(told, served)
+    assert (state["source"], run["source"]) == ("server", "simulation")
+    assert (state["status"], run["status"]) == ("completed", "")
+    for field in ("digest", "plan", "mark", "coefficients", "spending", "sites", "statements"):
+        assert state[field] == run[field], field
+    # The posterior of this solver follows from prior and factors, which the state holds.
+    assert all(row["share"] is not None for row in state["sites"])
+    text = (served[0] / "report" / "report.html").read_text(encoding="utf-8")
+    assert "MARKED: " in text
+    assert "no guarantee" in text
+
+
+def test_a_server_that_goes_on_gets_no_report(served: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(served[0], tmp_path / "state"))
+    path = folder / "result" / "result.json"
+    result = json.loads(path.read_text())
+    result["clients"][0]["ledger"] = result["clients"][1]["ledger"]
+    path.write_text(json.dumps(result))
+    done = fedvi("report", folder, code=5)
+    assert "of a run that goes on, wait for its end" in done.stderr
+    shutil.rmtree(folder / "result")
+    assert "has the run ended?" in fedvi("report", folder, code=2).stderr
+
+
+def test_where_only_sums_are_published_nothing_is_shown_of_one_site(tmp_path: Path) -> None:
+    promise = {"epsilon": 4.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
+    study = study_file(
+        tmp_path,
+        solver={"kind": "site_release", "clip_norm": 1.0},
+        privacy={**promise, "view": "aggregate", "disjoint": True},
+    )
+    fedvi("simulate", study, "--quiet", "--out", tmp_path / "run")
+    fedvi("report", tmp_path / "run", "--format", "json")
+    found = told(tmp_path / "run")
+    assert "the study's view is `aggregate`" in found["influence_note"]
+    assert all((row["share"], row["shifts"]) == (None, None) for row in found["sites"])
+    # Both views are claimed, and the running price is that of the study's own.
+    for statement in found["statements"]:
+        views = {(claim["view"], claim["relation"]): claim for claim in statement["claims"]}
+        own, single = views["aggregate", "substitute"], views["message", "substitute"]
+        assert own["epsilon"] <= own["promised"] == 4.0 < single["epsilon"]
+    prices = {row["relation"]: row for row in found["spending"]}
+    assert prices["substitute"]["epsilon"][-1] == prices["substitute"]["stated"] <= 4.0

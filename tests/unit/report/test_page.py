@@ -1,0 +1,330 @@
+"""Claims about the page of a report: it says what it was given, and nothing that it was given runs."""
+
+import csv
+import math
+import re
+import xml.etree.ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvi.report import contents as values
+from fedvi.report import exports, figures, page, sections
+from fedvi.report.contents import (
+    Claimed,
+    Coefficient,
+    Contents,
+    Round,
+    Site,
+    Spending,
+    Statement,
+)
+
+HOSTILE = "</style><script>alert(1)</script><img src=http://example.org/x onerror=alert(2)>"
+MARK = "simulation: no guarantee"
+
+
+def made(**fields: Any) -> Contents:
+    """A report on a small private run."""
+    claims = tuple(
+        Claimed(name, "message", "neighbours differ", epsilon, 1e-5, promised, (), 0.9)
+        for name, epsilon, promised in (("add_remove", 1.00001, None), ("substitute", 2.0, 2.0))
+    )
+    statement = Statement(
+        site="north",
+        protected=True,
+        unit="patient",
+        view="message: whoever sees every message",
+        accountant="pld",
+        claims=claims,
+        facts=(("mechanism", "Gaussian noise"),),
+        releases=2,
+        head="6:ab12",
+        mark="",
+        exceeded=(),
+        declared=("a declaration",),
+        assumed=("an assumption",),
+        excluded=("an exclusion",),
+        lifetime="",
+    )
+    stated = tuple((claim.relation, claim.epsilon, claim.delta) for claim in claims)
+    return Contents(
+        study="heart",
+        digest="ab" * 32,
+        source="server",
+        status="completed",
+        ran="0.1.0",
+        written="0.1.0",
+        plan=(("model", "logistic: y ~ age"),),
+        protected=True,
+        mark="",
+        warnings=(),
+        gaussian=True,
+        ratio="odds",
+        size=2,
+        coefficients=(
+            Coefficient("(Intercept)", "", -1.5, 0.5, -2.48, -0.52, 0.22, 0.08, 0.59, 0.0, 2.5),
+            Coefficient("age", "per 10 from 55", 0.1, 0.5, -0.88, 1.08, 1.1, 0.4, 2.9, 0.0, 2.5),
+        ),
+        remarks=(),
+        prior_note="",
+        rounds_planned=2,
+        rounds=(
+            Round(1, 1, ("north", "south"), (), (), (), 1.0, 2.0, 1.5),
+            Round(2, 2, ("north",), ("south",), (), (), 0.5, 0.04, 1.1),
+        ),
+        sites=(
+            Site("north", 2, 2, "6:ab12", stated, 0, None, None, None, 0.75, (0.5, -0.2), ""),
+            Site("south", 1, 1, "3:cd34", stated, 1, None, None, None, 0.25, None, "too noisy"),
+        ),
+        influence_note="first order",
+        noised=True,
+        spending=(
+            Spending(("north",), "add_remove", (1, 2), (0.6, 1.00001), 1.00001, None),
+            Spending(("north",), "substitute", (1, 2), (1.2, 2.0), 2.0, 2.0),
+            Spending(("south",), "add_remove", (1,), (0.6,), 1.00001, None),
+            Spending(("south",), "substitute", (1,), (1.2,), 2.0, 2.0),
+        ),
+        statements=(statement,),
+        consortium=None,
+        predictions=None,
+        public_file="",
+    )._replace(**fields)
+
+
+def html(contents: Contents) -> str:
+    return page.html(page.said(contents))
+
+
+class Elements(HTMLParser):
+    """The elements of a page and their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def hostile() -> Contents:
+    """Every text of a report is somebody's attempt."""
+    plain = made()
+    named = [row._replace(name=HOSTILE, unit=HOSTILE) for row in plain.coefficients]
+    site = plain.sites[0]._replace(name=HOSTILE, reason=HOSTILE, head=HOSTILE)
+    statement = plain.statements[0]._replace(
+        **dict.fromkeys(("site", "unit", "view", "accountant", "head", "mark"), HOSTILE),
+        facts=((HOSTILE, HOSTILE),),
+        exceeded=(HOSTILE,),
+        excluded=(HOSTILE,),
+    )
+    return plain._replace(
+        **dict.fromkeys(("study", "digest", "mark", "influence_note", "public_file"), HOSTILE),
+        plan=((HOSTILE, HOSTILE),),
+        warnings=(HOSTILE,),
+        remarks=(HOSTILE,),
+        coefficients=tuple(named),
+        rounds=(plain.rounds[0]._replace(clients=(HOSTILE,)),),
+        sites=(site,),
+        spending=(plain.spending[0]._replace(sites=(HOSTILE,)),),
+        statements=(statement,),
+    )
+
+
+def test_no_text_of_a_study_becomes_an_element() -> None:
+    known = {tag for tag, _ in Elements(html(made())).found}
+    found = Elements(html(hostile())).found
+    assert {tag for tag, _ in found} == known
+    assert "script" not in known
+    assert not any(name.startswith("on") for _, attributes in found for name in attributes)
+
+
+def test_a_page_names_nothing_that_would_be_fetched() -> None:
+    for text in map(html, (made(), hostile())):
+        for tag, attributes in Elements(text).found:
+            for name in ("src", "href", "action", "data", "srcset", "poster"):
+                assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
+        policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+        assert policy is not None
+        assert policy[1].startswith("default-src 'none'; ")
+        style = text[text.index("<style>") : text.index("</style>")]
+        assert "url(" not in style
+        assert "@import" not in style
+
+
+def test_marks_and_missing_protection_are_where_nobody_overlooks_them() -> None:
+    plain = made()
+    marked = plain._replace(
+        mark=MARK, statements=(plain.statements[0]._replace(mark=MARK, exceeded=("too much",)),)
+    )
+    text = html(marked)
+    # Above, on the statement, and at the foot.
+    assert text.count(f"MARKED: {MARK}") == 3
+    assert "EXCEEDED: too much" in text
+    assert "MARKED" not in html(plain)
+    bare = plain._replace(protected=False, spending=())
+    assert "NO PRIVACY PROTECTION" in html(bare)
+    assert "NO PRIVACY PROTECTION" not in html(plain)
+
+
+def test_a_claim_is_rounded_up_and_infinity_is_shown() -> None:
+    plain = made()
+    endless = plain.statements[0].claims[0]._replace(epsilon=math.inf, right=1.0)
+    statement = plain.statements[0]._replace(claims=(endless, plain.statements[0].claims[1]))
+    (sheet,) = sections.sheets(plain._replace(statements=(statement,)))
+    assert sheet.claims is not None
+    assert [row[2] for row in sheet.claims.rows] == ["∞", "2"]
+    (sheet,) = sections.sheets(plain)
+    assert sheet.claims is not None
+    assert [row[2] for row in sheet.claims.rows] == ["1.001", "2"]
+    assert [row[-1] for row in sheet.claims.rows] == ["–", "2"]
+
+
+def test_what_is_not_settled_is_said_at_the_top() -> None:
+    plain = made()
+    assert not sections.banner(plain)
+    moving = plain.rounds[1]._replace(shift=0.7)
+    (line,) = sections.banner(plain._replace(rounds=(plain.rounds[0], moving)))
+    assert "NOT CONVERGED" in line
+    nothing = plain._replace(rounds=(plain.rounds[0]._replace(shift=None),))
+    assert "No round was completed" in html(nothing)
+
+
+def test_a_long_table_folds_and_loses_no_row() -> None:
+    rows = tuple(
+        made().coefficients[1]._replace(name=f"x{index}", mean=index / 100) for index in range(250)
+    )
+    text = html(made(coefficients=rows, size=250))
+    names = re.findall(r'<th scope="row" class="word">(x\d+)</th>', text)
+    # In the table of the posterior, and in that of the prior.
+    assert names == 2 * [f"x{index}" for index in range(250)]
+    assert text.index("<details class") < text.index(">x40<")
+    assert "the 40 of 250 that are furthest from 0" in text
+
+
+def test_statements_of_many_sites_are_asked_for_by_name() -> None:
+    assert "--statement SITE" in html(made(statements=()))
+    assert "--statement SITE" not in html(made())
+
+
+def test_tables_in_markdown_have_the_same_cells_in_every_row() -> None:
+    named = made().coefficients[0]._replace(name="a|b_c*`d`")
+    text = page.markdown(page.said(made(coefficients=(named, made().coefficients[1]))))
+    widths: list[int] = []
+    for line in text.splitlines():
+        count = len(re.findall(r"(?<!\\)\|", line))
+        if line.startswith("|"):
+            widths.append(count)
+        elif widths:
+            assert len(set(widths)) == 1
+            assert len(widths) > 2
+            widths = []
+    assert r"a\|b\_c\*\`d\`" in text
+
+
+def test_a_posterior_that_is_no_gaussian_gets_no_interval() -> None:
+    names = ("topic 0, word 0", "topic 0, word 1")
+    rows = [r._replace(name=n) for r, n in zip(made().coefficients, names, strict=True)]
+    found = sections.sections(made(coefficients=tuple(rows), gaussian=False, ratio=""))[0]
+    assert [table.names for table in found.tables] == [
+        ("topic", "words"),
+        ("quantity", "unit", "mean", "sd"),
+    ]
+    assert found.tables[0].rows == (("topic 0", "1 (0.1), 0 (-1.5)"),)
+    assert found.figures == ()
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+x", "-x", "@SUM(A1)", "\t=1"])
+def test_no_text_of_a_study_is_a_formula_of_a_spreadsheet(tmp_path: Path, name: str) -> None:
+    row = made().coefficients[0]._replace(name=name)
+    exports.write(made(coefficients=(row,)), tmp_path, ["csv"])
+    with (tmp_path / "coefficients.csv").open(encoding="utf-8", newline="") as file:
+        (found,) = csv.DictReader(file)
+    assert found["name"] == f"'{name}"
+    assert float(found["mean"]) == row.mean < 0
+
+
+def test_an_intercept_is_told_where_its_covariates_stand() -> None:
+    said = " ".join(sections.sections(made())[0].lead)
+    assert "multiplies the odds" in said
+    # Age counts from 55: nobody is 0 years old.
+    assert "where each covariate is at the value after “from” in its unit" in said
+    rows = tuple(row._replace(unit="") for row in made().coefficients)
+    assert "where all covariates are 0" in " ".join(
+        sections.sections(made(coefficients=rows))[0].lead
+    )
+
+
+def test_json_holds_what_json_cannot_spell() -> None:
+    plain = values.as_dict(made(spending=(Spending((), "substitute", (1,), (math.inf,), None, 1),)))
+    assert plain["spending"][0]["epsilon"] == ["inf"]
+    assert plain["coefficients"][0]["name"] == "(Intercept)"
+
+
+def drawn() -> list[figures.Figure]:
+    contents = made()
+    participation = figures.participation(contents.rounds, contents.sites)
+    assert participation is not None
+    return [
+        figures.forest(contents.coefficients, "odds"),
+        figures.forest(contents.coefficients, ""),
+        figures.prior_and_posterior(contents.coefficients),
+        figures.convergence(contents.rounds, 0.3),
+        figures.influence(contents.sites),
+        figures.shifts(contents.sites, ["(Intercept)", "age"]),
+        figures.spending(contents.spending),
+        participation,
+        figures.reliability([{"rows": 10, "predicted": 0.2, "observed": 0.3}]),
+    ]
+
+
+def test_every_figure_is_whole_and_has_words() -> None:
+    for figure in drawn():
+        root = xml.etree.ElementTree.fromstring(figure.svg)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        for element in root.iter():
+            for name, value in element.attrib.items():
+                assert not value.startswith(("http:", "https:")), (name, value)
+                if name.endswith("href"):
+                    assert value.startswith("#")
+        assert len(figure.told) > 40
+        assert "nan" not in figure.told
+
+
+def test_figures_are_the_same_bytes_again() -> None:
+    assert drawn() == drawn()
+
+
+def test_a_figure_survives_numbers_at_the_edge() -> None:
+    extreme = [
+        Coefficient("a", "", 1e6, 1e3, 1e6 - 1960, 1e6 + 1960),
+        Coefficient("$b$ %", "", -1e-9, 1e-12, -1.1e-9, -0.9e-9),
+    ]
+    assert "$b$ %" in figures.forest(extreme, "odds").svg
+    still = made().rounds[0]
+    for shift in (0.0, math.inf, 1e-300):
+        assert figures.convergence([still._replace(shift=shift)], 0.3).svg
+    unknown = Spending(("north",), "substitute", (1, 2), (None, math.inf), None, None)
+    assert "∞" in figures.spending([unknown]).told
+    assert figures.spending([unknown._replace(releases=(), epsilon=())]).svg
+
+
+def test_what_cannot_be_told_apart_is_not_drawn() -> None:
+    contents = made()
+    assert figures.participation((), contents.sites) is None
+    many = tuple(contents.sites[0]._replace(name=f"s{index}") for index in range(41))
+    assert figures.participation(contents.rounds, many) is None
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from fedvi import errors
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(errors.ConfigError, match=r"matplotlib") as caught:
+        figures.forest(made().coefficients, "odds")
+    assert "pip install 'fedvi[report]'" in (caught.value.hint or "")
