@@ -93,6 +93,12 @@ def one_visit(study: Study) -> Assembly:
         # Fresh statistics are taken whole anyway, and a step for them is refused.
         raw["schedule"]["damping"] = 1.0
         assembly = build.assemble(parse_study(raw))
+    if assembly.gather is not None:
+        raise errors.ConfigError(
+            'privacy.view is "aggregate": baselines need what each client answers, and sums over clients '
+            "alone are published",
+            "leave --baselines out",
+        )
     gaussian = isinstance(assembly.family, FullGaussian | DiagonalGaussian)
     if PRIOR in assembly.solvers or not gaussian:
         raise errors.ConfigError(

@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,12 +36,15 @@ from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.release import Mechanism, Sampler
 from fedvi.privacy.statement import UNVETTED
+from fedvi.privacy.sums import with_sums
 from fedvi.server.protocol import ServerSpec
+from fedvi.server.sums import Gather
 from fedvi.typing import ROWS, Eta
 
 __all__ = [
     "PRIOR",
     "Assembly",
+    "Disk",
     "assemble",
     "load_shard",
     "load_shards",
@@ -51,6 +54,12 @@ __all__ = [
 
 _CLIP_NORMS = (1e-15, 1e15)
 _LARGEST_NOISE = 1e9
+_IN_MEMORY = 1 << 29
+"""Bytes of prepared records that a client keeps in memory at most, if it has the choice."""
+# Numbers of a message that nobody guesses: given the sum, each has more than 12.8 bits of noise.
+_UNGUESSABLE = 10
+# Steps of the grid that one noise may reach, and a batch that is filled up may add: with room.
+_LARGEST_TAIL = 2.0**26
 # A noise multiplier at which a mechanism takes as many draws for one number as it ever does.
 _FINEST = 256.0
 
@@ -74,10 +83,12 @@ class Assembly:
       sampler: of the solver, or None.
       mark: printed beside every claim; empty if nothing needs saying.
       table_distance: total variation of the noise of one noised sum, over all of its coordinates,
-        from the law that is priced; 0 where noise is not drawn from a table.
+        from the law that is priced; of all clients' noises, where sums over clients are; 0 where noise
+        is not drawn from a table.
       warnings: what is permitted and probably not meant, one sentence each.
       remake: builds the solver with a changed mechanism and sampler, see ``solver_with``; None if it
         adds no noise.
+      gather: how the server adds answers up, under the view "aggregate"; else None.
     """
 
     study: Study
@@ -97,6 +108,7 @@ class Assembly:
     table_distance: float = 0.0
     warnings: tuple[str, ...] = ()
     remake: Callable[..., LocalSolver] | None = None
+    gather: Gather | None = None
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -135,8 +147,12 @@ class Assembly:
         )
 
     def accountant(self, name: str, relation: events.Relation) -> Accountant:
-        """Returns one of ``accountants.__all__``, which here also pays for the noise's tables."""
-        return with_tables(getattr(accountants, name)(relation), self.table_distance)
+        """Returns one of ``accountants.__all__``, which here also pays for the noise's tables.
+
+        It is told what messages cost, and prices what the study's view shows of them.
+        """
+        accountant = with_sums(getattr(accountants, name)(relation), self.study.sums)
+        return with_tables(accountant, self.table_distance)
 
     @property
     def grouped(self) -> bool:
@@ -163,6 +179,7 @@ class Assembly:
             unit=promise.unit if promise else "record",
             rounds=self.schedule.rounds,
             planned=self.planned,
+            sums=study.sums,
             table_distance=self.table_distance,
             simulated=bool(self.solvers[self.clients[0]].mark)
             or study.simulation.insecure_seed is not None,
@@ -201,6 +218,8 @@ class Assembly:
             protected=study.privacy.private,
             note=self.mark,
         )
+        if study.sums is not None:
+            header = header._replace(**study.sums._asdict())
         if promise is None or client == PRIOR:
             return header
         return header._replace(
@@ -233,6 +252,7 @@ class Assembly:
             seeded_otherwise=self.study.digest_if_seeded_otherwise,
             stand=self.solvers[self.clients[0]].stand,
             renews=self.solvers[self.clients[0]].renews,
+            gather=self.gather,
         )
 
 
@@ -265,6 +285,12 @@ def assemble(study: Study) -> Assembly:
             "leave damping out; solver.floor bounds what noise does to a step",
         )
     prior, owned = _prior(family, model)
+    if study.sums is not None and owned is not None:
+        raise errors.ConfigError(
+            f"model.kind is {study.model.kind!r}, whose prior is a factor of its own, beside "
+            'privacy.view = "aggregate", expected a prior in the family of q',
+            'give the coefficients normal priors, or promise view = "message"',
+        )
     solvers: dict[str, LocalSolver] = {}
     if owned is not None:
         solvers[PRIOR] = owned
@@ -290,9 +316,48 @@ def assemble(study: Study) -> Assembly:
         sampler=made.sampler,
         mark="; ".join(mark for mark in marks if mark),
         table_distance=made.table_distance,
-        warnings=_warnings(study),
+        warnings=(*_warnings(study), *_guessable(study, made.solver)),
         remake=made.remake,
+        gather=_gather(study, family, made),
     )
+
+
+def _guessable(study: Study, solver: LocalSolver) -> Iterator[str]:
+    """Yields what to do where a digest of a message tells the message, under the view "aggregate"."""
+    if study.sums is not None and solver.number_count < _UNGUESSABLE:
+        yield (
+            f"a message holds {solver.number_count} numbers, fewer than {_UNGUESSABLE}, and may be guessed "
+            "from its digest: under the view `aggregate`, publish neither a ledger nor the head of one, "
+            "which result.json, a report and `fedvi status` print"
+        )
+
+
+def _gather(study: Study, family: Any, made: "_Made") -> Gather | None:
+    """Returns how answers are added up; refuses a solver whose sums would not be all that is seen."""
+    if study.sums is None:
+        return None
+    if made.solver.adds_up is None or made.step is None or not made.solver.renews:
+        raise errors.ConfigError(
+            f'solver.kind is {study.solver.kind!r} beside privacy.view = "aggregate", expected one whose '
+            "answers are fresh statistics: others keep a client's own noise in what it answers next, which "
+            "sums do not hide",
+            'use "site_release" or "vips", or promise view = "message"',
+        )
+    if tree.leaves(made.solver.init(family.zeros())):
+        raise errors.ConfigError(
+            f"solver.kind is {study.solver.kind!r}, which keeps something from visit to visit, beside "
+            'privacy.view = "aggregate"',
+            "noise that a client keeps shows in what it answers next, which sums do not hide",
+        )
+    # Of whole numbers whose sum float64 may not hold, the server refuses the largest: by what records hold.
+    most = 2.0 * (made.sampler.capacity + 1) * (made.solver.clip_norm or math.inf) / made.step
+    if not (most + _LARGEST_TAIL) * len(study.clients) < 2.0**53:
+        raise errors.ConfigError(
+            f"sums over {len(study.clients)} clients of up to {made.sampler.capacity} records in a batch "
+            'may be beyond 2**53 steps of the noise\'s grid, beside privacy.view = "aggregate"',
+            "use smaller batches, or fewer clients",
+        )
+    return Gather(study.sums, made.step, dict(made.solver.adds_up))
 
 
 def _schema(study: Study) -> Any:
@@ -511,6 +576,7 @@ class _Made(NamedTuple):
     sampler: Any = None
     table_distance: float = 0.0
     remake: Callable[..., LocalSolver] | None = None
+    step: float | None = None
 
 
 def _solver(
@@ -577,7 +643,9 @@ def _solver(
         _check_noise(noise)
     distance = 0.0
     if budget is not None:
-        distance = _table_distance(noised_by(_FINEST), build(1.0))
+        # What is seen holds the noise of all clients that answered.
+        noises = 1 if study.sums is None else len(study.clients)
+        distance = noises * _table_distance(noised_by(_FINEST), build(1.0))
         accountant = with_tables(budget.accountant, distance)
         budget = dataclasses.replace(budget, accountant=accountant)
         _check_pairing(study, accountant, total(1.0))
@@ -586,13 +654,16 @@ def _solver(
         else:
             _check_price(float(noise), total, budget, schedule.rounds)
     chosen = float(noise)
+    solver = build(chosen)
+    grid = noised_by(chosen).grid(solver.clip_norm) if solver.clip_norm is not None else None
     return _Made(
-        solver=build(chosen),
+        solver=solver,
         budget=budget,
         noise_multiplier=chosen,
         sampler=sampler,
         table_distance=distance,
         remake=functools.partial(build, chosen),
+        step=None if grid is None else grid.step,
     )
 
 
@@ -720,8 +791,22 @@ def _prior(family: Any, model: Model | ConjugateModel) -> tuple[Eta, LocalSolver
     return prior_factor.base(family), prior_factor.prior_factor(family, model)
 
 
-def load_shards(assembly: Assembly, base: Path) -> dict[str, ArraySource]:
-    """Reads every client's file; paths are relative to ``base``.
+class Disk(NamedTuple):
+    """Where prepared records may lie while they are worked on, in place of memory; see ``data.stored``.
+
+    Attributes:
+      folder: on whose disk; None: the system's own for what is temporary.
+      always: whether they lie there however few they are.
+    """
+
+    folder: Path | None = None
+    always: bool = False
+
+
+def load_shards(
+    assembly: Assembly, base: Path, *, disk: Disk | None = None
+) -> dict[str, ArraySource]:
+    """Reads every client's file; paths are relative to ``base``, and ``disk`` as of ``load_shard``.
 
     Raises:
       ConfigError: if a client names no file.
@@ -735,38 +820,49 @@ def load_shards(assembly: Assembly, base: Path) -> dict[str, ArraySource]:
                 f"clients: {client.name!r} names no data file",
                 'add data = "path.csv" to its [[clients]] entry',
             )
-        shards[client.name] = load_shard(assembly, client.name, base / client.data)
+        shards[client.name] = load_shard(assembly, client.name, base / client.data, disk=disk)
     return shards
 
 
-def load_shard(assembly: Assembly, client: str, path: Path) -> ArraySource:
+def load_shard(
+    assembly: Assembly, client: str, path: Path, *, disk: Disk | None = None
+) -> ArraySource:
     """Reads one client's file and applies the schema.
 
+    Args:
+      assembly: the study, built.
+      client: its name in the study.
+      path: of a format of ``data.tables``.
+      disk: where records may lie that would take more than 512 MiB of memory, where the solver goes
+        through them block by block. What is computed is the same, to the last bit. None: in memory.
+
     Raises:
+      ConfigError: they are to lie on the disk always, and the study's solver cannot work on them there.
       DataError: the file is not there or lacks a column; in a study that promises nothing, also if
         it does not fit the schema, or a row does not say whose it is.
     """
     study, schema = assembly.study, assembly.schema
+    stored = disk is not None and _is_stored(assembly, client, path, disk)
     if isinstance(assembly.model, FromFile):
         return _load_arrays(assembly, assembly.model, client, path)
     names = _columns(assembly.design, study, schema)
     private, unit_column = study.privacy.private, study.data.unit_column
     identity = study.data.identity_column
-    wanted = [schema[name].column for name in names]
-    table = data.read_table(
-        path,
-        columns=study.data.columns,
-        separator=study.data.separator,
-        names=wanted if identity is None else [*wanted, identity],
-        private=private,
-    )
-    if assembly.design is None:
-        source = data.prepare_columns(table, schema, names, private=private, where=client)
-    else:
-        source = data.prepare(table, schema, assembly.design, private=private, where=client)
+    identities: list[str | None] = []
+
+    def noted(tables: Iterable[data.Table]) -> Iterator[data.Table]:
+        for table in tables:
+            if identity is not None:
+                identities.extend(data.as_texts(table[identity]))
+            yield table
+
+    tables = noted(data.chunks(path, _wanted(study, schema, names, identity)))
+    chunks = data.prepared(tables, schema, names, assembly.design, private=private, where=client)
+    if disk is not None and stored:
+        return data.store(chunks, disk.folder, client)
+    source = data.concatenate(list(chunks))
     if identity is None:
         return source
-    identities = table[identity]
     if _divides(study):
         source = data.with_ids(source, identities, study.origin_digest)
     if unit_column is None:
@@ -784,6 +880,48 @@ def load_shard(assembly: Assembly, client: str, path: Path) -> ArraySource:
     return data.by_unit(source, identities, study.data.rows_per_unit)
 
 
+def _wanted(study: Study, schema: Any, names: tuple[str, ...], identity: str | None) -> data.Wanted:
+    """Returns what is asked of a client's file."""
+    columns = [schema[name].column for name in names]
+    if identity is not None:
+        columns.append(identity)
+    return data.Wanted(
+        names=tuple(dict.fromkeys(columns)),
+        columns=study.data.columns,
+        separator=study.data.separator,
+        private=study.privacy.private,
+        as_text=frozenset() if identity is None else frozenset({identity}),
+    )
+
+
+def _is_stored(assembly: Assembly, client: str, path: Path, disk: Disk) -> bool:
+    """Says whether a client's records lie on the disk; what decides is public, or the size of the file."""
+    study, design = assembly.study, assembly.design
+    able = (
+        assembly.solvers[client].streams
+        and study.data.identity_column is None
+        and not isinstance(assembly.model, FromFile)
+    )
+    if disk.always:
+        if not able:
+            raise errors.ConfigError(
+                f"records cannot be worked on from the disk by solver.kind {study.solver.kind!r} in this "
+                "study",
+                "leave --cache out. Solvers that can are `site_release`, `dp_optimisation`, `glm` and "
+                "`vips` (regressions), without data.unit_column and data.id_column",
+            )
+        return True
+    if not able or not path.exists():
+        return False
+    rows = study.data.max_records or data.known_rows(path)
+    if rows is None:  # of texts, whose digits take about as much room
+        return path.stat().st_size > _IN_MEMORY
+    numbers = len(assembly.schema)
+    if design is not None:
+        numbers = design.size + math.prod(design.outcome_shape)
+    return rows * numbers * 8 > _IN_MEMORY
+
+
 def _load_arrays(assembly: Assembly, model: FromFile, client: str, path: Path) -> ArraySource:
     """Reads what a conjugate model calls a record: from a file of arrays; or from the columns of a table,
     in the order of the schema, where a record is one row of numbers."""
@@ -798,14 +936,9 @@ def _load_arrays(assembly: Assembly, model: FromFile, client: str, path: Path) -
             + ", ".join(f"{name} [N{''.join(f', {n}' for n in s)}]" for name, s in layout.items()),
             "a table serves where a record is one row of numbers, as many as [data.schema] has columns",
         )
-    table = data.read_table(
-        path,
-        columns=study.data.columns,
-        separator=study.data.separator,
-        names=[schema[name].column for name in names],
-        private=private,
-    )
-    columns = data.prepare_columns(table, schema, names, private=private, where=client)
+    tables = data.chunks(path, _wanted(study, schema, names, None))
+    parts = data.prepared(tables, schema, names, None, private=private, where=client)
+    columns = data.concatenate(list(parts))
     array = np.stack([columns.records[name] for name in names], axis=1)
     found = {next(iter(layout)): array}
     rows = data.checked_arrays(found, layout, model.sound, private=private, where=client)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedvi.typing import LOG_SCALE, Eta
 
-__all__ = ["MOST", "coefficients"]
+__all__ = ["MOST", "coefficients", "of_moments"]
 
 MOST = 10_000
 """So many coordinates are listed at most; all of them are in the arrays of a posterior's file."""
@@ -36,6 +36,24 @@ def coefficients(
     """
     mean, sd = family.moments(posterior)
     beside = None if pooled is None else family.moments(pooled)
+    return of_moments(mean, sd, names, units, ratio, beside)
+
+
+def of_moments(
+    mean: Any,
+    sd: Any,
+    names: Sequence[str],
+    units: Sequence[str],
+    ratio: str,
+    beside: tuple[Any, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Lists what ``coefficients`` lists, from mean and sd of each coordinate, as a file keeps them.
+
+    Args:
+      mean, sd: arrays by coordinate of θ.
+      names, units, ratio: see ``coefficients``.
+      beside: mean and sd of another fit to stand beside it.
+    """
     rows = []
     for index, (name, unit) in enumerate(zip(names[:MOST], units[:MOST], strict=True)):
         low, high = mean[index] - _Z95 * sd[index], mean[index] + _Z95 * sd[index]

@@ -11,6 +11,7 @@ import pydantic
 from fedvi import errors
 from fedvi.privacy import accountants
 from fedvi.privacy.events import Relation
+from fedvi.privacy.sums import Sums
 from fedvi.typing import PRIOR
 
 __all__ = [
@@ -51,8 +52,15 @@ class _Section(pydantic.BaseModel):
 class StudySection(_Section):
     """``[study]``: its name, and the public seed (initialisation and simulated arrival; never noise)."""
 
-    name: str = pydantic.Field(pattern=_NAME, max_length=64)
-    seed: int = pydantic.Field(default=0, ge=0, le=_LARGEST)
+    name: str = pydantic.Field(
+        pattern=_NAME, max_length=64, description="Of the study; it becomes part of file names."
+    )
+    seed: int = pydantic.Field(
+        default=0,
+        ge=0,
+        le=_LARGEST,
+        description="Public: initialisation and simulated arrival; never noise.",
+    )
 
 
 class KindSection(pydantic.BaseModel):
@@ -70,8 +78,15 @@ class KindSection(pydantic.BaseModel):
 class PriorSection(_Section):
     """``[prior]`` of the built-in models: N(0, scale²) for each coefficient."""
 
-    scale: float = pydantic.Field(default=2.5, ge=1e-6, le=1e6)
-    intercept_scale: float | None = pydantic.Field(default=None, ge=1e-6, le=1e6)
+    scale: float = pydantic.Field(
+        default=2.5,
+        ge=1e-6,
+        le=1e6,
+        description="Prior sd of a coefficient; 2.5 suits coefficients on scaled columns.",
+    )
+    intercept_scale: float | None = pydantic.Field(
+        default=None, ge=1e-6, le=1e6, description="That of the intercept; left out, it is scale."
+    )
 
 
 class Promise(NamedTuple):
@@ -86,17 +101,43 @@ class Promise(NamedTuple):
 class PrivacySection(_Section):
     """``[privacy]``: the promise. ``protection = "none"`` must be said; then nothing else may be."""
 
-    protection: Literal["dp", "none"] = "dp"
-    epsilon: float | None = pydantic.Field(default=None, gt=0.0)
-    delta: float | None = pydantic.Field(default=None, gt=0.0, lt=0.5)
-    unit: Literal["record", "patient"] | None = None
-    relation: Relation | None = None
-    # Whoever sees every message of a client is the only view that a claim is made for so far.
-    view: Literal["message"] = "message"
-    accountant: str = "pld"
-    mechanism: str
-    disjoint: bool = False
-    records_public: bool = False
+    protection: Literal["dp", "none"] = pydantic.Field(
+        default="dp", description="Whether anything is promised."
+    )
+    epsilon: float | None = pydantic.Field(
+        default=None, gt=0.0, description="Largest privacy loss over the study; 1 is common."
+    )
+    delta: float | None = pydantic.Field(
+        default=None, gt=0.0, lt=0.5, description="Far below 1 / number of records, such as 1e-5."
+    )
+    unit: Literal["record", "patient"] | None = pydantic.Field(
+        default=None, description="What is protected: a row, or all rows of a patient."
+    )
+    relation: Relation | None = pydantic.Field(
+        default=None,
+        description="What a neighbour is: one unit more or less, or another in the place of one.",
+    )
+    # "aggregate": the server is trusted, and publishes sums over clients alone.
+    view: Literal["message", "aggregate"] = pydantic.Field(
+        default="message",
+        description="Who the promise holds against: whoever sees every message, or sums alone.",
+    )
+    least_reporting: int | None = pydantic.Field(
+        default=None, ge=1, description="Answers that a published sum needs, at least."
+    )
+    colluding: int | None = pydantic.Field(
+        default=None, ge=0, description="Participants that may tell each other their own noise."
+    )
+    accountant: str = pydantic.Field(
+        default="pld", description="What the promise is checked with; pld is the tightest."
+    )
+    mechanism: str = pydantic.Field(description="Where the noise comes from; best left out.")
+    disjoint: bool = pydantic.Field(
+        default=False, description="Declares that no unit stands at two sites."
+    )
+    records_public: bool = pydantic.Field(
+        default=False, description="Declares that the number of records is published."
+    )
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -127,6 +168,7 @@ class PrivacySection(_Section):
                 f"privacy.accountant is {self.accountant!r}, which is not in fedvi.privacy.accountants"
                 f"|{errors.did_you_mean(self.accountant, accountants.__all__)}"
             )
+        self._check_view()
         named = {name: getattr(self, name) for name in ("epsilon", "delta", "unit", "relation")}
         if self.private:
             missing = [name for name, value in named.items() if value is None]
@@ -150,6 +192,26 @@ class PrivacySection(_Section):
                 )
         return self
 
+    def _check_view(self) -> None:
+        if self.view == "message":
+            for name in ("least_reporting", "colluding"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f'privacy.{name} is given beside view = "message"|it says how many answers a '
+                        'sum over clients hides among: write view = "aggregate", or leave it out'
+                    )
+            return
+        if not self.private:
+            raise ValueError(
+                'privacy.view is "aggregate" beside protection = "none"|leave out one of the two'
+            )
+        # Sums of other noise have another price, or none.
+        if self.mechanism != _PRIVATE_NOISE:
+            raise ValueError(
+                f'privacy.mechanism is {_shown(self.mechanism)} beside view = "aggregate"|leave it out: '
+                f'sums of "{_PRIVATE_NOISE}" noise are what that view is priced for'
+            )
+
 
 class DataSection(_Section):
     """``[data]``: how a client's file is read, and what each column may hold.
@@ -161,14 +223,33 @@ class DataSection(_Section):
     parts. It is read as text, is no covariate, and never leaves, as well.
     """
 
-    columns: list[str] | None = None
-    separator: str = ","
-    max_records: int | None = pydantic.Field(default=None, ge=1, le=10**8)
-    unit_column: str | None = None
-    id_column: str | None = None
-    max_rows_per_unit: int | None = pydantic.Field(default=None, ge=1, le=10**4)
+    columns: list[str] | None = pydantic.Field(
+        default=None, description="Names of all columns, in order, of files without a header."
+    )
+    separator: str = pydantic.Field(default=",", description="One character between two cells.")
+    max_records: int | None = pydantic.Field(
+        default=None,
+        ge=1,
+        le=10**8,
+        description="Public upper bound on the records (or patients) of any client.",
+    )
+    unit_column: str | None = pydantic.Field(
+        default=None, description='Says whose a row is, with unit = "patient"; never leaves.'
+    )
+    id_column: str | None = pydantic.Field(
+        default=None,
+        description="Tells records apart, for solvers that divide them into parts; never leaves.",
+    )
+    max_rows_per_unit: int | None = pydantic.Field(
+        default=None,
+        ge=1,
+        le=10**4,
+        description=f"Rows of one patient that are used; {_ROWS_PER_UNIT} if left out.",
+    )
     # Named so because BaseModel has an attribute called schema.
-    columns_schema: dict[str, dict[str, Any]] = pydantic.Field(default={}, alias="schema")
+    columns_schema: dict[str, dict[str, Any]] = pydantic.Field(
+        default={}, alias="schema", description="What each column may hold, by its name."
+    )
 
     @pydantic.field_validator("separator")
     @classmethod
@@ -211,10 +292,18 @@ class ClientSection(_Section):
     ``added`` says that it joined a run that had begun without it: ``fedvi server --extend``.
     """
 
-    name: str = pydantic.Field(pattern=_NAME, max_length=64)
-    data: str | None = None
-    latency_seconds: float = pydantic.Field(default=1.0, ge=0.0)
-    added: bool = False
+    name: str = pydantic.Field(
+        pattern=_NAME, max_length=64, description="Of the site; its certificate says the same."
+    )
+    data: str | None = pydantic.Field(
+        default=None, description="Its file, relative to the study file; read in simulation."
+    )
+    latency_seconds: float = pydantic.Field(
+        default=1.0, ge=0.0, description="How long an answer takes in simulation."
+    )
+    added: bool = pydantic.Field(
+        default=False, description="Joined a run that had begun without it."
+    )
 
     @pydantic.field_validator("data")
     @classmethod
@@ -234,8 +323,15 @@ class SimulationSection(_Section):
     study's seed.
     """
 
-    latency_jitter: float = pydantic.Field(default=0.0, ge=0.0, lt=1.0)
-    insecure_seed: int | None = pydantic.Field(default=None, ge=0, le=_LARGEST)
+    latency_jitter: float = pydantic.Field(
+        default=0.0, ge=0.0, lt=1.0, description="Latencies vary by up to this share."
+    )
+    insecure_seed: int | None = pydantic.Field(
+        default=None,
+        ge=0,
+        le=_LARGEST,
+        description="Noise from a seed: reproducible, and no guarantee.",
+    )
 
 
 class Study(_Section):
@@ -291,7 +387,49 @@ class Study(_Section):
                 'privacy.unit = "record"|promise unit = "patient" to protect all rows of a patient '
                 "together; or leave unit_column out, and every row is protected by itself"
             )
+        self._check_sums()
         return self
+
+    def _check_sums(self) -> None:
+        """Refuses the view "aggregate" where a single message would show in what is published."""
+        sums, count = self.sums, len(self.clients)
+        if sums is None:
+            return
+        if self.schedule.kind != "synchronous":
+            raise ValueError(
+                f'schedule.kind is {_shown(self.schedule.kind)} beside privacy.view = "aggregate"|write '
+                'kind = "synchronous": only there are the answers of a round published as one sum'
+            )
+        if any(client.added for client in self.clients):
+            raise ValueError(
+                'clients: one is marked `added` beside privacy.view = "aggregate"|start a new study: the '
+                "noise of each client's share was fixed for the clients that it began with"
+            )
+        if sums.least_reporting > count:
+            raise ValueError(
+                f"privacy.least_reporting is {sums.least_reporting}, expected at most {count}, the number "
+                "of clients|left out, it is all of them"
+            )
+        if sums.honest < 1:
+            raise ValueError(
+                f"privacy.colluding is {sums.colluding}, expected below least_reporting, "
+                f"{sums.least_reporting}|a client's answer hides among those of others that work with "
+                'nobody: declare fewer colluding clients, or promise view = "message"'
+            )
+
+    @property
+    def sums(self) -> Sums | None:
+        """Who must answer for a sum to be published; None where every message is taken as seen.
+
+        Left out, all clients must answer, and every participant is taken to know its own noise.
+        """
+        privacy = self.privacy
+        if privacy.view == "message":
+            return None
+        least, colluding = privacy.least_reporting, privacy.colluding
+        return Sums(
+            len(self.clients) if least is None else least, 1 if colluding is None else colluding
+        )
 
     @property
     def digest(self) -> str:
@@ -326,6 +464,10 @@ class Study(_Section):
         del content["simulation"]
         if seeded:
             content["insecure_seed"] = True
+        # Absent where they say nothing: such a study is the one that it always was.
+        for name in ("least_reporting", "colluding"):
+            if content["privacy"][name] is None:
+                del content["privacy"][name]
         content["clients"] = content["clients"][:length]
         for client in content["clients"]:
             del client["data"], client["latency_seconds"]
@@ -377,7 +519,8 @@ def _read_toml(path: Path, text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise errors.ConfigError(
             f"{path} is not valid TOML: {error}",
-            'sections are written [section], keys are written key = value, texts "in quotes"',
+            "sections are written [section], keys are written key = value and stand once, "
+            'texts "in quotes"',
         ) from None
     except (ValueError, RecursionError):
         raise _beyond_reading(path) from None
@@ -476,7 +619,7 @@ def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
     if kind in ("model_type", "model_attributes_type", "dict_type", "list_type"):
         hint = 'write a list in brackets: ["age", "sex"]' if location[-1] == "columns" else _TABLE
         return errors.ConfigError(f"{path} is {found}, expected {_table(location, kind)}", hint)
-    expected = problem["msg"].removeprefix("Input should be ")
+    expected = errors.in_words(problem["msg"])
     hint = _HINTS.get(path, "write numbers, true and false without quotes, and texts in quotes")
     if kind == "string_pattern_mismatch":
         expected = "a letter or digit, then letters, digits, `.`, `_` or `-`"

@@ -16,11 +16,11 @@ import scipy.special
 
 from fedvi import errors
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, server_plan
+from fedvi.experiment import build, finished
+from fedvi.experiment import draws as draws_of
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.build import Assembly, assemble
-from fedvi.experiment.config import load_study
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
+from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.glm import GeneralisedLinearModel, Normal, WithOffset
 from fedvi.typing import Eta, Records
@@ -154,38 +154,11 @@ def read_run(folder: Path) -> Run:
     Raises:
       ConfigError: they are not there, damaged, do not belong together, or q is no Gaussian.
     """
-    study_path, plan_path = folder / "study.json", folder / server_plan.FILE
-    if study_path.is_file():
-        study, path = load_study(study_path), folder / "posterior.npz"
-    elif plan_path.is_file():
-        study, path = server_plan.read(plan_path).study, folder / "result" / "posterior.npz"
-    else:
-        raise errors.ConfigError(
-            f"{folder} holds neither study.json nor {server_plan.FILE}, expected the folder of a run",
-            "name the folder of `fedvi simulate --out`, or of a server's --state",
-        )
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            kept = {name: file[name] for name in ("names", "h", "J", "mark")}
-    except (OSError, KeyError, ValueError) as error:
-        raise errors.ConfigError(
-            f"no posterior of a Gaussian family can be read at {path}: {error}",
-            "has the run ended?",
-        ) from error
+    study, result = finished.study_and_folder(folder)
     assembly = assemble(study)
-    family, names = assembly.family, assembly.model.names
-    _check_gaussian(family)
-    if tuple(kept["names"].tolist()) != names:
-        raise errors.ConfigError(
-            f"{path} is of the coefficients {', '.join(kept['names'].tolist())}, but the study beside "
-            f"it has {', '.join(names)}",
-            "the folder holds files of two runs",
-        )
-    posterior = GaussianEta(kept["h"], kept["J"])
-    family.check(posterior, str(path))
-    if not family.is_proper(posterior):
-        raise errors.ConfigError(f"{path} holds a posterior that is improper")
-    return Run(assembly, posterior, str(kept["mark"]))
+    _check_gaussian(assembly.family)
+    kept = posteriors.read(result / "posterior.npz", assembly.family, assembly.model.names)
+    return Run(assembly, kept.eta, kept.mark)
 
 
 def read_records(assembly: Assembly, path: Path) -> ArraySource:
@@ -320,7 +293,7 @@ def _by_quadrature(model: GeneralisedLinearModel, posterior: Eta) -> _Predictive
 
 
 def _by_draws(model: Any, family: Any, posterior: Eta, draws: int, seed: int) -> _Predictive:
-    mean, root = _mean_root(family, posterior)
+    mean, root = draws_of.mean_root(family, posterior)
     noise = np.random.default_rng(seed).normal(size=(draws, family.size))
     thetas = mean[None, :] + (noise @ root.T if root.ndim == 2 else noise * root[None, :])
     compiled = jax.jit(
@@ -365,18 +338,11 @@ def _in_parts(function: Callable[[Records], np.ndarray], records: Records, rows:
     return np.concatenate([function(piece) for piece in _parts(records, rows)])
 
 
-def _mean_root(family: Any, posterior: Eta) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean [D], and a root of the covariance [D, D], or sds [D] of the diagonal family."""
-    found = family.location_root if isinstance(family, FullGaussian) else family.moments
-    mean, root = found(posterior)
-    return np.asarray(mean), np.asarray(root)
-
-
 def _predictor(posterior: Eta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns mean and sd of xᵀθ for each row of x."""
     size = posterior.h.shape[0]
     family = FullGaussian(size) if posterior.J.ndim == 2 else DiagonalGaussian(size)
-    mean, root = _mean_root(family, posterior)
+    mean, root = draws_of.mean_root(family, posterior)
     spread = x @ root if root.ndim == 2 else x * root[None, :]
     return x @ mean, np.sqrt((spread**2).sum(axis=1))
 

@@ -14,13 +14,16 @@ from fedvi.experiment.config import KindSection
 __all__ = ["call", "find", "parameters"]
 
 
-def find(section: str, kind: str, package: ModuleType, key: str = "kind") -> Callable[..., Any]:
+def find(
+    section: str, kind: str, package: ModuleType, key: str = "kind", besides: tuple[str, ...] = ()
+) -> Callable[..., Any]:
     """Finds the function that a kind names: in a package's ``__all__``, or as "module:function".
 
     Args:
       section, key: where the study names it, for messages.
       kind: what it names.
       package: whose ``__all__`` lists the kinds.
+      besides: kinds that the caller knows itself, for the hint.
 
     Raises:
       ConfigError: if there is none, and names the nearest; or if its arguments cannot be known, as
@@ -31,7 +34,7 @@ def find(section: str, kind: str, package: ModuleType, key: str = "kind") -> Cal
         if kind not in package.__all__:
             raise errors.ConfigError(
                 f"{section}.{key} is {kind!r}, which is not in {package.__name__}",
-                errors.did_you_mean(kind, package.__all__)
+                errors.did_you_mean(kind, [*package.__all__, *besides])
                 + '; "my_package.my_module:my_function" reaches outside',
             )
         return getattr(package, kind)

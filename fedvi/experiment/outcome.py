@@ -12,6 +12,7 @@ from fedvi import __version__, errors
 from fedvi.experiment import parts, site_effects
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.baselines import Baseline
+from fedvi.experiment.coefficients import MOST
 from fedvi.experiment.coefficients import coefficients as rows_of
 from fedvi.experiment.influence import influence
 from fedvi.experiment.one_shot import estimated_gap
@@ -25,6 +26,7 @@ __all__ = [
     "check_target",
     "coefficients",
     "influence_rows",
+    "prior_rows",
     "privacy_rows",
     "ratio",
     "write",
@@ -56,7 +58,8 @@ def privacy_rows(result: Result) -> list[dict[str, Any]]:
     """Lists per client what left it and what that cost under each claimed relation."""
     rows = []
     for site in result.sites:
-        epsilon = {claim.relation: claim.epsilon for claim in site.claims}
+        view = site.claims[0].view if site.claims else "message"
+        epsilon = {claim.relation: claim.epsilon for claim in site.claims if claim.view == view}
         if not site.claims:
             epsilon = {"add_remove": math.inf, "substitute": math.inf}
         rows.append(
@@ -67,8 +70,10 @@ def privacy_rows(result: Result) -> list[dict[str, Any]]:
                 "numbers": site.numbers,
                 "epsilon": epsilon,
                 "delta": result.assembly.study.privacy.delta,
-                "view": site.claims[0].view if site.claims else "message",
+                "view": view,
                 "lifetime": _lifetime(site),
+                # By it a report knows the ledger beside it again.
+                "ledger": str(ledger.anchor(result.ledgers[site.name])),
             }
         )
     return rows
@@ -85,10 +90,13 @@ def influence_rows(result: Result) -> list[dict[str, Any]] | None:
 
     Returns:
       By client: precision_share, shift_in_sds (coefficient → shift without the client; None with a
-      reason) and reason. None for a family that has no such answer, or where the list would be very long.
+      reason) and reason. None for a family that has no such answer, where the list would be very long, or
+      where nobody is to see what one client answered.
     """
     assembly = result.assembly
     names, clients = assembly.model.names, assembly.clients
+    if assembly.gather is not None:
+        return None  # factors are parts of a sum, and no client's
     if len(names) * len(clients) > _MOST_SHIFTS:
         return None
     cleaned = assembly.solvers[clients[0]].stand is not None
@@ -104,6 +112,21 @@ def influence_rows(result: Result) -> list[dict[str, Any]] | None:
         }
         for row in found
     ]
+
+
+def prior_rows(result: Result) -> list[dict[str, float]] | None:
+    """Lists mean and sd of the prior, for the coordinates that ``coefficients`` lists.
+
+    Returns:
+      None where the prior is no member of the family: it is then a factor of its own, which is refined
+      beside the clients and told by no mean and sd.
+    """
+    assembly = result.assembly
+    if parts.PRIOR in assembly.solvers:
+        return None
+    mean, sd = assembly.family.moments(assembly.prior)
+    listed = zip(mean[:MOST].tolist(), sd[:MOST].tolist(), strict=True)
+    return [{"mean": middle, "sd": spread} for middle, spread in listed]
 
 
 def baseline_rows(result: Result, rivals: Sequence[Baseline]) -> list[dict[str, Any]]:
@@ -136,7 +159,9 @@ def as_dict(result: Result, rivals: Sequence[Baseline] = ()) -> dict[str, Any]:
         "digest": study.digest,
         "protection": study.privacy.protection,
         "mark": result.assembly.mark,
+        "warnings": list(result.assembly.warnings),
         "coefficients": rows,
+        "prior": prior_rows(result),
         "privacy": privacy_rows(result),
         "consortium": [statement.as_dict(claim) for claim in result.consortium],
         "projected": result.improper,
@@ -147,6 +172,7 @@ def as_dict(result: Result, rivals: Sequence[Baseline] = ()) -> dict[str, Any]:
             {
                 "version": update.version,
                 "clients": update.clients,
+                "missing": update.missing,
                 "removed": update.removed,
                 "added": update.added,
                 "staleness": update.staleness,

@@ -13,6 +13,7 @@ from fedvi.federation.progress import Patience, Schedule
 from fedvi.federation.script import Stage, scripted
 from fedvi.privacy import accountants, ledger
 from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.sums import Sums, with_sums
 from fedvi.typing import PRIOR
 
 __all__ = ["PRIOR", "budget", "family", "ratio", "schedule"]
@@ -43,12 +44,12 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
     arguments = study.schedule.arguments
     rule = _step_rule(arguments.pop("damping", "adaptive"))
     clients = tuple(client.name for client in study.clients)
-    patience = _patience(arguments, clients)
+    patience = _patience(arguments, clients, study.sums)
     if study.schedule.kind == "scripted":
         arguments["stages"] = _stages(arguments.get("stages", []), clients)
         factory = scripted
     else:
-        factory = factories.find("schedule", study.schedule.kind, schedules)
+        factory = factories.find("schedule", study.schedule.kind, schedules, besides=("scripted",))
     section = KindSection(kind=study.schedule.kind, **arguments)
     made = factories.call("schedule", section, factory, {}, Schedule)
     if not isinstance(made.rounds, int) or made.rounds < 1:
@@ -153,15 +154,27 @@ def _step_rule(given: Any) -> damping.StepRule:
     return damping.fixed(float(given))
 
 
-def _patience(arguments: dict[str, Any], clients: tuple[str, ...]) -> Patience:
-    """Takes the keys `deadline_seconds` and `quorum` out of a schedule's arguments."""
+def _patience(
+    arguments: dict[str, Any], clients: tuple[str, ...], sums: Sums | None = None
+) -> Patience:
+    """Takes the keys `deadline_seconds` and `quorum` out of a schedule's arguments.
+
+    Where a sum over fewer than so many clients is not published, no fewer are a quorum.
+    """
     deadline, count = arguments.pop("deadline_seconds", None), len(clients)
-    quorum = arguments.pop("quorum", (count + 1) // 2)
+    least = 1 if sums is None else sums.least_reporting
+    quorum = arguments.pop("quorum", max((count + 1) // 2, least))
     if isinstance(quorum, bool) or not isinstance(quorum, int) or not 1 <= quorum <= count:
         raise errors.ConfigError(
             f"schedule.quorum is {quorum!r}, expected a whole number from 1 to {count}, the "
             "number of clients",
             "with fewer clients present the run waits; left out, it is half of them",
+        )
+    if quorum < least:
+        raise errors.ConfigError(
+            f"schedule.quorum is {quorum}, expected at least privacy.least_reporting, {least}: a round "
+            "with fewer answers is given up",
+            "leave quorum out, or raise it",
         )
     if isinstance(deadline, dict):
         return Patience(_deadlines(deadline, clients), quorum)
@@ -201,7 +214,7 @@ def budget(study: Study, table_distance: float = 0.0) -> ledger.Budget | None:
     if promise is None:
         return None
     factory = factories.find("privacy", study.privacy.accountant, accountants, "accountant")
-    accountant = with_tables(factory(promise.relation), table_distance)
+    accountant = with_tables(with_sums(factory(promise.relation), study.sums), table_distance)
     return ledger.Budget(promise.epsilon, promise.delta, accountant)
 
 

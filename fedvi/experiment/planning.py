@@ -32,6 +32,7 @@ from fedvi.models.conjugate import ConjugateModel
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.models.site_effects import SiteEffects
 from fedvi.privacy import calibrate, events, mechanisms, sampling
+from fedvi.privacy.sums import of_messages
 
 __all__ = ["Mode", "Outlook", "outlook"]
 
@@ -167,6 +168,10 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
     for name in ("sampler", "noise_multiplier", "clip_norm"):
         settings.pop(name, None)
     sampler, note = assembly.sampler, ""
+    accountant = budget.accountant
+    if study.sums is not None and kind not in _NEWTON:
+        # It is refused where sums alone are published: its messages pay for themselves.
+        accountant, note = of_messages(accountant), 'under view = "message"'
     if current:
         solver = assembly.solvers[assembly.clients[0]]
         noise, clip_norm = assembly.noise_multiplier, solver.clip_norm
@@ -178,22 +183,25 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
             sampler, cost = _cost(assembly, kind, clip_norm)
             noise = calibrate.calibrate(
                 lambda noise: events.repeat(_renoised(cost, noise), numbers.rounds),
-                budget.accountant,
+                accountant,
                 budget.epsilon,
                 budget.delta,
             )
         except errors.FedviError as error:
             return Mode(kind, False, None, None, None, None, error.message)
         if "parts" in defaults_of(kind) and study.data.identity_column is None:
-            note = "needs data.id_column"
+            note = ", ".join(filter(None, ("needs data.id_column", note)))
     found = None
     if kind == "vips":
         settings |= _typical(assembly, settings)
     if is_known(kind):
         found = signal(kind, numbers, noise, clip_norm, sampler.rate, **settings)
     # Fresh statistics alone hold no noise of their client's from a round before.
-    shared = kind in ("site_release", "vips") and found is not None
-    summed = found.coefficients * math.sqrt(numbers.clients) if shared and found else None
+    summed = None
+    if kind in _NEWTON and found is not None:
+        # Under the view "aggregate" they are, and the noise is that of their sum already.
+        terms = numbers.clients if study.sums is None else 1
+        summed = found.coefficients * math.sqrt(terms)
     return Mode(kind, current, noise, clip_norm, found, summed, note)
 
 

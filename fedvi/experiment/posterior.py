@@ -4,13 +4,26 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedvi import errors
 from fedvi.typing import Eta
 
-__all__ = ["plain", "write", "write_json"]
+__all__ = ["Kept", "plain", "read", "write", "write_json"]
+
+
+class Kept(NamedTuple):
+    """A posterior as it was kept.
+
+    Attributes:
+      eta: of a proper q.
+      mark: printed beside every claim; empty if nothing needs saying.
+    """
+
+    eta: Eta
+    mark: str
 
 
 def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark: str) -> None:
@@ -38,6 +51,51 @@ def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark:
     # As text a float64 comes back to the last bit.
     values = {name: value.tolist() for name, value in content.items()}
     write_json(folder / "posterior.json", plain(values))
+
+
+def read(path: Path, family: Any, names: Sequence[str]) -> Kept:
+    """Reads back what ``write`` kept, of any family.
+
+    Args:
+      path: of ``posterior.npz``.
+      family: of q, as the study says.
+      names: of the coordinates of θ, as the study says.
+
+    Raises:
+      ConfigError: the file cannot be read, is of another study, or its q is improper.
+    """
+    expected = _fields(family.zeros())
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            kept = {name: file[name] for name in ("names", "mark", *expected)}
+    except (OSError, KeyError, ValueError) as error:
+        raise errors.ConfigError(
+            f"no posterior of a {type(family).__name__} can be read at {path}: {error}",
+            "has the run ended?",
+        ) from error
+    if tuple(kept["names"].tolist()) != tuple(names):
+        raise errors.ConfigError(
+            f"{path} is of the coefficients {', '.join(kept['names'].tolist()[:20])}, but the study "
+            f"beside it has {', '.join(list(names)[:20])}",
+            "the folder holds files of two runs",
+        )
+    eta = _filled(family.zeros(), kept)
+    family.check(eta, str(path))
+    if not family.is_proper(eta):
+        raise errors.ConfigError(f"{path} holds a posterior that is improper")
+    return Kept(eta, str(kept["mark"]))
+
+
+def _filled(eta: Eta, values: dict[str, np.ndarray], prefix: str = "") -> Eta:
+    """Puts arrays, named as by ``_fields``, in the places of those of η."""
+    if not isinstance(eta, tuple):
+        return values[prefix.removesuffix(".")]
+    names = getattr(eta, "_fields", None)
+    places = names or tuple(map(str, range(len(eta))))
+    parts = [
+        _filled(part, values, f"{prefix}{name}.") for name, part in zip(places, eta, strict=True)
+    ]
+    return type(eta)(*parts) if names else tuple(parts)
 
 
 def _fields(eta: Eta, prefix: str = "") -> dict[str, np.ndarray]:

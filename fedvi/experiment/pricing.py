@@ -12,6 +12,7 @@ from fedvi import errors
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import Study, parse_study
 from fedvi.privacy import accountants, calibrate, events, historical, sampling, views
+from fedvi.privacy.sums import in_sum
 
 __all__ = ["Alternative", "Growth", "Meaning", "Price", "Pricing", "Seen", "pricing", "with_target"]
 
@@ -188,7 +189,7 @@ def pricing(assembly: Assembly, *, with_historical: bool = False) -> Pricing:
         delta=delta,
         relation=promise.relation,
         unit=promise.unit,
-        view="message",
+        view=study.privacy.view,
         accountant=study.privacy.accountant,
         clients=len(assembly.clients),
         rounds=assembly.schedule.rounds,
@@ -215,14 +216,18 @@ def _prices(
             stated = (name, relation) == (privacy.accountant, privacy.relation)
             least = None
             if name == "pld" and price is not None:
-                least = accountants.pld(relation).bounds(planned, delta)[0]
+                least = accountants.pld(relation).bounds(_seen(assembly, planned), delta)[0]
             rows.append(Price(name, relation, price, stated, "", least))
         for name in historical.__all__ if with_historical else ():
-            method = getattr(historical, name)(relation)
-            rows.append(
-                Price(name, relation, _epsilon(method, planned, delta), False, historical.LABEL)
-            )
+            price = _epsilon(getattr(historical, name)(relation), _seen(assembly, planned), delta)
+            rows.append(Price(name, relation, price, False, historical.LABEL))
     return tuple(rows)
+
+
+def _seen(assembly: Assembly, event: events.Event) -> events.Event:
+    """Returns what the study's view shows of messages, for whatever is told of no view."""
+    sums = assembly.study.sums
+    return event if sums is None else in_sum(event, sums.honest)
 
 
 def _relations(assembly: Assembly) -> Sequence[events.Relation]:
@@ -248,18 +253,19 @@ def _growth(
     assert relation is not None
     most = assembly.schedule.rounds
     counts = {max(1, round(most * (k + 1) / _POINTS)) for k in range(_POINTS)} | {1}
-    known: dict[str, Any] = {
-        name: assembly.accountant(name, relation) for name in accountants.__all__
+    known: dict[str, tuple[Any, events.Event]] = {
+        name: (assembly.accountant(name, relation), visit) for name in accountants.__all__
     }
     for name in historical.__all__ if with_historical else ():
         if name != "fourier":  # it takes seconds a point
-            known[f"{name} (historical)"] = getattr(historical, name)(relation)
+            method = getattr(historical, name)(relation)
+            known[f"{name} (historical)"] = (method, _seen(assembly, visit))
     return tuple(
         Growth(
             count,
             {
-                name: _epsilon(accountant, events.repeat(visit, count), delta)
-                for name, accountant in known.items()
+                name: _epsilon(accountant, events.repeat(event, count), delta)
+                for name, (accountant, event) in known.items()
             },
         )
         for count in sorted(counts)
@@ -331,14 +337,25 @@ def _views(assembly: Assembly) -> tuple[Seen, ...]:
     noise, clients = assembly.noise_multiplier, len(assembly.clients)
     if noise is None or clients < 2:
         return ()
+    sums = assembly.study.sums
+    if sums is not None:
+        whole = noise * math.sqrt(sums.honest)
+        return (
+            Seen("message", whole, "were the server not trusted"),
+            Seen("aggregate", noise, ""),
+        )
     fed_back = "each client's factor carries its own earlier noise, which would feed back"
+    trusted = fed_back
     if assembly.solvers[assembly.clients[0]].renews:
         fed_back = (
             "answers are fresh, but nobody adds them up unseen: every one is seen by the server"
         )
+        trusted = 'if the server is trusted and all answer: view = "aggregate"'
+    # All but one of the others are honest, as that view has it where a study says nothing else.
+    honest = clients if trusted is fed_back else clients - 1
     return (
         Seen("message", noise, ""),
-        Seen("aggregate", views.share(noise, clients), fed_back),
+        Seen("aggregate", views.share(noise, honest), trusted),
         # One honest client beside the one whose privacy is priced: the fewest that hide anything.
         Seen("secure_aggregate", views.share(noise, clients, 2), fed_back),
     )

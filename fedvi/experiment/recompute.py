@@ -14,6 +14,7 @@ from fedvi.privacy import accountants, events, ledger, statement
 from fedvi.privacy.filter import rdp_filter
 from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.ledger import Ledger
+from fedvi.privacy.sums import Sums, with_sums
 from fedvi.server import stored
 from fedvi.store import sqlite
 
@@ -330,7 +331,8 @@ def stated(books: Sequence[Ledger]) -> list[statement.Claim]:
         header = book.header
         if header.planned is None or header.delta is None:
             continue
-        priced = [getattr(accountants, header.accountant)(name) for name in _relations(book)]
+        of = getattr(accountants, header.accountant)
+        priced = [with_sums(of(name), header.sums) for name in _relations(book)]
         known = [item for item in priced if item.supports(header.planned)]
         claims = statement.claims(book, header.planned, header.delta, known)
         parts.setdefault(header.study_digest, []).extend(claims)
@@ -468,7 +470,8 @@ def _relations(found: Ledger) -> Sequence[events.Relation]:
 def _epsilon(
     found: Ledger, name: str, relation: events.Relation, event: events.Event, delta: float
 ) -> float | None:
-    return _priced(name, relation, found.header.table_distance, event, delta)
+    header = found.header
+    return _priced(name, relation, header.table_distance, header.sums, event, delta)
 
 
 # The ledgers of a federation hold the same events.
@@ -477,10 +480,12 @@ def _priced(
     name: str,
     relation: events.Relation,
     table_distance: float,
+    sums: Sums | None,
     event: events.Event,
     delta: float,
 ) -> float | None:
-    accountant = with_tables(getattr(accountants, name)(relation), table_distance)
+    accountant = with_sums(getattr(accountants, name)(relation), sums)
+    accountant = with_tables(accountant, table_distance)
     if not accountant.supports(event):
         return None
     try:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fedvi import errors
 from fedvi.data.formula import Design
 
-__all__ = ["check_response", "ratio"]
+__all__ = ["KINDS", "check_response", "ratio"]
 
 
 class _Regression(NamedTuple):
@@ -35,6 +35,8 @@ _REGRESSIONS = {
     "poisson": _Regression(("count",), _COUNT, "rate"),
     "survival": _Regression(("survival",), "a time and an event: Surv(time, event)", "hazard"),
 }
+KINDS = tuple(_REGRESSIONS)
+"""Built-in models that a formula describes."""
 _WORDS = {
     "binary": "binary",
     "count": "a count",

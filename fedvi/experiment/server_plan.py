@@ -29,7 +29,9 @@ from fedvi.experiment.config import Study, load_study, parse_study
 from fedvi.expfam import tree
 from fedvi.expfam.windows import windows
 from fedvi.privacy import events, ledger
+from fedvi.privacy.sums import Sums
 from fedvi.server.protocol import ServerSpec
+from fedvi.server.sums import Gather
 from fedvi.store import blobs, files
 from fedvi.typing import Eta
 
@@ -104,6 +106,7 @@ class ServerPlan:
       table_distance: of the noise of one release from the law that is priced.
       mark: printed beside every claim; empty if nothing needs saying.
       warnings: what is permitted and probably not meant, one sentence each.
+      gather: how answers are added up, see ``ServerSpec.gather``; None if each is folded as it is.
       is_kept: whether it was read from a server's folder.
     """
 
@@ -119,6 +122,7 @@ class ServerPlan:
     table_distance: float
     mark: str
     warnings: tuple[str, ...]
+    gather: Gather | None = None
     is_kept: bool = False
 
     @property
@@ -215,6 +219,7 @@ def make(assembly: "Assembly") -> ServerPlan:
         table_distance=assembly.table_distance,
         mark=assembly.mark,
         warnings=assembly.warnings,
+        gather=spec.gather,
     )
 
 
@@ -245,6 +250,7 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
         seeded_otherwise=plan.study.digest_if_seeded_otherwise,
         stand=None if plan.stand is None else _found(plan.stand),
         renews=plan.renews,
+        gather=plan.gather,
     )
 
 
@@ -316,6 +322,7 @@ def to_json(plan: ServerPlan) -> dict[str, Any]:
         "table_distance": plan.table_distance,
         "mark": plan.mark,
         "warnings": list(plan.warnings),
+        "gather": plan.gather and _noted_gather(plan.gather),
     }
     return {**content, "sha256": _sha256(content)}
 
@@ -363,6 +370,7 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
             table_distance=content["table_distance"],
             mark=content["mark"],
             warnings=tuple(content["warnings"]),
+            gather=content["gather"] and _gather(content["gather"]),
         )
     except errors.LedgerError as error:
         raise errors.ConfigError(f"{path} is not whole: {error.message}") from error
@@ -375,6 +383,16 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
             "it was changed by hand: remove it, and it is computed again",
         )
     return plan
+
+
+def _noted_gather(gather: Gather) -> dict[str, Any]:
+    shapes = {name: list(shape) for name, shape in gather.shapes.items()}
+    return {"sums": gather.sums._asdict(), "step": gather.step, "shapes": shapes}
+
+
+def _gather(noted: Mapping[str, Any]) -> Gather:
+    shapes = {name: tuple(shape) for name, shape in noted["shapes"].items()}
+    return Gather(Sums(**noted["sums"]), noted["step"], shapes)
 
 
 def _computed(study_path: Path) -> ServerPlan:

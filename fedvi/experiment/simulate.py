@@ -127,6 +127,7 @@ def simulate(
     on_warning: Callable[[str], None] | None = None,
     remove: Mapping[str, int] | None = None,
     add: Mapping[str, int] | None = None,
+    cache: Path | None = None,
 ) -> Result:
     """Runs a study's federation in this process.
 
@@ -145,6 +146,8 @@ def simulate(
       policies: client → the file of its own policy (``fedvi.client.policy``). What it charges for
         life is kept beside that file, in a folder named after it with the suffix ``.life``.
       private_metrics, remove, add: see ``run``.
+      cache: a folder on whose disk prepared records lie, however few they are; None: where they would
+        take much memory, on the system's own.
       on_warning: called with each of the study's warnings, before data are read.
 
     Raises:
@@ -161,7 +164,8 @@ def simulate(
         folders = {name: path.with_suffix(".life") for name, path in files.items()}
         guards = site_policies.guards(judged, folders, assembly, closing)
         admit = {name: guard.admit for name, guard in guards.items()}
-        sources = build.load_shards(assembly, Path(base))
+        disk = build.Disk(cache, always=cache is not None)
+        sources = build.load_shards(assembly, Path(base), disk=disk)
         result = run(
             assembly,
             sources,

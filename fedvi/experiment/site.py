@@ -11,6 +11,7 @@ from fedvi.client import app
 from fedvi.client.private_log import private_log
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource
+from fedvi.data.stored import StoredColumn
 from fedvi.experiment import build
 from fedvi.experiment.build import PRIOR, Assembly
 from fedvi.experiment.config import Study
@@ -106,15 +107,19 @@ def shard_of(assembly: Assembly, client: str, source: ArraySource) -> Callable[[
     return lambda: held
 
 
-def file_shard(assembly: Assembly, client: str, path: Path) -> Callable[[], Shard]:
+def file_shard(
+    assembly: Assembly, client: str, path: Path, *, cache: Path | None = None
+) -> Callable[[], Shard]:
     """Returns what reads a client's file when it is first called, and remembers it.
 
-    Calling it raises DataError as ``build.load_shard`` does.
+    Records that would take much memory lie on the disk meanwhile, and on that of the folder ``cache``,
+    if it is given, however few they are. Calling it raises DataError as ``build.load_shard`` does.
     """
 
     @functools.cache
     def read() -> Shard:
-        return shard_of(assembly, client, build.load_shard(assembly, client, path))()
+        disk = build.Disk(cache, always=cache is not None)
+        return shard_of(assembly, client, build.load_shard(assembly, client, path, disk=disk))()
 
     return read
 
@@ -138,7 +143,9 @@ def _private_log(
     return private_log(folder / f"{client}.jsonl")
 
 
-def _locked(column: Any) -> np.ndarray:
+def _locked(column: Any) -> Any:
+    if isinstance(column, StoredColumn):
+        return column
     array = np.array(column)
     array.flags.writeable = False
     return array

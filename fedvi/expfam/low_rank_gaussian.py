@@ -116,7 +116,7 @@ class LowRankGaussian:
     beside a large K. So restricted, proper members are still a convex cone, and what is computed here
     needs it.
 
-    Attributes:
+    Args:
       size: D, larger than ``rank``.
       rank: r.
       seed: of the directions; public.

@@ -221,8 +221,8 @@ class FactorAnalysis:
     ) -> NormalGammaRowsEta:
         """Returns prior + total, with Σ E[z̄z̄ᵀ] projected, the count at least 0 and noise left in each τ.
 
-        Where the statistics have noise, what loadings leave of Σ x² is at least ``smallest_noise``² of
-        the squared scale times the count: less would be the noise's doing.
+        Where the statistics have noise, what loadings leave of Σ x² is at least the square of
+        ``smallest_noise`` times the squared scale times the count: less would be the noise's doing.
         """
         family, prior = self.family, self.prior
         sd = noise.get("factors", 0.0)

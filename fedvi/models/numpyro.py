@@ -75,6 +75,11 @@ class NumPyroModel:
         """D, the number of unconstrained coordinates."""
         return len(self.names)
 
+    @property
+    def record(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+        """What the model is called with: name → shape and dtype of one record, without its axis."""
+        return self._example
+
     def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
         """Returns log p₀(θ), with the Jacobian of the transforms; it involves no record."""
         theta, dtype = self._checked_theta(theta)

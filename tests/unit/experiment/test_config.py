@@ -185,14 +185,14 @@ def test_nothing_is_promised_beside_no_protection() -> None:
         ("epsilon", 0.0, "greater than 0"),
         ("epsilon", float("inf"), "a finite number"),
         ("epsilon", float("nan"), "a finite number"),
-        ("epsilon", "1", "a valid number"),
+        ("epsilon", "1", "a number"),
         ("delta", 1.0, "less than 0.5"),
         ("delta", 0.5, "less than 0.5"),
         ("relation", "substitue", "'add_remove' or 'substitute'"),
         ("unit", "client", "'record' or 'patient'"),
-        ("view", "aggregate", "'message'"),
+        ("view", "secure_aggregate", "'message' or 'aggregate'"),
         ("protection", "some", "'dp' or 'none'"),
-        ("disjoint", 1, "a valid boolean"),
+        ("disjoint", 1, "true or false"),
     ],
 )
 def test_a_promise_that_means_nothing_is_refused(key: str, value: object, expected: str) -> None:

@@ -20,7 +20,7 @@ from fedvi.models.conjugate import Block, ConjugateModel, from_table, to_table
 from fedvi.privacy import mechanisms, sampling
 from tests.vips import answer, federate, first_task, shard_of
 
-GUIDE = Path(__file__).parents[3] / "docs" / "add-a-conjugate-model.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "add" / "conjugate-model.md"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,122 @@
+"""`fedvi posterior RUN`: the posterior of a finished run, as a table or as files for other tools."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedvi import errors
+from fedvi.experiment import draws as draws_of
+from fedvi.experiment import exports, finished, parts, site_effects
+from fedvi.experiment import posterior as posteriors
+from fedvi.experiment.coefficients import MOST, coefficients
+from fedvi.experiment.finished import Finished
+from fedvi.report import tables
+
+__all__ = ["posterior"]
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--to",
+    multiple=True,
+    type=_FILE,
+    help="Write draws: .nc for ArviZ (needs fedvi[report]), .npz for NumPy, .csv for R and others. "
+    "May be given several times.",
+)
+@click.option("--summary", type=_FILE, help="Write the table itself to this .csv.")
+@click.option(
+    "--numpyro",
+    type=_FILE,
+    help="Write the parameters of NumPyro's AutoMultivariateNormal, or AutoDiagonalNormal, to this .npz.",
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(min=1),
+    default=4000,
+    show_default=True,
+    help="How many draws --to writes.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of the draws; no secret.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+def posterior(
+    run: Path,
+    to: tuple[Path, ...],
+    summary: Path | None,
+    numpyro: Path | None,
+    draws: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Show the posterior of a finished run, or write it to files that other tools read.
+
+    RUN is the folder of `fedvi simulate --out`, or of a server's --state.
+
+    \b
+      fedvi posterior run
+      fedvi posterior run --to posterior.nc --to posterior.csv --summary coefficients.csv
+      fedvi posterior run --numpyro guide.npz
+
+    All of it is made of the posterior alone, which was released and paid for: it costs nothing further.
+    Draws are independent, and in the model's own supports. Each file says what the posterior cost: a
+    .nc in its attributes, the others in FILE.json beside them.
+    """
+    for option, path, suffix in (("--summary", summary, ".csv"), ("--numpyro", numpyro, ".npz")):
+        if path is not None and path.suffix.lower() != suffix:
+            raise errors.ConfigError(
+                f"{option} {path}: the name ends in {path.suffix!r}, expected {suffix!r}"
+            )
+    found = finished.read(run)
+    rows = _rows(found)
+    if to:
+        parameters = draws_of.named(found.assembly, found.posterior, draws, seed)
+        for path in to:
+            exports.write_draws(found, parameters, seed, path)
+    if summary is not None:
+        exports.write_rows(summary, list(rows[0]), [list(row.values()) for row in rows])
+        exports.beside(summary, found, {"coefficients": len(rows)})
+    guide = ("", "") if numpyro is None else exports.write_numpyro(found, numpyro)
+    if as_json:
+        content = posteriors.plain({**finished.origin(found), "coefficients": rows})
+        click.echo(json.dumps(content, indent=2, allow_nan=False))
+        return
+    _show(found, rows)
+    for path in to:
+        click.echo(f"{draws} draws written to {path}")
+    if summary is not None:
+        click.echo(f"the table written to {summary}")
+    if numpyro is not None:
+        click.echo(f"parameters of {guide[0]} written to {numpyro}")
+        if guide[1]:
+            click.echo(f"note: {guide[1]}")
+
+
+def _rows(found: Finished) -> list[dict[str, Any]]:
+    assembly = found.assembly
+    ratio = parts.ratio(assembly.study)
+    return coefficients(
+        assembly.family, found.posterior, assembly.model.names, assembly.units, ratio
+    )
+
+
+def _show(found: Finished, rows: Sequence[dict[str, Any]]) -> None:
+    study = found.assembly.study
+    console = tables.console()
+    title, ratio = f"Posterior of {found.title}", parts.ratio(study)
+    console.print(tables.coefficient_table(rows, title, ratio, False, console.width), crop=False)
+    lines = [site_effects.remark(study, rows), found.claimed]
+    if len(rows) == MOST < found.assembly.family.size:
+        lines.append(f"the first {MOST} of {found.assembly.family.size} coordinates")
+    for line in filter(None, lines):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,189 @@
+"""`fedvi predict RUN FILE`: what a finished run says of new records, with how sure it is."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from fedvi import data
+from fedvi.data.source import ArraySource
+from fedvi.errors import ConfigError
+from fedvi.experiment import exports, finished, new_records
+from fedvi.experiment.finished import Finished
+from fedvi.experiment.generative import columns_of
+from fedvi.experiment.latents import Latents, latents_of
+from fedvi.experiment.predictions import Forecast, Predictor, predictor
+from fedvi.models.base import Model
+from fedvi.models.conjugate import FromFile
+
+__all__ = ["predict"]
+
+_NOT_PRIVATE = (
+    "not private about the new records: each line is computed from its record as it is. What the run's "
+    "own records gave is protected as the run says; no more of them is spent"
+)
+
+
+@click.command()
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The .csv to write, one line a record in the order of FILE.",
+)
+@click.option(
+    "--level",
+    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
+    default=0.95,
+    show_default=True,
+    help="Of the central intervals.",
+)
+@click.option("--id", "id_column", help="A column of FILE that is copied into the first column.")
+@click.option(
+    "--draws",
+    type=click.IntRange(min=2),
+    default=1000,
+    show_default=True,
+    help="Draws of θ, for a model whose predictions have no quadrature.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of these draws."
+)
+def predict(
+    run: Path, file: Path, out: Path, level: float, id_column: str | None, draws: int, seed: int
+) -> None:
+    """Predict new records by the posterior of a finished run, with uncertainty.
+
+    RUN is the folder of `fedvi simulate --out`, or of a server's --state. FILE is read by the study's own
+    schema and formula; it needs no column of the response. Topic models and factor analysis read .npz.
+
+    \b
+      fedvi predict run new-patients.csv --out predictions.csv --id patient
+
+    Columns of the output: row, the --id column if given, mean, sd and the interval (lower, upper) of the
+    mean over the posterior; for numbers and counts outcome_lower and outcome_upper, the interval of a new
+    outcome; and reason, which says why a line is empty. Where there are several quantities, such as
+    levels or times, each column is there for each: mean[LEVEL], sd[LEVEL], ….
+
+    The predictions are not private about the new records.
+    """
+    if out.suffix.lower() != ".csv":
+        raise ConfigError(f"--out {out}: the name ends in {out.suffix!r}, expected '.csv'")
+    found = finished.read(run)
+    model = found.assembly.model
+    parts: Iterator[_Part]
+    if isinstance(model, FromFile) and not isinstance(model, Model):
+        told = latents_of(model, found.posterior)
+        parts = _of_latents(found, told, model, file, id_column)
+        what, names, used = told.what, list(told.labels), 0
+    else:
+        how = predictor(found.assembly, found.posterior, level, draws, seed)
+        parts = _of_outcomes(found, how, file, id_column)
+        part = next(parts)
+        what, names, used = how.what, _names(how, part), how.draws
+        parts = itertools.chain([part], parts)
+    if id_column in ("row", *names, "reason"):
+        raise ConfigError(
+            f"--id {id_column}: {out.name} has a column of that name, expected another name",
+            "rename the column of the file",
+        )
+    rows = empty = 0
+    with exports.writing(out) as target:
+        copied = [] if id_column is None else [id_column]
+        exports.write_csv(target, [["row", *copied, *names, "reason"]])
+        for first, cells, values, reasons in parts:
+            lines = _lines(first, cells, values, reasons)
+            exports.write_csv(target, lines)
+            rows, empty = rows + len(lines), empty + sum(map(bool, reasons))
+    about = {"what": what, "level": level, "draws": used, "seed": seed, "rows": rows}
+    exports.beside(out, found, {**about, "empty": empty, "not_private": _NOT_PRIVATE})
+    click.echo(f"{rows} records predicted to {out}: {what}")
+    if empty:
+        click.echo(f"{empty} of them do not fit the schema; their lines are empty, with the reason")
+    click.echo(f"the run: {found.claimed}")
+    click.echo(_NOT_PRIVATE)
+
+
+# The number of the first record, what stands in the --id column, what is told, and reasons.
+_Part = tuple[int, Sequence[str | None] | None, Any, Sequence[str]]
+
+
+def _of_outcomes(
+    found: Finished, how: Predictor, file: Path, id_column: str | None
+) -> Iterator[_Part]:
+    """Predicts outcomes, some records at a time."""
+    study, schema = found.assembly.study, found.assembly.schema
+    also = [] if id_column is None else [id_column]
+    for part in new_records.parts(study, schema, how.needed, file, also):
+        # A formula may need no column: this one tells how many records there are.
+        columns = {**part.columns, "": np.zeros(len(part.reasons))}
+        ids = None if id_column is None else part.cells[id_column]
+        yield part.first, ids, how.predict(columns), part.reasons
+
+
+def _of_latents(
+    found: Finished, told: Latents, model: FromFile, file: Path, id_column: str | None
+) -> Iterator[_Part]:
+    """Tells latents, some records at a time."""
+    study, schema = found.assembly.study, found.assembly.schema
+    if file.suffix.lower() == ".npz":
+        if id_column is not None:
+            raise ConfigError("--id is given beside a .npz, which has no column to copy")
+        # As in a private study no record is refused: each says for itself that it does not fit.
+        source = data.read_arrays(file, model.layout, model.sound, private=True, where=file.name)
+        yield 1, None, _told(told, source), _reasons(source)
+        return
+    names = tuple(schema)
+    if len(names) != len(columns_of(model)):
+        raise ConfigError(
+            f"{file.name} is no .npz, expected one with {', '.join(model.layout)}",
+            "a table serves where a record is one row of numbers, as many as [data.schema] has columns",
+        )
+    (array,) = model.layout
+    also = [] if id_column is None else [id_column]
+    for part in new_records.parts(study, schema, names, file, also):
+        rows = {array: np.stack([part.columns[name] for name in names], axis=1)}
+        source = ArraySource(rows, part.fits & np.asarray(model.sound(rows), bool))
+        reasons = [old or new for old, new in zip(part.reasons, _reasons(source), strict=True)]
+        ids = None if id_column is None else part.cells[id_column]
+        yield part.first, ids, _told(told, source), reasons
+
+
+def _told(told: Latents, source: ArraySource) -> np.ndarray:
+    """Returns the latents [n, m]; NaN where a record does not fit."""
+    values = np.full((source.size, len(told.labels)), np.nan)
+    if source.valid.any():
+        values[source.valid] = told.values(source.take(np.flatnonzero(source.valid)))
+    return values
+
+
+def _reasons(source: ArraySource) -> list[str]:
+    return ["" if fits else "it is no record that the model knows" for fits in source.valid]
+
+
+def _names(how: Predictor, part: _Part) -> list[str]:
+    """Names the columns of a forecast, quantity by quantity."""
+    kinds = [name for name, value in part[2]._asdict().items() if value is not None]
+    return [f"{kind}[{label}]" if label else kind for label in how.labels for kind in kinds]
+
+
+def _lines(
+    first: int, ids: Sequence[str | None] | None, values: Any, reasons: Sequence[str]
+) -> list[list[Any]]:
+    if isinstance(values, Forecast):
+        kinds = [each for each in values if each is not None]
+        values = np.stack(kinds, axis=2).reshape(len(reasons), -1)
+    return [
+        [
+            first + index,
+            *([] if ids is None else [ids[index]]),
+            *([None] * values.shape[1] if reason else values[index].tolist()),
+            reason,
+        ]
+        for index, reason in enumerate(reasons)
+    ]

@@ -1,0 +1,111 @@
+"""`fedvi synthesise RUN`: synthetic records from the posterior of a finished run, free of further cost."""
+
+from pathlib import Path
+
+import click
+
+from fedvi.errors import ConfigError
+from fedvi.experiment import exports, finished
+from fedvi.experiment.finished import FREE, Finished
+from fedvi.experiment.synthesis import Synthetic
+from fedvi.experiment.synthesis import synthesise as drawn
+
+__all__ = ["synthesise"]
+
+_POOLING = (
+    "never analyse several sets as one table, nor one as if it were the records: intervals would be too "
+    "narrow. Analyse each set by itself and combine the answers: fedvi.report.combine"
+)
+_GIVEN = "; beside the posterior, the file of --given was read as it is, and must be public"
+
+
+@click.command()
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--records", type=click.IntRange(min=1), help="How many records a set has.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A .csv, or a .npz where records are arrays. Of several sets NAME-1.csv, NAME-2.csv, ….",
+)
+@click.option(
+    "--sets",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="How many sets, each from a draw of the posterior of its own.",
+)
+@click.option(
+    "--given",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="For a regression: a public .csv with the columns that the outcome is drawn from.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of all draws; no secret.",
+)
+def synthesise(
+    run: Path, records: int | None, out: Path, sets: int, given: Path | None, seed: int
+) -> None:
+    """Write synthetic records that the model of a finished run could have produced.
+
+    RUN is the folder of `fedvi simulate --out`, or of a server's --state. It costs nothing: the posterior
+    was paid for, and what is made of it alone is as private as it is. A synthetic record is nobody's.
+
+    \b
+      fedvi synthesise run --records 1000 --sets 10 --out synthetic.csv
+      fedvi synthesise run --given public-x.csv --out synthetic.csv
+
+    Models of whole records (mixtures, networks, chains, topics, factors, and NumPyro models that observe
+    every column) write whole records. A regression draws its outcome for the columns of --given, since it
+    says nothing of these; give a file that is public.
+
+    The records know what the model knows: what it leaves out, such as an interaction, they lack. And an
+    analysis of one set takes it for data: write several, analyse each, and combine the answers.
+    """
+    suffix = out.suffix.lower()
+    if suffix not in (".csv", ".npz"):
+        raise ConfigError(
+            f"--out {out}: the name ends in {out.suffix!r}, expected '.csv' or '.npz'"
+        )
+    found = finished.read(run)
+    paths = (
+        [out]
+        if sets == 1
+        else [out.with_name(f"{out.stem}-{k + 1}{out.suffix}") for k in range(sets)]
+    )
+    # All are drawn before one is written: an error leaves no half of them.
+    made = list(drawn(found.assembly, found.posterior, records, sets, seed, given))
+    count = 0
+    for path, synthetic in zip(paths, made, strict=True):
+        count = _write(found, synthetic, path)
+    said = {"sets": sets, "records": count, "seed": seed, "files": [path.name for path in paths]}
+    cost = FREE + (_GIVEN if given is not None else "")
+    exports.beside(out, found, {**said, "pooling": _POOLING}, cost)
+    where = str(out) if sets == 1 else f"{paths[0]} to {paths[-1].name}"
+    click.echo(f"{sets} {'set' if sets == 1 else 'sets'} of {count} records written to {where}")
+    click.echo(f"the posterior: {found.claimed}")
+    click.echo(cost)
+    click.echo(_POOLING)
+
+
+def _write(found: Finished, synthetic: Synthetic, path: Path) -> int:
+    """Writes one set, and returns how many records it has."""
+    if path.suffix.lower() == ".npz":
+        if synthetic.arrays is None:
+            raise ConfigError(f"--out {path}: the study's records are a table, expected a .csv")
+        exports.write_arrays(path, synthetic.arrays)
+        return len(next(iter(synthetic.arrays.values())))
+    if synthetic.columns is None:
+        arrays = ", ".join(synthetic.arrays or ())
+        raise ConfigError(
+            f"--out {path}: records of model {found.assembly.study.model.kind!r} are no table but the "
+            f"arrays {arrays}",
+            "name a .npz",
+        )
+    columns = list(synthetic.columns.values())
+    exports.write_rows(path, list(synthetic.columns), list(zip(*columns, strict=True)))
+    return len(columns[0])

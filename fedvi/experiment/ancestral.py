@@ -1,0 +1,206 @@
+"""A NumPyro model run forwards: which of its columns it draws, and from what laws.
+
+Come here when a model should predict, or make records, that does not yet. A model of fedvi observes what
+a record holds, ``numpyro.sample("y", …, obs=y)``; run forwards, the same sites say what y could be.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.distributions import Unit
+from numpyro.distributions.distribution import validation_enabled
+
+from fedvi import errors
+from fedvi.models.numpyro import NumPyroModel
+
+__all__ = ["Outcome", "law", "outcomes", "sampled"]
+
+# Records by which a model is tried, to see which site is of which column.
+_TRIED = 2
+
+
+class Outcome(NamedTuple):
+    """A column that the model draws.
+
+    Attributes:
+      site: of the model.
+      column: of the record.
+      first: whether the site is of the first of the column's numbers, an offset standing beside it.
+    """
+
+    site: str
+    column: str
+    first: bool = False
+
+
+def outcomes(model: NumPyroModel) -> tuple[Outcome, ...]:
+    """Returns the columns that a model draws, in its order; all others it is given.
+
+    Raises:
+      ModelError: a term of a record is no law of a column, such as a ``numpyro.factor``; or a site
+        depends on a column that is drawn after it.
+    """
+    with jax.enable_x64(True):
+        records, others = _made_up(model, 0.5, 0), _made_up(model, 0.25, 1)
+        random = np.random.default_rng(0)
+        theta = jnp.asarray(random.uniform(-0.5, 0.5, model.size))
+        same: dict[str, str] = {}
+        order: list[str] = []
+
+        # Compiled as a whole, which takes less time than its steps.
+        @jax.jit
+        def observed(theta: Any, records: Any) -> Any:
+            sites = _observed(model, theta, records)
+            # What comes out of a compiled function is in the order of the alphabet.
+            order[:] = sites
+            for name, site in sites.items():
+                _refuse_factor(model, name, site)
+                columns = [key for key in records if site["value"] is records[key]]
+                same.update((name, column) for column in columns)
+            return {name: site["value"] for name, site in sites.items()}
+
+        values = observed(theta, records)
+        found = [_outcome(model, name, values[name], same.get(name), records) for name in order]
+        columns = [outcome.column for outcome in found]
+        if len(set(columns)) < len(columns):
+            raise errors.ModelError(
+                f"model `{model.name}` draws `{max(columns, key=columns.count)}` twice, expected one "
+                "site for each column"
+            )
+
+        @jax.jit
+        def moved(theta: Any, records: Any, others: Any) -> Any:
+            pairs = []
+            for index, outcome in enumerate(found):
+                later = records | {name: others[name] for name in columns[index:]}
+                laws = (_observed(model, theta, at)[outcome.site]["fn"] for at in (records, later))
+                pairs.append(tuple(each.log_prob(values[outcome.site]) for each in laws))
+            return pairs
+
+        pairs = moved(theta, records, others)
+    for outcome, (before, after) in zip(found, pairs, strict=True):
+        # With an offset, the law depends on the column that it is of.
+        if not outcome.first and not np.allclose(before, after, rtol=1e-9, equal_nan=True):
+            raise errors.ModelError(
+                f"model `{model.name}`: the law of `{outcome.site}` depends on a column that is "
+                "drawn later, or on itself",
+                "observe columns in an order in which each depends on earlier ones alone",
+            )
+    return tuple(found)
+
+
+def law(
+    model: NumPyroModel, outcome: Outcome, latents: Mapping[str, Any], records: Mapping[str, Any]
+) -> Any:
+    """Returns the distribution of an outcome of each record, at given latents and other columns.
+
+    Traceable by JAX.
+    """
+    return _traced(model, latents, records)[outcome.site]["fn"]
+
+
+def sampled(
+    model: NumPyroModel,
+    drawn: tuple[Outcome, ...],
+    theta: np.ndarray,
+    given: Mapping[str, np.ndarray],
+    count: int,
+    seed: np.random.SeedSequence,
+) -> dict[str, np.ndarray]:
+    """Draws all outcomes of ``count`` records at one θ, column after column.
+
+    Args:
+      model: any.
+      drawn: its ``outcomes``.
+      theta: [D].
+      given: the columns that it does not draw, with a record axis; and those of an outcome whose other
+        numbers are given, such as an offset.
+      count: of records.
+      seed: of the draws.
+
+    Returns:
+      The records, outcomes in float64 or integers as the model has them.
+    """
+    with jax.enable_x64(True):
+        latents = model.constrain(jnp.asarray(theta))
+        records: dict[str, Any] = {
+            name: jnp.zeros((count, *shape.shape), _kind(shape.dtype))
+            for name, shape in model.record.items()
+        }
+        records |= {name: jnp.asarray(values) for name, values in given.items()}
+        (state,) = seed.generate_state(1)
+        key = jax.random.key(int(state))
+        for place, outcome in enumerate(drawn):
+            found = law(model, outcome, latents, records).sample(jax.random.fold_in(key, place))
+            old = records[outcome.column]
+            new = jnp.broadcast_to(found, old.shape[:1] if outcome.first else old.shape)
+            new = new.astype(old.dtype)
+            records[outcome.column] = old.at[:, 0].set(new) if outcome.first else new
+        return {name: np.asarray(values) for name, values in records.items()}
+
+
+def _refuse_factor(model: NumPyroModel, name: str, site: Mapping[str, Any]) -> None:
+    distribution = site["fn"]
+    while not isinstance(distribution, Unit) and hasattr(distribution, "base_dist"):
+        distribution = distribution.base_dist
+    if isinstance(distribution, Unit):
+        raise errors.ModelError(
+            f"model `{model.name}`: `{name}` is a numpyro.factor of a record, expected a law to draw from",
+            'write numpyro.sample("y", …, obs=y) with a distribution that can be sampled',
+        )
+
+
+def _outcome(
+    model: NumPyroModel, name: str, value: Any, column: str | None, records: Mapping[str, Any]
+) -> Outcome:
+    if column is not None:
+        return Outcome(name, column)
+    for other, array in records.items():
+        # With an offset, y is (outcome, offset).
+        first = array.ndim == 2 and value.shape == array.shape[:1]
+        if first and np.array_equal(value, array[:, 0]):
+            return Outcome(name, other, first=True)
+    raise errors.ModelError(
+        f"model `{model.name}`: what `{name}` observes is none of the columns {', '.join(records)}",
+        "observe a column as it is: obs=y, and put transforms into the distribution",
+    )
+
+
+def _observed(model: NumPyroModel, theta: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: site
+        for name, site in _traced(model, model.constrain(theta), records).items()
+        if site["type"] == "sample"
+        and site["is_observed"]
+        and any(frame.name == model.plate for frame in site["cond_indep_stack"])
+    }
+
+
+def _traced(model: NumPyroModel, latents: Mapping[str, Any], records: Mapping[str, Any]) -> Any:
+    # The seed is for models that draw where nothing is used.
+    seeded = handlers.seed(handlers.substitute(model.function, data=dict(latents)), rng_seed=0)
+    # Columns that are not drawn yet are zeros, which need not be in the support of their laws.
+    with validation_enabled(False), handlers.trace() as traced:
+        seeded(**records)
+    return traced
+
+
+def _made_up(model: NumPyroModel, scale: float, level: int) -> dict[str, Any]:
+    """Returns records in which no two columns hold the same floats, and all integers are ``level``."""
+    found: dict[str, Any] = {}
+    for place, (name, shape) in enumerate(model.record.items(), start=1):
+        size = (_TRIED, *shape.shape)
+        if jnp.issubdtype(shape.dtype, jnp.floating):
+            steps = 1e-3 * jnp.arange(1.0, float(np.prod(size)) + 1.0).reshape(size)
+            found[name] = steps + scale / (1.0 + place)
+        else:
+            found[name] = jnp.full(size, level, shape.dtype)
+    return found
+
+
+def _kind(dtype: Any) -> Any:
+    return jnp.float64 if jnp.issubdtype(dtype, jnp.floating) else dtype

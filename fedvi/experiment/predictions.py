@@ -1,0 +1,488 @@
+"""What a posterior says of new records, with how sure it is; come here to predict another outcome.
+
+The mean and sd are over q: what is not known of θ. An interval of an outcome has the outcome's own noise
+as well. Nobody's records but the new ones are read, and nothing here protects those.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+import scipy.stats
+
+from fedvi import errors
+from fedvi.data.schema import Binary, Level, Number, Schema, indicator_name
+from fedvi.experiment import ancestral
+from fedvi.experiment import draws as draws_of
+from fedvi.experiment.build import Assembly
+from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
+from fedvi.inference.local_latents import local_problem
+from fedvi.models.counts import NegativeBinomial
+from fedvi.models.glm import Bernoulli, GeneralisedLinearModel, Normal, WithOffset
+from fedvi.models.hazards import Events, Intervals
+from fedvi.models.multivariate import Outcomes
+from fedvi.models.numpyro import NumPyroModel
+from fedvi.models.site_effects import WithScales
+from fedvi.models.softmax import Multinomial
+from fedvi.typing import Eta
+
+__all__ = ["Forecast", "Predictor", "predictor"]
+
+# Nodes of the expectation over one record's linear predictor: 1e-8 for a logistic one of sd 3.
+_NODES = 64
+# Where a count's own noise is this many times narrower than what is not known of its rate, those nodes
+# stand apart and quantiles would fall on them; then so many, evenly over ±8 sds: within 0.025 sd.
+_APART, _CLOSE = 3.0, 320
+# Numbers of draws × records × outcomes that are computed in one go.
+_AT_ONCE = 1 << 20
+# No rate of this world is e⁷⁰⁰, and its square overflows.
+_MOST_EXPONENT = 340.0
+_LARGEST_COUNT = 2.0**52
+
+
+class Forecast(NamedTuple):
+    """What is said of n records and m quantities of each.
+
+    Attributes:
+      mean: [n, m], over q.
+      sd: of the same, [n, m].
+      lower, upper: the central interval over q, [n, m].
+      outcome_lower, outcome_upper: the central interval of a new outcome, [n, m]; None where none is given.
+    """
+
+    mean: np.ndarray
+    sd: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    outcome_lower: np.ndarray | None = None
+    outcome_upper: np.ndarray | None = None
+
+
+class Predictor(NamedTuple):
+    """How new records are predicted.
+
+    Attributes:
+      what: of what the mean is one, in words.
+      labels: of the m quantities; "" where there is one.
+      needed: the columns of the schema that a record needs.
+      predict: prepared columns [n] by name → ``Forecast``. Each row depends on its own record alone.
+      draws: of θ; 0 where no draw was needed.
+    """
+
+    what: str
+    labels: tuple[str, ...]
+    needed: tuple[str, ...]
+    predict: Callable[[Mapping[str, np.ndarray]], Forecast]
+    draws: int
+
+
+def predictor(
+    assembly: Assembly, posterior: Eta, level: float, draws: int = 1000, seed: int = 0
+) -> Predictor:
+    """Returns how a posterior predicts new records.
+
+    With one linear predictor a a record, q makes a ~ N(xᵀm, xᵀSx), and all is computed by quadrature, or
+    in closed form. Other models are averaged over draws of θ. Where sites have effects, each record is
+    predicted as one of a site that nobody has seen.
+
+    Args:
+      assembly: the study, built.
+      posterior: η of a proper Gaussian q.
+      level: of the central intervals, between 0 and 1.
+      draws: of θ, where they are needed.
+      seed: of the draws.
+
+    Raises:
+      ConfigError: ``level`` is none, or the study's model predicts nothing of a record.
+    """
+    if not 0.0 < level < 1.0:
+        raise errors.ConfigError(f"level is {level:g}, expected a number between 0 and 1")
+    if draws < 2:
+        raise errors.ConfigError(f"draws is {draws}, expected 2 or more", "1000 are a good start")
+    if not isinstance(assembly.family, FullGaussian | DiagonalGaussian):
+        raise errors.ConfigError(
+            f"the family is {type(assembly.family).__name__}, expected a full or diagonal Gaussian",
+            "this model has no outcome to predict; `fedvi synthesise` writes records of it",
+        )
+    sure = _Sure(level, draws, seed)
+    if isinstance(assembly.model, NumPyroModel):
+        return _of_numpyro(assembly, posterior, sure)
+    local = local_problem(assembly.family, assembly.model)
+    model, eta = local.new_site(posterior)
+    wide = dataclasses.replace(assembly, model=model, family=local.family)
+    regression = _regression(model)
+    if isinstance(model, Multinomial):
+        return _of_levels(wide, eta, sure)
+    if regression is None:
+        raise errors.ConfigError(
+            f"model.kind is {assembly.study.model.kind!r}, which predicts no outcome of a record"
+        )
+    if isinstance(regression.layout, Intervals):
+        return _of_survival(wide, regression, eta, sure, local.records)
+    if isinstance(regression.layout, Outcomes):
+        return _of_several(wide, regression.layout, eta, sure)
+    return _of_one(wide, regression, eta, sure, local.records)
+
+
+class _Sure(NamedTuple):
+    """How intervals are made."""
+
+    level: float
+    draws: int
+    seed: int
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The probabilities below the ends of an interval."""
+        return (1.0 - self.level) / 2.0, (1.0 + self.level) / 2.0
+
+    @property
+    def width(self) -> float:
+        """Half the width of an interval of a normal law, in its sds."""
+        return float(scipy.special.ndtri(self.ends[1]))
+
+
+_Widen = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _regression(model: Any) -> GeneralisedLinearModel | None:
+    if isinstance(model, WithScales):
+        return model.effects.regression()
+    return model if isinstance(model, GeneralisedLinearModel) else None
+
+
+def _predicting(design: Any) -> tuple[str, ...]:
+    """Returns the columns that a formula has right of `~`."""
+    return tuple(name for name in design.columns if name not in design.response.columns)
+
+
+def _inputs(design: Any, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns x [n, D] and the offset [n] of prepared columns; "" is there to tell n."""
+    x = design.matrix(columns)
+    return x, np.zeros(len(x)) if design.offset is None else design.offset.values(columns)
+
+
+def _of_one(
+    assembly: Assembly, model: GeneralisedLinearModel, eta: Eta, sure: _Sure, widen: _Widen
+) -> Predictor:
+    """Predicts an outcome with one linear predictor."""
+    design, response = assembly.design, model.response
+    law = response.response if isinstance(response, WithOffset) else response
+    column = assembly.schema[design.response.columns[0]]
+    drawn = isinstance(assembly.model, WithScales)
+    thetas = _coefficients(assembly, eta, sure) if drawn else None
+    what = {
+        Bernoulli: f"probability that {design.response.text} is true",
+        Normal: f"mean of {design.response.text}, in the unit of the file",
+    }.get(type(law), f"expected number of {design.response.text}")
+
+    def predict(columns: Mapping[str, np.ndarray]) -> Forecast:
+        x, offset = _inputs(design, columns)
+        x = widen({"x": x})["x"]
+        # The predictor at nodes of its law [S, n], their weights, and its mean and sd.
+        if thetas is None:
+            mean, sd = _line(assembly.family, eta, x)
+            points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+            weights = weights / weights.sum()
+            nodes = mean + points[:, None] * sd + offset
+            ends = [mean + offset + sign * sure.width * sd for sign in (-1.0, 1.0)]
+            line = mean + offset, sd
+        else:
+            nodes = thetas @ x.T + offset
+            weights = np.full(len(nodes), 1.0 / len(nodes))
+            ends = list(np.quantile(nodes, sure.ends, axis=0))
+            line = None
+        return _forecast(law, column, nodes, weights, ends, line, sure)
+
+    return Predictor(what, ("",), _predicting(design), predict, sure.draws if drawn else 0)
+
+
+def _forecast(
+    law: Any,
+    column: Any,
+    nodes: np.ndarray,
+    weights: np.ndarray,
+    ends: list[np.ndarray],
+    line: tuple[np.ndarray, np.ndarray] | None,
+    sure: _Sure,
+) -> Forecast:
+    """Makes a forecast of one outcome from its linear predictor; the mean of the outcome rises in it.
+
+    ``line`` is the mean and sd of the predictor where it is normal and the nodes are those of quadrature.
+    """
+    unit = float(getattr(column, "scale", 1.0))
+    centre = float(getattr(column, "center", 0.0))
+
+    def told(a: np.ndarray) -> np.ndarray:
+        if isinstance(law, Bernoulli):
+            return np.asarray(scipy.special.expit(a))
+        if isinstance(law, Normal):
+            return centre + unit * a
+        return np.asarray(np.exp(np.clip(a, -_MOST_EXPONENT, _MOST_EXPONENT)))
+
+    values = told(nodes)
+    mean = weights @ values
+    sd = np.sqrt(np.maximum(weights @ (values - mean) ** 2, 0.0))
+    lower, upper = map(told, ends)
+    found = Forecast(*(each[:, None] for each in (mean, sd, lower, upper)))
+    if isinstance(law, Bernoulli):
+        return found
+    if isinstance(law, Normal):
+        noise = law.noise_scale * unit
+        if line is None:
+            new = [_mixed_normal(values, weights, noise, end) for end in sure.ends]
+        else:
+            apart = sure.width * np.hypot(unit * line[1], noise)
+            new = [told(line[0]) - apart, told(line[0]) + apart]
+    else:
+        new = [_least_count(law, values, weights, end) for end in sure.ends]
+        rough = np.zeros(len(mean), bool) if line is None else _is_rough(law, *line, sure)
+        if line is not None and rough.any():
+            points = np.linspace(-8.0, 8.0, _CLOSE)
+            close = told(line[0][rough] + points[:, None] * line[1][rough])
+            shares = scipy.special.softmax(-0.5 * points**2)
+            for each, end in zip(new, sure.ends, strict=True):
+                each[rough] = _least_count(law, close, shares, end)
+    return found._replace(outcome_lower=new[0][:, None], outcome_upper=new[1][:, None])
+
+
+def _is_rough(law: Any, mean: np.ndarray, sd: np.ndarray, sure: _Sure) -> np.ndarray:
+    """Says of which counts the quadrature's nodes are too far apart for quantiles, bool [n]."""
+    highest = np.clip(mean + sure.width * sd, -_MOST_EXPONENT, _MOST_EXPONENT)
+    # The variance of the log of a count at that rate.
+    own = np.exp(-highest) + (law.dispersion if isinstance(law, NegativeBinomial) else 0.0)
+    return np.asarray(sd > _APART * np.sqrt(own))
+
+
+def _mixed_normal(
+    centres: np.ndarray, weights: np.ndarray, noise: float, probability: float
+) -> np.ndarray:
+    """Returns the quantiles of mixtures Σ w N(centre, noise²), [n] of [S, n], by bisection."""
+    mean = weights @ centres
+    reach = 40.0 * (noise + np.sqrt(weights @ (centres - mean) ** 2))
+    low, high = mean - reach, mean + reach
+    for _ in range(80):
+        middle = 0.5 * (low + high)
+        above = weights @ scipy.special.ndtr((middle - centres) / noise) >= probability
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return 0.5 * (low + high)
+
+
+def _least_count(
+    law: Any, rates: np.ndarray, weights: np.ndarray, probability: float
+) -> np.ndarray:
+    """Returns the least k with P(Y ≤ k) ≥ probability, of mixtures over rates [S, n], by bisection."""
+
+    def below(count: np.ndarray) -> np.ndarray:
+        if isinstance(law, NegativeBinomial):
+            shape = 1.0 / law.dispersion
+            chance = scipy.stats.nbinom.cdf(count, shape, shape / (shape + rates))
+        else:
+            chance = scipy.stats.poisson.cdf(count, rates)
+        return np.asarray(weights @ chance)
+
+    low, high = np.full(rates.shape[1], -1.0), np.ones(rates.shape[1])
+    while (short := (below(high) < probability) & (high < _LARGEST_COUNT)).any():
+        high = np.where(short, 4.0 * high, high)
+    while (high - low > 1.0).any():
+        middle = np.floor(0.5 * (low + high))
+        enough = below(middle) >= probability
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high
+
+
+def _line(family: Any, eta: Eta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and sd of xᵀθ for each row of x."""
+    mean, root = draws_of.mean_root(family, eta)
+    spread = x @ root if root.ndim == 2 else x * root
+    return x @ mean, np.sqrt((spread**2).sum(axis=1))
+
+
+def _coefficients(assembly: Assembly, eta: Eta, sure: _Sure) -> np.ndarray:
+    """Draws what x is multiplied by, [S, W]: of a site that nobody has seen, with its effects."""
+    theta = draws_of.thetas(assembly.family, eta, sure.draws, sure.seed)
+    model = assembly.model
+    if not isinstance(model, WithScales):
+        return theta
+    effects = draws_of.constrained(model, theta)["effects"]
+    return np.concatenate([theta[:, : model.effects.size], effects], axis=1)
+
+
+def _of_several(assembly: Assembly, layout: Outcomes, eta: Eta, sure: _Sure) -> Predictor:
+    """Predicts several numbers, whose predictors are exactly normal."""
+    design = assembly.design
+    names = design.response.columns
+    columns_of = [assembly.schema[name] for name in names]
+
+    def predict(columns: Mapping[str, np.ndarray]) -> Forecast:
+        x, _ = _inputs(design, columns)
+        found = []
+        for index, (column, noise) in enumerate(zip(columns_of, layout.noise_scales, strict=True)):
+            wide = np.zeros((len(x), len(names), x.shape[1]))
+            wide[:, index] = x
+            mean, sd = _line(assembly.family, eta, wide.reshape(len(x), -1))
+            centre, unit = column.center + column.scale * mean, column.scale * sd
+            new = sure.width * column.scale * np.hypot(sd, noise)
+            apart = sure.width * unit
+            found.append((centre, unit, centre - apart, centre + apart, centre - new, centre + new))
+        return Forecast(*(np.stack(each, axis=1) for each in zip(*found, strict=True)))
+
+    what = "mean of each outcome, in the unit of the file"
+    return Predictor(what, names, _predicting(design), predict, 0)
+
+
+def _of_levels(assembly: Assembly, eta: Eta, sure: _Sure) -> Predictor:
+    """Predicts the probability of each level."""
+    design, model = assembly.design, assembly.model
+    theta = draws_of.thetas(assembly.family, eta, sure.draws, sure.seed)
+    coefficients = theta.reshape(sure.draws, len(model.levels) - 1, len(model.columns))
+
+    def values(x: np.ndarray) -> np.ndarray:
+        logits = np.einsum("skd,nd->snk", coefficients, x)
+        logits = np.concatenate([np.zeros((*logits.shape[:2], 1)), logits], axis=2)
+        return np.asarray(scipy.special.softmax(logits, axis=2))
+
+    def predict(columns: Mapping[str, np.ndarray]) -> Forecast:
+        x, _ = _inputs(design, columns)
+        return _averaged(values, x, len(model.levels), sure)
+
+    what = f"probability of each level of {design.response.text}"
+    return Predictor(what, model.levels, _predicting(design), predict, sure.draws)
+
+
+def _of_survival(
+    assembly: Assembly, model: GeneralisedLinearModel, eta: Eta, sure: _Sure, widen: _Widen
+) -> Predictor:
+    """Predicts the probability to be without the event until each cut; without cuts, to the end."""
+    design, layout = assembly.design, model.layout
+    assert isinstance(layout, Intervals)
+    assert isinstance(model.response, Events)
+    time = assembly.schema[design.response.columns[0]]
+    times = layout.cuts or (time.bounds[1],)
+    thetas = _coefficients(assembly, eta, sure)
+    intervals = len(layout.cuts) + 1
+    ends = np.array([0.0, *layout.cuts, math.inf])
+    exposure = np.clip(np.array(times)[:, None], ends[:-1], ends[1:]) - ends[:-1]
+
+    def values(x: np.ndarray) -> np.ndarray:
+        along = thetas[:, intervals:] @ x.T
+        highest = _MOST_EXPONENT
+        baseline = np.exp(np.clip(thetas[:, :intervals], -highest, highest)) @ exposure.T
+        hazard = baseline[:, None, :] * np.exp(np.clip(along, -highest, highest))[:, :, None]
+        return np.asarray(np.exp(-hazard))
+
+    def predict(columns: Mapping[str, np.ndarray]) -> Forecast:
+        x, _ = _inputs(design, columns)
+        return _averaged(values, widen({"x": x})["x"], len(times), sure)
+
+    labels = tuple(f"{cut:g}" for cut in times)
+    what = f"probability to be without {design.response.columns[1]} until each time, in the file's unit"
+    return Predictor(what, labels, _predicting(design), predict, sure.draws)
+
+
+def _averaged(
+    values: Callable[[Any], np.ndarray], rows: Any, quantities: int, sure: _Sure
+) -> Forecast:
+    """Averages values [S, n, m] over draws, some rows at a time."""
+    together = max(1, _AT_ONCE // (sure.draws * quantities))
+    columns = rows if isinstance(rows, dict) else {"x": rows}
+    count = len(next(iter(columns.values())))
+    found = []
+    for start in range(0, count, together):
+        piece = {name: column[start : start + together] for name, column in columns.items()}
+        drawn = values(piece if isinstance(rows, dict) else piece["x"])
+        low, high = np.quantile(drawn, sure.ends, axis=0)
+        found.append((drawn.mean(axis=0), drawn.std(axis=0, ddof=1), low, high))
+    return Forecast(*(np.concatenate(each) for each in zip(*found, strict=True)))
+
+
+def _of_numpyro(assembly: Assembly, posterior: Eta, sure: _Sure) -> Predictor:
+    """Predicts the one column that a NumPyro model draws, by the laws of its site over draws of θ."""
+    model, design = assembly.model, assembly.design
+    drawn = ancestral.outcomes(model)
+    if len(drawn) != 1 or len(drawn) == len(model.record):
+        columns = ", ".join(f"`{outcome.column}`" for outcome in drawn)
+        raise errors.ConfigError(
+            f"model {model.name} draws {columns} of a record with {', '.join(model.record)}: it predicts "
+            "no single outcome from others",
+            "`fedvi synthesise` writes records of such a model",
+        )
+    (outcome,) = drawn
+    what, labels, quantity = _quantity(assembly, outcome)
+    theta = draws_of.thetas(assembly.family, posterior, sure.draws, sure.seed)
+    latents = draws_of.constrained(model, theta)
+
+    @jax.jit
+    def compiled(at: Any, records: Any) -> Any:
+        return quantity(ancestral.law(model, outcome, at, records))
+
+    def values(records: dict[str, np.ndarray]) -> np.ndarray:
+        with jax.enable_x64(True):
+            each = jax.vmap(compiled, in_axes=(0, None))
+            found: np.ndarray = np.asarray(each(latents, records))
+        return found
+
+    def records_of(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        count = len(next(iter(columns.values())))
+        shape = model.record[outcome.column]
+        kind = np.float64 if np.issubdtype(shape.dtype, np.floating) else shape.dtype
+        empty = np.zeros((count, *shape.shape), kind)
+        if design is None:
+            given = {name: columns[name] for name in model.record if name != outcome.column}
+            return {**given, outcome.column: empty}
+        x, offset = _inputs(design, columns)
+        if outcome.first:
+            empty[:, 1] = offset
+        return {"x": x, "y": empty}
+
+    def predict(columns: Mapping[str, np.ndarray]) -> Forecast:
+        return _averaged(values, records_of(columns), len(labels), sure)
+
+    needed = _predicting(design) if design is not None else _given(model, outcome, assembly.schema)
+    return Predictor(what, labels, needed, predict, sure.draws)
+
+
+def _given(model: NumPyroModel, outcome: ancestral.Outcome, schema: Schema) -> tuple[str, ...]:
+    """Returns the columns of the schema that a model is given; an indicator comes with its own."""
+    indicators = {indicator_name(name): name for name in schema}
+    names = [indicators.get(name, name) for name in model.record if name != outcome.column]
+    return tuple(dict.fromkeys(names))
+
+
+def _quantity(
+    assembly: Assembly, outcome: ancestral.Outcome
+) -> tuple[str, tuple[str, ...], Callable[[Any], Any]]:
+    """Returns what is told of an outcome, its labels, and law [n] → values [n, m]."""
+    design = assembly.design
+    names = (outcome.column,) if design is None else design.response.columns
+    text = outcome.column if design is None else design.response.text
+    column = assembly.schema[names[0]]
+    if design is not None and design.response.type in ("several", "survival"):
+        raise errors.ConfigError(
+            f"the response is {text}, of a model of the study's own: nothing is known of what it means",
+            "predict single columns, or take `kind` "
+            + ('"multivariate_linear"' if design.response.type == "several" else '"survival"'),
+        )
+    if isinstance(column, Level):
+        levels = range(len(column.levels))
+
+        def chances(law: Any) -> Any:
+            each = [jnp.exp(law.log_prob(jnp.full(law.batch_shape, k))) for k in levels]
+            return jnp.stack(each, axis=-1)
+
+        return f"probability of each level of {text}", column.levels, chances
+    if isinstance(column, Binary):
+        return (
+            f"probability that {text} is true",
+            ("",),
+            lambda law: jnp.exp(law.log_prob(jnp.ones(law.batch_shape)))[..., None],
+        )
+    assert isinstance(column, Number)
+    unit, centre = column.scale, column.center
+    what = f"mean of {text}, in the unit of the file"
+    return what, ("",), lambda law: centre + unit * law.mean[..., None]

@@ -1,0 +1,250 @@
+"""Claims about `fedvi posterior`: files that other tools read, and what each of them says it cost."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import pytest
+from click.testing import CliRunner, Result
+from numpyro import distributions as dist
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+
+from fedvi.cli import _results
+from fedvi.cli.main import main
+from fedvi.experiment import build, finished, server_plan
+from fedvi.experiment.config import parse_study
+from fedvi.server import protocol
+from tests import forward_models
+from tests.studies import raw_study
+
+pytestmark = pytest.mark.numpyro
+
+NUMBER = {"type": "number", "bounds": [-100, 100], "center": 0, "scale": 1}
+
+
+def fedvi(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def ended(raw: dict[str, Any], folder: Path, seed: int = 0) -> tuple[Path, Any]:
+    """A server's folder after a run that folded nothing: its posterior is the prior, or the start."""
+    assembly = build.assemble(parse_study(raw))
+    plan = server_plan.make(assembly)
+    spec = server_plan.to_spec(plan)
+    folder.mkdir()
+    server_plan.keep(plan, folder)
+    _results.write(plan, spec, protocol.initial_state(spec), folder)
+    return folder, assembly
+
+
+def own(family: str, folder: Path) -> tuple[Path, Any]:
+    """A study of a NumPyro model of two sites, the later of them first in the alphabet."""
+    raw = raw_study(["c0"], 2, family=family, solver={"kind": "gradient"})
+    raw["model"]["kind"] = "tests.forward_models:line"
+    del raw["prior"]
+    return ended(raw, folder)
+
+
+def mixture(folder: Path) -> tuple[Path, Any]:
+    raw = {
+        "study": {"name": "mixed"},
+        "model": {"kind": "gaussian_mixture", "columns": ["a", "b"], "components": 2}
+        | {"scales": [1.0, 1.0], "row_norm": 2.0},
+        "solver": {"kind": "vips"},
+        "schedule": {"kind": "sequential", "rounds": 1},
+        "privacy": {"epsilon": 1.0, "delta": 1e-5, "unit": "record", "relation": "add_remove"},
+        "data": {"max_records": 64},
+        "clients": [{"name": "north"}, {"name": "south"}],
+    }
+    return ended(raw, folder)
+
+
+@pytest.fixture(scope="module")
+def trauma(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "trauma"
+    fedvi("simulate", examples / "trauma" / "study.toml", "--quiet", "--out", folder)
+    return folder
+
+
+def read_csv(path: Path) -> dict[str, np.ndarray]:
+    with path.open(encoding="utf-8", newline="") as file:
+        names, *rows = csv.reader(file)
+    return dict(zip(names, np.array(rows, float).T, strict=True))
+
+
+def test_without_options_it_prints_the_table_and_what_it_cost(trauma: Path) -> None:
+    text = fedvi("posterior", trauma).output
+    assert "(Intercept)" in text
+    assert "odds ratio" in text
+    assert "no claim: what left the sites was not protected" in text
+    rows = json.loads(fedvi("posterior", trauma, "--json").output)["coefficients"]
+    with np.load(trauma / "posterior.npz") as kept:
+        assert [row["mean"] for row in rows] == kept["mean"].tolist()
+
+
+def test_draws_are_those_of_the_posterior_and_the_same_in_all_formats(
+    trauma: Path, tmp_path: Path
+) -> None:
+    arviz = pytest.importorskip("arviz")
+    paths = [tmp_path / f"draws{suffix}" for suffix in (".nc", ".npz", ".csv")]
+    options = [part for path in paths for part in ("--to", path)]
+    fedvi("posterior", trauma, *options, "--draws", 3000, "--seed", 5)
+    with np.load(paths[1]) as file:
+        draws = file["coefficients"]
+    with np.load(trauma / "posterior.npz") as kept:
+        names, mean, covariance = kept["names"].tolist(), kept["mean"], np.linalg.inv(kept["J"])
+    assert draws.shape == (3000, 5)
+    sd = np.sqrt(np.diag(covariance))
+    # Five standard errors of 3,000 draws: false alarms below 1e-5.
+    assert (np.abs(draws.mean(axis=0) - mean) < 5.0 * sd / np.sqrt(3000)).all()
+    apart = np.abs(np.cov(draws.T) - covariance) / np.outer(sd, sd)
+    assert apart.max() < 5.0 * np.sqrt(2.0 / 3000)
+    data = arviz.from_netcdf(paths[0])
+    found = data.posterior["coefficients"]
+    assert found.dims == ("chain", "draw", "coefficient")
+    assert found.coords["coefficient"].values.tolist() == names
+    np.testing.assert_array_equal(found.values[0], draws)
+    assert np.isinf(data.posterior.attrs["privacy_epsilon"])
+    table = read_csv(paths[2])
+    assert list(table) == names
+    np.testing.assert_array_equal(np.stack(list(table.values()), axis=1), draws)
+    again = tmp_path / "again.npz"
+    fedvi("posterior", trauma, "--to", again, "--draws", 3000, "--seed", 5)
+    np.testing.assert_array_equal(np.load(again)["coefficients"], draws)
+    fedvi("posterior", trauma, "--to", again, "--draws", 3000, "--seed", 6)
+    assert not np.array_equal(np.load(again)["coefficients"], draws)
+
+
+@pytest.mark.parametrize(
+    ("family", "guide"),
+    [("full_gaussian", AutoMultivariateNormal), ("diagonal_gaussian", AutoDiagonalNormal)],
+)
+def test_numpyros_own_guide_takes_the_parameters_as_they_are(
+    family: str, guide: Any, tmp_path: Path
+) -> None:
+    folder, assembly = own(family, tmp_path / "run")
+    # A posterior that tells coordinates apart, in the place of the prior.
+    mean = np.array([1.0, -2.0, 0.5])
+    root = np.array([[0.1, 0.0, 0.0], [0.05, 0.2, 0.0], [-0.1, 0.1, 0.3]])
+    full = family == "full_gaussian"
+    covariance = root @ root.T if full else np.diag(np.diag(root) ** 2)
+    spread = covariance if full else np.diag(covariance)
+    eta = assembly.family.from_moments(mean, spread)
+    kept = dict(np.load(folder / "result" / "posterior.npz"))
+    np.savez(folder / "result" / "posterior.npz", **{**kept, "h": eta.h, "J": eta.J})
+    assert kept["names"].tolist() == ["slopes[0]", "slopes[1]", "noise"]
+    said = fedvi("posterior", folder, "--numpyro", tmp_path / "guide.npz").output
+    assert f"parameters of {guide.__name__} written" in said
+    params = dict(np.load(tmp_path / "guide.npz"))
+    count = 20_000
+    made = guide(forward_models.line)
+    records = {"x": np.zeros((1, 2)), "y": np.zeros(1)}
+    # What the note says, since "slopes" is drawn before "noise".
+    assert "call the guide once by itself" in said
+    with numpyro.handlers.seed(rng_seed=0):
+        made(**records)
+    draws = Predictive(made, params=params, num_samples=count)(jax.random.key(0), **records)
+    theta = np.concatenate([draws["slopes"], np.log(draws["noise"])[:, None]], axis=1)
+    sd = np.sqrt(np.diag(covariance))
+    assert (np.abs(theta.mean(axis=0) - mean) < 5.0 * sd / np.sqrt(count)).all()
+    apart = np.abs(np.cov(theta.T) - covariance) / np.outer(sd, sd)
+    assert apart.max() < 5.0 * np.sqrt(2.0 / count)
+    # Draws are in the supports of the sites.
+    fedvi("posterior", folder, "--to", tmp_path / "draws.csv", "--draws", 4000)
+    table = read_csv(tmp_path / "draws.csv")
+    assert list(table) == ["slopes[0]", "slopes[1]", "noise"]
+    assert np.log(table["noise"]).mean() == pytest.approx(0.5, abs=5.0 * sd[2] / np.sqrt(4000))
+
+
+def test_a_regressions_guide_needs_no_call_before(trauma: Path, tmp_path: Path) -> None:
+    said = fedvi("posterior", trauma, "--numpyro", tmp_path / "guide.npz").output
+    assert "call the guide" not in said
+    params = dict(np.load(tmp_path / "guide.npz"))
+    with np.load(trauma / "posterior.npz") as kept:
+        mean, covariance = kept["mean"], np.linalg.inv(kept["J"])
+
+    def model() -> None:
+        numpyro.sample("coefficients", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+
+    made = AutoMultivariateNormal(model)
+    draws = Predictive(made, params=params, num_samples=20_000)(jax.random.key(0))["coefficients"]
+    sd = np.sqrt(np.diag(covariance))
+    assert (np.abs(draws.mean(axis=0) - mean) < 5.0 * sd / np.sqrt(20_000)).all()
+    apart = np.abs(np.cov(draws.T) - covariance) / np.outer(sd, sd)
+    assert apart.max() < 5.0 * np.sqrt(2.0 / 20_000)
+
+
+def test_a_conjugate_model_has_its_parameters_by_name(tmp_path: Path) -> None:
+    folder, _ = mixture(tmp_path / "run")
+    paths = [tmp_path / "draws.npz", tmp_path / "draws.csv"]
+    said = fedvi("posterior", folder, "--to", paths[0], "--to", paths[1], "--draws", 50).output
+    assert "for one record, view message" in said
+    with np.load(paths[0]) as file:
+        shapes = {name: file[name].shape for name in file.files}
+        weights = file["weights"]
+    assert shapes == {"weights": (50, 2), "means": (50, 2, 2), "precisions": (50, 2, 2, 2)}
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-9)
+    assert list(read_csv(paths[1]))[:4] == ["weights[1]", "weights[2]", "means[1,a]", "means[1,b]"]
+    told = json.loads((tmp_path / "draws.npz.json").read_text())
+    # A server's folder states no claim of its own: that of the plan, sites added up.
+    prices = {claim["relation"]: claim["epsilon"] for claim in told["claims"]}
+    assert prices["add_remove"] == pytest.approx(2.0, rel=0.02)
+    assert told["claims"][0]["delta"] == 2e-5
+    text = fedvi("posterior", folder, "--numpyro", tmp_path / "guide.npz", code=2).output
+    assert "the family is Product, expected a full or diagonal Gaussian" in text
+
+
+def test_a_damaged_or_foreign_posterior_is_refused(tmp_path: Path) -> None:
+    folder, _ = mixture(tmp_path / "run")
+    path = folder / "result" / "posterior.npz"
+    kept = dict(np.load(path))
+    np.savez(path, **{**kept, "0.power": kept["0.power"] - 10.0})
+    assert "improper" in fedvi("posterior", folder, code=2).output
+    np.savez(path, **{name: value for name, value in kept.items() if name != "1.rate"})
+    assert "no posterior of a Product can be read" in fedvi("posterior", folder, code=2).output
+    np.savez(path, **{**kept, "names": np.array(["x", "y"])})
+    assert "files of two runs" in fedvi("posterior", folder, code=2).output
+    (folder / "result" / "result.json").write_text("[]")
+    np.savez(path, **kept)
+    assert "holds no result of a run" in fedvi("posterior", folder, code=2).output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--to", "draws.txt"], "expected .csv, .nc, .npz"),
+        (["--to", "nowhere/draws.csv"], "does the folder exist?"),
+        (["--summary", "table.txt"], "expected '.csv'"),
+        (["--numpyro", "guide.csv"], "expected '.npz'"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    options: list[str], said: str, trauma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in fedvi("posterior", trauma, *options, code=2).output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_nc_without_arviz_says_what_to_install(
+    trauma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    text = fedvi("posterior", trauma, "--to", tmp_path / "draws.nc", code=2).output
+    assert "pip install 'fedvi[report]'" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_claim_is_rounded_up(trauma: Path) -> None:
+    run = finished.read(trauma)
+    claim = {"epsilon": 1.23411, "delta": 1e-5, "relation": "substitute"}
+    claim |= {"unit": "record", "view": "message", "accountant": "pld"}
+    assert "epsilon 1.235 (substitute)" in run._replace(claims=(claim,)).claimed

@@ -1,0 +1,194 @@
+"""Claims about `fedvi predict`: a line for each record in its order, with what is known of it."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.special
+from click.testing import CliRunner, Result
+
+from fedvi.cli.main import main
+from fedvi.experiment import evaluation, finished, new_records
+from fedvi.models.lda import document_topics
+from tests.integration.test_posterior_cli import ended, mixture
+
+HEAD = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,who"
+ANN = "63,1,1,145,233,1,2,150,0,2.3,ann"
+EVE = "?,0,4,120,0,0,0,120,1,1,eve"
+
+
+def fedvi(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def runs(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("trauma", "heart-disease"):
+        study = examples / name / "study.toml"
+        fedvi("simulate", study, "--quiet", "--out", folder / name)
+    return folder
+
+
+def test_probabilities_are_averaged_over_the_posterior_line_by_line(
+    runs: Path, examples: Path, tmp_path: Path
+) -> None:
+    file = examples / "trauma" / "data" / "hospital-3.csv"
+    said = fedvi("predict", runs / "trauma", file, "--out", tmp_path / "p.csv").output
+    assert "216 records predicted" in said
+    assert "not private about the new records" in said
+    rows = read(tmp_path / "p.csv")
+    table = np.genfromtxt(file, delimiter=",", names=True)
+    x = np.stack([np.ones(216), *(table[name] for name in ("sex", "age", "ISS", "GCS"))], axis=1)
+    with np.load(runs / "trauma" / "posterior.npz") as kept:
+        mean, covariance = kept["mean"], np.linalg.inv(kept["J"])
+    theta = np.random.default_rng(0).multivariate_normal(mean, covariance, 50_000)
+    p = scipy.special.expit(theta @ x.T)
+    assert [int(row["row"]) for row in rows] == list(range(1, 217))
+    # 50,000 draws: five standard errors of at most 0.5 / √50000.
+    np.testing.assert_allclose([float(row["mean"]) for row in rows], p.mean(axis=0), atol=0.011)
+    np.testing.assert_allclose([float(row["sd"]) for row in rows], p.std(axis=0), atol=0.005)
+    low, high = np.quantile(p, [0.025, 0.975], axis=0)
+    np.testing.assert_allclose([float(row["lower"]) for row in rows], low, atol=0.01)
+    np.testing.assert_allclose([float(row["upper"]) for row in rows], high, atol=0.01)
+    about = json.loads((tmp_path / "p.csv.json").read_text())
+    assert (about["rows"], about["empty"], about["level"]) == (216, 0, 0.95)
+    assert about["what"] == "probability that mortality is true"
+    # What `evaluate` calls accurate is what these lines say.
+    labels = table["mortality"] == 1
+    found = json.loads(fedvi("evaluate", runs / "trauma", file, "--json").output)
+    share = np.mean([(float(row["mean"]) > 0.5) == y for row, y in zip(rows, labels, strict=True)])
+    assert found["classes"]["accuracy"] == pytest.approx(share, abs=1e-9)
+
+
+def test_a_record_that_does_not_fit_leaves_an_empty_line_with_the_reason(
+    runs: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.csv"
+    odd = ANN.replace("63,1,1", "63,7,1").replace("ann", "bob")
+    lines = [HEAD, ANN, odd, "", EVE, "broken", 'a,"b', ANN.replace("ann", "zoë")]
+    new.write_bytes(("\n".join(lines) + "\n").encode() + b"\xff,1\n")
+    said = fedvi(
+        "predict", runs / "heart-disease", new, "--out", tmp_path / "p.csv", "--id", "who"
+    ).output
+    rows = read(tmp_path / "p.csv")
+    assert [row["who"] for row in rows] == ["ann", "bob", "eve", "", "", "zoë", ""]
+    assert [row["row"] for row in rows] == list("1234567")
+    reasons = [row["reason"] for row in rows]
+    broken = "the line cannot be read"
+    # The age that is missing is imputed, as the schema says.
+    assert reasons == [
+        "",
+        "`sex` holds '7', which the schema drops",
+        "",
+        broken,
+        broken,
+        "",
+        broken,
+    ]
+    for row in rows:
+        assert all((row[name] == "") == bool(row["reason"]) for name in ("mean", "sd", "lower"))
+    assert float(rows[0]["mean"]) == pytest.approx(float(rows[5]["mean"]), rel=1e-12)
+    assert rows[0]["mean"] != rows[2]["mean"]
+    assert "4 of them do not fit the schema" in said
+
+
+def test_a_file_is_read_a_part_at_a_time_and_says_the_same(runs: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.csv"
+    new.write_text("\n".join([HEAD, *[ANN, EVE] * 5]) + "\n")
+    run = finished.read(runs / "heart-disease")
+    study, schema = run.assembly.study, run.assembly.schema
+    names = [name for name in run.assembly.design.columns if name != "disease"]
+    (whole,) = new_records.parts(study, schema, names, new)
+    cut = list(new_records.parts(study, schema, names, new, rows=3))
+    assert [part.first for part in cut] == [1, 4, 7, 10]
+    for name, column in whole.columns.items():
+        joined = np.concatenate([part.columns[name] for part in cut])
+        np.testing.assert_array_equal(joined, column)
+
+
+def test_a_file_without_header_has_the_columns_of_the_study(
+    runs: Path, examples: Path, tmp_path: Path
+) -> None:
+    file = examples / "heart-disease" / "data" / "processed.cleveland.data"
+    fedvi("predict", runs / "heart-disease", file, "--out", tmp_path / "p.csv", "--level", 0.5)
+    rows = read(tmp_path / "p.csv")
+    assert len(rows) == 303
+    run = evaluation.read_run(runs / "heart-disease")
+    source = evaluation.read_records(run.assembly, file)
+    x = source.records["x"]
+    spread = np.sqrt(np.einsum("nd,de,ne->n", x, np.linalg.inv(run.posterior.J), x))
+    centre = x @ np.linalg.solve(run.posterior.J, run.posterior.h)
+    # The quartiles of a normal law.
+    upper = scipy.special.expit(centre + 0.6744897501960817 * spread)
+    np.testing.assert_allclose([float(row["upper"]) for row in rows], upper, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("a,b\n1,2\n", [], "no column"),
+        ("", [], "has no record"),
+        (f"{HEAD}\n", [], "has no record"),
+        (f"{HEAD}\n{ANN}\n", ["--id", "nobody"], "nobody"),
+        (f"{HEAD},row\n{ANN},7\n", ["--id", "row"], "a column of that name"),
+    ],
+)
+def test_a_file_that_cannot_be_predicted_leaves_nothing_behind(
+    text: str, options: list[str], said: str, runs: Path, examples: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.csv"
+    new.write_text(text)
+    # The trauma study has no list of columns: the first line must have their names.
+    name = "heart-disease" if text.startswith(HEAD) else "trauma"
+    found = fedvi("predict", runs / name, new, "--out", tmp_path / "p.csv", *options, code=2)
+    assert said in found.output
+    assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
+
+
+def test_components_and_topics_of_new_records_are_told(tmp_path: Path) -> None:
+    folder, assembly = mixture(tmp_path / "mixture")
+    x = np.array([[0.0, 1.0], [np.nan, 0.0], [3.0, -3.0]])
+    np.savez(tmp_path / "x.npz", x=x)
+    fedvi("predict", folder, tmp_path / "x.npz", "--out", tmp_path / "p.csv")
+    rows = read(tmp_path / "p.csv")
+    posterior = finished.read(folder).posterior
+    expected = assembly.model.responsibilities(posterior, x[[0, 2]])
+    assert rows[1]["reason"] == "it is no record that the model knows"
+    assert rows[1]["component 1"] == ""
+    found = [[float(rows[i][f"component {k}"]) for k in (1, 2)] for i in (0, 2)]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    raw = {
+        "study": {"name": "topics"},
+        "model": {"kind": "latent_dirichlet", "topics": 2, "vocabulary": 9, "distinct": 4},
+        "solver": {"kind": "vips", "noise_multiplier": 0.0},
+        "schedule": {"kind": "sequential", "rounds": 1},
+        "privacy": {"protection": "none"},
+        "data": {"max_records": 4},
+        "clients": [{"name": "north"}],
+    }
+    folder, assembly = ended(raw, tmp_path / "topics")
+    records = assembly.model.made_up(6, np.random.default_rng(0))
+    np.savez(tmp_path / "d.npz", **records)
+    fedvi("predict", folder, tmp_path / "d.npz", "--out", tmp_path / "t.csv")
+    posterior = finished.read(folder).posterior
+    shares = document_topics(assembly.model, posterior, records)
+    found = [[float(row[f"topic {k}"]) for k in (1, 2)] for row in read(tmp_path / "t.csv")]
+    np.testing.assert_allclose(found, shares, rtol=1e-6)
+    # `evaluate` knows a measure of both kinds.
+    said = json.loads(fedvi("evaluate", folder, tmp_path / "d.npz", "--json").output)
+    assert said["measure"] == "completion perplexity"
+    assert (said["rows"], said["private"]) == (6, False)
+    np.savez(tmp_path / "y.npz", x=np.zeros((3, 2)))
+    said_so = fedvi("evaluate", tmp_path / "mixture", tmp_path / "y.npz").output
+    assert "mean log-likelihood" in said_so
+    assert "not private" in said_so

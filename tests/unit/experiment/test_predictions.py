@@ -1,0 +1,254 @@
+"""Claims about predictions of new records: closed forms, against draws made another way."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+from fedvi import errors
+from fedvi.experiment import build
+from fedvi.experiment.config import parse_study
+from fedvi.experiment.predictions import predictor
+from fedvi.expfam.gaussian import FullGaussian
+from tests.studies import raw_study
+
+DRAWS = 400_000
+A = np.array([-1.0, 0.3, 2.0])
+NUMBER = {"type": "number", "bounds": [-100, 100], "center": 0, "scale": 1}
+COUNTED = {"type": "count", "bounds": [0, 1000]}
+SCALED = {"type": "number", "bounds": [0, 200], "center": 100, "scale": 20}
+
+
+def assembled(kind: str, formula: str, schema: dict[str, Any], **model: Any) -> Any:
+    raw = raw_study(["c0"], 1, solver={"kind": model.pop("solver", "glm")})
+    raw["model"] = {"kind": kind, "formula": formula, **model}
+    raw["data"] = {"schema": schema | {"a": NUMBER}}
+    if ":" in kind:
+        del raw["prior"]
+    return build.assemble(parse_study(raw))
+
+
+def gaussian(size: int) -> tuple[Any, np.ndarray]:
+    """A posterior over ``size`` coefficients, and draws of it that are made here."""
+    generator = np.random.default_rng(5)
+    root = 0.3 * generator.normal(size=(size, size)) / np.sqrt(size) + 0.3 * np.eye(size)
+    mean = generator.normal(size=size) * 0.5
+    eta = FullGaussian(size).from_moments(mean, root @ root.T)
+    return eta, mean + np.random.default_rng(6).normal(size=(DRAWS, size)) @ root.T
+
+
+def columns(**more: Any) -> dict[str, np.ndarray]:
+    return {"a": A, **more, "": np.zeros(len(A))}
+
+
+def check(found: Any, drawn: np.ndarray, at: int = 0) -> None:
+    """Holds the forecast of one quantity against draws [DRAWS, n] of it."""
+    sd = drawn.std(axis=0)
+    # Standard errors of DRAWS: of a mean sd/632; of an sd and of a 2.5 % point a few times that.
+    np.testing.assert_array_less(np.abs(found.mean[:, at] - drawn.mean(axis=0)), 0.01 * sd + 1e-12)
+    np.testing.assert_allclose(found.sd[:, at], sd, rtol=0.03)
+    low, high = np.quantile(drawn, [0.05, 0.95], axis=0)
+    np.testing.assert_allclose(found.lower[:, at], low, atol=0.03 * sd.max())
+    np.testing.assert_allclose(found.upper[:, at], high, atol=0.03 * sd.max())
+
+
+def test_a_probability_is_averaged_over_the_posterior() -> None:
+    assembly = assembled("logistic", "y ~ a", {"y": {"type": "binary"}})
+    eta, theta = gaussian(2)
+    how = predictor(assembly, eta, 0.9)
+    assert (how.labels, how.needed, how.draws) == (("",), ("a",), 0)
+    check(how.predict(columns()), scipy.special.expit(theta[:, :1] + theta[:, 1:] * A))
+
+
+def test_a_number_is_told_in_the_unit_of_the_file_with_the_noise_of_a_new_one() -> None:
+    assembly = assembled("linear", "y ~ a", {"y": SCALED}, noise_scale=0.5, solver="exact")
+    eta, theta = gaussian(2)
+    found = predictor(assembly, eta, 0.9).predict(columns())
+    drawn = 100.0 + 20.0 * (theta[:, :1] + theta[:, 1:] * A)
+    check(found, drawn)
+    spread = np.hypot(drawn.std(axis=0), 20.0 * 0.5)
+    reach = scipy.stats.norm.ppf(0.95) * spread
+    np.testing.assert_allclose(found.outcome_upper[:, 0], drawn.mean(axis=0) + reach, rtol=2e-3)
+    np.testing.assert_allclose(found.outcome_lower[:, 0], drawn.mean(axis=0) - reach, rtol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "negative_binomial"])
+def test_a_count_has_its_expected_number_and_an_interval_of_whole_ones(kind: str) -> None:
+    more: dict[str, Any] = {"dispersion": 0.5} if kind == "negative_binomial" else {}
+    years = {"type": "number", "bounds": [1, 50], "center": 0, "scale": 1}
+    assembly = assembled(kind, "y ~ a + offset(log(years))", {"y": COUNTED, "years": years}, **more)
+    eta, theta = gaussian(2)
+    how = predictor(assembly, eta, 0.9)
+    assert set(how.needed) == {"years", "a"}
+    at = np.array([2.0, 1.0, 20.0])
+    found = how.predict(columns(years=at))
+    rates = np.exp(theta[:, :1] + theta[:, 1:] * A + np.log(at))
+    check(found, rates)
+    generator = np.random.default_rng(7)
+    heard = rates * generator.gamma(2.0, 0.5, rates.shape) if more else rates
+    counts = generator.poisson(heard)
+    for end, told in ((0.05, found.outcome_lower), (0.95, found.outcome_upper)):
+        assert (told == np.floor(told)).all()
+        # The least k with P(Y ≤ k) ≥ p; 3e-3 for the error of the share of DRAWS.
+        assert ((counts <= told[:, 0]).mean(axis=0) > end - 3e-3).all()
+        assert ((counts <= told[:, 0] - 1).mean(axis=0) < end + 3e-3).all()
+
+
+def test_a_number_of_little_noise_is_as_unsure_as_its_mean() -> None:
+    assembly = assembled("linear", "y ~ a", {"y": SCALED}, noise_scale=0.01, solver="exact")
+    eta, theta = gaussian(2)
+    found = predictor(assembly, eta, 0.95).predict(columns())
+    reach = scipy.stats.norm.ppf(0.975) * np.hypot((found.sd[:, 0]), 20.0 * 0.01)
+    np.testing.assert_allclose(found.outcome_upper[:, 0], found.mean[:, 0] + reach, rtol=1e-8)
+    np.testing.assert_allclose(found.outcome_lower[:, 0], found.mean[:, 0] - reach, rtol=1e-8)
+    low, high = np.quantile(
+        100.0 + 20.0 * (theta[:, :1] + theta[:, 1:] * A), [0.025, 0.975], axis=0
+    )
+    # As in `check`; the noise adds less than 1e-3 of an sd.
+    np.testing.assert_allclose(found.outcome_lower[:, 0], low, atol=0.03 * found.sd.max())
+    np.testing.assert_allclose(found.outcome_upper[:, 0], high, atol=0.03 * found.sd.max())
+
+
+@pytest.mark.parametrize("kind", ["poisson", "negative_binomial"])
+def test_the_interval_of_a_large_count_does_not_fall_on_a_node(kind: str) -> None:
+    more: dict[str, Any] = {"dispersion": 1e-4} if kind == "negative_binomial" else {}
+    years = {"type": "number", "bounds": [1, 1e6], "center": 0, "scale": 1}
+    assembly = assembled(kind, "y ~ a + offset(log(years))", {"y": COUNTED, "years": years}, **more)
+    eta, theta = gaussian(2)
+    how = predictor(assembly, eta, 0.95)
+    # The first is small: its own noise is most of its interval, and few nodes do.
+    found = how.predict(columns(years=np.array([2.0, 1e5, 1e5])))
+    a = theta[:, :1] + theta[:, 1:] * A + np.log([2.0, 1e5, 1e5])
+    generator = np.random.default_rng(7)
+    heard = np.exp(a) * (generator.gamma(1e4, 1e-4, a.shape) if more else 1.0)
+    counts = generator.poisson(heard)
+    for end, told in ((0.025, found.outcome_lower), (0.975, found.outcome_upper)):
+        # Half a step between nodes is 0.025 sd, 0.0015 at these ends; 1e-3 for the share of DRAWS.
+        assert ((counts <= told[:, 0]).mean(axis=0) > end - 2.5e-3).all()
+        assert ((counts <= told[:, 0] - 1).mean(axis=0) < end + 2.5e-3).all()
+
+
+def test_levels_have_probabilities_that_add_up() -> None:
+    level = {"type": "level", "levels": ["none", "mild", "severe"]}
+    assembly = assembled("multinomial", "y ~ a", {"y": level}, solver="gradient")
+    eta, theta = gaussian(4)
+    how = predictor(assembly, eta, 0.9, draws=20_000)
+    found = how.predict(columns())
+    assert how.labels == ("none", "mild", "severe")
+    np.testing.assert_allclose(found.mean.sum(axis=1), 1.0, rtol=1e-12)
+    a = theta.reshape(DRAWS, 2, 2)
+    logits = np.stack([np.zeros((DRAWS, 3)), *(a[:, k, :1] + a[:, k, 1:] * A for k in (0, 1))], 2)
+    drawn = scipy.special.softmax(logits, axis=2)
+    for place in range(3):
+        # 20,000 draws there: a standard error of sd/141.
+        np.testing.assert_allclose(
+            found.mean[:, place],
+            drawn[:, :, place].mean(axis=0),
+            atol=0.05 * drawn.std(axis=0).max(),
+        )
+        np.testing.assert_allclose(found.sd[:, place], drawn[:, :, place].std(axis=0), rtol=0.06)
+
+
+def test_survival_falls_over_the_cuts_by_the_summed_hazard() -> None:
+    schema = {
+        "t": {"type": "number", "bounds": [0.01, 10], "center": 0, "scale": 1},
+        "died": {"type": "binary"},
+    }
+    assembly = assembled("survival", "Surv(t, died) ~ a", schema, cuts=[1.0, 4.0])
+    eta, theta = gaussian(4)
+    how = predictor(assembly, eta, 0.9, draws=20_000)
+    assert (how.labels, how.needed) == (("1", "4"), ("a",))
+    found = how.predict(columns())
+    risk = np.exp(theta[:, 3:] * A)
+    first = np.exp(-np.exp(theta[:, :1]) * risk)
+    second = first * np.exp(-3.0 * np.exp(theta[:, 1:2]) * risk)
+    for place, drawn in enumerate((first, second)):
+        off = np.abs(found.mean[:, place] - drawn.mean(axis=0))
+        assert (off < 0.05 * drawn.std(axis=0)).all()
+        np.testing.assert_allclose(found.sd[:, place], drawn.std(axis=0), rtol=0.06)
+    assert (found.mean[:, 1] < found.mean[:, 0]).all()
+
+
+def test_several_outcomes_have_each_their_own_unit_and_noise() -> None:
+    schema = {"y": SCALED, "z": NUMBER}
+    assembly = assembled(
+        "multivariate_linear", "cbind(y, z) ~ a", schema, noise_scale=[0.5, 2.0], solver="exact"
+    )
+    eta, theta = gaussian(4)
+    how = predictor(assembly, eta, 0.9)
+    found = how.predict(columns())
+    assert how.labels == ("y", "z")
+    check(found, 100.0 + 20.0 * (theta[:, :1] + theta[:, 1:2] * A), 0)
+    check(found, theta[:, 2:3] + theta[:, 3:] * A, 1)
+    wide = (found.outcome_upper - found.outcome_lower) / (2.0 * scipy.stats.norm.ppf(0.95))
+    np.testing.assert_allclose(wide[:, 1], np.hypot(found.sd[:, 1], 2.0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("learnt", [False, True])
+def test_a_new_record_is_of_a_site_that_nobody_has_seen(learnt: bool) -> None:
+    scale: Any = {"learn": True, "prior": 0.8} if learnt else 0.8
+    assembly = assembled(
+        "logistic", "y ~ a", {"y": {"type": "binary"}}, site_effect="intercept", site_scale=scale
+    )
+    eta, theta = gaussian(3 if learnt else 2)
+    how = predictor(assembly, eta, 0.9, draws=20_000)
+    own = np.random.default_rng(9).normal(size=(DRAWS, 1))
+    own = own * (np.exp(theta[:, 2:]) if learnt else 0.8)
+    drawn = scipy.special.expit(theta[:, :1] + theta[:, 1:2] * A + own)
+    found = how.predict(columns())
+    off = np.abs(found.mean[:, 0] - drawn.mean(axis=0))
+    assert (off < (0.05 if learnt else 0.01) * drawn.std(axis=0)).all()
+    np.testing.assert_allclose(found.sd[:, 0], drawn.std(axis=0), rtol=0.06 if learnt else 0.03)
+
+
+@pytest.mark.numpyro
+def test_a_numpyro_model_predicts_what_the_regression_it_is_predicts() -> None:
+    schema = {"y": {"type": "binary"}}
+    own = assembled("tests.forward_models:odds", "y ~ a", schema, solver="gradient")
+    eta, _ = gaussian(2)
+    exact = predictor(assembled("logistic", "y ~ a", schema), eta, 0.9).predict(columns())
+    how = predictor(own, eta, 0.9, draws=20_000)
+    found = how.predict(columns())
+    assert how.needed == ("a",)
+    # 20,000 draws: a standard error of sd/141.
+    assert (np.abs(found.mean - exact.mean) < 0.05 * exact.sd).all()
+    np.testing.assert_allclose(found.sd, exact.sd, rtol=0.06)
+    np.testing.assert_allclose(found.lower, exact.lower, atol=0.03)
+
+
+@pytest.mark.numpyro
+def test_a_numpyro_number_and_count_are_in_the_units_of_the_file() -> None:
+    line = assembled("tests.forward_models:line", "y ~ a", {"y": SCALED}, solver="gradient")
+    eta, theta = gaussian(3)
+    found = predictor(line, eta, 0.9, draws=20_000).predict(columns())
+    drawn = 100.0 + 20.0 * (theta[:, :1] + theta[:, 1:2] * A)
+    assert (np.abs(found.mean[:, 0] - drawn.mean(axis=0)) < 0.05 * drawn.std(axis=0)).all()
+    years = {"type": "number", "bounds": [1, 50], "center": 0, "scale": 1}
+    formula = "y ~ a + offset(log(years))"
+    schema = {"y": COUNTED, "years": years}
+    counted = assembled("tests.forward_models:counted", formula, schema, solver="gradient")
+    eta, theta = gaussian(2)
+    at = np.array([2.0, 1.0, 20.0])
+    found = predictor(counted, eta, 0.9, draws=20_000).predict(columns(years=at))
+    rates = np.exp(theta[:, :1] + theta[:, 1:] * A + np.log(at))
+    assert (np.abs(found.mean[:, 0] - rates.mean(axis=0)) < 0.05 * rates.std(axis=0)).all()
+
+
+def test_each_record_is_predicted_by_itself() -> None:
+    level = {"type": "level", "levels": ["none", "mild", "severe"]}
+    assembly = assembled("multinomial", "y ~ a", {"y": level}, solver="gradient")
+    how = predictor(assembly, gaussian(4)[0], 0.9)
+    together = how.predict(columns()).mean
+    for place in range(len(A)):
+        alone = how.predict({"a": A[[place]], "": np.zeros(1)}).mean
+        np.testing.assert_allclose(alone[0], together[place], rtol=1e-12)
+
+
+def test_what_is_no_interval_or_has_no_outcome_is_refused() -> None:
+    assembly = assembled("logistic", "y ~ a", {"y": {"type": "binary"}})
+    with pytest.raises(errors.ConfigError, match=r"level is 1, expected"):
+        predictor(assembly, gaussian(2)[0], 1.0)
+    with pytest.raises(errors.ConfigError, match=r"draws is 1, expected"):
+        predictor(assembly, gaussian(2)[0], 0.9, draws=1)
