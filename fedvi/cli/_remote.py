@@ -14,6 +14,7 @@ import click
 import grpc
 
 from fedvi import errors
+from fedvi.server.shown import run_as_dict
 from fedvi.server.sockets import SOCKET, socket_address
 from fedvi.transport import status
 
@@ -108,49 +109,6 @@ def admin(state: Path | None, server: str | None, tls: Path | None) -> Iterator[
 
     with connected(state, server, tls) as channel:
         yield admin_pb2_grpc.AdminServiceStub(channel)
-
-
-def run_as_dict(run: Any) -> dict[str, Any]:
-    """Returns a run as plain values for JSON; what is not known is null."""
-
-    def known(message: Any, field: str) -> Any:
-        return getattr(message, field) if message.HasField(field) else None
-
-    return {
-        "server": "running",
-        "study": run.study,
-        "digest": run.study_digest,
-        "fedvi": run.software,
-        "status": run.status,
-        "reason": run.reason,
-        "tls": "mtls" if run.tls else "insecure",
-        "schedule": run.schedule,
-        "version": run.version,
-        "rounds": run.rounds,
-        "rounds_planned": run.rounds_planned,
-        "gap": known(run, "gap"),
-        "damping": known(run, "damping"),
-        "uptime_seconds": round(run.uptime_seconds, 3),
-        "awaited": list(run.awaited),
-        "deadline_seconds": known(run, "deadline_seconds"),
-        "unpriced": None,
-        "clients": [
-            {
-                "name": row.name,
-                "state": row.state,
-                "visits": row.visits,
-                "turns": row.turns,
-                "charged": row.charged,
-                "task": row.task_id,
-                "reason": row.reason,
-                "seen_seconds": known(row, "seen_seconds"),
-                "epsilon": known(row, "epsilon"),
-                "delta": known(row, "delta"),
-                "ledger": f"{row.ledger_count}:{row.ledger_hash}" if row.ledger_hash else "",
-            }
-            for row in run.clients
-        ],
-    }
 
 
 def runs(folder: Path) -> bool:

@@ -62,6 +62,12 @@ __all__ = ["server"]
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Serve figures for Prometheus here.")
 @click.option(
+    "--page",
+    metavar="HOST:PORT",
+    help="Show the run to browsers here: a page that is read only. It takes a loopback address alone; "
+    "from elsewhere look through `ssh -L`. Every user of this machine can read it.",
+)
+@click.option(
     "--log-format", type=click.Choice(logs.FORMATS), default="plain", help="Of standard error."
 )
 @click.option(
@@ -88,6 +94,7 @@ def server(
     insecure: bool,
     admin: str | None,
     metrics: str | None,
+    page: str | None,
     log_format: str,
     linger: float,
     extend: bool,
@@ -101,7 +108,7 @@ def server(
     folder `result`, prints it, and tells the clients.
 
     \b
-      fedvi server study.toml --listen 0.0.0.0:7443 --tls tls/server
+      fedvi server study.toml --listen 0.0.0.0:7443 --tls tls/server --page 127.0.0.1:7480
       fedvi status .fedvi/heart-disease/server
 
     Exit codes: 0 the schedule is done, or SIGTERM came; 2 the study or the command line is wrong;
@@ -122,6 +129,7 @@ def server(
         insecure=insecure,
         admin=admin,
         metrics=metrics,
+        page=page,
         linger_seconds=linger,
     )
     settings.check()
@@ -185,7 +193,8 @@ def _greet(
         "ready",
         f"{plan.study.study.name}: "
         + (f"taken up at version {found.version}" if found is not None and begun else "new run")
-        + f"; {len(plan.clients)} clients may dial in at {addresses.listen} ({secured})",
+        + f"; {len(plan.clients)} clients may dial in at {addresses.listen} ({secured})"
+        + ("" if addresses.page is None else f"; to be watched at http://{addresses.page}"),
         **addresses._asdict(),
     )
 

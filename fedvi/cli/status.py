@@ -9,6 +9,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _remote
+from fedvi.server.shown import span
 
 __all__ = ["show", "status"]
 
@@ -64,7 +65,7 @@ def show(run: dict[str, Any], as_json: bool) -> None:
         secured = "mutual TLS" if run["tls"] == "mtls" else "clear text"
         lines.append(
             f"{run['schedule']}, round {run['rounds']} of {run['rounds_planned']}, version "
-            f"{run['version']}, {secured}, up {_span(run['uptime_seconds'])}, fedvi {run['fedvi']}"
+            f"{run['version']}, {secured}, up {span(run['uptime_seconds'])}, fedvi {run['fedvi']}"
         )
     if run["gap"] is not None:
         lines.append(
@@ -74,7 +75,7 @@ def show(run: dict[str, Any], as_json: bool) -> None:
         lines.append(
             "awaits "
             + ", ".join(run["awaited"])
-            + ("" if run["deadline_seconds"] is None else f" for {_span(run['deadline_seconds'])}")
+            + ("" if run["deadline_seconds"] is None else f" for {span(run['deadline_seconds'])}")
         )
     if run["unpriced"] is not None:
         lines.append(f"ε so far is not known: {run['unpriced']}")
@@ -89,7 +90,7 @@ def show(run: dict[str, Any], as_json: bool) -> None:
             + ("" if run["rounds_planned"] is None else f" of {run['rounds_planned']}"),
             str(row["charged"]),
             tables.bound(row["epsilon"]),
-            "–" if row["seen_seconds"] is None else f"{_span(row['seen_seconds'])} ago",
+            "–" if row["seen_seconds"] is None else f"{span(row['seen_seconds'])} ago",
         )
         for row in run["clients"]
     ]
@@ -121,6 +122,7 @@ def _saved(folder: Path) -> dict[str, Any]:
         "uptime_seconds": None,
         "awaited": [],
         "deadline_seconds": None,
+        "epsilon_budget": None,
         "unpriced": None,
         "clients": [],
     }
@@ -196,14 +198,3 @@ def _priced(
         return price(budget, books, {}), budget.delta, None
     except errors.FedviError as error:
         return {}, None, error.message
-
-
-def _span(seconds: float) -> str:
-    """Writes a duration for people.
-
-    >>> _span(5.2), _span(200.0), _span(8000.0)
-    ('5 s', '3 min', '2.2 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

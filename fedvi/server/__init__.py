@@ -8,7 +8,8 @@
   `admin` (operators), `health`, `gate` (who may), `uploads`, `answering` (errors), `sockets`, `by_hand`
   (files in place of calls);
 - what is told: `happenings` (sentences), `teller` (to whom), `prices` (ε beside each fold), `logs`,
-  `metrics`.
+  `metrics`, `shown` (a run as plain values), `page` (over HTTP) with `page_content`, `page_spending`,
+  `page_html` and `assets/`.
 """
 
 __all__: list[str] = []

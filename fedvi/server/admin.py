@@ -183,6 +183,8 @@ def describe(
     damping = [update.damping for update in state.history if update.clients]
     if damping:
         run.damping = damping[-1]
+    if spec.budget is not None:
+        run.epsilon_budget = spec.budget.epsilon
     if due is not None and not desk.ended:
         run.deadline_seconds = max(0.0, due - now)
     return run

@@ -31,6 +31,9 @@ from fedvi.server.gate import CALLS_A_SECOND, CALLS_AT_ONCE, Gate
 from fedvi.server.health import Health
 from fedvi.server.journal import Journal, MemoryJournal
 from fedvi.server.metrics import Metrics
+from fedvi.server.page import Page
+from fedvi.server.page_content import Contents
+from fedvi.server.page_html import check_installed, render
 from fedvi.server.protocol import ServerSpec, ServerState
 from fedvi.server.service import Federation
 from fedvi.server.sockets import SOCKET, check_address, socket_address
@@ -83,6 +86,7 @@ class Settings:
       insecure: allows plaintext beyond this machine.
       admin: HOST:PORT for operators elsewhere, with certificates of admins; None for none.
       metrics: HOST:PORT of figures for Prometheus; None for none.
+      page: HOST:PORT, on this machine, of the read-only page; None for none.
       linger_seconds: how long an ended run waits for clients to hear of it.
       payload_limit: bytes of an answer, at most.
       calls_a_second: of one client.
@@ -96,6 +100,7 @@ class Settings:
     insecure: bool = False
     admin: str | None = None
     metrics: str | None = None
+    page: str | None = None
     linger_seconds: float = 60.0
     payload_limit: int = PAYLOAD_LIMIT
     calls_a_second: float = CALLS_A_SECOND
@@ -109,10 +114,21 @@ class Settings:
           IdentityError: the server's certificate cannot be used.
         """
         socket_address(self.folder)
-        for option in ("listen", "admin", "metrics"):
+        for option in ("listen", "admin", "metrics", "page"):
             address = getattr(self, option)
             if address is not None and not (option == "listen" and address.startswith("unix:")):
                 check_address(f"--{option}", address)
+        if self.page is not None:
+            if not identity.is_loopback(self.page):
+                # Not with --tls either: browsers know no certificates of ours.
+                port = self.page.rpartition(":")[2]
+                raise errors.ConfigError(
+                    f"--page {self.page} can be reached from other machines, and the page asks nobody "
+                    "who they are",
+                    f"give 127.0.0.1:{port}, and look from elsewhere through `ssh -L {port}:127.0.0.1:"
+                    f"{port} HOST`, or by `fedvi watch --server`",
+                )
+            check_installed()
         if self.tls is not None:
             identity.holding(self.tls, "server")
             return
@@ -131,12 +147,13 @@ class Settings:
 
 
 class Addresses(NamedTuple):
-    """Where a server can be reached: for clients, operators here and elsewhere, and Prometheus."""
+    """Where a server can be reached: by clients, operators here and elsewhere, Prometheus, a browser."""
 
     listen: str
     socket: str
     admin: str | None
     metrics: str | None
+    page: str | None = None
 
 
 class Outcome(NamedTuple):
@@ -287,10 +304,23 @@ class App:
         if settings.metrics is not None:
             metrics = Metrics(settings.metrics, describe_run, answering)
             stack.callback(metrics.close)
+        page = None
+        if settings.page is not None:
+            journal = self._teller.journal
+            contents = Contents(self._spec, lambda: desk.state, describe_run, journal)
+            stack.callback(contents.close)
+            page = Page(settings.page, contents, render)
+            stack.callback(page.close)
+        # What was charged before a restart is shown before the next fold.
+        self._teller.prices.update(desk.state.ledgers)
         health.set(True)
         stack.callback(health.set, False)
         return Addresses(
-            address, self._socket, remote_address, None if metrics is None else metrics.address
+            address,
+            self._socket,
+            remote_address,
+            None if metrics is None else metrics.address,
+            None if page is None else page.address,
         )
 
     def _server(self, health: Health, answering: Answering, gate: Gate, hurries: bool) -> Any:
@@ -391,7 +421,8 @@ async def _listen(
             port = server.add_secure_port(address, identity.server_credentials(tls))
     except RuntimeError as error:
         raise errors.TransportError(
-            f"{address} cannot be bound: {error}", "is another server running there?"
+            f"{address} cannot be bound: another process has the port, or it is not this machine's",
+            "is another server running there? name another port; 0 takes a free one",
         ) from error
     await server.start()
     stack.push_async_callback(server.stop, _GRACE_SECONDS)

@@ -20,7 +20,7 @@ from fedvi.server.protocol import (
     answer_of,
 )
 
-__all__ = ["Happening", "between", "folded", "refused"]
+__all__ = ["Happening", "between", "folded", "given_up", "refused"]
 
 _LONGEST_REASON = 300
 
@@ -30,7 +30,7 @@ class Happening(NamedTuple):
 
     Attributes:
       kind: one word: joined, left, failed, away, back, offered, exported, answered, folded, added,
-        removed, status, refused.
+        given_up, removed, status, refused.
       client: whom it concerns; empty for the run as a whole.
       text: a sentence.
       update: the fold, if it is one.
@@ -92,6 +92,8 @@ def between(
         for name in update.removed:
             text = f"{name} was removed: version {update.version} is without its factor"
             found.append(Happening("removed", name, text))
+        if update.given_up:
+            found.append(Happening("given_up", "", given_up(spec, update)))
         if update.clients:
             found.append(Happening("folded", "", folded(spec, update, after.away), update))
     if after.status != before.status:
@@ -110,6 +112,17 @@ def _is_charged_beside(before: ServerState, after: ServerState, request: Begin |
     digest = request.sha256 if isinstance(request, Begin) else request.payload.sha256
     only = answer_of(before, request.client, request.task_id)
     return before.ledgers is not after.ledgers and only not in (None, digest)
+
+
+def given_up(spec: ServerSpec, update: Update) -> str:
+    """Describes a round of which nothing is published: who answered, and why that is not enough."""
+    least = 0 if spec.gather is None else spec.gather.sums.least_reporting
+    enough = len(update.given_up) >= least
+    why = "whose sum gives no posterior" if enough else f"expected {least} or more"
+    return (
+        f"round {update.rounds}/{spec.schedule.rounds} was given up: answered: "
+        f"{', '.join(update.given_up)}, {why}; they stay charged"
+    )
 
 
 def folded(spec: ServerSpec, update: Update, away: Mapping[str, str]) -> str:

@@ -51,6 +51,12 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
         )
     if is_removed(state, name):
         return state
+    if spec.gather is not None:
+        raise errors.ConfigError(
+            f"client {name!r} cannot be divided out: the study publishes sums over clients alone "
+            '(privacy.view = "aggregate"), and keeps no client\'s factor',
+            "stop the run, and start a study without that client",
+        )
     state = tick(spec, state, now)
     if state.status in OVER:
         raise errors.RunFailed(
@@ -96,6 +102,12 @@ def extend(spec: ServerSpec, state: ServerState) -> ServerState:
     if not new:
         return state
     listed = ", ".join(new)
+    if spec.gather is not None:
+        raise errors.ConfigError(
+            f"{listed} cannot be added: the study publishes sums over clients alone (privacy.view = "
+            '"aggregate"), whose noise was fixed for those that it began with',
+            "start a new study, whose cost adds to this one's",
+        )
     if state.status in OVER:
         raise errors.RunFailed(
             f"the run is {state.status.replace('_', ' ')}: {listed} cannot be added to it",

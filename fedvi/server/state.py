@@ -14,6 +14,7 @@ from fedvi.federation.messages import FAILURES
 from fedvi.federation.progress import Patience, Progress, Schedule, StageEnd
 from fedvi.inference.base import Change, Fold, Standing, Task
 from fedvi.privacy import events, ledger
+from fedvi.server.sums import Gather
 from fedvi.typing import Eta
 
 __all__ = [
@@ -91,6 +92,8 @@ class ServerSpec(NamedTuple):
       stand: what makes of noisy factors the q that is handed out and the one that is reported; see
         ``LocalSolver.stand``. None: both are prior + Σ factors, projected if it is improper.
       renews: whether answers are folded with s = 1; see ``LocalSolver.renews``.
+      gather: how the answers of a round are added up where only their sum is published; None where each
+        is folded as it is.
     """
 
     study_digest: str
@@ -108,6 +111,7 @@ class ServerSpec(NamedTuple):
     keep: Callable[[Eta], Eta] = _as_it_is
     stand: Callable[[Any, Fold, Standing | None], Standing] | None = None
     renews: bool = False
+    gather: Gather | None = None
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -116,7 +120,7 @@ class ServerSpec(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer that arrived and is not folded yet.
+    """An answer that arrived and is not folded yet; with ``ServerSpec.gather`` as ``sums.exact`` wrote it.
 
     ``late`` says that its client's turn was skipped before it came: it is folded, and counts as no
     turn.
@@ -140,6 +144,8 @@ class Update(NamedTuple):
       missing: whose turns were skipped since the fold before, in the order of the study.
       removed: whose factors were divided out. No answer is folded then.
       added: who joined, with the factor 1. No answer is folded then, and the version stays.
+      given_up: whose answers were dropped, since fewer came than a sum that is published must hold. The
+        version stays.
     """
 
     version: int
@@ -151,6 +157,7 @@ class Update(NamedTuple):
     missing: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
 
 
 class Waiting(NamedTuple):
@@ -180,8 +187,8 @@ class ServerState(NamedTuple):
     Attributes:
       version: the number of folds and removals.
       posterior: η = prior + Σ factors, as it is, proper or not.
-      factors: client → η_m.
-      visits: client → how many of its answers were folded.
+      factors: client → η_m; with ``ServerSpec.gather`` equal parts of the last sum.
+      visits: client → how many of its answers were folded; or, with ``gather``, dropped.
       turns: client → how many of its turns are over, answered or skipped.
       tasks: client → the task that it holds; it is kept beyond a skipped turn, for it was charged.
       answers: answers that are not folded yet, in order of arrival.

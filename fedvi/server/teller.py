@@ -20,6 +20,7 @@ KEPT = (
     "away",
     "back",
     "folded",
+    "given_up",
     "added",
     "removed",
     "status",
@@ -31,7 +32,7 @@ KEPT = (
 # Of what one client does at will: at most 2 MB of the log a day.
 _TOLD_A_SECOND, _TOLD_AT_ONCE = 0.2, 20.0
 
-_WARNINGS = ("failed", "away", "refused")
+_WARNINGS = ("failed", "away", "refused", "given_up")
 
 
 class Teller:

@@ -148,7 +148,10 @@ def sign(
     asked = _request(request_pem)
     found_name, found_role = certificates.names(asked, "the request")
     if name not in (None, found_name):
-        raise errors.IdentityError(f"the request is of {found_name!r}, expected {name!r:.80}")
+        raise errors.IdentityError(
+            f"the request is of {found_name!r}, expected {name!r:.80}",
+            "is it the request of another party? --name says whose it must be",
+        )
     if found_role != role:
         raise errors.IdentityError(
             f"the request of {found_name!r} asks for the role {found_role}, expected {role}",

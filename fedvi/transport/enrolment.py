@@ -123,7 +123,10 @@ def install(
     own = certificates.identity_of(found, str(certificate))
     whose = f"the certificate of {own.name!r}"
     if own.name != name:
-        raise errors.IdentityError(f"{certificate} is of {own.name!r}, expected {name!r}")
+        raise errors.IdentityError(
+            f"{certificate} is of {own.name!r}, expected {name!r}",
+            "give the certificate that came back for this party's own request",
+        )
     key = certificates.read_key(folder / KEY, "make the key first: `fedvi enroll NAME --dir DIR`")
     if key.public_key() != certificates.public_key(found, whose):
         raise errors.IdentityError(

@@ -9,7 +9,7 @@ from fedvi import errors
 from fedvi.transport import status
 from fedvi.transport._wire import federation_pb2 as pb
 
-CLASSES = [getattr(errors, name) for name in errors.__all__ if name != "did_you_mean"]
+CLASSES = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
 REFUSED = grpc.StatusCode.FAILED_PRECONDITION
 
 

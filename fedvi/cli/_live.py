@@ -1,0 +1,309 @@
+"""The view of `fedvi watch` on a terminal: a screen that follows a run. Change what it shows here.
+
+It hears of events as they come, and asks where the run stands every second; a server that is started
+again is found again.
+"""
+
+import contextlib
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import grpc
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fedvi import errors
+from fedvi.cli import _remote
+from fedvi.report import tables
+from fedvi.server.shown import printable, run_as_dict, span
+
+__all__ = ["Screen", "follow"]
+
+_SECONDS = 1.0
+# Many events at once are drawn together.
+_AT_LEAST_SECONDS = 0.2
+_OVER = ("stopped", "completed", "budget_exhausted", "failed")
+# Lines of the log that are kept, and those that a small terminal shows at least.
+_KEPT, _FEWEST = 200, 5
+_METER = 10
+
+_INTERRUPTED, _TERMINATED = 130, 143
+
+Connect = Callable[[], AbstractContextManager[Any]]
+
+
+def follow(connect: Connect, console: Console) -> None:
+    """Shows a run until it ends; then leaves what it came to on the terminal.
+
+    Args:
+      connect: opens a stub of the AdminService; called anew after a failure.
+      console: on a terminal.
+
+    Raises:
+      TransportError: no server answers at first. One that was there is waited for.
+      FedviError: what the server refused.
+      SystemExit: with 130 after an interrupt, 143 after SIGTERM; the terminal is as it was.
+    """
+    watched = _Watched()
+    with connect() as stub:
+        watched.ask(stub)
+        if watched.is_over():
+            watched.listen(stub)
+    with _ending():
+        with Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
+
+            def draw() -> None:
+                live.update(watched.screen(), refresh=True)
+
+            draw()
+            while not watched.is_over():
+                try:
+                    with connect() as stub:
+                        while not watched.is_over():
+                            watched.listen(stub, draw)
+                            watched.ask(stub)
+                            draw()
+                        watched.listen(stub)
+                except errors.TransportError:
+                    watched.lose()
+                    draw()
+                    time.sleep(_SECONDS)
+        console.print(watched.screen(tall=False))
+
+
+class _Watched:
+    """What is known of a run, and since when nothing is."""
+
+    def __init__(self) -> None:
+        self._run: dict[str, Any] = {}
+        self._events: deque[Any] = deque(maxlen=_KEPT)
+        self._cursor, self._silent = 0, ""
+
+    def is_over(self) -> bool:
+        """Whether the run has ended; a server that only stopped may be started again."""
+        return self._run["status"] in _OVER
+
+    def ask(self, stub: Any) -> None:
+        """Asks where the run stands.
+
+        Raises:
+          FedviError: what went wrong.
+        """
+        from fedvi.transport._wire import admin_pb2 as pb
+
+        run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
+        self._run, self._silent = run_as_dict(run), ""
+
+    def listen(self, stub: Any, draw: Callable[[], None] = lambda: None) -> None:
+        """Hears what happens, for a second or until the run ends.
+
+        Args:
+          stub: of the AdminService.
+          draw: called now and then.
+
+        Raises:
+          FedviError: what went wrong.
+        """
+        from fedvi.transport._wire import admin_pb2 as pb
+
+        drawn = time.monotonic()
+        # As a stream, so that a server that ends with its run can tell of the end.
+        request = pb.WatchRunRequest(cursor=self._cursor)
+        try:
+            for event in stub.WatchRun(request, timeout=_SECONDS):
+                self._events.append(event)
+                self._cursor = event.cursor
+                if time.monotonic() - drawn > _AT_LEAST_SECONDS:
+                    draw()
+                    drawn = time.monotonic()
+            # A server that stops ends the stream at once, and may be there for some more seconds.
+            time.sleep(_AT_LEAST_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+
+    def lose(self) -> None:
+        """Notes that the server does not answer; after the end of the run it need not."""
+        self._silent = self._silent or time.strftime("%H:%M:%S")
+        told = next((event for event in reversed(self._events) if event.kind == "status"), None)
+        said = "" if told is None else told.text.removeprefix("the run is ").replace(" ", "_")
+        if said in _OVER:
+            self._run, self._silent = {**self._run, "status": said, "awaited": []}, ""
+
+    def screen(self, tall: bool = True) -> "Screen":
+        """Returns what is known, to be drawn."""
+        return Screen(self._run, tuple(self._events), self._silent, tall)
+
+
+class Screen:
+    """Where a run stands, within the width and height that there are.
+
+    Args:
+      run: as ``run_as_dict`` returns it.
+      events: of the log, oldest first, each with time, kind and text.
+      silent: since when the server does not answer; empty if it does.
+      tall: whether to fill the height of the console; else all clients are shown, and few events.
+    """
+
+    def __init__(
+        self, run: dict[str, Any], events: Sequence[Any], silent: str = "", tall: bool = True
+    ) -> None:
+        self._run, self._events, self._silent, self._tall = run, events, silent, tall
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
+        run, width = self._run, options.max_width
+        head = Group(*self._head(width))
+        if not self._tall:
+            clients = self._clients(run["clients"], width)
+            yield Group(head, Text(), clients, Text(), *self._log(_FEWEST))
+            return
+        height = console.height
+        # Beside clients and events: the table's head, the foot, and two lines between.
+        left = height - len(console.render_lines(head, options)) - 4
+        rows = self._chosen(max(1, left - _FEWEST))
+        hidden = len(run["clients"]) - len(rows)
+        parts: list[RenderableType] = [head, Text(), self._clients(rows, width)]
+        if hidden:
+            parts.append(_line(f"… and {hidden} more: {_tally(run['clients'], rows)}", "dim"))
+        room = max(0, left - len(rows) - bool(hidden))
+        log = self._log(room)
+        parts += [Text(), *log, *[Text() for _ in range(room - len(log))]]
+        parts.append(_line("Ctrl-C leaves this view; the run goes on", "dim"))
+        yield Group(*parts)
+
+    def _head(self, width: int) -> Iterator[Text]:
+        run = self._run
+        status = run["status"].replace("_", " ") + (f" ({run['reason']})" if run["reason"] else "")
+        title = _line(run["study"], "bold")
+        title.append(f": {printable(status)}", "not bold")
+        yield title
+        secured = "mutual TLS" if run["tls"] == "mtls" else "clear text"
+        yield _line(
+            f"{run['schedule']}, round {run['rounds']} of {run['rounds_planned']}, version "
+            f"{run['version']}, {secured}, up {span(run['uptime_seconds'])}"
+        )
+        if run["rounds_planned"]:
+            done = min(1.0, run["rounds"] / run["rounds_planned"])
+            yield Text(_meter(done, max(1, width)))
+        if run["gap"] is not None:
+            yield _line(tables.last_move(run["gap"]).partition(":")[0])
+        if run["awaited"]:
+            left = run["deadline_seconds"]
+            until = "" if left is None else f" for {span(left)}"
+            names = run["awaited"]
+            yield _line(
+                f"awaits {', '.join(names)}{until}"
+                if len(names) < 9
+                else f"awaits {len(names)}{until}"
+            )
+        if self._silent:
+            yield _line(f"THE SERVER DOES NOT ANSWER since {self._silent}; asking again", "bold")
+
+    def _chosen(self, most: int) -> list[dict[str, Any]]:
+        """Returns the clients that there is room for, in their order: first whoever is waited for."""
+        rows = self._run["clients"]
+        if len(rows) <= most:
+            return list(rows)
+
+        def interest(row: dict[str, Any]) -> int:
+            return 0 if row["name"] in self._run["awaited"] else 1 if row["state"] == "away" else 2
+
+        # One line less, which says how many more there are.
+        first = sorted(rows, key=interest)[: max(1, most - 1)]
+        names = {row["name"] for row in first}
+        return [row for row in rows if row["name"] in names]
+
+    def _clients(self, rows: Sequence[dict[str, Any]], width: int) -> Table:
+        run, budget = self._run, self._run["epsilon_budget"]
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        spent = "ε so far" if budget is None else f"ε so far of {tables.number(budget)}"
+        left = ("client", "state")
+        for name in ("client", "state", "answers", "charged", spent, "last heard"):
+            is_flexible = name in left
+            table.add_column(
+                name,
+                justify="left" if is_flexible else "right",
+                no_wrap=True,
+                overflow="ellipsis",
+                min_width=8 if is_flexible else None,
+            )
+        for row in rows:
+            state = row["state"] + (f": {row['reason']}" if row["reason"] else "")
+            state += " ←" if row["name"] in run["awaited"] else ""
+            epsilon = tables.bound(row["epsilon"])
+            if budget and row["epsilon"] is not None and width >= 80:
+                epsilon += " " + _meter(min(1.0, row["epsilon"] / budget), _METER)
+            seen = row["seen_seconds"]
+            table.add_row(
+                *(
+                    Text(printable(cell))
+                    for cell in (
+                        row["name"],
+                        state,
+                        f"{row['visits']} of {run['rounds_planned']}",
+                        str(row["charged"]),
+                        epsilon,
+                        "–" if seen is None else f"{span(seen)} ago",
+                    )
+                )
+            )
+        return table
+
+    def _log(self, most: int) -> list[Text]:
+        events = (
+            self._events[len(self._events) - most :] if most < len(self._events) else self._events
+        )
+        return [
+            _line(
+                f"{time.strftime('%H:%M:%S', time.localtime(event.time))}  {event.kind:<8}  {event.text}"
+            )
+            for event in events
+        ]
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Makes one line, however long the text; what came from outside cannot steer the terminal."""
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _meter(share: float, width: int) -> str:
+    """Draws a share of 1 in characters; above 0 it is never empty.
+
+    >>> _meter(0.5, 10), _meter(0.001, 4)
+    ('█████░░░░░', '█░░░')
+    """
+    full = min(width, max(1 if share > 0.0 else 0, round(share * width)))
+    return "█" * full + "░" * (width - full)
+
+
+def _tally(rows: Sequence[dict[str, Any]], shown: Sequence[dict[str, Any]]) -> str:
+    """Counts the states of those who are not shown."""
+    counts: dict[str, int] = {}
+    names = {row["name"] for row in shown}
+    for row in rows:
+        if row["name"] not in names:
+            counts[row["state"]] = counts.get(row["state"], 0) + 1
+    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """Ends the process with the usual codes once the terminal is as it was."""
+
+    def terminated(*_: Any) -> None:
+        sys.exit(_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, before)

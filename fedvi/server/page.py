@@ -1,0 +1,278 @@
+"""The read-only page over HTTP: which paths there are, who may ask, and how long one may take.
+
+A port of its own: the others speak gRPC, which no browser does. It has no lock either, so it listens on
+this machine alone, answers only who calls it by a name of this machine, and knows no method that changes
+anything. Operators elsewhere use `ssh -L`, or `fedvi watch --server` with their certificate.
+"""
+
+import contextlib
+import errno
+import importlib.resources
+import json
+import logging
+import math
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fedvi import errors
+from fedvi.server import logs
+from fedvi.transport import identity
+
+__all__ = ["Page"]
+
+# Whoever looks holds one place for one answer; a browser opens six connections at most.
+_PLACES = 16
+# A caller may be silent for so long, and take so long in all.
+_SILENT_SECONDS, _WHOLE_SECONDS = 5.0, 20.0
+# What was gathered is shown to all who ask within so long.
+_FRESH_SECONDS = 0.5
+# How often the serving thread looks whether it should stop, and who takes too long.
+_LOOK_SECONDS = 0.25
+
+_FILES = {
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+
+# Nothing is loaded but this page's own style and script, and nothing may show the page in a frame.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+# A request with a body is refused, and its body read so far: else the refusal might not arrive.
+_BODY_BYTES = 1 << 16
+
+
+class Page:
+    """Serves the page until closed, in threads of its own: who reads slowly holds up nobody else.
+
+    Args:
+      address: HOST:PORT on this machine; port 0 takes a free one.
+      content: returns what is to be shown, as plain values; called in these threads.
+      render: makes HTML of it.
+
+    Raises:
+      TransportError: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        content: Callable[[], dict[str, Any]],
+        render: Callable[[dict[str, Any]], str],
+    ) -> None:
+        host, _, port = address.rpartition(":")
+        try:
+            self._server = _Server(host.strip("[]"), int(port), _Snapshot(content), render)
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            raise errors.TransportError(
+                f"--page {address} cannot be bound: {os.strerror(error.errno or 0)}",
+                "another program listens there: choose another port, or 0 for a free one"
+                if taken
+                else "expected HOST:PORT, of this machine",
+            ) from error
+        self.address = f"{host}:{self._server.server_port}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="page", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops serving; whoever still reads is cut off."""
+        self._server.closing = True
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self._server.cut(0.0)
+
+
+class _Snapshot:
+    """What is shown, gathered at most every ``_FRESH_SECONDS``, however many ask."""
+
+    def __init__(self, content: Callable[[], dict[str, Any]]) -> None:
+        self._content, self._lock = content, threading.Lock()
+        self._until, self._kept = 0.0, {}  # type: tuple[float, dict[str, Any]]
+
+    def __call__(self) -> dict[str, Any]:
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._kept = self._content()
+                self._until = time.monotonic() + _FRESH_SECONDS
+            return self._kept
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    # With fewer, callers who come together wait a second for their connection.
+    request_queue_size = 64
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        content: Callable[[], dict[str, Any]],
+        render: Callable[[dict[str, Any]], str],
+    ) -> None:
+        self.content, self.render, self.host = content, render, host
+        self.closing = False
+        self._places = threading.BoundedSemaphore(_PLACES)
+        self._open: dict[socket.socket, float] = {}
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer would ask a name server who it is.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.host, self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread for a connection, if one of the places is free."""
+        if not self._places.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                request.sendall(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 2\r\n\r\n")
+            self.shutdown_request(request)
+            return
+        self._open[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # there is no further thread
+            self._leave(request)
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers a connection, in its thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._leave(request)
+
+    def service_actions(self) -> None:
+        """Cuts off who takes too long; called by ``serve_forever`` now and then."""
+        self.cut(_WHOLE_SECONDS)
+
+    def cut(self, seconds: float) -> None:
+        """Cuts off who is here for longer."""
+        late = time.monotonic() - seconds
+        for request, since in list(self._open.items()):
+            if since <= late:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing: a caller went away. What goes wrong here is told where it happens."""
+
+    def _leave(self, request: Any) -> None:
+        if self._open.pop(request, None) is not None:
+            self._places.release()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    # One request to a connection: nobody keeps a place without asking for something.
+    protocol_version = "HTTP/1.0"
+    timeout = _SILENT_SECONDS
+
+    def do_GET(self) -> None:
+        """Answers with what a path holds."""
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not _is_here(hosts[0].strip()):
+            # A page from elsewhere, whose name was made to lead here, would read along.
+            self._refuse(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "open this page by a loopback address, such as http://localhost; from another "
+                "machine through ssh -L\n",
+            )
+        elif self.path == "/":
+            self._made(lambda: self.server.render(self.server.content()), "text/html")
+        elif self.path == "/run.json":
+            self._made(
+                lambda: json.dumps(_finite(self.server.content()), indent=1) + "\n",
+                "application/json",
+            )
+        elif self.path in _FILES:
+            name, kind = _FILES[self.path]
+            asset = importlib.resources.files("fedvi.server").joinpath("assets", name)
+            self._send(HTTPStatus.OK, kind, asset.read_bytes())
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is / and /run.json\n")
+
+    do_HEAD = do_GET
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuses a request, and repeats nothing of it."""
+        # The base class calls this for methods that have no do_METHOD here, and for what is no HTTP.
+        if code != HTTPStatus.NOT_IMPLEMENTED:
+            self._refuse(HTTPStatus(code), "this is no request that can be answered\n")
+            return
+        with contextlib.suppress(ValueError, OSError):
+            length = int(self.headers.get("Content-Length", "0"))
+            self.rfile.read(max(0, min(length, _BODY_BYTES)))
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "this page is read only\n", Allow="GET, HEAD")
+
+    def version_string(self) -> str:
+        """Tells a caller no versions."""
+        return "fedvi"
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Keeps what callers ask out of the log."""
+
+    def _made(self, make: Callable[[], str], kind: str) -> None:
+        try:
+            body = make().encode("utf-8", "replace")
+        except Exception as error:
+            # The text of an unforeseen error may hold anything; its caller gets to know nothing.
+            if not self.server.closing:
+                logs.log("error", f"the page failed: {type(error).__name__}", logging.ERROR)
+            self._refuse(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log says where\n"
+            )
+            return
+        self._send(HTTPStatus.OK, f"{kind}; charset=utf-8", body)
+
+    def _refuse(self, status: HTTPStatus, text: str, **headers: str) -> None:
+        self._send(status, "text/plain; charset=utf-8", text.encode(), **headers)
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes, **headers: str) -> None:
+        self.close_connection = True
+        self.send_response(status)
+        length = {"Content-Type": kind, "Content-Length": str(len(body))}
+        for name, value in {**_HEADERS, **length, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _is_here(host: str) -> bool:
+    """Says whether a browser that calls by this name called this machine."""
+    # To a browser `unix:7480` is a machine by the name of unix, and not a socket.
+    return not host.lower().startswith("unix:") and identity.is_loopback(host)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no ∞: what is not finite is null."""
+    match value:
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list():
+            return [_finite(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value

@@ -1,0 +1,93 @@
+"""ε after each release of each client, for the page; change here how many points its plot has."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from fedvi import errors
+from fedvi.privacy.events import Event
+from fedvi.privacy.ledger import Budget, Ledger
+from fedvi.server.prices import price
+
+__all__ = ["Curve", "Spending"]
+
+_MOST_POINTS = 24
+
+
+class Curve(NamedTuple):
+    """How ε grew at clients that were charged alike.
+
+    Attributes:
+      clients: their names.
+      points: (releases charged, ε of all of them) pairs, from the first to the last.
+    """
+
+    clients: tuple[str, ...]
+    points: tuple[tuple[int, float], ...]
+
+
+class Spending:
+    """Prices the beginnings of ledgers in a thread of its own; what is asked for is what is known.
+
+    Everything is computed from ledgers, so that a server that was restarted knows what came before.
+
+    Args:
+      budget: whose accountant prices; None where nothing is protected, and there is nothing to know.
+    """
+
+    def __init__(self, budget: Budget | None) -> None:
+        self._budget = budget
+        self._thread = ThreadPoolExecutor(1, "spending")
+        self._closing = False
+        self._known: dict[Event, float] = {}
+        self._work: Future[tuple[Curve, ...]] | None = None
+        self._of: Mapping[str, Ledger] | None = None
+        self._found: tuple[Curve, ...] = ()
+
+    def curves(self, ledgers_now: Mapping[str, Ledger]) -> tuple[Curve, ...]:
+        """Returns the curves as last priced, and has them priced again if ledgers have changed."""
+        if self._work is not None and self._work.done():
+            self._found, self._work = self._work.result(), None
+        if self._work is None and ledgers_now is not self._of and self._budget is not None:
+            self._of = ledgers_now
+            self._work = self._thread.submit(self._price, self._budget, dict(ledgers_now))
+        return self._found
+
+    def close(self) -> None:
+        """Drops what is not priced yet."""
+        self._closing = True
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _price(self, budget: Budget, books: Mapping[str, Ledger]) -> tuple[Curve, ...]:
+        alike: dict[tuple[tuple[int, float], ...], list[str]] = {}
+        try:
+            for name, book in books.items():
+                if self._closing:
+                    return ()
+                ends = [n for n, entry in enumerate(book.entries, 1) if entry.event is not None]
+                points = tuple(
+                    (count, self._epsilon(budget, book, ends[count - 1]))
+                    for count in thinned(len(ends))
+                )
+                alike.setdefault(points, []).append(name)
+        except errors.FedviError:
+            # The log has it from pricing each fold; a part of a picture would mislead.
+            return ()
+        return tuple(Curve(tuple(names), points) for points, names in alike.items() if points)
+
+    def _epsilon(self, budget: Budget, book: Ledger, end: int) -> float:
+        """Returns the price of the first entries of a ledger, as the server prices all of them."""
+        begun = book._replace(entries=book.entries[:end])
+        return price(budget, {"": begun}, self._known)[""]
+
+
+def thinned(count: int) -> list[int]:
+    """Returns up to 24 of the numbers 1, 2, …, count, the first and the last among them.
+
+    >>> thinned(3), len(thinned(1000)), thinned(1000)[-1], thinned(0)
+    ([1, 2, 3], 24, 1000, [])
+    """
+    if count <= _MOST_POINTS:
+        return list(range(1, count + 1))
+    step = (count - 1) / (_MOST_POINTS - 1)
+    return [1 + round(index * step) for index in range(_MOST_POINTS)]

@@ -1,0 +1,69 @@
+"""A run as plain values, and text that is safe to show; for commands and the page, so it imports little."""
+
+from typing import Any
+
+__all__ = ["printable", "run_as_dict", "span"]
+
+
+def run_as_dict(run: Any) -> dict[str, Any]:
+    """Returns a run (an admin ``Run``) as plain values for JSON; what is not known is null."""
+
+    def known(message: Any, field: str) -> Any:
+        return getattr(message, field) if message.HasField(field) else None
+
+    return {
+        "server": "running",
+        "study": run.study,
+        "digest": run.study_digest,
+        "fedvi": run.software,
+        "status": run.status,
+        "reason": run.reason,
+        "tls": "mtls" if run.tls else "insecure",
+        "schedule": run.schedule,
+        "version": run.version,
+        "rounds": run.rounds,
+        "rounds_planned": run.rounds_planned,
+        "gap": known(run, "gap"),
+        "damping": known(run, "damping"),
+        "uptime_seconds": round(run.uptime_seconds, 3),
+        "awaited": list(run.awaited),
+        "deadline_seconds": known(run, "deadline_seconds"),
+        "epsilon_budget": known(run, "epsilon_budget"),
+        "unpriced": None,
+        "clients": [
+            {
+                "name": row.name,
+                "state": row.state,
+                "visits": row.visits,
+                "turns": row.turns,
+                "charged": row.charged,
+                "task": row.task_id,
+                "reason": row.reason,
+                "seen_seconds": known(row, "seen_seconds"),
+                "epsilon": known(row, "epsilon"),
+                "delta": known(row, "delta"),
+                "ledger": f"{row.ledger_count}:{row.ledger_hash}" if row.ledger_hash else "",
+            }
+            for row in run.clients
+        ],
+    }
+
+
+def printable(text: str) -> str:
+    """Returns a text without what steers a terminal or turns the direction of what is read.
+
+    >>> printable("north\\x1b[2J left")
+    'north\N{REPLACEMENT CHARACTER}[2J left'
+    """
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def span(seconds: float) -> str:
+    """Writes a duration for people.
+
+    >>> span(5.2), span(200.0), span(8000.0)
+    ('5 s', '3 min', '2.2 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
