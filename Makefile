@@ -34,7 +34,7 @@ endef
 EDITABLE = $$pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lock protos clean
+.PHONY: help demo test lint docs bench lock protos clean
 .NOTPARALLEL:  # two targets would install into one environment
 
 help:  ## say what each target does
@@ -53,6 +53,9 @@ lint: $(DEV) $(PROTOS)  ## style, format, types, who may import whom, stubs up t
 	$(BIN)/lint-imports
 	$(PROTOS_BIN)/python protos/generate.py --check
 
+docs: $(DEV)  ## build the site of docs/ into build/docs, warnings as errors
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+
 bench: $(DEV)  ## run every script in benchmarks/
 	@set -e; for script in benchmarks/*.py; do \
 	  echo "$$script"; $(BIN)/python "$$script"; \
@@ -65,8 +68,8 @@ COMPILE = $(BIN)/uv pip compile pyproject.toml $(UPGRADE) --quiet --universal --
 
 lock: $(BIN)/python  ## resolve the dependencies of pyproject.toml again, for all platforms
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(COMPILE) --group build --output-file requirements.lock
-	$(COMPILE) --group dev --constraints requirements.lock --output-file requirements-dev.lock
+	$(COMPILE) --group build --extra report --extra parquet --output-file requirements.lock
+	$(COMPILE) --group dev --extra report --extra parquet --constraints requirements.lock --output-file requirements-dev.lock
 	$(subst pyproject.toml,protos/requirements.in,$(COMPILE)) --output-file requirements-protos.lock
 
 protos: $(PROTOS)  ## make the stubs of the wire again, after a change in protos/

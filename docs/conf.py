@@ -1,0 +1,116 @@
+"""How docs/ becomes a site: `make docs`. Reference pages are made from the code's docstrings."""
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import click
+
+import fedvi
+
+project = "fedvi"
+author = "The fedvi authors"
+copyright = "The fedvi authors"
+release = version = fedvi.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 3
+exclude_patterns = ["build"]
+html_theme = "furo"
+html_title = f"fedvi {release}"
+# One backtick is code in the docstrings of this project, as it is in Markdown.
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_class_signature = "mixed"
+# A type that a docstring writes short is looked for by its last name, and some names are used twice.
+suppress_warnings = ["ref.python"]
+
+_HERE = Path(__file__).parent
+_PACKAGES = (
+    "models",
+    "inference",
+    "privacy",
+    "expfam",
+    "federation",
+    "data",
+    "experiment",
+    "server",
+    "client",
+    "transport",
+    "store",
+    "audit",
+    "report",
+)
+
+
+def _titled(text: str, line: str) -> str:
+    return f"{text}\n{line * len(text)}\n\n"
+
+
+def _reference(package: str) -> str:
+    """One page a package: what its folder is for, then every module with its public names."""
+    found = importlib.import_module(f"fedvi.{package}")
+    page = _titled(f"fedvi.{package}", "=") + (found.__doc__ or "") + "\n\n"
+    for module in pkgutil.walk_packages(found.__path__, f"fedvi.{package}."):
+        if "._" in module.name:
+            continue
+        # What a package offers is told where it is defined.
+        members = "" if module.ispkg else "   :members:\n"
+        page += _titled(module.name, "-") + f".. automodule:: {module.name}\n{members}\n"
+    return page
+
+
+def _commands() -> str:
+    """Every command with its own --help."""
+    from fedvi.cli.main import main
+
+    page = _titled("Commands", "=")
+    root = click.Context(main, info_name="fedvi")
+    pending = [(root, name) for name in main.list_commands(root)]
+    while pending:
+        parent, name = pending.pop(0)
+        assert isinstance(parent.command, click.Group)
+        command = parent.command.get_command(parent, name)
+        assert command is not None
+        context = click.Context(command, info_name=name, parent=parent, max_content_width=88)
+        page += _titled(context.command_path, "-")
+        page += "::\n\n" + re.sub(r"(?m)^(?=.)", "   ", command.get_help(context)) + "\n\n"
+        if isinstance(command, click.Group):
+            pending[:0] = [(context, inner) for inner in command.list_commands(context)]
+    return page
+
+
+def _write_reference() -> None:
+    pages = {name: _reference(name) for name in _PACKAGES} | {"commands": _commands()}
+    for name, text in pages.items():
+        path = _HERE / "reference" / f"{name}.rst"
+        # Left alone if it is the same, so that a second build is quick.
+        if not path.is_file() or path.read_text() != text:
+            path.write_text(text)
+
+
+def _escape(
+    app: object, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """|x| is a norm in our docstrings, and a substitution in reStructuredText."""
+    for index, line in enumerate(lines):
+        pieces = re.split(r"(``?[^`]*``?)", line)
+        lines[index] = "".join(
+            piece if piece.startswith("`") else piece.replace("|", r"\|") for piece in pieces
+        )
+
+
+def _skip(
+    app: object, what: str, name: str, obj: object, skip: bool, options: object
+) -> bool | None:
+    """A field of a named tuple is told under its class already."""
+    doc = getattr(obj, "__doc__", None)
+    return True if isinstance(doc, str) and doc.startswith("Alias for field number") else None
+
+
+def setup(app: object) -> None:
+    _write_reference()
+    app.connect("autodoc-process-docstring", _escape)  # type: ignore[attr-defined]
+    app.connect("autodoc-skip-member", _skip)  # type: ignore[attr-defined]
