@@ -1,0 +1,93 @@
+"""A Bayesian neural network of ten clients, beside a linear regression, pooling and one client alone.
+
+    python examples/bnn/compare.py
+    python examples/bnn/compare.py --rounds 10 --steps 1000
+
+Printed are the root mean squared error and the mean log density of the test set's outcomes, both in MPa:
+lower and higher is better. `prepare.py` comes first.
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import Predictive, log_likelihood
+
+import fedvi
+from fedvi.experiment import build
+from fedvi.experiment.config import ClientSection
+from fedvi.models.bnn import regression
+from fedvi.report import tables
+
+HERE = Path(__file__).resolve().parent
+DRAWS = 500
+
+
+def test_records(study, folder):
+    """Reads the test set as the study reads a client's file: x [n, D] and y [n], scaled."""
+    there = study.model_copy(update={"clients": [ClientSection(name="test", data="test.csv")]})
+    records = build.load_shards(build.assemble(there), folder)["test"].records
+    return np.asarray(records["x"], np.float32), np.asarray(records["y"], np.float32)
+
+
+def network(assembly, posterior, x, y):
+    """Returns predictive means [n] and log densities [n] by draws of the weights."""
+    mean, sd = assembly.family.moments(posterior)
+    draws = mean + sd * np.random.default_rng(0).normal(size=(DRAWS, len(mean)))
+    values = jax.vmap(assembly.model.constrain)(jnp.asarray(draws, jnp.float32))
+    given = {"x": jnp.asarray(x), "hidden": tuple(assembly.study.model.arguments["hidden"])}
+    predict = Predictive(regression, values)
+    means = np.asarray(predict(jax.random.key(0), y=None, **given)["y"]).mean(axis=0)
+    terms = np.asarray(log_likelihood(regression, values, y=jnp.asarray(y), **given)["y"])
+    return means, np.logaddexp.reduce(terms, axis=0) - np.log(DRAWS)
+
+
+def line(assembly, posterior, x, y):
+    """Returns predictive means [n] and log densities [n] in closed form."""
+    mean, _ = assembly.family.moments(posterior)
+    noise = assembly.study.model.arguments["noise_scale"]
+    variance = np.einsum("nd,de,ne->n", x, np.linalg.inv(posterior.J), x) + noise**2
+    squares = (y - x @ mean) ** 2 / variance
+    return x @ mean, -0.5 * (squares + np.log(2.0 * np.pi * variance))
+
+
+def main():
+    """Fits, scores and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", type=Path, default=HERE, help="what prepare.py wrote (default: beside this)")
+    add("--rounds", type=int, default=10, help="visits to each client (default %(default)d)")
+    add("--steps", type=int, default=500, help="of the optimiser, a visit (default %(default)d)")
+    args = parser.parse_args()
+
+    rows = []
+    for name, file, score in (("network", "study", network), ("linear", "study-linear", line)):
+        study = fedvi.load_study(HERE / f"{file}.toml")
+        if score is network:
+            schedule = study.schedule.model_copy(update={"rounds": args.rounds})
+            solver = study.solver.model_copy(update={"steps": args.steps})
+            study = study.model_copy(update={"schedule": schedule, "solver": solver})
+        x, y = test_records(study, args.data)
+        unit = study.data.columns_schema["strength"]["scale"]
+        together = fedvi.simulate(study, args.data, pooled=True)
+        first = study.model_copy(update={"clients": study.clients[:1]})
+        alone = fedvi.simulate(first, args.data)
+        for who, posterior in (
+            ("ten clients, federated", together.posterior),
+            ("all records pooled", together.pooled),
+            ("one client alone", alone.posterior),
+        ):
+            means, densities = score(together.assembly, posterior, x, y)
+            error = unit * np.sqrt(np.mean((means - y) ** 2))
+            rows.append([name, who, f"{error:.2f}", f"{densities.mean() - np.log(unit):.2f}"])
+    heads = ["model", "whose records", "error, MPa", "log density"]
+    title = f"Strength of {len(y)} mixtures held out (sd {unit * y.std():.1f} MPa)"
+    tables.console().print(tables.grid(heads, rows, title, ("model", "whose records")), crop=False)
+
+
+if __name__ == "__main__":
+    main()
