@@ -22,6 +22,7 @@ __all__ = [
     "TransportError",
     "UnsupportedEvent",
     "did_you_mean",
+    "in_words",
 ]
 
 
@@ -134,3 +135,23 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     listed = "known: " + (", ".join(f"`{item}`" for item in names) or "none")
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean `{near[0]}`? {listed}" if near else listed
+
+
+_TYPES = {
+    "a valid boolean": "true or false",
+    "a valid integer": "a whole number",
+    "a valid list": "a list",
+    "a valid number": "a number",
+    "a valid string": "a text",
+}
+
+
+def in_words(expected: str) -> str:
+    """Returns what a validator expects, in the words of this package.
+
+    >>> in_words("Input should be a valid number"), in_words("Input should be greater than 0")
+    ('a number', 'greater than 0')
+    """
+    found = expected.removeprefix("Input should be ")
+    plain, comma, rest = found.partition(",")
+    return _TYPES.get(plain, plain) + comma + rest

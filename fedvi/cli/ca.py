@@ -86,7 +86,14 @@ def sign(
     the roster may send a new request for the same key at any time: its certificate is renewed.
     """
     _check_out(out)
-    issued = authority.sign(folder, files.read(request, "the request"), name, role, days, new_key)
+    issued = authority.sign(
+        folder,
+        files.read(request, "the request", "give the request.pem that `fedvi enroll` made"),
+        name,
+        role,
+        days,
+        new_key,
+    )
     _tell_issued(issued, out, folder, as_json)
 
 

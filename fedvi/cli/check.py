@@ -1,6 +1,7 @@
 """`fedvi check STUDY.toml`: the plan of a study, before any data is read."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -64,11 +65,11 @@ def _rows(found: Plan) -> list[tuple[str, str]]:
     rows = [
         ("digest", found.digest[:16] + "…  (every site must print the same)"),
         ("model", found.model),
-        ("coefficients", ", ".join(found.coefficients)),
+        ("coefficients", _listed(found.coefficients)),
         ("family of q", found.family),
         ("schedule", found.schedule),
         ("solver", found.solver),
-        ("clients", ", ".join(found.clients)),
+        ("clients", _listed(found.clients)),
         (
             "leaves each client",
             f"{found.numbers_per_message} numbers a message, at most {found.messages_per_client} "
@@ -104,12 +105,28 @@ def _rows(found: Plan) -> list[tuple[str, str]]:
     rows += [
         ("promise", f"ε ≤ {found.budget_epsilon:g} under {found.relation}, δ = {found.delta:g}"),
         ("cost per client", f"ε {_costs(found.epsilon)}, at δ = {found.delta:g}"),
-        ("unit, view", f"{unit}, {found.view} (whoever sees every message)"),
+        ("unit, view", f"{unit}, {found.view} ({_SEEN[found.view]})"),
         ("accountant", found.accountant),
     ]
     if found.epsilon_rdp and found.accountant != "rdp":
         rows.append(("beside, by rdp", f"ε {_costs(found.epsilon_rdp)} (an upper bound, looser)"))
     return rows
+
+
+_SEEN = {
+    "message": "whoever sees every message",
+    "aggregate": "whoever sees what is published: sums over clients; the server is trusted",
+}
+
+
+# So many names fit on a screen: a topic model has thousands of coefficients, a simulation of clients.
+_MOST_NAMES = 30
+
+
+def _listed(names: Sequence[str]) -> str:
+    left = len(names) - _MOST_NAMES
+    rest = f", … and {left} more (--json lists all)" if left > 0 else ""
+    return ", ".join(names[:_MOST_NAMES]) + rest
 
 
 def _costs(prices: dict[str, float | None]) -> str:

@@ -24,7 +24,7 @@ from fedvi.experiment.site import client_worker, file_shard
 from fedvi.federation.messages import Failure, Goodbye
 from fedvi.privacy import ledger
 from fedvi.store.sqlite import SqliteClientStore
-from fedvi.transport import files, identity, parcels
+from fedvi.transport import files, identity, parcels, probe
 from fedvi.transport.grpc import GrpcLink
 from fedvi.transport.memory import Link
 from fedvi.transport.parcels import ResultFile
@@ -41,8 +41,16 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
 @click.option("--as", "name", required=True, help="Which of the study's clients this is.")
 @click.option(
     "--data",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file of records. If left out, the one that the study names for this client.",
+    type=click.Path(path_type=Path),
+    help="The file of records: CSV, Parquet (or a folder of it) or NumPy's, by the end of its name. If "
+    "left out, the one that the study names for this client.",
+)
+@click.option(
+    "--cache",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Keep prepared records on the disk of this folder while they are worked on, in files without "
+    "a name that go when the client ends. Left out: in memory, or, from 512 MiB up, on the system's disk "
+    "for what is temporary.",
 )
 @click.option(
     "--server",
@@ -100,6 +108,7 @@ def client(
     study: Path,
     name: str,
     data: Path | None,
+    cache: Path | None,
     server: str | None,
     task: Path | None,
     result: Path | None,
@@ -135,7 +144,7 @@ def client(
     described = load_study(study)
     _check_name(name, described)
     path = data if data is not None else _declared_data(described, name, study.parent)
-    if not path.is_file():
+    if not path.exists():
         raise errors.DataError(f"no file of records at {path}", "give it with --data FILE")
     folder = state if state is not None else Path(".fedvi") / described.study.name / name
     # Before anything is imported or computed, whatever refuses without it.
@@ -171,7 +180,7 @@ def client(
                 name,
                 watched,
                 store,
-                file_shard(assembly, name, path),
+                file_shard(assembly, name, path, cache=cache),
                 admit=None if guard is None else guard.admit,
                 metrics_folder=private_metrics,
             )
@@ -227,6 +236,7 @@ def _by_network(
             "--server and --task are missing" if server is None else "--result is without --task",
             "give --server HOST:PORT, or the file that was carried here with --task FILE",
         )
+    probe.parse_address(server)  # gRPC reads a port that is none as another one
     credentials = _credentials(server, tls, insecure, name, report)
 
     def connect(

@@ -3,12 +3,17 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fedvi import errors
-from fedvi.experiment import evaluation
+from fedvi.experiment import evaluation, finished, held_out
+from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.evaluation import Classes, Evaluation, Run
+from fedvi.experiment.held_out import HeldOut
+from fedvi.models.base import Model
+from fedvi.models.conjugate import ConjugateModel
 from fedvi.report import plots, tables
 
 __all__ = ["evaluate"]
@@ -37,31 +42,62 @@ _WARNING = (
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def evaluate(run: Path, test: Path, draws: int, plot: Path | None, as_json: bool) -> None:
     """Hold the posterior of a finished run against test records, read by the study's own schema and
-    formula: accuracy, AUC, likelihood, calibration, and how often intervals hold what came true.
+    formula: accuracy, AUC, likelihood, calibration, and how often intervals hold what came true. Of
+    conjugate models of whole records: their mean log-likelihood, or the perplexity of documents.
 
     RUN is the folder of `fedvi simulate --out`, or of a server's --state.
 
     The figures are not protected: the test file must be public or the server's own, and hold no record
     of any client.
     """
-    found = evaluation.read_run(run)
+    done = finished.read(run)
+    found = Run(done.assembly, done.posterior, done.mark)
     records = evaluation.read_records(found.assembly, test)
+    model = found.assembly.model
+    if isinstance(model, ConjugateModel) and not isinstance(model, Model):
+        _whole_records(found, held_out.measure(model, found.posterior, records), plot, as_json)
+        return
     figures = evaluation.evaluate(found.assembly, found.posterior, records, draws)
     if plot is not None:
         _plot(found, figures, plot)
     if as_json:
-        content = {
-            "study": found.assembly.study.study.name,
-            "digest": found.assembly.study.digest,
-            "mark": found.mark,
-            "private": False,
-            **figures.as_dict(),
-        }
-        click.echo(json.dumps(content, indent=2, allow_nan=False))
+        _echo(found, figures.as_dict())
         return
     _show(found, figures)
     if plot is not None:
         click.echo(f"drawn to {plot}")
+
+
+def _echo(found: Run, figures: dict[str, Any]) -> None:
+    content = {
+        "study": found.assembly.study.study.name,
+        "digest": found.assembly.study.digest,
+        "mark": found.mark,
+        "private": False,
+        **figures,
+    }
+    click.echo(json.dumps(content, indent=2, allow_nan=False))
+
+
+def _whole_records(found: Run, figures: HeldOut, plot: Path | None, as_json: bool) -> None:
+    """Prints what a conjugate model says of whole records."""
+    if plot is not None:
+        raise errors.ConfigError(
+            f"--plot {plot} is given, but the model is of whole records, expected one of an outcome",
+            "a reliability curve is of probabilities of classes: leave --plot out",
+        )
+    if as_json:
+        _echo(found, posteriors.plain(figures._asdict()))
+        return
+    left_out = f"; {figures.left_out} more do not fit" if figures.left_out else ""
+    how = f" ({figures.draws} draws)" if figures.draws else ""
+    rows = [
+        ("test records", f"{figures.rows}{left_out}"),
+        (figures.measure, f"{tables.number(figures.value)}{how}"),
+    ]
+    console = tables.console()
+    console.print(tables.plan_table(rows, _title(found)))
+    console.print(_WARNING, highlight=False, soft_wrap=True, markup=False)
 
 
 def _title(found: Run) -> str:

@@ -22,12 +22,18 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # Command → one line of help. The file fedvi/cli/COMMAND.py defines a click command of that name.
 _COMMANDS = {
+    "init": "Draft a study of your own: study, policy, containers and the steps in order.",
+    "data": "Look at a table, draft its schema, share it out over simulated clients. Local only.",
     "check": "Validate a study and print what it would release, at what price. Reads no data.",
     "ledger": "Show or verify what clients have spent, and recompute its price.",
     "privacy": "Price a study: noise for a target, ε by every accountant, and what it means.",
     "audit": "Test whether the code that a study runs keeps its promise. Reads no data by default.",
     "simulate": "Run a whole federation in this process and print the posterior and its price.",
     "evaluate": "Hold a finished run's predictions against test records that are public, or yours.",
+    "report": "Write a finished run as a page to read, print and sign; Markdown, JSON, CSV.",
+    "posterior": "Show a finished run's posterior, or write it for ArviZ, NumPy, NumPyro or R.",
+    "predict": "Predict new records by a finished run, with uncertainty.",
+    "synthesise": "Write synthetic records drawn from a finished run, free of further cost.",
     "client": "Take part in a federation as one of its sites, beside its records.",
     "server": "Run the server of a federation: it holds no record, and resumes by itself.",
     "status": "Show a running server's run: who is there, what is awaited, what was charged.",
@@ -58,6 +64,15 @@ class _LazyGroup(click.Group):
         # Python keeps some words for itself.
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
         return getattr(importlib.import_module(f"fedvi.cli.{name}"), name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            near = errors.did_you_mean(name, _COMMANDS).partition("known: ")[0]
+            ctx.fail(f"no command {name!r}; {near}`fedvi --help` lists them")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

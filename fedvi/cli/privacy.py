@@ -157,7 +157,8 @@ def _rows(found: Pricing) -> Iterator[tuple[str, str]]:
 
 def _words(found: Pricing) -> Iterator[str]:
     yield from (f"warning: {line}" for line in found.warnings)
-    yield "What it means, for someone who knows every other record and sees every message:"
+    sees = "every message" if found.view == "message" else "all sums that are published"
+    yield f"What it means, for someone who knows every other record and sees {sees}:"
     for row in found.meanings:
         guess = (
             f"whether a given {found.unit} took part"

@@ -60,6 +60,13 @@ __all__ = ["simulate"]
     "this folder. Nobody paid for these numbers: they are for that client's eyes alone.",
 )
 @click.option(
+    "--cache",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Keep clients' prepared records on the disk of this folder while they are worked on, in files "
+    "without a name that go at the end. Left out: in memory, or, from 512 MiB a client up, on the "
+    "system's disk for what is temporary.",
+)
+@click.option(
     "--pooled",
     is_flag=True,
     help="Also fit all shards pooled, WITHOUT privacy, and print it beside the answer. "
@@ -97,6 +104,7 @@ def simulate(
     state: Path | None,
     policies: tuple[str, ...],
     private_metrics: Path | None,
+    cache: Path | None,
     pooled: bool,
     influence: bool,
     baselines: bool,
@@ -133,6 +141,7 @@ def simulate(
             state=state,
             policies=_policies(policies),
             private_metrics=private_metrics,
+            cache=cache,
             remove=_after("--remove", remove),
             add=_after("--add", add),
             on_warning=lambda line: click.echo(f"warning: {line}", err=True),
@@ -240,7 +249,11 @@ def _done(update: "Update") -> str:
     """Says who answered, or who left or joined."""
     if update.clients:
         return _answered(update.clients)
-    changes = (("removed", update.removed), ("added", update.added))
+    changes = (
+        ("removed", update.removed),
+        ("added", update.added),
+        ("too few answered, given up", update.given_up),
+    )
     return "; ".join(f"{what}: {', '.join(names)}" for what, names in changes if names)
 
 
@@ -290,6 +303,8 @@ def _show_influence(result: "Result", console: "Console") -> "list[str]":
     """Prints what each client contributed; returns what must be said of it."""
     rows = outcome.influence_rows(result)
     if rows is None:
+        if result.assembly.gather is not None:
+            return ["influence: none, since sums over clients alone are published (view aggregate)"]
         return ["influence: none for this family, or for so many clients and coefficients"]
     console.print(tables.influence_table(rows, "Influence of each client"), crop=False)
     lines = [

@@ -647,6 +647,13 @@ def test_check_prints_what_leaves_and_what_it_costs(tmp_path: Path, planned: Any
         assert 0.0 <= float(text) - planned["epsilon"][relation] < 1e-4
 
 
+def test_check_lists_no_more_names_than_fit_on_a_screen(examples: Path) -> None:
+    done = fedvi("check", examples / "topics" / "study.toml")
+    assert "… and 4970 more (--json lists all)" in " ".join(done.stdout.split())
+    whole = json.loads(fedvi("check", examples / "topics" / "study.toml", "--json").stdout)
+    assert len(whole["coefficients"]) == 5000
+
+
 def test_check_says_that_nothing_is_protected(tmp_path: Path) -> None:
     path = write(tmp_path, OPEN, north=None, south=None)
     done = fedvi("check", path)

@@ -141,7 +141,7 @@ def test_an_error_that_nobody_foresaw_tells_where_and_no_text(
 ) -> None:
     patient = "Jane Doe"
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ValueError(patient)
 
     study = write_study(tmp_path)
