@@ -327,13 +327,19 @@ def test_the_containers_are_those_of_the_docker_folder(tmp_path: Path) -> None:
 
 
 def test_compose_reads_what_is_written(tmp_path: Path) -> None:
-    docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "compose", "version"], check=False).returncode:
+    ways = [["docker", "compose"], ["docker-compose"]]  # the plugin, and the program before it
+    found = [
+        way
+        for way in ways
+        if shutil.which(way[0])
+        and not subprocess.run([*way, "version"], capture_output=True, check=False).returncode
+    ]
+    if not found:
         pytest.skip("needs docker compose")
     fedvi("init", tmp_path / "study", *flags("logistic"))
     given = {"FEDVI_NAME": "north", "FEDVI_DATA": "./north.csv", "FEDVI_POLICY": "./policy"}
     for name in ("compose.coordinator.yaml", "compose.site.yaml"):
-        told = [docker, "compose", "-f", str(tmp_path / "study" / name), "config", "-q"]
+        told = [*found[0], "-f", str(tmp_path / "study" / name), "config", "-q"]
         subprocess.run(told, check=True, env=os.environ | given)
 
 

@@ -1,9 +1,11 @@
-"""The page docs/results.md: its commands and its Python run, and its R reads columns that are there."""
+"""The page docs/results.md: its commands, its Python and, where there is R, its R are run."""
 
 import csv
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,29 @@ def test_the_columns_that_the_r_blocks_read_are_there(here: Path) -> None:
     read = set(re.findall(r"(?:predictions|fits)\$(\w+)", second))
     assert read == {"reason", "mean", "lower"}
     assert read <= set(header("predictions.csv"))
+
+
+def test_the_r_blocks_run_and_say_what_the_draws_say(here: Path) -> None:
+    program = shutil.which("Rscript")
+    if program is None or subprocess.run([program, "-e", "library(jsonlite)"], check=False).returncode:
+        pytest.skip("needs R with jsonlite")
+    (here / "blocks.R").write_text("\n".join(blocks("r")), encoding="utf-8")
+    # A warning, such as of a column that is not a number, is an error.
+    command = [program, "-e", "options(warn = 2); source('blocks.R', echo = TRUE)"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with (here / "posterior.csv").open(encoding="utf-8", newline="") as file:
+        age = np.array([float(row["age"]) for row in csv.DictReader(file)])
+    said = re.search(r"mean\(draws.*\n\[1\] ([\d.]+)", done.stdout)
+    assert said, done.stdout
+    assert float(said[1]) == pytest.approx((age > 0.0).mean(), abs=1e-6)
+    quantiles = re.search(r"97\.5%\s*\n\s*([\d.]+)\s+([\d.]+)\s+([\d.]+)", done.stdout)
+    assert quantiles, done.stdout
+    known = np.quantile(np.exp(age), [0.025, 0.5, 0.975])
+    np.testing.assert_allclose([float(value) for value in quantiles.groups()], known, rtol=1e-5)
+    result = json.loads((here / "run" / "result.json").read_text(encoding="utf-8"))
+    for claim in result["consortium"]:
+        assert claim["relation"] in done.stdout
 
 
 def test_a_run_costs_nothing_more_by_what_is_made_of_it(here: Path) -> None:
