@@ -12,7 +12,9 @@ import tqdm.auto as tqdm
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.inference.base import Fold, LocalSolver, Shard, Standing, Task
+from fedvi.inference.blocks import is_large
 from fedvi.inference.solvers import vips as solver_of
+from fedvi.inference.solvers.gradient import single_precision
 from fedvi.inference.solvers.vips import conjugate_form
 from fedvi.models.conjugate import ConjugateModel, FromFile
 from fedvi.models.glm import GeneralisedLinearModel
@@ -252,7 +254,9 @@ class VIPS:
             name: np.pad(column, [(0, room)] + [(0, 0)] * (column.ndim - 1))
             for name, column in columns.items()
         }
-        return Shard(padded, np.pad(known, (0, room)))
+        mask = np.pad(known, (0, room))
+        # On the device once, and not at every round.
+        return Shard(padded if is_large(mask) else single_precision(padded), mask)
 
 
 _OF_REGRESSIONS: dict[str, Any] = {"row_norm": None, "learn_prior": "no", "ridge": 0.5}

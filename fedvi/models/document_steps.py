@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "extrapolated",
     "inner_products",
     "known_words",
     "outer_products",
@@ -16,6 +17,8 @@ __all__ = [
 
 # Weights of topics, in units of the largest, are at least this: the product of two is a normal float32.
 _FLOOR = 1e-18
+# How many times as far as a step an extrapolation leads.
+_FARTHEST = 64.0
 
 
 def relative_weights(logs: np.ndarray) -> np.ndarray:
@@ -68,6 +71,25 @@ def topic_weights(gamma: Any) -> Any:
     inverse = 1.0 / z
     logs = jnp.log(z + inverse * (1.0 / 24.0 - inverse * inverse * (37.0 / 5760.0))) - shift
     return jnp.maximum(jnp.exp(logs - logs.max(axis=1, keepdims=True)), _FLOOR)
+
+
+def extrapolated(first: Any, second: Any, third: Any, least: Any) -> Any:
+    """Returns where three values of γ that follow one another seem to lead, [R, K], each at least ``least``.
+
+    With r = γ₁ − γ₀ and v = (γ₂ − γ₁) − r it is γ₀ + 2ar + a²v, a = max(1, ‖r‖ / ‖v‖), of each document; at
+    a = 1 that is γ₂. It is γ₂ where that is no number.
+
+    Source: Varadhan and Roland (2008), Scandinavian Journal of Statistics 35, scheme SqS3.
+    """
+    import jax.numpy as jnp
+
+    moved = second - first
+    bend = (third - second) - moved
+    square = (bend * bend).sum(axis=1, keepdims=True)
+    ratio = (moved * moved).sum(axis=1, keepdims=True) / jnp.maximum(square, 1e-30)
+    length = jnp.clip(jnp.sqrt(ratio), 1.0, _FARTHEST)
+    found = jnp.maximum(first + length * (2.0 * moved + length * bend), least)
+    return jnp.where(jnp.isfinite(found).all(axis=1, keepdims=True), found, third)
 
 
 def inner_products(taken: Any, weights: Any) -> Any:

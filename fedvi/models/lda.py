@@ -12,6 +12,7 @@ from fedvi import errors
 from fedvi.expfam.dirichlets import Dirichlets, DirichletsEta, dirichlets
 from fedvi.models.conjugate import Block
 from fedvi.models.document_steps import (
+    extrapolated,
     inner_products,
     known_words,
     outer_products,
@@ -31,8 +32,8 @@ __all__ = [
     "top_words",
 ]
 
-# Coordinate steps until documents that have converged are left out.
-_STAGE = 16
+# Coordinate steps until documents that have converged are left out; an even number.
+_STAGE = 8
 # Words whose probability is computed in one go.
 _PREDICTED_TOGETHER = 1 << 16
 
@@ -59,6 +60,8 @@ class LatentDirichlet:
       topic_concentration: η of a topic's Dirichlet over words; left out, 1/K.
       iterations: coordinate steps for each document, at most.
       tolerance: a document is left as it is once the mean change of its γ is smaller; 0 takes all steps.
+      accelerated: whether every second step is extrapolated, which takes a third of the steps to the same
+        answers; not, for the path of the published algorithm, step by step.
       typical_norm: ‖s‖_F of a typical document; a public number. Left out: √length, that of different
         words which each belong to one topic.
       tidy: what is made of noisy concentrations: "simplex", the nearest ones that are not negative and
@@ -85,6 +88,7 @@ class LatentDirichlet:
     topic_concentration: float | None = None
     iterations: int = 100
     tolerance: float = 1e-3
+    accelerated: bool = True
     typical_norm: float | None = None
     tidy: str = "simplex"
     mass: float | None = None
@@ -174,7 +178,7 @@ class LatentDirichlet:
 
     def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
         """Whether words are of the vocabulary, each once and in order, and counts whole numbers."""
-        words, counts = np.asarray(records["words"]), np.asarray(records["counts"], np.float64)
+        words, counts = np.asarray(records["words"]), np.asarray(records["counts"])
         stands = counts != 0.0
         with np.errstate(invalid="ignore"):
             whole = (counts >= 0.0) & (counts == np.floor(counts)) & np.isfinite(counts)
@@ -229,31 +233,48 @@ class LatentDirichlet:
 
         alpha = jnp.float32(self.alpha)
 
-        def advanced(rows: Any, size: int, gamma: Any, steps: Any) -> tuple[Any, Any]:
-            taken = known[words[rows, :size]]
-            number = counts[rows, :size]
+        def advanced(rows: Any, size: int, gamma: Any, left: Any) -> tuple[Any, Any]:
+            taken, number = known[words[rows, :size]], counts[rows, :size]
 
-            def step(_: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
-                before, moving = state
+            def stepped(before: Any) -> tuple[Any, Any]:
                 weights = topic_weights(before)
                 rate = number / inner_products(taken, weights)
                 after = alpha + weights * outer_products(taken, rate)
-                change = jnp.abs(after - before).mean(axis=1)
-                kept = jnp.where(moving[:, None], after, before)
-                return kept, moving & (change >= self.tolerance)
+                return after, jnp.abs(after - before).mean(axis=1) >= self.tolerance
 
-            return jax.lax.fori_loop(0, steps, step, (gamma, jnp.ones(len(rows), bool)))
+            def twice(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+                done, zeroth, moving = state
+                first, moved = stepped(zeroth)
+                second, goes_on = stepped(first)
+                has_second = moved & (done + 1 < left)
+                found = second
+                if self.accelerated:
+                    # Not after the last of all steps: nothing would put right what leads astray.
+                    ahead = goes_on & (done + 2 < left)
+                    further = extrapolated(zeroth, first, second, alpha)
+                    found = jnp.where(ahead[:, None], further, second)
+                found = jnp.where(has_second[:, None], found, first)
+                still = jnp.where(has_second, goes_on, moved)
+                return done + 2, jnp.where(moving[:, None], found, zeroth), moving & still
+
+            def unfinished(state: tuple[Any, Any, Any]) -> Any:
+                done, _, moving = state
+                return (done < jnp.minimum(left, _STAGE)) & moving.any()
+
+            begun = (jnp.int32(0), gamma, jnp.ones(len(rows), bool))
+            _, found, still = jax.lax.while_loop(unfinished, twice, begun)
+            return found, still
 
         def stage(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
             done, gamma, moving = state
-            steps = jnp.minimum(_STAGE, self.iterations - done)
+            left = self.iterations - done
             found, still = over_chunks(
-                lambda rows, size: advanced(rows, size, gamma[rows], steps),
+                lambda rows, size: advanced(rows, size, gamma[rows], left),
                 counts,
                 (gamma, jnp.zeros_like(moving)),
                 moving,
             )
-            return done + steps, found, still
+            return done + _STAGE, found, still
 
         def unfinished(state: tuple[Any, Any, Any]) -> Any:
             done, _, moving = state

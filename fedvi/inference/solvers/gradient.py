@@ -142,7 +142,7 @@ def single_precision(records: dict[str, Any]) -> dict[str, Any]:
     with np.errstate(over="ignore"):
         return {
             name: jnp.asarray(column, jnp.float32)
-            if np.issubdtype(np.asarray(column).dtype, np.floating)
+            if jnp.issubdtype(column.dtype, jnp.floating)
             else jnp.asarray(column)
             for name, column in records.items()
         }
