@@ -29,7 +29,16 @@ NEWS = HERE.parent.parent / "shared" / "data" / "20newsgroups" / "bow_hoffman770
 VOCABULARY = 7_702
 HELD_OUT = 1_000
 BATCHES = 9
-RIVALS = ("fedvi", "fedvi-private", "scikit-learn", "scikit-learn32", "gensim")
+RIVALS = (
+    "fedvi",
+    "fedvi-private",
+    "fedvi-20",
+    "fedvi-20-private",
+    "scikit-learn",
+    "scikit-learn32",
+    "scikit-learn-20",
+    "gensim",
+)
 DELTA = 1e-5
 
 
@@ -144,7 +153,7 @@ def speed(rounds: int, sizes: list[int], core: int) -> None:
         )
         for rival, (clock, processor) in middle.items():
             left = np.load(CACHE / f"{rival}-{topics}.npy").astype(np.float64)
-            model = LatentDirichlet(topics, VOCABULARY)
+            model = LatentDirichlet(topics, VOCABULARY, iterations=100, accelerated=True)
             found = completion_perplexity(model, DirichletsEta(left - 1.0), unseen, seed=0)
             ratios = (of / own for of, own in zip(middle[rival], middle["fedvi"], strict=True))
             print(

@@ -1,9 +1,10 @@
 """An epoch of online latent Dirichlet allocation: run_topics.py RIVAL FILE TOPICS EPOCH_BATCHES.
 
-RIVAL is one of: scikit-learn, scikit-learn32 (float32), gensim, fedvi, fedvi-private. FILE is an .npz with
-a corpus in compressed rows. Each epoch begins anew, at random topics; the concentrations of the last one
-are left beside FILE. All have prior concentrations 1/K, rates (1 + t)^-0.7, and documents that take up to
-100 steps, until the mean change of their concentrations is below 1e-3.
+RIVAL is one of: scikit-learn, scikit-learn32 (float32), gensim, fedvi (whose steps are extrapolated),
+fedvi-private, and of 20 steps scikit-learn-20 (float32), fedvi-20 and fedvi-20-private. FILE is an .npz with a
+corpus in compressed rows. Each epoch begins anew, at random topics; the concentrations of the last one are
+left beside FILE. All have prior concentrations 1/K, rates (1 + t)^-0.7, and documents that take up to 100
+steps, or 20, until the mean change of their concentrations is below 1e-3.
 """
 
 import itertools
@@ -15,11 +16,13 @@ from typing import Any
 import numpy as np
 import turns
 
-STEPS, TOLERANCE, DECAY = 100, 1e-3, 0.7
+STEPS, FEW, TOLERANCE, DECAY = 100, 20, 1e-3, 0.7
 WIDTH = 1135  # distinct words of the longest document
 
 
-def scikit_learn(corpus: Any, topics: int, batches: int, dtype: Any) -> Callable[[], np.ndarray]:
+def scikit_learn(
+    corpus: Any, topics: int, batches: int, dtype: Any, steps: int = STEPS
+) -> Callable[[], np.ndarray]:
     """Returns an epoch of `LatentDirichletAllocation.partial_fit`, which computes no bound."""
     import scipy.sparse
     from sklearn.decomposition import LatentDirichletAllocation
@@ -36,7 +39,7 @@ def scikit_learn(corpus: Any, topics: int, batches: int, dtype: Any) -> Callable
             learning_offset=1.0,
             batch_size=-(-shape[0] // batches),
             total_samples=shape[0],
-            max_doc_update_iter=STEPS,
+            max_doc_update_iter=steps,
             mean_change_tol=TOLERANCE,
             random_state=0,
         )
@@ -77,7 +80,9 @@ def gensim(corpus: Any, topics: int, batches: int) -> Callable[[], np.ndarray]:
     return epoch
 
 
-def fedvi(corpus: Any, topics: int, batches: int, private: bool) -> Callable[[], np.ndarray]:
+def fedvi(
+    corpus: Any, topics: int, batches: int, private: bool, steps: int = STEPS
+) -> Callable[[], np.ndarray]:
     """Returns an epoch of `VIPS` on Poisson batches; with the noise of a private fit, or without."""
     from fedvi.data import bag_of_words
     from fedvi.inference.vips import VIPS
@@ -86,7 +91,14 @@ def fedvi(corpus: Any, topics: int, batches: int, private: bool) -> Callable[[],
 
     starts, words, counts, vocabulary = corpus
     records = bag_of_words((starts, words, counts), vocabulary, WIDTH).records
-    model = LatentDirichlet(topics, vocabulary, length=80.0, iterations=STEPS, tolerance=TOLERANCE)
+    model = LatentDirichlet(
+        topics,
+        vocabulary,
+        length=80.0,
+        iterations=steps,
+        tolerance=TOLERANCE,
+        accelerated=steps == STEPS,
+    )
     plan = sgd(
         steps=batches,
         max_records=len(starts) - 1,
@@ -111,6 +123,9 @@ def main(rival: str, file: str, topics: int, batches: int) -> None:
         "gensim": lambda: gensim(corpus, topics, batches),
         "fedvi": lambda: fedvi(corpus, topics, batches, private=False),
         "fedvi-private": lambda: fedvi(corpus, topics, batches, private=True),
+        "scikit-learn-20": lambda: scikit_learn(corpus, topics, batches, np.float32, FEW),
+        "fedvi-20": lambda: fedvi(corpus, topics, batches, private=False, steps=FEW),
+        "fedvi-20-private": lambda: fedvi(corpus, topics, batches, private=True, steps=FEW),
     }
     epoch = make[rival]()
 

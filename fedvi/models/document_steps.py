@@ -74,7 +74,7 @@ def topic_weights(gamma: Any) -> Any:
 
 
 def extrapolated(first: Any, second: Any, third: Any, least: Any) -> Any:
-    """Returns where three values of γ that follow one another seem to lead, [R, K], each at least ``least``.
+    """Returns where three values of γ that follow one another lead, [R, K], each at least ``least``.
 
     With r = γ₁ − γ₀ and v = (γ₂ − γ₁) − r it is γ₀ + 2ar + a²v, a = max(1, ‖r‖ / ‖v‖), of each document; at
     a = 1 that is γ₂. It is γ₂ where that is no number.

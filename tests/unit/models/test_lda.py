@@ -32,7 +32,7 @@ from fedvi.privacy import mechanisms, sampling
 from tests.vips import federate, first_task, shard_of, total
 
 V, K, L, RECORDS = 70, 3, 50, 40
-MODEL = LatentDirichlet(K, V, length=40.0, iterations=20, tolerance=0.0, accelerated=False)
+MODEL = LatentDirichlet(K, V, length=40.0, iterations=20, tolerance=0.0)
 
 
 @functools.cache
@@ -110,7 +110,6 @@ def test_steps_go_the_way_of_scikit_learn(references):
         topic_concentration=known["topic_concentration"],
         iterations=known["iterations"],
         tolerance=0.0,
-        accelerated=False,
     )
     data = laid_out(counts, vocabulary)
     for wanted in known["components"]:
@@ -164,9 +163,9 @@ def test_documents_are_left_as_they_are_once_they_have_converged():
 @pytest.mark.parametrize("iterations", [23, 24, 25])
 def test_extrapolated_steps_lead_to_the_same_answers_in_a_third(iterations):
     """Whatever the last of them is: a first of two, a second, or one behind a stage."""
-    plain = LatentDirichlet(K, V, tolerance=0.0, accelerated=False, iterations=3 * iterations)
-    fast = LatentDirichlet(K, V, tolerance=0.0, iterations=iterations)
-    settled = LatentDirichlet(K, V, tolerance=0.0, accelerated=False, iterations=3000)
+    plain = LatentDirichlet(K, V, tolerance=0.0, iterations=3 * iterations)
+    fast = LatentDirichlet(K, V, tolerance=0.0, iterations=iterations, accelerated=True)
+    settled = LatentDirichlet(K, V, tolerance=0.0, iterations=3000)
     posterior = DirichletsEta(30.0 * truth()[0] + truth(1)[0])
     found, slow, wanted = (
         np.asarray(local_of(model, posterior, laid_out(truth()[1]))["topics"], np.float64)
@@ -189,7 +188,9 @@ def test_a_single_step_is_the_published_one():
 
 
 def test_an_extrapolation_stays_in_the_cone_and_never_makes_what_is_no_number():
-    three = np.array([[[5.0, 1.0], [3e38, 1.0]], [[3.0, 1.0], [1.0, 3e38]], [[1.5, 1.0], [9.0, 9.0]]])
+    three = np.array(
+        [[[5.0, 1.0], [3e38, 1.0]], [[3.0, 1.0], [1.0, 3e38]], [[1.5, 1.0], [9.0, 9.0]]]
+    )
     found = np.asarray(jax.jit(extrapolated)(*three.astype(np.float32), np.float32(0.5)))
     # r = −2, v = 0.5: four times as far, 5 − 16 + 8 = −3, which is held at the least.
     np.testing.assert_array_equal(found, [[0.5, 1.0], [9.0, 9.0]])
