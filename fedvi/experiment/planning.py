@@ -46,6 +46,8 @@ _NEWTON = ("site_release", "vips")
 _ROUNDS = 20
 # Below this share of the way to the answer, a plan is said to have too few rounds.
 _SHORT_OF_ROUNDS = 0.5
+# A level that so many of the records have is to be told from the noise, or it is warned of.
+_RARE = 1.0 / 50.0
 
 
 class Mode(NamedTuple):
@@ -137,7 +139,11 @@ def outlook(assembly: Assembly) -> Outlook | None:
     modes = tuple(_mode(assembly, numbers, kind) for kind in kinds)
     recommended, reason = _recommended(assembly, numbers, modes)
     own = next((mode for mode in modes if mode.current), None)
-    warnings = () if own is None else _warnings(own)
+    warnings = (
+        ()
+        if own is None
+        else (*_warnings(own), *_of_levels(own, assembly), *_of_newton(own, assembly))
+    )
     return Outlook(numbers, modes, recommended, reason, warnings)
 
 
@@ -276,7 +282,7 @@ def _recommended(
         mode.solver: mode.signal.coefficients
         for mode in modes
         # The curvature of another likelihood may have any sign, and no Newton step follows it.
-        if mode.signal is not None and (regular or mode.solver != "site_release" or mode.current)
+        if mode.signal is not None and (regular or mode.solver != "site_release")
     }
     if not able:
         return None, "none of the modes that are known can run this study"
@@ -319,10 +325,51 @@ def _recommended(
     if best in _NEWTON and numbers.rounds < _ROUNDS:
         reason += f"; {_ROUNDS} rounds and more would cost it nothing but time"
     if not regular:
-        reason += "; the model is no regression that fedvi knows, so all ratios are rough"
+        reason += (
+            "; the model is no regression that fedvi knows, so all ratios are rough, and site_release is "
+            "left out: its Newton steps are for log-likelihoods that are concave in θ"
+        )
     if able[best] < 1.0:
         reason += "; but the noise drowns it too"
     return best, reason
+
+
+def _of_levels(own: Mode, assembly: Assembly) -> tuple[str, ...]:
+    """Warns of levels whose own curvature drowns: ``noise_aware`` flattens to its mean what is hidden.
+
+    A column of 0 and 1 that a share s of the records have has a variance of about s, and tells s times
+    what a standardised one does.
+    """
+    used = dict.fromkeys(part.column for part in _coded(assembly))
+    if own.signal is None or own.solver != "site_release" or not used:
+        return ()
+    share = 1.0 / own.signal.curvature
+    if share <= _RARE:
+        return ()
+    few = f"about {share:.0%}" if share < 0.5 else "half"
+    return (
+        f"coefficients of levels ({', '.join(used)}) that fewer than {few} of the records have may get too "
+        "small an sd, the more so the rarer the level: what its records tell of the precision is below "
+        "the noise, and the mean over all such directions stands in for it. To mend it: merge levels that "
+        "are known to be rare, or take their intervals for too narrow",
+    )
+
+
+def _coded(assembly: Assembly) -> list[Any]:
+    """Returns the parts of a formula's coefficients that are 1 at a level and else 0."""
+    coefficients = () if assembly.design is None else assembly.design.coefficients
+    return [part for parts in coefficients for part in parts if part.code is not None]
+
+
+def _of_newton(own: Mode, assembly: Assembly) -> tuple[str, ...]:
+    """Warns of Newton steps on a likelihood that nobody has said to be concave."""
+    if own.solver != "site_release" or _regression(assembly.model) is not None:
+        return ()
+    return (
+        "site_release takes Newton steps, and follows log-likelihoods that are concave in θ: not those of "
+        "scales, of Student-t errors, or of mixtures, on which it may wander for ever; to mend it: "
+        "solver dp_optimisation, or keep this one where you know that yours is concave",
+    )
 
 
 def _warnings(own: Mode) -> tuple[str, ...]:

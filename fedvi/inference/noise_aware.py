@@ -17,6 +17,8 @@ __all__ = ["anew", "of_changes", "of_sites"]
 # Averages weigh the t-th of T posteriors by about t²: early ones, far from the end, hardly count, and
 # the noise is 9/5 of that of equal weights.
 _EMPHASIS = 2.0
+# The longest step in sds of the prior, of few coordinates; of many it is √D, the prior's own norm.
+_FARTHEST = 2.0
 
 
 def of_sites(
@@ -41,8 +43,10 @@ def of_sites(
       trace still tells. The sum is cleaned, never a site: cleaning each would invent precision.
     - *Step*: m ← m + (J_0 + Ĥ)⁻¹ · (gradient of the posterior at m), where Ĥ is H̄ with eigenvalues
       raised to e, since what lies below the edge may be as steep as that and too long a step diverges,
-      and to κ·s·√D, which keeps the noise of one step below 1/κ in norm. The gradient of a site that is
-      of another m_k is carried to m along the cleaned H̄: the noise of H would be multiplied by m_k − m.
+      and to κ·s·√D, which keeps the noise of one step below 1/κ in norm. What is below −e is no noise
+      but a log likelihood that is not concave; there |λ| says how far its slope may be trusted, and no
+      step is longer than max(2, √D) sds of the prior. The gradient of a site that is of another m_k is
+      carried to m along the cleaned H̄: the noise of H would be multiplied by m_k − m.
     - *Report*: the mean of the steps, and its covariance, which has three parts in each eigenvector of
       H̄, with eigenvalue λ, j that of J_0 and f the share of the way from the prior to the optimum that
       the steps have made: what records leave open, 1/(λ + j); what is missing of the way,
@@ -98,14 +102,15 @@ def of_sites(
     # Where no curvature is seen, what a site says of an older θ is said again at every fold until it is
     # renewed: steps are that much shorter.
     share = max(1, len(fold.asked)) / len(fold.factors)
-    raised = np.maximum(values, max(edge, least) / share)
+    raised = np.maximum(np.abs(values), max(edge, least) / share)
     if is_exact:
         slope = fold.posterior.h - fold.posterior.J @ centre
     else:
         gradients, places = (sum(part) for part in zip(*answered.values(), strict=True))
         away = places / len(answered) - centre
         slope = prior.h - prior.J @ centre + gradients + vectors @ (kept * (vectors.T @ away))
-    mean = centre + np.linalg.solve(_rebuilt(prior.J, vectors, raised), slope)
+    step = np.linalg.solve(_rebuilt(prior.J, vectors, raised), slope)
+    mean = centre + step * min(1.0, max(_FARTHEST, math.sqrt(size)) / _length(step, prior.J))
     average = average + weight * (mean - average)
     told = np.maximum(kept, below)
     pulled = np.einsum("dk,de,ek->k", vectors, prior.J, vectors)
@@ -231,6 +236,11 @@ def anew(standing: Standing, clients: Collection[str], noise: float) -> Standing
         sites={name: site for name, site in standing.sites.items() if name in clients},
         centres={name: place for name, place in standing.centres.items() if name in clients},
     )
+
+
+def _length(step: np.ndarray, precision: np.ndarray) -> float:
+    """Returns ‖step‖ in units of 1/√precision; not 0."""
+    return max(math.sqrt(max(float(step @ precision @ step), 0.0)), 1e-300)
 
 
 def _handed_out(family: Any, fold: Fold, before: Standing | None) -> Eta:

@@ -161,6 +161,13 @@ def test_the_blocks_of_a_page_run(page, folder):
             run_console(block, folder)
         elif block.kind == "toml":
             check_toml(block, folder)
+    if page.name == "own-model.md":
+        # What is shown is worth showing: noise alone lies between the two, and its sd is stated.
+        told = json.loads((folder / "run" / "result.json").read_text())["coefficients"]
+        assert len(told) == 4
+        for row in told:
+            assert abs(row["mean"] - row["pooled_mean"]) < 4.0 * row["sd"], row
+            assert row["sd"] < 0.5, row
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,15 @@ def site_release(
 
     Without noise and clipping the fixed point is the variational optimum of all records together.
 
+    It is reached where the log likelihood is concave in θ. Where it is not (an unknown scale, Student-t
+    errors, a mixture), eigenvalues of its curvature count by their size and no step is longer than a few
+    sds of the prior, so that steps do not run away; but they may wander, and the last move says so.
+
     Args:
       family: full Gaussian over the model's θ: with fewer numbers, the step would have to guess what
         is correlated, and no interval could be trusted.
       model: a built-in GLM, whose expectations over q are one-dimensional integrals; or any other
-        whose log likelihood is twice differentiable, with ``draws`` draws of θ.
+        whose log likelihood is twice differentiable, and concave, with ``draws`` draws of θ.
       sampler: one of ``fedvi.privacy.sampling``.
       mechanism: one of ``fedvi.privacy.mechanisms``.
       clip_norm: C, the L2 bound on what one record contributes. In a GLM, that is at most

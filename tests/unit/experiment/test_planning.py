@@ -199,6 +199,19 @@ def test_a_mode_that_stands_out_is_recommended_over_the_studys_own() -> None:
     assert kept.reason.startswith("site_release is as good as any")
 
 
+@pytest.mark.parametrize("kind", ["site_release", "dp_optimisation"])
+def test_newton_steps_are_not_advised_for_a_likelihood_of_ones_own(kind: str) -> None:
+    """Those on Student-t errors wandered off, with small sds: nobody knows that it is concave."""
+    raw = raw_private(kind, 4.0, rounds=20)
+    raw["model"]["kind"] = "tests.forward_models:line"
+    raw.pop("prior", None)
+    found = planned(raw)
+    assert found.recommended == "dp_optimisation"
+    assert "site_release is left out" in found.reason
+    warned = any("concave" in warning for warning in found.warnings)
+    assert warned == (kind == "site_release")
+
+
 def test_few_rounds_with_much_noise_do_not_arrive() -> None:
     """Ten rounds on Adult did worse than fifty, at the same ε of 1, under `substitute`."""
     adult = PublicNumbers(coefficients=108, records=2_442, clients=10, rounds=50)

@@ -42,6 +42,21 @@ def test_without_noise_it_is_the_newton_step():
         np.testing.assert_allclose(q.h, wanted.h, rtol=1e-9)
 
 
+@pytest.mark.parametrize("curvature", [-50.0, -0.01, 0.0])
+def test_steps_climb_where_the_likelihood_is_not_concave_and_do_not_run_away(curvature):
+    """Without |λ|, and without a longest step, the prior's precision alone would hold a step of 40."""
+    H = np.diag([curvature] + [50.0] * (D - 1))
+    found = stand(GaussianEta(np.full(D, 40.0), H), noise=1e-6)
+    step = WIDE.moments(found.handed_out)[0]
+    if curvature == -50.0:
+        np.testing.assert_allclose(step, 40.0 / 51.0, rtol=1e-4)
+    else:
+        assert np.linalg.norm(step) == pytest.approx(math.sqrt(D))
+        assert (step > 0.0).all()
+    # It adds no precision of its own.
+    assert np.linalg.eigvalsh(found.reported.J)[0] == pytest.approx(1.0, rel=1e-3)
+
+
 def test_curvature_that_is_noise_alone_adds_next_to_no_precision():
     """Cleaning every site before the sum, the planted bug, adds hundreds."""
     generator = np.random.default_rng(0)
