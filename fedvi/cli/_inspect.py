@@ -21,6 +21,7 @@ _PRIVATE = (
     "was written, and nothing of this may be sent on."
 )
 
+_COMMAS = "numbers have decimal commas, which no study reads: save the file again with points"
 _SHOWN = 12
 
 
@@ -63,6 +64,9 @@ def file(path: Path, names: "Names", named: bool, as_json: bool) -> None:
         click.echo(
             f"{unreadable} lines cannot be read: in a private study such records count as zero"
         )
+    for column in guesses:
+        if column.commas:
+            click.echo(f"{_printable(column.name)}: {_COMMAS}")
     click.echo(f"to draft a study's [data] section: fedvi data schema {path}")
 
 
@@ -163,6 +167,7 @@ def _plain(found: "Fit") -> dict[str, Any]:
         "counting": found.counting,
         "columns": [column._asdict() for column in found.columns],
         "units": None if found.units is None else found.units._asdict(),
+        "lost": found.lost,
     }
 
 
@@ -190,6 +195,8 @@ def _show(found: "Fit", title: str, study: "Study") -> None:
             click.echo(line)
     share = tables.share(found.counting / found.rows if found.rows else None)
     click.echo(f"{found.rows} rows, of which {found.counting} count ({share})")
+    if found.lost:
+        click.echo(f"warning: {found.lost}")
     units = found.units
     if units is None:
         _warn_of_size(found.rows, "rows", study)
@@ -225,4 +232,6 @@ def _remarks(column: "ColumnFit") -> list[str]:
             )
             shown = f", such as {examples}" if examples else ""
             lines.append(f"{column.name}: {count} {said}: {column.done[verdict]}{shown}")
+    if column.commas:
+        lines.append(f"{column.name}: {_COMMAS}")
     return lines

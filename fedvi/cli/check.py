@@ -8,7 +8,7 @@ import click
 
 from fedvi.cli import _outlook
 from fedvi.client.policy import load_policy
-from fedvi.experiment.build import assemble
+from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import load_study
 from fedvi.experiment.plan import Plan, plan
 from fedvi.experiment.planning import outlook
@@ -46,11 +46,12 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
         rules.check(assembly.request)
     found, expected = plan(assembly), outlook(assembly)
     if as_json:
-        plain = found.as_dict() | {"outlook": expected and expected.as_dict()}
+        plain = found.as_dict() | {"formula": _formula(assembly)}
+        plain |= {"outlook": expected and expected.as_dict()}
         click.echo(json.dumps(plain, indent=2, allow_nan=False))
         return
     title = f"Plan of {found.study}" + (f" — {found.mark}" if found.mark else "")
-    tables.console().print(tables.plan_table(_rows(found), title), crop=False)
+    tables.console().print(tables.plan_table(_rows(found, assembly), title), crop=False)
     if expected is not None:
         _outlook.show(expected)
     for warning in found.warnings:
@@ -59,12 +60,31 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
         click.echo(f"the policy {policy} admits this study, as far as its own caps go")
 
 
-def _rows(found: Plan) -> list[tuple[str, str]]:
+def _formula(assembly: Assembly) -> str | None:
+    """Returns the formula as the study has it; None for a model without one."""
+    return None if assembly.design is None else str(assembly.study.model.arguments["formula"])
+
+
+def _curves(assembly: Assembly) -> list[str]:
+    """Lists the splines of a formula with all their knots and bounds, defaults too."""
+    terms = () if assembly.design is None else assembly.design.terms
+    factors = dict.fromkeys(factor for term in terms for factor in term)
+    return [factor for factor in factors if "lower_bound=" in factor]
+
+
+def _rows(found: Plan, assembly: Assembly) -> list[tuple[str, str]]:
     number = tables.number
     units = f"{found.unit or 'record'}s"
     rows = [
         ("digest", found.digest[:16] + "…  (every site must print the same)"),
         ("model", found.model),
+    ]
+    formula, curves = _formula(assembly), _curves(assembly)
+    if formula is not None:
+        rows.append(("formula", formula))
+    if curves:
+        rows.append(("curves", "; ".join(curves)))
+    rows += [
         ("coefficients", _listed(found.coefficients)),
         ("family of q", found.family),
         ("schedule", found.schedule),

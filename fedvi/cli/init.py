@@ -18,7 +18,7 @@ from fedvi.experiment import drafting
 from fedvi.experiment.drafting import KINDS, SOLVERS, Answers
 
 if TYPE_CHECKING:
-    from fedvi.experiment.header import Header
+    from fedvi.data.names import Names
 
 __all__ = ["init"]
 
@@ -89,7 +89,8 @@ def _asked_again(read: Callable[[str], Any]) -> Callable[[str], Any]:
     "--from",
     "source",
     type=click.Path(path_type=Path),
-    help="Take the names of columns from this file (CSV or Parquet). Reads its header and no record.",
+    help="Take the names of columns from this file: CSV, Parquet or NumPy's. Reads its first line, or what "
+    "the file says of its columns, and no record.",
 )
 @click.option(
     "--column",
@@ -202,7 +203,7 @@ def _answers(ask: _Ask, folder: Path, source: Path | None, given: Mapping[str, A
             click.echo(f"  {kind:<20} {known.words}")
     kind = ask("--kind", given["kind"], "What is inferred", "logistic", _choice(tuple(KINDS)))
     clients = ask("--clients", given["clients"], "Sites, between commas", None, _clients)
-    header = _header(source)
+    header = _header(source, given["columns"])
     formula, names = _formula(ask, kind, header, given)
     unit_column = given["unit_column"]
     promise = _promise(ask, given)
@@ -244,7 +245,11 @@ def _beside(source: Path | None, folder: Path) -> str:
         return "{}.csv"
     place = Path(os.path.relpath(source.absolute().parent, folder.absolute())).as_posix()
     plain = place.replace("{", "{{").replace("}", "}}")
-    return f"{'' if place == '.' else plain + '/'}{{}}{source.suffix or '.csv'}"
+    suffix = "".join(source.suffixes[-2:]) if source.suffix == ".gz" else source.suffix
+    # A folder of Parquet files has a site's name alone.
+    return (
+        f"{'' if place == '.' else plain + '/'}{{}}{suffix or ('' if source.is_dir() else '.csv')}"
+    )
 
 
 def _promise(ask: _Ask, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,16 +309,50 @@ def _promise(ask: _Ask, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _header(source: Path | None) -> "Header | None":
+def _header(source: Path | None, given: tuple[str, ...]) -> "Names | None":
+    """Reads names of columns, and says which: the first line of a file without header is a record.
+
+    Raises:
+      DataError: there are none, or they are cells of a record.
+    """
     if source is None:
         return None
-    from fedvi.experiment.header import read_header
+    from fedvi.data.names import column_names, doubt, is_text
 
-    return read_header(source)
+    unnamed = (
+        "a file without header: leave --from out, give --formula, and name its columns, in their order, "
+        "as `columns` under [data]"
+    )
+    found = column_names(source, unnamed=unnamed, flag="--from")
+    shown = ", ".join(name if name.isprintable() else repr(name) for name in found.columns)
+    if not is_text(source):
+        click.echo(f"columns of {source}: {shown}")
+        return found
+    values, words = doubt(found.columns)
+    cells = {cell for text in given for cell in drafting.cells_of(drafting.parse_column(text)[1])}
+    declared, count = len(cells.intersection(found.columns)), len(found.columns)
+    if values or declared:
+        what = (
+            f"{values} of {count} cells of its first line are dates, true or false, or the like"
+            if values
+            else f"{declared} of {count} cells of its first line are what --column says a "
+            "record can hold"
+        )
+        raise errors.DataError(
+            f"--from {source} does not begin with the names of its columns: {what}", unnamed
+        )
+    click.echo(f"columns, from the first line of {source}: {shown}")
+    if words:
+        click.echo(
+            f"warning: {words} of these {count} could be cells of a record. If they are, delete "
+            f"what is written, for it holds a record; {unnamed}",
+            err=True,
+        )
+    return found
 
 
 def _formula(
-    ask: _Ask, kind: str, header: "Header | None", given: Mapping[str, Any]
+    ask: _Ask, kind: str, header: "Names | None", given: Mapping[str, Any]
 ) -> tuple[str, dict[str, str]]:
     """Returns the formula, and its names → what the file calls them (empty without a file)."""
     names = {} if header is None else drafting.named(header.columns)
@@ -457,7 +496,7 @@ def _column(name: str) -> Callable[[str], dict[str, Any]]:
     return lambda text: drafting.parse_column(f"{name}={text}")[1]
 
 
-def _within(header: "Header | None") -> Callable[[str], str]:
+def _within(header: "Names | None") -> Callable[[str], str]:
     def read(text: str) -> str:
         if header is not None and text not in header.columns:
             raise errors.ConfigError(
@@ -525,6 +564,8 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
     }
     if stated:
         parse_schema(stated, private=answers.private)
+    if drafted.open:
+        _check_formula(answers, stated)
     # Heavy, and only needed now: models are built, as `fedvi check` builds them.
     from fedvi.experiment.build import assemble
     from fedvi.experiment.planning import outlook
@@ -548,6 +589,36 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
     norm = suggested_clip_norm(answers.chosen_solver, numbers)
     answers = dataclasses.replace(answers, clip_norm=float(f"{norm:.2g}"))
     return answers, drafting.draft(answers)
+
+
+def _check_formula(answers: Answers, stated: Mapping[str, Any]) -> None:
+    """Refuses a formula that no statement about the open columns could mend.
+
+    Raises:
+      ConfigError: it cannot be read, asks for what would be fitted, or does not suit the kind of model.
+    """
+    from fedvi.data.formula import parse_formula
+    from fedvi.data.schema import parse_schema
+    from fedvi.experiment.regressions import check_response
+
+    stand_ins: dict[str, dict[str, Any]] = {
+        "binary": {},
+        "count": {"bounds": [1, 2]},
+        "level": {"levels": ["a", "b"]},
+        "number": {"bounds": [1, 2], "center": 0, "scale": 1},
+    }
+    columns = {}
+    for name in drafting.variables(answers.formula):
+        kind = answers.columns.get(name, {}).get("type", "number")
+        columns[name] = stated.get(name, {"type": kind} | stand_ins[kind])
+    try:
+        design = parse_formula(answers.formula, parse_schema(columns, private=answers.private))
+    except errors.ConfigError as error:
+        # What is said of a stand-in's bounds is of no consequence.
+        if any(f"data.schema.{name}" in error.message for name in columns.keys() - stated.keys()):
+            return
+        raise
+    check_response(answers.kind, design)
 
 
 def _files(answers: Answers, drafted: drafting.Draft, server: str) -> dict[str, str]:

@@ -1,12 +1,45 @@
-"""What a file's reader hands on of a column: texts, or numbers as they are; come here to add a third."""
+"""What a file's reader hands on of a column: texts, or numbers as they are; come here to add a third,
+or to let another word mean true.
+"""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cells", "Codes", "Numbers", "Table", "Wanted", "as_codes", "as_texts", "count_of"]
+__all__ = [
+    "TRUTHS",
+    "Cells",
+    "Codes",
+    "Numbers",
+    "Table",
+    "Wanted",
+    "as_codes",
+    "as_texts",
+    "count_of",
+    "has_decimal_comma",
+    "truth_of",
+]
+
+TRUTHS = (
+    ("false", "true"),
+    ("f", "t"),
+    ("no", "yes"),
+    ("n", "y"),
+    ("nein", "ja"),
+    ("n", "j"),
+    ("falsch", "wahr"),
+    ("non", "oui"),
+    ("faux", "vrai"),
+    ("nee", "ja"),
+    ("nej", "ja"),
+    ("no", "sí"),
+    ("no", "si"),
+    ("off", "on"),
+)
+"""Pairs of words that mean false and true, in lower case; those that programs write come first."""
 
 
 class Numbers(NamedTuple):
@@ -14,9 +47,11 @@ class Numbers(NamedTuple):
 
     Attributes:
       values: float64 [n]; NaN where the file has no value.
+      boolean: whether the file has true and false, which are 1 and 0 here.
     """
 
     values: NDArray[np.float64]
+    boolean: bool = False
 
 
 class Codes(NamedTuple):
@@ -64,6 +99,30 @@ def count_of(cells: Cells) -> int:
     if isinstance(cells, Numbers):
         return len(cells.values)
     return len(cells.places) if isinstance(cells, Codes) else len(cells)
+
+
+def truth_of(code: float | str) -> bool | None:
+    """Returns what a code says where it means true or false, in any case; else None.
+
+    >>> truth_of(1.0), truth_of("FALSE"), truth_of("Ja"), truth_of("m")
+    (True, False, True, None)
+    """
+    if isinstance(code, float):
+        return bool(code) if code in (0.0, 1.0) else None
+    word = code.casefold()
+    return next((word == pair[1] for pair in TRUTHS if word in pair), None)
+
+
+_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Whether a text is a number but for its comma, as in "3,5"; "1,500" may also be 1500.
+
+    >>> has_decimal_comma("-3,5"), has_decimal_comma("3.5"), has_decimal_comma("a,b")
+    (True, False, False)
+    """
+    return _COMMA.fullmatch(text) is not None
 
 
 def as_codes(cells: Sequence[str | None]) -> Codes:

@@ -31,8 +31,8 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[dict[str, Cells]]:
 
     A ``.npz`` holds one array [n] a column, by name, and is read as a whole. A ``.npy`` holds one array
     with named fields (a structured dtype); or a matrix [n, k] of numbers, whose columns the study names in
-    ``data.columns``. It may be larger than memory. Numbers are taken as numbers, booleans as 1 and 0,
-    text as text, and NaN is a missing cell.
+    ``data.columns``. It may be larger than memory. Numbers are taken as numbers, booleans as 1 and 0
+    or as the schema spells them, text as text, and NaN is a missing cell.
 
     Raises:
       DataError: the file is not there or none of NumPy's, or lacks a column; or a column holds what is
@@ -150,7 +150,7 @@ def _cells(array: NDArray[Any], as_text: bool) -> Cells:
         return [str(value) for value in array.tolist()]
     # Silent: a warning about a number that is none would tell of a record.
     with np.errstate(all="ignore"):
-        return Numbers(array.astype(np.float64))
+        return Numbers(array.astype(np.float64), boolean=array.dtype.kind == "b")
 
 
 def _decoded(text: str | bytes) -> str | None:

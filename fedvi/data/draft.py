@@ -10,7 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from fedvi.data.cells import TRUTHS
 from fedvi.data.guess import Guess
+from fedvi.data.schema import is_printable
 from fedvi.errors import ConfigError, did_you_mean
 
 __all__ = ["Draft", "Options", "draft_schema", "rounded_out"]
@@ -58,7 +60,7 @@ def draft_schema(guesses: Sequence[Guess], options: Options) -> Draft:
     Raises:
       ConfigError: bounds or a response are of no column, or of one of another type.
     """
-    names = [guess.name for guess in guesses]
+    names = [guess.name for guess in guesses if all(map(is_printable, guess.name))]
     for given in (*options.bounds, *([options.response] if options.response else [])):
         if given not in names:
             raise ConfigError(
@@ -72,13 +74,19 @@ def draft_schema(guesses: Sequence[Guess], options: Options) -> Draft:
     confirm: list[str] = []
     terms: list[str] = []
     for guess in guesses:
+        if guess.name not in called:
+            lines += ["", *_UNPRINTABLE]
+            continue
         name = called[guess.name]
-        if guess.kind in ("text", "empty"):
+        if guess.kind in ("text", "empty") or guess.commas:
             if guess.name == options.response:
+                text = "has decimal commas" if guess.commas else "holds text of many kinds"
                 raise ConfigError(
                     f"--response names the column {guess.name!r}, which "
-                    + ("has no value" if guess.kind == "empty" else "holds text of many kinds"),
-                    "an outcome is a number, a count, true or false, or one of a few levels",
+                    + ("has no value" if guess.kind == "empty" else text),
+                    "save the file again with points: 3.5 for 3,5"
+                    if guess.commas
+                    else "an outcome is a number, a count, true or false, or one of a few levels",
                 )
             lines += ["", *_left_out(guess)]
             continue
@@ -116,6 +124,11 @@ class _Table(NamedTuple):
 
 
 _NAME = re.compile(r"[^\W\d_][\w.]*")
+_TRUTHS = frozenset(tuple(sorted(pair)) for pair in TRUTHS)
+_UNPRINTABLE = (
+    "# A column's name has characters that cannot be seen, or turn the direction of reading, and no study",
+    "# may hold it: rename it in the file.",
+)
 _STATE = "STATE ME"
 _CONFIRM = "CONFIRM"
 _FROM_DATA = "FROM THE DATA"
@@ -165,6 +178,11 @@ def _head(options: Options) -> list[str]:
 def _left_out(guess: Guess) -> list[str]:
     if guess.kind == "empty":
         return [f"# {_toml(guess.name)} has no value in this file."]
+    if guess.commas:
+        return [
+            f"# {_toml(guess.name)} holds numbers with decimal commas, which no study reads: save the file",
+            "# again with points, and draft once more.",
+        ]
     return [
         f"# {_toml(guess.name)} holds text that differs from record to record, and is no covariate. If it",
         f"# says whose a row is: unit_column = {_toml(guess.name)} under [data].",
@@ -224,6 +242,10 @@ def _codes(guess: Guess, key: str) -> tuple[list[str], list[str], list[str]]:
     if guess.kind == "binary":
         if set(values) == {"0", "1"}:
             return ['type = "binary"   # 1 is true, 0 is false'], [], []
+        if tuple(sorted(value.casefold() for value in values)) in _TRUTHS:
+            values.sort(key=lambda value: any(value.casefold() == true for _, true in TRUTHS))
+            lines = ['type = "binary"', f"false = [{_toml(values[0])}]"]
+            return [*lines, f"true = [{_toml(values[1])}]   # as the words say"], [], []
         lines = [
             'type = "binary"',
             f"false = [{_toml(values[0])}]   # {_CONFIRM}, and which of the two it is",

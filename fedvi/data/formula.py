@@ -151,9 +151,11 @@ def parse_formula(text: str, schema: Schema) -> Design:
     ``a:b`` is an interaction, ``a*b`` is a + b + a:b, ``a/b`` is a + a:b, ``(a + b + c)**2`` is all
     three and their interactions of two, ``a*b - a`` leaves a out, and ``- 1`` or ``0 +`` leaves out
     the intercept. Interactions come after main effects, and a term given twice counts once, as in R.
-    Unlike in R, a column of levels always leaves out its first level, also where the intercept or
-    a main effect is left out. A column with missing = "indicator" brings one more coefficient,
-    "chol[missing]", after its main effect, or at the end if it has none.
+    A column of levels leaves out its first level where the other terms stand for it already, and has
+    all of them where they do not, as in formulaic: ``0 + g`` is a mean for each level, and ``a:g``
+    without ``a`` a slope for each. A binary column is a number, 0 or 1, and always has one column.
+    One with missing = "indicator" brings one more coefficient, "chol[missing]", after its main effect,
+    or at the end if it has none.
 
     Functions of a number have public constants: see ``fedvi.data.transforms``. Where a cell is
     missing and has an indicator, a function is taken at the centre of its column.
@@ -199,7 +201,9 @@ def parse_formula(text: str, schema: Schema) -> Design:
         if name in used or name in moved:
             refuse(f"the response `{name}` is also on the right of {text!r}", "take it out there")
 
-    blocks = [_block(term, schema) for term in terms]
+    # What the columns so far can express; the baseline of a survival is an intercept.
+    spanned: set[frozenset[_Coded]] = {frozenset()} if response.type == "survival" else set()
+    blocks = [_block(term, schema, spanned) for term in terms]
     lone = [name for name in used if (name,) not in terms]
     blocks.extend(_indicator(name, schema) for name in lone)
     flat = [coefficient for block in blocks for coefficient in block]
@@ -227,6 +231,7 @@ def parse_formula(text: str, schema: Schema) -> Design:
 _Factor = str | Transform
 _Term = tuple[_Factor, ...]
 _Coefficient = tuple[tuple[Part, ...], str, str]  # parts, name, unit
+_Coded = tuple[_Factor, bool]  # a factor, and whether it leaves out its first level
 
 _INTERCEPT = "(Intercept)"
 
@@ -260,20 +265,66 @@ def _text_of(factor: _Factor) -> str:
     return factor if isinstance(factor, str) else factor.text
 
 
-def _block(term: _Term, schema: Schema) -> list[_Coefficient]:
-    """The coefficients of one term; those of its first factor vary fastest, as in R."""
-    if not term:
-        return [((), _INTERCEPT, "")]
-    choices = [_main_effect(factor, schema) for factor in reversed(term)]
-    block = []
-    for chosen in itertools.product(*choices):
-        parts, names, units = zip(*reversed(chosen), strict=True)
-        block.append((parts, ":".join(names), ", ".join(unit for unit in units if unit)))
+def _block(term: _Term, schema: Schema, spanned: set[frozenset[_Coded]]) -> list[_Coefficient]:
+    """The coefficients of one term; those of its first factor vary fastest, as in R.
+
+    Args:
+      spanned: what earlier terms can express; this term's part is added.
+    """
+    block: list[_Coefficient] = []
+    for coded in _coded(term, schema, spanned):
+        choices = [_main_effect(*factor, schema) for factor in reversed(coded)]
+        for chosen in itertools.product(*choices):
+            parts, names, units = zip(*reversed(chosen), strict=True) if chosen else ((), (), ())
+            name = ":".join(names) or _INTERCEPT
+            block.append((parts, name, ", ".join(unit for unit in units if unit)))
     alone = term[0] if len(term) == 1 else None
     return block + (_indicator(alone, schema) if isinstance(alone, str) else [])
 
 
-def _main_effect(factor: _Factor, schema: Schema) -> list[tuple[Part, str, str]]:
+def _coded(
+    term: _Term, schema: Schema, spanned: set[frozenset[_Coded]]
+) -> list[tuple[_Coded, ...]]:
+    """Says which levels the factors of a term have, so that no column follows from the others.
+
+    All levels of g express what 1 and all but the first of g do. So a term expresses the products of
+    any of its factors, each without its first level, and what earlier terms have not is its own. As
+    formulaic does it (``FormulaMaterializer._get_scoped_terms``), and patsy before it.
+    """
+    choices: list[tuple[tuple[_Coded, ...], ...]] = [
+        (((factor, True),), ()) if _is_level(factor, schema) else (((factor, False),),)
+        for factor in term
+    ]
+    products = [tuple(itertools.chain(*chosen)) for chosen in itertools.product(*choices)]
+    own = [product for product in products if frozenset(product) not in spanned]
+    spanned.update(map(frozenset, own))
+    return _joined(own)
+
+
+def _joined(products: Sequence[tuple[_Coded, ...]]) -> list[tuple[_Coded, ...]]:
+    """Joins a product and the same times g without its first level to one times all levels of g."""
+    found: list[tuple[_Coded, ...]] = []
+    for product in sorted(products, key=len):
+        for smaller in found:
+            more = set(product) - set(smaller)
+            if len(smaller) + 1 == len(product) and len(more) == 1:
+                (only,) = more
+                if only[1]:
+                    whole = tuple((f[0], False) if f == only else f for f in product)
+                    found = _joined([*(old for old in found if old != smaller), whole])
+                    break
+        else:
+            found.append(product)
+    return found
+
+
+def _is_level(factor: _Factor, schema: Schema) -> bool:
+    return isinstance(factor, str) and isinstance(schema[factor], Level)
+
+
+def _main_effect(
+    factor: _Factor, without_first: bool, schema: Schema
+) -> list[tuple[Part, str, str]]:
     if isinstance(factor, Transform):
         return [
             (Part(factor.column, transform=factor, index=index), name, unit)
@@ -284,7 +335,7 @@ def _main_effect(factor: _Factor, schema: Schema) -> list[tuple[Part, str, str]]
         return [
             (Part(factor, code), f"{factor}[{level}]", "")
             for code, level in enumerate(column.levels)
-            if code > 0
+            if code > 0 or not without_first
         ]
     return [(Part(factor), factor, unit_of(column) if isinstance(column, Number) else "")]
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedvi.data import tables
-from fedvi.data.cells import Cells, Codes, Numbers, Wanted, as_texts
+from fedvi.data.cells import Cells, Codes, Numbers, Wanted, as_texts, has_decimal_comma
 from fedvi.data.schema import as_code, as_number
 
 __all__ = ["Guess", "guess_columns", "texts_of"]
@@ -38,6 +38,7 @@ class Guess(NamedTuple):
       values: the most frequent values with their counts, at most 60.
       whole: whether all values are whole numbers.
       marks: texts among the missing that are a NaN, such as "nan"; a schema of levels knows none of them.
+      commas: whether all values are numbers and some have a decimal comma, which no study reads.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Guess(NamedTuple):
     values: tuple[tuple[str, int], ...]
     whole: bool
     marks: tuple[str, ...] = ()
+    commas: bool = False
 
 
 def guess_columns(
@@ -94,6 +96,8 @@ class _Seen:
         self.low, self.high = np.inf, -np.inf
         self.numeric = self.whole = True
         self.marks: set[str] = set()
+        self.commas = False
+        self.numeric_but_commas = True
 
     def add(self, texts: Sequence[str | None]) -> None:
         self.cells += len(texts)
@@ -107,6 +111,9 @@ class _Seen:
                     self.marks.add(text)
             else:
                 self.numeric &= number is not None
+                comma = number is None and has_decimal_comma(text)
+                self.commas |= comma
+                self.numeric_but_commas &= comma or number is not None
                 if number is not None:
                     self.low, self.high = min(self.low, number), max(self.high, number)
                     self.whole &= number.is_integer()
@@ -131,6 +138,7 @@ class _Seen:
             values=tuple(self.values.most_common(_MOST_LEVELS)),
             whole=numeric and self.whole,
             marks=tuple(sorted(self.marks)),
+            commas=self.commas and self.numeric_but_commas,
         )
 
     def _kind(self) -> Kind:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fedvi.data import tables
-from fedvi.data.cells import Table, Wanted
+from fedvi.data.cells import Table, Wanted, has_decimal_comma
 from fedvi.data.guess import texts_of
-from fedvi.data.load import prepare_chunk
+from fedvi.data.load import Lost, as_declared, lost_in_words, prepare_chunk
 from fedvi.data.schema import (
     Binary,
     Column,
@@ -49,6 +49,7 @@ class ColumnFit(NamedTuple):
       dropped: records that count as zero because of this column, alone or with others.
       low, high: the least and largest number that was read, clipped ones too; None for other columns.
       done: verdict → what the schema does with such a cell, in words.
+      commas: cells of a number that have a decimal comma, and are "unknown".
     """
 
     name: str
@@ -61,6 +62,7 @@ class ColumnFit(NamedTuple):
     low: float | None
     high: float | None
     done: dict[str, str]
+    commas: int = 0
 
 
 class UnitFit(NamedTuple):
@@ -91,12 +93,14 @@ class Fit(NamedTuple):
       counting: rows that count.
       columns: each declared column.
       units: or None where a row is a unit.
+      lost: a sentence if most rows count as zero, with the column and the rule that did most of it.
     """
 
     rows: int
     counting: int
     columns: tuple[ColumnFit, ...]
     units: UnitFit | None
+    lost: str = ""
 
 
 def inspect_file(
@@ -134,11 +138,12 @@ def inspect_file(
     )
     seen = {name: _Seen(column) for name, column in schema.items()}
     owners: Counter[str] = Counter()
+    lost: Lost = Lost()
     rows = counting = without = 0
     for part in tables.chunks(path, asked):
         for name, found in seen.items():
             found.add(part, name, schema)
-        source = prepare_chunk(part, schema, used, private=True, where=str(path))
+        source = prepare_chunk(part, schema, used, private=True, where=str(path), lost=lost)
         rows += source.size
         counting += int(source.valid.sum())
         if unit_column is not None:
@@ -149,6 +154,7 @@ def inspect_file(
                 else:
                     # A unit without a row that counts is one too.
                     owners[identity.strip()] += int(valid)
+    said = lost_in_words(rows, counting, lost, schema)
     units = None
     if unit_column is not None:
         left_out = sum(max(0, count - most_rows) for count in owners.values())
@@ -156,7 +162,7 @@ def inspect_file(
         shared = dict(sorted(Counter(owners.values()).items()))
         units = UnitFit(unit_column, len(owners), without, shared, most_rows, left_out)
     fits = tuple(found.fit(name, name in used, private) for name, found in seen.items())
-    return Fit(rows, counting, fits, units)
+    return Fit(rows, counting, fits, units, said)
 
 
 def verdict(column: Column, cell: str | None) -> Verdict:
@@ -191,11 +197,12 @@ class _Seen:
         self.column = column
         self.counts: Counter[str] = Counter()
         self.odd: dict[str, Counter[str]] = {}
-        self.dropped = 0
+        self.dropped = self.commas = 0
         self.low, self.high = math.inf, -math.inf
 
     def add(self, part: Table, name: str, schema: Schema) -> None:
-        for cell, count in Counter(texts_of(part[self.column.column])).items():
+        cells = as_declared(self.column, part[self.column.column])
+        for cell, count in Counter(texts_of(cells)).items():
             found = verdict(self.column, cell)
             self.counts[found] += count
             if cell is None:
@@ -205,6 +212,8 @@ class _Seen:
                 if cell in kept or len(kept) < _KEPT:
                     kept[cell] += count
             number = as_number(cell.strip())
+            if isinstance(self.column, Number) and has_decimal_comma(cell.strip()):
+                self.commas += count
             if (
                 isinstance(self.column, Number)
                 and found in ("fits", "outside")
@@ -229,6 +238,7 @@ class _Seen:
             low=self.low if some else None,
             high=self.high if some else None,
             done=_done(column, private),
+            commas=self.commas,
         )
 
 

@@ -6,7 +6,8 @@ cells. What can still refuse is public: whether the file is there, and the names
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvi.data import delimited
-from fedvi.data.cells import Cells, Codes, Numbers, Table, Wanted, as_codes, count_of
+from fedvi.data.cells import (
+    TRUTHS,
+    Cells,
+    Codes,
+    Numbers,
+    Table,
+    Wanted,
+    as_codes,
+    count_of,
+    has_decimal_comma,
+    truth_of,
+)
 from fedvi.data.formula import Design
 from fedvi.data.schema import (
     Binary,
@@ -32,7 +44,20 @@ from fedvi.data.schema import (
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, did_you_mean
 
-__all__ = ["check_some", "prepare", "prepare_chunk", "prepare_columns", "prepared", "read_table"]
+__all__ = [
+    "Lost",
+    "as_declared",
+    "check_some",
+    "lost_in_words",
+    "prepare",
+    "prepare_chunk",
+    "prepare_columns",
+    "prepared",
+    "read_table",
+]
+
+Lost = Counter[tuple[str, str]]
+"""How many records count as zero: by column of the schema, and in words why; private."""
 
 
 def read_table(
@@ -146,13 +171,15 @@ def prepare_chunk(
     private: bool,
     where: str,
     before: int = 0,
+    lost: Lost | None = None,
 ) -> ArraySource:
     """Does what ``prepare_columns`` does with some of the records, of which there may be none.
 
     Each record's arrays depend on its own cells alone, so that it makes no difference how a file is
     cut into chunks.
 
-    Args: as for ``prepare``; ``before`` is how many records come before these, for errors.
+    Args: as for ``prepare``; ``before`` is how many records come before these, for errors; what counts
+      as zero is added to ``lost``, once for each column that says so.
     """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
@@ -182,6 +209,9 @@ def prepare_chunk(
         kind = np.int32 if isinstance(column, Level) else np.float64
         records[name] = found.values.astype(kind)
         valid &= found.valid
+        if lost is not None:
+            for why, dropped in found.lost.items():
+                lost[name, why] += int(dropped)
         if column.missing == "indicator":
             records[indicator_name(name)] = found.missing.astype(np.float64)
     return ArraySource(records, valid)
@@ -195,6 +225,7 @@ def prepared(
     *,
     private: bool,
     where: str,
+    tell: Callable[[str], None] | None = None,
 ) -> Iterator[ArraySource]:
     """Prepares a file that comes in chunks, one after the other; see ``tables.chunks``.
 
@@ -202,23 +233,44 @@ def prepared(
       tables: one or more, of which any may be empty.
       schema, names, private, where: as for ``prepare_columns``.
       design: what to lay columns out for, as ``prepare`` does; None leaves them as they are.
+      tell: called with a sentence if most records count as zero. It follows from records, and is for
+        the screen of whoever holds them alone; nothing else may depend on it.
 
     Raises:
       DataError: as ``prepare``.
     """
-    wanted, count, valid = list(names), 0, False
+    wanted, count, counting, lost = list(names), 0, 0, Lost()
     for table in tables:
-        chunk = prepare_chunk(table, schema, wanted, private=private, where=where, before=count)
-        count, valid = count + chunk.size, valid or bool(chunk.valid.any())
+        chunk = prepare_chunk(
+            table, schema, wanted, private=private, where=where, before=count, lost=lost
+        )
+        count, counting = count + chunk.size, counting + int(chunk.valid.sum())
         if design is not None:
             x, y = design.matrix(chunk.records), design.outcome(chunk.records)
             chunk = ArraySource({"x": x, "y": y}, chunk.valid)
         yield chunk
+    said = lost_in_words(count, counting, lost, schema)
     if not private:
-        check_some(count, valid, where)
+        check_some(count, counting > 0, where, said)
+    if tell is not None and said:
+        tell(f"{where}: {said}")
 
 
-def check_some(count: int, valid: bool, where: str) -> None:
+def lost_in_words(count: int, counting: int, lost: Lost, schema: Schema) -> str:
+    """Says that most records count as zero, and which column and rule did most of it; "" if not most.
+
+    No number is in it, and no cell: it may end in a log.
+    """
+    if 2 * counting >= count or not lost:
+        return ""
+    (name, why), _ = max(lost.items(), key=lambda item: item[1])
+    share = "no record counts" if counting == 0 else "more than half of the records count as zero"
+    column = schema[name].column
+    called = f"`{column}`" if column == name else f"`{column}` (data.schema.{name})"
+    return f"{share}, most of all because of the column {called}: {why}"
+
+
+def check_some(count: int, valid: bool, where: str, why: str = "") -> None:
     """Refuses a shard in which nothing counts; never for a private study.
 
     Raises:
@@ -231,7 +283,8 @@ def check_some(count: int, valid: bool, where: str) -> None:
         )
     if not valid:
         raise DataError(
-            f"{where}: every record was dropped, expected at least one that counts",
+            f"{where}: every record was dropped, expected at least one that counts"
+            + (f"; {why}" if why else ""),
             'look for `missing` or `outside` = "drop" under [data.schema]; "refuse" shows the '
             "first record that does not fit",
         )
@@ -239,28 +292,38 @@ def check_some(count: int, valid: bool, where: str) -> None:
 
 @dataclass(frozen=True)
 class _Cell:
-    """What one cell becomes; ``refused`` says why the schema refuses it, ``hint`` what to do."""
+    """What one cell becomes; ``refused`` says why the schema refuses it, ``hint`` what to do.
+
+    Of one that is not valid ``lost`` says by what rule.
+    """
 
     value: float
     valid: bool = True
     missing: bool = False
     refused: str = ""
     hint: str = ""
+    lost: str = ""
 
 
-_DROPPED = _Cell(0.0, valid=False)
+_UNREADABLE = "its line cannot be read"
+_MISSING = 'cells are missing, and missing = "drop"'
+_OUTSIDE = 'numbers are outside the bounds, and outside = "drop"'
+_NO_NUMBER = "cells are no numbers"
+_COMMA = "cells have decimal commas, and only numbers with a point are read"
+_NOT_WHOLE = "cells are no whole numbers"
+_UNKNOWN = "cells are none of those that the schema declares"
 
 
 def _read(name: str, column: Column, cell: str | None) -> _Cell:
     if cell is None:
-        return _DROPPED
+        return _Cell(0.0, valid=False, lost=_UNREADABLE)
     text = cell.strip()
     number = as_number(text)
     unusable = isinstance(column, Number) and number is not None and not math.isfinite(number)
     if unusable or as_code(text) in column.missing_values:
         return _missing(name, column)
     if isinstance(column, Number):
-        return _number(name, column, number)
+        return _number(name, column, number, comma=has_decimal_comma(text))
     return _code(name, column, as_code(text))
 
 
@@ -275,21 +338,23 @@ def _missing(name: str, column: Column) -> _Cell:
     if rule == "indicator":
         return _Cell(0.0, missing=True)
     if rule == "drop":
-        return _DROPPED
+        return _Cell(0.0, valid=False, lost=_MISSING)
     return _Cell(
         0.0,
         valid=False,
+        lost=_MISSING,
         refused="which means missing",
         hint=f"declare what to do: `data.schema.{name}.missing` = {{ impute = VALUE }}, "
         '"indicator" or "drop"',
     )
 
 
-def _number(name: str, column: Number, value: float | None) -> _Cell:
+def _number(name: str, column: Number, value: float | None, *, comma: bool = False) -> _Cell:
     if value is None:
         return _Cell(
             0.0,
             valid=False,
+            lost=_COMMA if comma else _NO_NUMBER,
             refused="expected a number",
             hint=f"if it means missing, list it in `data.schema.{name}.missing_values`; decimals "
             "are written with a point",
@@ -298,6 +363,7 @@ def _number(name: str, column: Number, value: float | None) -> _Cell:
         return _Cell(
             0.0,
             valid=False,
+            lost=_NOT_WHOLE,
             refused="expected a whole number",
             hint=f'correct the record, or declare [data.schema.{name}] with type = "number"',
         )
@@ -307,7 +373,7 @@ def _number(name: str, column: Number, value: float | None) -> _Cell:
     if column.outside == "clip":
         return _Cell(_scaled(column, min(max(value, low), high)))
     if column.outside == "drop":
-        return _DROPPED
+        return _Cell(0.0, valid=False, lost=_OUTSIDE)
     return _Cell(
         0.0,
         valid=False,
@@ -325,7 +391,7 @@ def _code(name: str, column: Level | Binary, code: Code) -> _Cell:
     if code in codes:
         return _Cell(float(codes[code]))
     if column.outside == "drop":
-        return _DROPPED
+        return _Cell(0.0, valid=False, lost=_UNKNOWN)
     keys = "`codes`" if isinstance(column, Level) else "`true` or `false`"
     return _Cell(
         0.0,
@@ -353,15 +419,54 @@ class _Refused(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """What a column becomes: float64 [n], bool [n] and bool [n], as the fields of ``_Cell``."""
+    """What a column becomes: float64 [n], bool [n] and bool [n], as the fields of ``_Cell``.
+
+    ``lost`` says how many records are not valid, by the rule.
+    """
 
     values: NDArray[np.float64]
     valid: NDArray[np.bool_]
     missing: NDArray[np.bool_]
     refused: _Refused | None
+    lost: dict[str, int]
+
+
+def as_declared(column: Column, cells: Cells) -> Cells:
+    """Gives a file's true and false the spelling that the schema has for them; returns others as they are.
+
+    True is 1 if the schema declares that, else the first of its words that means true, such as "True".
+
+    >>> from fedvi.data.schema import parse_schema
+    >>> raw = {"died": {"type": "binary", "true": ["Yes"], "false": ["No"]}}
+    >>> column = parse_schema(raw, private=True)["died"]
+    >>> as_declared(column, Numbers(np.array([1.0, 0.0]), boolean=True))
+    Codes(places=array([1, 0]), texts=('No', 'Yes'))
+    """
+    if isinstance(column, Number) or not isinstance(cells, Numbers) or not cells.boolean:
+        return cells
+    if isinstance(column, Level):
+        known: set[Code] = {code for code, _ in column.codes}
+    else:
+        known = set(column.true | column.false)
+    known |= column.missing_values
+    missing = np.isnan(cells.values)
+    places = np.where(missing, -1, np.where(missing, 0.0, cells.values)).astype(np.intp)
+    return Codes(places, (_spelling(False, known), _spelling(True, known)))
+
+
+def _spelling(truth: bool, known: Collection[Code]) -> str:
+    number = float(truth)
+    if number in known:
+        return f"{number:.0f}"
+    words = [pair[truth] for pair in TRUTHS]
+    found = [code for code in known if isinstance(code, str) and truth_of(code) is truth]
+    return min(
+        found, key=lambda code: (words.index(code.casefold()), code), default=f"{number:.0f}"
+    )
 
 
 def _judged(name: str, column: Column, cells: Cells) -> _Judged:
+    cells = as_declared(column, cells)
     if isinstance(cells, Numbers):
         if isinstance(column, Number):
             return _judged_numbers(name, column, cells.values)
@@ -389,7 +494,13 @@ def _by_place(
     if bad.any() and bad[places].any():
         row = int(np.argmax(bad[places]))
         refused = _Refused(row, repr(shown[places[row]]), each[places[row]])
-    return _Judged(values[places], valid[places], missing[places], refused)
+    lost: Counter[str] = Counter()
+    if not valid.all():
+        counts = np.bincount(places % len(each), minlength=len(each))  # −1 is the last
+        for cell, count in zip(each, counts.tolist(), strict=True):
+            if not cell.valid and count:
+                lost[cell.lost] += count
+    return _Judged(values[places], valid[places], missing[places], refused, lost)
 
 
 def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _Judged:
@@ -402,10 +513,14 @@ def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _
     inside = (here >= low) & (here <= high)
     refused = missing & bool(gone.refused)
     valid = ~missing | gone.valid
+    lost = {_MISSING: int((~valid).sum())}
     if column.whole:
-        refused |= here != np.floor(here)
-        valid &= here == np.floor(here)
+        fraction = here != np.floor(here)
+        refused |= fraction
+        lost[_NOT_WHOLE] = int(fraction.sum())
+        valid &= ~fraction
     if column.outside != "clip":
+        lost[_OUTSIDE] = int((valid & ~inside).sum())
         valid &= inside
         if column.outside == "refuse":
             refused |= ~inside
@@ -422,7 +537,7 @@ def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _
         value = float(values[row])
         cell = gone if missing[row] else _number(name, column, value)
         first = _Refused(row, repr(repr(value)), cell)  # as a file of texts would have it
-    return _Judged(scaled, valid, missing & gone.missing, first)
+    return _Judged(scaled, valid, missing & gone.missing, first, lost)
 
 
 def _refuse(where: str, name: str, column: Column, before: int, refused: _Refused) -> None:

@@ -5,19 +5,29 @@ import gzip
 import re
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedvi.data.cells import TRUTHS, has_decimal_comma
 from fedvi.data.schema import as_number
 from fedvi.errors import ConfigError, DataError
 
-__all__ = ["Names", "column_names", "separator_of"]
+__all__ = ["Doubt", "Names", "column_names", "doubt", "is_text", "separator_of"]
 
 _SEPARATORS = (",", ";", "\t", "|")
 _LONGEST = 1_000_000
 _SAVE_AGAIN = "save it again as CSV in UTF-8"
+_BY_FLAG = "name them in their order: --columns age,sex,…"
+_VALUES = frozenset({"true", "false", "na", "n/a", "nan", "null", "none", "?"})
+# Rarely a column's name, but sometimes: "No" counts rows, and "t" is a time.
+_WORDS = frozenset({word for pair in TRUTHS for word in pair if len(word) > 1} - _VALUES) | {
+    *("m", "f", "male", "female", "man", "woman", "unknown", "missing"),
+    *("männlich", "weiblich", "homme", "femme"),
+}
+_DATE = re.compile(r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2}([T ].*)?)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}")
 
 
 class Names(NamedTuple):
@@ -32,28 +42,65 @@ class Names(NamedTuple):
     separator: str
 
 
-def column_names(path: Path, separator: str | None = None) -> Names:
+def column_names(
+    path: Path, separator: str | None = None, *, unnamed: str = _BY_FLAG, flag: str = ""
+) -> Names:
     """Reads the first line of a text file, or what another file says of its columns.
 
-    The first line of a file without header is a record, so that no error shows what stands in it.
+    The first line of a file without header is a record, so that no error shows what stands in it. A line
+    of words alone is taken for names: see ``doubt``.
 
     Args:
       path: a file of a format in ``fedvi.data.tables``, or a folder of Parquet files.
       separator: of a text file; None takes that of `,`, `;`, `|` and tab which its first line has most.
+      unnamed: what to do with a file that does not name its columns, for the error.
+      flag: that gave the path, for errors.
 
     Raises:
       DataError: the file cannot be read, or does not name its columns.
       ConfigError: it is Parquet, and pyarrow is not installed.
     """
-    if not _is_text(path):
-        read = _numpy if path.suffix.lower() in (".npz", ".npy") else _parquet
-        return Names(_checked(path, read(path)), ",")
-    found = separator or separator_of(path)
     try:
-        cells = next(csv.reader([_first_line(path)], delimiter=found), [])
-    except csv.Error:  # a name that is far too long
-        cells = [""]
-    return Names(_checked(path, [cell.strip() for cell in cells]), found)
+        if not is_text(path):
+            read = _numpy if path.suffix.lower() in (".npz", ".npy") else _parquet
+            return Names(_checked(path, read(path), unnamed), ",")
+        found = separator or separator_of(path)
+        try:
+            cells = next(csv.reader([_first_line(path)], delimiter=found), [])
+        except csv.Error:  # a name that is far too long
+            cells = [""]
+        return Names(_checked(path, [cell.strip() for cell in cells], unnamed), found)
+    except DataError as error:
+        raise DataError(f"{flag} {error.message}".strip(), error.hint) from None
+
+
+class Doubt(NamedTuple):
+    """How many names of columns look like cells of a record.
+
+    Attributes:
+      values: dates, numbers, and what programs write for true, false and missing.
+      words: what is seldom a name: yes, male.
+    """
+
+    values: int
+    words: int
+
+
+def doubt(columns: Sequence[str]) -> Doubt:
+    """Judges a first line of words by itself; whoever has the file must look.
+
+    >>> doubt(["age", "sex", "died"]), doubt(["m", "stage II", "2024-01-31"])
+    (Doubt(values=0, words=0), Doubt(values=1, words=1))
+    """
+    values = [
+        as_number(name) is not None
+        or has_decimal_comma(name)
+        or name.casefold() in _VALUES
+        or _DATE.fullmatch(name) is not None
+        for name in columns
+    ]
+    words = [name.casefold() in _WORDS for name in columns]
+    return Doubt(sum(values), sum(words))
 
 
 def separator_of(path: Path) -> str:
@@ -62,13 +109,14 @@ def separator_of(path: Path) -> str:
     Raises:
       DataError: the file cannot be read.
     """
-    if not _is_text(path):
+    if not is_text(path):
         return ","
     outside = re.sub(r'"[^"]*"', "", _first_line(path))  # none inside a name
     return max(_SEPARATORS, key=outside.count)
 
 
-def _is_text(path: Path) -> bool:
+def is_text(path: Path) -> bool:
+    """Whether a file is text, whose first line may be names or a record; by its name."""
     return not path.is_dir() and path.suffix.lower() not in (".parquet", ".pq", ".npz", ".npy")
 
 
@@ -90,8 +138,8 @@ def _first_line(path: Path) -> str:
     raise DataError(f"{path} cannot be read: {problem}", hint)
 
 
-def _checked(path: Path, columns: list[str]) -> tuple[str, ...]:
-    if not columns and _is_text(path):
+def _checked(path: Path, columns: list[str], unnamed: str) -> tuple[str, ...]:
+    if not columns and is_text(path):
         raise DataError(
             f"{path} does not begin with the names of its columns: the first line is empty",
             "is this the right file?",
@@ -99,9 +147,13 @@ def _checked(path: Path, columns: list[str]) -> tuple[str, ...]:
     numbers = sum(as_number(name) is not None for name in columns)
     twice = len(set(columns)) < len(columns)
     if not columns or numbers or twice or "" in columns:
+        what = "a name is empty, or there twice"
+        if not columns:
+            what = "it has none"
+        elif numbers:
+            what = f"{numbers} of {len(columns)} are numbers"
         raise DataError(
-            f"{path} does not begin with the names of its columns, each once",
-            "name them in their order: --columns age,sex,…",
+            f"{path} does not begin with the names of its columns, each once: {what}", unnamed
         )
     return tuple(columns)
 

@@ -31,9 +31,10 @@ def known_rows(path: Path) -> int | None:
 def chunks(path: Path, wanted: Wanted) -> Iterator[dict[str, Cells]]:
     """Yields the columns wanted, at most ``wanted.rows`` records at a time; an empty table if none.
 
-    Numbers are taken as numbers, and booleans as 1 and 0. Text is text, also where each is kept once (a
-    dictionary, or a category); a decimal is the text that it would be in a CSV. A null is a missing cell,
-    of every type. The parts of a folder come in the order of their names, and each needs all columns.
+    Numbers are taken as numbers, and booleans as 1 and 0, or as the schema spells them. Text is text,
+    also where each is kept once (a dictionary, or a category); a decimal is the text that it would be in a
+    CSV. A null is a missing cell, of every type. The parts of a folder come in the order of their names,
+    and each needs all columns.
 
     Raises:
       ConfigError: the extra is not installed.
@@ -168,7 +169,7 @@ def _reader(kind: Any, as_text: bool) -> Callable[[Any], Cells] | None:
     if types.is_null(kind):
         return lambda array: Numbers(np.full(len(array), np.nan))
     if types.is_boolean(kind):
-        return lambda array: _of_numbers(array.cast("uint8"))
+        return lambda array: _of_numbers(array.cast("uint8"))._replace(boolean=True)
     return _of_numbers if types.is_integer(kind) or types.is_floating(kind) else None
 
 

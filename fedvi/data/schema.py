@@ -2,6 +2,7 @@
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,6 +23,7 @@ __all__ = [
     "as_code",
     "as_number",
     "indicator_name",
+    "is_printable",
     "parse_schema",
     "unit_of",
 ]
@@ -218,7 +220,7 @@ _NAME = re.compile(r"[^\W\d_][\w.]*")
 
 
 def _parse_column(name: str, table: Any, private: bool) -> Column:
-    path = f"data.schema.{name}"
+    path = f"data.schema.{_escaped(name)}"
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{path}: {_shown(name)} cannot be written in a formula",
@@ -234,7 +236,8 @@ def _parse_column(name: str, table: Any, private: bool) -> Column:
     for key in table:
         if key not in _KEYS[kind]:
             raise ConfigError(
-                f"{path}.{key}: unknown key of a {kind} column", did_you_mean(key, _KEYS[kind])
+                f"{path}.{_escaped(str(key))}: unknown key of a {kind} column",
+                did_you_mean(key, _KEYS[kind]),
             )
     column = table.get("column", name)
     if not isinstance(column, str) or not column.strip():
@@ -243,6 +246,7 @@ def _parse_column(name: str, table: Any, private: bool) -> Column:
             f"leave it out if the file says {_shown(name)} too",
         )
     column = column.strip()
+    _check_printable(column, f"{path}.column", "rename the column in the file, such as", name)
     if kind in ("count", "number"):
         return _parse_number(table, path, column, private, whole=kind == "count")
     if kind == "level":
@@ -301,6 +305,9 @@ def _parse_level(table: Mapping[str, Any], path: str, column: str, private: bool
             f"{path}.levels: {_shown(list(levels))}, expected two or more different names",
             "list each level once; the first is the reference",
         )
+    for index, level in enumerate(levels):
+        hint = "name it for people, and let `codes` say how the file writes it, such as"
+        _check_printable(level, f"{path}.levels", hint, f"level {index + 1}")
     codes = _level_codes(table, path, levels)
     outside = _outside(table, path, ("drop", "refuse"), None, private)
 
@@ -329,7 +336,7 @@ def _level_codes(
         )
     codes: dict[Code, int] = {}
     for cell, level in raw.items():
-        index = _level_index(level, levels, f"{path}.codes.{cell}")
+        index = _level_index(level, levels, f"{path}.codes.{_escaped(str(cell))}")
         code = as_code(str(cell).strip())
         if code in codes:
             raise ConfigError(
@@ -454,6 +461,42 @@ def _missing_values(table: Mapping[str, Any], path: str, taken: Iterable[Code]) 
     return frozenset(declared | ({as_code(item) for item in _DEFAULT_MISSING_VALUES} - taken))
 
 
+def is_printable(character: str) -> bool:
+    """Says whether a character may be shown: none that steers a terminal or turns what is read.
+
+    Out are controls, characters without a form, such as those that turn the direction of reading, and what
+    no XML may hold. The two joiners without a width, which some scripts are spelt with, are in.
+
+    >>> [is_printable(sign) for sign in ("é", " ", "\\x1b", "\\u202e")]
+    [True, True, False, False]
+    """
+    if character.isprintable() or character in "\u200c\u200d":
+        return True
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return False
+    # Noncharacters; what is merely not assigned yet differs between versions of Python.
+    code = ord(character)
+    return code & 0xFFFE != 0xFFFE and not 0xFDD0 <= code <= 0xFDEF
+
+
+def _check_printable(value: str, path: str, hint: str, example: str) -> None:
+    if not all(map(is_printable, value)):
+        raise ConfigError(
+            f"{path}: {_shown(value)}, expected a name without characters that control a terminal or the "
+            "direction of reading",
+            f'{hint} "{_readable(value) or example}"',
+        )
+
+
+def _readable(value: str) -> str:
+    return "".join(filter(is_printable, value)).strip()
+
+
+def _escaped(text: str) -> str:
+    """Writes what cannot be shown as Python would: it may steer the terminal that shows the error."""
+    return "".join(c if is_printable(c) else c.encode("unicode_escape").decode() for c in text)
+
+
 def _choice(
     table: Mapping[str, Any],
     path: str,
@@ -513,4 +556,4 @@ def _text(value: str | int | float) -> str:
 
 
 def _shown(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return f'"{_escaped(value)}"' if isinstance(value, str) else repr(value)

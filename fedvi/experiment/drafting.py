@@ -17,6 +17,7 @@ __all__ = [
     "SOLVERS",
     "Answers",
     "Draft",
+    "cells_of",
     "default_delta",
     "draft",
     "named",
@@ -435,6 +436,16 @@ def parse_column(text: str) -> tuple[str, dict[str, Any]]:
             f"{errors.did_you_mean(kind, _TYPES)}; {_SPELLINGS}",
         )
     return name, {"type": kind} | (_detail(name, kind, detail) if colon else {})
+
+
+def cells_of(table: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the cells that a record may have in a column, as far as they are listed: no names of columns.
+
+    >>> sorted(cells_of({"type": "binary", "true": ["m", 1], "false": ["f"]}))
+    ['1', 'f', 'm']
+    """
+    listed = (table.get(key, []) for key in ("true", "false", "levels"))
+    return frozenset(str(cell) for cells in listed for cell in cells)
 
 
 def _detail(name: str, kind: str, text: str) -> dict[str, Any]:

@@ -213,6 +213,59 @@ def test_a_file_that_fits_badly_is_described_and_not_refused(
     assert "sex: 1 of no declared value: record counts as zero, such as 'x' (1)" in text
 
 
+def test_a_file_of_which_most_records_do_not_count_is_told_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table
+    for name, died in (("north", [True, False] * 100), ("south", ["TRUE", "False"] * 100)):
+        pq.write_table(
+            table({"died": died, "age": [50.0, 60.0] * 100}), tmp_path / f"{name}.parquet"
+        )
+    schema = """
+[data]
+max_records = 400
+[data.schema.died]
+type = "binary"
+true = ["{}"]
+false = ["{}"]
+[data.schema.age]
+type = "number"
+bounds = [20, 80]
+[[clients]]
+name = "north"
+data = "north.parquet"
+[[clients]]
+name = "south"
+data = "south.parquet"
+"""
+    study = tmp_path / "study.toml"
+    promise = "epsilon = 1.0\ndelta = 1e-5\nunit = 'record'\nrelation = 'substitute'"
+    text = STUDY.format(formula="died ~ age", rounds=1).replace('protection = "none"', promise)
+    text = text.replace('"glm"', '"site_release"\nclip_norm = 1.0\nsampler = "full"')
+    study.write_text(text + schema.format("True", "False"))
+    said = done("simulate", study, "--quiet").stderr
+    assert "warning" not in said  # a file's own true is "True"; half of the others are not most
+    study.write_text(text + schema.format("t", "b"))
+    result = done("simulate", study, "--quiet", "--json")
+    lost = (
+        "most of all because of the column `died`: cells are none of those that the schema declares"
+    )
+    assert f"warning: south: no record counts, {lost}" in result.stderr
+    assert "south: no record" not in result.stdout
+    shown = done("data", "inspect", study, "--as", "south").stdout
+    assert f"warning: no record counts, {lost}" in shown
+    # A client says it on its own screen, and not in a log that programs collect.
+    from fedvi.cli.client import _on_screen
+    from fedvi.experiment import build, site
+    from fedvi.experiment.config import load_study
+
+    assert _on_screen("json") is None
+    assembly = build.assemble(load_study(study))
+    site.file_shard(assembly, "south", tmp_path / "south.parquet", tell=_on_screen("plain"))()
+    assert f"warning: south: no record counts, {lost}" in capsys.readouterr().err
+
+
 def test_rows_of_patients_are_counted_against_the_study(examples: Path, tmp_path: Path) -> None:
     text = (examples / HEART).read_text()
     text = text.replace('unit = "record"', 'unit = "patient"')

@@ -1,5 +1,6 @@
 """Claims about `fedvi init`: what it writes can be run, what nobody stated cannot, nothing is lost."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -201,6 +203,80 @@ def test_levels_that_nobody_stated_are_refused(tmp_path: Path) -> None:
     failed = fedvi("check", folder / "study.toml")
     assert failed.exit_code == 2
     assert "data.schema.stage.levels: an empty list" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("formula", "columns", "said"),
+    [
+        ("died ~ age +", [], "nothing after `+`"),
+        ("died ~ age age", [], "stand side by side"),
+        ("died ~ scale(age)", [], "would be fitted to the data"),
+        ("died ~ bs(age, df=4)", [], "knots would be quantiles"),
+        ("died ~ log(stage)", ["stage=level"], "`stage` in `log(stage)` is no number"),
+        ("died ~ age^2", [], "I(age**2)"),
+        ("died ~ age + died", [], "the response `died` is also on the right"),
+        ("died ~ age", ["died=number"], "the response 'died' is a number"),
+    ],
+)
+def test_a_broken_formula_is_refused_also_where_something_is_open(
+    tmp_path: Path, formula: str, columns: list[str], said: str
+) -> None:
+    given = [item for column in columns for item in ("--column", column)]
+    text = refused(tmp_path / "study", *COMMON, "--formula", formula, *given)
+    assert said in text
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "died ~ bs(age, knots=[40, 60], lower_bound=18, upper_bound=100)",
+        "died ~ log(age)*stage + offset(log(years))",
+        "died ~ 0 + stage/age",
+    ],
+)
+def test_a_formula_that_bounds_can_suit_is_no_broken_one(tmp_path: Path, formula: str) -> None:
+    done = fedvi("init", tmp_path / "study", *COMMON, "--formula", formula)
+    assert done.exit_code == 0, done.output
+
+
+def test_the_names_that_a_first_line_gave_are_shown_and_records_are_no_names(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "records.csv"
+    given = ["--from", file, "--clients", "a,b", "--yes"]
+    file.write_text("died,age,stage\n1,50,II\n")
+    done = fedvi("init", tmp_path / "one", *given, "--response", "died")
+    assert f"columns, from the first line of {file}: died, age, stage" in done.stdout
+    assert "warning" not in done.stderr
+    # All of them words: what --column says, or dates, gives a record away; else a person must look.
+    file.write_text("dead,smith,II\nalive,jones,I\n")
+    said = refused(
+        tmp_path / "two", *given, "--formula", "died ~ stage", "--column", "died=binary:dead/alive"
+    )
+    assert "1 of 3 cells of its first line are what --column says a record can hold" in said
+    assert "smith" not in said
+    file.write_text("dead,2024-01-31,II\nalive,2024-02-01,I\n")
+    said = refused(tmp_path / "two", *given, "--response", "dead")
+    assert "1 of 3 cells of its first line are dates" in said
+    assert "leave --from out, give --formula" in said
+    assert not (tmp_path / "two").exists()
+    file.write_text("dead,m,yes\nalive,f,no\n")
+    done = fedvi("init", tmp_path / "two", *given, "--response", "dead")
+    assert done.exit_code == 0
+    assert "warning: 2 of these 3 could be cells of a record" in done.stderr
+
+
+def test_the_sites_files_are_called_as_the_one_that_was_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "north.npz", died=np.ones(3), age=np.ones(3))
+    with gzip.open(tmp_path / "north.csv.gz", "wt") as packed:
+        packed.write("died,age\n1,50\n")
+    for suffix in (".npz", ".csv.gz"):
+        given = ["--from", tmp_path / f"north{suffix}", "--response", "died", *COMMON]
+        folder = tmp_path / f"study{suffix}"
+        assert fedvi("init", folder, *given).exit_code == 0
+        clients = tomllib.loads((folder / "study.toml").read_text())["clients"]
+        assert clients[0]["data"] == f"../north{suffix}"
 
 
 # Asked on a terminal

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedvi.data.draft import Draft, Options, draft_schema, rounded_out
@@ -123,15 +124,51 @@ def test_a_response_that_no_model_can_have_is_refused(tmp_path: Path) -> None:
             drafted(path, response=name)
 
 
-@pytest.mark.parametrize(
-    "name", ["2nd", "a b", "a-b", 'quo"te', "#", "é ü", "_x", "x[1]", "a\x7fb"]
-)
+@pytest.mark.parametrize("name", ["2nd", "a b", "a-b", 'quo"te', "#", "é ü", "_x", "x[1]"])
 def test_odd_names_of_columns_make_a_draft_that_reads(name: str, tmp_path: Path) -> None:
     path = tmp_path / "t.npz"
-    import numpy as np
-
     np.savez(path, **{name: np.arange(30.0), "a_b": np.arange(30.0)})
     found = drafted(path, bounds={name: (0.0, 40.0), "a_b": (0.0, 40.0)})
     raw = tomllib.loads(found.text)["data"]["schema"]
     schema = parse_schema(raw, private=True)
     assert sorted(column.column for column in schema.values()) == sorted([name, "a_b"])
+
+
+@pytest.mark.parametrize(
+    ("false", "true"),
+    [("False", "True"), ("FALSE", "TRUE"), ("no", "yes"), ("N", "Y"), ("F", "T"), ("nein", "ja"),
+     ("Nein", "Ja"), ("n", "j"), ("off", "on"), ("No", "YES"), ("non", "oui")],
+)  # fmt: skip
+def test_words_for_true_and_false_are_drafted_the_right_way_round(
+    false: str, true: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.csv"
+    for first, second in ((false, true), (true, false)):
+        path.write_text("died,a\n" + f"{first},1\n{second},2\n{true},2\n" * 5)
+        found = drafted(path)
+        raw = tomllib.loads(found.text)["data"]["schema"]["died"]
+        assert (raw["false"], raw["true"]) == ([false], [true])
+        assert not any(key.startswith("data.schema.died") for key in found.confirm)
+
+
+def test_numbers_with_decimal_commas_are_no_levels_and_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("dose;age;y\n" + "0,5;41;0\n1,5;50,5;1\n0,5;3;1\n" * 9)
+    found = drafted(path, response="y")
+    assert list(tomllib.loads(found.text)["data"]["schema"]) == ["y"]
+    assert found.text.count("numbers with decimal commas") == 2
+    assert found.formula == "y ~ 1"
+    with pytest.raises(ConfigError, match="'dose', which has decimal commas") as error:
+        drafted(path, response="dose")
+    assert "3.5 for 3,5" in error.value.hint
+
+
+@pytest.mark.parametrize("name", ["a\x7fb", "a\u202eb"])
+def test_a_name_that_cannot_be_seen_is_left_out(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    np.savez(path, **{name: np.arange(30.0), "a": np.arange(30.0)})
+    found = drafted(path, bounds={"a": (0.0, 40.0)}, response="a")
+    assert list(tomllib.loads(found.text)["data"]["schema"]) == ["a"]
+    assert "rename it in the file" in found.text
+    assert name not in found.text
+    assert found.formula == "a ~ 1"

@@ -286,3 +286,25 @@ def test_long_numbers_that_differ_in_their_last_digit_are_two(tmp_path: Path) ->
 def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         column_names(tmp_path / "absent.csv")
+
+
+def test_true_and_false_of_a_file_fit_as_the_study_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "north.npz"
+    np.savez(path, died=np.array([True, False, True]))
+    schema = parse_schema({"died": RAW["died"]}, private=True)
+    found = inspect_file(path, schema, ("died",), private=True)
+    assert found.columns[0].counts == {"fits": 3}
+    assert (found.counting, found.lost) == (3, "")
+
+
+def test_what_loses_most_records_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text("died;age;stay;falls;stage\n" + "yes;50,5;3;0;I\n" * 9 + "maybe;50;3;0;I\n")
+    found = fit(path, separator=";")
+    assert (
+        "no record counts, most of all because of the column `age`: cells have decimal"
+        in found.lost
+    )
+    assert {column.name: column.commas for column in found.columns}["age"] == 9
+    (_, age, *_) = guess_columns(path, column_names(path).columns, columns=None, separator=";")
+    assert age.commas

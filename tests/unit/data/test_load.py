@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from fedvi.data.cells import Numbers
 from fedvi.data.formula import parse_formula
-from fedvi.data.load import prepare, prepare_columns, read_table
+from fedvi.data.load import prepare, prepare_columns, prepared, read_table
 from fedvi.data.schema import Schema, parse_schema
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, FedviError
@@ -536,3 +537,68 @@ def test_no_error_of_padding_or_layout_shows_a_cell(cells: list[str]) -> None:
     with pytest.raises(DataError) as error:
         prepare_columns({"age": cells, "cp": []}, schema, ["age", "cp"], private=True, where="a")
     assert MARK not in str(error.value)
+
+
+# What most records are lost by
+
+
+def told(raw: dict[str, Any], table: dict[str, list[str | None]]) -> list[str]:
+    schema, said = parse_schema(raw, private=True), list[str]()
+    parts = prepared(
+        [table, table], schema, schema, None, private=True, where="north", tell=said.append
+    )
+    assert sum(part.size for part in parts) == 2 * len(table["sex"])
+    return said
+
+
+def test_the_rule_that_most_records_are_lost_by_is_told_without_a_number() -> None:
+    raw = {"age": {**AGE, "outside": "drop"}, "sex": SEX, "cp": {**CP, "column": "pain"}}
+    sound = {"age": ["30"] * 9, "sex": ["m"] * 9, "pain": ["1"] * 9}
+    assert told(raw, sound) == []
+    # Half is not most.
+    assert told(raw, {**sound, "age": ["30"] * 5 + ["9"] * 4}) == []
+    some = "more than half of the records count as zero, most of all because of the column"
+    none = "no record counts, most of all because of the column"
+    for name, cells, said in (
+        ("age", ["30"] * 4 + ["9"] * 5, f"{some} `age`: numbers are outside the bounds"),
+        ("age", ["3,5"] * 9, f"{none} `age`: cells have decimal commas"),
+        ("age", ["old"] * 9, f"{none} `age`: cells are no numbers"),
+        ("sex", ["M"] * 9, f"{none} `sex`: cells are none of those that the schema declares"),
+        ("sex", ["?"] * 9, f'{none} `sex`: cells are missing, and missing = "drop"'),
+        ("sex", [None] * 9, f"{none} `sex`: its line cannot be read"),
+        ("pain", ["9"] * 9, f"{none} `pain` (data.schema.cp): cells are none of those"),
+    ):  # fmt: skip
+        (line,) = told(raw, {**sound, name: cells})
+        assert line.startswith(f"north: {said}")
+        assert not set(line) & set("0123456789")
+    # Of two columns, that which lost more.
+    (line,) = told(raw, {**sound, "age": ["9"] * 6 + ["30"] * 3, "sex": ["M"] * 8 + ["m"]})
+    assert "`sex`" in line
+
+
+def test_numbers_that_are_lost_are_told_as_texts_are() -> None:
+    raw = {"sex": {"type": "count", "bounds": [0, 5], "outside": "drop"}}
+    for value, said in ((np.nan, "missing"), (0.5, "no whole numbers"), (9.0, "outside")):
+        lines = []
+        for cells in (Numbers(np.array([value, value, 1.0])), [repr(value)] * 2 + ["1"]):
+            schema = parse_schema(raw, private=True)
+            list(
+                prepared(
+                    [{"sex": cells}],
+                    schema,
+                    schema,
+                    None,
+                    private=True,
+                    where="n",
+                    tell=lines.append,
+                )
+            )
+        assert lines[0] == lines[1]
+        assert said in lines[0]
+
+
+def test_a_study_that_promises_nothing_names_the_column_that_dropped_every_record() -> None:
+    raw = {"age": {**AGE, "missing": "drop"}}
+    schema = parse_schema(raw, private=False)
+    with pytest.raises(DataError, match=r"every record was dropped.*`age`: cells are missing"):
+        list(prepared([{"age": ["?"]}], schema, schema, None, private=False, where="north"))

@@ -349,3 +349,45 @@ def test_without_the_extra_the_error_says_what_to_install(
     with pytest.raises(ConfigError, match=r"the extra `parquet`") as caught:
         read(tmp_path / "north.parquet")
     assert caught.value.hint == "pip install 'fedvi[parquet]'"
+
+
+@pytest.mark.parametrize(
+    ("true", "false"),
+    [(["1"], ["0"]), (["True"], ["False"]), (["TRUE", "yes"], ["FALSE", "no"]), (["y"], ["n"]),
+     (["ja"], ["nein"]), (["T"], ["F"]), (["no"], ["yes"])],
+)  # fmt: skip
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_true_and_false_of_a_file_are_as_the_schema_spells_them(
+    true: list[str], false: list[str], suffix: str, tmp_path: Path
+) -> None:
+    cells = [True, False, True, True]
+    path = tmp_path / f"north{suffix}"
+    if suffix == ".npz":
+        np.savez(path, died=np.array(cells))
+    else:
+        pq.write_table(pa.table({"died": pa.array([*cells, None])}), path)
+    levels = {"type": "level", "levels": [*false[:1], *true[:1]]}
+    schema = parse_schema(
+        {"died": {"type": "binary", "true": true, "false": false}, "as_level": levels | {"column": "died"}},
+        private=True,
+    )  # fmt: skip
+    (table,) = tables.chunks(path, Wanted(("died",), private=True))
+    found = prepare_chunk(table, schema, schema, private=True, where="north")
+    # Where a study calls "no" true, a file's false is true.
+    expected = [float(cell is (true != ["no"])) for cell in cells]
+    assert found.records["died"].tolist()[:4] == expected
+    assert found.records["as_level"].tolist()[:4] == expected
+    assert found.valid.tolist() == [True] * 4 + [False] * (len(found.valid) - 4)
+
+
+def test_true_and_false_of_a_file_that_no_word_of_the_schema_means_do_not_count(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "north.npz"
+    np.savez(path, died=np.array([True, False]))
+    raw = {"died": {"type": "binary", "true": ["dead"], "false": ["alive"]}}
+    (table,) = tables.chunks(path, Wanted(("died",), private=True))
+    found = prepare_chunk(
+        table, parse_schema(raw, private=True), ["died"], private=True, where="north"
+    )
+    assert not found.valid.any()

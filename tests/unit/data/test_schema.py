@@ -182,3 +182,38 @@ def test_decimal_numbers_are_read_as_python_reads_them(text: str) -> None:
 def test_a_long_cell_of_digits_is_read_in_linear_time() -> None:
     # A pattern that backtracks would need minutes for a cell as long as CSV allows.
     assert as_number("1" * 130_000 + "x") is None
+
+
+STEERING = (
+    "\x1b[31mred",
+    "red\x07",
+    "\u202ered",
+    "\u2066red",
+    "re\u200bd",
+    "red\u2028blue",
+    "red\uffff",
+)
+
+
+@pytest.mark.parametrize("text", STEERING)
+def test_a_name_that_steers_a_terminal_is_refused_and_shown_escaped(text: str) -> None:
+    tables = (
+        ("levels", {"type": "level", "levels": ["blue", text]}),
+        ("column", {**AGE, "column": text}),
+    )
+    for key, table in tables:
+        with pytest.raises(ConfigError, match=rf"data\.schema\.age\.{key}") as caught:
+            parse_one(table)
+        said = caught.value.message + (caught.value.hint or "")
+        assert said.isprintable()
+        assert "\\" in caught.value.message
+        assert "red" in (caught.value.hint or "")
+    for raw in ({text: AGE}, {"age": {**AGE, text: 1}}, {"age": {**CP, "codes": {"1": text}}}):
+        with pytest.raises(ConfigError) as caught:
+            parse_schema(raw, private=True)
+        assert caught.value.message.isprintable()
+
+
+def test_other_scripts_and_their_blanks_are_names() -> None:
+    levels = ["می\u200cخواهم", "Côte\u00a0d'Or", "naïve 😀", "क्\u200dष"]
+    assert parse_one({"type": "level", "levels": levels}).levels == tuple(levels)
