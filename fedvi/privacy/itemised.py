@@ -82,7 +82,8 @@ class Itemised:
 
         Raises:
           UnsupportedEvent: the accountant does not know ``event``.
-          PrivacyError: ``delta`` is too small for the tables, or for overflow.
+          PrivacyError: ``delta`` is too small for overflow, or for the tables: of e^ε times their
+            distance, so that no ε above log(``delta`` / distance), some 25, can be stated.
         """
         distance = noised_releases(event) * self.distance
         if distance == 0:
@@ -95,10 +96,16 @@ class Itemised:
             if math.isinf(epsilon) or needed <= kept:
                 return epsilon
             kept = 2 * needed
+        largest = math.log(delta / distance - 1) if delta > 2 * distance else 0.0
         raise PrivacyError(
-            f"no finite epsilon holds at delta {delta:g}: the tables that noise is drawn from are "
-            f"{distance:.3g} away from its exact law",
-            hint="delta is far above that in any study: is it what you meant?",
+            f"no finite epsilon holds at delta {delta:g} under {self.relation}: the tables that noise is "
+            f"drawn from are {distance:.3g} away from its exact law, and 1 + e^epsilon times that must "
+            "stay below delta"
+            + (f", as it does up to an epsilon of about {largest:.3g}" if largest else ""),
+            hint="this is too little noise for any claim: promise a smaller epsilon, or leave "
+            "noise_multiplier out, which calibrates it"
+            if largest
+            else "promise a larger delta: that of any real study is far above this distance",
         )
 
     def delta(self, event: Event, epsilon: float) -> float:

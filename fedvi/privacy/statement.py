@@ -1,10 +1,11 @@
 """What a client may claim about its releases; come here to change what a privacy statement says."""
 
+import decimal
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fedvi.errors import ConfigError
+from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.events import (
     NOTHING,
@@ -27,6 +28,7 @@ __all__ = [
     "EXCLUSIONS",
     "FLOAT_NOISE",
     "FROZEN",
+    "OTHER_RUNS",
     "PERSONS_AT_SEVERAL_SITES",
     "POOLED",
     "PREPROCESSING",
@@ -56,7 +58,11 @@ SURPLUS = (
     "a client that holds more than max_records units, under add_remove: removing one lets the next "
     "one in, which costs what substitute says"
 )
-EXCLUSIONS = (TUNING, PREPROCESSING, TIMING)
+OTHER_RUNS = (
+    "other studies and other runs on the same records: prices add up, and only the ledger for life of a "
+    "site whose policy has [life] counts them together"
+)
+EXCLUSIONS = (TUNING, PREPROCESSING, TIMING, OTHER_RUNS)
 CUSTOM_CODE = "code of the study's own, which nobody vetted"
 UNVETTED = "custom code: claim not vetted"
 """The mark of what is private by the word of a family, solver, sampler, mechanism or model from outside."""
@@ -198,7 +204,7 @@ def _claim(
     sums = header.sums if view == header.view else None
     priced = with_tables(with_sums(of_messages(accountant), sums), header.table_distance)
     epsilon, event = max(
-        ((priced.epsilon(event, delta), event) for event in (planned, reserved)),
+        ((_epsilon(priced, event, delta), event) for event in (planned, reserved)),
         key=lambda pair: pair[0],
     )
     return Claim(
@@ -217,6 +223,19 @@ def _claim(
         declarations=declarations(header, seen_in_sums=sums is not None),
         lifetime=lifetime,
     )
+
+
+def _epsilon(accountant: Accountant, event: Event, delta: float) -> float:
+    """Returns the price, infinite where nothing holds at this δ.
+
+    The promised relation has a price, or nothing would have been released; the other may have none.
+    """
+    try:
+        return accountant.epsilon(event, delta)
+    except UnsupportedEvent:
+        raise
+    except PrivacyError:  # no epsilon is finite
+        return math.inf
 
 
 def lifetime_spend(ledger: Ledger, cap: RdpFilter) -> LifetimeSpend:
@@ -458,6 +477,15 @@ def _up(value: float) -> str:
     return text if float(text) >= value else f"{value * (1 + 1e-5):.6g}"
 
 
+def _decimal_sum(values: Sequence[float]) -> float:
+    """Adds numbers as they are written: three times 1e-5 is 3e-5, and is not rounded up to 3.001e-5.
+
+    A δ is declared as a decimal, of which its float64 is the nearest: the sum of the decimals is the one
+    that is meant, and is as near to that of the floats as these are to what was declared.
+    """
+    return float(sum(decimal.Decimal(repr(value)) for value in values))
+
+
 def _join(parts: list[Claim], disjoint: bool) -> Claim:
     epsilons, deltas = [p.epsilon for p in parts], [p.delta for p in parts]
     exclusions = [line for part in parts for line in part.exclusions]
@@ -468,7 +496,7 @@ def _join(parts: list[Claim], disjoint: bool) -> Claim:
     return parts[0]._replace(
         client=f"all {len(parts)} clients" if len(parts) > 1 else parts[0].client,
         epsilon=max(epsilons) if disjoint else math.fsum(epsilons),
-        delta=max(deltas) if disjoint else min(1.0, math.fsum(deltas)),
+        delta=max(deltas) if disjoint else min(1.0, _decimal_sum(deltas)),
         accountant=", ".join(dict.fromkeys(part.accountant for part in parts)),
         releases=sum(part.releases for part in parts),
         exclusions=tuple(dict.fromkeys(exclusions)),

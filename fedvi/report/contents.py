@@ -6,6 +6,8 @@ All of it was released, follows from what was released, or was public before the
 import math
 from typing import Any, NamedTuple
 
+from fedvi.data.schema import is_printable
+
 __all__ = [
     "Claimed",
     "Coefficient",
@@ -15,6 +17,7 @@ __all__ = [
     "Spending",
     "Statement",
     "as_dict",
+    "printable",
 ]
 
 
@@ -27,6 +30,7 @@ class Coefficient(NamedTuple):
       lower, upper: mean ± 1.96 sd: the central 95 % where the posterior is Gaussian.
       ratio, ratio_lower, ratio_upper: exp of mean, lower and upper where that is a ratio; else None.
       prior_mean, prior_sd: of the prior; None where it has none, or none was kept.
+      ratio_note: what must be said beside the ratio, or why there is none; or empty.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Coefficient(NamedTuple):
     ratio_upper: float | None = None
     prior_mean: float | None = None
     prior_sd: float | None = None
+    ratio_note: str = ""
 
 
 class Round(NamedTuple):
@@ -192,7 +197,7 @@ class Contents(NamedTuple):
       ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
       size: how many coordinates the posterior has; ``coefficients`` may hold fewer.
       coefficients: of the posterior.
-      remarks: sentences under the table of coefficients.
+      remarks: what coefficients are, where that needs saying: sentences beside their table.
       prior_note: why there is no prior to show; or empty.
       rounds_planned: by the schedule; None if unknown.
       rounds: all folds and changes.
@@ -232,6 +237,29 @@ class Contents(NamedTuple):
     consortium: Statement | None
     predictions: dict[str, Any] | None
     public_file: str
+
+
+def printable(contents: Contents) -> Contents:
+    """Returns a report whose texts hold nothing that steers a terminal, or that no XML may hold.
+
+    Line ends and tabs become blanks; a NumPyro model's names, or a warning, may be anybody's.
+    """
+    found: Contents = _printable(contents)
+    return found
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return "".join(
+            " " if sign in "\t\n\r" else sign if is_printable(sign) else "\N{REPLACEMENT CHARACTER}"
+            for sign in value
+        )
+    if isinstance(value, tuple):
+        items = [_printable(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_asdict") else tuple(items)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, list) else value
 
 
 def as_dict(contents: Contents) -> dict[str, Any]:

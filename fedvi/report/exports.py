@@ -17,11 +17,25 @@ __all__ = ["FORMATS", "write"]
 FORMATS = ("html", "md", "json", "csv")
 """What a report can be written as."""
 
+# File → how a report's begins, by which it is known again: the folder may hold somebody's own.
+_BEGINNINGS = {
+    "report.html": "<!DOCTYPE html>",
+    "report.md": "# Report on ",
+    "report.json": '{\n  "study": ',
+    "coefficients.csv": "name,unit,mean,sd,",
+    "rounds.csv": "version,rounds,clients,",
+    "sites.csv": "site,answers,charged,",
+    "shifts.csv": "without_site,coefficient,",
+    "privacy.csv": "site,relation,epsilon,",
+}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write(contents: Contents, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Writes a report; a file that is there is replaced as a whole.
+
+    A file of an earlier report that is not written now is removed: it may be of another run, whose numbers
+    would stand beside these. A file of that name that is no report's stays.
 
     Files: ``report.html``, ``report.md``, ``report.json``, and as CSV ``coefficients.csv``,
     ``rounds.csv``, ``sites.csv``, ``shifts.csv`` and ``privacy.csv``.
@@ -52,6 +66,8 @@ def write(contents: Contents, folder: Path, formats: Sequence[str] = FORMATS) ->
         texts |= _tables(contents)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in _BEGINNINGS.keys() - texts:
+            _remove(folder / name, _BEGINNINGS[name])
         for name, text in texts.items():
             _replace(folder / name, text)
     except OSError as error:
@@ -133,6 +149,15 @@ def _csv(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def _inert(cell: object) -> object:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
+def _remove(path: Path, beginning: str) -> None:
+    """Removes a file that begins so."""
+    if path.is_file():
+        with path.open("rb") as file:
+            known = file.read(len(beginning)) == beginning.encode()
+        if known:
+            path.unlink()
 
 
 def _replace(path: Path, text: str) -> None:

@@ -76,31 +76,35 @@ def forest(rows: Sequence[Coefficient], ratio: str) -> Figure:
     """Draws means with 95 % intervals, a line for each coefficient.
 
     Args:
-      rows: at least one.
+      rows: at least one; those without a ratio stand in a panel of their own.
       ratio: of what exp(coefficient) is a ratio, for a second axis; "" for none.
 
     Raises:
       ConfigError: matplotlib is not installed; so do all figures.
     """
-    with _figure(len(rows) * _ROW + (1.5 if ratio else 0.9)) as (figure, saved):
-        axes = figure.subplots()
-        places = range(len(rows))
-        means = [row.mean for row in rows]
-        axes.axvline(0.0, color=_GREY, linewidth=0.8, linestyle="--")
-        axes.hlines(
-            places, [row.lower for row in rows], [row.upper for row in rows], _DARK, linewidth=1.6
-        )
-        axes.plot(means, places, linestyle="", marker="o", markersize=5, color=_DARK)
-        _name_rows(axes, [row.name for row in rows])
-        axes.set_xlabel(
-            f"coefficient (log {ratio} ratio), 95 % interval"
-            if ratio
-            else "coefficient, 95 % interval"
-        )
-        if ratio:
-            _ratio_axis(axes, ratio)
-    clear = [row.name for row in rows if row.lower > 0.0 or row.upper < 0.0]
-    said = f"The interval excludes 0 for {_listed(clear)}." if clear else "Every interval holds 0."
+    # What has no ratio stands apart: no scale of ratios is above it.
+    with_ratio = [row for row in rows if ratio and row.ratio is not None]
+    without = [row for row in rows if not ratio or row.ratio is None]
+    groups = [group for group in (with_ratio, without) if group]
+    room = 1.5 * bool(with_ratio) + 0.9 * bool(without)
+    with _figure(len(rows) * _ROW + room) as (figure, saved):
+        heights = [len(group) + (1.5 if group is with_ratio else 0.9) / _ROW for group in groups]
+        panels = figure.subplots(len(groups), squeeze=False, height_ratios=heights)[:, 0]
+        for axes, group in zip(panels, groups, strict=True):
+            _forest_panel(axes, group)
+            axes.set_xlabel("coefficient, 95 % interval")
+            if group is with_ratio:
+                axes.set_xlabel(f"coefficient (log {ratio} ratio), 95 % interval")
+                _ratio_axis(axes, ratio)
+            elif with_ratio:
+                axes.set_xlabel(f"coefficient that is no log {ratio} ratio, 95 % interval")
+    # Neither an intercept nor a baseline is compared with 0.
+    told = [row for row in with_ratio or without if not row.name.endswith("(Intercept)")]
+    clear = [row.name for row in told if row.lower > 0.0 or row.upper < 0.0]
+    of_ratios = " of a log ratio" if with_ratio else ""
+    said = f"No interval{of_ratios} excludes 0."
+    if clear:
+        said = f"The interval{of_ratios} excludes 0 for {_listed(clear)}."
     return Figure(
         _svg(saved),
         f"Forest plot: posterior mean and 95 % interval of {_counted(len(rows), 'coefficient')}. {said} "
@@ -342,6 +346,19 @@ def relation_words(relation: str) -> str:
     'add/remove'
     """
     return relation.replace("_", "/")
+
+
+def _forest_panel(axes: Any, rows: Sequence[Coefficient]) -> None:
+    """Draws the intervals of some coefficients."""
+    places = range(len(rows))
+    axes.axvline(0.0, color=_GREY, linewidth=0.8, linestyle="--")
+    axes.hlines(
+        places, [row.lower for row in rows], [row.upper for row in rows], _DARK, linewidth=1.6
+    )
+    axes.plot(
+        [row.mean for row in rows], places, linestyle="", marker="o", markersize=5, color=_DARK
+    )
+    _name_rows(axes, [row.name for row in rows])
 
 
 def _spending_panel(panel: Any, rows: Sequence[Spending]) -> None:

@@ -16,6 +16,7 @@ __all__ = ["Section", "Sheet", "Table", "banner", "in_short", "sections", "sheet
 
 # So many words of a topic are listed.
 _MOST_WORDS = 10
+_NOTE = "note on the ratio"
 
 
 class Table(NamedTuple):
@@ -161,41 +162,35 @@ def _posterior(contents: Contents) -> Section:
         )
     ]
     units = any(row.unit for row in contents.coefficients)
-    if contents.ratio:
-        lead.append(
-            "A ratio is exp(coefficient): the factor by which one unit more of the covariate multiplies "
-            f"the {contents.ratio}, all others held fixed."
-            + (" The column “unit” says what one unit is." if units else "")
-            + (
-                f" That of the intercept is no ratio but the {contents.ratio} where "
-                + (
-                    "each covariate is at the value after “from” in its unit, or at 0 without one."
-                    if units
-                    else "all covariates are 0."
-                )
-                if any(row.name.endswith("(Intercept)") for row in contents.coefficients)
-                else ""
-            )
-        )
+    # Of a posterior that is no Gaussian the exponentials bound nothing.
+    ratio = contents.ratio if contents.gaussian else ""
+    noted = bool(ratio) and any(row.ratio_note for row in contents.coefficients)
+    if ratio:
+        lead.append(_ratio_in_words(contents, units))
+        lead += [_notes_in_words(contents.coefficients)] if noted else []
+    # What a coefficient is comes before its number.
+    lead += map(_sentence, contents.remarks)
     drawn = _drawn(contents)
     figure: tuple[tuple[str, Figure], ...] = ()
     if contents.gaussian and drawn:
         caption = "Means (points) and 95 % intervals (lines)" + _some(contents, drawn)
-        figure = ((caption, figures.forest(drawn, contents.ratio)),)
+        figure = ((caption, figures.forest(drawn, ratio)),)
     names = (kind, *(("unit",) if units else ()), "mean", "sd")
-    names += ("95 % interval",) if contents.gaussian else ()
-    names += (f"{contents.ratio} ratio (95 %)",) if contents.ratio else ()
+    names += ("95\N{NO-BREAK SPACE}% interval",) if contents.gaussian else ()
+    names += (f"{ratio} ratio (95\N{NO-BREAK SPACE}%)",) if ratio else ()
+    names += (_NOTE,) if noted else ()
     rows = tuple(
         (
             row.name,
             *((row.unit,) if units else ()),
-            *_cells(row, contents.ratio)[: None if contents.gaussian else 2],
+            *(_cells(row, ratio) if contents.gaussian else _moments(contents, row)),
+            *((_note(row),) if noted else ()),
         )
         for row in contents.coefficients
     )
-    table = Table(f"Posterior, by {kind}", names, rows, (kind, "unit"))
+    table = Table(f"Posterior, by {kind}", names, rows, (kind, "unit", _NOTE))
     topics = _topics(contents.coefficients)
-    notes = [*contents.remarks]
+    notes = []
     if contents.size > len(rows):
         notes.append(
             f"the first {len(rows)} of {contents.size} are listed; posterior.npz holds all"
@@ -206,7 +201,7 @@ def _posterior(contents: Contents) -> Section:
         )
     if contents.gaussian:
         notes.append(
-            f"an interval that holds 0{' (a ratio of 1)' if contents.ratio else ''} does not show that "
+            f"an interval that holds 0{' (a ratio of 1)' if ratio else ''} does not show that "
             f"there is no effect: the records{' and the noise' if contents.noised else ''} leave both "
             "directions open"
         )
@@ -221,6 +216,48 @@ def _posterior(contents: Contents) -> Section:
         (table,) if topics is None else (topics, table),
         tuple(map(_sentence, notes)),
     )
+
+
+def _ratio_in_words(contents: Contents, units: bool) -> str:
+    said = (
+        "A ratio is exp(coefficient): the factor by which one unit more of the covariate multiplies "
+        f"the {contents.ratio}, all others held fixed; of a level, against the reference level."
+    )
+    said += " The column “unit” says what one unit is." if units else ""
+    if any(row.name.endswith("(Intercept)") for row in contents.coefficients):
+        curves = any("a part of the curve" in row.ratio_note for row in contents.coefficients)
+        said += f" That of the intercept is no ratio but the {contents.ratio} where " + (
+            "each covariate is at the value after “from” in its unit, or at 0 or its reference level "
+            "without one"
+            if units
+            else "all covariates are 0, or at their reference levels"
+        )
+        said += ", and all columns of a curve are 0." if curves else "."
+    return said
+
+
+def _notes_in_words(rows: Sequence[Coefficient]) -> str:
+    """Says what the notes on ratios mean, of those that there are."""
+    noted = [row for row in rows if row.ratio_note]
+    said = []
+    if any("ratio of ratios" in row.ratio_note for row in noted):
+        said.append(
+            "A ratio of ratios is that of an interaction: the factor by which one unit more of one "
+            "covariate multiplies the ratio of the other."
+        )
+    if any("where " in row.ratio_note for row in noted if row.ratio is not None):
+        said.append(
+            "A ratio with “where” in its note holds there alone: elsewhere the interactions multiply it."
+        )
+    if any(row.ratio is None for row in noted):
+        said.append("A dash stands where there is no ratio, and the note says why.")
+    if any("the curve" in row.ratio_note for row in noted):
+        said.append("The parts of a curve change together: none of them can be read alone.")
+    return " ".join(said)
+
+
+def _note(row: Coefficient) -> str:
+    return f"none: {row.ratio_note}" if row.ratio is None and row.ratio_note else row.ratio_note
 
 
 def _topics(rows: Sequence[Coefficient]) -> Table | None:
@@ -266,8 +303,7 @@ def _prior(contents: Contents) -> Section:
             row.name,
             tables.number(row.prior_mean),
             tables.number(row.prior_sd),
-            f"{row.mean:.3f}",
-            f"{row.sd:.3f}",
+            *_moments(contents, row),
             tables.share(1.0 - (row.sd / row.prior_sd) ** 2) if row.prior_sd else "–",
         )
         for row in known
@@ -639,6 +675,13 @@ def _cells(row: Coefficient, ratio: str) -> list[str]:
     return tables.coefficient_cells({**row._asdict(), **named}, ratio)
 
 
+def _moments(contents: Contents, row: Coefficient) -> tuple[str, str]:
+    """Formats mean and sd; of what is no Gaussian, such as a word's probability, by digits that count."""
+    if contents.gaussian:
+        return f"{row.mean:.3f}", f"{row.sd:.3f}"
+    return tables.number(row.mean, 3), tables.number(row.sd, 3)
+
+
 def _drawn(contents: Contents) -> list[Coefficient]:
     """Chooses what is drawn: all, or those furthest from 0 in their own sds."""
     rows = list(contents.coefficients)
@@ -681,9 +724,11 @@ def _plural(word: str) -> str:
 def _sentence(line: str) -> str:
     """Writes a line as a sentence.
 
-    >>> _sentence("no shifts: none")
-    'No shifts: none.'
+    >>> _sentence("no shifts: none"), _sentence("model.site_scale is learnt")
+    ('No shifts: none.', 'model.site_scale is learnt.')
     """
     # Of a name or a symbol, such as ε, the first letter stays as it is.
-    text = line[:1].upper() + line[1:] if line[:1].isascii() else line
+    first = line.split(" ", 1)[0].rstrip(".:,")
+    plain = line[:1].isascii() and "." not in first and "_" not in first
+    text = line[:1].upper() + line[1:] if plain else line
     return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -22,9 +22,11 @@ __all__ = [
     "grid",
     "influence_table",
     "last_move",
+    "moments_table",
     "number",
     "plan_table",
     "privacy_table",
+    "ratio_notes",
     "share",
 ]
 
@@ -61,9 +63,16 @@ def last_move(shift: float) -> str:
 
     >>> last_move(0.004)
     'over the last round no mean moved by more than 0.004 posterior sd'
+    >>> print(last_move(0.68))  # doctest: +NORMALIZE_WHITESPACE
+    the last round moved a mean by 0.68 posterior sd: NOT CONVERGED (settled is below 0.3); plan more
+    rounds, which under privacy share the same ε
     """
-    said = f"over the last round no mean moved by more than {number(shift, 2)} posterior sd"
-    return said if shift < SETTLED else f"{said}: NOT CONVERGED, run more rounds"
+    if shift < SETTLED:
+        return f"over the last round no mean moved by more than {number(shift, 2)} posterior sd"
+    return (
+        f"the last round moved a mean by {number(shift, 2)} posterior sd: NOT CONVERGED "
+        f"(settled is below {SETTLED:g}); plan more rounds, which under privacy share the same ε"
+    )
 
 
 def bound(value: float | None, digits: int = 4) -> str:
@@ -88,6 +97,8 @@ def share(value: float | None) -> str:
 
 
 _MOST_ROWS = 200
+# So many coefficients are named in a note.
+_MOST_NAMED = 6
 
 
 def coefficient_cells(row: Mapping[str, Any], ratio: str) -> list[str]:
@@ -113,7 +124,8 @@ def coefficient_table(
 
     Args:
       rows: each with name, unit, mean, sd, lower, upper; with ratio "odds" also odds_ratio,
-        odds_lower, odds_upper, None where there is none; pooled_mean, pooled_sd if ``pooled``.
+        odds_lower, odds_upper, None where there is none, and perhaps odds_note, see ``ratio_notes``;
+        pooled_mean, pooled_sd if ``pooled``.
       title: above the table.
       ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
       pooled: whether to add the columns of the pooled, non-private fit.
@@ -133,10 +145,49 @@ def coefficient_table(
         if units:
             cells.append(escape(row["unit"]))
         cells += coefficient_cells(row, ratio)
+        if ratio and row.get(f"{ratio}_note") and row[f"{ratio}_ratio"] is not None:
+            cells[-1] += "*"
         if pooled:
             cells += [f"{row['pooled_mean']:.3f}", f"{row['pooled_sd']:.3f}"]
         lines.append(cells)
     return _filled(table, names, lines, left=("coefficient", "unit"))
+
+
+def moments_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Makes the table of a posterior that is no Gaussian, of which mean and sd make no interval.
+
+    Args:
+      rows: each with name, mean and sd.
+      title: above the table.
+    """
+    more = f": the first {_MOST_ROWS}" if len(rows) > _MOST_ROWS else ""
+    cells = [
+        [row["name"], number(row["mean"], 3), number(row["sd"], 3)] for row in rows[:_MOST_ROWS]
+    ]
+    return grid(["quantity", "mean", "sd"], cells, title + more, ("quantity",))
+
+
+def ratio_notes(rows: Sequence[Mapping[str, Any]], ratio: str) -> list[str]:
+    """Says what belongs under the table of the posterior: how to read ratios that are not plain ones.
+
+    Args:
+      rows: as of ``coefficient_table``.
+      ratio: of what exp(coefficient) is a ratio; "" for none.
+
+    >>> ratio_notes([{"name": "age", "odds_ratio": 2.0, "odds_note": "where sex is false"}], "odds")
+    ['* odds ratio of age: where sex is false']
+    """
+    told: dict[tuple[str, str], list[str]] = {}
+    for row in rows[:_MOST_ROWS] if ratio else ():
+        if row.get(f"{ratio}_note"):
+            sign = "no" if row[f"{ratio}_ratio"] is None else "*"
+            told.setdefault((sign, row[f"{ratio}_note"]), []).append(row["name"])
+    found = []
+    for (sign, note), names in told.items():
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        listed = ", ".join(names[:_MOST_NAMED])
+        found.append(f"{sign} {ratio} ratio of {listed}{more}: {note}")
+    return found
 
 
 def privacy_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:

@@ -133,6 +133,7 @@ def test_a_statement_says_all_that_a_claim_depends_on(private: Path) -> None:
         assert [claim["relation"] for claim in row["claims"]] == ["add_remove", "substitute"]
         assert "Gaussian noise" in dict(row["facts"])["largest plan"]
         assert any("hyper-parameters" in line for line in row["excluded"])
+        assert any("other runs on the same records" in line for line in row["excluded"])
         assert any("400 records" in line for line in row["declared"])
         assert any("ChaCha20" in line for line in row["assumed"])
     assert text.count("Date and signature") == 2 * len(SITES)
@@ -302,6 +303,8 @@ def test_a_site_whose_persons_may_be_elsewhere_says_so_on_its_own_statement(
     # Nobody declared that no record stands at two sites.
     one, three = found["statements"][0], found["consortium"]
     assert three["claims"][0]["epsilon"] == pytest.approx(3 * one["claims"][0]["epsilon"])
+    # As a person adds: what is declared is 1e-5 at each.
+    assert three["claims"][0]["delta"] == 3e-5
     for statement in found["statements"]:
         assert any("at another site" in line for line in statement["excluded"])
     for statement in told(private)["statements"]:
@@ -415,6 +418,41 @@ def test_the_templates_are_packed(tmp_path: Path) -> None:
     packed = zipfile.ZipFile(wheel).namelist()
     for path in importlib.resources.files("fedvi.report").joinpath("templates").iterdir():
         assert f"fedvi/report/templates/{path.name}" in packed
+
+
+def test_ratios_that_nobody_can_read_alone_are_nowhere(tmp_path: Path) -> None:
+    number = {"type": "number", "bounds": [-9, 9], "center": 1, "scale": 2}
+    schema = {"y": {"type": "binary"}, "x0": number, "x1": number}
+    spline = "bs(x1, knots=[0], degree=1, lower_bound=-9, upper_bound=9)"
+    study = study_file(
+        tmp_path,
+        model={"kind": "logistic", "formula": f"y ~ x0 * {spline}"},
+        data={"schema": schema},
+    )
+    run, summary = tmp_path / "run", tmp_path / "summary.csv"
+    printed = [fedvi("simulate", study, "--out", run).stdout]
+    printed.append(fedvi("posterior", run, "--summary", summary).stdout)
+    # Early versions gave a ratio to every coefficient.
+    changed(run, lambda result: [row.pop("odds_note") for row in result["coefficients"]])
+    changed(run, lambda result: result["coefficients"][2].update(odds_ratio=0.5))
+    printed.append(fedvi("report", run).stdout)
+    for text in printed:
+        assert "* odds ratio of x0: where bs(x1) is 0" in text
+        assert "no odds ratio of bs(x1)[1], bs(x1)[2], x0:bs(x1)[1], x0:bs(x1)[2]: a part" in text
+    for path, key in (
+        (summary, "odds_ratio"),
+        (run / "report" / "coefficients.csv", "ratio"),
+    ):
+        assert [bool(row[key]) for row in rows(path)] == [True, True, False, False, False, False]
+    found = told(run)["coefficients"]
+    assert [row["ratio_note"] for row in found[:3]] == [
+        "",
+        "where bs(x1) is 0",
+        "a part of the curve bs(x1)",
+    ]
+    for name in ("report.html", "report.md"):
+        text = (run / "report" / name).read_text(encoding="utf-8")
+        assert text.count("a part of the curve bs(x1)") == 4
 
 
 # In a browser

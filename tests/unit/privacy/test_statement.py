@@ -196,8 +196,31 @@ def test_the_price_of_tables_holds_both_ways():
     assert priced.delta(plan, priced.epsilon(plan, DELTA)) <= DELTA
     assert with_tables(priced, TABLES) == priced
     assert with_tables(ACCOUNTANTS[0], 0.0) is ACCOUNTANTS[0]
-    with pytest.raises(PrivacyError, match="tables"):
+    with pytest.raises(PrivacyError, match="tables") as caught:
         priced.epsilon(plan, 1e-8)
+    assert "larger delta" in caught.value.hint
+
+
+@pytest.mark.parametrize("distance", [1e-17, TABLES])
+def test_too_little_noise_for_the_tables_is_told_with_the_largest_epsilon(distance):
+    priced = with_tables(ACCOUNTANTS[0], distance)
+    with pytest.raises(PrivacyError, match="up to an epsilon of about") as caught:
+        priced.epsilon(Gaussian(0.1), DELTA)
+    largest = float(caught.value.message.rsplit(" ", 1)[1])
+    assert largest == pytest.approx(math.log(DELTA / distance), rel=0.01)
+    assert "smaller epsilon" in caught.value.hint
+    assert priced.delta(Gaussian(0.1), largest + 0.2) > DELTA
+
+
+def test_a_relation_without_a_price_beside_the_promised_one_is_infinite():
+    # Half the noise that substitute needs: only what is promised has a price.
+    plan = Gaussian(0.4)
+    book = open_ledger(HEADER._replace(table_distance=1e-17))
+    found = {c.relation: c.epsilon for c in claims(book, plan, DELTA, ACCOUNTANTS)}
+    assert found["add_remove"] < 20
+    assert found["substitute"] == math.inf
+    (joined,) = consortium(claims(book, plan, DELTA, ACCOUNTANTS[1:]), disjoint=False)
+    assert joined.epsilon == math.inf
 
 
 def test_a_budget_is_checked_against_the_whole_delta():
@@ -278,3 +301,22 @@ def test_numbers_in_the_text_are_rounded_up():
     assert "epsilon 1.23458" in text or "epsilon 1.23457" in text
     assert float(text.split("epsilon ")[1].split()[0]) >= 1.23456712
     assert "infinite" in statement.to_text([])
+
+
+def test_other_studies_on_the_same_records_are_not_covered():
+    (claim,) = claims(ledger_of(1), ROUND, DELTA, ACCOUNTANTS[1:])
+    assert statement.OTHER_RUNS in claim.exclusions
+    text = statement.to_text([claim])
+    assert "other studies and other runs on the same records" in text
+    assert "ledger for life" in text
+
+
+@pytest.mark.parametrize("count", [3, 6, 7, 10])
+def test_deltas_are_added_up_as_they_are_declared(count):
+    # Of floats, three times 1e-5 is 3.0000000000000004e-05, which rounds up to more.
+    parts = [claim_of(f"site {index}", 1.0) for index in range(count)]
+    (joined,) = consortium(parts, disjoint=False)
+    assert joined.delta == float(f"{count}e-5")
+    assert f"at delta {joined.delta:g}," in statement.to_text([joined])
+    ones = [claim_of(f"site {index}", 1.0, delta=0.4) for index in range(count)]
+    assert consortium(ones, disjoint=False)[0].delta == 1.0

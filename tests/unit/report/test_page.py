@@ -94,6 +94,11 @@ def made(**fields: Any) -> Contents:
     )._replace(**fields)
 
 
+def silent() -> tuple[Site, ...]:
+    """The sites of ``made``, of whose shifts nothing is known."""
+    return tuple(site._replace(shifts=None) for site in made().sites)
+
+
 def html(contents: Contents) -> str:
     return page.html(page.said(contents))
 
@@ -233,6 +238,11 @@ def test_a_posterior_that_is_no_gaussian_gets_no_interval() -> None:
         ("topic", "words"),
         ("quantity", "unit", "mean", "sd"),
     ]
+    small = made().coefficients[0]._replace(mean=0.000281, sd=0.0000486)
+    (table,) = sections.sections(
+        made(coefficients=(small,), sites=silent(), gaussian=False, ratio="")
+    )[0].tables
+    assert table.rows[0][-2:] == ("0.000281", "4.86e-05")
     assert found.tables[0].rows == (("topic 0", "1 (0.1), 0 (-1.5)"),)
     assert found.figures == ()
 
@@ -328,3 +338,108 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     with pytest.raises(errors.ConfigError, match=r"matplotlib") as caught:
         figures.forest(made().coefficients, "odds")
     assert "pip install 'fedvi[report]'" in (caught.value.hint or "")
+
+
+# Ratios that are not of one unit more
+
+NOTED = (
+    Coefficient("a", "", 0.5, 0.1, 0.3, 0.7, 1.65, 1.35, 2.01, ratio_note="where g is p"),
+    Coefficient("a:g[q]", "", 0.2, 0.1, 0.0, 0.4, 1.22, 1.0, 1.49, ratio_note="a ratio of ratios"),
+    Coefficient("bs(b)[1]", "", 3.2, 0.1, 3.0, 3.4, ratio_note="a part of the curve bs(b)"),
+)
+
+
+def test_what_is_no_ratio_of_one_unit_more_says_what_it_is() -> None:
+    section = sections.sections(made(coefficients=NOTED, size=3, sites=silent()))[0]
+    (table,) = section.tables
+    assert table.names[-1] == "note on the ratio"
+    assert [row[-2:] for row in table.rows] == [
+        ("1.65 (1.4 to 2.01)", "where g is p"),
+        ("1.22 (1 to 1.49)", "a ratio of ratios"),
+        ("–", "none: a part of the curve bs(b)"),
+    ]
+    said = " ".join(section.lead)
+    for expected in ("multiplies the ratio of the other", "holds there alone", "A dash stands"):
+        assert expected in said
+    plain = sections.sections(made())[0]
+    assert "note on the ratio" not in plain.tables[0].names
+    assert "ratio of ratios" not in " ".join(plain.lead)
+    # Of a posterior that is no Gaussian no interval is known, and none of a ratio.
+    (table,) = sections.sections(made(coefficients=NOTED, size=3, sites=silent(), gaussian=False))[
+        0
+    ].tables
+    assert table.names == ("quantity", "mean", "sd")
+    assert {len(row) for row in table.rows} == {3}
+
+
+def test_a_forest_puts_no_scale_of_ratios_over_what_has_none() -> None:
+    def panels(rows: Any, ratio: str) -> list[str]:
+        """By panel, what stands at its axes."""
+        svg = xml.etree.ElementTree.fromstring(figures.forest(rows, ratio).svg)
+        (drawn,) = (g for g in svg.iter() if g.get("id") == "figure_1")
+        found = [g for g in drawn if g.get("id", "").startswith("axes_")]
+        return [" ".join("".join(text.itertext()) for text in g.iter()) for g in found]
+
+    above, below = panels(NOTED, "odds")
+    assert "a:g[q]" in above
+    assert "log odds ratio" in above
+    assert "bs(b)[1]" not in above
+    assert "bs(b)[1]" in below
+    assert "no log odds ratio" in below
+    (only,) = panels(NOTED[:2], "odds")
+    assert "no log odds ratio" not in only
+    assert len(panels(NOTED, "")) == 1
+    # What is compared with nothing does not stand out.
+    assert "bs(b)" not in figures.forest(NOTED, "odds").told
+
+
+def test_every_file_of_numbers_has_the_notes(tmp_path: Path) -> None:
+    exports.write(made(coefficients=NOTED, size=3, sites=silent()), tmp_path, ["csv", "md", "json"])
+    with (tmp_path / "coefficients.csv").open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["ratio_note"] for row in found] == [row.ratio_note for row in NOTED]
+    assert found[2]["ratio"] == ""
+    for name in ("report.md", "report.json"):
+        assert "a part of the curve bs(b)" in (tmp_path / name).read_text(encoding="utf-8")
+
+
+# Files of an earlier report, and characters that steer
+
+
+def test_a_report_leaves_no_file_of_an_earlier_one_and_nobody_elses(tmp_path: Path) -> None:
+    first = exports.write(made(), tmp_path)
+    (tmp_path / "mine.csv").write_text("x\n")
+    second = exports.write(made(sites=silent()), tmp_path)
+    assert {path.name for path in first} - {path.name for path in second} == {"shifts.csv"}
+    assert not (tmp_path / "shifts.csv").exists()
+    exports.write(made(), tmp_path, ["json"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.csv", "report.json"]
+    # A table of somebody's own that has the name of ours.
+    (tmp_path / "sites.csv").write_text("site,city\n")
+    exports.write(made(), tmp_path, ["html"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "mine.csv",
+        "report.html",
+        "sites.csv",
+    ]
+
+
+def test_no_text_of_a_report_steers_a_terminal_or_the_direction_of_reading() -> None:
+    steering = "\x1b[31mred\x07\u202e\nand\ufffe more"
+    row = made().coefficients[1]._replace(name=steering)
+    found = values.printable(
+        made(coefficients=(row,), sites=silent(), warnings=(steering,), study=steering)
+    )
+    shown = "�[31mred�� and� more"
+    assert (found.coefficients[0].name, found.warnings, found.study) == (shown, (shown,), shown)
+    assert found.coefficients[0].mean == row.mean
+    for text in (html(found), figures.forest(found.coefficients, "odds").svg):
+        assert not set(text) & set("\x1b\x07\u202e\ufffe")
+    xml.etree.ElementTree.fromstring(figures.forest(found.coefficients, "odds").svg)
+
+
+def test_what_coefficients_are_is_said_before_their_numbers() -> None:
+    found = sections.sections(made(remarks=("coefficients are on another scale",)))[0]
+    assert "Coefficients are on another scale." in found.lead
+    (line,) = sections.banner(made(warnings=("solver.kind is 'vips'",)))
+    assert line == "solver.kind is 'vips'."

@@ -137,3 +137,28 @@ def test_a_number_of_records_that_is_not_public_says_so() -> None:
 def test_a_relation_that_is_not_claimed_is_a_dash() -> None:
     row = CLIENT | {"epsilon": {"substitute": 0.9995}, "records": 7, "delta": None}
     assert shown(tables.privacy_table([row], "t"), 200).split().count("–") == 2
+
+
+def test_a_ratio_that_needs_a_note_has_a_star_and_the_note_names_it() -> None:
+    notes = ["", "where g is p", "where g is p", "a part of the curve bs(b)"]
+    rows = [
+        COEFFICIENT | {"name": f"x{index}", "odds_note": note} for index, note in enumerate(notes)
+    ]
+    rows[3] |= dict.fromkeys(("odds_ratio", "odds_lower", "odds_upper"))
+    lines = shown(tables.coefficient_table(rows, "t", "odds", False, 120), 120).splitlines()
+    assert [line.rstrip()[-1] for line in lines if " x" in line] == [")", "*", "*", "–"]
+    assert tables.ratio_notes(rows, "odds") == [
+        "* odds ratio of x1, x2: where g is p",
+        "no odds ratio of x3: a part of the curve bs(b)",
+    ]
+    assert tables.ratio_notes(rows, "") == []
+    many = [rows[1] | {"name": f"y{index}"} for index in range(9)]
+    assert "y5 and 3 more: where" in tables.ratio_notes(many, "odds")[0]
+
+
+def test_a_posterior_without_intervals_keeps_small_numbers() -> None:
+    rows = [{"name": "topic 0, word [1]", "mean": 0.000281, "sd": 0.0000486}]
+    text = shown(tables.moments_table(rows, "t"), 80)
+    assert "word [1]" in text
+    assert {"0.000281", "4.86e-05"} < set(text.split())
+    assert "interval" not in text
