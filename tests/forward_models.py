@@ -30,6 +30,29 @@ def counted(x: Any, y: Any) -> None:
         numpyro.sample("y", dist.Poisson(jnp.exp(x @ b + y[:, 1])), obs=y[:, 0])
 
 
+def heavy(x: Any, y: Any) -> None:
+    """An outcome whose law has no mean."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.StudentT(1.0, x @ b, 1.0), obs=y)
+
+
+def wide(x: Any, y: Any) -> None:
+    """An outcome whose law has a mean, and a variance only where a latent is above 2."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    tails = numpyro.sample("tails", dist.HalfNormal(1.0))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.StudentT(1.0 + tails, x @ b, 1.0), obs=y)
+
+
+def cut_off(x: Any, y: Any) -> None:
+    """An outcome whose law does not know its mean."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        whole = dist.StudentT(5.0, x @ b, 1.0)
+        numpyro.sample("y", dist.TruncatedDistribution(whole, low=-200.0), obs=y)
+
+
 def ward(days: Any, kind: Any, age: Any) -> None:
     """Columns by name: a kind given age, then days given both. Age is given."""
     levels = numpyro.sample("levels", dist.Normal(0.0, 1.0).expand([3]).to_event(1))

@@ -93,7 +93,7 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
         for name in plan.clients
         if (count := sum(name in update.missing for update in state.history))
     }
-    lines = [said] if said else []
+    lines = tables.ratio_notes(rows, parts.ratio(plan.study)) + ([said] if said else [])
     lines += [
         f"{sum(bool(update.clients) for update in state.history)} folds; answers: "
         + ", ".join(f"{name} {state.visits[name]}" for name in plan.clients)

@@ -24,7 +24,7 @@ from fedvi.experiment.site import client_worker, file_shard
 from fedvi.federation.messages import Failure, Goodbye
 from fedvi.privacy import ledger
 from fedvi.store.sqlite import SqliteClientStore
-from fedvi.transport import files, identity, parcels, probe
+from fedvi.transport import certificates, files, identity, parcels, probe, status
 from fedvi.transport.grpc import GrpcLink
 from fedvi.transport.memory import Link
 from fedvi.transport.parcels import ResultFile
@@ -180,16 +180,18 @@ def client(
                 name,
                 watched,
                 store,
-                file_shard(assembly, name, path, cache=cache),
+                file_shard(assembly, name, path, cache=cache, tell=_on_screen(log_format)),
                 admit=None if guard is None else guard.admit,
                 metrics_folder=private_metrics,
             )
             # The answer is in its file, as was reported; what it cost is told all the same.
             with contextlib.suppress(Written):
                 report("done", _work(worker, link))
-            _account(assembly, store, guard, report)
+            _account(assembly, store, folder, guard, report)
     except app.Stopped as stopped:
         report("stopped", f"{stopped}: ended; start again with the same --state to go on")
+    except status.Misnamed as error:
+        raise _misnamed(server, tls) or error from None
 
 
 def _work(worker: Worker, link: Link) -> str:
@@ -255,6 +257,16 @@ def _by_network(
         return link
 
     return connect
+
+
+def _misnamed(server: str | None, tls: Path | None) -> errors.IdentityError | None:
+    """Returns what names the hosts that the server's certificate is for, if it can still be seen."""
+    if server is None or tls is None:
+        return None
+    finding = probe.server_certificate(*probe.parse_address(server), tls, certificates.now())
+    if finding.status != "fail" or finding.check == "tls":
+        return None
+    return errors.IdentityError(finding.said, finding.advice)
 
 
 def _by_file(
@@ -342,6 +354,22 @@ def _unprotected(assembly: Assembly) -> list[str]:
     return [f"NO GUARANTEE HOLDS in this study: {assembly.mark}"] if assembly.mark else []
 
 
+def _on_screen(form: str) -> Callable[[str], None] | None:
+    """Returns what says what follows from the records, for whoever holds them: nothing of it is sent.
+
+    None for a log that programs read: it may be collected where nobody may know.
+    """
+
+    def say(text: str) -> None:
+        click.echo(
+            f"warning: {text}. For this site's eyes alone: look with `fedvi data inspect`, and mend the "
+            "file before another study",
+            err=True,
+        )
+
+    return say if form == "plain" else None
+
+
 def _check_name(name: str, study: Study) -> None:
     names = [entry.name for entry in study.clients]
     if name not in names:
@@ -409,7 +437,11 @@ def _epsilon(assembly: Assembly, store: SqliteClientStore) -> float | None:
 
 
 def _account(
-    assembly: Assembly, store: SqliteClientStore, guard: Guard | None, report: app.Report
+    assembly: Assembly,
+    store: SqliteClientStore,
+    folder: Path,
+    guard: Guard | None,
+    report: app.Report,
 ) -> None:
     """Says what the run cost this site's records."""
     budget, spent = assembly.budget, _epsilon(assembly, store)
@@ -421,7 +453,7 @@ def _account(
         f"ε {spent:.4g} of {budget.epsilon:g} spent at δ {budget.delta:g} under "
         f"{budget.accountant.relation}"
         + (f" — {assembly.mark}" if assembly.mark else "")
-        + "; `fedvi ledger show` prints the ledger",
+        + f"; `fedvi ledger show {folder}` prints the ledger",
         epsilon=spent,
         delta=budget.delta,
         relation=budget.accountant.relation,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.experiment import evaluation, finished, held_out
+from fedvi.experiment import evaluation, finished, held_out, public_files
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.evaluation import Classes, Evaluation, Run
 from fedvi.experiment.held_out import HeldOut
@@ -48,10 +48,11 @@ def evaluate(run: Path, test: Path, draws: int, plot: Path | None, as_json: bool
     RUN is the folder of `fedvi simulate --out`, or of a server's --state.
 
     The figures are not protected: the test file must be public or the server's own, and hold no record
-    of any client.
+    of any client. Of a run with protection, a file that a site of the study names is refused.
     """
     done = finished.read(run)
     found = Run(done.assembly, done.posterior, done.mark)
+    public_files.check(found.assembly.study, run, test, "TEST")
     records = evaluation.read_records(found.assembly, test)
     model = found.assembly.model
     if isinstance(model, ConjugateModel) and not isinstance(model, Model):

@@ -104,9 +104,8 @@ def posterior(
 
 def _rows(found: Finished) -> list[dict[str, Any]]:
     assembly = found.assembly
-    ratio = parts.ratio(assembly.study)
     return coefficients(
-        assembly.family, found.posterior, assembly.model.names, assembly.units, ratio
+        assembly.family, found.posterior, assembly.model.names, assembly.units, assembly.study
     )
 
 
@@ -115,7 +114,7 @@ def _show(found: Finished, rows: Sequence[dict[str, Any]]) -> None:
     console = tables.console()
     title, ratio = f"Posterior of {found.title}", parts.ratio(study)
     console.print(tables.coefficient_table(rows, title, ratio, False, console.width), crop=False)
-    lines = [site_effects.remark(study, rows), found.claimed]
+    lines = [*tables.ratio_notes(rows, ratio), site_effects.remark(study, rows), found.claimed]
     if len(rows) == MOST < found.assembly.family.size:
         lines.append(f"the first {MOST} of {found.assembly.family.size} coordinates")
     for line in filter(None, lines):

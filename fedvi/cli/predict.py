@@ -3,14 +3,14 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
 from fedvi import data
 from fedvi.data.source import ArraySource
-from fedvi.errors import ConfigError
+from fedvi.errors import ConfigError, ModelError
 from fedvi.experiment import exports, finished, new_records
 from fedvi.experiment.finished import Finished
 from fedvi.experiment.generative import columns_of
@@ -43,7 +43,11 @@ _NOT_PRIVATE = (
     show_default=True,
     help="Of the central intervals.",
 )
-@click.option("--id", "id_column", help="A column of FILE that is copied into the first column.")
+@click.option(
+    "--id",
+    "id_column",
+    help="A column of FILE that is copied beside `row`; a cell that begins like a formula gets a ' first.",
+)
 @click.option(
     "--draws",
     type=click.IntRange(min=2),
@@ -59,16 +63,21 @@ def predict(
 ) -> None:
     """Predict new records by the posterior of a finished run, with uncertainty.
 
-    RUN is the folder of `fedvi simulate --out`, or of a server's --state. FILE is read by the study's own
-    schema and formula; it needs no column of the response. Topic models and factor analysis read .npz.
+    RUN is the folder of `fedvi simulate --out`, or of a server's --state. FILE is a table of any format
+    that a site may have (.csv, .tsv, .csv.gz, .parquet, .npz, .npy), read by the study's own schema and
+    formula; it needs no column of the response. Topic models and factor analysis read .npz.
 
     \b
       fedvi predict run new-patients.csv --out predictions.csv --id patient
 
     Columns of the output: row, the --id column if given, mean, sd and the interval (lower, upper) of the
     mean over the posterior; for numbers and counts outcome_lower and outcome_upper, the interval of a new
-    outcome; and reason, which says why a line is empty. Where there are several quantities, such as
-    levels or times, each column is there for each: mean[LEVEL], sd[LEVEL], ….
+    outcome; reason, which says why a line is empty; and note, which says which cells were clipped to the
+    schema's bounds. Where there are several quantities, such as levels or times, each column is there for
+    each: mean[LEVEL], sd[LEVEL], ….
+
+    NumPyro models of a study's own get no interval of a new outcome: nothing is assumed of their laws but
+    a mean and a variance that are finite, or for levels whole numbers.
 
     The predictions are not private about the new records.
     """
@@ -87,30 +96,46 @@ def predict(
         part = next(parts)
         what, names, used = how.what, _names(how, part), how.draws
         parts = itertools.chain([part], parts)
-    if id_column in ("row", *names, "reason"):
+    if id_column in ("row", *names, "reason", "note"):
         raise ConfigError(
             f"--id {id_column}: {out.name} has a column of that name, expected another name",
             "rename the column of the file",
         )
-    rows = empty = 0
+    rows = empty = clipped = 0
     with exports.writing(out) as target:
         copied = [] if id_column is None else [id_column]
-        exports.write_csv(target, [["row", *copied, *names, "reason"]])
-        for first, cells, values, reasons in parts:
-            lines = _lines(first, cells, values, reasons)
-            exports.write_csv(target, lines)
-            rows, empty = rows + len(lines), empty + sum(map(bool, reasons))
+        exports.write_csv(target, [["row", *copied, *names, "reason", "note"]])
+        for part in parts:
+            exports.write_csv(target, _lines(part))
+            rows, empty = rows + len(part.reasons), empty + sum(map(bool, part.reasons))
+            clipped += sum(map(bool, part.notes))
     about = {"what": what, "level": level, "draws": used, "seed": seed, "rows": rows}
-    exports.beside(out, found, {**about, "empty": empty, "not_private": _NOT_PRIVATE})
+    about |= {"empty": empty, "clipped": clipped, "not_private": _NOT_PRIVATE}
+    exports.beside(out, found, about)
     click.echo(f"{rows} records predicted to {out}: {what}")
     if empty:
         click.echo(f"{empty} of them do not fit the schema; their lines are empty, with the reason")
+    if clipped:
+        click.echo(f"{clipped} of them have cells outside the schema's bounds, clipped; see `note`")
     click.echo(f"the run: {found.claimed}")
     click.echo(_NOT_PRIVATE)
 
 
-# The number of the first record, what stands in the --id column, what is told, and reasons.
-_Part = tuple[int, Sequence[str | None] | None, Any, Sequence[str]]
+class _Part(NamedTuple):
+    """What is told of some records.
+
+    Attributes:
+      first: the number of the first.
+      ids: what stands in the --id column; None without one.
+      values: a ``Forecast``, or latents [n, m].
+      reasons, notes: as of ``new_records.Part``.
+    """
+
+    first: int
+    ids: Sequence[str | None] | None
+    values: Any
+    reasons: Sequence[str]
+    notes: Sequence[str]
 
 
 def _of_outcomes(
@@ -122,8 +147,15 @@ def _of_outcomes(
     for part in new_records.parts(study, schema, how.needed, file, also):
         # A formula may need no column: this one tells how many records there are.
         columns = {**part.columns, "": np.zeros(len(part.reasons))}
+        told = how.predict(columns)
+        unknown = np.flatnonzero(part.fits & ~np.isfinite(told.mean).all(axis=1))
+        if len(unknown):
+            raise ModelError(
+                f"record {part.first + unknown[0]} of {file.name}: {how.unknown}",
+                "a prediction is a mean over the posterior, with its sd: take a law that has both",
+            )
         ids = None if id_column is None else part.cells[id_column]
-        yield part.first, ids, how.predict(columns), part.reasons
+        yield _Part(part.first, ids, told, part.reasons, part.notes)
 
 
 def _of_latents(
@@ -136,7 +168,7 @@ def _of_latents(
             raise ConfigError("--id is given beside a .npz, which has no column to copy")
         # As in a private study no record is refused: each says for itself that it does not fit.
         source = data.read_arrays(file, model.layout, model.sound, private=True, where=file.name)
-        yield 1, None, _told(told, source), _reasons(source)
+        yield _Part(1, None, _told(told, source), _reasons(source), [""] * source.size)
         return
     names = tuple(schema)
     if len(names) != len(columns_of(model)):
@@ -151,7 +183,7 @@ def _of_latents(
         source = ArraySource(rows, part.fits & np.asarray(model.sound(rows), bool))
         reasons = [old or new for old, new in zip(part.reasons, _reasons(source), strict=True)]
         ids = None if id_column is None else part.cells[id_column]
-        yield part.first, ids, _told(told, source), reasons
+        yield _Part(part.first, ids, _told(told, source), reasons, part.notes)
 
 
 def _told(told: Latents, source: ArraySource) -> np.ndarray:
@@ -168,22 +200,22 @@ def _reasons(source: ArraySource) -> list[str]:
 
 def _names(how: Predictor, part: _Part) -> list[str]:
     """Names the columns of a forecast, quantity by quantity."""
-    kinds = [name for name, value in part[2]._asdict().items() if value is not None]
+    kinds = [name for name, value in part.values._asdict().items() if value is not None]
     return [f"{kind}[{label}]" if label else kind for label in how.labels for kind in kinds]
 
 
-def _lines(
-    first: int, ids: Sequence[str | None] | None, values: Any, reasons: Sequence[str]
-) -> list[list[Any]]:
+def _lines(part: _Part) -> list[list[Any]]:
+    values = part.values
     if isinstance(values, Forecast):
         kinds = [each for each in values if each is not None]
-        values = np.stack(kinds, axis=2).reshape(len(reasons), -1)
+        values = np.stack(kinds, axis=2).reshape(len(part.reasons), -1)
     return [
         [
-            first + index,
-            *([] if ids is None else [ids[index]]),
+            part.first + index,
+            *([] if part.ids is None else [exports.inert(part.ids[index])]),
             *([None] * values.shape[1] if reason else values[index].tolist()),
             reason,
+            note,
         ]
-        for index, reason in enumerate(reasons)
+        for index, (reason, note) in enumerate(zip(part.reasons, part.notes, strict=True))
     ]

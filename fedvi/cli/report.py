@@ -109,9 +109,10 @@ def _wanted(formats: str) -> list[str]:
 
 
 def _predictions(run: Path, public: Path, draws: int) -> dict[str, Any]:
-    from fedvi.experiment import evaluation
+    from fedvi.experiment import evaluation, public_files
 
     found = evaluation.read_run(run)
+    public_files.check(found.assembly.study, run, public, "--public")
     records = evaluation.read_records(found.assembly, public)
     return evaluation.evaluate(found.assembly, found.posterior, records, draws).as_dict()
 
@@ -125,8 +126,14 @@ def _show(contents: "Contents", written: list[Path]) -> None:
         console.print(f"! {line}", highlight=False, soft_wrap=True, markup=False, style="bold")
     rows = [_row(row._asdict(), contents.ratio) for row in contents.coefficients]
     title = f"Posterior of {contents.study}" + (f" — {contents.mark}" if contents.mark else "")
-    table = tables.coefficient_table(rows, title, contents.ratio, False, console.width)
+    ratio = contents.ratio if contents.gaussian else ""
+    if contents.gaussian:
+        table = tables.coefficient_table(rows, title, ratio, False, console.width)
+    else:
+        table = tables.moments_table(rows, title)
     console.print(table, crop=False)
+    for line in (*tables.ratio_notes(rows, ratio), *contents.remarks):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     names = ["site", "answers", "charged", "share", "ε add/remove", "ε substitute"]
     cells = []
     for site in contents.sites[:_MOST_SITES]:
@@ -160,7 +167,7 @@ def _row(row: dict[str, Any], ratio: str) -> dict[str, Any]:
     if not ratio:
         return row
     named = {f"{ratio}_ratio": row["ratio"]}
-    named |= {f"{ratio}_{what}": row[f"ratio_{what}"] for what in ("lower", "upper")}
+    named |= {f"{ratio}_{what}": row[f"ratio_{what}"] for what in ("lower", "upper", "note")}
     return {**row, **named}
 
 

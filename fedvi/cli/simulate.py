@@ -284,7 +284,7 @@ def _show(
     title = f"Privacy per client, unit {assembly.study.privacy.unit or 'record'}{mark}"
     if not assembly.study.privacy.private:
         title = "Privacy per client — none: un-noised statistics left every client"
-    _say(console, [site_effects.remark(assembly.study, rows)])
+    _say(console, [*tables.ratio_notes(rows, ratio), site_effects.remark(assembly.study, rows)])
     console.print(tables.privacy_table(outcome.privacy_rows(result), title), crop=False)
     lines = _remarks(result)
     if influence:

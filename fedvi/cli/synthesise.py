@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from fedvi.errors import ConfigError
-from fedvi.experiment import exports, finished
+from fedvi.experiment import exports, finished, public_files
 from fedvi.experiment.finished import FREE, Finished
 from fedvi.experiment.synthesis import Synthetic
 from fedvi.experiment.synthesis import synthesise as drawn
@@ -38,7 +38,7 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
 @click.option(
     "--given",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="For a regression: a public .csv with the columns that the outcome is drawn from.",
+    help="For a regression: a public table, such as .csv, with the columns that the outcome is drawn from.",
 )
 @click.option(
     "--seed",
@@ -61,7 +61,7 @@ def synthesise(
 
     Models of whole records (mixtures, networks, chains, topics, factors, and NumPyro models that observe
     every column) write whole records. A regression draws its outcome for the columns of --given, since it
-    says nothing of these; give a file that is public.
+    says nothing of these; give a file that is public. A site's own is refused.
 
     The records know what the model knows: what it leaves out, such as an interaction, they lack. And an
     analysis of one set takes it for data: write several, analyse each, and combine the answers.
@@ -72,6 +72,8 @@ def synthesise(
             f"--out {out}: the name ends in {out.suffix!r}, expected '.csv' or '.npz'"
         )
     found = finished.read(run)
+    if given is not None:
+        public_files.check(found.assembly.study, run, given, "--given")
     paths = (
         [out]
         if sets == 1

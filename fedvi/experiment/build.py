@@ -804,9 +804,13 @@ class Disk(NamedTuple):
 
 
 def load_shards(
-    assembly: Assembly, base: Path, *, disk: Disk | None = None
+    assembly: Assembly,
+    base: Path,
+    *,
+    disk: Disk | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> dict[str, ArraySource]:
-    """Reads every client's file; paths are relative to ``base``, and ``disk`` as of ``load_shard``.
+    """Reads every client's file; paths are relative to ``base``, the others as of ``load_shard``.
 
     Raises:
       ConfigError: if a client names no file.
@@ -820,12 +824,18 @@ def load_shards(
                 f"clients: {client.name!r} names no data file",
                 'add data = "path.csv" to its [[clients]] entry',
             )
-        shards[client.name] = load_shard(assembly, client.name, base / client.data, disk=disk)
+        path = base / client.data
+        shards[client.name] = load_shard(assembly, client.name, path, disk=disk, tell=tell)
     return shards
 
 
 def load_shard(
-    assembly: Assembly, client: str, path: Path, *, disk: Disk | None = None
+    assembly: Assembly,
+    client: str,
+    path: Path,
+    *,
+    disk: Disk | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> ArraySource:
     """Reads one client's file and applies the schema.
 
@@ -835,6 +845,8 @@ def load_shard(
       path: of a format of ``data.tables``.
       disk: where records may lie that would take more than 512 MiB of memory, where the solver goes
         through them block by block. What is computed is the same, to the last bit. None: in memory.
+      tell: called with a sentence if most records count as zero, as by ``data.prepared``. Private: for
+        the screen of whoever holds them.
 
     Raises:
       ConfigError: they are to lie on the disk always, and the study's solver cannot work on them there.
@@ -844,7 +856,7 @@ def load_shard(
     study, schema = assembly.study, assembly.schema
     stored = disk is not None and _is_stored(assembly, client, path, disk)
     if isinstance(assembly.model, FromFile):
-        return _load_arrays(assembly, assembly.model, client, path)
+        return _load_arrays(assembly, assembly.model, client, path, tell)
     names = _columns(assembly.design, study, schema)
     private, unit_column = study.privacy.private, study.data.unit_column
     identity = study.data.identity_column
@@ -857,7 +869,9 @@ def load_shard(
             yield table
 
     tables = noted(data.chunks(path, _wanted(study, schema, names, identity)))
-    chunks = data.prepared(tables, schema, names, assembly.design, private=private, where=client)
+    chunks = data.prepared(
+        tables, schema, names, assembly.design, private=private, where=client, tell=tell
+    )
     if disk is not None and stored:
         return data.store(chunks, disk.folder, client)
     source = data.concatenate(list(chunks))
@@ -922,7 +936,13 @@ def _is_stored(assembly: Assembly, client: str, path: Path, disk: Disk) -> bool:
     return rows * numbers * 8 > _IN_MEMORY
 
 
-def _load_arrays(assembly: Assembly, model: FromFile, client: str, path: Path) -> ArraySource:
+def _load_arrays(
+    assembly: Assembly,
+    model: FromFile,
+    client: str,
+    path: Path,
+    tell: Callable[[str], None] | None,
+) -> ArraySource:
     """Reads what a conjugate model calls a record: from a file of arrays; or from the columns of a table,
     in the order of the schema, where a record is one row of numbers."""
     study, schema, layout = assembly.study, assembly.schema, model.layout
@@ -937,7 +957,7 @@ def _load_arrays(assembly: Assembly, model: FromFile, client: str, path: Path) -
             "a table serves where a record is one row of numbers, as many as [data.schema] has columns",
         )
     tables = data.chunks(path, _wanted(study, schema, names, None))
-    parts = data.prepared(tables, schema, names, None, private=private, where=client)
+    parts = data.prepared(tables, schema, names, None, private=private, where=client, tell=tell)
     columns = data.concatenate(list(parts))
     array = np.stack([columns.records[name] for name in names], axis=1)
     found = {next(iter(layout)): array}

@@ -26,6 +26,7 @@ from fedvi.report import arviz
 __all__ = [
     "attributes",
     "beside",
+    "inert",
     "write_arrays",
     "write_csv",
     "write_draws",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _SUFFIXES = (".csv", ".nc", ".npz")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _CALL_FIRST = (
     "the model's latents are not drawn in the order of the alphabet: before numpyro.infer.Predictive, call "
     "the guide once by itself, with numpyro.handlers.seed(rng_seed=0): guide(...), or NumPyro takes the "
@@ -140,6 +142,7 @@ def attributes(run: Finished) -> dict[str, str | float]:
         "privacy_mark": run.mark,
         "privacy_claims": json.dumps([dict(each) for each in run.claims], ensure_ascii=False),
         "privacy_statement": run.claimed,
+        "privacy_basis": run.basis,
     }
 
 
@@ -169,6 +172,15 @@ def write_csv(file: IO[bytes], rows: Iterable[Sequence[Any]]) -> None:
     """Adds lines of CSV to a file that is open for bytes; None is an empty cell."""
     made = csv.writer(_Encoded(file), lineterminator="\n")
     made.writerows(rows)
+
+
+def inert(cell: str | None) -> str | None:
+    """Returns a cell that is copied from a file so that no spreadsheet computes it: with a ' before it.
+
+    >>> inert("=1+1"), inert("ann")
+    ("'=1+1", 'ann')
+    """
+    return f"'{cell}" if cell is not None and cell.startswith(_FORMULA) else cell
 
 
 class _Encoded:

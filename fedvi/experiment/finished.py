@@ -1,18 +1,18 @@
 """A run that is over, read from its folder; come here to read more of what a run leaves behind."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvi import __version__, errors
+from fedvi.experiment import kept_result, report_ledgers, server_plan
 from fedvi.experiment import posterior as posteriors
-from fedvi.experiment import server_plan
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import Study, load_study
-from fedvi.experiment.plan import plan
-from fedvi.privacy.sums import of_messages
+from fedvi.privacy import ledger, statement
+from fedvi.privacy.ledger import Ledger
 from fedvi.report import tables
+from fedvi.server import stored
 from fedvi.typing import Eta
 
 __all__ = ["FREE", "Finished", "origin", "read", "study_and_folder"]
@@ -24,16 +24,27 @@ FREE = (
 """What is said beside everything that is computed from a posterior and no record."""
 
 
+_FROM_LEDGERS = (
+    "priced anew from the ledgers in the run's folder, one of each site, which verify: each site must "
+    "compare them with its own"
+)
+_BY_WORD = (
+    "the word of whoever ran it: no ledger is in its folder, and what is stated is the price of the "
+    "study's largest plan. That no more was released cannot be told from this folder"
+)
+
+
 class Finished(NamedTuple):
     """A finished run.
 
     Attributes:
       assembly: its study, built.
       posterior: η of a proper q, of whatever family.
-      mark: that of the posterior; empty if nothing needs saying.
+      mark: that of the posterior and of the ledgers; empty if nothing needs saying.
       digest: of the study as it was run.
-      claims: what the consortium may claim, by relation: plain values, see ``statement.as_dict``. Of a
-        server's folder those of the plan. Empty where nothing was protected.
+      claims: what the consortium may claim, by view and relation: plain values, see
+        ``statement.as_dict``, computed here and never copied. Empty where nothing was protected.
+      basis: what the claims rest on, in words; empty where there is none.
     """
 
     assembly: Assembly
@@ -41,6 +52,7 @@ class Finished(NamedTuple):
     mark: str
     digest: str
     claims: tuple[Mapping[str, Any], ...]
+    basis: str = ""
 
     @property
     def name(self) -> str:
@@ -68,22 +80,40 @@ class Finished(NamedTuple):
             f"epsilon {said} at delta {tables.bound(float(first['delta']))} for one "
             f"{first['unit']}, view {first['view']}, accountant {first['accountant']}"
             + (f"; MARK: {self.mark}" if self.mark else "")
+            + (f"; {_BY_WORD}" if self.basis == _BY_WORD else "")
         )
 
 
 def read(folder: Path) -> Finished:
     """Reads what `fedvi simulate --out` or a server left in a folder.
 
+    What it claims is priced from its ledgers, as a report does. Where there are none, such as in a folder
+    that was handed on without them, it is the price of the study's plan, and said to be so. What the
+    run's own result claims must be borne by either.
+
     Raises:
       ConfigError: it is not there, damaged, or does not belong together; or q is improper.
+      LedgerError: a ledger does not verify, or the result claims less than was priced.
     """
-    study, result = study_and_folder(folder)
+    study, place = study_and_folder(folder)
+    result = kept_result.read(place / "result.json")
+    digests = kept_result.digests(study, result)
     assembly = assemble(study)
-    kept = posteriors.read(result / "posterior.npz", assembly.family, assembly.model.names)
-    told = _told(result / "result.json")
-    claims = (told.get("consortium") or _planned(assembly)) if study.privacy.private else ()
-    digest = str(told.get("digest", study.digest))
-    return Finished(assembly, kept.eta, kept.mark, digest, tuple(claims))
+    kept = posteriors.read(place / "posterior.npz", assembly.family, assembly.model.names)
+    if not study.privacy.private:
+        return Finished(assembly, kept.eta, kept.mark, digests[0], ())
+    path = folder / ("ledger" if place == folder else stored.DATABASE)
+    if path.exists():
+        heads = kept_result.heads(result)
+        books = report_ledgers.read(path, assembly.clients, digests, heads)
+        claims, basis = _claims(assembly, books, result, "ledger"), _FROM_LEDGERS
+    else:
+        books = _planned(assembly)
+        claims, basis = _claims(assembly, books, result, "plan"), _BY_WORD
+    # None of a ledger's is lost, whatever was kept beside the posterior.
+    marks = (kept.mark, *(book.header.note for book in books.values()))
+    mark = "; ".join(dict.fromkeys(filter(None, marks)))
+    return Finished(assembly, kept.eta, mark, digests[0], claims, basis)
 
 
 def study_and_folder(folder: Path) -> tuple[Study, Path]:
@@ -113,48 +143,31 @@ def origin(run: Finished) -> dict[str, Any]:
         "protection": run.assembly.study.privacy.protection,
         "claims": [dict(claim) for claim in run.claims],
         "claimed": run.claimed,
+        "basis": run.basis,
     }
 
 
-def _told(path: Path) -> Mapping[str, Any]:
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise errors.ConfigError(f"{path} cannot be read: {error}", "has the run ended?") from error
-    if not isinstance(told, dict):
-        raise errors.ConfigError(f"{path} holds no result of a run, expected a table of JSON")
-    return told
+def _planned(assembly: Assembly) -> dict[str, Ledger]:
+    """Returns the ledgers with which all clients begin: priced, they cost the study's largest plan."""
+    return {name: ledger.open_ledger(assembly.header(name)) for name in assembly.clients}
 
 
-def _planned(assembly: Assembly) -> Sequence[Mapping[str, Any]]:
-    """Returns what all sites may claim of the largest number of releases that the study allows."""
-    privacy, prices = assembly.study.privacy, plan(assembly).epsilon
-    # Whoever stands at several sites pays at each.
-    times = 1 if privacy.disjoint else len(assembly.clients)
-    if privacy.view == "aggregate" and not privacy.disjoint:
-        # What messages cost: see `statement.consortium`.
-        prices = {
-            relation: price and _as_messages(assembly, relation)
-            for relation, price in prices.items()
-        }
-    return [
-        {
-            "client": "all clients",
-            "unit": privacy.unit,
-            "relation": relation,
-            "view": privacy.view,
-            "epsilon": price * times,
-            "delta": (privacy.delta or 0.0) * times,
-            "accountant": privacy.accountant,
-            "mark": assembly.mark,
-        }
-        for relation, price in prices.items()
-        if price is not None
-    ]
+def _claims(
+    assembly: Assembly, books: Mapping[str, Ledger], result: Mapping[str, Any], source: str
+) -> tuple[Mapping[str, Any], ...]:
+    """Prices ledgers, or the plan in their place, and holds the result of the run against it.
+
+    Raises:
+      LedgerError: the result claims less.
+    """
+    more, told = kept_result.unknown_to_ledgers(result), kept_result.told(result)
+    each = report_ledgers.claims_of(books, more, told, source)
+    joined = report_ledgers.joined(each, assembly.study.privacy.disjoint)
+    report_ledgers.check_consortium(result.get("consortium", ()), joined, f"{source}s")
+    return tuple(_plain(claim, made=source == "ledger") for claim in joined)
 
 
-def _as_messages(assembly: Assembly, relation: Any) -> float:
-    """Returns ε of the whole plan for whoever sees single messages."""
-    privacy = assembly.study.privacy
-    accountant = of_messages(assembly.accountant(privacy.accountant, relation))
-    return accountant.epsilon(assembly.planned, privacy.delta or 0.0)
+def _plain(claim: statement.Claim, made: bool) -> Mapping[str, Any]:
+    """Writes a claim as plain values; of a plan nobody knows how much of it was released."""
+    values = statement.as_dict(claim)
+    return values if made else {**values, "releases": None}

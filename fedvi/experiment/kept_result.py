@@ -1,15 +1,18 @@
-"""What a report needs of a kept `result.json`: come here when a result says more, or says it otherwise."""
+"""What is read of a kept `result.json`: come here when a result says more, or says it otherwise."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
 from fedvi import errors
+from fedvi.experiment.config import Study, parse_study
 from fedvi.federation.fold import Gap
+from fedvi.privacy import statement
 
-__all__ = ["read"]
+__all__ = ["digests", "heads", "read", "told", "unknown_to_ledgers"]
 
 
 class _Part(pydantic.BaseModel):
@@ -63,6 +66,17 @@ class _Client(_Part):
     ledger: str = ""
 
 
+class _Claim(_Part):
+    unit: str
+    relation: str
+    view: str
+    epsilon: float
+    delta: float
+    accountant: str
+    releases: int
+    mark: str
+
+
 class _Influence(_Part):
     client: str
     precision_share: float | None
@@ -88,6 +102,7 @@ class _Result(_Part):
     history: list[_Update]
     privacy: list[_Client] = []
     clients: list[_Named] = []
+    consortium: list[_Claim] = []
     influence: list[_Influence] | None = None
 
     @pydantic.model_validator(mode="after")
@@ -116,7 +131,9 @@ def read(path: Path) -> dict[str, Any]:
       ConfigError: it cannot be read, or holds something else than a result does.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise errors.ConfigError(f"{path} holds no result of a run, expected a table of JSON")
         _Result.model_validate(found)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
@@ -129,5 +146,53 @@ def read(path: Path) -> dict[str, Any]:
         raise errors.ConfigError(
             f"no result of a run can be read at {path}: {error}", "has the run ended?"
         ) from error
-    assert isinstance(found, dict)
     return found
+
+
+def digests(study: Study, result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the study's digest, and that of the study as it began; of a kept study, as it was written.
+
+    ``--out`` keeps the noise that was calibrated in the study, which the study file had not.
+
+    Raises:
+      ConfigError: the result is of another study.
+    """
+    raw = study.as_dict()
+    raw["solver"].pop("noise_multiplier", None)
+    for version in (study, parse_study(_without_none(raw))):
+        if version.digest == result["digest"]:
+            return (version.digest, version.origin_digest)
+    raise errors.ConfigError(
+        f"the result is of the study {str(result['digest'])[:16]}…, and the study beside it is "
+        f"{study.digest[:16]}…",
+        "the folder holds files of two runs",
+    )
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def heads(result: Mapping[str, Any]) -> dict[str, str]:
+    """Returns how far each ledger had come at the end of the run, where the result says so."""
+    rows = [*result.get("privacy", ()), *result.get("clients", ())]
+    return {
+        str(row.get("client", row.get("name"))): str(row["ledger"])
+        for row in rows
+        if "ledger" in row
+    }
+
+
+def told(result: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns client → relation → the ε that the result states; empty of a server, which states none."""
+    return {
+        str(row["client"]): {name: float(value) for name, value in row["epsilon"].items()}
+        for row in result.get("privacy", ())
+    }
+
+
+def unknown_to_ledgers(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the exclusions that no ledger knows, one line each."""
+    return (statement.POOLED,) if "pooled" in result else ()

@@ -4,7 +4,7 @@ For whoever holds the records: a reason shows a cell. Nothing here runs at a cli
 error may tell of a record.
 """
 
-import csv
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi import data
-from fedvi.data.schema import Schema
-from fedvi.errors import DataError, did_you_mean
+from fedvi.data.cells import Cells, Codes, Numbers, count_of
+from fedvi.data.load import as_declared
+from fedvi.data.schema import Column, Number, Schema, as_code, as_number
+from fedvi.errors import DataError
 from fedvi.experiment.config import Study
 
 __all__ = ["Part", "parts"]
@@ -27,15 +29,17 @@ class Part(NamedTuple):
 
     Attributes:
       first: the number of the first, from 1.
-      cells: column of the file → what stands there; None where the line cannot be read.
+      cells: column of the file → what stands there; None where it has no value, or cannot be read.
       columns: the prepared columns, zeros where a record does not fit.
       reasons: of each record why it does not fit; empty if it does.
+      notes: of each record that fits which cells were clipped to the schema's bounds; empty if none was.
     """
 
     first: int
     cells: Mapping[str, Sequence[str | None]]
     columns: Mapping[str, np.ndarray]
     reasons: Sequence[str]
+    notes: Sequence[str]
 
     @property
     def fits(self) -> np.ndarray:
@@ -51,125 +55,119 @@ def parts(
     also: Iterable[str] = (),
     rows: int = _ROWS,
 ) -> Iterator[Part]:
-    """Reads a CSV by the study's schema, some records at a time; no record is refused or left out.
+    """Reads a file by the study's schema, some records at a time; no record is refused or left out.
 
-    The first line is a header if it has all columns that are wanted; otherwise the file is one without,
-    whose columns the study names in ``data.columns``. Empty lines are skipped.
+    Whatever the format, of ``data.tables``: the file names its columns if it has all that are wanted;
+    otherwise the study names them in ``data.columns``. Empty lines are skipped, and a line of text is read
+    by itself, so that a broken one spoils no other.
 
     Args:
       study: whose separator and columns.
       schema: the study's.
       names: columns of the schema that are needed.
-      path: the file, in UTF-8.
+      path: the file.
       also: columns of the file that are copied, such as one with names.
       rows: how many records at a time.
 
     Raises:
-      DataError: the file is not there, is empty, or lacks a column.
+      ConfigError: the format needs a package that is not installed.
+      DataError: the file is not there, cannot be read, is empty, or lacks a column.
     """
-    needed = list(dict.fromkeys(names))
-    kept = list(dict.fromkeys([*(schema[name].column for name in needed), *also]))
+    if not path.exists():
+        raise DataError(f"{path}: cannot be read (no such file)", "is the path right?")
+    needed, also = list(dict.fromkeys(names)), list(also)
+    wanted = _wanted(study, schema, path, [*(schema[name].column for name in needed), *also], also)
     first = 1
-    for lines in _lines(path, study, kept, rows):
-        cells = {
-            name: [None if line is None else line[index] for line in lines]
-            for index, name in enumerate(kept)
-        }
-        yield _part(schema, needed, cells, first, path.name, len(lines))
-        first += len(lines)
+    for table in data.chunks(path, wanted._replace(rows=rows)):
+        count = count_of(next(iter(table.values())))
+        if count:
+            yield _part(schema, needed, table, first, path.name)
+        first += count
     if first == 1:
         raise DataError(f"{path} has no record", "is this the right file?")
 
 
-def _part(
-    schema: Schema,
-    names: Sequence[str],
-    cells: dict[str, list[str | None]],
-    first: int,
-    where: str,
-    count: int,
-) -> Part:
-    reasons = [""] * count
+def _wanted(
+    study: Study, schema: Schema, path: Path, names: Sequence[str], as_text: Sequence[str]
+) -> data.Wanted:
+    """Returns what is asked of a file, of which nobody knows yet whether it names its columns."""
+    declared = study.data.columns
+    wanted = data.Wanted(
+        tuple(dict.fromkeys(names)),
+        None,
+        study.data.separator,
+        # As in a private study no record is refused: each says for itself that it does not fit.
+        private=True,
+        as_text=frozenset(as_text),
+    )
+    if wanted.names:
+        # What the study does not name either is looked for in the file, and missed there.
+        if declared is None or not {*wanted.names} <= {*declared} or _has(path, wanted):
+            return wanted
+        return wanted._replace(columns=declared)
+    # Any column tells how many records there are; the study's names tell a line of names.
+    known = declared if declared is not None else [column.column for column in schema.values()]
+    one = (wanted._replace(names=(name,)) for name in known)
+    found = next((asked for asked in one if _has(path, asked)), None)
+    return found or wanted._replace(names=(known[0],), columns=declared)
+
+
+def _has(path: Path, wanted: data.Wanted) -> bool:
+    """Whether a file itself names all columns that are wanted."""
+    try:
+        next(data.chunks(path, wanted._replace(rows=1)))
+    except DataError:
+        return False
+    return True
+
+
+def _part(schema: Schema, names: Sequence[str], table: data.Table, first: int, where: str) -> Part:
+    broken = np.any([_is_unreadable(cells) for cells in table.values()], axis=0)
+    reasons = [_BROKEN if each else "" for each in broken]
+    notes: list[list[str]] = [[] for _ in reasons]
+    cells = {name: data.as_texts(column) for name, column in table.items()}
     columns: dict[str, Any] = {}
     for name in names:
-        column = schema[name].column
-        # As in a private study no record is refused: each says for itself that it does not fit.
-        found = data.prepare_columns(cells, schema, [name], private=True, where=where)
+        column = schema[name]
+        cells[column.column] = data.as_texts(as_declared(column, table[column.column]))
+        found = data.prepare_columns(table, schema, [name], private=True, where=where)
         columns |= found.records
         for index in np.flatnonzero(~found.valid).tolist():
-            if not reasons[index]:
-                cell = cells[column][index]
-                shown = _BROKEN if cell is None else f"`{column}` holds {cell!r}"
-                reasons[index] = shown if cell is None else f"{shown}, which the schema drops"
-    for index in range(count):
-        if not reasons[index] and any(values[index] is None for values in cells.values()):
-            reasons[index] = _BROKEN
-    return Part(first, cells, columns, reasons)
+            reasons[index] = reasons[index] or _reason(column, cells[column.column][index])
+        for index, note in _clipped(column, found.records[name], cells[column.column]):
+            notes[index].append(note)
+    said = ["" if reason else "; ".join(each) for reason, each in zip(reasons, notes, strict=True)]
+    return Part(first, cells, columns, reasons, said)
 
 
-def _lines(
-    path: Path, study: Study, wanted: Sequence[str], rows: int
-) -> Iterator[list[list[str] | None]]:
-    """Yields lists of at most so many lines, each the cells of the wanted columns; None if unreadable."""
-    separator = study.data.separator
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror})", "is the path right?"
-        ) from error
-    with file:
-        places: list[int] | None = None
-        width, batch = 0, []
-        for number, raw in enumerate(file):
-            line = _cells(raw, separator, is_first=number == 0)
-            if line == []:
-                continue
-            if places is None:
-                header = line or []
-                declared = study.data.columns
-                has_header = set(wanted) <= set(header)
-                if not wanted and declared is not None:
-                    # Nothing to look for: then any of the study's names makes a line of names.
-                    has_header = not set(declared).isdisjoint(header)
-                if not has_header and declared is None:
-                    missing = next(name for name in wanted if name not in header)
-                    raise DataError(
-                        f"{path}: no column `{missing}` in the first line",
-                        did_you_mean(missing, header)
-                        if header
-                        else "save the file as CSV in UTF-8",
-                    )
-                header = header if has_header or declared is None else declared
-                places = [_place(path, header, name) for name in wanted]
-                width = len(header)
-                if has_header:
-                    continue
-            fits = line is not None and len(line) == width
-            batch.append([line[place] for place in places] if line is not None and fits else None)
-            if len(batch) == rows:
-                yield batch
-                batch = []
-        if batch:
-            yield batch
+def _is_unreadable(cells: Cells) -> np.ndarray:
+    """Says which cells stand in a line that cannot be read, bool [n]; one without a value can."""
+    if isinstance(cells, Numbers):
+        return np.zeros(len(cells.values), bool)
+    if isinstance(cells, Codes):
+        unread = np.array([text is None for text in (*cells.texts, "")], bool)
+        return unread[cells.places]
+    return np.array([cell is None for cell in cells], bool)
 
 
-def _place(path: Path, header: Sequence[str], name: str) -> int:
-    if name not in header:
-        raise DataError(f"{path}: no column `{name}`", did_you_mean(name, header))
-    if list(header).count(name) > 1:
-        raise DataError(f"{path}: two columns are called `{name}`", "rename one of them")
-    return list(header).index(name)
+def _reason(column: Column, cell: str | None) -> str:
+    said = "has no value" if cell is None else f"holds {cell!r}"
+    return f"`{column.column}` {said}, which the schema drops"
 
 
-def _cells(raw: bytes, separator: str, is_first: bool) -> list[str] | None:
-    """Reads one line by itself; [] if it is empty, None if it is not UTF-8 or not CSV."""
-    try:
-        text = raw.decode("utf-8-sig" if is_first else "utf-8").rstrip("\r\n")
-        if not text.strip():
-            return []
-        blanks = separator != " "
-        (line,) = csv.reader([text], delimiter=separator, skipinitialspace=blanks, strict=True)
-    except (csv.Error, UnicodeDecodeError, ValueError):
-        return None
-    return [cell.strip() for cell in line]
+def _clipped(
+    column: Column, values: np.ndarray, cells: Sequence[str | None]
+) -> Iterator[tuple[int, str]]:
+    """Yields which records have a cell that was clipped to the bounds, and what is to be said of it."""
+    if not isinstance(column, Number) or column.outside != "clip":
+        return
+    low, high = column.bounds
+    ends = [(bound - column.center) / column.scale for bound in column.bounds]
+    for index in np.flatnonzero(np.isin(values, ends)).tolist():
+        text = cells[index] or ""
+        number = as_number(text)
+        if number is None or not math.isfinite(number) or as_code(text) in column.missing_values:
+            continue
+        if not low <= number <= high:
+            bound = low if number < low else high
+            yield index, f"`{column.column}` holds {text}, clipped to {bound:.12g}"

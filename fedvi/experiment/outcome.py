@@ -44,7 +44,7 @@ def coefficients(result: Result) -> list[dict[str, Any]]:
         result.posterior,
         assembly.model.names,
         assembly.units,
-        ratio(result),
+        assembly.study,
         result.pooled,
     )
 

@@ -2,6 +2,9 @@
 
 import json
 import math
+import struct
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +15,20 @@ from fedvi import errors
 from fedvi.typing import Eta
 
 __all__ = ["Kept", "plain", "read", "write", "write_json"]
+
+
+# What a file that was cut, or is no .npz, can raise.
+_DAMAGED = (
+    OSError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class Kept(NamedTuple):
@@ -66,16 +83,18 @@ def read(path: Path, family: Any, names: Sequence[str]) -> Kept:
     """
     expected = _fields(family.zeros())
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, since NumPy leaves a damaged file open.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             kept = {name: file[name] for name in ("names", "mark", *expected)}
-    except (OSError, KeyError, ValueError) as error:
+    except _DAMAGED as error:
         raise errors.ConfigError(
             f"no posterior of a {type(family).__name__} can be read at {path}: {error}",
             "has the run ended?",
         ) from error
-    if tuple(kept["names"].tolist()) != tuple(names):
+    found = [str(name) for name in np.atleast_1d(kept["names"]).tolist()]
+    if found != list(names):
         raise errors.ConfigError(
-            f"{path} is of the coefficients {', '.join(kept['names'].tolist()[:20])}, but the study "
+            f"{path} is of the coefficients {', '.join(found[:20])}, but the study "
             f"beside it has {', '.join(list(names)[:20])}",
             "the folder holds files of two runs",
         )

@@ -72,6 +72,7 @@ class Predictor(NamedTuple):
       needed: the columns of the schema that a record needs.
       predict: prepared columns [n] by name → ``Forecast``. Each row depends on its own record alone.
       draws: of θ; 0 where no draw was needed.
+      unknown: why a mean of ``predict`` may be no finite number; empty where it always is one.
     """
 
     what: str
@@ -79,6 +80,7 @@ class Predictor(NamedTuple):
     needed: tuple[str, ...]
     predict: Callable[[Mapping[str, np.ndarray]], Forecast]
     draws: int
+    unknown: str = ""
 
 
 def predictor(
@@ -417,9 +419,19 @@ def _of_numpyro(assembly: Assembly, posterior: Eta, sure: _Sure) -> Predictor:
     theta = draws_of.thetas(assembly.family, posterior, sure.draws, sure.seed)
     latents = draws_of.constrained(model, theta)
 
+    where = f"model `{model.name}`: the law of `{outcome.site}`"
+
     @jax.jit
     def compiled(at: Any, records: Any) -> Any:
-        return quantity(ancestral.law(model, outcome, at, records))
+        law = ancestral.law(model, outcome, at, records)
+        try:
+            return quantity(law)
+        except NotImplementedError:
+            raise errors.ModelError(
+                f"{where}, {type(law).__name__}, states no mean and variance, which NumPyro would need to "
+                "know",
+                "take a law that states both, or write records of the model: `fedvi synthesise`",
+            ) from None
 
     def values(records: dict[str, np.ndarray]) -> np.ndarray:
         with jax.enable_x64(True):
@@ -444,7 +456,8 @@ def _of_numpyro(assembly: Assembly, posterior: Eta, sure: _Sure) -> Predictor:
         return _averaged(values, records_of(columns), len(labels), sure)
 
     needed = _predicting(design) if design is not None else _given(model, outcome, assembly.schema)
-    return Predictor(what, labels, needed, predict, sure.draws)
+    unknown = f"{where} has no finite mean and variance in some draws of the posterior"
+    return Predictor(what, labels, needed, predict, sure.draws, unknown)
 
 
 def _given(model: NumPyroModel, outcome: ancestral.Outcome, schema: Schema) -> tuple[str, ...]:
@@ -457,7 +470,13 @@ def _given(model: NumPyroModel, outcome: ancestral.Outcome, schema: Schema) -> t
 def _quantity(
     assembly: Assembly, outcome: ancestral.Outcome
 ) -> tuple[str, tuple[str, ...], Callable[[Any], Any]]:
-    """Returns what is told of an outcome, its labels, and law [n] → values [n, m]."""
+    """Returns what is told of an outcome, its labels, and law [n] → values [n, m].
+
+    Values are NaN where a number's law has no finite mean and variance.
+
+    Raises:
+      ConfigError: nothing is known of what the response means.
+    """
     design = assembly.design
     names = (outcome.column,) if design is None else design.response.columns
     text = outcome.column if design is None else design.response.text
@@ -472,17 +491,37 @@ def _quantity(
         levels = range(len(column.levels))
 
         def chances(law: Any) -> Any:
+            _check_whole(assembly, outcome, text, law)
             each = [jnp.exp(law.log_prob(jnp.full(law.batch_shape, k))) for k in levels]
             return jnp.stack(each, axis=-1)
 
         return f"probability of each level of {text}", column.levels, chances
     if isinstance(column, Binary):
-        return (
-            f"probability that {text} is true",
-            ("",),
-            lambda law: jnp.exp(law.log_prob(jnp.ones(law.batch_shape)))[..., None],
-        )
+
+        def chance(law: Any) -> Any:
+            _check_whole(assembly, outcome, text, law)
+            return jnp.exp(law.log_prob(jnp.ones(law.batch_shape)))[..., None]
+
+        return f"probability that {text} is true", ("",), chance
     assert isinstance(column, Number)
     unit, centre = column.scale, column.center
-    what = f"mean of {text}, in the unit of the file"
-    return what, ("",), lambda law: centre + unit * law.mean[..., None]
+
+    def mean(law: Any) -> Any:
+        known = jnp.isfinite(law.mean) & jnp.isfinite(law.variance)
+        return jnp.where(known, centre + unit * law.mean, jnp.nan)[..., None]
+
+    return f"mean of {text}, in the unit of the file", ("",), mean
+
+
+def _check_whole(assembly: Assembly, outcome: ancestral.Outcome, text: str, law: Any) -> None:
+    """Refuses a density where a probability is told.
+
+    Raises:
+      ModelError: the law is of more than whole numbers.
+    """
+    if not law.support.is_discrete:
+        raise errors.ModelError(
+            f"model `{assembly.model.name}`: the law of `{outcome.site}`, {type(law).__name__}, is of "
+            f"all numbers between, expected one of whole numbers, since `{text}` is binary or has levels",
+            "take dist.Bernoulli or dist.Categorical",
+        )

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedvi import errors
 from fedvi.experiment import recompute
@@ -18,7 +19,16 @@ from fedvi.privacy.statement import Claim
 from fedvi.privacy.sums import Sums, with_sums
 from fedvi.report.contents import Claimed, Spending, Statement
 
-__all__ = ["claims_of", "excesses", "read", "spending", "state", "state_all"]
+__all__ = [
+    "check_consortium",
+    "claims_of",
+    "excesses",
+    "joined",
+    "read",
+    "spending",
+    "state",
+    "state_all",
+]
 
 # At most so many points of ε over releases: each is a composition of its own.
 _POINTS = 8
@@ -96,7 +106,10 @@ def read(
 
 
 def claims_of(
-    books: Mapping[str, Ledger], more: Sequence[str], told: Mapping[str, Mapping[str, float]]
+    books: Mapping[str, Ledger],
+    more: Sequence[str],
+    told: Mapping[str, Mapping[str, float]],
+    source: str = "ledger",
 ) -> dict[str, tuple[Claim, ...]]:
     """States what each client's ledger claims, under each relation; nothing without protection.
 
@@ -104,6 +117,7 @@ def claims_of(
       books: client → its ledger, verified.
       more: exclusions that no ledger knows, one line each.
       told: client → relation → the ε that the run's own result states; empty if it states none.
+      source: what ``books`` are, in a word, for errors.
 
     Raises:
       LedgerError: the result states less than the ledger costs.
@@ -121,14 +135,66 @@ def claims_of(
         )
         for claim in claims:
             stated = told.get(name, {}).get(claim.relation, claim.epsilon)
-            if claim.view == book.header.view and claim.epsilon > stated * (1 + _ROUNDING):
+            # So written that what is no number is refused.
+            if claim.view == book.header.view and not claim.epsilon <= stated * (1 + _ROUNDING):
                 raise errors.LedgerError(
-                    f"the ledger of {name!r} costs epsilon {claim.epsilon:.6g} under {claim.relation}, "
+                    f"the {source} of {name!r} costs epsilon {claim.epsilon:.6g} under {claim.relation}, "
                     f"and the result of the run says {stated:.6g}",
                     "the result was changed, or is of another run",
                 )
         found[name] = claims
     return found
+
+
+def joined(claims: Mapping[str, tuple[Claim, ...]], disjoint: bool) -> tuple[Claim, ...]:
+    """Joins the claims of all clients into one for each view and relation; none without protection."""
+    parts = [claim for found in claims.values() for claim in found]
+    return statement.consortium(parts, disjoint) if parts else ()
+
+
+def check_consortium(
+    told: Sequence[Mapping[str, Any]], stated: Sequence[Claim], source: str = "ledgers"
+) -> None:
+    """Holds what a result claims for all clients together against what was priced anew.
+
+    A larger ε than was priced is borne: it is an upper bound all the same.
+
+    Args:
+      told: ``consortium`` of the result, of the shape that ``kept_result.read`` has checked.
+      stated: from ``joined``.
+      source: what they were priced from, for errors; of anything but "ledgers" releases are not compared,
+        since a plan has made none.
+
+    Raises:
+      LedgerError: a claim is of no relation and view that were priced, says less, or says it of something
+        else.
+    """
+    priced = {(claim.view, claim.relation): claim for claim in stated}
+    for place, row in enumerate(told):
+        claim = priced.get((row["view"], row["relation"]))
+        if claim is None:
+            known = "; ".join(f"{relation}, view {view}" for view, relation in priced)
+            said = f"{row['relation']}, view {row['view']}"
+            raise _contradiction(f"consortium.{place}", said, source, known or "no claim at all")
+        epsilon, delta = float(row["epsilon"]), float(row["delta"])
+        # So written that what is no number is refused.
+        if not claim.epsilon <= epsilon * (1 + _ROUNDING):
+            of = f"{claim.epsilon:.6g} under {claim.relation}, view {claim.view}"
+            raise _contradiction(f"consortium.{place}.epsilon", f"{epsilon:.6g}", source, of)
+        if not abs(delta - claim.delta) <= _ROUNDING * claim.delta:
+            given = f"{claim.delta:.6g}"
+            raise _contradiction(f"consortium.{place}.delta", f"{delta:.6g}", source, given)
+        for field in ("unit", "accountant", "mark", "releases"):
+            said, found = row[field], getattr(claim, field)
+            if said != found and (field != "releases" or source == "ledgers"):
+                raise _contradiction(f"consortium.{place}.{field}", repr(said), source, repr(found))
+
+
+def _contradiction(field: str, said: str, source: str, given: str) -> errors.LedgerError:
+    return errors.LedgerError(
+        f"`{field}` of the result says {said}, and the {source} of the run give {given}",
+        "the result was changed, or is of another run",
+    )
 
 
 def spending(
@@ -201,12 +267,11 @@ def state_all(
     books: Mapping[str, Ledger], claims: Mapping[str, tuple[Claim, ...]], disjoint: bool
 ) -> Statement | None:
     """Joins the claims of all clients; None without protection, or for a single client."""
-    parts = [claim for found in claims.values() for claim in found]
-    if not parts or len(books) < 2:
+    found = joined(claims, disjoint)
+    if not found or len(books) < 2:
         return None
-    joined = statement.consortium(parts, disjoint)
-    return _stated(next(iter(books.values())).header, joined, each=disjoint)._replace(
-        site=f"all {len(books)} sites", releases=joined[0].releases, mark=joined[0].mark
+    return _stated(next(iter(books.values())).header, found, each=disjoint)._replace(
+        site=f"all {len(books)} sites", releases=found[0].releases, mark=found[0].mark
     )
 
 

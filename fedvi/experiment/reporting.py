@@ -12,16 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi import __version__, errors
+from fedvi.data.formula import parse_formula
+from fedvi.data.schema import parse_schema
 from fedvi.experiment import conjugates, kept_result, parts, report_ledgers, server_plan
-from fedvi.experiment.coefficients import MOST, of_moments
-from fedvi.experiment.config import Study, load_study, parse_study
+from fedvi.experiment.coefficients import MOST, Reading, of_moments, readings
+from fedvi.experiment.config import Study, load_study
 from fedvi.experiment.influence import influence
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.federation.fold import Gap
-from fedvi.privacy import ledger, statement
+from fedvi.privacy import ledger
 from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.statement import Claim
-from fedvi.report import tables
+from fedvi.report import contents, tables
 from fedvi.report.contents import Coefficient, Contents, Round, Site
 from fedvi.server import stored
 from fedvi.server.protocol import ServerState
@@ -39,6 +41,9 @@ _GAUSSIAN = ("full_gaussian", "diagonal_gaussian", "low_rank_gaussian")
 _UNCONSTRAINED = (
     "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p for a p "
     "between 0 and 1"
+)
+_CLASSES = (
+    "odds are those of the class before the colon against “{first}”, the first level of {response}"
 )
 _PRIOR_APART = (
     "the prior is no member of the family of the posterior: it is a factor of its own, refined beside "
@@ -107,8 +112,11 @@ def gather(
                 f"--statement names {name!r}, which is no client of the study",
                 errors.did_you_mean(name, clients),
             )
-    books = report_ledgers.read(run.ledgers, clients, run.digests, _heads(result))
-    claims = report_ledgers.claims_of(books, _unknown_to_ledgers(result), _told(result))
+    heads, more = kept_result.heads(result), kept_result.unknown_to_ledgers(result)
+    books = report_ledgers.read(run.ledgers, clients, run.digests, heads)
+    claims = report_ledgers.claims_of(books, more, kept_result.told(result))
+    together = report_ledgers.joined(claims, study.privacy.disjoint)
+    report_ledgers.check_consortium(result.get("consortium", ()), together)
     lifetimes = _lifetimes(result)
     wanted = [name for name in clients if name in sites] if sites else list(clients)
     statements = [
@@ -118,7 +126,7 @@ def gather(
     rounds = _rounds(result)
     coefficients, prior_note = _coefficients(run)
     factors, influence_note = _influence(run)
-    return Contents(
+    found = Contents(
         study=study.study.name,
         digest=run.digests[0],
         source="simulation" if run.plan is None else "server",
@@ -149,6 +157,7 @@ def gather(
         predictions=None if predictions is None else dict(predictions),
         public_file=public_file,
     )
+    return contents.printable(found)
 
 
 def _read(folder: Path) -> _Run:
@@ -156,43 +165,19 @@ def _read(folder: Path) -> _Run:
     if study_path.is_file():
         study = load_study(study_path)
         result = kept_result.read(folder / "result.json")
-        return _Run(study, _digests(study, result), result, folder / "ledger", None, None)
+        return _Run(
+            study, kept_result.digests(study, result), result, folder / "ledger", None, None
+        )
     if plan_path.is_file():
         plan = server_plan.read(plan_path)
         result = kept_result.read(folder / _RESULT / "result.json")
         state = stored.read_state(folder, plan.prior)
-        digests = _digests(plan.study, result)
+        digests = kept_result.digests(plan.study, result)
         return _Run(plan.study, digests, result, folder / stored.DATABASE, plan, state)
     raise errors.ConfigError(
         f"{folder} holds neither study.json nor {server_plan.FILE}, expected the folder of a run",
         "name the folder of `fedvi simulate --out`, or of a server's --state",
     )
-
-
-def _digests(study: Study, result: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the study's digest, and that of the study as it began; of a kept study, as it was written.
-
-    ``--out`` keeps the noise that was calibrated in the study, which the study file had not.
-
-    Raises:
-      ConfigError: the result is of another study.
-    """
-    raw = study.as_dict()
-    raw["solver"].pop("noise_multiplier", None)
-    for version in (study, parse_study(_without_none(raw))):
-        if version.digest == result["digest"]:
-            return (version.digest, version.origin_digest)
-    raise errors.ConfigError(
-        f"the result is of the study {str(result['digest'])[:16]}…, and the study beside it is "
-        f"{study.digest[:16]}…",
-        "the folder holds files of two runs",
-    )
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list) else value
 
 
 def _plan(study: Study) -> list[tuple[str, str]]:
@@ -235,7 +220,7 @@ def _warnings(run: _Run, books: Mapping[str, Ledger]) -> list[str]:
         found.append(
             "the product of all factors was improper: the posterior shown is its projection"
         )
-    if not _heads(result):
+    if not kept_result.heads(result):
         found.append(_NO_HEADS)
     said = result.get("warnings", ()) if run.plan is None else run.plan.warnings
     found += [str(line) for line in said]
@@ -256,6 +241,10 @@ def _is_gaussian(study: Study) -> bool:
 
 def _remarks(study: Study, result: Mapping[str, Any]) -> list[str]:
     found = [_UNCONSTRAINED] if ":" in study.model.kind and _is_gaussian(study) else []
+    if study.model.kind == "multinomial":
+        schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
+        response = parse_formula(str(study.model.arguments["formula"]), schema).response
+        found.append(_CLASSES.format(response=response.text, first=response.levels[0]))
     return [*found, str(result["remark"])] if result.get("remark") else found
 
 
@@ -263,7 +252,8 @@ def _coefficients(run: _Run) -> tuple[tuple[Coefficient, ...], str]:
     """Returns the rows of the posterior, and why they have no prior beside them."""
     rows, ratio = run.result["coefficients"], parts.ratio(run.study)
     prior, note = _prior(run, len(rows))
-    found = [_row(row, ratio) for row in rows]
+    read = readings(run.study, [str(row["name"]) for row in rows])
+    found = [_row(row, ratio, how) for row, how in zip(rows, read, strict=True)]
     if prior is not None:
         found = [
             row._replace(prior_mean=mean, prior_sd=sd)
@@ -272,8 +262,12 @@ def _coefficients(run: _Run) -> tuple[tuple[Coefficient, ...], str]:
     return tuple(found), note
 
 
-def _row(row: Mapping[str, Any], ratio: str) -> Coefficient:
-    """Returns a row of the posterior, without its prior."""
+def _row(row: Mapping[str, Any], ratio: str, how: Reading) -> Coefficient:
+    """Returns a row of the posterior, without its prior.
+
+    How its ratio is to be read is what the study says: a run of an early version has ratios of splines.
+    """
+    has = bool(ratio) and how.is_ratio
     exp = [_number(row.get(f"{ratio}_{key}")) for key in ("ratio", "lower", "upper")]
     return Coefficient(
         name=str(row["name"]),
@@ -282,9 +276,10 @@ def _row(row: Mapping[str, Any], ratio: str) -> Coefficient:
         sd=float(row["sd"]),
         lower=float(row["lower"]),
         upper=float(row["upper"]),
-        ratio=exp[0] if ratio else None,
-        ratio_lower=exp[1] if ratio else None,
-        ratio_upper=exp[2] if ratio else None,
+        ratio=exp[0] if has else None,
+        ratio_lower=exp[1] if has else None,
+        ratio_upper=exp[2] if has else None,
+        ratio_note=how.note if ratio else "",
     )
 
 
@@ -319,11 +314,12 @@ def _size(folder: Path, run: _Run, coefficients: Sequence[Coefficient]) -> int:
             f"no posterior can be read at {path}: {error}", "has the run ended?"
         ) from error
     ratio, units = parts.ratio(run.study), [row.unit for row in coefficients]
+    read = readings(run.study, [row.name for row in coefficients])
     kept = []
     if len(units) == min(len(names), MOST):
-        kept = of_moments(mean, sd, names[:MOST], units, ratio)
+        kept = of_moments(mean, sd, names[:MOST], units, run.study)
     # As texts, so that what is no number equals itself.
-    if repr([_row(row, ratio) for row in kept]) != repr(
+    if repr([_row(row, ratio, how) for row, how in zip(kept, read, strict=False)]) != repr(
         [row._replace(prior_mean=None, prior_sd=None) for row in coefficients]
     ):
         raise errors.ConfigError(
@@ -417,23 +413,6 @@ def _from_state(plan: ServerPlan, state: ServerState | None) -> list[dict[str, A
     ]
 
 
-def _heads(result: Mapping[str, Any]) -> dict[str, str]:
-    """Returns how far each ledger had come at the end of the run, where the result says so."""
-    rows = [*result.get("privacy", ()), *result.get("clients", ())]
-    return {
-        str(row.get("client", row.get("name"))): str(row["ledger"])
-        for row in rows
-        if "ledger" in row
-    }
-
-
-def _told(result: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    return {
-        str(row["client"]): {name: float(value) for name, value in row["epsilon"].items()}
-        for row in result.get("privacy", ())
-    }
-
-
 def _lifetimes(result: Mapping[str, Any]) -> dict[str, str]:
     """Says what each site spent over all studies that its policy charged."""
     found = {}
@@ -447,10 +426,6 @@ def _lifetimes(result: Mapping[str, Any]) -> dict[str, str]:
                 "ledger for life says whether it holds"
             )
     return found
-
-
-def _unknown_to_ledgers(result: Mapping[str, Any]) -> tuple[str, ...]:
-    return (statement.POOLED,) if "pooled" in result else ()
 
 
 def _number(value: Any) -> float | None:

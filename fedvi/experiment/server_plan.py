@@ -143,8 +143,7 @@ class ServerPlan:
     def rows(self, posterior: Eta) -> list[dict[str, Any]]:
         """Lists a proper posterior by coordinate; see ``fedvi.experiment.coefficients``."""
         family = parts.family(self.study, len(self.names))
-        ratio = parts.ratio(self.study)
-        return coefficients(family, posterior, self.names, self.units, ratio)
+        return coefficients(family, posterior, self.names, self.units, self.study)
 
 
 def prepare(study_path: Path, folder: Path) -> ServerPlan:

@@ -148,7 +148,8 @@ def simulate(
       private_metrics, remove, add: see ``run``.
       cache: a folder on whose disk prepared records lie, however few they are; None: where they would
         take much memory, on the system's own.
-      on_warning: called with each of the study's warnings, before data are read.
+      on_warning: called with each of the study's warnings, before data are read; and for a client of
+        whose records most count as zero. That is private: for the screen of whoever holds all of them.
 
     Raises:
       FedviError: before anything is computed, if the study or the data does not fit.
@@ -165,7 +166,7 @@ def simulate(
         guards = site_policies.guards(judged, folders, assembly, closing)
         admit = {name: guard.admit for name, guard in guards.items()}
         disk = build.Disk(cache, always=cache is not None)
-        sources = build.load_shards(assembly, Path(base), disk=disk)
+        sources = build.load_shards(assembly, Path(base), disk=disk, tell=on_warning)
         result = run(
             assembly,
             sources,

@@ -108,18 +108,25 @@ def shard_of(assembly: Assembly, client: str, source: ArraySource) -> Callable[[
 
 
 def file_shard(
-    assembly: Assembly, client: str, path: Path, *, cache: Path | None = None
+    assembly: Assembly,
+    client: str,
+    path: Path,
+    *,
+    cache: Path | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Callable[[], Shard]:
     """Returns what reads a client's file when it is first called, and remembers it.
 
     Records that would take much memory lie on the disk meanwhile, and on that of the folder ``cache``,
-    if it is given, however few they are. Calling it raises DataError as ``build.load_shard`` does.
+    if it is given, however few they are. Calling it raises DataError as ``build.load_shard`` does, and
+    calls ``tell`` as that does: with what is for this site's own screen.
     """
 
     @functools.cache
     def read() -> Shard:
         disk = build.Disk(cache, always=cache is not None)
-        return shard_of(assembly, client, build.load_shard(assembly, client, path, disk=disk))()
+        source = build.load_shard(assembly, client, path, disk=disk, tell=tell)
+        return shard_of(assembly, client, source)()
 
     return read
 

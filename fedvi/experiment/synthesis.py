@@ -276,7 +276,7 @@ def _read(
                     "a synthetic outcome needs all columns that it is drawn from: take the record out",
                 )
     kept = {
-        name: [str(cell) for part in read for cell in part.cells[name]] for name in read[0].cells
+        name: [cell or "" for part in read for cell in part.cells[name]] for name in read[0].cells
     }
     columns = {
         name: np.concatenate([part.columns[name] for part in read]) for name in read[0].columns

@@ -12,7 +12,15 @@ from google.protobuf.message import DecodeError
 from fedvi import errors
 from fedvi.transport._wire import federation_pb2 as pb
 
-__all__ = ["DETAIL_KEY", "Status", "from_status", "is_retryable", "is_unreachable", "to_status"]
+__all__ = [
+    "DETAIL_KEY",
+    "Misnamed",
+    "Status",
+    "from_status",
+    "is_retryable",
+    "is_unreachable",
+    "to_status",
+]
 
 DETAIL_KEY = "fedvi-error-bin"
 """The key of the trailing metadata in which a refused call carries its ErrorDetail."""
@@ -27,6 +35,12 @@ _BROKEN_OFF = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
+# What gRPC says, in its versions, of a certificate that is believed and is for other hosts.
+_MISNAMED = ("hostname verification check failed", "is not in peer certificate")
+
+
+class Misnamed(errors.IdentityError):
+    """The server's certificate is not for the host that was dialled: no further try mends that."""
 
 
 class Status(NamedTuple):
@@ -66,8 +80,9 @@ def to_status(error: errors.FedviError) -> Status:
 def from_status(error: Any) -> errors.FedviError:
     """Turns the ``grpc.RpcError`` of a call back into the error that the server raised.
 
-    Without a detail it was gRPC itself that failed: a TransportError if the other end could not be
-    reached or broke off, else what its status says. An unknown class becomes a ProtocolError.
+    Without a detail it was gRPC itself that failed: ``Misnamed`` if the host is not one of the
+    certificate's, a TransportError if the other end could not be reached or broke off, else what its
+    status says. An unknown class becomes a ProtocolError.
     """
     detail = _detail_of(error)
     if detail is not None:
@@ -77,6 +92,11 @@ def from_status(error: Any) -> errors.FedviError:
         return kind(_shown(detail.message) or "the server gave no reason", _shown(detail.hint))
     code, text = error.code(), _shown(_shortened(str(error.details() or "")))
     said = f"{code.name.lower().replace('_', ' ')}: {text}" if code is not None else text
+    if _is_misnamed(error):
+        return Misnamed(
+            f"the server's certificate is not for the host that was dialled, {said}",
+            "dial a host that it is for; `fedvi doctor` names them",
+        )
     match code:
         case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.UNAUTHENTICATED:
             return errors.IdentityError(f"the server refused the call, {said}")
@@ -107,7 +127,15 @@ def is_unreachable(error: Any) -> bool:
     if detail is not None:
         return bool(detail.retryable)
     codes = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-    return error.code() in codes or _is_busy(error)
+    return (error.code() in codes and not _is_misnamed(error)) or _is_busy(error)
+
+
+def _is_misnamed(error: Any) -> bool:
+    """Says whether a handshake failed for the host's name alone: the chain is checked before it."""
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    said = str(error.details() or "").lower()
+    return any(words in said for words in _MISNAMED)
 
 
 def _is_busy(error: Any) -> bool:

@@ -188,16 +188,22 @@ def test_a_site_that_trusts_no_server_judges_single_messages(tmp_path: Path, stu
     assert checked('views = ["aggregate"]\ntrusts_server = true') == ""
 
 
+def planned(assembly: build.Assembly) -> list[Any]:
+    """What all clients claim of the plan alone, for the study's own view."""
+    claims = finished._claims(assembly, finished._planned(assembly), {}, "plan")
+    return [claim for claim in claims if claim["view"] == "aggregate"]
+
+
 def test_all_clients_together_claim_what_messages_cost_unless_sites_are_disjoint(
     tmp_path: Path,
 ) -> None:
     joint = assembled(written(tmp_path / "joint", privacy=changed(disjoint=False)))
-    for claimed in finished._planned(joint):
+    for claimed in planned(joint):
         price = pld(claimed["relation"]).epsilon(joint.planned, 1e-5)
         assert claimed["view"] == "aggregate"
         assert claimed["epsilon"] == pytest.approx(3 * price, rel=1e-6)
         assert claimed["delta"] == pytest.approx(3e-5)
-    apart = {row["relation"]: row for row in finished._planned(assembled(written(tmp_path / "a")))}
+    apart = {row["relation"]: row for row in planned(assembled(written(tmp_path / "a")))}
     assert apart["substitute"]["epsilon"] <= 2.0
 
 

@@ -101,6 +101,7 @@ def test_a_client_takes_part_to_the_end_and_says_what_it_cost(tmp_path: Path) ->
             study, server.addresses.listen, "--log-format", "json", "--private-metrics", metrics
         )
     assert result.exit_code == 0, result.output
+    assert f"`fedvi ledger show {tmp_path / 'state'}` prints the ledger" in result.stderr
     assert server.outcome is not None
     assert tree.equal(server.outcome.state.posterior, expected.posterior)
     assert read_ledger(tmp_path / "state") == book == server.outcome.state.ledgers["north"]
@@ -262,6 +263,22 @@ def test_a_client_takes_part_under_its_certificate(tmp_path: Path, root: Path) -
         address = server.addresses.listen.replace("127.0.0.1", "localhost")
         result = client(study, address, "--tls", north)
     assert result.exit_code == 0, result.output
+
+
+def test_a_server_whose_certificate_is_for_other_hosts_is_not_waited_for(
+    tmp_path: Path, root: Path
+) -> None:
+    study = write_study(tmp_path)
+    folder = party(root, "server", "server", ("localhost", "fedvi.example.org"))
+    with serve(study, tls=folder, roster=root / "roster.json") as server:
+        # Without --give-up-after, as a site starts it.
+        given = ["client", study, "--as", "north", "--data", tmp_path / "north.csv"]
+        given += ["--server", server.addresses.listen, "--tls", party(root, "north")]
+        given += ["--state", tmp_path / "state"]
+        result = CliRunner().invoke(main, [str(item) for item in given])
+    said = refusal(result, code=4)
+    assert "is for localhost, fedvi.example.org, and 127.0.0.1 was dialled" in said
+    assert "dial one of its names" in said
 
 
 def test_anothers_certificate_is_refused_here_already(tmp_path: Path, root: Path) -> None:

@@ -1,6 +1,7 @@
 """Claims about `fedvi evaluate`, and what `fedvi simulate` says of clients, baselines and one shot."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,11 @@ def test_a_private_run_is_evaluated_by_its_own_schema(examples: Path, tmp_path: 
     done = fedvi("simulate", examples / HEART, "--quiet", "--out", tmp_path / "run")
     assert done.exit_code == 0, done.stderr
     data = examples / "heart-disease" / "data" / "processed.cleveland.data"
+    done = fedvi("evaluate", tmp_path / "run", data)
+    assert done.exit_code == 2
+    assert "the file of 'cleveland'" in done.stderr
+    # As if they were public: a copy, in a folder that holds no site's file.
+    data = Path(shutil.copy(data, tmp_path / "public.data"))
     done = fedvi("evaluate", tmp_path / "run", data, "--json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from fedvi.experiment import build, finished, server_plan
 from fedvi.experiment.config import parse_study
 from fedvi.server import protocol
 from tests import forward_models
+from tests.integration.test_report import run_server
+from tests.sites import assembled, study_file
 from tests.studies import raw_study
 
 pytestmark = pytest.mark.numpyro
@@ -72,6 +76,28 @@ def trauma(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "trauma"
     fedvi("simulate", examples / "trauma" / "study.toml", "--quiet", "--out", folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished private study of three sites, whose noise follows from a seed."""
+    folder = tmp_path_factory.mktemp("private")
+    fedvi("simulate", study_file(folder), "--quiet", "--out", folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(private: Path, tmp_path: Path) -> Path:
+    """A copy of the private run, to be changed."""
+    return Path(shutil.copytree(private, tmp_path / "copy"))
+
+
+def changed(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes the result of a run."""
+    path = run / "result.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    change(result)
+    path.write_text(json.dumps(result), encoding="utf-8")
 
 
 def read_csv(path: Path) -> dict[str, np.ndarray]:
@@ -194,10 +220,13 @@ def test_a_conjugate_model_has_its_parameters_by_name(tmp_path: Path) -> None:
     np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-9)
     assert list(read_csv(paths[1]))[:4] == ["weights[1]", "weights[2]", "means[1,a]", "means[1,b]"]
     told = json.loads((tmp_path / "draws.npz.json").read_text())
-    # A server's folder states no claim of its own: that of the plan, sites added up.
+    # A server states no claim of its own, and here it left no ledger: that of the plan, sites added up.
     prices = {claim["relation"]: claim["epsilon"] for claim in told["claims"]}
     assert prices["add_remove"] == pytest.approx(2.0, rel=0.02)
     assert told["claims"][0]["delta"] == 2e-5
+    assert told["claims"][0]["releases"] is None
+    assert "the word of whoever ran it: no ledger is in its folder" in said
+    assert "the word of whoever ran it: no ledger is in its folder" in told["basis"]
     text = fedvi("posterior", folder, "--numpyro", tmp_path / "guide.npz", code=2).output
     assert "the family is Product, expected a full or diagonal Gaussian" in text
 
@@ -248,3 +277,107 @@ def test_a_claim_is_rounded_up(trauma: Path) -> None:
     claim = {"epsilon": 1.23411, "delta": 1e-5, "relation": "substitute"}
     claim |= {"unit": "record", "view": "message", "accountant": "pld"}
     assert "epsilon 1.235 (substitute)" in run._replace(claims=(claim,)).claimed
+
+
+def claim(run: Path, number: int, **values: object) -> None:
+    changed(run, lambda result: result["consortium"][number].update(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"epsilon": 0.01},
+            "`consortium.0.epsilon` of the result says 0.01, and the ledgers of the",
+        ),
+        ({"epsilon": float("nan")}, "`consortium.0.epsilon` of the result says nan"),
+        ({"delta": 1e-9}, "`consortium.0.delta` of the result says 1e-09"),
+        ({"unit": "hospital"}, "`consortium.0.unit` of the result says 'hospital'"),
+        ({"mark": ""}, "`consortium.0.mark` of the result says ''"),
+        ({"releases": 1}, "`consortium.0.releases` of the result says 1, and the ledgers of"),
+        ({"view": "aggregate"}, "says add_remove, view aggregate, and the ledgers of the run give"),
+    ],
+)
+def test_a_claim_that_the_ledgers_do_not_bear_is_refused(
+    values: dict[str, Any], said: str, copy: Path, tmp_path: Path
+) -> None:
+    claim(copy, 0, **values)
+    for command in (
+        ["posterior", copy, "--numpyro", tmp_path / "guide.npz"],
+        ["report", copy, "--format", "json"],
+    ):
+        assert said in " ".join(fedvi(*command, code=5).output.split())
+    assert not (tmp_path / "guide.npz").exists()
+
+
+def test_what_is_exported_is_priced_anew_and_says_from_what(copy: Path, tmp_path: Path) -> None:
+    # More than was spent is true as well, and is not what is told.
+    claim(copy, 0, epsilon=1e6)
+    fedvi("posterior", copy, "--to", tmp_path / "draws.npz", "--draws", 2)
+    told = json.loads((tmp_path / "draws.npz.json").read_text(encoding="utf-8"))
+    (added, substituted) = told["claims"]
+    assert (added["relation"], substituted["relation"]) == ("add_remove", "substitute")
+    # Three sites at ε = 4 that may hold the same record.
+    assert added["epsilon"] < substituted["epsilon"] == pytest.approx(12.0, rel=1e-2)
+    assert "priced anew from the ledgers" in told["basis"]
+    changed(copy, lambda result: result["privacy"][1]["epsilon"].update(substitute=0.1))
+    assert "the ledger of 'east' costs epsilon" in fedvi("posterior", copy, code=5).output
+
+
+def test_a_result_of_another_study_or_of_another_shape_is_refused(copy: Path) -> None:
+    changed(copy, lambda result: result.update(digest="0" * 64))
+    assert "the result is of the study 0000000000000000…" in fedvi("posterior", copy, code=2).output
+    digest = finished.study_and_folder(copy)[0].digest
+    changed(copy, lambda result: result.update(digest=digest))
+    changed(copy, lambda result: result["consortium"][0].pop("view"))
+    assert "consortium.0.view: field required" in fedvi("posterior", copy, code=2).output
+
+
+def test_without_ledgers_the_plan_is_priced_and_said_to_be_somebodys_word(copy: Path) -> None:
+    whole = finished.read(copy)
+    (copy / "ledger" / "south.jsonl").unlink()
+    assert "holds no ledger of client 'south'" in fedvi("posterior", copy, code=5).output
+    shutil.rmtree(copy / "ledger")
+    found = finished.read(copy)
+    assert [row["epsilon"] for row in found.claims] == [row["epsilon"] for row in whole.claims]
+    assert found.mark == whole.mark
+    assert "no ledger is in its folder" in found.claimed
+    assert "no ledger is in its folder" not in whole.claimed
+    claim(copy, 1, epsilon=0.01)
+    said = fedvi("posterior", copy, code=5).output
+    assert "`consortium.1.epsilon` of the result says 0.01, and the plans of the run give" in said
+
+
+def test_a_servers_folder_is_priced_from_its_own_ledgers(private: Path, tmp_path: Path) -> None:
+    study = study_file(tmp_path)
+    run_server(assembled(study), study, tmp_path / "state")
+    found, simulated = finished.read(tmp_path / "state"), finished.read(private)
+    assert found.claims == simulated.claims
+    assert "priced anew from the ledgers" in found.basis
+    path = tmp_path / "state" / "result" / "result.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    result["clients"][0]["ledger"] = result["clients"][1]["ledger"]
+    path.write_text(json.dumps(result), encoding="utf-8")
+    said = fedvi("posterior", tmp_path / "state", code=5).output
+    assert "one of them was changed, or is of another run" in said
+
+
+def test_a_mark_of_the_ledgers_is_kept_whatever_the_posterior_says(copy: Path) -> None:
+    kept = dict(np.load(copy / "posterior.npz"))
+    np.savez(copy / "posterior.npz", **{**kept, "mark": np.array("")})
+    assert "MARK: seeded noise: no guarantee" in fedvi("posterior", copy).output
+
+
+@pytest.mark.parametrize("size", [0, 200, 1500, -30])
+def test_a_posterior_that_was_cut_is_an_error(size: int, copy: Path, private: Path) -> None:
+    path = copy / "posterior.npz"
+    path.write_bytes(path.read_bytes()[:size])
+    file = private.parent / "north.csv"
+    for command in (
+        ["posterior", copy],
+        ["predict", copy, file, "--out", copy / "p.csv"],
+        ["evaluate", copy, file],
+        ["report", copy, "--public", file],
+    ):
+        assert "posterior" in (said := fedvi(*command, code=2).output)
+        assert "can be read at" in said

@@ -1,6 +1,7 @@
 """Claims about `fedvi predict`: a line for each record in its order, with what is known of it."""
 
 import csv
+import gzip
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fedvi.cli.main import main
 from fedvi.experiment import evaluation, finished, new_records
 from fedvi.models.lda import document_topics
 from tests.integration.test_posterior_cli import ended, mixture
+from tests.studies import raw_study
 
 HEAD = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,who"
 ANN = "63,1,1,145,233,1,2,150,0,2.3,ann"
@@ -102,6 +104,71 @@ def test_a_record_that_does_not_fit_leaves_an_empty_line_with_the_reason(
     assert "4 of them do not fit the schema" in said
 
 
+def test_a_clipped_cell_is_told_and_an_id_is_no_formula(runs: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.csv"
+    ids = ["=1+1", "+x", "-2", "@a", "ann", "a=1"]
+    old = [ANN.replace("ann", name) for name in ids]
+    # The schema's bounds are 18 to 100 for the age, and -4 to 8 for oldpeak.
+    old[4] = old[4].replace("63,1,1", "400,1,1").replace(",2.3,", ",-50,")
+    new.write_text("\n".join([HEAD, *old]) + "\n")
+    options = ["--out", tmp_path / "p.csv", "--id", "who"]
+    said = fedvi("predict", runs / "heart-disease", new, *options).output
+    rows = read(tmp_path / "p.csv")
+    assert [row["who"] for row in rows] == ["'=1+1", "'+x", "'-2", "'@a", "ann", "a=1"]
+    assert "1 of them have cells outside the schema's bounds" in said
+    (note,) = filter(None, (row["note"] for row in rows))
+    assert "`age` holds 400, clipped to" in note
+    assert "`oldpeak` holds -50, clipped to" in note
+    assert rows[4]["note"] == note
+    assert rows[4]["mean"]
+    assert json.loads((tmp_path / "p.csv.json").read_text())["clipped"] == 1
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".tsv", ".csv.gz", ".csv"])
+def test_what_evaluate_reads_is_predicted(
+    suffix: str, runs: Path, examples: Path, tmp_path: Path
+) -> None:
+    file = examples / "trauma" / "data" / "hospital-1.csv"
+    text, new = file.read_text(), tmp_path / f"new{suffix}"
+    if suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = np.genfromtxt(file, delimiter=",", names=True)
+        columns = {name: table[name] for name in table.dtype.names}
+        parquet.write_table(pyarrow.table(columns), new)
+    elif suffix == ".csv.gz":
+        new.write_bytes(gzip.compress(text.encode()))
+    else:
+        # The last has the line ends of old Macs.
+        new.write_bytes(
+            (text.replace(",", "\t") if suffix == ".tsv" else text.replace("\n", "\r")).encode()
+        )
+    for path, out in ((file, "a.csv"), (new, "b.csv")):
+        fedvi("predict", runs / "trauma", path, "--out", tmp_path / out)
+    assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+    whole, same = (
+        json.loads(fedvi("evaluate", runs / "trauma", path, "--json").output)
+        for path in (file, new)
+    )
+    assert whole == same
+
+
+@pytest.mark.numpyro
+def test_a_numpyro_law_without_a_mean_leaves_no_file(tmp_path: Path) -> None:
+    raw = raw_study(["c0"], 1, solver={"kind": "gradient"})
+    raw["model"]["kind"] = "tests.forward_models:heavy"
+    del raw["prior"]
+    folder, _ = ended(raw, tmp_path / "run")
+    (tmp_path / "new.csv").write_text("x0\n1\n2\n")
+    found = fedvi("predict", folder, tmp_path / "new.csv", "--out", tmp_path / "p.csv", code=2)
+    assert (
+        "record 1 of new.csv: model `tests.forward_models:heavy`: the law of `y` has no"
+        in found.output
+    )
+    assert not (tmp_path / "p.csv").exists()
+    assert "get no interval of a new outcome" in " ".join(fedvi("predict", "--help").output.split())
+
+
 def test_a_file_is_read_a_part_at_a_time_and_says_the_same(runs: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.csv"
     new.write_text("\n".join([HEAD, *[ANN, EVE] * 5]) + "\n")
@@ -137,9 +204,9 @@ def test_a_file_without_header_has_the_columns_of_the_study(
     ("text", "options", "said"),
     [
         ("a,b\n1,2\n", [], "no column"),
-        ("", [], "has no record"),
+        ("", [], "the file is empty"),
         (f"{HEAD}\n", [], "has no record"),
-        (f"{HEAD}\n{ANN}\n", ["--id", "nobody"], "nobody"),
+        (f"{HEAD}\n{ANN}\n", ["--id", "nobody"], "no column `nobody` in the first line"),
         (f"{HEAD},row\n{ANN},7\n", ["--id", "row"], "a column of that name"),
     ],
 )

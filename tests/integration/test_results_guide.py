@@ -90,7 +90,10 @@ def test_the_columns_that_the_r_blocks_read_are_there(here: Path) -> None:
 
 def test_the_r_blocks_run_and_say_what_the_draws_say(here: Path) -> None:
     program = shutil.which("Rscript")
-    if program is None or subprocess.run([program, "-e", "library(jsonlite)"], check=False).returncode:
+    if (
+        program is None
+        or subprocess.run([program, "-e", "library(jsonlite)"], check=False).returncode
+    ):
         pytest.skip("needs R with jsonlite")
     (here / "blocks.R").write_text("\n".join(blocks("r")), encoding="utf-8")
     # A warning, such as of a column that is not a number, is an error.

@@ -236,6 +236,44 @@ def test_a_numpyro_number_and_count_are_in_the_units_of_the_file() -> None:
     assert (np.abs(found.mean[:, 0] - rates.mean(axis=0)) < 0.05 * rates.std(axis=0)).all()
 
 
+@pytest.mark.numpyro
+@pytest.mark.parametrize(("name", "size"), [("heavy", 2), ("wide", 3)])
+def test_a_law_without_a_finite_mean_and_variance_is_told_and_gives_no_number(
+    name: str, size: int
+) -> None:
+    own = assembled(f"tests.forward_models:{name}", "y ~ a", {"y": SCALED}, solver="gradient")
+    how = predictor(own, gaussian(size)[0], 0.9)
+    found = how.predict(columns())
+    assert np.isnan(found.mean).all()
+    assert how.unknown.startswith(
+        f"model `tests.forward_models:{name}`: the law of `y` has no finite"
+    )
+    # A regression always has one, and a NumPyro model whose law has one tells it.
+    line = assembled("tests.forward_models:line", "y ~ a", {"y": SCALED}, solver="gradient")
+    assert np.isfinite(predictor(line, gaussian(3)[0], 0.9).predict(columns()).sd).all()
+
+
+@pytest.mark.numpyro
+def test_a_law_that_does_not_know_its_mean_is_refused() -> None:
+    own = assembled("tests.forward_models:cut_off", "y ~ a", {"y": SCALED}, solver="gradient")
+    how = predictor(own, gaussian(2)[0], 0.9)
+    with pytest.raises(
+        errors.ModelError, match=r"the law of `y`, \w+, states no mean and variance"
+    ):
+        how.predict(columns())
+
+
+@pytest.mark.numpyro
+@pytest.mark.parametrize(
+    "column", [{"type": "binary"}, {"type": "level", "levels": ["none", "mild", "severe"]}]
+)
+def test_a_density_is_never_told_as_a_probability(column: dict[str, Any]) -> None:
+    own = assembled("tests.forward_models:line", "y ~ a", {"y": column}, solver="gradient")
+    how = predictor(own, gaussian(3)[0], 0.9)
+    with pytest.raises(errors.ModelError, match=r"`y`, Normal, is of all numbers between"):
+        how.predict(columns())
+
+
 def test_each_record_is_predicted_by_itself() -> None:
     level = {"type": "level", "levels": ["none", "mild", "severe"]}
     assembly = assembled("multinomial", "y ~ a", {"y": level}, solver="gradient")

@@ -107,6 +107,25 @@ def test_what_grpc_has_no_room_for_is_sent_again_unless_it_is_too_large(said, is
     assert type(status.from_status(call)) is kind
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7443: Custom "
+        "verification check failed with error: UNAUTHENTICATED: Hostname Verification Check failed.",
+        "Peer name 127.0.0.1 is not in peer certificate",
+    ],
+)
+def test_a_certificate_for_other_hosts_is_not_waited_for(said):
+    call = Call(grpc.StatusCode.UNAVAILABLE, said, None)
+    assert not status.is_retryable(call)
+    assert not status.is_unreachable(call)
+    back = status.from_status(call)
+    assert type(back) is status.Misnamed
+    assert back.exit_code == errors.IdentityError.exit_code
+    # A server's own words of that kind are its own.
+    assert type(status.from_status(Call(REFUSED, said))) is errors.TransportError
+
+
 def test_a_long_text_fits_into_the_metadata():
     found = status.to_status(errors.ProtocolError("ä" * 100_000, "ö" * 100_000))
     assert sum(len(key) + len(value) for key, value in found.trailing_metadata) < 8192
