@@ -1,10 +1,10 @@
 """An epoch of online latent Dirichlet allocation: run_topics.py RIVAL FILE TOPICS EPOCH_BATCHES.
 
 RIVAL is one of: scikit-learn, scikit-learn32 (float32), gensim, fedvi (whose steps are extrapolated),
-fedvi-private, and of 20 steps scikit-learn-20 (float32), fedvi-20 and fedvi-20-private. FILE is an .npz with a
-corpus in compressed rows. Each epoch begins anew, at random topics; the concentrations of the last one are
-left beside FILE. All have prior concentrations 1/K, rates (1 + t)^-0.7, and documents that take up to 100
-steps, or 20, until the mean change of their concentrations is below 1e-3.
+fedvi-private, and of 20 steps scikit-learn-20 (float32), fedvi-20 and fedvi-20-private. FILE is an .npz
+with a corpus in compressed rows. Each epoch begins anew, at random topics; the concentrations of the
+last one are left beside FILE. All have prior concentrations 1/K, rates (1 + t)^-0.7, and documents that
+take up to 100 steps, or 20, until the mean change of their concentrations is below 1e-3.
 """
 
 import itertools
