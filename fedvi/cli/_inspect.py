@@ -67,6 +67,9 @@ def file(path: Path, names: "Names", named: bool, as_json: bool) -> None:
     for column in guesses:
         if column.commas:
             click.echo(f"{_printable(column.name)}: {_COMMAS}")
+        if column.odd:
+            shown = ", ".join(f"{cell!r} ({count})" for cell, count in column.odd[:_SHOWN])
+            click.echo(f"{_printable(column.name)}: no number, such as {shown}")
     click.echo(f"to draft a study's [data] section: fedvi data schema {path}")
 
 
@@ -187,7 +190,9 @@ def _show(found: "Fit", title: str, study: "Study") -> None:
         ]
         for column in found.columns
     ]
-    names = ["column", "used", *verdicts, "clipped", "records lost", "range"]
+    # Broken here, where a word can be broken: a terminal of 80 columns has no room for it.
+    heads = ("fits", "miss-\ning", "out-\nside", "un-\nknown", "unread-\nable")
+    names = ["column", "used", *heads, "clip-\nped", "records\nlost", "range"]
     console = tables.console()
     console.print(tables.grid(names, rows, title, ("column", "used", "range")), crop=False)
     for column in found.columns:
@@ -217,11 +222,21 @@ def _warn_of_size(count: int, what: str, study: "Study") -> None:
         click.echo(f"more {what} than the study declares with data.max_records = {most}")
 
 
+def _unknown(column: "ColumnFit") -> str:
+    from fedvi.data.schema import as_number
+
+    if "outside" not in column.done:  # only a number can be outside its bounds
+        return "of no declared value"
+    examples = column.examples.get("unknown", [])
+    numbers = [cell for cell, _ in examples if as_number(cell.strip()) is not None]
+    return "that are no whole number" if numbers else "that are no number"
+
+
 def _remarks(column: "ColumnFit") -> list[str]:
     words = {
         "missing": "missing",
         "outside": "outside the bounds",
-        "unknown": "of no declared value",
+        "unknown": _unknown(column),
     }
     lines = []
     for verdict, said in words.items():

@@ -235,6 +235,7 @@ def _answers(ask: _Ask, folder: Path, source: Path | None, given: Mapping[str, A
         settings=settings,
         separator="," if header is None else header.separator,
         files=_beside(source, folder),
+        all_columns=given["response"] is not None,
         **promise,
     )
 

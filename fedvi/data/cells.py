@@ -2,12 +2,15 @@
 or to let another word mean true.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedvi.errors import did_you_mean
 
 __all__ = [
     "TRUTHS",
@@ -20,6 +23,7 @@ __all__ = [
     "as_texts",
     "count_of",
     "has_decimal_comma",
+    "no_column_hint",
     "truth_of",
 ]
 
@@ -123,6 +127,32 @@ def has_decimal_comma(text: str) -> bool:
     (True, False, False)
     """
     return _COMMA.fullmatch(text) is not None
+
+
+def no_column_hint(name: str, columns: Sequence[str]) -> str:
+    """Says how a column is declared that a file calls by a longer name; else what is spelt alike.
+
+    >>> no_column_hint("age", ["Age (years)", "stage"])
+    'if "Age (years)" is meant, say so as the file does: column = "Age (years)" under [data.schema.age]'
+    >>> no_column_hint("chlo", ["chol"])
+    'did you mean `chol`? known: `chol`'
+    """
+    words = _words(name)
+    meant = [column for column in columns if words.strip() and words in _words(column)]
+    if not meant:
+        return did_you_mean(name, columns)
+    called = json.dumps(min(meant, key=len), ensure_ascii=False)
+    # A name with a blank is what a study's `column` says already, and not that of a table.
+    table = f"[data.schema.{name}]" if re.fullmatch(r"\w+", name, re.ASCII) else "its table"
+    return f"if {called} is meant, say so as the file does: column = {called} under {table}"
+
+
+def _words(text: str) -> str:
+    """Returns the words of a text in lower case, with a blank around each."""
+    return f" {' '.join(_WORD.findall(text.casefold()))} "
+
+
+_WORD = re.compile(r"[^\W_]+")
 
 
 def as_codes(cells: Sequence[str | None]) -> Codes:

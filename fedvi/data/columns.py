@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvi.data.cells import Cells, Codes, Numbers, Wanted
-from fedvi.errors import DataError, did_you_mean
+from fedvi.data.cells import Cells, Codes, Numbers, Wanted, no_column_hint
+from fedvi.errors import DataError
 
 __all__ = ["chunks", "known_rows"]
 
@@ -120,7 +120,7 @@ def _mapped(path: Path) -> Any:
 def _check_names(path: Path, wanted: Wanted, names: list[str]) -> None:
     for name in wanted.names:
         if name not in names:
-            raise DataError(f"{path}: no column `{name}`", did_you_mean(name, names))
+            raise DataError(f"{path}: no column `{name}`", no_column_hint(name, names))
 
 
 def _check_columns(path: Path, found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvi.data.cells import Wanted
+from fedvi.data.cells import Wanted, no_column_hint
 from fedvi.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["chunks", "known_rows"]
@@ -207,10 +207,11 @@ def _places(path: Path, header: Sequence[str], wanted: Sequence[str]) -> dict[st
         is_header = 2 * len(absent) <= len(wanted)
         raise DataError(
             f"{path}: no column `{absent[0]}` in the first line",
-            did_you_mean(absent[0], header)
+            no_column_hint(absent[0], header)
             if is_header
             else "is this the right `data.separator`? does the file begin with the names of its "
-            "columns? if it has none, list them in `data.columns`",
+            "columns? if it has none, list them in `data.columns`; if it calls them otherwise, say so with "
+            '`column`, such as column = "Age (years)" under [data.schema.age]',
         )
     for name in wanted:
         if list(header).count(name) > 1:

@@ -7,12 +7,12 @@ stand in a study that everybody reads. So a draft leaves bounds out, and a study
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from fedvi.data.cells import TRUTHS
+from fedvi.data.cells import TRUTHS, has_decimal_comma
 from fedvi.data.guess import Guess
-from fedvi.data.schema import is_printable
+from fedvi.data.schema import as_number, is_printable
 from fedvi.errors import ConfigError, did_you_mean
 
 __all__ = ["Draft", "Options", "draft_schema", "rounded_out"]
@@ -78,6 +78,15 @@ def draft_schema(guesses: Sequence[Guess], options: Options) -> Draft:
             lines += ["", *_UNPRINTABLE]
             continue
         name = called[guess.name]
+        stated = options.bounds.get(guess.name)
+        if stated is not None and guess.low is None and guess.kind != "empty":
+            raise ConfigError(
+                f"--bounds {guess.name}={stated[0]:g},{stated[1]:g} is of a column that "
+                + ("has decimal commas" if guess.commas else "holds text"),
+                "save the file again with points: 3.5 for 3,5"
+                if guess.commas
+                else "bounds are of a column where nine in ten of the cells or more are numbers",
+            )
         if guess.kind in ("text", "empty") or guess.commas:
             if guess.name == options.response:
                 text = "has decimal commas" if guess.commas else "holds text of many kinds"
@@ -129,6 +138,14 @@ _UNPRINTABLE = (
     "# A column's name has characters that cannot be seen, or turn the direction of reading, and no study",
     "# may hold it: rename it in the file.",
 )
+# What programs and people write where nothing is known: it says nothing of the record but that.
+_NOT_KNOWN = frozenset({
+    *("unknown", "missing", "null", "none", "-", "--", ".", "na", "n/a", "n.a.", "nd", "n/d"),
+    *("not known", "not done", "not available", "unbekannt", "inconnu"),
+})  # fmt: skip
+_MOST_WORDS = 12
+# "Stage" + II + "b".
+_ROMAN = re.compile(r"(.*?)\b([IVX]+)([a-d]?[0-9]?)", re.IGNORECASE)
 _STATE = "STATE ME"
 _CONFIRM = "CONFIRM"
 _FROM_DATA = "FROM THE DATA"
@@ -195,14 +212,10 @@ def _table(guess: Guess, name: str, options: Options) -> _Table:
     if name != guess.name:
         lines.append(f"column = {_toml(guess.name)}")
     stated = options.bounds.get(guess.name)
-    if stated is not None and guess.low is None:
-        raise ConfigError(
-            f"--bounds {guess.name}={stated[0]:g},{stated[1]:g} is of a column that holds text",
-            "bounds are of numbers",
-        )
     if guess.kind == "number" or stated is not None:
         more, still_open = _number(guess, key, stated, options)
-        confirm: list[str] = []
+        words, confirm = _odd(guess, key)
+        more += words
     else:
         more, still_open, confirm = _codes(guess, key)
     lines += more
@@ -234,11 +247,72 @@ def _number(
     return lines, []
 
 
+def _odd(guess: Guess, key: str) -> tuple[list[str], list[str]]:
+    """Words in a column of numbers, in the order of the alphabet; what one record alone says stays out."""
+    known = [
+        word
+        for word, count in guess.odd
+        if (count > 1 or word.casefold() in _NOT_KNOWN) and _is_word(word)
+    ]
+    known = sorted(known, key=_natural)[:_MOST_WORDS]
+    lines = []
+    if known:
+        lines.append(
+            f"missing_values = {_toml(known)}   # {_CONFIRM}: no numbers, and taken as missing"
+        )
+    if len(known) < len(guess.odd):
+        lines += [
+            "# More cells are no numbers: `fedvi data inspect` shows them. Mend them in the file, or add",
+            "# what is public knowledge to missing_values. Their records count as zero in a private study.",
+        ]
+    return lines, [f"{key}.missing_values"] if known else []
+
+
+def _is_word(cell: str) -> bool:
+    return all(map(is_printable, cell)) and not has_decimal_comma(cell)
+
+
+def _natural(value: str) -> tuple[Any, ...]:
+    """Orders numbers by what they are, and other texts as the alphabet does, "T2" before "T10".
+
+    >>> sorted(["T10", "beta", "10", "T2", "2", "alpha"], key=_natural)
+    ['2', '10', 'alpha', 'beta', 'T2', 'T10']
+    """
+    number = as_number(value)
+    if number is not None and math.isfinite(number):
+        return (0, number)
+    parts = re.split(r"([0-9]+)", value.casefold())
+    # Texts and whole numbers in turn, so that like is compared with like.
+    return (1, [int(part) if place % 2 else part for place, part in enumerate(parts)], value)
+
+
+def _in_order(values: Iterable[str]) -> list[str]:
+    """Sorts values by what they say, which tells of no frequencies.
+
+    >>> _in_order(["IV", "I", "III", "II"]), _in_order(["Grade IIIB", "grade II"])
+    (['I', 'II', 'III', 'IV'], ['grade II', 'Grade IIIB'])
+    """
+    values = sorted(values, key=_natural)
+    found = [_ROMAN.fullmatch(value) for value in values]
+    if all(found) and len({match[1].casefold() for match in found if match}) == 1:
+        values.sort(key=_as_roman)
+    return values
+
+
+def _as_roman(value: str) -> tuple[int, str]:
+    match = _ROMAN.fullmatch(value)
+    assert match is not None
+    digits = [{"I": 1, "V": 5, "X": 10}[digit] for digit in match[2].upper()]
+    total = sum(
+        -digit if digit < following else digit
+        for digit, following in zip(digits, [*digits[1:], 0], strict=True)
+    )
+    return total, match[3].casefold()
+
+
 def _codes(guess: Guess, key: str) -> tuple[list[str], list[str], list[str]]:
-    """Levels and binary columns; in the order of the alphabet, which tells of no frequencies."""
-    values = sorted((value for value, _ in guess.values), key=lambda value: (len(value), value))
-    if guess.low is not None:
-        values.sort(key=float)
+    """Levels and binary columns."""
+    values = _in_order(value for value, _ in guess.values)
     if guess.kind == "binary":
         if set(values) == {"0", "1"}:
             return ['type = "binary"   # 1 is true, 0 is false'], [], []

@@ -22,6 +22,8 @@ _MOST_LEVELS = 60
 _MOST_WHOLE_LEVELS = 6
 _MISSING = frozenset({"", "?", "NA"})
 _KEPT = 100_000
+# Of the cells of a column of numbers; the rest says what is missing in words, such as "<0.5".
+_MOSTLY = 0.9
 
 
 class Guess(NamedTuple):
@@ -34,11 +36,12 @@ class Guess(NamedTuple):
       missing: how many of them are "", "?", "NA", NaN, infinite or absent.
       unreadable: how many stand on a line that cannot be read.
       different: how many different values the others have; at most 100,000 are told apart.
-      low, high: the least and the largest number; None where a value is no number.
+      low, high: the least and the largest number; None where a value is no number, but for ``odd``.
       values: the most frequent values with their counts, at most 60.
-      whole: whether all values are whole numbers.
+      whole: whether all values are whole numbers, but for ``odd``.
       marks: texts among the missing that are a NaN, such as "nan"; a schema of levels knows none of them.
       commas: whether all values are numbers and some have a decimal comma, which no study reads.
+      odd: what is no number in a column of numbers, the most frequent first, with counts; at most 60.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Guess(NamedTuple):
     whole: bool
     marks: tuple[str, ...] = ()
     commas: bool = False
+    odd: tuple[tuple[str, int], ...] = ()
 
 
 def guess_columns(
@@ -92,7 +96,8 @@ class _Seen:
 
     def __init__(self) -> None:
         self.values: Counter[str] = Counter()
-        self.cells = self.missing = self.unreadable = 0
+        self.odd: Counter[str] = Counter()
+        self.cells = self.missing = self.unreadable = self.numbers = 0
         self.low, self.high = np.inf, -np.inf
         self.numeric = self.whole = True
         self.marks: set[str] = set()
@@ -114,7 +119,11 @@ class _Seen:
                 comma = number is None and has_decimal_comma(text)
                 self.commas |= comma
                 self.numeric_but_commas &= comma or number is not None
-                if number is not None:
+                if number is None:
+                    if text in self.odd or len(self.odd) < _KEPT:
+                        self.odd[text] += count
+                else:
+                    self.numbers += count
                     self.low, self.high = min(self.low, number), max(self.high, number)
                     self.whole &= number.is_integer()
                 # One spelling for 1, 1.0 and 01, as a schema compares them.
@@ -125,10 +134,12 @@ class _Seen:
                     self.values[shown] += count
 
     def guess(self, name: str) -> Guess:
-        numeric = self.numeric and bool(self.values)
+        kind = self._kind()
+        odd = kind == "number" and not self.numeric
+        numeric = odd or (self.numeric and bool(self.values))
         return Guess(
             name=name,
-            kind=self._kind(),
+            kind=kind,
             cells=self.cells,
             missing=self.missing,
             unreadable=self.unreadable,
@@ -139,6 +150,7 @@ class _Seen:
             whole=numeric and self.whole,
             marks=tuple(sorted(self.marks)),
             commas=self.commas and self.numeric_but_commas,
+            odd=tuple(self.odd.most_common(_MOST_LEVELS)) if odd else (),
         )
 
     def _kind(self) -> Kind:
@@ -147,9 +159,14 @@ class _Seen:
             return "empty"
         if different == 2:
             return "binary"
+        few = self.whole and different - len(self.odd) <= _MOST_WHOLE_LEVELS
         if self.numeric:
-            few = self.whole and 2 < different <= _MOST_WHOLE_LEVELS
-            return "level" if few else "number"
+            return "level" if few and different > 2 else "number"
+        others = self.cells - self.missing - self.unreadable - self.numbers
+        # Few whole numbers and a word are levels: grades, and one for none. Commas are for `commas`.
+        words = not few and not self.numeric_but_commas
+        if words and others <= (1.0 - _MOSTLY) * (others + self.numbers):
+            return "number"
         # Texts of which nearly every record has its own tell records apart.
         return (
             "level"

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedvi.data.cells import Cells, Codes, Numbers, Wanted
-from fedvi.errors import ConfigError, DataError, did_you_mean
+from fedvi.data.cells import Cells, Codes, Numbers, Wanted, no_column_hint
+from fedvi.errors import ConfigError, DataError
 
 __all__ = ["chunks", "known_rows"]
 
@@ -136,7 +136,7 @@ def _readers(path: Path, schema: Any, wanted: Wanted) -> dict[str, Callable[[Any
     for name in wanted.names:
         places = schema.get_all_field_indices(name)
         if not places:
-            raise DataError(f"{path}: no column `{name}`", did_you_mean(name, schema.names))
+            raise DataError(f"{path}: no column `{name}`", no_column_hint(name, schema.names))
         if len(places) > 1:
             raise DataError(
                 f"{path}: two columns are called `{name}`", "rename or take out one of them"

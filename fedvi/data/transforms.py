@@ -157,7 +157,7 @@ def _elementary(call: Call, text: str, name: str, column: Number) -> Basis:
         raise ConfigError(
             f"data.schema.{name}.bounds: the lowest is {low:g}, expected a number "
             f"{'above' if strict else 'of at least'} {least:g}, since the formula has {label}",
-            "state the least that a record can have, such as one day",
+            "state the least that a record can have, such as 0.1",
         )
     with np.errstate(over="ignore"):
         largest = float(calculate(high))

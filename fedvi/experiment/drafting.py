@@ -79,6 +79,10 @@ SOLVERS: Mapping[bool, tuple[str, ...]] = {
 }
 """Whether a study is private → solvers that need nothing else of it, the recommended one first."""
 
+_THIN = (
+    "# It has all columns of the file: take out what is no covariate, such as the name or number of a",
+    "# patient or of a site, here and, with its table, below.",
+)
 # Where a model is exact in closed form, nothing has to be iterated.
 _CLOSED_FORM = ("linear", "multivariate_linear")
 # Fresh sums average their noise out over rounds; noise on changes adds up.
@@ -105,6 +109,7 @@ class Answers:
       clip_norm: of the private solver.
       settings: keys of ``[model]`` that differ from their defaults.
       separator: of the sites' files.
+      all_columns: whether the formula was made of all columns of a file, which a person has to thin.
       files: where a site's file is, relative to the study file; {} stands for the site's name.
     """
 
@@ -125,6 +130,7 @@ class Answers:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     separator: str = ","
     files: str = "{}.csv"
+    all_columns: bool = False
 
     @property
     def chosen_solver(self) -> str:
@@ -177,6 +183,7 @@ def draft(answers: Answers) -> Draft:
         "[model]",
         _line("kind", answers.kind, f"of {KINDS[answers.kind].words}"),
         _line("formula", answers.formula),
+        *(_THIN if answers.all_columns else ()),
         *_settings(answers),
         "",
         "[prior]",

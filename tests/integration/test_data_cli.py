@@ -213,6 +213,30 @@ def test_a_file_that_fits_badly_is_described_and_not_refused(
     assert "sex: 1 of no declared value: record counts as zero, such as 'x' (1)" in text
 
 
+def test_a_cell_of_a_number_that_is_none_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text("lactate,falls,died\n" + "1.5,2,0\n2.5,3,1\n" * 20 + "<0.5,2.5,1\n<0.5,1,x\n")
+    text = done("data", "inspect", path).stdout
+    assert "lactate: no number, such as '<0.5' (2)" in text
+    study = tmp_path / "study.toml"
+    study.write_text("""
+study.name = "one"
+model = { kind = "logistic", formula = "died ~ lactate + falls" }
+solver.kind = "glm"
+schedule = { kind = "synchronous", rounds = 2 }
+privacy.protection = "none"
+clients = [{ name = "north" }]
+[data.schema]
+lactate = { type = "number", bounds = [0, 20] }
+falls = { type = "count", bounds = [0, 20] }
+died = { type = "binary" }
+""")
+    text = done("data", "inspect", study, "--data", path).stdout
+    assert "lactate: 2 that are no number: refused, such as '<0.5' (2)" in text
+    assert "falls: 1 that are no whole number: refused, such as '2.5' (1)" in text
+    assert "died: 1 of no declared value: refused, such as 'x' (1)" in text
+
+
 def test_a_file_of_which_most_records_do_not_count_is_told_on_the_screen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

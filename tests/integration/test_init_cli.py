@@ -114,6 +114,22 @@ def test_every_solver_on_offer_passes(tmp_path: Path, private: bool, solver: str
     assert solver in checked(tmp_path / "study")
 
 
+def test_a_formula_of_all_columns_is_to_be_thinned_by_a_person(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text("patient_id,hospital,Age (years),died\np1,H1,50,1\n")
+    given = ["--from", path, "--clients", "a,b", "--yes", "--column", "Age (years)=number:18..100"]
+    for folder, more, thinned in (
+        ("all", ["--response", "died"], 1),
+        ("one", ["--formula", "died ~ Age_years"], 0),
+    ):
+        done = fedvi("init", tmp_path / folder, *given, *more)
+        assert done.exit_code == 0, done.output
+        text = (tmp_path / folder / "study.toml").read_text()
+        assert text.count("take out what is no covariate") == thinned
+        assert 'column = "Age (years)"' in text
+        assert "[18, 100]" in text
+
+
 def test_a_patient_is_protected_with_all_rows(tmp_path: Path) -> None:
     more = ["--unit", "patient", "--unit-column", "nhs", "--relation", "add_remove"]
     assert fedvi("init", tmp_path / "study", *flags("logistic", *more)).exit_code == 0

@@ -163,6 +163,79 @@ def test_numbers_with_decimal_commas_are_no_levels_and_said_to_be(tmp_path: Path
     assert "3.5 for 3,5" in error.value.hint
 
 
+def test_few_decimal_commas_among_numbers_are_no_words(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("dose;y\n" + "".join(f"{i}.5;1\n" for i in range(99)) + "3,5;0\n")
+    (dose,) = guess_columns(path, ("dose",), columns=None, separator=";")
+    assert (dose.commas, dose.odd) == (True, ())
+    with pytest.raises(ConfigError, match="has decimal commas"):
+        drafted(path, bounds={"dose": (0.0, 99.0)})
+
+
+def test_a_few_words_among_numbers_leave_a_column_one_of_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "age,lactate,grade,dose\n"
+        + "".join(f"{18 + i % 60},0.{i % 70},{i % 4},{i}\n" for i in range(95))
+        + 'unknown,<0.5,none,refused by a Smith\n30,<0.5,1,5\n50,>20,2,3.5\n50,>20,2,"3,5"\n1,1,1,"3,5"\n'
+    )
+    (age, lactate, grade, dose) = guess_columns(
+        path, column_names(path).columns, columns=None, separator=","
+    )
+    assert (age.kind, age.low, age.high, age.whole) == ("number", 1.0, 77.0, True)
+    assert (age.odd, lactate.odd) == ((("unknown", 1),), (("<0.5", 2), (">20", 2)))
+    # A grade of few whole numbers, and none, has levels.
+    assert (grade.kind, grade.odd, dose.kind) == ("level", (), "number")
+    found = drafted(path, bounds={"lactate": (0.0, 20.0), "age": (0.0, 99.0), "dose": (0.0, 99.0)})
+    raw = tomllib.loads(found.text)["data"]["schema"]
+    assert raw["age"]["missing_values"] == ["unknown"]
+    assert raw["lactate"] == {
+        "type": "number",
+        "bounds": [0, 20],
+        "missing_values": ["<0.5", ">20"],
+    }
+    assert raw["grade"]["levels"] == ["0", "1", "2", "3", "none"]
+    assert found.confirm == (
+        "data.schema.age.missing_values",
+        "data.schema.lactate.missing_values",
+        "data.schema.grade.levels",
+    )
+    # What one record alone says stays out, and a decimal comma is mended in the file.
+    assert "missing_values" not in raw["dose"]
+    assert "Smith" not in found.text
+    assert found.text.count("More cells are no numbers") == 1
+    schema = parse_schema(raw, private=True)
+    assert [verdict(schema["lactate"], cell) for cell in ("<0.5", "3")] == ["missing", "fits"]
+
+
+def test_a_column_with_more_words_than_one_in_ten_holds_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("dose\n" + "".join(f"0.{i}\n" for i in range(88)) + "low\n" * 12)
+    with pytest.raises(ConfigError, match="of a column that holds text") as error:
+        drafted(path, bounds={"dose": (0.0, 1.0)})
+    assert "nine in ten" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        ["I", "II", "III", "IV", "V", "IX", "X"],
+        ["alpha", "beta", "gamma"],
+        ["-1", "0.5", "2", "10"],
+        ["T1", "T2", "T10"],
+        ["Stage I", "Stage IIA", "Stage IIB", "Stage III", "Stage IV"],
+        ["im", "iv", "po"],
+        ["1", "2", "10", "unknown"],
+    ],
+)
+def test_levels_come_in_the_order_of_what_they_say(levels: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("stage\n" + "\n".join(sorted(levels, key=lambda level: level[::-1]) * 3) + "\n")
+    (stage,) = guess_columns(path, ("stage",), columns=None, separator=",")
+    (found,) = draft_schema([stage._replace(kind="level")], Options("t.csv")).text.splitlines()[-1:]
+    assert tomllib.loads(found)["levels"] == levels
+
+
 @pytest.mark.parametrize("name", ["a\x7fb", "a\u202eb"])
 def test_a_name_that_cannot_be_seen_is_left_out(name: str, tmp_path: Path) -> None:
     path = tmp_path / "t.npz"

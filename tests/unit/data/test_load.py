@@ -83,6 +83,28 @@ def test_a_missing_column_is_named_with_the_file_and_the_nearest(tmp_path: Path)
     assert error.value.hint == "did you mean `chol`? known: `age`, `chol`, `sex`"
 
 
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("Age (years)", "age"),
+        ("AGE", "age"),
+        ("Blood pressure [mmHg]", "blood_pressure"),
+        ("dose in mg", "dose"),
+    ],
+)
+def test_a_column_that_the_file_calls_by_a_longer_name_is_found(
+    tmp_path: Path, header: str, name: str
+) -> None:
+    path = write(tmp_path, f"{header},stage,overdose\n54,m,2\n")
+    with pytest.raises(DataError, match=f"no column `{name}`") as error:
+        read_table(path, names=[name, "stage"])
+    assert f'column = "{header}" under [data.schema.{name}]' in error.value.hint
+    # Where the first line may be a record, it is not shown.
+    with pytest.raises(DataError, match=f"no column `{name}`") as error:
+        read_table(path, names=[name, "sex", "bp"])
+    assert header not in error.value.hint.replace('such as column = "Age (years)"', "")
+
+
 def test_a_first_line_that_may_be_a_record_is_not_shown(tmp_path: Path) -> None:
     path = write(tmp_path, "5417,m,20083\n6129,f,21011\n")
     with pytest.raises(DataError, match="no column `age`") as error:

@@ -283,7 +283,7 @@ def test_a_curve_is_of_the_terms_of_one_number_alone() -> None:
             "`constraints` in",
             "0 at the lower bound",
         ),
-        ("log(iss)", "data.schema.iss.bounds: the lowest is 0, expected", "one day"),
+        ("log(iss)", "data.schema.iss.bounds: the lowest is 0, expected", "such as 0.1"),
         ("log1p(shift)", "data.schema.shift.bounds: the lowest is -3", "the least"),
         ("sqrt(shift)", "the lowest is -3, expected a number of at least 0", "the least"),
         ("log(age, 2)", "2 arguments without a name", "log(age)"),
