@@ -35,7 +35,8 @@ def show(found: Outlook) -> None:
     )
     lines += [f"{mode.solver}: {mode.note}" for mode in found.modes if mode.note]
     lines.append(
-        "These are estimates, not promises: for standardised columns that hardly go together, "
+        "These are estimates, not promises: for columns of variance "
+        f"{number(numbers.variance, 2)} (1 if standardised) that hardly go together, "
         f"{numbers.records} records at each of {numbers.clients} clients (fewer drown sooner), "
         f"{number(numbers.curvature, 2)} of information a record, prior sd "
         f"{number(numbers.prior_sd, 3)}; where most columns are 0 or 1, rows are shorter, and smaller "

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi import errors
+from fedvi.data.formula import Part
+from fedvi.data.schema import Binary, Number, Schema
 from fedvi.experiment import factories
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import KindSection
 from fedvi.experiment.signals import (
     TYPICAL_CURVATURE,
+    TYPICAL_SPREAD,
     PublicNumbers,
     Signal,
     defaults_of,
@@ -130,6 +133,7 @@ def outlook(assembly: Assembly) -> Outlook | None:
         prior_sd=_prior_sd(assembly),
         curvature=_curvature(assembly.model),
         correlated=isinstance(family, FullGaussian),
+        variance=_variance(assembly),
     )
     kinds = [
         kind
@@ -142,7 +146,7 @@ def outlook(assembly: Assembly) -> Outlook | None:
     warnings = (
         ()
         if own is None
-        else (*_warnings(own), *_of_levels(own, assembly), *_of_newton(own, assembly))
+        else (*_warnings(own), *_of_levels(own, numbers, assembly), *_of_newton(own, assembly))
     )
     return Outlook(numbers, modes, recommended, reason, warnings)
 
@@ -157,6 +161,35 @@ def _curvature(model: Any) -> float:
     model = _regression(model)
     scale = model.noise_scale if model is not None else None
     return TYPICAL_CURVATURE if scale is None else scale**-2.0
+
+
+def _variance(assembly: Assembly) -> float:
+    """The median variance of the formula's columns, from what the schema says; 1 where it says nothing."""
+    if assembly.design is None:
+        return 1.0
+    found = [
+        math.prod(_variance_of(part, assembly.schema) for part in parts)
+        for parts in assembly.design.coefficients
+        if parts
+    ]
+    known = [variance for variance in found if not math.isnan(variance)]
+    return float(np.median(known)) if known else 1.0
+
+
+def _variance_of(part: Part, schema: Schema) -> float:
+    """Returns a public guess of a part's variance; NaN of a function, a count and what is no column."""
+    column = schema.get(part.column)
+    if part.transform is not None or column is None:
+        return math.nan
+    if isinstance(column, Number):
+        low, high = column.bounds
+        if column.whole:
+            return math.nan
+        # Whoever states another centre or scale means to standardise.
+        by_bounds = (column.center, column.scale) == ((low + high) / 2.0, (high - low) / 2.0)
+        return TYPICAL_SPREAD**2 if by_bounds else 1.0
+    levels = 2 if isinstance(column, Binary) else max(2, len(column.levels))
+    return (1.0 - 1.0 / levels) / levels  # of levels that are as frequent as each other
 
 
 def _regression(model: Any) -> GeneralisedLinearModel | None:
@@ -334,7 +367,7 @@ def _recommended(
     return best, reason
 
 
-def _of_levels(own: Mode, assembly: Assembly) -> tuple[str, ...]:
+def _of_levels(own: Mode, numbers: PublicNumbers, assembly: Assembly) -> tuple[str, ...]:
     """Warns of levels whose own curvature drowns: ``noise_aware`` flattens to its mean what is hidden.
 
     A column of 0 and 1 that a share s of the records have has a variance of about s, and tells s times
@@ -343,7 +376,7 @@ def _of_levels(own: Mode, assembly: Assembly) -> tuple[str, ...]:
     used = dict.fromkeys(part.column for part in _coded(assembly))
     if own.signal is None or own.solver != "site_release" or not used:
         return ()
-    share = 1.0 / own.signal.curvature
+    share = numbers.variance / own.signal.curvature
     if share <= _RARE:
         return ()
     few = f"about {share:.0%}" if share < 0.5 else "half"
