@@ -7,7 +7,10 @@ from typing import Any
 from fedvi import __version__, errors
 from fedvi.experiment import parts, site_effects
 from fedvi.experiment import posterior as posteriors
+from fedvi.experiment.coefficients import UNCONSTRAINED
 from fedvi.experiment.server_plan import ServerPlan
+from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
+from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.privacy import ledger as ledgers
 from fedvi.report import tables
 from fedvi.server import protocol
@@ -94,6 +97,10 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
         if (count := sum(name in update.missing for update in state.history))
     }
     lines = tables.ratio_notes(rows, parts.ratio(plan.study)) + ([said] if said else [])
+    if ":" in plan.study.model.kind and isinstance(
+        spec.family, FullGaussian | DiagonalGaussian | LowRankGaussian
+    ):
+        lines.append(UNCONSTRAINED)
     lines += [
         f"{sum(bool(update.clients) for update in state.history)} folds; answers: "
         + ", ".join(f"{name} {state.visits[name]}" for name in plan.clients)

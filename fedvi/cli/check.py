@@ -1,7 +1,7 @@
 """`fedvi check STUDY.toml`: the plan of a study, before any data is read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -13,6 +13,7 @@ from fedvi.experiment.config import load_study
 from fedvi.experiment.plan import Plan, plan
 from fedvi.experiment.planning import outlook
 from fedvi.experiment.policies import check_code
+from fedvi.privacy import accountants, ledger, statement
 from fedvi.report import tables
 
 __all__ = ["check"]
@@ -36,7 +37,8 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     that relation. A unit is what [privacy] unit says: a record (a row), or a patient with all rows.
     Of a private study it also estimates how far the signal stands out of the noise, in this mode and
     in the others, and which of them suits it.
-    `fedvi privacy` says more about the numbers.
+    Where a study does not declare that no unit is at two clients, it also prints what all clients
+    cost together. `fedvi privacy` says more about the numbers.
     """
     described = load_study(study)
     judge = {} if policy is None else {"": load_policy(policy)}
@@ -48,6 +50,8 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     if as_json:
         plain = found.as_dict() | {"formula": _formula(assembly)}
         plain |= {"outlook": expected and expected.as_dict()}
+        together = map(statement.as_dict, _together(assembly))
+        plain["together"] = [{name: claim[name] for name in _TOGETHER} for claim in together]
         click.echo(json.dumps(plain, indent=2, allow_nan=False))
         return
     title = f"Plan of {found.study}" + (f" — {found.mark}" if found.mark else "")
@@ -125,6 +129,7 @@ def _rows(found: Plan, assembly: Assembly) -> list[tuple[str, str]]:
     rows += [
         ("promise", f"ε ≤ {found.budget_epsilon:g} under {found.relation}, δ = {found.delta:g}"),
         ("cost per client", f"ε {_costs(found.epsilon)}, at δ = {found.delta:g}"),
+        *_of_all(assembly),
         ("unit, view", f"{unit}, {found.view} ({_SEEN[found.view]})"),
         ("accountant", found.accountant),
     ]
@@ -132,6 +137,37 @@ def _rows(found: Plan, assembly: Assembly) -> list[tuple[str, str]]:
         rows.append(("beside, by rdp", f"ε {_costs(found.epsilon_rdp)} (an upper bound, looser)"))
     return rows
 
+
+def _together(assembly: Assembly) -> tuple[statement.Claim, ...]:
+    """Prices all clients together, as a run will claim it; nothing where that is a client's own price."""
+    privacy = assembly.study.privacy
+    if privacy.promise is None or privacy.disjoint or len(assembly.clients) < 2:
+        return ()
+    book = ledger.open_ledger(assembly.header(assembly.clients[0]))
+    priced = [getattr(accountants, privacy.accountant)(name) for name in assembly.relations]
+    each = statement.claims(book, assembly.planned, privacy.promise.delta, priced)
+    parts = [claim._replace(client=name) for name in assembly.clients for claim in each]
+    return statement.consortium(parts, privacy.disjoint)
+
+
+def _of_all(assembly: Assembly) -> Iterator[tuple[str, str]]:
+    """Says what all clients cost together where that is more than what one of them does."""
+    claims = _together(assembly)
+    if not claims:
+        return
+    prices = ", ".join(
+        f"{tables.bound(claim.epsilon)} under {claim.relation.replace('_', '/')}"
+        for claim in claims
+        if claim.view == claims[0].view
+    )
+    yield (
+        f"cost of all {len(assembly.clients)} clients",
+        f"ε {prices}, at δ = {tables.bound(claims[0].delta)}: without disjoint = true one "
+        f"{claims[0].unit} may be at every client, and prices are summed",
+    )
+
+
+_TOGETHER = ("relation", "view", "epsilon", "delta")
 
 _SEEN = {
     "message": "whoever sees every message",

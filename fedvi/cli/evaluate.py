@@ -134,7 +134,9 @@ def _rows(figures: Evaluation) -> Iterator[tuple[str, str]]:
     left_out = f"; {figures.left_out} more do not fit the schema" if figures.left_out else ""
     yield "test records", f"{figures.rows}{left_out}"
     how = f" ± {tables.number(figures.error, 2)} ({figures.draws} draws)" if figures.draws else ""
-    yield "mean log-likelihood", f"{tables.number(figures.mean_log_likelihood)}{how}"
+    per = tables.DENSITY_PER.get(figures.density_per)
+    value = f"{tables.number(figures.mean_log_likelihood)}{how}"
+    yield "mean log-likelihood", value if per is None else f"{value}: {per}"
     if figures.classes is not None:
         yield from _of_classes(figures.classes)
     numbers = figures.numbers

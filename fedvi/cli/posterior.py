@@ -11,8 +11,10 @@ from fedvi import errors
 from fedvi.experiment import draws as draws_of
 from fedvi.experiment import exports, finished, parts, site_effects
 from fedvi.experiment import posterior as posteriors
-from fedvi.experiment.coefficients import MOST, coefficients
+from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, coefficients
 from fedvi.experiment.finished import Finished
+from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
+from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.report import tables
 
 __all__ = ["posterior"]
@@ -84,7 +86,9 @@ def posterior(
         for path in to:
             exports.write_draws(found, parameters, seed, path)
     if summary is not None:
-        exports.write_rows(summary, list(rows[0]), [list(row.values()) for row in rows])
+        # How far sites differ has columns of its own, which are empty for all others.
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        exports.write_rows(summary, names, [[row.get(name) for name in names] for row in rows])
         exports.beside(summary, found, {"coefficients": len(rows)})
     guide = ("", "") if numpyro is None else exports.write_numpyro(found, numpyro)
     if as_json:
@@ -114,7 +118,12 @@ def _show(found: Finished, rows: Sequence[dict[str, Any]]) -> None:
     console = tables.console()
     title, ratio = f"Posterior of {found.title}", parts.ratio(study)
     console.print(tables.coefficient_table(rows, title, ratio, False, console.width), crop=False)
-    lines = [*tables.ratio_notes(rows, ratio), site_effects.remark(study, rows), found.claimed]
+    lines = [*tables.ratio_notes(rows, ratio), site_effects.remark(study, rows)]
+    if ":" in study.model.kind and isinstance(
+        found.assembly.family, FullGaussian | DiagonalGaussian | LowRankGaussian
+    ):
+        lines.append(UNCONSTRAINED)
+    lines.append(found.claimed)
     if len(rows) == MOST < found.assembly.family.size:
         lines.append(f"the first {MOST} of {found.assembly.family.size} coordinates")
     for line in filter(None, lines):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,11 +13,13 @@ from fedvi import errors
 from fedvi.experiment import baselines as committee
 from fedvi.experiment import outcome, site_effects
 from fedvi.experiment.build import PRIOR
+from fedvi.experiment.coefficients import UNCONSTRAINED
 from fedvi.experiment.config import load_study
 from fedvi.experiment.one_shot import estimated_gap
 from fedvi.experiment.simulate import Moment
 from fedvi.experiment.simulate import simulate as run
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
+from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.report import tables
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from fedvi.server.protocol import Update
 
 __all__ = ["simulate"]
+
+_POOLED = "pooled fit"
 
 
 @click.command()
@@ -132,12 +136,13 @@ def simulate(
         outcome.check_target(out)
     description = load_study(study)
     rivals = committee.baselines(description, study.parent) if baselines else ()
-    with _progress(quiet) as on_moment:
+    with _progress(quiet) as (on_moment, on_pooled):
         result = run(
             description,
             study.parent,
             pooled=pooled,
             on_moment=on_moment,
+            on_pooled=on_pooled,
             state=state,
             policies=_policies(policies),
             private_metrics=private_metrics,
@@ -184,25 +189,39 @@ def _after(flag: str, given: Iterable[str]) -> dict[str, int]:
     return found
 
 
+class _Shown(NamedTuple):
+    """What shows progress; None where nothing does.
+
+    Attributes:
+      on_moment: called after each fold.
+      on_pooled: called before the pooled fit.
+    """
+
+    on_moment: "Callable[[Moment], None] | None" = None
+    on_pooled: "Callable[[], None] | None" = None
+
+
 @contextmanager
-def _progress(quiet: bool) -> "Iterator[Callable[[Moment], None] | None]":
+def _progress(quiet: bool) -> "Iterator[_Shown]":
     """Shows rounds, clients, elapsed time and ε so far, on standard error."""
     if quiet:
-        yield None
+        yield _Shown()
         return
     console = tables.console(stderr=True)
     if not console.is_terminal:
-        yield _logger(console)
+        yield _Shown(_logger(console), lambda: console.print(_POOLED, highlight=False))
         return
     columns = (
-        TextColumn("round {task.fields[round]}"),
+        TextColumn("{task.fields[round]}"),
         BarColumn(),
         TextColumn("{task.fields[clients]}"),
         TimeElapsedColumn(),
         TextColumn("ε so far {task.fields[epsilon]}, gap {task.fields[gap]}"),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None, round="0", clients="compiling", epsilon="0", gap="–")
+        task = bar.add_task(
+            "", total=None, round="round 0", clients="compiling", epsilon="0", gap="–"
+        )
 
         def show(moment: Moment) -> None:
             gap = moment.update.gap
@@ -212,12 +231,18 @@ def _progress(quiet: bool) -> "Iterator[Callable[[Moment], None] | None]":
                 task,
                 total=moment.rounds,
                 completed=moment.update.rounds,
-                round=f"{moment.update.rounds}/{moment.rounds}",
+                round=f"round {moment.update.rounds}/{moment.rounds}",
                 clients=_done(moment.update),
                 epsilon=tables.bound(moment.epsilon, 3),
             )
 
-        yield show
+        def fit_pooled() -> None:
+            # Rounds may have ended before the last that was planned, and nobody counts steps here.
+            bar.update(task, visible=False)
+            fields = {**bar.tasks[task].fields, "round": _POOLED, "clients": "all records"}
+            bar.add_task("", total=None, **fields)
+
+        yield _Shown(show, fit_pooled)
 
 
 def _logger(console: Any) -> Callable[[Moment], None]:
@@ -344,12 +369,9 @@ def _remarks(result: "Result") -> "list[str]":
     lines = []
     assembly = result.assembly
     if ":" in assembly.study.model.kind and isinstance(
-        assembly.family, FullGaussian | DiagonalGaussian
+        assembly.family, FullGaussian | DiagonalGaussian | LowRankGaussian
     ):
-        lines.append(
-            "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p "
-            "for a p between 0 and 1"
-        )
+        lines.append(UNCONSTRAINED)
     lines += [
         f"consortium: ε {tables.bound(claim.epsilon)} at δ {tables.number(claim.delta)} under "
         f"{claim.relation}, view {claim.view}, accountant {claim.accountant}"
@@ -366,9 +388,13 @@ def _remarks(result: "Result") -> "list[str]":
     if result.consortium:
         claim = result.consortium[0]
         excluded = dict.fromkeys(line for c in result.consortium for line in c.exclusions)
-        lines.append("excluded: " + "; ".join(excluded))
-        lines.append("declared, and checked by nobody: " + "; ".join(claim.declarations))
-        lines.append("assumed: " + "; ".join(claim.assumptions))
+        lists = (
+            ("excluded", excluded),
+            ("declared, and checked by nobody", claim.declarations),
+            ("assumed", claim.assumptions),
+        )
+        for what, items in lists:
+            lines += [f"{what}:", *(f"- {item}" for item in items)]
     for update in result.history:
         if not update.clients:
             lines.append(

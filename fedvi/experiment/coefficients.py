@@ -10,10 +10,16 @@ from fedvi.experiment import regressions
 from fedvi.experiment.config import Study
 from fedvi.typing import LOG_SCALE, Eta
 
-__all__ = ["MOST", "Reading", "coefficients", "of_moments", "readings"]
+__all__ = ["MOST", "UNCONSTRAINED", "Reading", "coefficients", "of_moments", "readings"]
 
 MOST = 10_000
 """So many coordinates are listed at most; all of them are in the arrays of a posterior's file."""
+
+UNCONSTRAINED = (
+    "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p for a p "
+    "between 0 and 1; draws, `fedvi posterior --to`, are of σ and p themselves"
+)
+"""What is said under the table of a NumPyro model."""
 
 # The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal.
 _Z95 = 1.959963984540054

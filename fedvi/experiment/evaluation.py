@@ -16,13 +16,14 @@ import scipy.special
 
 from fedvi import errors
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, finished
+from fedvi.experiment import ancestral, build, finished
 from fedvi.experiment import draws as draws_of
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.glm import GeneralisedLinearModel, Normal, WithOffset
+from fedvi.models.numpyro import NumPyroModel
 from fedvi.typing import Eta, Records
 
 __all__ = [
@@ -105,8 +106,9 @@ class Evaluation(NamedTuple):
       rows: how many records were used.
       left_out: how many the schema lets count as zero.
       outcome: "binary", "level", "number", "count", or "other": no more than the likelihood is known.
-      mean_log_likelihood: mean over records of log ∫ p(y | x, θ) q(θ) dθ. For numbers a density in the
-        unit of the file, and of a model's own columns in the model's.
+      mean_log_likelihood: mean over records of log ∫ p(y | x, θ) q(θ) dθ.
+      density_per: of what unit that is a density: "file", of outcomes as the file has them, or "model",
+        where nobody knows what a model's own terms are of; "" for a probability.
       error: standard error of that from drawing θ; None where the integral was done by quadrature.
       draws: of θ; 0 for quadrature.
       classes: for "binary" and "level".
@@ -121,6 +123,7 @@ class Evaluation(NamedTuple):
     draws: int
     classes: Classes | None = None
     numbers: Numbers | None = None
+    density_per: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
@@ -197,6 +200,7 @@ def evaluate(
     Raises:
       ConfigError: q is no Gaussian, or ``draws`` is below 2.
       DataError: there is no record that counts.
+      ModelError: the outcome is binary or has levels, and a NumPyro model's law is a density.
     """
     _check_gaussian(assembly.family)
     if draws < 2:
@@ -214,14 +218,20 @@ def evaluate(
     assembly = dataclasses.replace(assembly, model=model, family=local.family)
     kept = local.records(kept)
     predictive = _predictive(assembly, posterior, draws, seed)
+    drawn = _drawn(assembly, posterior, kept)
     outcome, levels = _outcome(assembly)
+    if outcome in ("binary", "level"):
+        _check_probability(assembly, drawn)
+    elif outcome == "count" and any(law.is_density for law in drawn or ()):
+        outcome = "other"  # what a density says of whole numbers does not add up to 1
+    per, unit = _unit_of_density(assembly, drawn)
     value, error = predictive.mean_log_density(kept)
+    value -= unit
     classes = numbers = None
     if outcome in ("binary", "level"):
         classes = _classes(predictive, kept, levels)
     elif outcome == "number":
         numbers = _numbers(assembly, posterior, kept)
-        value -= math.log(_unit(assembly))
     elif outcome == "count":
         numbers = _counts(predictive, kept)
     return Evaluation(
@@ -233,6 +243,7 @@ def evaluate(
         draws=predictive.draws,
         classes=classes,
         numbers=numbers,
+        density_per=per,
     )
 
 
@@ -468,6 +479,74 @@ def _unit(assembly: Assembly) -> float:
     """Returns how many of the file's unit are 1 in the model."""
     column = assembly.schema[assembly.design.response.columns[0]]
     return float(getattr(column, "scale", 1.0))
+
+
+class _Law(NamedTuple):
+    """The law of a column that a NumPyro model draws.
+
+    Attributes:
+      outcome: the column.
+      name: of the law's class.
+      is_density: whether it is of all numbers between, and not of whole ones alone.
+    """
+
+    outcome: ancestral.Outcome
+    name: str
+    is_density: bool
+
+
+def _drawn(assembly: Assembly, posterior: Eta, records: Records) -> tuple[_Law, ...] | None:
+    """Returns the laws of what a NumPyro model draws; None for any other, and where it does not tell."""
+    model = assembly.model
+    if not isinstance(model, NumPyroModel):
+        return None
+    mean, _ = draws_of.mean_root(assembly.family, posterior)
+    some = {name: column[:1] for name, column in records.items()}
+    try:
+        outcomes = ancestral.outcomes(model)
+        with jax.enable_x64(True):
+            latents = model.constrain(jnp.asarray(mean))
+            laws = [ancestral.law(model, outcome, latents, some) for outcome in outcomes]
+    except errors.ModelError:  # such as a factor, of which only its author knows what it is
+        return None
+    return tuple(
+        _Law(outcome, type(law).__name__, not law.support.is_discrete)
+        for outcome, law in zip(outcomes, laws, strict=True)
+    )
+
+
+def _check_probability(assembly: Assembly, drawn: tuple[_Law, ...] | None) -> None:
+    """Refuses a density where probabilities of classes are told.
+
+    Raises:
+      ModelError: the law is of more than whole numbers.
+    """
+    for law in drawn or ():
+        if law.is_density:
+            raise errors.ModelError(
+                f"model `{assembly.model.name}`: the law of `{law.outcome.site}`, {law.name}, is of all "
+                "numbers between, expected one of whole numbers, since "
+                f"`{assembly.design.response.text}` is binary or has levels",
+                "take dist.Bernoulli or dist.Categorical",
+            )
+
+
+def _unit_of_density(assembly: Assembly, drawn: tuple[_Law, ...] | None) -> tuple[str, float]:
+    """Returns ``density_per``, and the log of how many of the file's units are one of the model's."""
+    design = assembly.design
+    response = None if design is None else design.response
+    if response is not None and response.type == "survival":
+        return "file", 0.0  # its times are as the file has them
+    if ":" not in assembly.study.model.kind:
+        columns = response.columns if response and response.type in ("number", "several") else ()
+    elif drawn is None:
+        return ("", 0.0) if response and response.type in ("binary", "level") else ("model", 0.0)
+    elif response is not None:
+        columns = response.columns if any(law.is_density for law in drawn) else ()
+    else:
+        columns = tuple(law.outcome.column for law in drawn if law.is_density)
+    scales = [float(getattr(assembly.schema.get(name), "scale", 1.0)) for name in columns]
+    return "file" if columns else "", math.fsum(map(math.log, scales))
 
 
 def _check_gaussian(family: Any) -> None:

@@ -15,7 +15,7 @@ from fedvi import __version__, errors
 from fedvi.data.formula import parse_formula
 from fedvi.data.schema import parse_schema
 from fedvi.experiment import conjugates, kept_result, parts, report_ledgers, server_plan
-from fedvi.experiment.coefficients import MOST, Reading, of_moments, readings
+from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, Reading, of_moments, readings
 from fedvi.experiment.config import Study, load_study
 from fedvi.experiment.influence import influence
 from fedvi.experiment.server_plan import ServerPlan
@@ -38,10 +38,6 @@ _RESULT = "result"
 # Shifts by client and coefficient that are computed at most.
 _MOST_SHIFTS = 100_000
 _GAUSSIAN = ("full_gaussian", "diagonal_gaussian", "low_rank_gaussian")
-_UNCONSTRAINED = (
-    "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p for a p "
-    "between 0 and 1"
-)
 _CLASSES = (
     "odds are those of the class before the colon against “{first}”, the first level of {response}"
 )
@@ -240,7 +236,7 @@ def _is_gaussian(study: Study) -> bool:
 
 
 def _remarks(study: Study, result: Mapping[str, Any]) -> list[str]:
-    found = [_UNCONSTRAINED] if ":" in study.model.kind and _is_gaussian(study) else []
+    found = [UNCONSTRAINED] if ":" in study.model.kind and _is_gaussian(study) else []
     if study.model.kind == "multinomial":
         schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
         response = parse_formula(str(study.model.arguments["formula"]), schema).response

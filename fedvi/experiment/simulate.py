@@ -128,6 +128,7 @@ def simulate(
     remove: Mapping[str, int] | None = None,
     add: Mapping[str, int] | None = None,
     cache: Path | None = None,
+    on_pooled: Callable[[], None] | None = None,
 ) -> Result:
     """Runs a study's federation in this process.
 
@@ -141,6 +142,7 @@ def simulate(
       pooled: fit the same model to all shards pooled, without privacy, for comparison. Only for
         data that may be pooled: the result then holds an unprotected posterior.
       on_moment: called after each fold.
+      on_pooled: called before the pooled fit, if there is one: no moment comes any more.
       state: a new or empty folder for the clients' ledgers, ``state/CLIENT/ledger.sqlite``; None
         keeps them in memory, as quick as it is forgetful.
       policies: client → the file of its own policy (``fedvi.client.policy``). What it charges for
@@ -177,6 +179,7 @@ def simulate(
             private_metrics=private_metrics,
             remove=remove,
             add=add,
+            on_pooled=on_pooled,
         )
         spent = {name: guard.lifetime_spend() for name, guard in guards.items()}
     sites = tuple(_with_lifetime(site, spent.get(site.name)) for site in result.sites)
@@ -194,13 +197,14 @@ def run(
     private_metrics: Path | None = None,
     remove: Mapping[str, int] | None = None,
     add: Mapping[str, int] | None = None,
+    on_pooled: Callable[[], None] | None = None,
 ) -> Result:
     """Runs a built study on records that are in memory; see ``simulate``.
 
     Args:
       assembly: from ``build.assemble``.
       sources: client → its records, laid out as the model wants them.
-      pooled, on_moment, state: see ``simulate``.
+      pooled, on_moment, on_pooled, state: see ``simulate``.
       admit: client → what its ``Worker`` asks before a task is charged.
       private_metrics: a folder for what each client's solver told of its records, a file
         ``CLIENT.jsonl`` that must not leave the client; None, the default, keeps nothing.
@@ -256,6 +260,8 @@ def run(
     residuals = _residuals(study, workers)
     pooled_eta = None
     if pooled:
+        if on_pooled is not None:
+            on_pooled()
         pooled_eta, residuals["pooled"] = _pooled(assembly, sources)
         sites = tuple(_with_pooled_excluded(site) for site in sites)
     claims = [claim for site in sites for claim in site.claims]

@@ -164,11 +164,12 @@ def convergence(rounds: Sequence[Round], settled: float) -> Figure:
         axes.axhline(settled, color=_INK, linewidth=0.9, linestyle="--")
         axes.annotate(
             f"settled: {settled:g} sd",
-            (1.0, settled),
+            # At the left, where most runs are far above it; at the right the curve comes down to it.
+            (0.0, settled),
             xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
+            xytext=(3, 3),
             textcoords="offset points",
-            ha="right",
+            ha="left",
             va="bottom",
             fontsize=8,
         )

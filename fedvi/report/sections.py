@@ -507,10 +507,14 @@ def _predictions(contents: Contents) -> Section | None:
     found = contents.predictions
     if found is None:
         return None
+    per = tables.DENSITY_PER.get(str(found.get("density_per", "")))
     rows = [
         ("records used", str(found["rows"])),
         ("records that do not fit the schema", str(found["left_out"])),
-        ("mean log-likelihood", tables.number(float(found["mean_log_likelihood"]))),
+        (
+            "mean log-likelihood" + (f" ({per})" if per else ""),
+            tables.number(float(found["mean_log_likelihood"])),
+        ),
     ]
     figure: tuple[tuple[str, Figure], ...] = ()
     classes, numbers = found.get("classes"), found.get("numbers")

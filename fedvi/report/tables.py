@@ -11,9 +11,11 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 __all__ = [
+    "DENSITY_PER",
     "SETTLED",
     "bound",
     "coefficient_cells",
@@ -33,11 +35,14 @@ __all__ = [
 SETTLED = 0.3
 """A posterior that moved by less in its last round, in sds, is where it will stay for most purposes."""
 
+DENSITY_PER = {
+    "file": "a density in the unit of the file",
+    "model": "in the units of the model",
+}
+"""What is said of a likelihood that is no probability; see ``Evaluation.density_per``."""
+
 # The width of what is not a terminal: a file, a pipe, a log.
 _PLAIN_WIDTH = 120
-
-# Below this width the units of the coefficients are left out.
-_UNIT_WIDTH = 110
 
 
 def console(stderr: bool = False) -> Console:
@@ -129,28 +134,52 @@ def coefficient_table(
       title: above the table.
       ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
       pooled: whether to add the columns of the pooled, non-private fit.
-      width: of the console; narrow ones show no units.
+      width: of the console. Where units have no column of their own they stand under the names, and
+        then, beside the pooled columns, a ratio and its interval stand for the coefficient's.
     """
-    units = width >= _UNIT_WIDTH and any(row["unit"] for row in rows)
-    table = _table(title)
-    names = ["coefficient", *(["unit"] if units else []), "mean", "sd", "95 % interval"]
-    names += [f"{ratio} ratio (95 %)"] if ratio else []
-    names += ["pooled mean", "pooled sd"] if pooled else []
-    lines = []
     if len(rows) > _MOST_ROWS:
         title += f": the first {_MOST_ROWS}"
-        table = _table(title)
-    for row in rows[:_MOST_ROWS]:
+    shown = rows[:_MOST_ROWS]
+    wide, narrow = (
+        _coefficients(shown, title, ratio, pooled, folded=folded) for folded in (False, True)
+    )
+    if not any(row["unit"] for row in shown) and not pooled:
+        return wide
+    return wide if _natural_width(wide) <= width else narrow
+
+
+def _coefficients(
+    rows: Sequence[Mapping[str, Any]], title: str, ratio: str, pooled: bool, *, folded: bool
+) -> Table:
+    """Makes the table of the posterior; ``folded`` for a narrow terminal."""
+    units = any(row["unit"] for row in rows)
+    interval = not (folded and pooled and ratio)
+    names = ["coefficient", *(["unit"] if units and not folded else []), "mean", "sd"]
+    names += ["95 % interval"] if interval else []
+    names += [f"{ratio} ratio (95 %)"] if ratio else []
+    if pooled:
+        names += ["pooled\nmean", "pooled\nsd"] if folded else ["pooled mean", "pooled sd"]
+    lines = []
+    for row in rows:
         cells = [escape(row["name"])]
-        if units:
+        if units and not folded:
             cells.append(escape(row["unit"]))
-        cells += coefficient_cells(row, ratio)
+        elif row["unit"]:
+            cells[0] += f"\n  {escape(row['unit'])}"
+        numbers = coefficient_cells(row, ratio)
         if ratio and row.get(f"{ratio}_note") and row[f"{ratio}_ratio"] is not None:
-            cells[-1] += "*"
+            numbers[-1] += "*"
+        cells += numbers if interval else [*numbers[:2], *numbers[3:]]
         if pooled:
             cells += [f"{row['pooled_mean']:.3f}", f"{row['pooled_sd']:.3f}"]
         lines.append(cells)
-    return _filled(table, names, lines, left=("coefficient", "unit"))
+    return _filled(_table(title), names, lines, left=("coefficient", "unit"))
+
+
+def _natural_width(table: Table) -> int:
+    """Returns how wide a table is where no cell is folded."""
+    boundless = Console(width=10_000)
+    return Measurement.get(boundless, boundless.options, table).maximum
 
 
 def moments_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
@@ -194,16 +223,19 @@ def privacy_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Makes the table of what each client's records paid.
 
     Args:
-      rows: each with client, records (None if not public), releases, numbers, epsilon (relation →
-        ε; a relation that is not claimed is absent), delta and view.
+      rows: each with client, records (None if not public; where none is there is no such column),
+        releases, numbers, epsilon (relation → ε; a relation that is not claimed is absent), delta and
+        view.
       title: above the table; says so when there is no guarantee.
     """
-    names = ["client", "records", "releases", "numbers sent"]
-    names += ["ε add/remove", "ε substitute", "δ", "view"]
+    public = any(row["records"] is not None for row in rows)
+    names = ["client", *(["records"] if public else []), "releases", "numbers sent"]
+    # A terminal of 80 columns has room for the counts if the head is of two lines.
+    names += ["ε add/\nremove" if public else "ε add/remove", "ε subst.", "δ", "view"]
     lines = [
         [
             row["client"],
-            "not public" if row["records"] is None else str(row["records"]),
+            *(["–" if row["records"] is None else str(row["records"])] if public else []),
             str(row["releases"]),
             str(row["numbers"]),
             bound(row["epsilon"].get("add_remove")),
@@ -268,13 +300,15 @@ def _filled(
     """
     for index, name in enumerate(names):
         words = [word for row in rows for word in row[index].split()]
-        # A name may be broken anywhere, a number may not.
+        # A cell of words may be broken anywhere; a number may not, nor a word of a name.
         longest = max(map(len, words), default=0)
         table.add_column(
             name,
             justify="left" if name in left else "right",
             overflow="fold",
-            min_width=min(longest, 12) if name in left else longest,
+            min_width=max(
+                min(longest, 12) if name in left else longest, *map(len, name.split()), 0
+            ),
         )
     for row in rows:
         table.add_row(*row)

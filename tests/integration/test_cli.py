@@ -391,12 +391,15 @@ def test_a_private_run_ends_with_two_tables_marked_as_a_simulation(
     assert titles[2].startswith("consortium: ε ")
     for column in ("coefficient", "mean", "sd", "95 % interval", "odds ratio (95 %)"):
         assert column in text
-    for column in ("client", "records", "releases", "ε add/remove", "ε substitute", "δ", "view"):
+    for column in ("client", "releases", "ε add/remove", "ε subst.", "δ", "view"):
         assert column in text
     for name in ("(Intercept)", "age", "cp[b]", "north", "south"):
         assert name in text
-    assert "not public" in text
-    assert "timing and sizes of messages" in text  # an exclusion
+    assert "records" not in text.split("Privacy per client")[1].splitlines()[2].split()
+    lines = text.splitlines()
+    for what in ("excluded:", "declared, and checked by nobody:", "assumed:"):
+        assert lines[lines.index(what) + 1].startswith("- ")
+    assert "- timing and sizes of messages" in lines
 
 
 @pytest.mark.parametrize("row", ["1,50", "1,50,a,extra", '"1,50', "\x00"])
@@ -512,7 +515,7 @@ def test_the_promise_is_kept_and_not_by_far(planned: Any) -> None:
 
 
 def test_the_consortium_pays_the_sum_unless_sites_are_declared_disjoint(
-    tmp_path: Path, private: tuple[Result, Path]
+    tmp_path: Path, private: tuple[Result, Path], planned: Any, secret: Path
 ) -> None:
     def claimed(content: Any) -> tuple[dict[str, float], dict[str, list[float]]]:
         whole = {claim["relation"]: claim["epsilon"] for claim in content["consortium"]}
@@ -521,9 +524,15 @@ def test_the_consortium_pays_the_sum_unless_sites_are_declared_disjoint(
 
     whole, sites = claimed(kept(private[1]))
     assert whole == {name: sum(values) for name, values in sites.items()}
+    # A plan says so before anything is paid.
+    assert {row["relation"]: row["epsilon"] for row in planned["together"]} == whole
+    assert "cost of all 2 clients" in fedvi("check", secret).stdout
     disjoint = {'relation = "substitute"': 'relation = "substitute"\ndisjoint = true'}
     whole, sites = claimed(simulated(tmp_path, disjoint))
     assert whole == {name: max(values) for name, values in sites.items()}
+    path = write(tmp_path, disjoint)
+    assert json.loads(fedvi("check", path, "--json").stdout)["together"] == []
+    assert "cost of all" not in fedvi("check", path).stdout
 
 
 def test_nothing_of_a_private_record_is_printed_or_kept(
@@ -566,7 +575,7 @@ def test_a_published_number_of_records_is_shown_with_substitution_alone(tmp_path
     assert "add_remove" not in done.stdout
     checked = fedvi("check", path)
     assert "under substitute" in checked.stdout
-    assert "add" not in checked.stdout
+    assert "add/remove" not in checked.stdout
 
 
 def test_progress_counts_who_answered_in_each_round_and_names_a_single_client(
@@ -580,6 +589,8 @@ def test_progress_counts_who_answered_in_each_round_and_names_a_single_client(
     alone = OPEN | {CLIENTS: CLIENTS[: CLIENTS.index("[[clients]]", 1)]}
     lines = fedvi("simulate", write(tmp_path, alone)).stderr.splitlines()
     assert [line.split("  ")[1] for line in lines] == ["1 client: north"] * 2
+    lines = fedvi("simulate", write(tmp_path, OPEN), "--pooled").stderr.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["round 1/2", "round 2/2", "pooled fit"]
 
 
 # Seeds
@@ -694,6 +705,12 @@ def test_custom_code_is_marked_beside_every_claim_table_and_ledger(
     assert [claim["mark"] for claim in content["consortium"]] == [mark, mark]
     assert {book.header.note for book in books(out).values()} == {mark}
     assert json.loads((out / "posterior.json").read_text())["mark"] == mark
+    assert fedvi("report", out, "--format", "md,json").exit_code == 0
+    stated = json.loads((out / "report" / "report.json").read_text())
+    marks = [stated["mark"], *(one["mark"] for one in stated["statements"])]
+    assert [*marks, stated["consortium"]["mark"]] == [mark] * 4
+    # At the top, and on the statements of both sites and of all together.
+    assert (out / "report" / "report.md").read_text().count(f"MARKED: {mark}") == 4
 
 
 def test_a_kept_study_runs_again_beside_its_data_with_the_same_noise(tmp_path: Path) -> None:

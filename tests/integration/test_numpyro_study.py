@@ -254,7 +254,9 @@ def test_a_private_study_of_a_numpyro_model_pays_for_its_clients_alone(
     planned = json.loads(fedvi("check", path, "--json").stdout)
     done = fedvi("simulate", path, "--quiet", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
-    assert "unconstrained scale: log σ" in done.stdout
+    note = "unconstrained scale: log σ"
+    assert note in done.stdout
+    assert note in fedvi("posterior", tmp_path / "out").stdout
     assert sorted(p.stem for p in (tmp_path / "out" / "ledger").iterdir()) == ["north", "south"]
     kept = json.loads((tmp_path / "out" / "result.json").read_text())
     # Four sums of sensitivity 1 or 2 at σ = 20.

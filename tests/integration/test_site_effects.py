@@ -1,5 +1,6 @@
 """Claims about studies whose sites have effects of their own: from a file to tables and predictions."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,14 @@ def test_a_study_comes_to_the_pooled_answer_and_says_what_its_coefficients_mean(
         assert "τ = 0.8 (sd, declared)" in printed
         assert last["odds_ratio"] == pytest.approx(np.exp(last["mean"]))
     assert all(row["odds_ratio"] is not None for row in ordinary)
+    fedvi("posterior", out, "--summary", tmp_path / "summary.csv")
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        head, *cells = csv.reader(file)
+    assert {len(row) for row in cells} == {len(head)}
+    assert ("scale_upper" in head) == (effects is LEARNT)
+    if effects is LEARNT:
+        scales = [row[head.index("scale")] for row in cells]
+        assert scales == [*("" for _ in ordinary), repr(last["scale"])]
     # What the site knows of its own effect: in its own file, and in none that the server leaves.
     line = json.loads((told / "c0.jsonl").read_text().splitlines()[-1])["private"]
     assert 0.1 < line["site_effect_sds"][0] < 0.8

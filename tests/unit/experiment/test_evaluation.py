@@ -16,7 +16,7 @@ from hypothesis import given
 
 from fedvi.cli import _results
 from fedvi.data.source import ArraySource
-from fedvi.errors import ConfigError, DataError
+from fedvi.errors import ConfigError, DataError, ModelError
 from fedvi.experiment import build, evaluation, server_plan
 from fedvi.experiment.config import parse_study
 from fedvi.experiment.evaluation import area_under_curve, evaluate
@@ -257,6 +257,61 @@ def test_a_numpyro_model_is_averaged_over_draws_to_the_same_figures() -> None:
     assert drawn.classes is not None
     assert exact.classes is not None
     assert drawn.classes.brier == pytest.approx(exact.classes.brier, abs=4 * drawn.error)
+
+
+def spread(x: Any, y: Any = None) -> None:
+    """A law of all numbers."""
+    b = numpyro.sample("b", dist.Normal(0.0, 2.5).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ b, 0.5), obs=y)
+
+
+def told(x: Any, y: Any = None) -> None:
+    """The same as a term, of which nobody knows what it is of."""
+    b = numpyro.sample("b", dist.Normal(0.0, 2.5).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.factor("y", dist.Normal(x @ b, 0.5).log_prob(y))
+
+
+def of_numpyro(name: str, outcome: dict[str, Any]) -> Any:
+    raw = raw_study(["c0"], 1, kind="logistic", solver={"kind": "gradient"})
+    raw["model"] = {"kind": f"{__name__}:{name}", "formula": "y ~ a"}
+    raw["data"] = {"schema": {"y": outcome, "a": NUMBER}}
+    del raw["prior"]
+    return build.assemble(parse_study(raw))
+
+
+@pytest.mark.numpyro
+def test_a_density_is_of_the_unit_of_the_file_or_says_that_it_is_not() -> None:
+    scaled = {**NUMBER, "center": 5, "scale": 10}
+    generator = np.random.default_rng(10)
+    x, y = with_constant(generator.normal(size=40)), generator.normal(size=40)
+    expected = scipy.stats.norm.logpdf(10 * y + 5, 10 * (x @ [0.2, 1.0]) + 5, 5.0).mean()
+    found = evaluate(of_numpyro("spread", scaled), point(0.2, 1.0), records(x, y), draws=2)
+    assert (found.outcome, found.density_per) == ("other", "file")
+    assert found.mean_log_likelihood == pytest.approx(expected, rel=1e-6)
+    own = evaluate(of_numpyro("told", scaled), point(0.2, 1.0), records(x, y), draws=2)
+    assert own.density_per == "model"
+    assert own.mean_log_likelihood == pytest.approx(expected + math.log(10), rel=1e-6)
+    # Of several numbers each has its own unit.
+    schema = {"u": scaled, "v": {**scaled, "scale": 3}}
+    two = assembled("multivariate_linear", "cbind(u, v) ~ a", schema)
+    pairs = evaluate(two, point(0.0, 0.0, 0.0, 0.0), records(x, np.zeros((40, 2))), draws=2)
+    assert pairs.density_per == "file"
+    density = -math.log(2 * math.pi) - math.log(30)
+    assert pairs.mean_log_likelihood == pytest.approx(density, rel=1e-6)
+    assert evaluate(LOGISTIC, point(0.0, 0.0), records(x, y > 0)).density_per == ""
+
+
+@pytest.mark.numpyro
+def test_a_density_of_a_binary_outcome_is_refused_and_of_a_count_no_law_of_counts() -> None:
+    x, y = with_constant([0.0, 1.0]), [0.0, 1.0]
+    refused = of_numpyro("spread", {"type": "binary"})
+    with pytest.raises(ModelError, match=r"law of `y`, Normal, is of all numbers between"):
+        evaluate(refused, point(0.2, 1.0), records(x, y), draws=2)
+    count = of_numpyro("spread", {"type": "count", "bounds": [0, 9]})
+    found = evaluate(count, point(0.2, 1.0), records(x, y), draws=2)
+    assert (found.outcome, found.numbers, found.density_per) == ("other", None, "file")
 
 
 # What is read

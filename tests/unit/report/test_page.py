@@ -443,3 +443,25 @@ def test_what_coefficients_are_is_said_before_their_numbers() -> None:
     assert "Coefficients are on another scale." in found.lead
     (line,) = sections.banner(made(warnings=("solver.kind is 'vips'",)))
     assert line == "solver.kind is 'vips'."
+
+
+def test_the_label_of_settled_stands_where_the_curve_comes_from() -> None:
+    first = made().rounds[0]
+    rounds = [first._replace(rounds=k, version=k, shift=4.0 / 2**k) for k in range(1, 7)]
+    found = re.search(r'x="([\d.]+)"[^>]*>settled: 0\.3 sd<', figures.convergence(rounds, 0.3).svg)
+    assert found is not None
+    # Of 518 points; the curve ends at the right, below the line.
+    assert float(found[1]) < 100.0
+
+
+@pytest.mark.parametrize(
+    ("per", "words"), [("", ""), ("file", "unit of the file"), ("model", "units of the model")]
+)
+def test_a_likelihood_says_of_what_unit_it_is_a_density(per: str, words: str) -> None:
+    predictions = {"rows": 3, "left_out": 0, "mean_log_likelihood": -2.5, "density_per": per}
+    shown = made()._replace(predictions=predictions, public_file="test.csv")
+    (found,) = [one for one in sections.sections(shown) if one.key == "predictions"]
+    (name,) = [row[0] for row in found.tables[0].rows if row[1] == "-2.5"]
+    assert name.startswith("mean log-likelihood")
+    assert words in name
+    assert ("(" in name) == bool(words)

@@ -73,8 +73,11 @@ def test_a_bound_that_is_infinite_or_not_claimed_is_a_sign() -> None:
 def test_no_terminal_crops_a_number_of_the_posterior(width: int, pooled: bool, ratio: str) -> None:
     text = shown(tables.coefficient_table([COEFFICIENT], "t", ratio, pooled, width), width)
     words = text.split()
-    for number in ("-11.671", "0.240", "-12.14", "-11.20"):
+    for number in ("-11.671", "0.240", "per", "level"):
         assert number in words
+    # Where there is no room for both, the ratio's own interval stands for the coefficient's.
+    for number in ("-12.14", "-11.20"):
+        assert number in words or (ratio and pooled and width < 120)
     assert "…" not in text
     for number in ("0.00123", "1.23e+05)"):
         assert (number in words) == bool(ratio)
@@ -113,14 +116,25 @@ def test_a_name_too_long_for_a_terminal_is_folded_not_cut() -> None:
     assert "z" in text
 
 
-def test_units_are_shown_where_there_is_room_and_any_unit() -> None:
-    def units(width: int, **row: Any) -> bool:
-        table = tables.coefficient_table([COEFFICIENT | row], "t", "", False, width)
-        return "unit" in shown(table, width).split()
+@pytest.mark.parametrize("ratio", ["odds", ""])
+def test_units_have_a_column_where_there_is_room_and_stand_under_names_elsewhere(
+    ratio: str,
+) -> None:
+    def lines(width: int, **row: Any) -> list[str]:
+        small = COEFFICIENT | {"odds_upper": 19.3}
+        rows = [small | row, small | {"name": "sex", "unit": ""}]
+        return shown(tables.coefficient_table(rows, "t", ratio, True, width), width).splitlines()
 
-    assert units(120)
-    assert not units(80)
-    assert not units(120, unit="")
+    (wide,) = [line for line in lines(140) if "hypertrophy" in line]
+    assert "per level" in wide
+    narrow = lines(80)
+    assert max(map(len, narrow)) <= 80
+    assert "unit" not in " ".join(narrow).split()
+    at = next(index for index, line in enumerate(narrow) if "hypertrophy" in line)
+    assert narrow[at + 1].strip() == "per level"
+    # No number is folded: each coefficient and each unit is one line.
+    assert "sex" in narrow[at + 2]
+    assert "per" not in " ".join(lines(80, unit="")).split()
 
 
 def test_brackets_of_a_name_are_no_markup() -> None:
@@ -129,9 +143,28 @@ def test_brackets_of_a_name_are_no_markup() -> None:
     assert "a [b]" in shown(tables.plan_table([("what", "a [b]")], "[t]"), 80)
 
 
-def test_a_number_of_records_that_is_not_public_says_so() -> None:
-    assert "not public" in shown(tables.privacy_table([CLIENT], "t"), 200)
-    assert "123" in shown(tables.privacy_table([CLIENT | {"records": 123}], "t"), 200).split()
+def test_numbers_of_records_have_a_column_where_they_are_public() -> None:
+    assert "records" not in shown(tables.privacy_table([CLIENT], "t"), 200).split()
+    words = shown(tables.privacy_table([CLIENT | {"records": 123}], "t"), 200).split()
+    assert {"records", "123"} <= set(words)
+
+
+@pytest.mark.parametrize("records", [None, 123])
+def test_what_clients_paid_fits_80_columns_and_no_word_of_a_head_is_broken(
+    records: int | None,
+) -> None:
+    rows = [CLIENT | {"client": name, "records": records} for name in ("cleveland", "switzerland")]
+    lines = shown(tables.privacy_table(rows, "t"), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [sum(name in line for line in lines) for name in ("cleveland", "switzerland")] == [1, 1]
+    heads = " ".join(lines[: next(k for k, line in enumerate(lines) if "─" in line)]).split()
+    assert {"releases", "numbers", "sent", "subst."} <= set(heads)
+    assert lines[-2].split()[-1] == "message"
+
+
+def test_a_word_of_a_head_is_not_broken() -> None:
+    table = tables.grid(["column", "unreadable"], [["a" * 80, "1"]], "t", ("column",))
+    assert "unreadable" in shown(table, 40).split()
 
 
 def test_a_relation_that_is_not_claimed_is_a_dash() -> None:
