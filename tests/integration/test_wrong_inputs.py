@@ -367,8 +367,9 @@ TABLE = [
         changes={"clip_norm = 2.0": "clip_norm = 2.0\nnoise_multiplier = 0.5"},
         said=(
             "solver.noise_multiplier is 0.5, which accountant 'pld' cannot price: no finite "
-            "epsilon holds at delta 1e-05: the tables that noise is drawn from are 7.81e-18 away "
-            "from its exact law"
+            "epsilon holds at delta 1e-05 under substitute: the tables that noise is drawn from are "
+            "7.81e-18 away from its exact law, and 1 + e^epsilon times that must stay below delta, "
+            "as it does up to an epsilon of about 27.9"
         ),
         hint="10.56 is enough; left out, noise_multiplier is calibrated to the budget",
     ),
@@ -693,7 +694,8 @@ TABLE = [
         said="{d}/north.csv: no column `died` in the first line",
         hint=(
             "is this the right `data.separator`? does the file begin with the names of its "
-            "columns? if it has none, list them in `data.columns`"
+            "columns? if it has none, list them in `data.columns`; if it calls them otherwise, say "
+            'so with `column`, such as column = "Age (years)" under [data.schema.age]'
         ),
     ),
     Wrong(
@@ -718,7 +720,8 @@ TABLE = [
         said="{d}/north.csv: no column `died` in the first line",
         hint=(
             "is this the right `data.separator`? does the file begin with the names of its "
-            "columns? if it has none, list them in `data.columns`"
+            "columns? if it has none, list them in `data.columns`; if it calls them otherwise, say "
+            'so with `column`, such as column = "Age (years)" under [data.schema.age]'
         ),
     ),
     Wrong(
