@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -357,7 +358,7 @@ def _unprotected(assembly: Assembly) -> list[str]:
 def _on_screen(form: str) -> Callable[[str], None] | None:
     """Returns what says what follows from the records, for whoever holds them: nothing of it is sent.
 
-    None for a log that programs read: it may be collected where nobody may know.
+    None where no terminal is: what is written there is a log, which may be collected where nobody may know.
     """
 
     def say(text: str) -> None:
@@ -367,7 +368,7 @@ def _on_screen(form: str) -> Callable[[str], None] | None:
             err=True,
         )
 
-    return say if form == "plain" else None
+    return say if form == "plain" and sys.stderr.isatty() else None
 
 
 def _check_name(name: str, study: Study) -> None:

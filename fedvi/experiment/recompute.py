@@ -25,6 +25,7 @@ __all__ = [
     "Release",
     "excesses",
     "life",
+    "priced",
     "prices",
     "read",
     "releases",
@@ -471,12 +472,12 @@ def _epsilon(
     found: Ledger, name: str, relation: events.Relation, event: events.Event, delta: float
 ) -> float | None:
     header = found.header
-    return _priced(name, relation, header.table_distance, header.sums, event, delta)
+    return priced(name, relation, header.table_distance, header.sums, event, delta)
 
 
 # The ledgers of a federation hold the same events.
 @functools.lru_cache(maxsize=4096)
-def _priced(
+def priced(
     name: str,
     relation: events.Relation,
     table_distance: float,
@@ -484,6 +485,7 @@ def _priced(
     event: events.Event,
     delta: float,
 ) -> float | None:
+    """Returns ε of an event at δ, priced as a ledger's header says; None where there is no bound."""
     accountant = with_sums(getattr(accountants, name)(relation), sums)
     accountant = with_tables(accountant, table_distance)
     if not accountant.supports(event):

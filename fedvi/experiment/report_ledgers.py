@@ -3,7 +3,6 @@
 Nothing that the run wrote about its price is repeated: every ε here is computed anew, from the ledger.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any
 from fedvi import errors
 from fedvi.experiment import recompute
 from fedvi.experiment.config import Study
-from fedvi.privacy import accountants, events, ledger, statement
-from fedvi.privacy.itemised import with_tables
+from fedvi.privacy import events, ledger, statement
 from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.statement import Claim
-from fedvi.privacy.sums import Sums, with_sums
 from fedvi.report.contents import Claimed, Spending, Statement
 
 __all__ = [
@@ -215,7 +212,7 @@ def spending(
             if claim.view != header.view:
                 continue
             priced = [
-                _priced(
+                recompute.priced(
                     header.accountant,
                     claim.relation,
                     header.table_distance,
@@ -390,22 +387,3 @@ def _grouped(made: Sequence[events.Event]) -> events.Event:
     for event in made:
         tally[event] = tally.get(event, 0) + 1
     return events.compose(*(events.repeat(event, count) for event, count in tally.items()))
-
-
-@functools.lru_cache(maxsize=4096)
-def _priced(
-    name: str,
-    relation: events.Relation,
-    table_distance: float,
-    sums: Sums | None,
-    event: events.Event,
-    delta: float,
-) -> float | None:
-    accountant = with_sums(getattr(accountants, name)(relation), sums)
-    accountant = with_tables(accountant, table_distance)
-    if not accountant.supports(event):
-        return None
-    try:
-        return accountant.epsilon(event, delta)
-    except errors.PrivacyError:  # known in kind, but no bound at this δ
-        return None

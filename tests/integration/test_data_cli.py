@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,7 @@ died = { type = "binary" }
 
 
 def test_a_file_of_which_most_records_do_not_count_is_told_on_the_screen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     table = pytest.importorskip("pyarrow").table
@@ -284,6 +285,8 @@ data = "south.parquet"
     from fedvi.experiment import build, site
     from fedvi.experiment.config import load_study
 
+    assert _on_screen("plain") is None  # no terminal is here
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert _on_screen("json") is None
     assembly = build.assemble(load_study(study))
     site.file_shard(assembly, "south", tmp_path / "south.parquet", tell=_on_screen("plain"))()
