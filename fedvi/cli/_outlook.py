@@ -1,6 +1,6 @@
 """How `fedvi check` and `fedvi privacy` show which private mode suits a study."""
 
-from fedvi.experiment.planning import Outlook
+from fedvi.experiment.plans.planning import Outlook
 from fedvi.report import tables
 
 __all__ = ["show"]

@@ -1,3 +1,14 @@
-"""From a study file to a running federation: the only package that knows concrete classes."""
+"""From a study file to a running federation: the only package that knows concrete classes.
+
+Which file to open:
+
+- what a study says: `config`, with `factories` (a `kind` becomes a call), `regressions`, `conjugates`,
+  `site_effects`, `policies`;
+- what is built of it: `parts` (without JAX) and `build`, `site` (a worker), `server_plan` (what a server
+  reads), `compiled`;
+- what runs: `simulate`, with `changes` (who leaves and joins), `extension`, `baselines`;
+- what it leaves: `outcome`, `posterior`, `coefficients`, `influence`, `one_shot`;
+- before a run `plans/` and `drafts/`, after it `results/`.
+"""
 
 __all__: list[str] = []

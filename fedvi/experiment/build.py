@@ -26,7 +26,7 @@ from fedvi.federation import damping
 from fedvi.federation.progress import Patience, Schedule
 from fedvi.inference import prior_factor
 from fedvi.inference import solvers as solver_kinds
-from fedvi.inference.base import LocalSolver, Shard
+from fedvi.inference.base import CleanState, LocalSolver, Shard
 from fedvi.inference.units import unit_model
 from fedvi.models.base import Model, gaussian_prior
 from fedvi.models.conjugate import ConjugateModel, FromFile
@@ -54,6 +54,8 @@ __all__ = [
 
 _CLIP_NORMS = (1e-15, 1e15)
 _LARGEST_NOISE = 1e9
+# Of a promise; calibration comes within a thousandth of it.
+_SPENT = 0.98
 _IN_MEMORY = 1 << 29
 """Bytes of prepared records that a client keeps in memory at most, if it has the choice."""
 # Numbers of a message that nobody guesses: given the sum, each has more than 12.8 bits of noise.
@@ -316,10 +318,22 @@ def assemble(study: Study) -> Assembly:
         sampler=made.sampler,
         mark="; ".join(mark for mark in marks if mark),
         table_distance=made.table_distance,
-        warnings=(*_warnings(study), *_guessable(study, made.solver)),
+        warnings=(*_warnings(study), *_unspent(study, made), *_guessable(study, made.solver)),
         remake=made.remake,
         gather=_gather(study, family, made),
     )
+
+
+def _unspent(study: Study, made: "_Made") -> Iterator[str]:
+    """Yields what to promise where the noise that is calibrated to a promise cannot spend it."""
+    promise, spent = study.privacy.promise, made.spent
+    if promise is not None and spent is not None and spent < _SPENT * promise.epsilon:
+        yield (
+            f"privacy.epsilon is {promise.epsilon:g}, and this plan can spend no more than {spent:.3g} of "
+            "it: with less noise, (1 + e^epsilon) times how far the tables of noise are off, and how often "
+            f"batches overflow, is more than delta {promise.delta:g}; promise at most {spent:.3g}, or a "
+            "larger delta"
+        )
 
 
 def _guessable(study: Study, solver: LocalSolver) -> Iterator[str]:
@@ -336,17 +350,27 @@ def _gather(study: Study, family: Any, made: "_Made") -> Gather | None:
     """Returns how answers are added up; refuses a solver whose sums would not be all that is seen."""
     if study.sums is None:
         return None
-    if made.solver.adds_up is None or made.step is None or not made.solver.renews:
+    if made.solver.adds_up is None or made.step is None:
+        if study.solver.kind == "perturbed_update":
+            hint = (
+                "add clean_factor = true to [solver], which keeps the client's factor without noise"
+            )
+        else:
+            hint = (
+                'use "site_release", "vips", "virtual_clients", or "perturbed_update" with '
+                'clean_factor = true; or promise view = "message"'
+            )
         raise errors.ConfigError(
-            f'solver.kind is {study.solver.kind!r} beside privacy.view = "aggregate", expected one whose '
-            "answers are fresh statistics: others keep a client's own noise in what it answers next, which "
-            "sums do not hide",
-            'use "site_release" or "vips", or promise view = "message"',
+            f'solver.kind is {study.solver.kind!r} beside privacy.view = "aggregate", expected one that '
+            "keeps no noise of its client's from answer to answer: such noise shows in what it answers "
+            "next, which sums do not hide",
+            hint,
         )
-    if tree.leaves(made.solver.init(family.zeros())):
+    state = made.solver.init(family.zeros())
+    if tree.leaves(state) and not isinstance(state, CleanState):
         raise errors.ConfigError(
-            f"solver.kind is {study.solver.kind!r}, which keeps something from visit to visit, beside "
-            'privacy.view = "aggregate"',
+            f"solver.kind is {study.solver.kind!r}, which keeps something from visit to visit that is no "
+            '`CleanState`, beside privacy.view = "aggregate"',
             "noise that a client keeps shows in what it answers next, which sums do not hide",
         )
     # Of whole numbers whose sum float64 may not hold, the server refuses the largest: by what records hold.
@@ -577,6 +601,8 @@ class _Made(NamedTuple):
     table_distance: float = 0.0
     remake: Callable[..., LocalSolver] | None = None
     step: float | None = None
+    # The ε of the whole study where the noise was calibrated.
+    spent: float | None = None
 
 
 def _solver(
@@ -641,7 +667,7 @@ def _solver(
         )
     if noise is not None:
         _check_noise(noise)
-    distance = 0.0
+    distance, spent = 0.0, None
     if budget is not None:
         # What is seen holds the noise of all clients that answered.
         noises = 1 if study.sums is None else len(study.clients)
@@ -651,6 +677,7 @@ def _solver(
         _check_pairing(study, accountant, total(1.0))
         if noise is None:
             noise = calibrate.calibrate(total, accountant, budget.epsilon, budget.delta)
+            spent = accountant.epsilon(total(noise), budget.delta)
         else:
             _check_price(float(noise), total, budget, schedule.rounds)
     chosen = float(noise)
@@ -664,6 +691,7 @@ def _solver(
         table_distance=distance,
         remake=functools.partial(build, chosen),
         step=None if grid is None else grid.step,
+        spent=spent,
     )
 
 

@@ -175,6 +175,8 @@ def as_dict(result: Result, rivals: Sequence[Baseline] = ()) -> dict[str, Any]:
                 "missing": update.missing,
                 "removed": update.removed,
                 "added": update.added,
+                "given_up": update.given_up,
+                "dropped": update.dropped,
                 "staleness": update.staleness,
                 "damping": update.damping,
                 "rounds": update.rounds,

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fedvi import errors, models
-from fedvi.experiment import ancestral
-from fedvi.experiment.ancestral import Outcome
+from fedvi.experiment.results import ancestral
+from fedvi.experiment.results.ancestral import Outcome
 from tests import forward_models
 
 pytestmark = pytest.mark.numpyro

@@ -13,7 +13,7 @@ from fedvi.data import by_unit
 from fedvi.data.source import ArraySource
 from fedvi.experiment import build
 from fedvi.experiment.config import parse_study
-from fedvi.experiment.plan import plan
+from fedvi.experiment.plans.plan import plan
 from fedvi.federation import schedules
 from fedvi.privacy import accountants, events, ledger, statement
 from fedvi.privacy.mechanisms import gaussian

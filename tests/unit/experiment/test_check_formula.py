@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from fedvi.cli.main import main
 from fedvi.experiment.build import assemble
 from fedvi.experiment.config import parse_study
-from fedvi.experiment.planning import outlook
+from fedvi.experiment.plans.planning import outlook
 
 COLUMNS = {
     "died": {"type": "binary"},

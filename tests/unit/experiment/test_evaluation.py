@@ -17,9 +17,10 @@ from hypothesis import given
 from fedvi.cli import _results
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
-from fedvi.experiment import build, evaluation, server_plan
+from fedvi.experiment import build, server_plan
 from fedvi.experiment.config import parse_study
-from fedvi.experiment.evaluation import area_under_curve, evaluate
+from fedvi.experiment.results import evaluation
+from fedvi.experiment.results.evaluation import area_under_curve, evaluate
 from fedvi.expfam.gamma import Gamma
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.server import protocol

@@ -7,8 +7,8 @@ import pytest
 import scipy.special
 
 from fedvi import models
-from fedvi.experiment import draws, generative
-from fedvi.experiment.generative import Parameter
+from fedvi.experiment.results import draws, generative
+from fedvi.experiment.results.generative import Parameter
 
 COUNT = 20_000
 # Of COUNT draws: 4.9 standard errors of a proportion, false alarms below 1e-6 each.
@@ -94,6 +94,19 @@ def test_records_are_such_as_the_model_knows(name):
     _, records = made(model)
     assert {key: array.shape[1:] for key, array in records.items()} == dict(model.layout)
     assert model.sound(records).all()
+
+
+def test_a_line_draws_its_outcome_for_what_it_is_given():
+    at = {"coefficients": np.array([1.0, -2.0]), "noise_precision": np.array(4.0)}
+    x = np.column_stack([np.ones(COUNT), np.arange(COUNT) % 2])
+    kind = generative.kind_of(LINE)
+    assert kind.records is None
+    y = kind.outcomes(LINE, at, {"x": x}, np.random.default_rng(0))["y"]
+    for column, mean in ((0, 1.0), (1, -1.0)):
+        mine = y[x[:, 1] == column]
+        # Five standard errors of an sd of ½, and of its square.
+        assert mine.mean() == pytest.approx(mean, abs=5.0 * 0.5 / np.sqrt(len(mine)))
+        assert mine.var() == pytest.approx(0.25, rel=5.0 * np.sqrt(2.0 / len(mine)))
 
 
 def test_a_mixtures_records_have_the_mean_and_covariance_of_each_component():

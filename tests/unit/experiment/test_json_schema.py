@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from fedvi.data import schema as columns
-from fedvi.experiment import json_schema
+from fedvi.experiment.drafts import json_schema
 from tests.conftest import ROOT
 
 STUDY = json_schema.study_schema()

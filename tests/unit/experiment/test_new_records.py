@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedvi import errors
-from fedvi.experiment import build, new_records
+from fedvi.experiment import build
 from fedvi.experiment.config import parse_study
+from fedvi.experiment.results import new_records
 from tests.studies import raw_study
 
 NUMBER = {"type": "number", "bounds": [-100, 100], "center": 0, "scale": 1}

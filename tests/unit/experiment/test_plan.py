@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from fedvi.cli.main import main
 from fedvi.experiment.config import parse_study
-from fedvi.experiment.plan import Plan, plan
+from fedvi.experiment.plans.plan import Plan, plan
 from fedvi.privacy import accountants, events
 from tests.studies import raw_study
 

@@ -17,8 +17,8 @@ from fedvi.cli.main import main
 from fedvi.data.source import ArraySource
 from fedvi.experiment.build import assemble
 from fedvi.experiment.config import parse_study
-from fedvi.experiment.planning import outlook
-from fedvi.experiment.signals import PublicNumbers, Signal, signal, suggested_clip_norm
+from fedvi.experiment.plans.planning import outlook
+from fedvi.experiment.plans.signals import PublicNumbers, Signal, signal, suggested_clip_norm
 from fedvi.experiment.simulate import run
 from fedvi.privacy import accountants, events
 from tests.studies import raw_study, synthetic_logistic

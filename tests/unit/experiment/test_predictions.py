@@ -10,7 +10,8 @@ import scipy.stats
 from fedvi import errors
 from fedvi.experiment import build
 from fedvi.experiment.config import parse_study
-from fedvi.experiment.predictions import predictor
+from fedvi.experiment.results import predictions
+from fedvi.experiment.results.predictions import predictor
 from fedvi.expfam.gaussian import FullGaussian
 from tests.studies import raw_study
 
@@ -237,6 +238,64 @@ def test_a_numpyro_number_and_count_are_in_the_units_of_the_file() -> None:
 
 
 @pytest.mark.numpyro
+def test_a_numpyro_outcome_has_the_interval_of_its_law_over_the_posterior() -> None:
+    line = assembled("tests.forward_models:line", "y ~ a", {"y": SCALED}, solver="gradient")
+    eta, theta = gaussian(3)
+    found = predictor(line, eta, 0.9, draws=20_000).predict(columns())
+    generator = np.random.default_rng(7)
+    noise = np.exp(theta[:, 2:]) * generator.standard_normal((DRAWS, len(A)))
+    drawn = 100.0 + 20.0 * (theta[:, :1] + theta[:, 1:2] * A + noise)
+    low, high = np.quantile(drawn, [0.05, 0.95], axis=0)
+    errors_of = []
+    for told, expected in ((found.outcome_lower, low), (found.outcome_upper, high)):
+        assert (np.abs(told[:, 0] - expected) < 5.0 * found.outcome_error[:, 0]).all()
+        # Of a quantile: √(p(1 − p)/S) over the density there.
+        near = 0.05 * drawn.std(axis=0)
+        density = (np.abs(drawn - expected) < near).mean(axis=0) / (2.0 * near)
+        errors_of.append(np.sqrt(0.05 * 0.95 / 20_000) / density)
+    # It is made from some 60 draws around each end, and is the larger of two.
+    np.testing.assert_allclose(found.outcome_error[:, 0], np.max(errors_of, axis=0), rtol=0.6)
+
+
+@pytest.mark.numpyro
+@pytest.mark.parametrize("name", ["counted", "scattered", "zeroed"])
+def test_a_numpyro_count_has_an_interval_of_whole_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    years = {"type": "number", "bounds": [1, 50], "center": 0, "scale": 1}
+    formula = "y ~ a + offset(log(years))"
+    schema = {"y": COUNTED, "years": years}
+    counted = assembled(f"tests.forward_models:{name}", formula, schema, solver="gradient")
+    eta, theta = gaussian(2)
+    at = np.array([2.0, 1.0, 20.0])
+    how = predictor(counted, eta, 0.9, draws=10_000)
+    found = how.predict(columns(years=at))
+    rates = np.exp(theta[:, :1] + theta[:, 1:] * A + np.log(at))
+    generator = np.random.default_rng(7)
+    heard = rates * generator.gamma(2.0, 0.5, rates.shape) if name == "scattered" else rates
+    counts = generator.poisson(heard)
+    if name == "zeroed":
+        counts = np.where(generator.random(counts.shape) < 1.0 / 3.0, 0, counts)
+    for end, told in ((0.05, found.outcome_lower), (0.95, found.outcome_upper)):
+        assert (told == np.floor(told)).all()
+        # The least k with P(Y ≤ k) ≥ p; five standard errors of 10,000 draws.
+        assert ((counts <= told[:, 0]).mean(axis=0) > end - 0.011).all()
+        assert ((counts <= told[:, 0] - 1).mean(axis=0) < end + 0.011).all()
+    # A record at a time, as with a file that is large: but for the order in which sums are taken.
+    monkeypatch.setattr(predictions, "_AT_ONCE", 10_000)
+    for one, other in zip(found, how.predict(columns(years=at)), strict=True):
+        np.testing.assert_allclose(one[:, 0], other[:, 0], rtol=1e-12)
+
+
+@pytest.mark.numpyro
+def test_a_law_that_cannot_be_drawn_has_a_mean_and_no_interval_of_an_outcome() -> None:
+    own = assembled("tests.forward_models:silent", "y ~ a", {"y": SCALED}, solver="gradient")
+    found = predictor(own, gaussian(2)[0], 0.9).predict(columns())
+    assert np.isfinite(found.mean).all()
+    assert found.outcome_lower is found.outcome_upper is found.outcome_error is None
+
+
+@pytest.mark.numpyro
 @pytest.mark.parametrize(("name", "size"), [("heavy", 2), ("wide", 3)])
 def test_a_law_without_a_finite_mean_and_variance_is_told_and_gives_no_number(
     name: str, size: int
@@ -272,6 +331,55 @@ def test_a_density_is_never_told_as_a_probability(column: dict[str, Any]) -> Non
     how = predictor(own, gaussian(3)[0], 0.9)
     with pytest.raises(errors.ModelError, match=r"`y`, Normal, is of all numbers between"):
         how.predict(columns())
+
+
+def line_of(posterior: Any, level: float = 0.9) -> Any:
+    """The forecast of a line with unknown noise at two records."""
+    raw = {
+        "study": {"name": "line"},
+        "model": {"kind": "linear_unknown_noise", "coefficients": ["one", "age"]}
+        | {"prior_scales": [1.0, 1.0], "row_norm": 1.4},
+        "solver": {"kind": "vips", "noise_multiplier": 0.0},
+        "schedule": {"kind": "sequential", "rounds": 1},
+        "privacy": {"protection": "none"},
+        "data": {"max_records": 64},
+        "clients": [{"name": "north"}],
+    }
+    assembly = build.assemble(parse_study(raw))
+    how = predictor(assembly, posterior(assembly.model.family), level)
+    assert (how.needed, how.labels, how.draws) == (("x",), ("",), 0)
+    return how.predict({"x": np.array([[1.0, 0.5], [1.0, -2.0]])})
+
+
+def test_an_outcome_of_unknown_noise_has_students_law() -> None:
+    m, scale = np.array([0.5, -1.0]), np.array([[4.0, 1.0], [1.0, 2.0]])
+
+    def posterior(family: Any, shape: float = 3.0) -> Any:
+        return family.from_parameters(
+            m[None, None], scale[None], np.array([shape]), np.array([2.0])
+        )
+
+    found = line_of(posterior)
+    # q by hand: τ ~ Gamma(3, rate 2), w = m + L⁻ᵀ·noise / √τ.
+    generator = np.random.default_rng(0)
+    tau = generator.gamma(3.0, 0.5, DRAWS)
+    root = np.linalg.inv(np.linalg.cholesky(scale)).T
+    w = m + generator.standard_normal((DRAWS, 2)) @ root.T / np.sqrt(tau)[:, None]
+    drawn = w @ np.array([[1.0, 0.5], [1.0, -2.0]]).T
+    check(found, drawn)
+    new = drawn + generator.standard_normal(drawn.shape) / np.sqrt(tau)[:, None]
+    low, high = np.quantile(new, [0.05, 0.95], axis=0)
+    np.testing.assert_allclose(found.outcome_lower[:, 0], low, atol=0.02)
+    np.testing.assert_allclose(found.outcome_upper[:, 0], high, atol=0.02)
+    # And by scipy, which knows the law: six degrees of freedom, scale √(β/α · (1 + xᵀΛ⁻¹x)).
+    square = 1.0 + np.array([1.0, 0.5]) @ np.linalg.inv(scale) @ np.array([1.0, 0.5])
+    law = scipy.stats.t(6.0, 0.0, np.sqrt(2.0 / 3.0 * square))
+    assert found.outcome_upper[0, 0] == pytest.approx(law.ppf(0.95), rel=1e-12)
+    # With two degrees of freedom there is no sd, with one no mean; an interval there is.
+    wide = line_of(lambda family: posterior(family, 1.0))
+    assert np.isinf(wide.sd).all()
+    assert np.isfinite(wide.mean).all()
+    assert np.isnan(line_of(lambda family: posterior(family, 0.5)).mean).all()
 
 
 def test_each_record_is_predicted_by_itself() -> None:

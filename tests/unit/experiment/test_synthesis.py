@@ -13,7 +13,7 @@ from fedvi.data import prepare_columns
 from fedvi.data.schema import parse_schema
 from fedvi.experiment import build
 from fedvi.experiment.config import parse_study
-from fedvi.experiment.synthesis import cells, synthesise
+from fedvi.experiment.results.synthesis import cells, synthesise
 from fedvi.expfam.gaussian import FullGaussian
 from tests.studies import raw_study
 

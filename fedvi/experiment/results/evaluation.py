@@ -16,10 +16,11 @@ import scipy.special
 
 from fedvi import errors
 from fedvi.data.source import ArraySource
-from fedvi.experiment import ancestral, build, finished
-from fedvi.experiment import draws as draws_of
+from fedvi.experiment import build
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.build import Assembly, assemble
+from fedvi.experiment.results import ancestral, finished
+from fedvi.experiment.results import draws as draws_of
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.glm import GeneralisedLinearModel, Normal, WithOffset

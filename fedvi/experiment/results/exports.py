@@ -15,10 +15,10 @@ from typing import IO, Any
 import numpy as np
 
 from fedvi import __version__, errors
-from fedvi.experiment import draws as draws_of
 from fedvi.experiment import posterior as posteriors
-from fedvi.experiment.finished import FREE, Finished, origin
-from fedvi.experiment.generative import Parameter
+from fedvi.experiment.results import draws as draws_of
+from fedvi.experiment.results.finished import FREE, Finished, origin
+from fedvi.experiment.results.generative import Parameter
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.models.numpyro import NumPyroModel
 from fedvi.report import arviz

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.special
 
+from fedvi import data
 from fedvi.data.schema import Binary, Column, Level
 from fedvi.errors import ConfigError, DataError
-from fedvi.experiment import ancestral, generative, new_records
-from fedvi.experiment import draws as draws_of
 from fedvi.experiment.build import Assembly
+from fedvi.experiment.results import ancestral, generative, lines, new_records
+from fedvi.experiment.results import draws as draws_of
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.base import Model
@@ -40,6 +41,7 @@ from fedvi.typing import Eta
 
 __all__ = ["Synthetic", "cells", "synthesise"]
 
+_TAKE_OUT = "a synthetic outcome needs all that it is drawn from: take the record out"
 # A rate beyond which no count can be drawn, and a hazard at which nobody is left.
 _LARGEST_RATE = 1e15
 
@@ -78,7 +80,7 @@ def synthesise(
       records: how many a set has; None where ``given`` says so.
       sets: how many.
       seed: of all draws; public.
-      given: a table with the columns that the model does not draw.
+      given: a table with the columns that the model does not draw, or a .npz with the arrays.
 
     Raises:
       ConfigError: the model draws only some columns and ``given`` is missing, or the other way round; or
@@ -151,13 +153,13 @@ def _whole(assembly: Assembly) -> _Whole | None:
     if not isinstance(model, ConjugateModel) or isinstance(model, Model):
         return None
     kind = generative.kind_of(model)
-    if kind is None or kind.records is None:
+    if kind is None:
         raise ConfigError(
             f"model {type(model).__name__} does not say how a record is made from its parameters",
-            "it says nothing of x"
-            if kind is not None
-            else "a model of the study's own is not run forwards; draw parameters with `fedvi posterior`",
+            "a model of the study's own is not run forwards; draw parameters with `fedvi posterior`",
         )
+    if kind.records is None:
+        return None
     make = kind.records
 
     def made(theta: np.ndarray, count: int, seed: np.random.SeedSequence) -> Synthetic:
@@ -219,6 +221,8 @@ def _shown(value: Any) -> str:
 def _conditional(assembly: Assembly, given: Path) -> _Conditional:
     """Returns how outcomes are drawn for the records of a public file."""
     model, design, schema = assembly.model, assembly.design, assembly.schema
+    if isinstance(model, ConjugateModel) and not isinstance(model, Model):
+        return _beside_arrays(model, given)
     drawn = ancestral.outcomes(model) if isinstance(model, NumPyroModel) else ()
     if design is not None:
         names = [name for name in design.columns if name not in design.response.columns]
@@ -263,6 +267,39 @@ def _conditional(assembly: Assembly, given: Path) -> _Conditional:
     return one
 
 
+def _beside_arrays(model: Any, given: Path) -> _Conditional:
+    """Returns how a conjugate regression draws its outcomes for the arrays of a public file."""
+    kind = generative.kind_of(model)
+    assert kind is not None
+    draw = kind.outcomes
+    assert draw is not None
+    layout = lines.inputs(model)
+    if given.suffix.lower() != ".npz":
+        raise ConfigError(
+            f"--given {given} is no .npz, expected one with {', '.join(layout)}",
+            "write it with numpy.savez(path, name=array, …)",
+        )
+
+    def sound(records: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.all([np.isfinite(each).all(axis=1) for each in records.values()], axis=0)
+
+    source = data.read_arrays(given, layout, sound, private=True, where="--given")
+    if not source.size:
+        raise DataError(f"--given {given} has no record", "is this the right file?")
+    if not source.valid.all():
+        raise DataError(
+            f"{given}: record {int(np.argmin(source.valid)) + 1}: a number of it is not finite",
+            _TAKE_OUT,
+        )
+
+    def one(theta: np.ndarray, seed: np.random.SeedSequence) -> Synthetic:
+        at = {name: each.values[0] for name, each in kind.parameters(model, theta).items()}
+        made = draw(model, at, source.records, np.random.default_rng(seed))
+        return Synthetic(None, {**source.records, **made})
+
+    return one
+
+
 def _read(
     assembly: Assembly, names: Sequence[str], path: Path
 ) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
@@ -271,10 +308,7 @@ def _read(
     for part in read:
         for index, reason in enumerate(part.reasons):
             if reason:
-                raise DataError(
-                    f"{path}: record {part.first + index}: {reason}",
-                    "a synthetic outcome needs all columns that it is drawn from: take the record out",
-                )
+                raise DataError(f"{path}: record {part.first + index}: {reason}", _TAKE_OUT)
     kept = {
         name: [cell or "" for part in read for cell in part.cells[name]] for name in read[0].cells
     }

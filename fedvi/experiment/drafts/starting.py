@@ -3,7 +3,7 @@
 Come here to change what `fedvi init` says of them. ``docker/`` holds the same services for a checkout.
 """
 
-from fedvi.experiment.drafting import Answers
+from fedvi.experiment.drafts.drafting import Answers
 
 __all__ = ["coordinator_text", "policy_text", "site_text", "steps_text"]
 

@@ -346,9 +346,9 @@ def _views(assembly: Assembly) -> tuple[Seen, ...]:
         )
     fed_back = "each client's factor carries its own earlier noise, which would feed back"
     trusted = fed_back
-    if assembly.solvers[assembly.clients[0]].renews:
+    if assembly.solvers[assembly.clients[0]].adds_up is not None:
         fed_back = (
-            "answers are fresh, but nobody adds them up unseen: every one is seen by the server"
+            "answers keep no noise, but nobody adds them up unseen: every one is seen by the server"
         )
         trusted = 'if the server is trusted and all answer: view = "aggregate"'
     # All but one of the others are honest, as that view has it where a study says nothing else.

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvi import __version__, errors
-from fedvi.experiment import kept_result, report_ledgers, server_plan
 from fedvi.experiment import posterior as posteriors
+from fedvi.experiment import server_plan
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import Study, load_study
+from fedvi.experiment.results import kept_result, report_ledgers
 from fedvi.privacy import ledger, statement
 from fedvi.privacy.ledger import Ledger
 from fedvi.report import tables

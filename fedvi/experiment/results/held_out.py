@@ -7,18 +7,20 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import scipy.special
 
 from fedvi import errors
 from fedvi.data.source import ArraySource
-from fedvi.experiment import draws as draws_of
-from fedvi.experiment import generative
+from fedvi.experiment.results import draws as draws_of
+from fedvi.experiment.results import generative, lines
 from fedvi.models.factor_statistics import FactorAnalysis
 from fedvi.models.lda import LatentDirichlet, completion_perplexity
 from fedvi.models.markov_statistics import HiddenMarkov
 from fedvi.models.mixture_statistics import GaussianMixture
 from fedvi.models.network_statistics import DiscreteNetwork
+from fedvi.models.sbn import SigmoidBeliefNetwork
 from fedvi.models.unknown_noise import UnknownNoise
 from fedvi.typing import Eta
 
@@ -27,6 +29,11 @@ __all__ = ["HeldOut", "measure"]
 _LOG_2PI = math.log(2.0 * math.pi)
 _PERPLEXITY = "completion perplexity"
 _LIKELIHOOD = "mean log-likelihood"
+_RECONSTRUCTED = "share of units that are read off right"
+_CONSTANT = "the same, were each unit always what it is most often"
+_AT_LEAST = "mean log-likelihood, at least"
+# Numbers of units that are in memory at a time.
+_AT_ONCE = 1 << 22
 
 
 class HeldOut(NamedTuple):
@@ -35,10 +42,12 @@ class HeldOut(NamedTuple):
     Attributes:
       rows: how many records were used.
       left_out: how many the schema, or the model, lets count as zero.
-      measure: "mean log-likelihood", over records, of log ∫ p(record | θ) q(θ) dθ; or "completion
-        perplexity", of half of each document's words given the others.
+      measure: "mean log-likelihood", over records, of log ∫ p(record | θ) q(θ) dθ; "completion
+        perplexity", of half of each document's words given the others; or "share of units that are read
+        off right", of visible units given the hidden ones that the same record says.
       value: of the measure.
       draws: of θ; 0 where the integral has a closed form, or means stand for it.
+      beside: further figures by name.
     """
 
     rows: int
@@ -46,6 +55,7 @@ class HeldOut(NamedTuple):
     measure: str
     value: float
     draws: int
+    beside: tuple[tuple[str, float], ...] = ()
 
 
 def measure(
@@ -78,9 +88,14 @@ def measure(
     if isinstance(model, LatentDirichlet):
         value = completion_perplexity(model, posterior, kept, seed)
         return HeldOut(rows, left_out, _PERPLEXITY, value, 0)
+    if isinstance(model, SigmoidBeliefNetwork):
+        return _beliefs(model, posterior, kept["y"], left_out, draws, seed)
     if isinstance(model, DiscreteNetwork):
         # Exact: tables are independent, and a record has one cell of each.
         logs = _network(model, model.tables(posterior), kept)
+        return HeldOut(rows, left_out, _LIKELIHOOD, float(logs.mean()), 0)
+    if isinstance(model, UnknownNoise):
+        logs = lines.log_density(model, posterior, kept)
         return HeldOut(rows, left_out, _LIKELIHOOD, float(logs.mean()), 0)
     log_density = _LOG_DENSITIES.get(type(model))
     kind = generative.kind_of(model)
@@ -96,6 +111,71 @@ def measure(
         at = {name: each.values[index] for name, each in parameters.items()}
         total = np.logaddexp(total, log_density(model, at, kept))
     return HeldOut(rows, left_out, _LIKELIHOOD, float(total.mean() - math.log(draws)), draws)
+
+
+def _beliefs(
+    model: SigmoidBeliefNetwork,
+    posterior: Eta,
+    y: np.ndarray,
+    left_out: int,
+    draws: int,
+    seed: int,
+) -> HeldOut:
+    """Measures how much of a record the hidden units keep, and bounds its likelihood.
+
+    Source: Gan et al. (2015), AISTATS, and Park et al. (2020), JAIR 68, for the pixel-wise prediction.
+    """
+    chance = model.reconstructed(posterior, y)
+    right = float(((chance > 0.5) == (y > 0.5)).mean())
+    lit = (y > 0.5).mean(axis=0)
+    constant = float(np.maximum(lit, 1.0 - lit).mean())
+    least = float(_bound(model, posterior, y, draws, seed).mean())
+    beside = ((_CONSTANT, constant), (_AT_LEAST, least))
+    return HeldOut(len(y), left_out, _RECONSTRUCTED, right, draws, beside)
+
+
+def _bound(
+    model: SigmoidBeliefNetwork, posterior: Eta, y: np.ndarray, draws: int, seed: int
+) -> np.ndarray:
+    """Returns a lower bound on log ∫ p(y | θ) q(θ) dθ of each record, in expectation, [n].
+
+    The log of the mean over draws of p(y, z | θ) / r(z), θ ~ q and z ~ r, with r the E step's law of the
+    hidden units given y. The mean is right on average, so that its log is too low on average.
+
+    Source: Burda, Grosse and Salakhutdinov (2016), arXiv:1509.00519, equation 8.
+    """
+    theta = draws_of.thetas(model.family, posterior, draws, seed)
+    kind = generative.kind_of(model)
+    assert kind is not None
+    parameters = kind.parameters(model, theta)
+    # Not the stream that θ came from, which begins with the same seed.
+    random, messages = np.random.default_rng((seed, 1)), model.messages(posterior)
+    expected = jax.jit(model.expected)
+    together = max(1, _AT_ONCE // model.visible)
+    found = []
+    for start in range(0, len(y), together):
+        part = y[start : start + together]
+        # Float32 may round a probability to 1: no draw is then out of it.
+        lit = np.asarray(expected(messages, {"y": part})["z"], np.float64)
+        total = np.full(len(part), -np.inf)
+        for index in range(draws):
+            at = {name: each.values[index] for name, each in parameters.items()}
+            z = (random.uniform(size=lit.shape) < lit).astype(np.float64)
+            ratio = _bernoulli(at["hidden_biases"], z) - _log_chance(lit, z)
+            along = z @ at["weights"].T + at["visible_biases"]
+            total = np.logaddexp(total, ratio + _bernoulli(along, part))
+        found.append(total - math.log(draws))
+    return np.concatenate(found)
+
+
+def _bernoulli(logits: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """Returns Σ log p(unit) of units that are 0 or 1, at the log odds of 1, over the last axis."""
+    return np.asarray(-np.logaddexp(0.0, np.where(units > 0.5, -logits, logits)).sum(axis=-1))
+
+
+def _log_chance(lit: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """Returns the same of units that were drawn with the probabilities ``lit``."""
+    return np.asarray(np.log(np.where(units > 0.5, lit, 1.0 - lit)).sum(axis=-1))
 
 
 def _network(
@@ -138,14 +218,6 @@ def _factors(
     return np.asarray(-0.5 * (apart**2).sum(axis=0) - constant)
 
 
-def _line(
-    model: UnknownNoise, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
-) -> np.ndarray:
-    residual = records["y"] - records["x"] @ at["coefficients"]
-    precision = at["noise_precision"]
-    return np.asarray(0.5 * (np.log(precision) - _LOG_2PI - precision * residual**2))
-
-
 def _chain(
     model: HiddenMarkov, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
 ) -> np.ndarray:
@@ -171,5 +243,4 @@ _LOG_DENSITIES: dict[
     FactorAnalysis: _factors,
     GaussianMixture: _mixture,
     HiddenMarkov: _chain,
-    UnknownNoise: _line,
 }

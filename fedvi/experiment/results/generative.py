@@ -43,6 +43,8 @@ class Kind(NamedTuple):
       parameters: (model, θ [S, D]) → its parameters by name.
       records: (model, parameters of ONE draw, how many, generator) → so many records, in the model's
         own layout; None for a regression, which says nothing of x.
+      outcomes: of a regression: (model, parameters of ONE draw, the arrays that it is given, generator) →
+        those that it draws.
     """
 
     parameters: Callable[[Any, np.ndarray], dict[str, Parameter]]
@@ -50,6 +52,13 @@ class Kind(NamedTuple):
         Callable[[Any, Mapping[str, np.ndarray], int, np.random.Generator], dict[str, np.ndarray]]
         | None
     )
+    outcomes: (
+        Callable[
+            [Any, Mapping[str, np.ndarray], Mapping[str, np.ndarray], np.random.Generator],
+            dict[str, np.ndarray],
+        ]
+        | None
+    ) = None
 
 
 def kind_of(model: ConjugateModel) -> Kind | None:
@@ -227,6 +236,16 @@ def _line(model: UnknownNoise, theta: np.ndarray) -> dict[str, Parameter]:
     }
 
 
+def _of_line(
+    model: UnknownNoise,
+    at: Mapping[str, np.ndarray],
+    given: Mapping[str, np.ndarray],
+    random: np.random.Generator,
+) -> dict[str, np.ndarray]:
+    centre = given["x"] @ at["coefficients"]
+    return {"y": centre + random.standard_normal(len(centre)) / np.sqrt(at["noise_precision"])}
+
+
 _KINDS: dict[type, Kind] = {
     DiscreteNetwork: Kind(_network, _of_network),
     FactorAnalysis: Kind(_factors, _of_factors),
@@ -234,7 +253,7 @@ _KINDS: dict[type, Kind] = {
     HiddenMarkov: Kind(_chain, _of_chain),
     LatentDirichlet: Kind(_topics, _of_topics),
     SigmoidBeliefNetwork: Kind(_beliefs, _of_beliefs),
-    UnknownNoise: Kind(_line, None),
+    UnknownNoise: Kind(_line, None, _of_line),
 }
 
 

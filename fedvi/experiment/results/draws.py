@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from fedvi import errors
-from fedvi.experiment import generative
 from fedvi.experiment.build import Assembly
-from fedvi.experiment.generative import Parameter
+from fedvi.experiment.results import generative
+from fedvi.experiment.results.generative import Parameter
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.models.base import Model
 from fedvi.models.conjugate import ConjugateModel

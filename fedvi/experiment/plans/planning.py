@@ -16,7 +16,7 @@ from fedvi.data.schema import Binary, Number, Schema
 from fedvi.experiment import factories
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import KindSection
-from fedvi.experiment.signals import (
+from fedvi.experiment.plans.signals import (
     TYPICAL_CURVATURE,
     TYPICAL_SPREAD,
     PublicNumbers,
@@ -45,6 +45,8 @@ _CLEARLY = 1.1
 _SLOWER = 0.5
 # Modes that release gradients and curvatures at a common q.
 _NEWTON = ("site_release", "vips")
+# Beside the study's own solver: whose answers may be added up unseen, with nothing more said.
+_ADDS_UP = (*_NEWTON, "virtual_clients")
 # So many rounds are enough for steps shortened by noise.
 _ROUNDS = 20
 # Below this share of the way to the answer, a plan is said to have too few rounds.
@@ -208,7 +210,7 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
         settings.pop(name, None)
     sampler, note = assembly.sampler, ""
     accountant = budget.accountant
-    if study.sums is not None and kind not in _NEWTON:
+    if study.sums is not None and not current and kind not in _ADDS_UP:
         # It is refused where sums alone are published: its messages pay for themselves.
         accountant, note = of_messages(accountant), 'under view = "message"'
     if current:
@@ -368,7 +370,7 @@ def _recommended(
 
 
 def _of_levels(own: Mode, numbers: PublicNumbers, assembly: Assembly) -> tuple[str, ...]:
-    """Warns of levels whose own curvature drowns: ``noise_aware`` flattens to its mean what is hidden.
+    """Warns of levels whose own curvature drowns: ``noise_aware`` shrinks what is hidden to its mean.
 
     A column of 0 and 1 that a share s of the records have has a variance of about s, and tells s times
     what a standardised one does.
@@ -383,7 +385,7 @@ def _of_levels(own: Mode, numbers: PublicNumbers, assembly: Assembly) -> tuple[s
     return (
         f"coefficients of levels ({', '.join(used)}) that fewer than {few} of the records have may get too "
         "small an sd, the more so the rarer the level: what its records tell of the precision is below "
-        "the noise, and the mean over all such directions stands in for it. To mend it: merge levels that "
+        "the noise, and what others tell stands in for most of it. To mend it: merge levels that "
         "are known to be rare, or take their intervals for too narrow",
     )
 

@@ -14,10 +14,11 @@ import numpy as np
 from fedvi import __version__, errors
 from fedvi.data.formula import parse_formula
 from fedvi.data.schema import parse_schema
-from fedvi.experiment import conjugates, kept_result, parts, report_ledgers, server_plan
+from fedvi.experiment import conjugates, parts, server_plan
 from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, Reading, of_moments, readings
 from fedvi.experiment.config import Study, load_study
 from fedvi.experiment.influence import influence
+from fedvi.experiment.results import kept_result, report_ledgers
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.federation.fold import Gap
 from fedvi.privacy import ledger

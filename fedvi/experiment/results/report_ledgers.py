@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedvi import errors
-from fedvi.experiment import recompute
 from fedvi.experiment.config import Study
+from fedvi.experiment.results import recompute
 from fedvi.privacy import events, ledger, statement
 from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.statement import Claim

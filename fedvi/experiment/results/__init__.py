@@ -1,0 +1,12 @@
+"""A run that is over: read from its folder, checked against its ledgers, and told. Which file to open:
+
+- what was kept: `finished` (a folder), `kept_result` (its `result.json`), `report_ledgers` and `recompute`
+  (its ledgers, verified and priced anew);
+- what is told: `reporting` (the page and its other forms), `exports` (files for other tools), `draws`
+  (of named parameters);
+- records that nobody needs to protect: `public_files`, `new_records`, `evaluation` and `held_out` (how
+  well they are predicted), `predictions` (with `lines`, in closed form), `latents`;
+- records that are made: `synthesis`, from `ancestral` (NumPyro models) or `generative` (conjugate ones).
+"""
+
+__all__: list[str] = []
