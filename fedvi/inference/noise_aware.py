@@ -19,6 +19,8 @@ __all__ = ["anew", "of_changes", "of_sites"]
 _EMPHASIS = 2.0
 # The longest step in sds of the prior, of few coordinates; of many it is √D, the prior's own norm.
 _FARTHEST = 2.0
+# Points of a quadrature over a curvature that noise hides, from 0 to this many sds above its middle.
+_POINTS, _FAR = 200, 6.0
 
 
 def of_sites(
@@ -39,14 +41,17 @@ def of_sites(
 
     - *Curvature*: the mean H̄ of ΣH over folds, recent ones weighing more. Noise alone has eigenvalues
       up to e = u'·√(2D), with u' what is left of u in the mean (the edge of Wigner's semicircle); an
-      eigenvalue λ above it becomes √(λ² − e²), what lies below is flattened to its mean, which the
-      trace still tells. The sum is cleaned, never a site: cleaning each would invent precision.
+      eigenvalue λ above it becomes √(λ² − e²); what lies below is told by its trace and, as far as that
+      stands out of noise, by its diagonal (``_unseen``). The sum is cleaned, never a site: cleaning
+      each would invent precision.
     - *Step*: m ← m + (J_0 + Ĥ)⁻¹ · (gradient of the posterior at m), where Ĥ is H̄ with eigenvalues
       raised to e, since what lies below the edge may be as steep as that and too long a step diverges,
       and to κ·s·√D, which keeps the noise of one step below 1/κ in norm. What is below −e is no noise
       but a log likelihood that is not concave; there |λ| says how far its slope may be trusted, and no
       step is longer than max(2, √D) sds of the prior. The gradient of a site that is of another m_k is
       carried to m along the cleaned H̄: the noise of H would be multiplied by m_k − m.
+    - *Handed out*: m with precision J_0 + the cleaned H̄, without what follows. Sites are expectations
+      over it, and if noise had widened it they would lead to another optimum than the pooled one.
     - *Report*: the mean of the steps, and its covariance, which has three parts in each eigenvector of
       H̄, with eigenvalue λ, j that of J_0 and f the share of the way from the prior to the optimum that
       the steps have made: what records leave open, 1/(λ + j); what is missing of the way,
@@ -94,10 +99,16 @@ def of_sites(
         place, site = means[memory], fold.factors[name]
         answered[name] = GaussianEta(site.h - site.J @ place, place)
     values, vectors = np.linalg.eigh(curvature)
-    edge = curvature_sd * noise * math.sqrt(left) * math.sqrt(2.0 * size)
+    entry = curvature_sd * noise * math.sqrt(left)
+    edge = entry * math.sqrt(2.0 * size)
     kept = _cleaned(values, edge)
-    unseen = values <= edge
-    below = np.clip((values.sum() - kept.sum()) / max(1, unseen.sum()), 0.0, edge)
+    below = np.clip((values.sum() - kept.sum()) / max(1, (values <= edge).sum()), 0.0, edge)
+    told = np.maximum(kept, below)
+    hidden = np.abs(values) <= edge if edge > 0.0 else np.zeros(size, bool)
+    if hidden.any():
+        vectors[:, hidden], told[hidden] = _unseen(
+            values[hidden], vectors[:, hidden], below, entry, np.diagonal(prior.J)
+        )
     least = floor * gradient_sd * noise * math.sqrt(size)
     # Where no curvature is seen, what a site says of an older θ is said again at every fold until it is
     # renewed: steps are that much shorter.
@@ -112,7 +123,6 @@ def of_sites(
     step = np.linalg.solve(_rebuilt(prior.J, vectors, raised), slope)
     mean = centre + step * min(1.0, max(_FARTHEST, math.sqrt(size)) / _length(step, prior.J))
     average = average + weight * (mean - average)
-    told = np.maximum(kept, below)
     pulled = np.einsum("dk,de,ek->k", vectors, prior.J, vectors)
     if is_exact:
         missing, walk = np.zeros(size), np.zeros(size)
@@ -127,8 +137,9 @@ def of_sites(
     spread = np.linalg.inv(_rebuilt(prior.J, vectors, np.maximum(precision - pulled, 0.0)))
     precision = np.linalg.inv(_rebuilt(spread, vectors, walk))
     precision = (precision + precision.T) / 2.0
+    sharp = _rebuilt(prior.J, vectors, told)
     return Standing(
-        handed_out=GaussianEta(precision @ mean, precision),
+        handed_out=GaussianEta(sharp @ mean, sharp),
         reported=GaussianEta(precision @ average, precision),
         curvature=GaussianEta(average, curvature),
         folds=folds,
@@ -136,6 +147,47 @@ def of_sites(
         weights=weights,
         sites=answered,
     )
+
+
+def _unseen(
+    values: np.ndarray, vectors: np.ndarray, below: float, sd: float, prior: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns other axes of the space that noise hides, [D, K], and the curvature along each, [K].
+
+    Of K eigenvectors V below the edge, noise has made the directions, and only their space means
+    something. In it R = V diag(λ) Vᵀ has the diagonal r, with entries p_j·d_j + N(0, p_j² u²), where
+    p_j = Σ_k V_jk² is how much of coordinate j is hidden and d_j its curvature, about ``below`` in the
+    mean. What scatters more than noise does is theirs: τ², from the moments of r, is the variance of a
+    normal law of d_j, which r_j then narrows, and what is negative is left out, for no curvature is.
+    Of that law each d_j counts as d with 1/(d + j) = E[1/(d_j + j)], which is below its mean: what
+    is hidden may be small, and small ones make wide intervals. The axes are those of Vᵀ diag(d) V. So a
+    rare column is told less precisely than the intercept where that can be seen, and alike where not.
+
+    Args:
+      values: eigenvalues of a symmetric matrix with noise, all below its edge, [K].
+      vectors: theirs, [D, K].
+      below: their mean once cleaned.
+      sd: u, of the noise in one coordinate of svec.
+      prior: j, the precision of each coordinate's prior, [D].
+    """
+    share = np.maximum((vectors**2).sum(1), 1e-12)
+    excess = (vectors**2) @ values - below * share
+    scatter = max(0.0, float((excess**2).sum() / (share**2).sum()) - sd**2)
+    credit = scatter / (scatter + sd**2)
+    middle, spread = below + credit * excess / share, math.sqrt(credit) * sd
+    if spread > 0.0:
+        # Narrower near 0, where 1/(d + j) is steep.
+        ends = np.linspace(0.0, 1.0, _POINTS + 1)[None, :] ** 2
+        ends = ends * (np.maximum(middle, 0.0) + _FAR * spread)[:, None]
+        points = (ends[:, 1:] + ends[:, :-1]) / 2.0
+        logs = -(((points - middle[:, None]) / spread) ** 2) / 2.0
+        weights = np.exp(logs - logs.max(1, keepdims=True)) * np.diff(ends)
+        left = (weights / (points + prior[:, None])).sum(1) / weights.sum(1)
+        middle = 1.0 / left - prior
+    edge = sd * math.sqrt(2.0 * len(share))
+    diagonal = np.clip(middle, 0.0, edge)
+    found, axes = np.linalg.eigh(vectors.T @ (diagonal[:, None] * vectors))
+    return vectors @ axes, np.clip(found, 0.0, edge)
 
 
 def _weights_of(folds: int) -> np.ndarray:

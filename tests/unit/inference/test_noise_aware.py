@@ -10,7 +10,7 @@ from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.base import Fold
 from fedvi.inference.noise_aware import of_changes, of_sites
-from fedvi.inference.prior_frame import PriorFrame, from_vector
+from fedvi.inference.whitened_changes import PriorFrame, from_vector
 from tests.studies import random_eta
 
 D = 8
@@ -77,6 +77,27 @@ def test_gradients_that_noise_drowns_leave_the_prior_and_what_noise_made_of_it()
     np.testing.assert_allclose(sd, math.sqrt(1.0 + 1.0 / D), rtol=2e-3)
 
 
+def test_curvature_that_noise_hides_goes_to_the_coordinates_that_show_it():
+    """Shared out evenly, the planted bug, all coordinates get about the same sd."""
+    generator = np.random.default_rng(3)
+    H = np.diag([1.0] * 4 + [200.0] * 4)
+    rare, common = [], []
+    for _ in range(40):
+        seen = H + 60.0 * symmetric_noise(generator)
+        _, sd = WIDE.moments(stand(GaussianEta(np.zeros(D), seen), curvature_noise=60.0).reported)
+        rare.append(sd[:4].mean())
+        common.append(sd[4:].mean())
+    assert np.mean(rare) > 1.5 * np.mean(common)
+
+
+def test_what_goes_out_is_not_widened_by_noise():
+    """Sites are expectations over it: with wider ones the optimum would be another than the pooled one."""
+    H = np.diag(np.linspace(500.0, 1_000.0, D))
+    found = stand(GaussianEta(np.zeros(D), H), noise=100.0)
+    np.testing.assert_allclose(found.handed_out.J, PRIOR.J + H, rtol=1e-9)
+    assert np.linalg.eigvalsh(PRIOR.J + H - found.reported.J)[0] > 50.0
+
+
 def test_precision_is_widened_by_the_noise_of_the_gradient():
     """To first order: covariance + s² H⁻² of the noise that moved the mean."""
     site = GaussianEta(np.zeros(D), np.diag(np.linspace(500.0, 1_000.0, D)))
@@ -93,16 +114,17 @@ def test_precision_is_widened_by_what_drawing_records_scatters():
     np.testing.assert_allclose(np.diag(found), 1e5, rtol=1e-4)
 
 
-def coverage(order, *, curvature, noise, curvature_noise, replicates=60):
+def coverage(order, *, curvature, noise, curvature_noise, rare=0, replicates=60):
     """Nominal 95 % intervals of D coefficients from N(0, 1): which share covers, over replicates.
 
-    Ten clients, each with the Gaussian likelihood of precision ``curvature`` in an average direction;
-    ``order`` says who renews its site in each fold.
+    Ten clients, each with the Gaussian likelihood of precision ``curvature`` in an average direction,
+    or a 400th of it in ``rare`` coordinates; ``order`` says who renews its site in each fold.
     """
+    scales = np.where(np.arange(D) < rare, 0.05, 1.0)
     generator, hits = np.random.default_rng(0), []
     for _ in range(replicates):
         theta = generator.normal(size=D)
-        factors = generator.normal(size=(10, 3 * D, D))
+        factors = generator.normal(size=(10, 3 * D, D)) * scales
         precisions = curvature * np.einsum("kni,knj->kij", factors, factors) / (3 * D)
         roots = np.linalg.cholesky(precisions)
         pulls = precisions @ theta + np.einsum("kij,kj->ki", roots, generator.normal(size=(10, D)))
@@ -131,6 +153,8 @@ def coverage(order, *, curvature, noise, curvature_noise, replicates=60):
 EVERYBODY = list(range(10))
 CLEAR = {"curvature": 400.0, "noise": 30.0, "curvature_noise": 20.0}
 NOISY = {"curvature": 400.0, "noise": 100.0, "curvature_noise": 60.0}
+# Two columns whose curvature noise hides, as it nearly hides the others'.
+RARE = {"curvature": 100.0, "noise": 30.0, "curvature_noise": 60.0, "rare": 2}
 DROWNED = {"curvature": 0.1, "noise": 100.0, "curvature_noise": 60.0}
 
 
@@ -138,6 +162,8 @@ DROWNED = {"curvature": 0.1, "noise": 100.0, "curvature_noise": 60.0}
     ("order", "settings"),
     [
         ([EVERYBODY] * 20, CLEAR),
+        # With what noise hides shared out evenly, 86 %.
+        ([EVERYBODY] * 20, RARE),
         # With the mean of the steps as it is, far fewer.
         ([EVERYBODY] * 20, DROWNED),
         # With the noise of those who left averaged like that of the others, far fewer.
@@ -146,7 +172,14 @@ DROWNED = {"curvature": 0.1, "noise": 100.0, "curvature_noise": 60.0}
         # With steps as long as if all sites were new, means leave for 1e24.
         ([[client] for client in EVERYBODY] * 8, NOISY),
     ],
-    ids=["synchronous", "drowned", "half leave", "sequential", "sequential and noisy"],
+    ids=[
+        "synchronous",
+        "rare columns",
+        "drowned",
+        "half leave",
+        "sequential",
+        "sequential and noisy",
+    ],
 )
 def test_intervals_cover_under_noise(order, settings):
     # 60 replicates of 8 correlated coefficients: the standard error is below 2 points, and the seed fixed.
