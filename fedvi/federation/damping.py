@@ -44,7 +44,9 @@ def adaptive() -> StepRule:
     e ← (1 − s·k)·e. So r = ⟨u′, u⟩ / ‖u‖² of successive updates, in units of the posterior's sds,
     estimates 1 − s·k. Halving s leaves less of the error iff |(1 + r)/2| < |r|, that is r < −1/3;
     doubling does iff |2r − 1| < |r|, that is r > 1/3. Updates that oppose each other but shrink fast
-    need no damping. Independently of that, s is halved while q would be improper, down to the floor
+    need no damping. M answers that each propose the whole error overshoot by k = M at most: where |r| is
+    above M, it is no echo of the last update but news, of somebody who joined, and s stays.
+    Independently of that, s is halved while q would be improper, down to the floor
     1/M, at which a synchronous update without noise is a convex combination of proper members.
 
     Source: DESIGN §6 and specs/pvi.md §1.5 (the opposition rule); the thresholds are derived above.
@@ -56,7 +58,7 @@ def adaptive() -> StepRule:
         damping = memory.damping
         if memory.update is not None:
             size, product = _products(family, served, memory.update, update)
-            ratio = product / size if size > 0.0 else 0.0
+            ratio = product / size if abs(product) * floor <= size and size > 0.0 else 0.0
             if ratio < -1.0 / 3.0:
                 damping *= 0.5
             elif ratio > 1.0 / 3.0:

@@ -3,9 +3,13 @@
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ from fedvi.server.durable import SqliteServerStore
 from fedvi.store.sqlite import SqliteClientStore
 from fedvi.transport._wire import admin_pb2 as pb
 from fedvi.transport.grpc import GrpcLink
-from tests.integration.test_server_cli import fedvi, server
+from tests.integration.test_server_cli import FEDVI, fedvi, server
 from tests.servers import Running, running
 from tests.sites import NAMES, assembled, study_file
 
@@ -198,6 +202,101 @@ def test_an_operator_removes_a_client_and_adds_another_by_command_and_the_poster
     found = np.load(state / "result" / "posterior.npz")
     for field in ("h", "J"):
         np.testing.assert_allclose(found[field], getattr(expected, field), rtol=1e-9, atol=1e-9)
+
+
+README = re.compile(r"^(?P<who>[\w-]+)\$ (?P<command>.+)$", re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_clients_join_and_leave_over_a_network_by_the_commands_of_the_readme(
+    examples: Path, tmp_path: Path
+) -> None:
+    """Each prompt is a process; a new command at a prompt ends what runs there, as Ctrl-C does."""
+    for name in ("continual", "heart-disease"):
+        shutil.copytree(examples / name, tmp_path / "examples" / name)
+    text = (examples / "continual" / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```console\n(\w+\$.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    # What the README says of where the run stands before the next block.
+    waits = [("budapest", {"cleveland"}), ("long-beach", {"cleveland", "budapest", "switzerland"})]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    state = tmp_path / ".fedvi" / "continual" / "server"
+    with Terminals(tmp_path) as terminals:
+        for block, waited in zip(blocks, [*waits, None], strict=True):
+            for who, command in README.findall(block):
+                terminals.run(who, command.replace("7443", str(port)))
+            if waited is not None:
+                last, answered = waited
+                terminals.wait_for(state, lambda run, last=last: run["awaited"] == [last])
+                run = json.loads(fedvi("status", state, "--json").stdout)
+                assert {row["name"] for row in run["clients"] if row["visits"] == 1} == answered
+        found = terminals.printed("server")
+    shown = re.search(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    # The figures depend on no seed: the solver iterates to the mode, and nothing is noised.
+    printed = {line.rstrip() for line in found.splitlines()}
+    for line in shown[1].splitlines():
+        assert line.rstrip() in printed, found
+
+
+class Terminals:
+    """Terminals in one folder, each of which runs one command at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._environment = {**os.environ, "PATH": path, "JAX_PLATFORMS": "cpu", "COLUMNS": "130"}
+
+    def __enter__(self) -> "Terminals":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+    def run(self, who: str, command: str) -> None:
+        """Ends what runs there, and starts a command; waits for one that is no server or client."""
+        before = self._running.get(who)
+        if before is not None and before.poll() is None:
+            before.send_signal(signal.SIGINT)
+            assert before.wait(180.0) == 0, self.errors(who)
+        with (
+            (self._folder / f"{who}.out").open("ab") as out,
+            (self._folder / f"{who}.err").open("ab") as err,
+        ):
+            # In place of the shell, so that a signal reaches the command itself.
+            words = "" if "|" in command or ">" in command else "exec "
+            self._running[who] = subprocess.Popen(
+                ["bash", "-ec", words + command],
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                cwd=self._folder,
+                env=self._environment,
+            )
+        if not re.match(r"fedvi (server|client) ", command):
+            assert self._running[who].wait(180.0) == 0, self.errors(who)
+
+    def wait_for(self, state: Path, wanted: Any) -> None:
+        """Waits until the run is as wanted; a server that only begins has none."""
+        for _ in range(120):
+            command = [*FEDVI, "status", str(state), "--json"]
+            done = subprocess.run(command, capture_output=True, check=False)
+            if done.returncode == 0 and wanted(json.loads(done.stdout)):
+                return
+            time.sleep(0.5)
+        raise AssertionError("".join(map(self.errors, self._running)))
+
+    def printed(self, who: str) -> str:
+        """Returns what a terminal showed, once all that runs has ended well."""
+        for name, process in self._running.items():
+            assert process.wait(120.0) == 0, self.errors(name)
+        return (self._folder / f"{who}.out").read_text(encoding="utf-8")
+
+    def errors(self, who: str) -> str:
+        return (self._folder / f"{who}.err").read_text(encoding="utf-8")
 
 
 def states(run: dict[str, Any]) -> dict[str, str]:
