@@ -21,6 +21,7 @@ __all__ = [
     "padding",
     "repeats",
     "shift",
+    "without_earlier_noise",
 ]
 
 Pairs: TypeAlias = Sequence[tuple[Run, Run]]
@@ -206,6 +207,28 @@ def padding(base: Run, stained: Run) -> Finding:
         if not moved
         else "a slot without a record enters the totals: the mask of the records is ignored",
         {"moved": moved},
+    )
+
+
+def without_earlier_noise(base: Run, other: Run) -> Finding:
+    """Whether totals stay as they are, given the tasks, when earlier noise was another.
+
+    What sums over clients are priced for: noise that a client keeps, and answers by, is in no sum's price.
+    """
+    pairs = list(zip(base.calls, other.calls, strict=False))
+    moved = sum(not np.array_equal(one.total, two.total) for one, two in pairs)
+    # What left shows whether the noise was another indeed; a call notes what it would have been.
+    drawn = sum(one != two for one, two in zip(base.payloads, other.payloads, strict=False))
+    passed = not moved and len(base.calls) == len(other.calls)
+    return Finding(
+        "replay",
+        "answers depend on no noise before",
+        passed if drawn else None,
+        f"{moved} of {len(pairs)} totals moved, with other noise in {drawn} messages and the same tasks",
+        "given what was broadcast, no total depends on noise that its client drew: sums hide it all"
+        if passed
+        else "a client keeps noise of its own and answers by it, which sums over clients do not hide",
+        {"moved": moved, "releases": len(pairs)},
     )
 
 

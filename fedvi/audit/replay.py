@@ -50,6 +50,7 @@ def replay(
     visits: int = _VISITS,
     advance: Advance | None = None,
     sampler: SamplerRecorder | None = None,
+    in_sums: bool = False,
 ) -> list[Finding]:
     """Runs a private solver's updates on neighbouring shards and compares what entered the noise.
 
@@ -58,7 +59,8 @@ def replay(
     exact integers where the mechanism has a grid; that the runs make the same releases, of the same
     arrays; that equal outputs give byte-equal messages and equal public metrics; that the event is
     the price announced; that the noise is what is charged, fresh, and the same whatever the records;
-    and that records get into batches at the priced rate, by keys of their own.
+    and that records get into batches at the priced rate, by keys of their own. Where answers are
+    seen in sums alone, also that no total depends on noise that the client drew before.
 
     It sees the records that it tries, and no others: the proof is with the code that clips.
 
@@ -73,12 +75,13 @@ def replay(
       visits: of the plan, all of which are replayed: what a solver keeps may leave at a late one.
       advance: what comes after an answer; without it every visit gets the same posterior.
       sampler: around the solver's sampler, if batches are random.
+      in_sums: whether answers are seen in sums over clients alone (view = "aggregate").
 
     Returns:
       The findings, none of which says anything of real data.
     """
     found = _Replay(solver, recorder, keys, task, shard, clients, visits, advance, sampler)
-    return found.findings()
+    return [*found.findings(), *([found.memory()] if in_sums else [])]
 
 
 def replay_without_mechanism(
@@ -179,6 +182,10 @@ class _Replay:
             *self._noise(noisy),
             *self._inclusion(base, few[0], changed, noisy),
         ]
+
+    def memory(self) -> Finding:
+        base = self._runner.first(self._clients[0], self._visits, self._shard)
+        return compare.without_earlier_noise(base, self._runner.renoised(base, self._shard))
 
     def outside(self) -> list[Finding]:
         base = self._runner.first(self._clients[0], self._visits, self._shard)

@@ -102,6 +102,11 @@ class Runner:
         visits = len(base.tasks) if visits is None else min(visits, len(base.tasks))
         return self._run(base.tasks[0].client, visits, shard, base.tasks, base.calls)
 
+    def renoised(self, base: Run, shard: Shard) -> Run:
+        """A run with the keys and tasks of another, and with its noise turned around."""
+        script = [call._replace(output=2 * call.total - call.output) for call in base.calls]
+        return self._run(base.tasks[0].client, len(base.tasks), shard, base.tasks, script)
+
     def _run(
         self,
         client: str,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # a server reads this file, and needs no JAX
 
 __all__ = [
     "Change",
+    "CleanState",
     "Fold",
     "LocalSolver",
     "Shard",
@@ -39,11 +40,11 @@ class Task(NamedTuple):
     Attributes:
       task_id: names the task; the release made for it carries the same name in the ledger.
       client: who is to solve it.
-      visit: how many of this client's answers were folded before, from 0.
+      visit: how many of this client's answers were folded, or dropped, before; from 0.
       version: the server's version of ``posterior``.
       posterior: η of the broadcast q.
       factor: η of this client's own committed factor tₘ.
-      damping: the step s that the server last applied to this client's answer.
+      damping: the step s that the server last applied to this client's answer; 0 if that was dropped.
     """
 
     task_id: str
@@ -126,6 +127,27 @@ class Shard(NamedTuple):
         return f"Shard({', '.join(self.records)})"
 
 
+class CleanState(NamedTuple):
+    """What parts know and nobody else: un-noised functions of records. Never leaves the client.
+
+    Task ``visit`` counts the answers of this client that the server is done with, so visit + 1 after an
+    answer means that it was folded, with the s of ``task.damping``, or dropped, with s = 0; the same
+    visit, that it never arrived, and it is forgotten. Any other count means that this state is not of
+    this study's last answer (lost, or restored): every part begins anew from its share, 1/K, of the
+    client's factor as the server has it; before the first answer from 1, for ``task.factor`` may then
+    be a part of what others answered. Which of these applies depends on what is public alone.
+
+    Attributes:
+      visit: of the last answer, int64 []; −1 before the first.
+      factors: η_mk of each part as committed before that answer, (h [K, D], J [K, …]), float64.
+      proposed: the clipped clean change of each part in that answer, the same shapes.
+    """
+
+    visit: np.ndarray
+    factors: GaussianEta
+    proposed: GaussianEta
+
+
 class LocalSolver(NamedTuple):
     """How a client answers a task; a pair of pure functions and their price.
 
@@ -150,10 +172,11 @@ class LocalSolver(NamedTuple):
       renews: whether an answer is a fresh statistic that takes the place of the factor. It is folded
         as it is, s = 1: how far the posterior moves is up to ``stand``.
       adds_up: the shapes of an answer's arrays, by name, if their sum over clients is all that a server
-        needs: then an answer depends on its records, the task's posterior and its own keys alone, not
-        on what its client sent before; ``finish`` is a function of its arrays that makes of the sum what
-        one client with all records would have sent; and each array is noised whole numbers on the
-        mechanism's grid. None: answers are folded one by one.
+        needs: then an answer depends on its records, the tasks so far and its own keys alone, and on no
+        noise that its client drew before (a state, where there is one, holds none); ``finish`` is a
+        function of its arrays that makes of the sum what one client with all records would have sent;
+        and each array is noised whole numbers on the mechanism's grid. None: answers are folded one by
+        one.
     """
 
     name: str

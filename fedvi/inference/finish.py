@@ -11,8 +11,9 @@ import scipy.linalg
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
 from fedvi.inference.base import Change, Task, check_shapes
+from fedvi.inference.whitened_changes import PriorFrame, from_vector
 
-__all__ = ["SHARPEST", "finish_site", "finish_whitened", "to_natural"]
+__all__ = ["SHARPEST", "finish_change", "finish_site", "finish_whitened", "to_natural"]
 
 SHARPEST = 6.0
 """A released scale is at most exp(±6) of the broadcast sds: float64 holds the precision of no much
@@ -61,6 +62,29 @@ def finish_site(value: dict[str, np.ndarray], task: Task, *, weight: float, rate
     mean, _ = FullGaussian(size).moments(task.posterior)
     site = GaussianEta(value["gradient"] / rate + curvature @ mean, curvature)
     return Change(tree.subtract(site, task.factor))
+
+
+def finish_change(
+    value: dict[str, np.ndarray], task: Task, *, mean: list[float], root: list[Any], weight: float
+) -> Change:
+    """Turns a released change in the prior's coordinates into Δη, times a public weight.
+
+    Args:
+      value: ``change``, as ``whitened_changes.to_vector`` lays it out.
+      task: what was answered; the shape of its posterior's precision tells the family.
+      mean: m₀ of the frame, [D].
+      root: L₀ by rows, [D][D]; or its diagonal, [D], where there is nothing else.
+      weight: α, 1 / K or 1.
+
+    Raises:
+      ProtocolError: if the arrays are others, or of other shapes.
+    """
+    size, is_full = task.posterior.h.shape[0], task.posterior.J.ndim == 2
+    count = size + (size * (size + 1) // 2 if is_full else size)
+    check_shapes(value, {"change": (count,)})
+    scale = np.asarray(root, np.float64)
+    frame = PriorFrame(np.asarray(mean), np.diag(scale) if is_full and scale.ndim == 1 else scale)
+    return Change(from_vector(frame, weight * np.asarray(value["change"], np.float64)))
 
 
 def to_natural(family: Any, task: Task, location: np.ndarray, raw: np.ndarray) -> GaussianEta:

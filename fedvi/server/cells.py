@@ -67,7 +67,7 @@ class Reference(NamedTuple):
 
 
 # Fields of an update that its line leaves out where they are empty.
-_RARE = ("removed", "added", "given_up")
+_RARE = ("removed", "added", "given_up", "dropped")
 
 Put = Callable[[np.ndarray], Reference]
 Get = Callable[[Reference], np.ndarray]

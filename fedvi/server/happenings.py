@@ -30,7 +30,7 @@ class Happening(NamedTuple):
 
     Attributes:
       kind: one word: joined, left, failed, away, back, offered, exported, answered, folded, added,
-        given_up, removed, status, refused.
+        given_up, dropped, removed, status, refused.
       client: whom it concerns; empty for the run as a whole.
       text: a sentence.
       update: the fold, if it is one.
@@ -94,6 +94,9 @@ def between(
             found.append(Happening("removed", name, text))
         if update.given_up:
             found.append(Happening("given_up", "", given_up(spec, update)))
+        for name in update.dropped:
+            text = f"{name} answered after the sum of its round was published: dropped, and stays charged"
+            found.append(Happening("dropped", name, text))
         if update.clients:
             found.append(Happening("folded", "", folded(spec, update, after.away), update))
     if after.status != before.status:

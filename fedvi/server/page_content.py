@@ -109,6 +109,7 @@ def _fold(update: Update) -> dict[str, Any]:
         "clients": list(update.clients),
         "missing": list(update.missing),
         "given_up": list(update.given_up),
+        "dropped": list(update.dropped),
         "removed": list(update.removed),
         "added": list(update.added),
         "damping": update.damping if update.clients else None,

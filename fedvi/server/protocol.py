@@ -57,6 +57,7 @@ from fedvi.server.turns import (
     brings_work,
     check_fold,
     check_size,
+    dropped,
     is_in_turn,
     next_deadline,
     settle,
@@ -330,8 +331,12 @@ def _next_task(
 
 
 def _last_damping(state: ServerState, client: str) -> float:
-    used = (update.damping for update in reversed(state.history) if client in update.clients)
-    return next(used, 1.0)
+    for update in reversed(state.history):
+        if client in update.clients:
+            return update.damping
+        if client in (*update.given_up, *update.dropped):
+            return 0.0
+    return 1.0
 
 
 def _begin(spec: ServerSpec, state: ServerState, request: Begin) -> tuple[ServerState, Reply]:
@@ -416,7 +421,7 @@ def _gathered(
     """
     name = answer.task.client
     if answer.task.version != state.version:
-        state = state._replace(visits={**state.visits, name: state.visits[name] + 1})
+        state = dropped(spec, state, name)
     else:
         change = Change(spec.keep(answer.change.delta))
         state = _with(state, answer._replace(change=change))

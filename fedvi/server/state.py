@@ -146,6 +146,7 @@ class Update(NamedTuple):
       added: who joined, with the factor 1. No answer is folded then, and the version stays.
       given_up: whose answers were dropped, since fewer came than a sum that is published must hold. The
         version stays.
+      dropped: whose answer came after the sum of its round was published. The version stays.
     """
 
     version: int
@@ -158,6 +159,7 @@ class Update(NamedTuple):
     removed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     given_up: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 class Waiting(NamedTuple):

@@ -21,6 +21,7 @@ KEPT = (
     "back",
     "folded",
     "given_up",
+    "dropped",
     "added",
     "removed",
     "status",
@@ -32,7 +33,7 @@ KEPT = (
 # Of what one client does at will: at most 2 MB of the log a day.
 _TOLD_A_SECOND, _TOLD_AT_ONCE = 0.2, 20.0
 
-_WARNINGS = ("failed", "away", "refused", "given_up")
+_WARNINGS = ("failed", "away", "refused", "given_up", "dropped")
 
 
 class Teller:

@@ -323,7 +323,17 @@ def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Se
     # As one client with everybody's records would have answered, after as many answers as there were sums.
     task = state.answers[0].task._replace(factor=whole, visit=state.version)
     told = sums.totals(gather, [answer.change for answer in state.answers])
-    moved = tree.add(whole, spec.finish[task.client](told, task).delta)
+    change = spec.finish[task.client](told, task).delta
+    check_size(change, "the sum of a round")
+    damping, memory = 1.0, state.memory
+    if not spec.renews:
+        before = memory.get(members, damping_rules.Memory())
+        damping = spec.step_rule.choose(
+            spec.family, served(spec, state), state.posterior, change, before, 1.0 / len(members)
+        )
+        kept = spec.keep(tree.freeze(change))
+        memory = {**memory, members: damping_rules.Memory(damping, kept)}
+    moved = tree.add_scaled(whole, change, damping)
     check_size(moved, "the sum of a round")
     part = spec.keep(tree.freeze(tree.scale(moved, 1.0 / len(members))))
     factors = dict.fromkeys(members, part)
@@ -333,11 +343,12 @@ def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Se
         version=state.version + 1,
         posterior=spec.keep(tree.freeze(folding.posterior_of(spec.prior, factors))),
         factors=factors,
+        memory=memory,
     )
     if spec.stand is not None:
         # Noise as of all clients, also where some did not answer: never less than there is.
         asked = dict.fromkeys(members, task.posterior)
-        fold = Fold(spec.prior, spec.prior, after.posterior, factors, asked, 1.0)
+        fold = Fold(spec.prior, spec.prior, after.posterior, factors, asked, damping)
         standing = spec.stand(spec.family, fold, state.standing)
         after = after._replace(
             standing=standing._replace(handed_out=tree.freeze(standing.handed_out))
@@ -345,7 +356,7 @@ def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Se
     handed_out = served(spec, after)
     if not (tree.is_finite(handed_out) and spec.family.is_proper(handed_out)):
         raise FloatingPointError
-    update = Update(after.version, clients, (0,) * len(clients), 1.0, 0, None)
+    update = Update(after.version, clients, (0,) * len(clients), damping, 0, None)
     return noted(spec, after, rounds_before, update)
 
 
@@ -363,6 +374,21 @@ def _given_up(spec: ServerSpec, state: ServerState) -> ServerState:
         given_up=tuple(answer.task.client for answer in state.answers),
     )
     return after._replace(history=(*state.history, update), skipped=())
+
+
+def dropped(spec: ServerSpec, state: ServerState, client: str) -> ServerState:
+    """Drops an answer that no sum can hold any more; it stays charged, and nothing is published of it."""
+    update = Update(
+        version=state.version,
+        clients=(),
+        staleness=(),
+        damping=1.0,
+        rounds=progress_of(spec, state).rounds,
+        gap=None,
+        dropped=(client,),
+    )
+    visits = {**state.visits, client: state.visits[client] + 1}
+    return state._replace(visits=visits, history=(*state.history, update))
 
 
 def _turned(state: ServerState) -> ServerState:

@@ -268,8 +268,8 @@ def task_from(message: pb.Task, client: str, like: Eta) -> Work:
     if message.client != client:
         raise errors.ProtocolError(f"client is {message.client!r}, expected {client!r}")
     damping = message.damping
-    if not (math.isfinite(damping) and damping > 0.0):
-        raise errors.ProtocolError(f"damping is {damping}, expected a number above 0")
+    if not (math.isfinite(damping) and damping >= 0.0):
+        raise errors.ProtocolError(f"damping is {damping}, expected a number of at least 0")
     task = Task(
         task_id=_name("task_id", message.task_id),
         client=client,

@@ -15,8 +15,9 @@ from fedvi import errors
 from fedvi.audit import profile as profiles
 from fedvi.audit import trials as worst
 from fedvi.cli.main import main
-from fedvi.experiment import build, finished, recompute, server_plan
+from fedvi.experiment import build, server_plan
 from fedvi.experiment.config import load_study, parse_study
+from fedvi.experiment.results import finished, recompute
 from fedvi.expfam import tree
 from fedvi.inference import solvers
 from fedvi.privacy import events, mechanisms, sampling
@@ -25,6 +26,7 @@ from fedvi.privacy.sums import in_sum
 from fedvi.server import protocol
 from tests.servers import running
 from tests.sites import assembled, sites_of, study_file, undisturbed, until
+from tests.studies import raw_study, run_study, split
 
 AGGREGATE = {
     "epsilon": 2.0,
@@ -298,3 +300,33 @@ def test_an_audit_of_the_study_finds_nothing_and_names_the_sums(study: Path) -> 
     profiled = [f["figure"] for f in found["findings"] if f["layer"] == "profile"]
     assert profiled
     assert all("in sums of 2 noises" in figure for figure in profiled)
+
+
+def test_clean_factors_in_sums_tell_more_than_noisy_ones_in_messages() -> None:
+    """24 clients, two visits, records that are made up; noise that is seeded."""
+    generator = np.random.default_rng(0)
+    x, clients = generator.normal(size=(12_000, 2)), 24
+    y = x @ [0.6, -0.3] + generator.normal(size=12_000)
+    sources = split(x, y, np.arange(12_000) % clients)
+    optimum = np.linalg.solve(x.T @ x + np.eye(2), x.T @ y)
+
+    def answer(**solver_and_view: Any) -> tuple[np.ndarray, np.ndarray]:
+        view = solver_and_view.pop("view")
+        raw = raw_study(
+            list(sources),
+            2,
+            kind="linear",
+            solver={"kind": "perturbed_update", "clip_norm": 1_000.0, **solver_and_view},
+            schedule={"kind": "synchronous", "rounds": 2},
+            privacy={**changed(view=view), "epsilon": 24.0},
+        )
+        raw["data"]["max_records"] = 600
+        raw["simulation"] = {"insecure_seed": 0}
+        result = run_study(raw, sources)
+        return result.assembly.family.moments(result.posterior)
+
+    mean, sd = answer(view="aggregate", clean_factor=True)
+    # Two numbers: beyond 4 sds with a probability of 1e-4.
+    assert (np.abs(mean - optimum) < 4.0 * sd).all()
+    _, of_messages = answer(view="message")
+    assert sd.mean() < 0.9 * of_messages.mean()

@@ -1,8 +1,9 @@
 """What the solvers have in common that clip a whole change Δη: how a shard is divided, how a part
-is fitted, and how the changes of all parts become one release."""
+is fitted, what it remembers, and how the changes of all parts become one release."""
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +13,13 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.inference.base import Change, CleanState, LocalSolver, Shard, Task, compiled_once
+from fedvi.inference.finish import finish_change
 from fedvi.inference.local_latents import takes_newton
-from fedvi.inference.prior_frame import PriorFrame, from_vector, to_vector
 from fedvi.inference.solvers.glm import glm
 from fedvi.inference.solvers.gradient import gradient
 from fedvi.inference.units import UnitModel
+from fedvi.inference.whitened_changes import PriorFrame, from_vector, to_vector
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.release import (
@@ -27,7 +29,6 @@ from fedvi.privacy.release import (
     Released,
     Sampler,
     clipped_changes,
-    decoded,
     post_process,
     release,
 )
@@ -37,12 +38,15 @@ __all__ = [
     "Door",
     "change_of",
     "clipped",
+    "committed",
     "divided",
     "door",
     "fitter",
     "keys_of_part",
     "moved_by_one",
+    "nothing_yet",
     "part_capacity",
+    "proposed",
 ]
 
 _STEPS = 1000
@@ -183,17 +187,51 @@ def clipped(frame: PriorFrame, changes: Sequence[GaussianEta], clip_norm: float)
         return np.asarray(vectors * np.minimum(1.0, clip_norm / norms))
 
 
+def nothing_yet(family: Any, parts: int) -> CleanState:
+    """Returns the state before the first answer."""
+    nothing = _stacked([family.zeros()] * parts)
+    return CleanState(np.array(-1, np.int64), nothing, nothing)
+
+
+def committed(state: CleanState, task: Task, parts: int) -> GaussianEta:
+    """Returns the parts' clean factors at the begin of a visit, [K, …]; see ``CleanState``."""
+    passed = task.visit - int(state.visit)
+    if state.visit < 0 or passed not in (0, 1):
+        # At visit 0 nothing of this client is in any sum, whoever answered before it.
+        whole = task.factor if task.visit > 0 else tree.map_leaves(np.zeros_like, task.factor)
+        return _stacked([tree.scale(whole, 1.0 / parts)] * parts)
+    if passed == 0:
+        return state.factors
+    return GaussianEta(*tree.add_scaled(state.factors, state.proposed, task.damping))
+
+
+def proposed(
+    task: Task, factors: GaussianEta, frame: PriorFrame, vectors: np.ndarray, weight: float
+) -> CleanState:
+    """Returns the state after an answer of clipped changes, [K, d], times a weight."""
+    changes = _stacked([from_vector(frame, weight * vector) for vector in vectors])
+    return CleanState(np.array(task.visit, np.int64), factors, changes)
+
+
+def _stacked(etas: list[Any]) -> GaussianEta:
+    return GaussianEta(np.stack([eta.h for eta in etas]), np.stack([eta.J for eta in etas]))
+
+
 class Door(NamedTuple):
     """How clipped changes leave.
 
     Attributes:
       cost: the event of ``leave``.
-      leave: (noise key, task, clipped changes float64 [K, d], weight) → Released of the broadcast
-        η + weight · (Σₖ Δₖ + noise), as ``h`` and ``J``, float64 NumPy.
+      leave: (noise key, clipped changes float64 [K, d]) → Released of Σₖ Δₖ + noise in the prior's
+        coordinates, as ``change`` [d], on the mechanism's grid where it has one.
+      finish: what makes of that, times the weight, a change of the factor; the server's.
+      shapes: of what leaves.
     """
 
     cost: events.Event
-    leave: Callable[[Key, Task, np.ndarray, float], Released]
+    leave: Callable[[Key, np.ndarray], Released]
+    finish: Callable[[dict[str, np.ndarray], Task], Change]
+    shapes: Mapping[str, tuple[int, ...]]
 
 
 def door(
@@ -204,11 +242,12 @@ def door(
     clip_norm: float,
     parts: int,
     moved: tuple[int, int],
+    weight: float,
 ) -> Door:
     """Returns the door of K clipped changes of which one unit changes ``moved`` (``moved_by_one``).
 
     Guarantee: of ``leave``: that of ``clipped_changes``, whose noise is in the prior's coordinates.
-    The weight, the broadcast η and the way back to it are public: post-processing.
+    The weight and the way back to η are public, and the server's: post-processing.
 
     Raises:
       SolverError: for a clip norm that is not positive, or a sampler that takes no whole shards.
@@ -225,18 +264,22 @@ def door(
     leave = _compiled(sampler, mechanism, clip_norm, parts, *moved)
     like = jax.ShapeDtypeStruct((parts, family.number_count), np.float32)
     bounded = jax.eval_shape(_bound(sampler, mechanism, clip_norm, parts, *moved), like)
+    root = frame.root
+    if root.ndim == 2 and np.array_equal(root, np.diag(np.diagonal(root))):
+        root = np.diagonal(root)
 
-    def out(key: Key, task: Task, changes: np.ndarray, weight: float) -> Released:
-        def natural(total: Any) -> dict[str, np.ndarray]:
-            change = from_vector(frame, weight * np.asarray(total, np.float64))
-            moved = tree.add(task.posterior, change)
-            return {"h": moved.h, "J": moved.J}
-
+    def out(key: Key, changes: np.ndarray) -> Released:
         noised = leave(key, jnp.asarray(changes, jnp.float32))
-        # To NumPy first: there integers × step is taken in float64.
-        return post_process(natural, decoded(post_process(jax.device_get, noised)))
+        return post_process(lambda total: {"change": total}, noised)
 
-    return Door(sampler.event(mechanism.event(bounded.shift)), out)
+    return Door(
+        sampler.event(mechanism.event(bounded.shift)),
+        out,
+        functools.partial(
+            finish_change, mean=frame.mean.tolist(), root=root.tolist(), weight=weight
+        ),
+        {"change": (family.number_count,)},
+    )
 
 
 def _bound(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.noise_aware import of_changes
 from fedvi.inference.prior_frame import prior_frame
@@ -71,7 +71,7 @@ def local_averaging(
     moved = _parts.moved_by_one(model, parts, by_place)
     fit = _parts.fitter(family, tempered(model, parts), steps, draws, learning_rate)
     frame = prior_frame(family, model)
-    door = _parts.door(frame, family, sampler, mechanism, clip_norm, parts, moved)
+    door = _parts.door(frame, family, sampler, mechanism, clip_norm, parts, moved, 1.0 / parts)
     noise = mechanism.noise_multiplier * clip_norm / parts
 
     def update(
@@ -82,14 +82,14 @@ def local_averaging(
             for part, own in enumerate(_parts.divided(shard, parts, by_place))
         ]
         vectors = _parts.clipped(frame, changes, clip_norm)
-        released = door.leave(key_of("noise"), task, vectors, 1.0 / parts)
+        released = door.leave(key_of("noise"), vectors)
         return state, released, {"change_norms": np.linalg.norm(vectors, axis=1)}
 
     return LocalSolver(
         name="local_averaging",
         init=lambda eta: (),
         update=update,
-        finish=finish_natural,
+        finish=door.finish,
         cost=door.cost,
         number_count=family.number_count,
         clip_norm=clip_norm,

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedvi import errors
-from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.expfam.gaussian import GaussianEta
+from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.inference.noise_aware import of_changes
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers import _parts
@@ -29,23 +30,30 @@ def perturbed_update(
     steps: int | None = None,
     draws: int = 8,
     learning_rate: float = 0.1,
+    clean_factor: bool = False,
 ) -> LocalSolver:
     """Returns the solver that releases α·(clip(Δλ) + noise) of the client's whole local optimum.
 
     Δλ = η(q*) − η, q* the optimum of the client's objective, clipped to C in L2 over (h, J) in the
     prior's coordinates (``prior_frame``); noise of std zC, z the mechanism's ``noise_multiplier``. The
     poster's σ shared by M clients is z = σ / √M: what one message holds. The client's factor carries
-    its own noise, as the poster's does.
+    its own noise, as the poster's does; or, with ``clean_factor``, the client remembers its own,
+    without noise, and takes that for its cavity.
 
-    Guarantee: for the view ``message``: one visit costs ``mechanism.event(shift)`` with the shift
-    2C under either relation. Unit: one record, or one patient. Proof: a record decides where in
-    the ball of radius C the whole clipped change lies, so it moves by 2C at most, also where a record
-    is only added or removed (``clipped_changes`` with one row). α, the way back to η, the factor and the
-    cavity are post-processing of what was released. The same price covers a whole client: its data
+    Guarantee: for the view ``message``, and with ``clean_factor`` for ``aggregate``: one visit costs
+    ``mechanism.event(shift)`` with the shift 2C under either relation. Unit: one record, or one
+    patient. Proof: a record decides where in the ball of radius C the whole clipped change lies, so it
+    moves by 2C at most, also where a record is only added or removed (``clipped_changes`` with one
+    row). α, the way back to η, the factor and the cavity are post-processing of what was released; a
+    clean factor is not, but given what was released it is the same for every noise, and whatever it
+    holds, the change is clipped. The same price covers a whole client: its data
     substituted, 2C; its data taken away, so that its contribution counts as zero, C, which
-    ``privacy.views.view_event`` states and this event bounds. Not claimed: the price σ of the sum
-    of M messages. Each message is seen, at σ / √M; and where only sums are seen, the noise that a
-    factor keeps makes later answers depend on it, which costs more (specs/pvi.md §3.3).
+    ``privacy.views.view_event`` states and this event bounds. Not claimed of a factor with noise: the
+    price σ of the sum of M messages. Each message is seen, at σ / √M; and where only sums are seen,
+    the noise that a factor keeps makes later answers depend on it, which costs more (specs/pvi.md
+    §3.3). A clean factor is a function of the client's records and of what was broadcast and
+    committed, which is public, so that no answer depends on earlier noise otherwise: what
+    docs/proofs/aggregate_view.md asks for.
 
     Args:
       family: full or diagonal Gaussian over the model's θ.
@@ -55,14 +63,16 @@ def perturbed_update(
       clip_norm: C, the L2 bound on the change, in the prior's sds.
       alpha: α in (0, 1], the damping of the poster, beside the server's own.
       steps, draws, learning_rate: as of ``local_averaging``.
+      clean_factor: whether the client's factor is without noise, and its own secret
+        (``CleanState``). The view ``aggregate`` wants it.
 
-    Source: specs/pvi.md §2.2; the formula is ``literal_update``'s.
+    Source: specs/pvi.md §2.2 and §3.3 (clean factors); the formula is ``literal_update``'s.
     """
     if not 0.0 < alpha <= 1.0:
         raise errors.SolverError(f"alpha is {alpha}, expected above 0 and at most 1")
     fit = _parts.fitter(family, model, steps, draws, learning_rate)
     frame = prior_frame(family, model)
-    door = _parts.door(frame, family, sampler, mechanism, clip_norm, 1, (1, 1))
+    door = _parts.door(frame, family, sampler, mechanism, clip_norm, 1, (1, 1), alpha)
     noise = mechanism.noise_multiplier * clip_norm * alpha
 
     def update(
@@ -70,21 +80,27 @@ def perturbed_update(
     ) -> tuple[Any, Released, dict[str, Any]]:
         records = {name: column for name, column in shard.records.items() if name != IDS}
         own = _parts.keys_of_part(key_of, 0)
+        if clean_factor:
+            factors = _parts.committed(state, task, 1)
+            task = task._replace(factor=GaussianEta(factors.h[0], factors.J[0]))
         change = _parts.change_of(fit, family, own, task, Shard(records, shard.mask))
         vectors = _parts.clipped(frame, [change], clip_norm)
-        released = door.leave(key_of("noise"), task, vectors, alpha)
+        released = door.leave(key_of("noise"), vectors)
+        if clean_factor:
+            state = _parts.proposed(task, factors, frame, vectors, alpha)
         return state, released, {"change_norm": float(np.linalg.norm(vectors))}
 
     return LocalSolver(
         name="perturbed_update",
-        init=lambda eta: (),
+        init=lambda eta: _parts.nothing_yet(family, 1) if clean_factor else (),
         update=update,
-        finish=finish_natural,
+        finish=door.finish,
         cost=door.cost,
         number_count=family.number_count,
         clip_norm=clip_norm,
         mark=mechanism.mark,
         stand=functools.partial(of_changes, noise_sd=noise),
+        adds_up=door.shapes if clean_factor else None,
     )
 
 

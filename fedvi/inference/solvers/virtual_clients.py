@@ -2,36 +2,21 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.inference.base import CleanState, LocalSolver, Shard, Task
 from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.noise_aware import of_changes
-from fedvi.inference.prior_frame import from_vector, prior_frame
+from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers import _parts
 from fedvi.models.base import Model
 from fedvi.privacy.release import Mechanism, Released, Sampler
-from fedvi.typing import Eta, Key
+from fedvi.typing import Key
 
-__all__ = ["VirtualState", "virtual_clients"]
-
-
-class VirtualState(NamedTuple):
-    """What the parts know and nobody else: un-noised functions of records. Never leaves the client.
-
-    Attributes:
-      visit: of the last answer, int64 []; −1 before the first.
-      factors: η_mk of each part as committed before that answer, (h [K, D], J [K, …]), float64.
-      proposed: the clipped clean change of each part in that answer, the same shapes.
-    """
-
-    visit: np.ndarray
-    factors: GaussianEta
-    proposed: GaussianEta
+__all__ = ["virtual_clients"]
 
 
 def virtual_clients(
@@ -61,18 +46,15 @@ def virtual_clients(
     by induction over visits, all that was released given: part k's factor, and so its Δₖ, is a
     function of its own records, of what was released (the broadcast q, s, the counts of visits, the
     client's noisy factor) and of its own randomness, which is independent of all noise. At visit
-    0 the factor is what was released; later it is the one before plus s·Δₖ, or what was released
-    again. So a unit changes as many rows of each sum as parts hold it (``divided``,
-    ``moved_by_one``), each by 2C (``clipped_changes``), and the noise is fresh. It would not do to
-    take the client's clean total, Σ η_mk, for a cavity: every Δₖ would then depend on every record
-    (2CK); nor to keep the parts' shares of the noise in their factors (specs/pvi.md §3.3). The view
-    is ``message``.
+    0 the factor is 1; later it is the one before plus s·Δₖ, or a share of what was released. So a
+    unit changes as many rows of each sum as parts hold it (``divided``, ``moved_by_one``), each by
+    2C (``clipped_changes``), and the noise is fresh. It would not do to take the client's clean
+    total, Σ η_mk, for a cavity: every Δₖ would then depend on every record (2CK); nor to keep the
+    parts' shares of the noise in their factors (specs/pvi.md §3.3). For the views ``message`` and,
+    since no answer depends on the client's own noise otherwise than by what was published,
+    ``aggregate``: a state that was lost begins anew from a part of a sum there.
 
-    Bookkeeping: task ``visit`` counts the answers of this client that were folded, so visit + 1 after
-    an answer means that it was folded, with the s of ``task.damping``; the same visit, that it was
-    not, and it is forgotten. Any other count means that this state is not of this study's last
-    answer (lost, or restored): every part begins anew from its share, 1/K, of the client's factor
-    as the server has it. Which of these applies depends on counts alone, which are public.
+    What each part remembers, and when it commits: ``CleanState``.
 
     Args: as of ``local_averaging``; here no record is counted K times.
 
@@ -86,17 +68,13 @@ def virtual_clients(
     moved = _parts.moved_by_one(model, parts, by_place)
     fit = _parts.fitter(family, model, steps, draws, learning_rate)
     frame = prior_frame(family, model)
-    door = _parts.door(frame, family, sampler, mechanism, clip_norm, parts, moved)
+    door = _parts.door(frame, family, sampler, mechanism, clip_norm, parts, moved, 1.0)
     noise = mechanism.noise_multiplier * clip_norm
 
-    def init(eta: Eta) -> VirtualState:
-        nothing = _stacked([family.zeros()] * parts)
-        return VirtualState(np.array(-1, np.int64), nothing, nothing)
-
     def update(
-        key_of: Callable[[str], Key], state: VirtualState, task: Task, shard: Shard
-    ) -> tuple[VirtualState, Released, dict[str, Any]]:
-        factors = _committed(state, task, parts)
+        key_of: Callable[[str], Key], state: CleanState, task: Task, shard: Shard
+    ) -> tuple[CleanState, Released, dict[str, Any]]:
+        factors = _parts.committed(state, task, parts)
         changes = [
             _parts.change_of(
                 fit,
@@ -108,33 +86,19 @@ def virtual_clients(
             for part, own in enumerate(_parts.divided(shard, parts, by_place))
         ]
         vectors = _parts.clipped(frame, changes, clip_norm)
-        proposed = _stacked([from_vector(frame, vector) for vector in vectors])
-        released = door.leave(key_of("noise"), task, vectors, 1.0)
-        after = VirtualState(np.array(task.visit, np.int64), factors, proposed)
+        released = door.leave(key_of("noise"), vectors)
+        after = _parts.proposed(task, factors, frame, vectors, 1.0)
         return after, released, {"change_norms": np.linalg.norm(vectors, axis=1)}
 
     return LocalSolver(
         name="virtual_clients",
-        init=init,
+        init=lambda eta: _parts.nothing_yet(family, parts),
         update=update,
-        finish=finish_natural,
+        finish=door.finish,
         cost=door.cost,
         number_count=family.number_count,
         clip_norm=clip_norm,
         mark=mechanism.mark,
         stand=functools.partial(of_changes, noise_sd=noise),
+        adds_up=door.shapes,
     )
-
-
-def _committed(state: VirtualState, task: Task, parts: int) -> GaussianEta:
-    """Returns the parts' clean factors at the begin of a visit; see "Bookkeeping"."""
-    passed = task.visit - int(state.visit)
-    if state.visit < 0 or passed not in (0, 1):
-        return _stacked([tree.scale(task.factor, 1.0 / parts)] * parts)
-    if passed == 0:
-        return state.factors
-    return GaussianEta(*tree.add_scaled(state.factors, state.proposed, task.damping))
-
-
-def _stacked(etas: list[Any]) -> GaussianEta:
-    return GaussianEta(np.stack([eta.h for eta in etas]), np.stack([eta.J for eta in etas]))

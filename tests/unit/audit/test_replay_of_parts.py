@@ -9,11 +9,13 @@ from fedvi import expfam, models
 from fedvi.audit.recording import Recorder
 from fedvi.audit.replay import replay
 from fedvi.expfam import tree
+from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
+from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.inference.solvers import _parts
 from fedvi.privacy import mechanisms, sampling
 from fedvi.privacy.random import insecure_root, key
+from fedvi.transport import codec
 from fedvi.typing import IDS
 
 SIZE, SLOTS = 2, 32
@@ -25,7 +27,12 @@ def product_keys(client: str, name: str) -> Any:
 
 
 def found(
-    name: str, x: Any = None, y: Any = None, clip_norm: float = 0.3, **options: Any
+    name: str,
+    x: Any = None,
+    y: Any = None,
+    clip_norm: float = 0.3,
+    plant: Any = None,
+    **options: Any,
 ) -> dict[str, bool | None]:
     family = expfam.full_gaussian(SIZE)
     recorder = Recorder(mechanisms.rounded_gaussian(2.0))
@@ -37,6 +44,8 @@ def found(
         clip_norm=clip_norm,
         **options,
     )
+    if plant is not None:
+        solver = plant(solver)
     generator = np.random.default_rng(0)
     mask = np.arange(SLOTS) < (12 if x is None else 30)
     x = 5.0 * generator.normal(size=(SLOTS, SIZE)) if x is None else x
@@ -54,7 +63,15 @@ def found(
         return task._replace(posterior=tree.add(prior, factor), factor=factor, damping=0.1)
 
     findings = replay(
-        solver, recorder, product_keys, task, Shard(records, mask), ("a", "b"), 3, advance
+        solver,
+        recorder,
+        product_keys,
+        task,
+        Shard(records, mask),
+        ("a", "b"),
+        3,
+        advance,
+        in_sums=solver.adds_up is not None,
     )
     return {finding.check: finding.passed for finding in findings}
 
@@ -63,6 +80,36 @@ def found(
 def test_the_code_as_it_is_passes(name: str) -> None:
     outcome = found(name) if name == "perturbed_update" else found(name, parts=3)
     assert all(outcome.values()), outcome
+
+
+CLEAN: dict[str, dict[str, Any]] = {
+    "virtual_clients": {"parts": 3},
+    "perturbed_update": {"clean_factor": True},
+}
+MEMORY = "answers depend on no noise before"
+
+
+def with_its_noise(solver: LocalSolver) -> LocalSolver:
+    """What it proposed, as it left: the parts share the noise, which is how the literature does it."""
+
+    def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
+        after, released, info = solver.update(key_of, state, task, shard)
+        left = solver.finish(codec.decode(codec.encode(released))[0], task).delta
+        noise = tree.subtract(left, GaussianEta(*(leaf.sum(axis=0) for leaf in after.proposed)))
+        parts = len(after.proposed.h)
+        kept = tree.add_scaled(after.proposed, noise, 1.0 / parts)
+        return after._replace(proposed=type(after.proposed)(*kept)), released, info
+
+    return solver._replace(update=update)
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_factor_that_keeps_the_client_s_noise_is_found_where_sums_are_seen(name: str) -> None:
+    outcome = found(name, **CLEAN[name])
+    assert all(outcome.values()), outcome
+    planted = found(name, plant=with_its_noise, **CLEAN[name])
+    # Of one record no total tells more for it; only sums do.
+    assert {check for check, passed in planted.items() if not passed} == {MEMORY}
 
 
 def test_fresh_sites_pass() -> None:

@@ -12,10 +12,11 @@ from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
 from fedvi.inference.base import Shard, Task
-from fedvi.inference.prior_frame import from_vector, prior_frame, to_vector
+from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers import _parts
 from fedvi.inference.tempered import tempered
 from fedvi.inference.units import unit_model
+from fedvi.inference.whitened_changes import from_vector, to_vector
 from fedvi.privacy import random
 from fedvi.typing import IDS, ROWS
 from tests.studies import random_eta

@@ -16,10 +16,12 @@ from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
 from fedvi.inference.base import Shard, Task
-from fedvi.inference.prior_frame import prior_frame, to_vector
+from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers import _parts
 from fedvi.inference.solvers.perturbed_update import literal_update
+from fedvi.inference.whitened_changes import to_vector
 from fedvi.privacy import events, mechanisms, random, sampling, views
+from fedvi.transport import codec
 from fedvi.typing import IDS
 
 PARTS, ROOM, CLIP = 4, 16, 0.5
@@ -70,12 +72,17 @@ def without(values, ids, row) -> Shard:
     return shard_of(np.delete(values, row), np.delete(ids, row))
 
 
+def received(released):
+    """What the server reads of it."""
+    return codec.decode(codec.encode(released))[0]
+
+
 def total(solver, shard, at=None, state=None):
     """Returns what left, in clip norms of the sum over parts; noise of equal keys is equal."""
     at = task() if at is None else at
     state = solver.init(at.posterior) if state is None else state
     _, released, _ = solver.update(keys(), state, at, shard)
-    vector = to_vector(FRAME, solver.finish(released.value, at).delta)
+    vector = to_vector(FRAME, solver.finish(received(released), at).delta)
     return vector / (WEIGHTS[solver.name] * CLIP)
 
 
@@ -232,8 +239,8 @@ def test_the_event_is_the_price_of_one_message_and_sampling_is_refused():
         made("perturbed_update", alpha=2.0)
 
 
-def federation(solver, seed, visits=12):
-    """Visits whose answers are folded with any s, or lost; yields (state, factor) at every task."""
+def federation(solver, seed, visits=16):
+    """Visits whose answers are folded with any s, dropped, or lost; yields (state, factor) at each task."""
     chance = np.random.default_rng(seed)
     prior, factor, visit, damping = FAMILY.isotropic(1.0), FAMILY.zeros(), 0, 1.0
     state, shard = solver.init(prior), shard_of(VALUES / 100.0, IDENTITIES)
@@ -243,21 +250,61 @@ def federation(solver, seed, visits=12):
         # As a client stores it.
         state = inputs.unpack(inputs.pack(state), solver.init(prior))
         yield state, factor
-        if chance.uniform() < 0.6:
+        fate = chance.uniform()
+        if fate < 0.2:
+            damping, visit = 0.0, visit + 1
+        elif fate < 0.7:
             damping = float(chance.choice([1.0, 0.5, 0.25]))
-            change = solver.finish(released.value, at).delta
+            change = solver.finish(received(released), at).delta
             factor, visit = tree.add_scaled(factor, change, damping), visit + 1
 
 
+CLEAN = {"virtual_clients": {}, "perturbed_update": {"clean_factor": True}}
+
+
+@pytest.mark.parametrize("name", CLEAN)
 @pytest.mark.parametrize("seed", range(4))
-def test_clean_factors_follow_what_the_server_folded_with_any_damping_or_lost(seed):
+def test_clean_factors_follow_what_the_server_folded_with_any_damping_dropped_or_lost(name, seed):
     """Without noise the parts' factors add up to the server's, whichever answers it took."""
-    solver = made("virtual_clients", noise=0.0, clip_norm=100.0)
+    solver = made(name, noise=0.0, clip_norm=100.0, **CLEAN[name])
     for state, factor in federation(solver, seed):
         for parts, whole in zip(state.factors, factor, strict=True):
             # Totals are float32 where there is no grid.
             np.testing.assert_allclose(parts.sum(axis=0), whole, atol=1e-6)
     assert np.abs(factor.h).max() > 0.1
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_with_clean_factors_no_answer_depends_on_noise_that_the_client_drew_before(name):
+    """Given what is broadcast: what is added up, before its noise, and what is kept have the same bits."""
+    solver, shard = made(name, noise=3.0, **CLEAN[name]), shard_of(VALUES / 100.0, IDENTITIES)
+
+    def kept(seed):
+        state = solver.init(task().posterior)
+        for visit in range(4):
+            noise, others = random.insecure_root(seed), random.insecure_root(visit)
+            broadcast = tree.add(FAMILY.isotropic(1.0), GaussianEta(np.ones(1), np.eye(1) * visit))
+            state, released, _ = solver.update(
+                lambda purpose, noise=noise, others=others: (
+                    noise if purpose == "noise" else others
+                ).key("test", purpose),
+                state,
+                task(visit, broadcast, damping=0.5),
+                shard,
+            )
+            yield received(released)["change"], *tree.leaves(state)
+
+    for (sent, *one), (other_sent, *other) in zip(kept(1), kept(2), strict=True):
+        assert not np.array_equal(sent, other_sent)
+        for left, right in zip(one, other, strict=True):
+            np.testing.assert_array_equal(left, right)
+    assert np.abs(one[1]).max() > 0.0
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_sums_over_clients_are_taken_of_answers_that_keep_no_noise(name):
+    assert (made(name).adds_up is None) == (name not in ("virtual_clients",))
+    assert made("perturbed_update", clean_factor=True).adds_up == {"change": (2,)}
 
 
 def test_a_state_that_is_not_of_the_last_answer_begins_anew_from_what_was_released():
@@ -269,6 +316,18 @@ def test_a_state_that_is_not_of_the_last_answer_begins_anew_from_what_was_releas
         after, _, _ = solver.update(keys(), old, at, shard)
         assert np.array_equal(after.factors.h, np.full((PARTS, 1), 0.1))
         assert np.array_equal(after.factors.J, np.full((PARTS, 1, 1), 0.2))
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_client_s_first_answer_takes_nothing_of_what_others_added_up_for_its_own(name):
+    """A client that missed the first sums: the factor of its task is an equal part of them."""
+    solver, shard = made(name, **CLEAN[name]), shard_of(VALUES / 100.0, IDENTITIES)
+    others = GaussianEta(np.array([0.4]), np.array([[0.8]]))
+    posterior = tree.add(FAMILY.isotropic(1.0), others)
+    found = [
+        total(solver, shard, task(0, posterior, factor)) for factor in (others, FAMILY.zeros())
+    ]
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("name", MODES)
@@ -285,7 +344,9 @@ def test_without_noise_and_clip_the_answer_is_that_of_the_whole_shard(name, kind
     shard = Shard({"x": x, "y": y, IDS: ids}, np.ones(ROOM, bool))
     at = Task("c/0", "c", 0, 0, family.isotropic(2.0), family.zeros(), 1.0)
     solver = made(name, noise=0.0, clip_norm=1e6, family=family, model=model)
-    found = solver.finish(solver.update(keys(), solver.init(at.posterior), at, shard)[1].value, at)
+    found = solver.finish(
+        received(solver.update(keys(), solver.init(at.posterior), at, shard)[1]), at
+    )
     exact = solvers.exact(family, model)
     expected = exact.finish(exact.update(keys(), (), at, shard)[1].value, at).delta
     scale = WEIGHTS[name] if name == "perturbed_update" else 1.0
@@ -303,7 +364,7 @@ def test_noise_has_the_std_that_is_charged_in_the_priors_coordinates(name):
     records = {"x": np.zeros((ROOM, size)), "y": np.zeros(ROOM), IDS: np.zeros(ROOM, np.uint64)}
     empty = Shard(records, np.zeros(ROOM, bool))
     released = solver.update(keys(9), solver.init(at.posterior), at, empty)[1]
-    drawn = to_vector(prior_frame(family, model), solver.finish(released.value, at).delta)
+    drawn = to_vector(prior_frame(family, model), solver.finish(received(released), at).delta)
     assert drawn.size == solver.number_count == 495
     # The std of 495 numbers is known to 1 / √990 = 3.2 %; six of these: once in 5e8.
     ratio = drawn.std() / (WEIGHTS[name] * noise * clip_norm)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from fedvi import errors
 from fedvi.cli.main import main
-from fedvi.experiment import recompute
+from fedvi.experiment.results import recompute
 from fedvi.privacy import ledger
 from fedvi.server import durable
 from fedvi.server.backup import back_up

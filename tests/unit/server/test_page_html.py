@@ -93,6 +93,7 @@ def run(**fields):
                 "removed": [],
                 "added": [],
                 "given_up": [],
+                "dropped": [],
                 "damping": 0.5,
                 "gap": 1.25,
             }

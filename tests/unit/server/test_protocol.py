@@ -266,6 +266,16 @@ class TestStepRule:
         prior = family.isotropic(1.0)
         assert rule.choose(family, prior, prior, update, memory, 0.01) == 0.5
 
+    @pytest.mark.parametrize("sign", [-1.0, 1.0])
+    def test_news_of_who_joined_is_no_echo_of_the_last_update(self, sign):
+        """Which side of 0 a settled client's last update was on is chance; it halved the next step."""
+        family, rule = expfam.diagonal_gaussian(1), damping.adaptive()
+        settled = GaussianEta(np.array([sign * 1e-5]), np.array([0.0]))
+        news = GaussianEta(np.array([0.1]), np.array([0.0]))
+        prior = family.isotropic(1.0)
+        found = rule.choose(family, prior, prior, news, damping.Memory(0.5, settled), 1.0 / 3.0)
+        assert found == 0.5
+
     def test_a_fixed_step_outside_its_range_is_refused(self):
         for value in (0.0, -1.0, 1.5):
             with pytest.raises(errors.ConfigError, match=r"schedule\.damping"):

@@ -302,7 +302,7 @@ def task_from(message):
         (task_from, "Task", {"task_id": ""}, "task_id is empty"),
         (task_from, "Task", {"visit": 1 << 63}, "visit is"),
         (task_from, "Task", {"damping": math.inf}, "damping is inf"),
-        (task_from, "Task", {"damping": 0.0}, "damping is 0"),
+        (task_from, "Task", {"damping": -1.0}, "damping is -1"),
         (task_from, "Task", {"posterior": None}, "posterior is missing"),
         (task_from, "Task", {"factor": None}, "factor is missing"),
         (task_from, "Task", {"factor__event": "{}"}, r"factor\.event is set"),
