@@ -13,7 +13,7 @@ _PUBLIC = {
     "Study": "fedvi.experiment.config",
     "compilation_cache": "fedvi.experiment.compiled",
     "load_study": "fedvi.experiment.config",
-    "plan": "fedvi.experiment.plan",
+    "plan": "fedvi.experiment.plans.plan",
     "simulate": "fedvi.experiment.simulate",
 }
 

@@ -30,6 +30,22 @@ def counted(x: Any, y: Any) -> None:
         numpyro.sample("y", dist.Poisson(jnp.exp(x @ b + y[:, 1])), obs=y[:, 0])
 
 
+def scattered(x: Any, y: Any) -> None:
+    """Negative binomial regression with an offset, dispersion ½."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        law = dist.NegativeBinomial2(jnp.exp(x @ b + y[:, 1]), 2.0)
+        numpyro.sample("y", law, obs=y[:, 0])
+
+
+def zeroed(x: Any, y: Any) -> None:
+    """Counts of which a third are zero whatever the rate."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        law = dist.ZeroInflatedPoisson(1.0 / 3.0, jnp.exp(x @ b + y[:, 1]))
+        numpyro.sample("y", law, obs=y[:, 0])
+
+
 def heavy(x: Any, y: Any) -> None:
     """An outcome whose law has no mean."""
     b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
@@ -51,6 +67,20 @@ def cut_off(x: Any, y: Any) -> None:
     with numpyro.plate("records", x.shape[0]):
         whole = dist.StudentT(5.0, x @ b, 1.0)
         numpyro.sample("y", dist.TruncatedDistribution(whole, low=-200.0), obs=y)
+
+
+class Silent(dist.Normal):
+    """A law that knows its density and moments, and of which nothing can be drawn."""
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
+        raise NotImplementedError
+
+
+def silent(x: Any, y: Any) -> None:
+    """Linear regression with such a law."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", Silent(x @ b, 1.0), obs=y)
 
 
 def ward(days: Any, kind: Any, age: Any) -> None:

@@ -271,6 +271,7 @@ def _replayed(
                 visits,
                 advance,
                 samplers[-1] if samplers else None,
+                assembly.gather is not None,
             )
     return replay.replay_without_mechanism(shipped, keys, task, shard, visits, advance)
 

@@ -10,8 +10,8 @@ from fedvi.cli import _outlook
 from fedvi.client.policy import load_policy
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import load_study
-from fedvi.experiment.plan import Plan, plan
-from fedvi.experiment.planning import outlook
+from fedvi.experiment.plans.plan import Plan, plan
+from fedvi.experiment.plans.planning import outlook
 from fedvi.experiment.policies import check_code
 from fedvi.privacy import accountants, ledger, statement
 from fedvi.report import tables

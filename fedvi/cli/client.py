@@ -33,6 +33,8 @@ from fedvi.transport.parcels import ResultFile
 __all__ = ["client"]
 
 _WAITING_SECONDS = 30.0
+# So often may a server hang up at the sight of a certificate, without saying why, before it is believed.
+_HANG_UPS = 3
 
 _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack], Link]
 
@@ -241,6 +243,7 @@ def _by_network(
         )
     probe.parse_address(server)  # gRPC reads a port that is none as another one
     credentials = _credentials(server, tls, insecure, name, report)
+    waiting = _Waiting(server, tls, report)
 
     def connect(
         assembly: Assembly, _: Callable[[], ledger.Ledger], closing: contextlib.ExitStack
@@ -251,8 +254,8 @@ def _by_network(
             assembly.family.zeros(),
             credentials=credentials,
             give_up_after=give_up_after,
-            on_wait=_waiting(server, report),
-            on_heard=_touching(heard),
+            on_wait=waiting.say,
+            on_heard=_touching(heard, waiting.begin),
         )
         closing.callback(link.close)
         return link
@@ -317,23 +320,52 @@ def _by_file(
     return connect
 
 
-def _waiting(server: str, report: app.Report) -> Callable[[str], None]:
-    """Returns what says that the server is waited for, now and then: it may be away for a night."""
-    last = -math.inf
+class _Waiting:
+    """Says that the server is waited for, now and then: it may be away for a night.
 
-    def say(reason: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _WAITING_SECONDS:
-            last = time.monotonic()
-            report("waiting", f"waiting for {server}: {reason}")
+    With certificates it also looks whether waiting can help at all.
+    """
 
-    return say
+    def __init__(self, server: str, tls: Path | None, report: app.Report) -> None:
+        self._server, self._tls, self._report = server, tls, report
+        self._last = -math.inf
+        self._hang_ups = 0
+
+    def begin(self) -> None:
+        """Forgets what was: the server answered."""
+        self._hang_ups = 0
+
+    def say(self, reason: str) -> None:
+        """Says it.
+
+        Raises:
+          IdentityError: the two do not believe each other, and only this site can change that.
+        """
+        if time.monotonic() - self._last < _WAITING_SECONDS:
+            return
+        self._last = time.monotonic()
+        finding = None
+        if self._tls is not None:
+            address = probe.parse_address(self._server)
+            finding = probe.believed(*address, self._tls, certificates.now())
+        if finding is None or finding.status != "fail":
+            # Only those count that nothing came between, not a handshake either that went well.
+            self._hang_ups = 0
+        else:
+            hung_up = finding.passes and finding.exit_code == errors.IdentityError.exit_code
+            self._hang_ups = self._hang_ups + 1 if hung_up else 0
+            if not finding.passes or self._hang_ups == _HANG_UPS:
+                raise errors.IdentityError(finding.said, finding.advice)
+            if finding.check == "server's certificate":
+                reason = finding.said
+        self._report("waiting", f"waiting for {self._server}: {reason}")
 
 
-def _touching(file: Path) -> Callable[[], None]:
+def _touching(file: Path, then: Callable[[], None]) -> Callable[[], None]:
     """Returns what notes that the server answered, for `fedvi health`."""
 
     def touch() -> None:
+        then()
         with contextlib.suppress(OSError):  # of a full disk, the ledger tells
             file.touch(mode=0o600)
 

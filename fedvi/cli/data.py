@@ -246,6 +246,8 @@ def split(
         )
     _check_flags(chosen[0], clients, label_skew, label, positive, together)
     found = _names(file, columns, separator)
+    if columns is None:
+        guess.check_names(file, found.columns, found.separator, guess.BY_FLAG)
     for name in (by, label, together):
         if name is not None and name not in found.columns:
             raise errors.DataError(

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.experiment import evaluation, finished, held_out, public_files
 from fedvi.experiment import posterior as posteriors
-from fedvi.experiment.evaluation import Classes, Evaluation, Run
-from fedvi.experiment.held_out import HeldOut
+from fedvi.experiment.results import evaluation, finished, held_out, public_files
+from fedvi.experiment.results.evaluation import Classes, Evaluation, Run
+from fedvi.experiment.results.held_out import HeldOut
 from fedvi.models.base import Model
 from fedvi.models.conjugate import ConjugateModel
 from fedvi.report import plots, tables
@@ -30,9 +30,8 @@ _WARNING = (
 @click.option(
     "--draws",
     type=click.IntRange(min=2),
-    default=1000,
-    show_default=True,
-    help="Draws of θ, for a model whose predictions have no quadrature.",
+    help="Draws of θ, for a model whose predictions have no quadrature and no closed form. [default: 1000; "
+    "200 for models of whole records]",
 )
 @click.option(
     "--plot",
@@ -40,10 +39,11 @@ _WARNING = (
     help="Draw the reliability curve to this file (.png, .svg, .pdf). Needs fedvi[report].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def evaluate(run: Path, test: Path, draws: int, plot: Path | None, as_json: bool) -> None:
+def evaluate(run: Path, test: Path, draws: int | None, plot: Path | None, as_json: bool) -> None:
     """Hold the posterior of a finished run against test records, read by the study's own schema and
     formula: accuracy, AUC, likelihood, calibration, and how often intervals hold what came true. Of
-    conjugate models of whole records: their mean log-likelihood, or the perplexity of documents.
+    conjugate models of whole records: their mean log-likelihood, the perplexity of documents, or the
+    share of units that a belief network reads off right.
 
     RUN is the folder of `fedvi simulate --out`, or of a server's --state.
 
@@ -56,15 +56,16 @@ def evaluate(run: Path, test: Path, draws: int, plot: Path | None, as_json: bool
     records = evaluation.read_records(found.assembly, test)
     model = found.assembly.model
     if isinstance(model, ConjugateModel) and not isinstance(model, Model):
-        _whole_records(found, held_out.measure(model, found.posterior, records), plot, as_json)
+        figures = held_out.measure(model, found.posterior, records, draws or 200)
+        _whole_records(found, figures, plot, as_json)
         return
-    figures = evaluation.evaluate(found.assembly, found.posterior, records, draws)
+    told = evaluation.evaluate(found.assembly, found.posterior, records, draws or 1000)
     if plot is not None:
-        _plot(found, figures, plot)
+        _plot(found, told, plot)
     if as_json:
-        _echo(found, figures.as_dict())
+        _echo(found, told.as_dict())
         return
-    _show(found, figures)
+    _show(found, told)
     if plot is not None:
         click.echo(f"drawn to {plot}")
 
@@ -88,13 +89,14 @@ def _whole_records(found: Run, figures: HeldOut, plot: Path | None, as_json: boo
             "a reliability curve is of probabilities of classes: leave --plot out",
         )
     if as_json:
-        _echo(found, posteriors.plain(figures._asdict()))
+        _echo(found, posteriors.plain(figures._asdict() | {"beside": dict(figures.beside)}))
         return
     left_out = f"; {figures.left_out} more do not fit" if figures.left_out else ""
     how = f" ({figures.draws} draws)" if figures.draws else ""
     rows = [
         ("test records", f"{figures.rows}{left_out}"),
-        (figures.measure, f"{tables.number(figures.value)}{how}"),
+        (figures.measure, f"{tables.number(figures.value)}{'' if figures.beside else how}"),
+        *((name, tables.number(value)) for name, value in figures.beside),
     ]
     console = tables.console()
     console.print(tables.plan_table(rows, _title(found)))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from fedvi import errors
-from fedvi.experiment import drafting
-from fedvi.experiment.drafting import KINDS, SOLVERS, Answers
+from fedvi.experiment.drafts import drafting
+from fedvi.experiment.drafts.drafting import KINDS, SOLVERS, Answers
 
 if TYPE_CHECKING:
     from fedvi.data.names import Names
@@ -89,8 +89,8 @@ def _asked_again(read: Callable[[str], Any]) -> Callable[[str], Any]:
     "--from",
     "source",
     type=click.Path(path_type=Path),
-    help="Take the names of columns from this file: CSV, Parquet or NumPy's. Reads its first line, or what "
-    "the file says of its columns, and no record.",
+    help="Take the names of columns from this file: CSV, Parquet or NumPy's. Takes its first line, or what "
+    "the file says of its columns, and nothing of a record.",
 )
 @click.option(
     "--column",
@@ -318,6 +318,7 @@ def _header(source: Path | None, given: tuple[str, ...]) -> "Names | None":
     """
     if source is None:
         return None
+    from fedvi.data.guess import check_names
     from fedvi.data.names import column_names, doubt, is_text
 
     unnamed = (
@@ -342,6 +343,7 @@ def _header(source: Path | None, given: tuple[str, ...]) -> "Names | None":
         raise errors.DataError(
             f"--from {source} does not begin with the names of its columns: {what}", unnamed
         )
+    check_names(source, found.columns, found.separator, unnamed)
     click.echo(f"columns, from the first line of {source}: {shown}")
     if words:
         click.echo(
@@ -569,8 +571,8 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
         _check_formula(answers, stated)
     # Heavy, and only needed now: models are built, as `fedvi check` builds them.
     from fedvi.experiment.build import assemble
-    from fedvi.experiment.planning import outlook
-    from fedvi.experiment.signals import PublicNumbers, suggested_clip_norm
+    from fedvi.experiment.plans.planning import outlook
+    from fedvi.experiment.plans.signals import PublicNumbers, suggested_clip_norm
 
     if drafted.open:
         # About as many coefficients as the formula names columns.
@@ -623,7 +625,7 @@ def _check_formula(answers: Answers, stated: Mapping[str, Any]) -> None:
 
 
 def _files(answers: Answers, drafted: drafting.Draft, server: str) -> dict[str, str]:
-    from fedvi.experiment import starting
+    from fedvi.experiment.drafts import starting
 
     schemas = _schemas()
     files = {
@@ -642,7 +644,7 @@ def _files(answers: Answers, drafted: drafting.Draft, server: str) -> dict[str, 
 
 
 def _schemas() -> dict[str, str]:
-    from fedvi.experiment import json_schema
+    from fedvi.experiment.drafts import json_schema
 
     return {
         "study": _json(json_schema.study_schema()),

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.experiment import recompute
+from fedvi.experiment.results import recompute
 from fedvi.privacy import events, statement
 from fedvi.privacy import ledger as ledgers
 from fedvi.report import tables

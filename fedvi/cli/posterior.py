@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.experiment import draws as draws_of
-from fedvi.experiment import exports, finished, parts, site_effects
+from fedvi.experiment import parts, site_effects
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, coefficients
-from fedvi.experiment.finished import Finished
+from fedvi.experiment.results import draws as draws_of
+from fedvi.experiment.results import exports, finished
+from fedvi.experiment.results.finished import Finished
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.report import tables

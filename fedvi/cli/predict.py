@@ -1,7 +1,7 @@
 """`fedvi predict RUN FILE`: what a finished run says of new records, with how sure it is."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,16 +10,19 @@ import numpy as np
 
 from fedvi import data
 from fedvi.data.source import ArraySource
-from fedvi.errors import ConfigError, ModelError
-from fedvi.experiment import exports, finished, new_records
-from fedvi.experiment.finished import Finished
-from fedvi.experiment.generative import columns_of
-from fedvi.experiment.latents import Latents, latents_of
-from fedvi.experiment.predictions import Forecast, Predictor, predictor
+from fedvi.errors import ConfigError, DataError, ModelError
+from fedvi.experiment.results import exports, finished, lines, new_records
+from fedvi.experiment.results.finished import Finished
+from fedvi.experiment.results.generative import columns_of
+from fedvi.experiment.results.latents import Latents, latents_of
+from fedvi.experiment.results.predictions import Forecast, Predictor, predictor
 from fedvi.models.base import Model
 from fedvi.models.conjugate import FromFile
+from fedvi.models.unknown_noise import UnknownNoise
 
 __all__ = ["predict"]
+
+_AT_ONCE = 10_000
 
 _NOT_PRIVATE = (
     "not private about the new records: each line is computed from its record as it is. What the run's "
@@ -65,7 +68,8 @@ def predict(
 
     RUN is the folder of `fedvi simulate --out`, or of a server's --state. FILE is a table of any format
     that a site may have (.csv, .tsv, .csv.gz, .parquet, .npz, .npy), read by the study's own schema and
-    formula; it needs no column of the response. Topic models and factor analysis read .npz.
+    formula; it needs no column of the response. Topic models, factor analysis and lines with unknown
+    noise read .npz.
 
     \b
       fedvi predict run new-patients.csv --out predictions.csv --id patient
@@ -76,8 +80,10 @@ def predict(
     schema's bounds. Where there are several quantities, such as levels or times, each column is there for
     each: mean[LEVEL], sd[LEVEL], ….
 
-    NumPyro models of a study's own get no interval of a new outcome: nothing is assumed of their laws but
-    a mean and a variance that are finite, or for levels whole numbers.
+    Of NumPyro models of a study's own, outcomes are drawn by their own laws, one for each draw of θ:
+    outcome_error is the standard error of the interval's ends that this leaves; four times as many
+    --draws halve it. Nothing is assumed of the laws but a mean and a variance that are finite, or for
+    levels whole numbers.
 
     The predictions are not private about the new records.
     """
@@ -86,13 +92,18 @@ def predict(
     found = finished.read(run)
     model = found.assembly.model
     parts: Iterator[_Part]
-    if isinstance(model, FromFile) and not isinstance(model, Model):
+    whole = isinstance(model, FromFile) and not isinstance(model, Model | UnknownNoise)
+    if isinstance(model, FromFile) and whole:
         told = latents_of(model, found.posterior)
         parts = _of_latents(found, told, model, file, id_column)
         what, names, used = told.what, list(told.labels), 0
     else:
         how = predictor(found.assembly, found.posterior, level, draws, seed)
-        parts = _of_outcomes(found, how, file, id_column)
+        parts = (
+            _of_line(how, model, file, id_column)
+            if isinstance(model, UnknownNoise)
+            else _of_outcomes(found, how, file, id_column)
+        )
         part = next(parts)
         what, names, used = how.what, _names(how, part), how.draws
         parts = itertools.chain([part], parts)
@@ -113,6 +124,10 @@ def predict(
     about |= {"empty": empty, "clipped": clipped, "not_private": _NOT_PRIVATE}
     exports.beside(out, found, about)
     click.echo(f"{rows} records predicted to {out}: {what}")
+    if "outcome_error" in names:
+        click.echo(
+            f"intervals of a new outcome are made from {used} draws: see `outcome_error` in each line"
+        )
     if empty:
         click.echo(f"{empty} of them do not fit the schema; their lines are empty, with the reason")
     if clipped:
@@ -148,14 +163,53 @@ def _of_outcomes(
         # A formula may need no column: this one tells how many records there are.
         columns = {**part.columns, "": np.zeros(len(part.reasons))}
         told = how.predict(columns)
-        unknown = np.flatnonzero(part.fits & ~np.isfinite(told.mean).all(axis=1))
-        if len(unknown):
-            raise ModelError(
-                f"record {part.first + unknown[0]} of {file.name}: {how.unknown}",
-                "a prediction is a mean over the posterior, with its sd: take a law that has both",
-            )
+        _check_known(how, told, part.fits, part.first, file)
         ids = None if id_column is None else part.cells[id_column]
         yield _Part(part.first, ids, told, part.reasons, part.notes)
+
+
+def _of_line(
+    how: Predictor, model: UnknownNoise, file: Path, id_column: str | None
+) -> Iterator[_Part]:
+    """Predicts outcomes from arrays, some records at a time."""
+    layout = lines.inputs(model)
+    if file.suffix.lower() != ".npz":
+        raise ConfigError(f"{file.name} is no .npz, expected one with {', '.join(layout)}")
+    _check_no_id(id_column)
+
+    def sound(records: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.asarray(np.isfinite(records["x"]).all(axis=1))
+
+    source = data.read_arrays(file, layout, sound, private=True, where=file.name)
+    if not source.size:
+        raise DataError(f"{file} has no record", "is this the right file?")
+    for start in range(0, source.size, _AT_ONCE):
+        here = slice(start, start + _AT_ONCE)
+        part = ArraySource(
+            {name: each[here] for name, each in source.records.items()}, source.valid[here]
+        )
+        told = how.predict(part.records)
+        _check_known(how, told, part.valid, start + 1, file)
+        yield _Part(start + 1, None, told, _reasons(part), [""] * part.size)
+
+
+def _check_known(how: Predictor, told: Forecast, fits: np.ndarray, first: int, file: Path) -> None:
+    """Refuses a record whose mean is no finite number.
+
+    Raises:
+      ModelError: there is one.
+    """
+    unknown = np.flatnonzero(fits & ~np.isfinite(told.mean).all(axis=1))
+    if len(unknown):
+        raise ModelError(
+            f"record {first + unknown[0]} of {file.name}: {how.unknown}",
+            "a prediction is a mean over the posterior, with its sd: take a law that has both",
+        )
+
+
+def _check_no_id(id_column: str | None) -> None:
+    if id_column is not None:
+        raise ConfigError("--id is given beside a .npz, which has no column to copy")
 
 
 def _of_latents(
@@ -164,8 +218,7 @@ def _of_latents(
     """Tells latents, some records at a time."""
     study, schema = found.assembly.study, found.assembly.schema
     if file.suffix.lower() == ".npz":
-        if id_column is not None:
-            raise ConfigError("--id is given beside a .npz, which has no column to copy")
+        _check_no_id(id_column)
         # As in a private study no record is refused: each says for itself that it does not fit.
         source = data.read_arrays(file, model.layout, model.sound, private=True, where=file.name)
         yield _Part(1, None, _told(told, source), _reasons(source), [""] * source.size)

@@ -11,8 +11,8 @@ import click
 from fedvi.cli import _outlook
 from fedvi.experiment.build import assemble
 from fedvi.experiment.config import load_study
-from fedvi.experiment.planning import outlook
-from fedvi.experiment.pricing import Pricing, pricing, with_target
+from fedvi.experiment.plans.planning import outlook
+from fedvi.experiment.plans.pricing import Pricing, pricing, with_target
 from fedvi.privacy.events import RELATIONS
 from fedvi.report import plots, tables
 

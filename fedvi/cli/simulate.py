@@ -278,6 +278,7 @@ def _done(update: "Update") -> str:
         ("removed", update.removed),
         ("added", update.added),
         ("too few answered, given up", update.given_up),
+        ("too late", update.dropped),
     )
     return "; ".join(f"{what}: {', '.join(names)}" for what, names in changes if names)
 
@@ -406,9 +407,9 @@ def _remarks(result: "Result") -> "list[str]":
                 "stays charged, for it was seen"
             )
     gaps: list[Any] = [update.gap for update in result.history if update.gap is not None]
-    if gaps:
-        lines.append(tables.last_move(gaps[-1].mean_shift))
     one_shot = estimated_gap(result)
+    if gaps and one_shot != 0.0:
+        lines.append(tables.last_move(gaps[-1].mean_shift, len(gaps)))
     if one_shot is not None:
         lines.append(
             "one visit a client is exact: the likelihood is conjugate"

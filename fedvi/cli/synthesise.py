@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from fedvi.errors import ConfigError
-from fedvi.experiment import exports, finished, public_files
-from fedvi.experiment.finished import FREE, Finished
-from fedvi.experiment.synthesis import Synthetic
-from fedvi.experiment.synthesis import synthesise as drawn
+from fedvi.experiment.results import exports, finished, public_files
+from fedvi.experiment.results.finished import FREE, Finished
+from fedvi.experiment.results.synthesis import Synthetic
+from fedvi.experiment.results.synthesis import synthesise as drawn
 
 __all__ = ["synthesise"]
 
@@ -38,7 +38,8 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
 @click.option(
     "--given",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="For a regression: a public table, such as .csv, with the columns that the outcome is drawn from.",
+    help="For a regression: a public table, such as .csv, with the columns that the outcome is drawn from; "
+    "a .npz where the study's records are arrays.",
 )
 @click.option(
     "--seed",

@@ -3,21 +3,26 @@
 Everything here is computed from records as they are, and private: it is for whoever holds them.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedvi.data import tables
-from fedvi.data.cells import Cells, Codes, Numbers, Wanted, as_texts, has_decimal_comma
+from fedvi.data.cells import Cells, Codes, Numbers, Table, Wanted, as_texts, has_decimal_comma
+from fedvi.data.names import doubt, is_text
 from fedvi.data.schema import as_code, as_number
+from fedvi.errors import DataError
 
-__all__ = ["Guess", "guess_columns", "texts_of"]
+__all__ = ["BY_FLAG", "Guess", "check_names", "guess_columns", "texts_of"]
 
 Kind = Literal["binary", "level", "number", "text", "empty"]
 
+# What to do with a file that does not name its columns, where a command takes --columns.
+BY_FLAG = "if it has none, name them in their order: --columns age,sex,…"
 _MOST_LEVELS = 60
 _MOST_WHOLE_LEVELS = 6
 _MISSING = frozenset({"", "?", "NA"})
@@ -71,14 +76,60 @@ def guess_columns(
       separator: of a text file.
 
     Raises:
-      DataError: the file cannot be read, or lacks a column.
+      DataError: the file cannot be read, or lacks a column; or its first line is a record, see
+        ``check_names``.
     """
     asked = Wanted(tuple(names), columns, separator, private=True)
-    seen = {name: _Seen() for name in names}
-    for part in tables.chunks(path, asked):
+    guesses = _guessed(asked, tables.chunks(path, asked))
+    if columns is None and is_text(path):
+        _check(path, guesses, BY_FLAG)
+    return guesses
+
+
+def check_names(path: Path, names: Sequence[str], separator: str, unnamed: str) -> None:
+    """Refuses a text file whose first line is a record, as far as its first records tell; private.
+
+    In a file of text alone, a first line of words may be names or a record. It is a record if its
+    words stand again, each in its own column, in at least half of the columns whose cells repeat. A
+    column of numbers under a word settles that the word is a name. The error says how many, and no
+    cell. Where no cell repeats, nobody can tell.
+
+    Args:
+      path: any file; those that are no text name their columns themselves.
+      names: of all columns, from the first line.
+      separator: of a text file.
+      unnamed: what to do with a file that does not name its columns, for the error.
+
+    Raises:
+      DataError: the first line is a record; or the file cannot be read.
+    """
+    if is_text(path):
+        asked = Wanted(tuple(names), None, separator, private=True)
+        _check(path, _guessed(asked, itertools.islice(tables.chunks(path, asked), 1)), unnamed)
+
+
+def _guessed(asked: Wanted, parts: Iterable[Table]) -> tuple[Guess, ...]:
+    seen = {name: _Seen() for name in asked.names}
+    for part in parts:
         for name, cells in part.items():
             seen[name].add(texts_of(cells))
     return tuple(found.guess(name) for name, found in seen.items())
+
+
+def _check(path: Path, guesses: Sequence[Guess], unnamed: str) -> None:
+    numeric = (guess.name for guess in guesses if guess.low is not None or guess.commas)
+    # `NA` over numbers may be the first of them, which is missing.
+    if any(not doubt((name,)).values for name in numeric):
+        return
+    repeating = [guess for guess in guesses if guess.kind in ("binary", "level")]
+    again = [guess for guess in repeating if any(guess.name == value for value, _ in guess.values)]
+    if again and 2 * len(again) >= len(repeating):
+        raise DataError(
+            f"{path} does not begin with the names of its columns, or has them twice: {len(again)} of "
+            f"the {len(guesses)} cells of its first line stand again further down, each in its own column",
+            f"{unnamed}. If they are names, take the other line with them out, or give a column another "
+            "name than its cells have",
+        )
 
 
 def texts_of(cells: Cells) -> list[str | None]:

@@ -144,7 +144,9 @@ def _checked(path: Path, columns: list[str], unnamed: str) -> tuple[str, ...]:
             f"{path} does not begin with the names of its columns: the first line is empty",
             "is this the right file?",
         )
-    numbers = sum(as_number(name) is not None for name in columns)
+    # Blanks are no separator unless they are said to be: a line of numbers is one cell then, and a record.
+    cells = [name.split() for name in columns]
+    numbers = sum(any(cell) and all(as_number(part) is not None for part in cell) for cell in cells)
     twice = len(set(columns)) < len(columns)
     if not columns or numbers or twice or "" in columns:
         what = "a name is empty, or there twice"
@@ -152,6 +154,8 @@ def _checked(path: Path, columns: list[str], unnamed: str) -> tuple[str, ...]:
             what = "it has none"
         elif numbers:
             what = f"{numbers} of {len(columns)} are numbers"
+            if any(len(cell) > 1 for cell in cells):
+                what += ", with blanks between them"
         raise DataError(
             f"{path} does not begin with the names of its columns, each once: {what}", unnamed
         )

@@ -110,7 +110,11 @@ def _calibrated(
 ) -> float:
     def excess_by(accountant: Accountant, noise: float) -> float:
         """log(ε(noise) ÷ ε): 0 or less where the noise suffices; close to linear in log noise."""
-        found = _epsilon(accountant, event_of(noise), delta)
+        try:
+            event = event_of(noise)
+        except ConfigError:  # less than the mechanism takes; the probes of the key were not
+            return math.inf
+        found = _epsilon(accountant, event, delta)
         if found == 0:
             return -math.inf
         # The sign decides, and so it is not left to the rounding of a quotient and a logarithm.

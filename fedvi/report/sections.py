@@ -91,9 +91,9 @@ def banner(contents: Contents) -> tuple[str, ...]:
         )
     if contents.mark:
         found.append(f"MARKED: {contents.mark}")
-    last = _last_move(contents.rounds)
-    if last is not None and not last < tables.SETTLED:
-        found.append(_sentence(tables.last_move(last)))
+    moves = _moves(contents.rounds)
+    if len(moves) > 1 and not moves[-1] < tables.SETTLED:
+        found.append(_sentence(tables.last_move(moves[-1])))
     return (*found, *(_sentence(line) for line in contents.warnings))
 
 
@@ -106,9 +106,9 @@ def in_short(contents: Contents) -> tuple[tuple[str, str], ...]:
         ("sites", _sites_in_words(contents)),
         ("run", f"{done} rounds, {folds} folds, by {_source(contents)}"),
     ]
-    last = _last_move(contents.rounds)
-    if last is not None:
-        found.append(("convergence", tables.last_move(last)))
+    moves = _moves(contents.rounds)
+    if moves:
+        found.append(("convergence", tables.last_move(moves[-1], len(moves))))
     together = contents.consortium
     if together is None and len(contents.sites) == 1 and contents.statements:
         together = contents.statements[0]
@@ -316,13 +316,13 @@ def _prior(contents: Contents) -> Section:
 
 def _convergence(contents: Contents) -> Section:
     title = "Convergence between rounds"
-    last = _last_move(contents.rounds)
-    if last is None:
+    moves = _moves(contents.rounds)
+    if not moves:
         return Section(
             "convergence", title, ("No round was completed: nothing is known of convergence.",)
         )
     lead = (
-        _sentence(tables.last_move(last)),
+        _sentence(tables.last_move(moves[-1], len(moves))),
         "Each point is the largest move of any posterior mean over a round, in posterior standard "
         f"deviations. Below {tables.SETTLED:g} further rounds would change little for most purposes.",
     )
@@ -701,8 +701,8 @@ def _some(contents: Contents, drawn: Sequence[Coefficient]) -> str:
     return f": the {len(drawn)} of {contents.size} that are furthest from 0 in their own sds"
 
 
-def _last_move(rounds: Sequence[Round]) -> float | None:
-    return next((row.shift for row in reversed(rounds) if row.shift is not None), None)
+def _moves(rounds: Sequence[Round]) -> list[float]:
+    return [row.shift for row in rounds if row.shift is not None]
 
 
 def _membership(added: int | None, removed: int | None) -> str:

@@ -63,17 +63,28 @@ def number(value: float | None, digits: int = 4) -> str:
     return "∞" if math.isinf(value) else f"{value + 0.0:.{digits}g}"
 
 
-def last_move(shift: float) -> str:
+def last_move(shift: float, rounds: int = 2) -> str:
     """Says how far the last round moved the posterior, and what to think of it.
+
+    Args:
+      shift: in posterior sds.
+      rounds: how many moved it. The only one moved it from the prior, which tells nothing of the next.
 
     >>> last_move(0.004)
     'over the last round no mean moved by more than 0.004 posterior sd'
     >>> print(last_move(0.68))  # doctest: +NORMALIZE_WHITESPACE
     the last round moved a mean by 0.68 posterior sd: NOT CONVERGED (settled is below 0.3); plan more
     rounds, which under privacy share the same ε
+    >>> last_move(6.8, 1)
+    'the only round moved a mean by 6.8 posterior sd from the prior, and cannot tell what another would do'
     """
     if shift < SETTLED:
         return f"over the last round no mean moved by more than {number(shift, 2)} posterior sd"
+    if rounds == 1:
+        return (
+            f"the only round moved a mean by {number(shift, 2)} posterior sd from the prior, and cannot "
+            "tell what another would do"
+        )
     return (
         f"the last round moved a mean by {number(shift, 2)} posterior sd: NOT CONVERGED "
         f"(settled is below {SETTLED:g}); plan more rounds, which under privacy share the same ε"

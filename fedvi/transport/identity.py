@@ -10,9 +10,11 @@ How these come to be is in ``enrolment`` and ``authority``; who is let in is in 
 
 import base64
 import binascii
+import contextlib
 import datetime
 import ipaddress
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,25 +95,37 @@ def holding(folder: Path, role: str | None = None, at: datetime.datetime | None 
             f"{folder / KEY} is not the key of {folder / CERTIFICATE}",
             "install the certificate that was signed for this key's request",
         )
-    certificates.check_issued(certificate, authority, whose)
-    certificates.check_dates(
-        authority,
-        "the authority's certificate",
-        at,
-        "ask the authority for its new certificate (`fedvi ca renew` without a name)",
-    )
-    certificates.check_dates(
-        certificate,
-        whose,
-        at,
-        "ask the authority for `fedvi ca renew`, and install what comes back with `fedvi enroll`",
-    )
+    with _named(folder / CERTIFICATE):
+        certificates.check_issued(certificate, authority, whose)
+    with _named(folder / AUTHORITY):
+        certificates.check_dates(
+            authority,
+            "the authority's certificate",
+            at,
+            "ask the authority for its new certificate (`fedvi ca renew` without a name)",
+        )
+    with _named(folder / CERTIFICATE):
+        certificates.check_dates(
+            certificate,
+            whose,
+            at,
+            "ask the authority for `fedvi ca renew`, and install what comes back with `fedvi enroll`",
+        )
     if role not in (None, own.role):
         raise errors.IdentityError(
             f"{whose} in {folder} has the role {own.role}, expected {role}",
             f"enrol with --role {role} in a folder of its own",
         )
     return Holding(own, certificate, authority)
+
+
+@contextlib.contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Puts the name of a file before what is wrong with it."""
+    try:
+        yield
+    except errors.IdentityError as error:
+        raise errors.IdentityError(f"{file}: {error.message}", error.hint) from None
 
 
 def expiry_warning(identity: Identity, at: datetime.datetime | None = None) -> str | None:

@@ -24,6 +24,7 @@ from fedvi.transport.certificates import Identity
 
 __all__ = [
     "Finding",
+    "believed",
     "handshake",
     "own_files",
     "parse_address",
@@ -39,12 +40,30 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 
 _ALERTS = {
-    "CERTIFICATE_REQUIRED": "the server wants a certificate, and none was shown",
-    "CERTIFICATE_EXPIRED": "the server says that this certificate is expired",
-    "UNKNOWN_CA": "the server does not trust the authority of this certificate",
-    "CERTIFICATE_REVOKED": "the server says that this certificate is revoked",
-    "BAD_CERTIFICATE": "the server cannot use this certificate",
-    "PROTOCOL_VERSION": "the server speaks no TLS 1.2 or later",
+    "CERTIFICATE_REQUIRED": (
+        "the server wants a certificate, and none was shown",
+        "enrol with `fedvi enroll`, and name the folder with --tls",
+    ),
+    "CERTIFICATE_EXPIRED": (
+        "the server says that this certificate is expired",
+        "if it is not, the clock of one of the two machines is wrong; else ask for `fedvi ca renew`",
+    ),
+    "UNKNOWN_CA": (
+        "the server does not trust the authority of this certificate",
+        "compare the fingerprint of ca.pem with the coordinator: both ends must have the same authority",
+    ),
+    "CERTIFICATE_REVOKED": (
+        "the server says that this certificate is revoked",
+        "ask the coordinator; a new key must be enrolled",
+    ),
+    "BAD_CERTIFICATE": (
+        "the server cannot use this certificate",
+        "install the one that `fedvi ca sign` made of this site's request",
+    ),
+    "PROTOCOL_VERSION": (
+        "the server speaks no TLS 1.2 or later",
+        "is this the address of a fedvi server?",
+    ),
 }
 
 
@@ -60,6 +79,7 @@ class Finding(NamedTuple):
       said: a sentence.
       advice: what to do; empty if nothing.
       exit_code: that a failure stands for: 3 for the way, 4 for the identity.
+      passes: whether a failure may end without anything being changed at this party's end.
     """
 
     check: str
@@ -67,6 +87,7 @@ class Finding(NamedTuple):
     said: str
     advice: str = ""
     exit_code: int = 0
+    passes: bool = False
 
 
 _NO_WAY = errors.TransportError.exit_code
@@ -191,7 +212,27 @@ def server_certificate(
         return _failed("server's certificate", error, _NO_WAY)
     except (OSError, ValueError) as error:
         return _broken(error)
-    return _judge(shown, authority, host, at)
+    return _judge(shown, authority, folder / identity.AUTHORITY, host, at)
+
+
+def believed(
+    host: str, port: int, folder: Path, at: datetime.datetime, timeout_seconds: float = 5.0
+) -> Finding:
+    """Says whether a party of this folder and a server that was reached believe each other.
+
+    Returns:
+      The first failure, of this party's own files, the server's certificate or the handshake; or that
+      of the handshake, passed. A server that is away, or whose certificate must be renewed, ``passes``;
+      so does one that hangs up without a word, as it does for an authority that it does not trust.
+    """
+    try:
+        identity.holding(folder, at=at)
+    except errors.FedviError as error:
+        return _failed("certificate", error, _NOT_ALLOWED)
+    finding = server_certificate(host, port, folder, at, timeout_seconds)
+    if finding.status == "fail":
+        return finding
+    return handshake(host, port, folder, timeout_seconds)
 
 
 def handshake(host: str, port: int, folder: Path, timeout_seconds: float = 5.0) -> Finding:
@@ -232,9 +273,9 @@ def handshake(host: str, port: int, folder: Path, timeout_seconds: float = 5.0) 
             _NO_WAY,
         )
     except (ssl.SSLError, ConnectionError) as error:
-        alerts = [said for mark, said in _ALERTS.items() if mark in str(error)]
+        alerts = [told for mark, told in _ALERTS.items() if mark in str(error)]
         if alerts:
-            return Finding("tls", "fail", alerts[0], "see the other checks", _NOT_ALLOWED)
+            return Finding("tls", "fail", *alerts[0], _NOT_ALLOWED)
         is_in = False
     except OSError as error:
         return _broken(error)
@@ -255,6 +296,7 @@ def handshake(host: str, port: int, folder: Path, timeout_seconds: float = 5.0) 
         "the server hung up when it saw your certificate",
         "if no other check says why: its ca.pem is of another authority, or its clock is wrong",
         _NOT_ALLOWED,
+        passes=True,
     )
 
 
@@ -279,7 +321,11 @@ def _authority(folder: Path, at: datetime.datetime) -> list[Finding]:
 
 
 def _judge(
-    shown: x509.Certificate, authority: x509.Certificate, host: str, at: datetime.datetime
+    shown: x509.Certificate,
+    authority: x509.Certificate,
+    file: Path,
+    host: str,
+    at: datetime.datetime,
 ) -> Finding:
     """Says whether the server's certificate is one that a client believes."""
     check = "server's certificate"
@@ -292,15 +338,13 @@ def _judge(
             named = repr(issuer[0].value) if issuer else "nobody"
             raise errors.IdentityError(
                 f"{error.message}; it names {named} as its authority, "
-                f"key {_key_identifier(shown)}, and yours has the key {_key_identifier(authority)}",
+                f"key {_key_identifier(shown)}, and yours, {file}, has the key "
+                f"{_key_identifier(authority)}",
                 "ask the coordinator for ca.pem and its fingerprint, or check that this is the "
                 "right server",
             ) from None
         certificates.check_dates(
             authority, "the authority's certificate", at, "ask the coordinator for the new ca.pem"
-        )
-        certificates.check_dates(
-            shown, whose, at, "tell the coordinator: `fedvi ca renew` for the server"
         )
         name, role = certificates.names(shown, whose)
         if role != "server":
@@ -316,6 +360,13 @@ def _judge(
             )
     except errors.IdentityError as error:
         return _failed(check, error, _NO_WAY)
+    try:
+        certificates.check_dates(
+            shown, whose, at, "tell the coordinator: `fedvi ca renew` for the server"
+        )
+    except errors.IdentityError as error:
+        # A server takes up a renewed certificate by itself.
+        return _failed(check, error, _NO_WAY)._replace(passes=True)
     until = shown.not_valid_after_utc
     said = f"{name}, for {', '.join(hosts)}, until {certificates.day(until)}"
     warning = identity.expiry_warning(certificates.identity_of(shown, whose), at)
@@ -358,13 +409,14 @@ def _broken(error: Exception) -> Finding:
             "the server speaks no TLS on this port",
             "start it with --tls, or dial another port",
             _NO_WAY,
+            passes=True,
         )
     if isinstance(error, TimeoutError):
         said = "the server took the connection and then said nothing"
-        return Finding(check, "fail", said, "something else may listen on this port", _NO_WAY)
+        return Finding(check, "fail", said, "something else may listen on this port", _NO_WAY, True)
     said = f"the handshake broke off: {str(error) or type(error).__name__}"
     return Finding(
-        check, "fail", said, "something on the way may cut TLS: ask the network", _NO_WAY
+        check, "fail", said, "something on the way may cut TLS: ask the network", _NO_WAY, True
     )
 
 

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from fedvi import errors
+from fedvi.cli import client as command
 from fedvi.cli.main import main
 from fedvi.experiment import build, site
 from fedvi.experiment.config import load_study
@@ -18,8 +22,9 @@ from fedvi.server.coordinator import Coordinator
 from fedvi.server.state import ServerState
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.store.sqlite import read_ledger
+from fedvi.transport import probe
 from fedvi.transport.memory import MemoryLink
-from tests.pki import authority_in, party
+from tests.pki import DAY, NOW, authority_in, party
 from tests.servers import running
 from tests.studies import raw_study
 
@@ -279,6 +284,101 @@ def test_a_server_whose_certificate_is_for_other_hosts_is_not_waited_for(
     said = refusal(result, code=4)
     assert "is for localhost, fedvi.example.org, and 127.0.0.1 was dialled" in said
     assert "dial one of its names" in said
+
+
+def test_a_server_of_another_authority_is_not_waited_for(tmp_path: Path, root: Path) -> None:
+    study = write_study(tmp_path)
+    other = party(authority_in(tmp_path / "other" / "ca", "Cancer consortium"), "north")
+    folder = party(root, "server", "server", ("localhost",))
+    with serve(study, tls=folder, roster=root / "roster.json") as server:
+        address = server.addresses.listen.replace("127.0.0.1", "localhost")
+        result = client(study, address, "--tls", other)
+    said = refusal(result, code=4)
+    assert "the server's certificate was signed by another authority" in said
+    assert str(other / "ca.pem") in said
+    assert "ask the coordinator for ca.pem and its fingerprint" in said
+    assert read_ledger(tmp_path / "state").entries == ()
+
+
+def test_a_certificate_that_cannot_be_believed_is_refused_by_its_file(
+    tmp_path: Path, root: Path
+) -> None:
+    study = write_study(tmp_path)
+    strange = party(authority_in(tmp_path / "other" / "ca"), "north")
+    (strange / "ca.pem").write_bytes((root / "ca.pem").read_bytes())
+    said = refusal(client(study, "127.0.0.1:1", "--tls", strange), code=4)
+    assert f"{strange / 'cert.pem'}: the certificate of 'north' was signed by another" in said
+    old = authority_in(tmp_path / "old" / "ca", at=NOW - 60 * DAY)
+    expired = party(old, "north", days=10, at=NOW - 50 * DAY)
+    said = refusal(client(study, "127.0.0.1:1", "--tls", expired), code=4)
+    assert f"{expired / 'cert.pem'}: the certificate of 'north' expired on" in said
+    assert "ask the authority for `fedvi ca renew`" in said
+    # One that expires while the client waits is told then.
+    waiting = command._Waiting("127.0.0.1:1", expired, lambda *_, **__: None)
+    with pytest.raises(errors.IdentityError, match=r"expired on"):
+        waiting.say("away")
+
+
+def test_a_server_that_trusts_another_authority_is_not_waited_for(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_WAITING_SECONDS", 0.0)
+    folder, other = (
+        party(root, "server", "server", ("localhost",)),
+        authority_in(tmp_path / "b" / "ca"),
+    )
+    # It shows a certificate of ours and asks callers for one of the other authority.
+    pair = ((folder / "key.pem").read_bytes(), (folder / "cert.pem").read_bytes())
+    credentials = grpc.ssl_server_credentials([pair], (other / "ca.pem").read_bytes(), True)
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    given = ("--tls", party(root, "north"), "--give-up-after", 30)
+    result = client(write_study(tmp_path), f"localhost:{port}", *given)
+    server.stop(None).wait()
+    assert "its ca.pem is of another authority" in refusal(result, code=4)
+    # Once is not enough: a server that stops hangs up as well.
+    assert result.stderr.count("waiting for") == 2
+
+
+def test_a_server_that_hangs_up_now_and_then_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_WAITING_SECONDS", 0.0)
+    hangs_up = probe.Finding("tls", "fail", "the server hung up", "", 4, passes=True)
+    restarts = probe.Finding("tls", "fail", "it broke off", "", 3, passes=True)
+    fine = probe.Finding("tls", "ok", "both sides showed certificates")
+    found: list[probe.Finding] = []
+    monkeypatch.setattr(probe, "believed", lambda *_: found.pop(0))
+    waiting = command._Waiting("localhost:1", tmp_path, lambda *_, **__: None)
+    for between in (fine, restarts):
+        found[:] = [hangs_up, hangs_up, between] * 3
+        while found:
+            waiting.say("away")
+    found[:] = [hangs_up] * 3
+    waiting.say("away")
+    waiting.say("away")
+    with pytest.raises(errors.IdentityError, match=r"the server hung up"):
+        waiting.say("away")
+
+
+def test_a_server_whose_certificate_is_expired_is_waited_for_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_WAITING_SECONDS", 0.0)
+    root = authority_in(tmp_path / "ca", at=NOW - 60 * DAY)
+    folder = party(root, "server", "server", ("localhost",), 10, NOW - 50 * DAY)
+    pair = ((folder / "key.pem").read_bytes(), (folder / "cert.pem").read_bytes())
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+    result = client(write_study(tmp_path), f"localhost:{port}", "--tls", party(root, "north"))
+    server.stop(None).wait()
+    assert refusal(result, code=3)
+    assert f"waiting for localhost:{port}: the server's certificate expired on" in result.stderr
+    # So is one that is not there.
+    result = client(write_study(tmp_path), "localhost:1", "--tls", tmp_path / "north")
+    assert refusal(result, code=3)
 
 
 def test_anothers_certificate_is_refused_here_already(tmp_path: Path, root: Path) -> None:

@@ -442,6 +442,31 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_first_line_that_is_a_record_is_not_shared_out_as_names(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("dead,II,north\nalive,I,south\n" * 3)
+    options = ["--clients", 2, "--balanced", "--out", tmp_path / "out"]
+    said = refused("data", "split", path, *options)
+    assert "stand again further down" in said
+    assert "--columns age,sex" in said
+    assert "dead" not in said
+    assert not (tmp_path / "out").exists()
+    # Named by flag, all six lines are records.
+    done("data", "split", path, "--columns", "died,stage,ward", *options)
+    shares = [(tmp_path / f"out/client-{number}.csv").read_text().split() for number in (1, 2)]
+    assert sorted(shares[0] + shares[1]) == sorted(path.read_text().split())
+
+
+@pytest.mark.parametrize("command", ["inspect", "schema", "split"])
+def test_a_line_of_numbers_between_blanks_is_no_name(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.data"
+    path.write_text("41 1 132.5 -9\n63 0 120 0\n")
+    options = ["--clients", 2, "--balanced", "--out", tmp_path / "o"] if command == "split" else []
+    said = refused("data", command, path, *options)
+    assert "1 of 1 are numbers, with blanks between them" in said
+    assert "132.5" not in said
+
+
 def test_the_entries_of_clients_that_a_split_prints_are_toml(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("site,y\nnorth,1\nsouth,0\n")

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedvi.cli.main import main
+from tests.studies import raw_study
 
 TRAUMA, HEART = "trauma/study.toml", "heart-disease/study.toml"
 PNG = b"\x89PNG"
@@ -168,6 +169,16 @@ def test_the_result_holds_influence_baselines_and_the_gap_of_one_shot(
     (folder / "study.toml").write_text(text)
     text = fedvi("simulate", folder / "study.toml", "--quiet").stdout
     assert "estimated gap to more rounds: about 0." in text
+
+
+def test_one_visit_of_a_conjugate_model_is_not_said_to_be_unsettled(tmp_path: Path) -> None:
+    raw = raw_study(["c0"], 1, solver={"kind": "exact"})
+    (tmp_path / "c0.csv").write_text("y,x0\n" + "3,1\n-3,-1\n" * 20)
+    raw["clients"][0]["data"] = "c0.csv"
+    (tmp_path / "study.json").write_text(json.dumps(raw))
+    text = fedvi("simulate", tmp_path / "study.json", "--quiet").stdout
+    assert "one visit a client is exact" in text
+    assert "NOT CONVERGED" not in text
 
 
 def test_baselines_are_refused_where_a_budget_would_be_spent_twice(examples: Path) -> None:

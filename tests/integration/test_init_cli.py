@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from fedvi.cli import init as command
 from fedvi.cli.main import main
-from fedvi.experiment.drafting import KINDS, SOLVERS
+from fedvi.experiment.drafts.drafting import KINDS, SOLVERS
 from tests.conftest import ROOT
 
 STUDY_FILES = {
@@ -281,6 +281,14 @@ def test_the_names_that_a_first_line_gave_are_shown_and_records_are_no_names(
     done = fedvi("init", tmp_path / "two", *given, "--response", "dead")
     assert done.exit_code == 0
     assert "warning: 2 of these 3 could be cells of a record" in done.stderr
+    # Nothing but words, and they stand again: they are cells.
+    file.write_text("dead,II,smith\n" + "alive,I,jones\ndead,II,brown\nalive,III,hill\n" * 3)
+    said = refused(tmp_path / "three", *given, "--response", "dead")
+    assert "2 of the 3 cells of its first line stand again further down" in said
+    assert "leave --from out, give --formula" in said
+    assert "smith" not in said
+    assert "dead" not in said
+    assert not (tmp_path / "three").exists()
 
 
 def test_the_sites_files_are_called_as_the_one_that_was_read(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedvi.cli.main import main
-from fedvi.experiment import recompute
+from fedvi.experiment.results import recompute
 from fedvi.privacy import accountants, events, statement
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.accountants import pld

@@ -19,8 +19,9 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 
 from fedvi.cli import _results
 from fedvi.cli.main import main
-from fedvi.experiment import build, finished, server_plan
+from fedvi.experiment import build, server_plan
 from fedvi.experiment.config import parse_study
+from fedvi.experiment.results import finished
 from fedvi.server import protocol
 from tests import forward_models
 from tests.integration.test_report import run_server

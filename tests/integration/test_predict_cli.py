@@ -4,16 +4,18 @@ import csv
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.special
+import scipy.stats
 from click.testing import CliRunner, Result
 
 from fedvi.cli.main import main
-from fedvi.experiment import evaluation, finished, new_records
+from fedvi.experiment.results import evaluation, finished, new_records
 from fedvi.models.lda import document_topics
-from tests.integration.test_posterior_cli import ended, mixture
+from tests.integration.test_posterior_cli import ended, mixture, own
 from tests.studies import raw_study
 
 HEAD = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,who"
@@ -166,7 +168,28 @@ def test_a_numpyro_law_without_a_mean_leaves_no_file(tmp_path: Path) -> None:
         in found.output
     )
     assert not (tmp_path / "p.csv").exists()
-    assert "get no interval of a new outcome" in " ".join(fedvi("predict", "--help").output.split())
+    text = " ".join(fedvi("predict", "--help").output.split())
+    assert "Nothing is assumed of the laws but a mean and a variance that are finite" in text
+
+
+@pytest.mark.numpyro
+def test_outcomes_of_a_numpyro_law_have_an_interval_and_its_error(tmp_path: Path) -> None:
+    folder, _ = own("full_gaussian", tmp_path / "run")
+    (tmp_path / "new.csv").write_text("x0,x1\n1,0\n2,1\n1,0\n")
+    options = ["--draws", 400, "--out", tmp_path / "p.csv"]
+    said = fedvi("predict", folder, tmp_path / "new.csv", *options).output
+    assert "intervals of a new outcome are made from 400 draws" in said
+    rows = read(tmp_path / "p.csv")
+    assert list(rows[0])[5:8] == ["outcome_lower", "outcome_upper", "outcome_error"]
+    told = [
+        {name: float(row[name]) for name in row if name not in ("row", "reason", "note")}
+        for row in rows
+    ]
+    # What is told of a record depends on nothing else in the file.
+    assert told[0] == told[2] != told[1]
+    for row in told:
+        assert row["outcome_lower"] < row["lower"] < row["upper"] < row["outcome_upper"]
+        assert 0.0 < row["outcome_error"] < 0.2 * (row["outcome_upper"] - row["outcome_lower"])
 
 
 def test_a_file_is_read_a_part_at_a_time_and_says_the_same(runs: Path, tmp_path: Path) -> None:
@@ -259,3 +282,107 @@ def test_components_and_topics_of_new_records_are_told(tmp_path: Path) -> None:
     said_so = fedvi("evaluate", tmp_path / "mixture", tmp_path / "y.npz").output
     assert "mean log-likelihood" in said_so
     assert "not private" in said_so
+
+
+def unknown_noise(folder: Path) -> tuple[Path, Any]:
+    """A run of a line with unknown noise, whose posterior is its prior."""
+    raw = {
+        "study": {"name": "line"},
+        "model": {"kind": "linear_unknown_noise", "coefficients": ["one", "age"]}
+        | {"prior_scales": [1.0, 1.0], "row_norm": 1.4, "noise_shape": 3.0},
+        "solver": {"kind": "vips"},
+        "schedule": {"kind": "sequential", "rounds": 1},
+        "privacy": {"epsilon": 1.0, "delta": 1e-5, "unit": "record", "relation": "add_remove"},
+        "data": {"max_records": 64},
+        "clients": [{"name": "north"}, {"name": "south"}],
+    }
+    return ended(raw, folder)
+
+
+def test_a_line_of_unknown_noise_is_predicted_drawn_and_measured(tmp_path: Path) -> None:
+    folder, assembly = unknown_noise(tmp_path / "line")
+    x = np.column_stack([np.ones(20_000), np.tile([0.0, 1.0], 10_000)])
+    x[3, 1] = np.nan
+    np.savez(tmp_path / "x.npz", x=x)
+    said = fedvi("predict", folder, tmp_path / "x.npz", "--out", tmp_path / "p.csv").output
+    assert "20000 records predicted" in said
+    rows = read(tmp_path / "p.csv")
+    # More than are written at a time.
+    assert [int(row["row"]) for row in rows] == list(range(1, 20_001))
+    assert (rows[3]["mean"], rows[3]["reason"]) == ("", "it is no record that the model knows")
+    m, scale, shape, rate = assembly.model.family.parameters(finished.read(folder).posterior)
+    for row, at in zip(rows[:2], x[:2], strict=True):
+        spread = at @ np.linalg.inv(scale[0]) @ at
+        law = scipy.stats.t(2.0 * shape[0], at @ m[0, 0], np.sqrt(rate[0] / shape[0] * spread))
+        new = scipy.stats.t(
+            2.0 * shape[0], at @ m[0, 0], np.sqrt(rate[0] / shape[0] * (1.0 + spread))
+        )
+        found = [float(row[name]) for name in ("sd", "upper", "outcome_lower", "outcome_upper")]
+        expected = [law.std(), law.ppf(0.975), new.ppf(0.025), new.ppf(0.975)]
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    # Outcomes are drawn for a public x, one (w, τ) for each set, and scored.
+    x[3, 1] = 0.0
+    np.savez(tmp_path / "x.npz", x=x)
+    options = ["--given", tmp_path / "x.npz", "--sets", 40, "--out", tmp_path / "s.npz"]
+    fedvi("synthesise", folder, *options)
+    sets = []
+    for number in range(1, 41):
+        with np.load(tmp_path / f"s-{number}.npz") as made:
+            np.testing.assert_array_equal(made["x"], x)
+            sets.append(made["y"])
+    # Each set knows its w and τ to 1 %; over sets log τ scatters as log Gamma(3) does, sd 0.63.
+    sds = [y[::2].std() for y in sets]
+    assert 0.2 < np.std(np.log(sds)) < 0.5
+    np.savez(tmp_path / "xy.npz", x=x, y=sets[0])
+    told = json.loads(fedvi("evaluate", folder, tmp_path / "xy.npz", "--json").output)
+    assert (told["measure"], told["draws"]) == ("mean log-likelihood", 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["predict", "x.csv"], "x.csv is no .npz, expected one with x"),
+        (["predict", "x.npz", "--id", "who"], "--id is given beside a .npz"),
+        (["predict", "none.npz"], "none.npz has no record"),
+        (["synthesise"], "no file gives these"),
+        (["synthesise", "--given", "x.csv"], "x.csv is no .npz, expected one with x"),
+        (["synthesise", "--given", "none.npz"], "none.npz has no record"),
+        (["synthesise", "--given", "x.npz"], "record 2: a number of it is not finite"),
+    ],
+)
+def test_what_a_line_of_unknown_noise_cannot_read_leaves_no_file(
+    command: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = unknown_noise(tmp_path / "line")
+    monkeypatch.chdir(tmp_path)
+    Path("x.csv").write_text("one,age\n1,2\n")
+    np.savez("x.npz", x=np.array([[1.0, 0.0], [1.0, np.inf]]))
+    np.savez("none.npz", x=np.zeros((0, 2)))
+    name, *rest = command
+    found = fedvi(
+        name, folder, *rest, "--out", "made.npz" if name == "synthesise" else "p.csv", code=2
+    )
+    assert said in " ".join(found.output.split())
+    assert not list(tmp_path.glob("made*"))
+    assert not list(tmp_path.glob("p.csv*"))
+
+
+def test_a_belief_network_is_measured_by_its_units(tmp_path: Path) -> None:
+    raw = {
+        "study": {"name": "beliefs"},
+        "model": {"kind": "sigmoid_belief_network", "visible": 3, "hidden": 2},
+        "solver": {"kind": "vips", "noise_multiplier": 0.0},
+        "schedule": {"kind": "sequential", "rounds": 1},
+        "privacy": {"protection": "none"},
+        "data": {"max_records": 4},
+        "clients": [{"name": "north"}],
+    }
+    folder, _ = ended(raw, tmp_path / "beliefs")
+    np.savez(tmp_path / "y.npz", y=np.array([[0, 1, 1], [1, 1, 0], [1, 0, 0]]))
+    said = " ".join(fedvi("evaluate", folder, tmp_path / "y.npz").output.split())
+    assert "share of units that are read off right" in said
+    assert "the same, were each unit always what it is most often 0.6667" in said
+    told = json.loads(fedvi("evaluate", folder, tmp_path / "y.npz", "--json").output)
+    assert told["draws"] == 200
+    # Three units at about even odds each.
+    assert told["beside"]["mean log-likelihood, at least"] == pytest.approx(-3 * np.log(2), abs=0.6)

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from fedvi.cli.main import main
 from fedvi.experiment import build
 from fedvi.experiment.config import load_study
-from fedvi.experiment.pricing import pricing, with_target
+from fedvi.experiment.plans.pricing import pricing, with_target
 from fedvi.privacy import accountants, historical
 
 STUDY = """

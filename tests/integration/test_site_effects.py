@@ -13,9 +13,11 @@ from click.testing import CliRunner
 from fedvi import errors
 from fedvi.cli.main import main
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, evaluation, plan, planning, server_plan, site_effects
+from fedvi.experiment import build, server_plan, site_effects
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import parse_study
+from fedvi.experiment.plans import plan, planning
+from fedvi.experiment.results import evaluation
 from fedvi.expfam.gaussian import FullGaussian
 from tests.studies import raw_study
 

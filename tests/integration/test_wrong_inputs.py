@@ -1061,7 +1061,7 @@ TABLE = [
             "north --tls {tls}/old"
         ),
         code=4,
-        said="the certificate of 'old' expired on {when}; it is {when} here",
+        said="{tls}/old/cert.pem: the certificate of 'old' expired on {when}; it is {when} here",
         hint=(
             "ask the authority for `fedvi ca renew`, and install what comes back with `fedvi "
             "enroll`"

@@ -194,6 +194,13 @@ def test_what_is_not_settled_is_said_at_the_top() -> None:
     moving = plain.rounds[1]._replace(shift=0.7)
     (line,) = sections.banner(plain._replace(rounds=(plain.rounds[0], moving)))
     assert "NOT CONVERGED" in line
+    # The only round moved it from the prior, however far.
+    only = plain._replace(rounds=(plain.rounds[0]._replace(shift=7.0),))
+    assert not sections.banner(only)
+    assert (
+        "the only round moved a mean by 7 posterior sd"
+        in dict(sections.in_short(only))["convergence"]
+    )
     nothing = plain._replace(rounds=(plain.rounds[0]._replace(shift=None),))
     assert "No round was completed" in html(nothing)
 
