@@ -220,15 +220,13 @@ def test_clients_join_and_leave_over_a_network_by_the_commands_of_the_readme(
     waits = [("budapest", {"cleveland"}), ("long-beach", {"cleveland", "budapest", "switzerland"})]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    state = tmp_path / ".fedvi" / "continual" / "server"
     with Terminals(tmp_path) as terminals:
         for block, waited in zip(blocks, [*waits, None], strict=True):
             for who, command in README.findall(block):
                 terminals.run(who, command.replace("7443", str(port)))
             if waited is not None:
                 last, answered = waited
-                terminals.wait_for(state, lambda run, last=last: run["awaited"] == [last])
-                run = json.loads(fedvi("status", state, "--json").stdout)
+                run = terminals.wait_for(lambda run, last=last: run["awaited"] == [last])
                 assert {row["name"] for row in run["clients"] if row["visits"] == 1} == answered
         found = terminals.printed("server")
     shown = re.search(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -279,15 +277,18 @@ class Terminals:
         if not re.match(r"fedvi (server|client) ", command):
             assert self._running[who].wait(180.0) == 0, self.errors(who)
 
-    def wait_for(self, state: Path, wanted: Any) -> None:
-        """Waits until the run is as wanted; a server that only begins has none."""
+    def wait_for(self, wanted: Any) -> dict[str, Any]:
+        """Waits until the run is as wanted, and returns it; a server that only begins has none."""
+        # From this folder: pytest's may be too deep for the path of a socket.
+        command = [*FEDVI, "status", "--json"]
         for _ in range(120):
-            command = [*FEDVI, "status", str(state), "--json"]
-            done = subprocess.run(command, capture_output=True, check=False)
-            if done.returncode == 0 and wanted(json.loads(done.stdout)):
-                return
+            done = subprocess.run(command, capture_output=True, check=False, cwd=self._folder)
+            if done.returncode == 0:
+                run: dict[str, Any] = json.loads(done.stdout)
+                if wanted(run):
+                    return run
             time.sleep(0.5)
-        raise AssertionError("".join(map(self.errors, self._running)))
+        raise AssertionError(done.stderr.decode() + "".join(map(self.errors, self._running)))
 
     def printed(self, who: str) -> str:
         """Returns what a terminal showed, once all that runs has ended well."""
