@@ -234,7 +234,7 @@ def test_slow_readers_hold_up_no_client(tmp_path: Path) -> None:
             began = time.monotonic()
             sites.answer()
             sites.answer()
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 9.0
             assert server.app._coordinator.state.version == 2
         assert threading.active_count() < 80
 
