@@ -362,33 +362,24 @@ def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Se
 
 def _given_up(spec: ServerSpec, state: ServerState) -> ServerState:
     """Drops the answers of a round, which stay charged; nothing is published of them."""
-    after = _turned(state)
-    update = Update(
-        version=state.version,
-        clients=(),
-        staleness=(),
-        damping=1.0,
-        rounds=progress_of(spec, after).rounds,
-        gap=None,
+    update = _without_fold(spec, _turned(state))._replace(
         missing=tuple(name for name in spec.clients if name in state.skipped),
         given_up=tuple(answer.task.client for answer in state.answers),
     )
-    return after._replace(history=(*state.history, update), skipped=())
+    return _turned(state)._replace(history=(*state.history, update), skipped=())
 
 
 def dropped(spec: ServerSpec, state: ServerState, client: str) -> ServerState:
     """Drops an answer that no sum can hold any more; it stays charged, and nothing is published of it."""
-    update = Update(
-        version=state.version,
-        clients=(),
-        staleness=(),
-        damping=1.0,
-        rounds=progress_of(spec, state).rounds,
-        gap=None,
-        dropped=(client,),
-    )
+    update = _without_fold(spec, state)._replace(dropped=(client,))
     visits = {**state.visits, client: state.visits[client] + 1}
     return state._replace(visits=visits, history=(*state.history, update))
+
+
+def _without_fold(spec: ServerSpec, state: ServerState) -> Update:
+    """Returns an entry of the history that leaves version and posterior as they are."""
+    rounds = progress_of(spec, state).rounds
+    return Update(state.version, clients=(), staleness=(), damping=1.0, rounds=rounds, gap=None)
 
 
 def _turned(state: ServerState) -> ServerState:
