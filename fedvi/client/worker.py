@@ -174,7 +174,8 @@ class Worker:
                 raise
             return "solved"
         if isinstance(reply, Done):
-            self._store.erase_state()
+            if not reply.resumable:
+                self._store.erase_state()
             self._ended = reply.reason
             return "done"
         return "idle"

@@ -108,9 +108,15 @@ class Wait(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Server → client: the schedule has finished, or the run was ended."""
+    """Server → client: the schedule has finished, or the run was ended.
+
+    Attributes:
+      reason: why, in a sentence.
+      resumable: whether the run may go on after all, so that the solver's private state is kept.
+    """
 
     reason: str
+    resumable: bool = False
 
 
 class Begin(NamedTuple):

@@ -297,7 +297,7 @@ def _next_task(
     spec: ServerSpec, state: ServerState, name: str, now: float
 ) -> tuple[ServerState, Reply]:
     if state.status in OVER:
-        return state, Done(ending(state))
+        return state, Done(ending(state), resumable=state.status == "failed")
     if is_removed(state, name):
         return state, Done(f"client {name!r} was removed from the run")
     if state.away.get(name) == EXHAUSTED:

@@ -291,7 +291,7 @@ def task_from(message: pb.Task, client: str, like: Eta) -> Work:
 
 def done_to(done: Done) -> pb.Done:
     """Makes a Done."""
-    return pb.Done(reason=done.reason)
+    return pb.Done(reason=done.reason, resumable=done.resumable)
 
 
 def done_from(message: pb.Done) -> Done:
@@ -303,7 +303,7 @@ def done_from(message: pb.Done) -> Done:
     # The reason may be an error's text, with its hint on a line of its own.
     for line in message.reason.split("\n"):
         _text("reason", line, _TEXT)
-    return Done(message.reason)
+    return Done(message.reason, message.resumable)
 
 
 def ref_to(bundled: bundle.Bundle) -> pb.PayloadRef:

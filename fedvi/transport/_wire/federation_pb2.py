@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x66\x65\x64vi/v1/federation.proto\x12\x08\x66\x65\x64vi.v1\"%\n\x06\x41nchor\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x0c\n\x04hash\x18\x02 \x01(\t\"V\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x12\n\x05scale\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_scale\"p\n\nPayloadRef\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.fedvi.v1.TensorSpec\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06inline\x18\x05 \x01(\x0c\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xa5\x01\n\x0cHelloRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x14\n\x0cstudy_digest\x18\x02 \x01(\t\x12 \n\x06\x61nchor\x18\x03 \x01(\x0b\x32\x10.fedvi.v1.Anchor\x12\x14\n\x0cprotocol_min\x18\x04 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x05 \x01(\r\x12\x10\n\x08software\x18\x06 \x01(\t\x12\x0f\n\x07session\x18\x07 \x01(\x0c\"z\n\nHelloReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12 \n\x06\x61nchor\x18\x02 \x01(\x0b\x32\x10.fedvi.v1.Anchor\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12\x10\n\x08software\x18\x04 \x01(\t\x12\x15\n\rpayload_limit\x18\x05 \x01(\x04\"H\n\x0fNextTaskRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\x12\x0f\n\x07session\x18\x03 \x01(\x0c\"\xbe\x01\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\r\n\x05visit\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07\x64\x61mping\x18\x05 \x01(\x01\x12\'\n\tposterior\x18\x06 \x01(\x0b\x32\x14.fedvi.v1.PayloadRef\x12$\n\x06\x66\x61\x63tor\x18\x07 \x01(\x0b\x32\x14.fedvi.v1.PayloadRef\x12\x15\n\rlease_seconds\x18\x08 \x01(\x01\"\x06\n\x04Wait\"\x16\n\x04\x44one\x12\x0e\n\x06reason\x18\x01 \x01(\t\"x\n\rNextTaskReply\x12\x1e\n\x04task\x18\x01 \x01(\x0b\x32\x0e.fedvi.v1.TaskH\x00\x12\x1e\n\x04wait\x18\x02 \x01(\x0b\x32\x0e.fedvi.v1.WaitH\x00\x12\x1e\n\x04\x64one\x18\x03 \x01(\x0b\x32\x0e.fedvi.v1.DoneH\x00\x42\x07\n\x05reply\"T\n\x11GetPayloadRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07session\x18\x04 \x01(\x0c\"w\n\x0cSubmitHeader\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12%\n\x07payload\x18\x04 \x01(\x0b\x32\x14.fedvi.v1.PayloadRef\x12\x0e\n\x06offset\x18\x05 \x01(\x04\"`\n\nSubmitPart\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.fedvi.v1.SubmitHeaderH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedvi.v1.ChunkH\x00\x42\x06\n\x04part\"e\n\x07Receipt\x12\'\n\x06status\x18\x01 \x01(\x0e\x32\x17.fedvi.v1.ReceiptStatus\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12 \n\x06\x61nchor\x18\x03 \x01(\x0b\x32\x10.fedvi.v1.Anchor\"E\n\x11RenewLeaseRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\x0c\"\x1f\n\x0fRenewLeaseReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\"m\n\x14ReportFailureRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12#\n\x04\x63ode\x18\x03 \x01(\x0e\x32\x15.fedvi.v1.FailureCode\x12\x0f\n\x07session\x18\x04 \x01(\x0c\"\x14\n\x12ReportFailureReply\"T\n\x10QueryTaskRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0f\n\x07session\x18\x04 \x01(\x0c\"H\n\x0eQueryTaskReply\x12$\n\x06status\x18\x01 \x01(\x0e\x32\x14.fedvi.v1.TaskStatus\x12\x10\n\x08received\x18\x02 \x01(\x04\"1\n\x0eGoodbyeRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\x0c\"\x0e\n\x0cGoodbyeReply\"M\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08*\x87\x01\n\rReceiptStatus\x12\x1e\n\x1aRECEIPT_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17RECEIPT_STATUS_ACCEPTED\x10\x01\x12\x1c\n\x18RECEIPT_STATUS_DUPLICATE\x10\x02\x12\x1b\n\x17RECEIPT_STATUS_CONFLICT\x10\x03*\xa5\x01\n\x0b\x46\x61ilureCode\x12\x1c\n\x18\x46\x41ILURE_CODE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x41ILURE_CODE_BUDGET\x10\x01\x12\x17\n\x13\x46\x41ILURE_CODE_POLICY\x10\x02\x12\x15\n\x11\x46\x41ILURE_CODE_DATA\x10\x03\x12\x17\n\x13\x46\x41ILURE_CODE_SOLVER\x10\x04\x12\x16\n\x12\x46\x41ILURE_CODE_OTHER\x10\x05*\x8c\x01\n\nTaskStatus\x12\x1b\n\x17TASK_STATUS_UNSPECIFIED\x10\x00\x12\x17\n\x13TASK_STATUS_UNKNOWN\x10\x01\x12\x14\n\x10TASK_STATUS_OPEN\x10\x02\x12\x18\n\x14TASK_STATUS_ACCEPTED\x10\x03\x12\x18\n\x14TASK_STATUS_CONFLICT\x10\x04\x32\x98\x04\n\x11\x46\x65\x64\x65rationService\x12\x35\n\x05Hello\x12\x16.fedvi.v1.HelloRequest\x1a\x14.fedvi.v1.HelloReply\x12>\n\x08NextTask\x12\x19.fedvi.v1.NextTaskRequest\x1a\x17.fedvi.v1.NextTaskReply\x12<\n\nGetPayload\x12\x1b.fedvi.v1.GetPayloadRequest\x1a\x0f.fedvi.v1.Chunk0\x01\x12\x39\n\x0cSubmitResult\x12\x14.fedvi.v1.SubmitPart\x1a\x11.fedvi.v1.Receipt(\x01\x12\x44\n\nRenewLease\x12\x1b.fedvi.v1.RenewLeaseRequest\x1a\x19.fedvi.v1.RenewLeaseReply\x12M\n\rReportFailure\x12\x1e.fedvi.v1.ReportFailureRequest\x1a\x1c.fedvi.v1.ReportFailureReply\x12\x41\n\tQueryTask\x12\x1a.fedvi.v1.QueryTaskRequest\x1a\x18.fedvi.v1.QueryTaskReply\x12;\n\x07Goodbye\x12\x18.fedvi.v1.GoodbyeRequest\x1a\x16.fedvi.v1.GoodbyeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x66\x65\x64vi/v1/federation.proto\x12\x08\x66\x65\x64vi.v1\"%\n\x06\x41nchor\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x0c\n\x04hash\x18\x02 \x01(\t\"V\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x12\n\x05scale\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_scale\"p\n\nPayloadRef\x12%\n\x07tensors\x18\x01 \x03(\x0b\x32\x14.fedvi.v1.TensorSpec\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06inline\x18\x05 \x01(\x0c\"%\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xa5\x01\n\x0cHelloRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x14\n\x0cstudy_digest\x18\x02 \x01(\t\x12 \n\x06\x61nchor\x18\x03 \x01(\x0b\x32\x10.fedvi.v1.Anchor\x12\x14\n\x0cprotocol_min\x18\x04 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x05 \x01(\r\x12\x10\n\x08software\x18\x06 \x01(\t\x12\x0f\n\x07session\x18\x07 \x01(\x0c\"z\n\nHelloReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12 \n\x06\x61nchor\x18\x02 \x01(\x0b\x32\x10.fedvi.v1.Anchor\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12\x10\n\x08software\x18\x04 \x01(\t\x12\x15\n\rpayload_limit\x18\x05 \x01(\x04\"H\n\x0fNextTaskRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\x12\x0f\n\x07session\x18\x03 \x01(\x0c\"\xbe\x01\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63lient\x18\x02 \x01(\t\x12\r\n\x05visit\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07\x64\x61mping\x18\x05 \x01(\x01\x12\'\n\tposterior\x18\x06 \x01(\x0b\x32\x14.fedvi.v1.PayloadRef\x12$\n\x06\x66\x61\x63tor\x18\x07 \x01(\x0b\x32\x14.fedvi.v1.PayloadRef\x12\x15\n\rlease_seconds\x18\x08 \x01(\x01\"\x06\n\x04Wait\")\n\x04\x44one\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\tresumable\x18\x02 \x01(\x08\"x\n\rNextTaskReply\x12\x1e\n\x04task\x18\x01 \x01(\x0b\x32\x0e.fedvi.v1.TaskH\x00\x12\x1e\n\x04wait\x18\x02 \x01(\x0b\x32\x0e.fedvi.v1.WaitH\x00\x12\x1e\n\x04\x64one\x18\x03 \x01(\x0b\x32\x0e.fedvi.v1.DoneH\x00\x42\x07\n\x05reply\"T\n\x11GetPayloadRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07session\x18\x04 \x01(\x0c\"w\n\x0cSubmitHeader\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12%\n\x07payload\x18\x04 \x01(\x0b\x32\x14.fedvi.v1.PayloadRef\x12\x0e\n\x06offset\x18\x05 \x01(\x04\"`\n\nSubmitPart\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.fedvi.v1.SubmitHeaderH\x00\x12 \n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0f.fedvi.v1.ChunkH\x00\x42\x06\n\x04part\"e\n\x07Receipt\x12\'\n\x06status\x18\x01 \x01(\x0e\x32\x17.fedvi.v1.ReceiptStatus\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12 \n\x06\x61nchor\x18\x03 \x01(\x0b\x32\x10.fedvi.v1.Anchor\"E\n\x11RenewLeaseRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\x0c\"\x1f\n\x0fRenewLeaseReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\"m\n\x14ReportFailureRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12#\n\x04\x63ode\x18\x03 \x01(\x0e\x32\x15.fedvi.v1.FailureCode\x12\x0f\n\x07session\x18\x04 \x01(\x0c\"\x14\n\x12ReportFailureReply\"T\n\x10QueryTaskRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0f\n\x07session\x18\x04 \x01(\x0c\"H\n\x0eQueryTaskReply\x12$\n\x06status\x18\x01 \x01(\x0e\x32\x14.fedvi.v1.TaskStatus\x12\x10\n\x08received\x18\x02 \x01(\x04\"1\n\x0eGoodbyeRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\x0c\"\x0e\n\x0cGoodbyeReply\"M\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08*\x87\x01\n\rReceiptStatus\x12\x1e\n\x1aRECEIPT_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17RECEIPT_STATUS_ACCEPTED\x10\x01\x12\x1c\n\x18RECEIPT_STATUS_DUPLICATE\x10\x02\x12\x1b\n\x17RECEIPT_STATUS_CONFLICT\x10\x03*\xa5\x01\n\x0b\x46\x61ilureCode\x12\x1c\n\x18\x46\x41ILURE_CODE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x41ILURE_CODE_BUDGET\x10\x01\x12\x17\n\x13\x46\x41ILURE_CODE_POLICY\x10\x02\x12\x15\n\x11\x46\x41ILURE_CODE_DATA\x10\x03\x12\x17\n\x13\x46\x41ILURE_CODE_SOLVER\x10\x04\x12\x16\n\x12\x46\x41ILURE_CODE_OTHER\x10\x05*\x8c\x01\n\nTaskStatus\x12\x1b\n\x17TASK_STATUS_UNSPECIFIED\x10\x00\x12\x17\n\x13TASK_STATUS_UNKNOWN\x10\x01\x12\x14\n\x10TASK_STATUS_OPEN\x10\x02\x12\x18\n\x14TASK_STATUS_ACCEPTED\x10\x03\x12\x18\n\x14TASK_STATUS_CONFLICT\x10\x04\x32\x98\x04\n\x11\x46\x65\x64\x65rationService\x12\x35\n\x05Hello\x12\x16.fedvi.v1.HelloRequest\x1a\x14.fedvi.v1.HelloReply\x12>\n\x08NextTask\x12\x19.fedvi.v1.NextTaskRequest\x1a\x17.fedvi.v1.NextTaskReply\x12<\n\nGetPayload\x12\x1b.fedvi.v1.GetPayloadRequest\x1a\x0f.fedvi.v1.Chunk0\x01\x12\x39\n\x0cSubmitResult\x12\x14.fedvi.v1.SubmitPart\x1a\x11.fedvi.v1.Receipt(\x01\x12\x44\n\nRenewLease\x12\x1b.fedvi.v1.RenewLeaseRequest\x1a\x19.fedvi.v1.RenewLeaseReply\x12M\n\rReportFailure\x12\x1e.fedvi.v1.ReportFailureRequest\x1a\x1c.fedvi.v1.ReportFailureReply\x12\x41\n\tQueryTask\x12\x1a.fedvi.v1.QueryTaskRequest\x1a\x18.fedvi.v1.QueryTaskReply\x12;\n\x07Goodbye\x12\x18.fedvi.v1.GoodbyeRequest\x1a\x16.fedvi.v1.GoodbyeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedvi.v1.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RECEIPTSTATUS']._serialized_start=1984
-  _globals['_RECEIPTSTATUS']._serialized_end=2119
-  _globals['_FAILURECODE']._serialized_start=2122
-  _globals['_FAILURECODE']._serialized_end=2287
-  _globals['_TASKSTATUS']._serialized_start=2290
-  _globals['_TASKSTATUS']._serialized_end=2430
+  _globals['_RECEIPTSTATUS']._serialized_start=2003
+  _globals['_RECEIPTSTATUS']._serialized_end=2138
+  _globals['_FAILURECODE']._serialized_start=2141
+  _globals['_FAILURECODE']._serialized_end=2306
+  _globals['_TASKSTATUS']._serialized_start=2309
+  _globals['_TASKSTATUS']._serialized_end=2449
   _globals['_ANCHOR']._serialized_start=39
   _globals['_ANCHOR']._serialized_end=76
   _globals['_TENSORSPEC']._serialized_start=78
@@ -56,35 +56,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAIT']._serialized_start=878
   _globals['_WAIT']._serialized_end=884
   _globals['_DONE']._serialized_start=886
-  _globals['_DONE']._serialized_end=908
-  _globals['_NEXTTASKREPLY']._serialized_start=910
-  _globals['_NEXTTASKREPLY']._serialized_end=1030
-  _globals['_GETPAYLOADREQUEST']._serialized_start=1032
-  _globals['_GETPAYLOADREQUEST']._serialized_end=1116
-  _globals['_SUBMITHEADER']._serialized_start=1118
-  _globals['_SUBMITHEADER']._serialized_end=1237
-  _globals['_SUBMITPART']._serialized_start=1239
-  _globals['_SUBMITPART']._serialized_end=1335
-  _globals['_RECEIPT']._serialized_start=1337
-  _globals['_RECEIPT']._serialized_end=1438
-  _globals['_RENEWLEASEREQUEST']._serialized_start=1440
-  _globals['_RENEWLEASEREQUEST']._serialized_end=1509
-  _globals['_RENEWLEASEREPLY']._serialized_start=1511
-  _globals['_RENEWLEASEREPLY']._serialized_end=1542
-  _globals['_REPORTFAILUREREQUEST']._serialized_start=1544
-  _globals['_REPORTFAILUREREQUEST']._serialized_end=1653
-  _globals['_REPORTFAILUREREPLY']._serialized_start=1655
-  _globals['_REPORTFAILUREREPLY']._serialized_end=1675
-  _globals['_QUERYTASKREQUEST']._serialized_start=1677
-  _globals['_QUERYTASKREQUEST']._serialized_end=1761
-  _globals['_QUERYTASKREPLY']._serialized_start=1763
-  _globals['_QUERYTASKREPLY']._serialized_end=1835
-  _globals['_GOODBYEREQUEST']._serialized_start=1837
-  _globals['_GOODBYEREQUEST']._serialized_end=1886
-  _globals['_GOODBYEREPLY']._serialized_start=1888
-  _globals['_GOODBYEREPLY']._serialized_end=1902
-  _globals['_ERRORDETAIL']._serialized_start=1904
-  _globals['_ERRORDETAIL']._serialized_end=1981
-  _globals['_FEDERATIONSERVICE']._serialized_start=2433
-  _globals['_FEDERATIONSERVICE']._serialized_end=2969
+  _globals['_DONE']._serialized_end=927
+  _globals['_NEXTTASKREPLY']._serialized_start=929
+  _globals['_NEXTTASKREPLY']._serialized_end=1049
+  _globals['_GETPAYLOADREQUEST']._serialized_start=1051
+  _globals['_GETPAYLOADREQUEST']._serialized_end=1135
+  _globals['_SUBMITHEADER']._serialized_start=1137
+  _globals['_SUBMITHEADER']._serialized_end=1256
+  _globals['_SUBMITPART']._serialized_start=1258
+  _globals['_SUBMITPART']._serialized_end=1354
+  _globals['_RECEIPT']._serialized_start=1356
+  _globals['_RECEIPT']._serialized_end=1457
+  _globals['_RENEWLEASEREQUEST']._serialized_start=1459
+  _globals['_RENEWLEASEREQUEST']._serialized_end=1528
+  _globals['_RENEWLEASEREPLY']._serialized_start=1530
+  _globals['_RENEWLEASEREPLY']._serialized_end=1561
+  _globals['_REPORTFAILUREREQUEST']._serialized_start=1563
+  _globals['_REPORTFAILUREREQUEST']._serialized_end=1672
+  _globals['_REPORTFAILUREREPLY']._serialized_start=1674
+  _globals['_REPORTFAILUREREPLY']._serialized_end=1694
+  _globals['_QUERYTASKREQUEST']._serialized_start=1696
+  _globals['_QUERYTASKREQUEST']._serialized_end=1780
+  _globals['_QUERYTASKREPLY']._serialized_start=1782
+  _globals['_QUERYTASKREPLY']._serialized_end=1854
+  _globals['_GOODBYEREQUEST']._serialized_start=1856
+  _globals['_GOODBYEREQUEST']._serialized_end=1905
+  _globals['_GOODBYEREPLY']._serialized_start=1907
+  _globals['_GOODBYEREPLY']._serialized_end=1921
+  _globals['_ERRORDETAIL']._serialized_start=1923
+  _globals['_ERRORDETAIL']._serialized_end=2000
+  _globals['_FEDERATIONSERVICE']._serialized_start=2452
+  _globals['_FEDERATIONSERVICE']._serialized_end=2988
 # @@protoc_insertion_point(module_scope)

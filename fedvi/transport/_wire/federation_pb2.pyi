@@ -155,10 +155,12 @@ class Wait(_message.Message):
     def __init__(self) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "resumable")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    resumable: bool
+    def __init__(self, reason: _Optional[str] = ..., resumable: bool = ...) -> None: ...
 
 class NextTaskReply(_message.Message):
     __slots__ = ("task", "wait", "done")

@@ -70,12 +70,13 @@ class Server:
         self.received: list[Submit] = []
         self.failures: list[Failure] = []
         self.lost = lost
+        self.done = Done("finished")
 
     def handle(self, request):
         if isinstance(request, Hello):
             return Welcome(0)
         if isinstance(request, NextTask):
-            return Offer(self.tasks[0]) if self.tasks else Done("finished")
+            return Offer(self.tasks[0]) if self.tasks else self.done
         if isinstance(request, Failure):
             self.failures.append(request)
             return Noted()
@@ -390,7 +391,12 @@ def test_private_state_is_stored_with_the_seal_and_erased_when_the_study_is_done
         worker.tick()
         assert store.load_state() is not None
     assert found == [0, 1, 2]
-    assert worker.tick() == "done"
+    # What failed may be resumed: the private state is needed then.
+    server.done = Done("the run failed", resumable=True)
+    assert make_worker(server, solver=counting_solver(), store=store).tick() == "done"
+    assert store.load_state() is not None
+    server.done = Done("finished")
+    assert make_worker(server, solver=counting_solver(), store=store).tick() == "done"
     assert store.load_state() is None
 
 

@@ -203,7 +203,7 @@ def test_every_message_comes_back_as_it_was_sent(anchor):
         NextTask("n", SESSION),
         2.5,
     )
-    done = Done("epsilon is spent\n\nhint: none")
+    done = Done("epsilon is spent\n\nhint: none", resumable=True)
     assert wire.done_from(through(wire.done_to(done))) == done
     for status in ("accepted", "duplicate", "conflict"):
         receipt = Receipt(status, 9, anchor)
