@@ -511,9 +511,10 @@ def _check_param(name: str, site: Any, other: Any, inside: bool, plate: str) -> 
 def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
     """Refuses terms outside of the plate that use records, and records that use one another."""
 
+    # Parameters and key are arguments: as constants, other starts would compile another program.
     @jax.jit
-    def terms(columns: list[Any], draws: dict[str, Any]) -> Any:
-        model, guide = found.traces({**params, **draws}, key, columns, 0)
+    def terms(params: dict[str, Any], key: Any, columns: list[Any]) -> Any:
+        model, guide = found.traces(params, key, columns, 0)
         scale = found._scale(model, guide, inside=True)
         with split._numpyro_rules():
             sites = [
@@ -541,7 +542,7 @@ def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
 
     def at(*kinds: str, draws: dict[str, Any] | None = None) -> Any:
         given = {name: jnp.moveaxis(value, 0, axes[name]) for name, value in (draws or {}).items()}
-        return jax.device_get(terms(found.layout.made_up(*kinds), given))
+        return jax.device_get(terms({**params, **given}, key, found.layout.made_up(*kinds)))
 
     axes = _local_axes(found, params, key)
     try:
