@@ -15,7 +15,7 @@ import numpy as np
 from fedvi import models
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, simulate
+from fedvi.experiment import build, loading, simulate
 from fedvi.experiment.config import parse_study
 from fedvi.expfam import full_gaussian
 from fedvi.inference.base import Shard, Task
@@ -108,7 +108,7 @@ def pooled_fit(assembly: build.Assembly, sources: dict[str, ArraySource]) -> flo
 def main() -> int:
     """Prints the figures."""
     assembly, sources = study(), records()
-    shards = build.with_capacity(assembly, sources)
+    shards = loading.with_capacity(assembly, sources)
     first: list[float] = []
     later: list[float] = []
     alone: list[float] = []

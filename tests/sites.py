@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi.client import app
-from fedvi.experiment import build, simulate, site
+from fedvi.experiment import build, loading, simulate, site
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import load_study
 from fedvi.expfam import tree
@@ -77,7 +77,7 @@ class Expected(NamedTuple):
 
 def undisturbed(assembly: Assembly, base: Path) -> Expected:
     """What a simulation in this process comes to."""
-    result = simulate.run(assembly, build.load_shards(assembly, base))
+    result = simulate.run(assembly, loading.load_shards(assembly, base))
     return Expected(result.posterior, result.factors, result.ledgers)
 
 

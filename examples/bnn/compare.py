@@ -16,7 +16,7 @@ import numpy as np
 from numpyro.infer import Predictive, log_likelihood
 
 import fedvi
-from fedvi.experiment import build
+from fedvi.experiment import build, loading
 from fedvi.experiment.config import ClientSection
 from fedvi.models.bnn import regression
 from fedvi.report import tables
@@ -28,7 +28,7 @@ DRAWS = 500
 def test_records(study, folder):
     """Reads the test set as the study reads a client's file: x [n, D] and y [n], scaled."""
     there = study.model_copy(update={"clients": [ClientSection(name="test", data="test.csv")]})
-    records = build.load_shards(build.assemble(there), folder)["test"].records
+    records = loading.load_shards(build.assemble(there), folder)["test"].records
     return np.asarray(records["x"], np.float32), np.asarray(records["y"], np.float32)
 
 

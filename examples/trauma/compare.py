@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import fedvi
-from fedvi.experiment import build
+from fedvi.experiment import build, loading
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.report import tables
 
@@ -82,7 +82,7 @@ def main():
     study = fedvi.load_study(HERE / "study.toml")
     assembly = build.assemble(study)
     family = assembly.family
-    sources = build.load_shards(assembly, HERE)
+    sources = loading.load_shards(assembly, HERE)
     shards = [(sources[name].records["x"], sources[name].records["y"]) for name in assembly.clients]
     shards = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in shards]
     precision = study.prior.scale**-2

@@ -22,7 +22,7 @@ from fedvi.audit.findings import Finding
 from fedvi.audit.recording import Recorder, SamplerRecorder
 from fedvi.audit.sums import check_sums
 from fedvi.data.schema import Binary, Level, Number
-from fedvi.experiment import build
+from fedvi.experiment import build, loading, noising
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import load_study
 from fedvi.federation.damping import Memory
@@ -311,7 +311,7 @@ def _trials(
         finding._replace(meaning=f"{finding.meaning} (driven by Threefry)")
         for finding in draws.check_sampler(sampler, step, slots, jax.random.fold_in(key, 0))
     ]
-    if isinstance(step, events.PoissonSampled) and ":" not in build.sampler_kind(assembly.study):
+    if isinstance(step, events.PoissonSampled) and ":" not in noising.sampler_kind(assembly.study):
         # The same sampler for fewer slots: the changed record's chance is the same, and the trials
         # that a batch of thousands would take go into more steps, which tell more.
         slots = min(slots, _SLOTS)
@@ -390,12 +390,12 @@ def _shard(assembly: Assembly, data: Path | None, seed: int) -> Shard:
     """Records for the replay, padded as a client pads its own."""
     client = assembly.clients[0]
     if data is not None:
-        source = build.load_shard(assembly, client, data)
+        source = loading.load_shard(assembly, client, data)
     else:
         with tempfile.TemporaryDirectory() as folder:
             path = _write_synthetic(assembly, Path(folder), np.random.default_rng(seed))
-            source = build.load_shard(assembly, client, path)
-    shard = build.with_capacity(assembly, {client: source})[client]
+            source = loading.load_shard(assembly, client, path)
+    shard = loading.with_capacity(assembly, {client: source})[client]
     if int(shard.mask.sum()) < 3:
         raise errors.DataError(
             "the replay has fewer than 3 usable records, expected 3 or more",

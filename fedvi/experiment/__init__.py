@@ -4,7 +4,8 @@ Which file to open:
 
 - what a study says: `config`, with `factories` (a `kind` becomes a call), `regressions`, `conjugates`,
   `site_effects`, `policies`;
-- what is built of it: `parts` (without JAX) and `build`, `site` (a worker), `server_plan` (what a server
+- what is built of it: `build`, from `modelling` (the model), `noising` (the solver and its noise) and
+  `parts` (all that needs no JAX); `loading` (records), `site` (a worker), `server_plan` (what a server
   reads), `compiled`;
 - what runs: `simulate`, with `changes` (who leaves and joins), `extension`, `baselines`;
 - what it leaves: `outcome`, `posterior`, `coefficients`, `influence`, `one_shot`;

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fedvi import errors
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, simulate
+from fedvi.experiment import build, loading, simulate
 from fedvi.experiment.build import PRIOR, Assembly
 from fedvi.experiment.config import Study, parse_study
 from fedvi.expfam import tree
@@ -65,7 +65,7 @@ def baselines(study: Study, base: Path) -> tuple[Baseline, ...]:
     """
     check(study)
     assembly = one_visit(study)
-    sources = build.load_shards(assembly, base)
+    sources = loading.load_shards(assembly, base)
     shares = prior_shares(assembly, sources)
     divided = (
         "each client counts the prior to the power of its share of the records"

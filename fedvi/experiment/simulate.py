@@ -17,7 +17,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource, concatenate
-from fedvi.experiment import build
+from fedvi.experiment import build, loading
 from fedvi.experiment import policies as site_policies
 from fedvi.experiment.build import PRIOR, Assembly
 from fedvi.experiment.changes import Changes
@@ -167,8 +167,8 @@ def simulate(
         folders = {name: path.with_suffix(".life") for name, path in files.items()}
         guards = site_policies.guards(judged, folders, assembly, closing)
         admit = {name: guard.admit for name, guard in guards.items()}
-        disk = build.Disk(cache, always=cache is not None)
-        sources = build.load_shards(assembly, Path(base), disk=disk, tell=on_warning)
+        disk = loading.Disk(cache, always=cache is not None)
+        sources = loading.load_shards(assembly, Path(base), disk=disk, tell=on_warning)
         result = run(
             assembly,
             sources,

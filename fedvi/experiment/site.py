@@ -12,7 +12,7 @@ from fedvi.client.private_log import private_log
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource
 from fedvi.data.stored import StoredColumn
-from fedvi.experiment import build
+from fedvi.experiment import build, loading
 from fedvi.experiment.build import PRIOR, Assembly
 from fedvi.experiment.config import Study
 from fedvi.federation.messages import Reply, Request
@@ -98,9 +98,9 @@ def shard_of(assembly: Assembly, client: str, source: ArraySource) -> Callable[[
     """Pads records to the capacity that the study says, in arrays that nobody can write to.
 
     Raises:
-      DataError: as ``build.with_capacity`` does.
+      DataError: as ``loading.with_capacity`` does.
     """
-    shard = build.with_capacity(assembly, {client: source})[client]
+    shard = loading.with_capacity(assembly, {client: source})[client]
     records = {name: _locked(column) for name, column in shard.records.items()}
     held = shard._replace(records=records, mask=_locked(shard.mask))
     # The same arrays each time: a worker digests them once.
@@ -118,14 +118,14 @@ def file_shard(
     """Returns what reads a client's file when it is first called, and remembers it.
 
     Records that would take much memory lie on the disk meanwhile, and on that of the folder ``cache``,
-    if it is given, however few they are. Calling it raises DataError as ``build.load_shard`` does, and
+    if it is given, however few they are. Calling it raises DataError as ``loading.load_shard`` does, and
     calls ``tell`` as that does: with what is for this site's own screen.
     """
 
     @functools.cache
     def read() -> Shard:
-        disk = build.Disk(cache, always=cache is not None)
-        source = build.load_shard(assembly, client, path, disk=disk, tell=tell)
+        disk = loading.Disk(cache, always=cache is not None)
+        source = loading.load_shard(assembly, client, path, disk=disk, tell=tell)
         return shard_of(assembly, client, source)()
 
     return read

@@ -15,7 +15,7 @@ from fedvi import errors
 from fedvi.audit import profile as profiles
 from fedvi.audit import trials as worst
 from fedvi.cli.main import main
-from fedvi.experiment import build, server_plan
+from fedvi.experiment import build, factories, server_plan
 from fedvi.experiment.config import load_study, parse_study
 from fedvi.experiment.results import finished, recompute
 from fedvi.expfam import tree
@@ -155,13 +155,13 @@ def test_a_solver_that_keeps_its_own_noise_is_refused(
         return honest(*args, **named)._replace(init=lambda eta: (np.zeros(3),))
 
     assembled(study)
-    monkeypatch.setattr(build.factories, "find", _finding("site_release", remembers))
+    monkeypatch.setattr(factories, "find", _finding("site_release", remembers))
     with pytest.raises(errors.ConfigError, match="keeps something from visit to visit"):
         build.assemble(load_study(study))
 
 
 def _finding(kind: str, other: Any) -> Any:
-    original = build.factories.find
+    original = factories.find
 
     def find(section: str, name: str, *rest: Any, **named: Any) -> Any:
         found = original(section, name, *rest, **named)

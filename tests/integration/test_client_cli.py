@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from fedvi import errors
 from fedvi.cli import client as command
 from fedvi.cli.main import main
-from fedvi.experiment import build, site
+from fedvi.experiment import build, loading, site
 from fedvi.experiment.config import load_study
 from fedvi.expfam import tree
 from fedvi.privacy import ledger
@@ -151,7 +151,7 @@ def test_an_error_that_nobody_foresaw_tells_where_and_no_text(
         raise ValueError(patient)
 
     study = write_study(tmp_path)
-    monkeypatch.setattr(build, "load_shard", broken)
+    monkeypatch.setattr(loading, "load_shard", broken)
     with serve(study) as server:
         result = client(study, server.addresses.listen)
     said = refusal(result, 1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedvi.experiment import build, server_plan, site
+from fedvi.experiment import build, loading, server_plan, site
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import load_study
 from fedvi.expfam import tree
@@ -161,7 +161,7 @@ def replayed(
     """Runs a study in this process, in the order of arrival of another run."""
     coordinator = Coordinator(assembly.spec, MemoryServerStore())
     link = MemoryLink(coordinator.handle)
-    sources = build.load_shards(assembly, base)
+    sources = loading.load_shards(assembly, base)
     workers = {}
     for name in assembly.clients:
         store = MemoryClientStore(ledgers.open_ledger(assembly.header(name)))

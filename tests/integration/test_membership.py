@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from fedvi import errors
-from fedvi.experiment import build, simulate, site
+from fedvi.experiment import loading, simulate, site
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import load_study
 from fedvi.expfam import tree
@@ -63,7 +63,7 @@ def rounds_of(
 
 def simulated(study: Path, **changes: Any) -> simulate.Result:
     assembly = assembled(study)
-    return simulate.run(assembly, build.load_shards(assembly, study.parent), **changes)
+    return simulate.run(assembly, loading.load_shards(assembly, study.parent), **changes)
 
 
 @contextlib.contextmanager

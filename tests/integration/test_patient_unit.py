@@ -15,7 +15,7 @@ import pytest
 
 from fedvi.data import by_unit
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, simulate
+from fedvi.experiment import build, loading, simulate
 from fedvi.experiment.config import parse_study
 from fedvi.inference.base import Task
 from fedvi.typing import ROWS
@@ -85,7 +85,7 @@ def watched(assembly: build.Assembly) -> Callable[[ArraySource], np.ndarray]:
     )
 
     def entering(source: ArraySource) -> np.ndarray:
-        shard = build.with_capacity(assembly, {"c": source})["c"]
+        shard = loading.with_capacity(assembly, {"c": source})["c"]
         _, released, _ = solver.update(keys.__getitem__, solver.init(task.posterior), task, shard)
         jax.block_until_ready(released.value)
         jax.effects_barrier()
@@ -183,7 +183,7 @@ def test_stays_of_intensive_care_become_patients(eicu_file: Path) -> None:
         rows = list(csv.DictReader(file))
     # Both counts are published with the demo.
     assert (len(rows), len({row["uniquepid"] for row in rows})) == (2520, 1841)
-    source = build.load_shard(build.assemble(parse_study(eicu())), "c", eicu_file)
+    source = loading.load_shard(build.assemble(parse_study(eicu())), "c", eicu_file)
     assert source.size == 1841
     assert source.records["x"].shape == (1841, 4, 4)
     counted = [
@@ -206,7 +206,7 @@ def test_a_patient_with_several_stays_moves_the_sum_of_their_hospital_as_one(
     eicu_file: Path,
 ) -> None:
     assembly = build.assemble(parse_study(eicu()))
-    source = build.load_shard(assembly, "c", eicu_file)
+    source = loading.load_shard(assembly, "c", eicu_file)
     entering = watched(assembly)
     before = entering(source)
     stays_each = source.records[ROWS].sum(axis=1)

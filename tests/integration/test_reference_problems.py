@@ -95,11 +95,11 @@ def test_without_noise_and_clipping_private_code_agrees_with_the_exact_posterior
 
 
 def trauma_sources(folder):
-    from fedvi.experiment import build
+    from fedvi.experiment import build, loading
     from fedvi.experiment.config import load_study
 
     study = load_study(folder / "study.toml")
-    return study, build.load_shards(build.assemble(study), folder)
+    return study, loading.load_shards(build.assemble(study), folder)
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("sequential", 2), ("synchronous", 4)])

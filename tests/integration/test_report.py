@@ -553,7 +553,7 @@ def run_server(assembly: Assembly, study: Path, folder: Path) -> None:
     """Runs a server over the memory link, with the store and the files that `fedvi server` leaves."""
     plan = server_plan.make(assembly)
     spec = server_plan.to_spec(plan)
-    sources = simulate.build.load_shards(assembly, study.parent)
+    sources = simulate.loading.load_shards(assembly, study.parent)
     clock = simulate.Clock()
     store = SqliteServerStore(folder, spec, ())
     server_plan.keep(plan, folder)

@@ -21,7 +21,7 @@ from fedvi.client.inputs import fingerprint
 from fedvi.data.source import ArraySource
 from fedvi.data.stored import StoredColumn, StoredSource
 from fedvi.errors import ConfigError, DataError
-from fedvi.experiment import build, simulate, site
+from fedvi.experiment import build, loading, simulate, site
 from fedvi.experiment.config import parse_study
 from fedvi.inference.base import Shard, Task
 from fedvi.inference.blocks import blocks_of, is_large, length_of
@@ -138,7 +138,7 @@ def shards(folder: Path, study: Any) -> tuple[Shard, Shard]:
     """The same records in memory, and on the disk."""
     assembly = build.assemble(study)
     path = folder / "north.parquet"
-    source = build.load_shard(assembly, "north", path)
+    source = loading.load_shard(assembly, "north", path)
     return (
         site.shard_of(assembly, "north", source)(),
         site.file_shard(assembly, "north", path, cache=folder)(),
@@ -306,16 +306,16 @@ def test_records_go_to_the_disk_by_themselves_where_they_would_take_much_memory(
     path = folder / "north.parquet"
     for limit, stored in ((CAPACITY * 4 * 8, False), (CAPACITY * 4 * 8 - 1, True)):
         monkeypatch.setattr(build, "_IN_MEMORY", limit)
-        source = build.load_shard(assembly, "north", path, disk=build.Disk())
+        source = loading.load_shard(assembly, "north", path, disk=loading.Disk())
         assert isinstance(source, StoredSource) is stored
     assert isinstance(source, StoredSource)
 
 
 def test_a_folder_that_cannot_be_written_to_says_what_to_do(folder: Path) -> None:
     assembly = build.assemble(parse_study(raw(SOLVERS["site_release"][0])))
-    absent = build.Disk(folder / "absent", always=True)
+    absent = loading.Disk(folder / "absent", always=True)
     with pytest.raises(DataError, match=r"cannot be kept on the disk") as caught:
-        build.load_shard(assembly, "north", folder / "north.parquet", disk=absent)
+        loading.load_shard(assembly, "north", folder / "north.parquet", disk=absent)
     assert "--cache DIR" in caught.value.hint
 
 
@@ -330,7 +330,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
         """
         import functools, resource, sys
         from pathlib import Path
-        from fedvi.experiment import build, site
+        from fedvi.experiment import build, site, loading
         from fedvi.experiment.config import parse_study
         from fedvi.inference.base import Task
         from fedvi.privacy import random

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from fedvi import errors
 from fedvi.cli.main import main
-from fedvi.experiment import build, server_plan
+from fedvi.experiment import build, loading, server_plan
 from fedvi.experiment.config import load_study, parse_study
 from fedvi.experiment.simulate import run
 from fedvi.server import stored
@@ -55,7 +55,7 @@ def test_hospitals_can_plan_it(examples: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("relation", ["substitute", "add_remove"])
 def test_hospitals_can_run_it(examples: Path, tmp_path: Path, relation: str) -> None:
     assembly = build.assemble(load_study(hospitals(examples, tmp_path, relation)))
-    result = run(assembly, build.load_shards(assembly, tmp_path))
+    result = run(assembly, loading.load_shards(assembly, tmp_path))
     assert assembly.family.is_proper(result.posterior)
     accountant = assembly.accountant("pld", relation)
     for name in assembly.clients:

@@ -16,7 +16,7 @@ import scipy.special
 
 from fedvi import errors
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build
+from fedvi.experiment import loading
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.results import ancestral, finished
@@ -176,7 +176,7 @@ def read_records(assembly: Assembly, path: Path) -> ArraySource:
     # Test records need not say whose they are.
     nobody = study.data.model_copy(update={"unit_column": None, "id_column": None})
     by_row = dataclasses.replace(assembly, study=study.model_copy(update={"data": nobody}))
-    return build.load_shard(by_row, path.name, path)
+    return loading.load_shard(by_row, path.name, path)
 
 
 def evaluate(

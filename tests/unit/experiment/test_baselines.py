@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 from fedvi.errors import BudgetExceeded, ConfigError
-from fedvi.experiment import baselines, build, simulate
+from fedvi.experiment import baselines, build, loading, simulate
 from fedvi.experiment.config import load_study, parse_study
 from fedvi.experiment.one_shot import estimated_gap
 from fedvi.expfam import tree
@@ -27,7 +27,7 @@ RATIO = 2.5
 def trauma(examples: Path) -> Any:
     """The trauma study, visited once, and its records."""
     assembly = baselines.one_visit(load_study(examples / "trauma" / "study.toml"))
-    return assembly, build.load_shards(assembly, examples / "trauma")
+    return assembly, loading.load_shards(assembly, examples / "trauma")
 
 
 def alone(assembly: Any, sources: Any, name: str, power: float) -> Any:
@@ -111,7 +111,7 @@ def test_a_promise_of_privacy_is_not_spent_twice(monkeypatch: pytest.MonkeyPatch
     def never(*_: Any) -> Any:
         raise AssertionError("records were read")
 
-    monkeypatch.setattr(build, "load_shards", never)
+    monkeypatch.setattr(loading, "load_shards", never)
     with pytest.raises(BudgetExceeded, match="once more for each"):
         baselines.baselines(parse_study(private()), Path())
 
@@ -128,7 +128,7 @@ def test_each_baseline_charges_one_visit_to_ledgers_of_its_own(
         return runs[-1]
 
     monkeypatch.setattr(simulate, "run", watched)
-    monkeypatch.setattr(build, "load_shards", lambda *_: kept)
+    monkeypatch.setattr(loading, "load_shards", lambda *_: kept)
     study = parse_study(private() | {"simulation": {"insecure_seed": 3}})
     same, split = baselines.baselines(study, Path())
     assert [[site.name for site in result.sites] for result in runs] == [

@@ -11,7 +11,7 @@ from fedvi import errors
 from fedvi.client.policy import parse_policy
 from fedvi.data import by_unit
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build
+from fedvi.experiment import build, loading
 from fedvi.experiment.config import parse_study
 from fedvi.experiment.plans.plan import plan
 from fedvi.federation import schedules
@@ -347,7 +347,7 @@ def test_a_solver_that_does_not_suit_the_model_is_refused() -> None:
 
 def test_a_client_without_a_file_is_named() -> None:
     with pytest.raises(errors.ConfigError) as error:
-        build.load_shards(assembled(), Path())
+        loading.load_shards(assembled(), Path())
     assert error.value.message == "clients: 'north' names no data file"
 
 
@@ -356,8 +356,8 @@ def test_shards_are_padded_to_the_declared_size_or_by_their_own() -> None:
         "north": ArraySource({"x": np.ones((3, 2)), "y": np.ones(3)}, np.ones(3, bool)),
         "south": ArraySource({"x": np.ones((1, 2)), "y": np.ones(1)}, np.ones(1, bool)),
     }
-    assert [len(s.mask) for s in build.with_capacity(assembled(), source).values()] == [4, 1]
-    shards = build.with_capacity(private(), source)
+    assert [len(s.mask) for s in loading.with_capacity(assembled(), source).values()] == [4, 1]
+    shards = loading.with_capacity(private(), source)
     assert [len(shard.mask) for shard in shards.values()] == [50, 50]
     assert [int(shard.mask.sum()) for shard in shards.values()] == [3, 1]
 
@@ -381,7 +381,7 @@ def test_a_whole_number_of_noise_is_a_number() -> None:
 def test_a_client_with_too_many_records_is_named_without_their_number() -> None:
     source = ArraySource({"x": np.ones((51, 2)), "y": np.ones(51)}, np.ones(51, bool))
     with pytest.raises(errors.DataError, match=r"^south: more records than") as error:
-        build.with_capacity(
+        loading.with_capacity(
             assembled(lambda raw: raw["data"].update(max_records=50)), {"south": source}
         )
     assert "51" not in str(error.value)
@@ -390,7 +390,7 @@ def test_a_client_with_too_many_records_is_named_without_their_number() -> None:
 def test_in_a_private_study_too_many_records_are_left_out_by_position() -> None:
     y = np.arange(53.0)
     source = ArraySource({"x": np.ones((53, 2)), "y": y}, np.ones(53, bool))
-    shard = build.with_capacity(private(), {"south": source})["south"]
+    shard = loading.with_capacity(private(), {"south": source})["south"]
     np.testing.assert_array_equal(shard.records["y"], y[:50])
     assert shard.mask.all()
 
@@ -557,7 +557,7 @@ def by_patient(raw: dict[str, Any]) -> None:
 
 def read(folder: Path, change: Callable[[dict[str, Any]], object], text: str) -> ArraySource:
     (folder / "north.csv").write_text(text)
-    return build.load_shard(assembled(change), "north", folder / "north.csv")
+    return loading.load_shard(assembled(change), "north", folder / "north.csv")
 
 
 PATIENTS = "patient_id,y,x0,x1\na,1,0,0\nb,2,0,0\na,3,0,0\n,9,0,0\na,4,0,0\nb,5\n"
@@ -568,7 +568,7 @@ def test_a_file_of_patients_is_grouped_and_the_identity_stays_behind(tmp_path: P
     assert set(source.records) == {"x", "y", ROWS}
     # The third row of a, the row of nobody and the line that cannot be read count as zero.
     np.testing.assert_array_equal(source.records["y"], [[1, 3], [2, 0]])
-    shard = build.with_capacity(assembled(by_patient), {"north": source})["north"]
+    shard = loading.with_capacity(assembled(by_patient), {"north": source})["north"]
     assert shard.records["x"].shape == (4, 2, 2)
     np.testing.assert_array_equal(shard.mask, [True, True, False, False])
 
@@ -584,7 +584,7 @@ def test_without_protection_patients_are_counted_and_their_rows_stay_apart(tmp_p
     source = read(tmp_path, change(2), whole)
     np.testing.assert_array_equal(source.records["y"], [1, 2, 3])
     # Three rows of two patients fit a bound of two patients.
-    shard = build.with_capacity(assembled(change(2)), {"north": source})["north"]
+    shard = loading.with_capacity(assembled(change(2)), {"north": source})["north"]
     assert shard.mask.sum() == 3
     with pytest.raises(errors.DataError, match="more units in `patient_id` than"):
         read(tmp_path, change(1), whole)
@@ -624,11 +624,11 @@ def test_whose_a_row_is_may_be_no_covariate() -> None:
 def test_rows_that_were_not_grouped_are_refused_in_a_study_of_patients() -> None:
     rows = ArraySource({"x": np.ones((3, 2)), "y": np.ones(3)}, np.ones(3, bool))
     with pytest.raises(errors.DataError, match=r"^north: records are not grouped") as error:
-        build.with_capacity(assembled(by_patient), {"north": rows})
+        loading.with_capacity(assembled(by_patient), {"north": rows})
     assert "by_unit" in error.value.hint
     patients = by_unit(rows, ["a", "b", "a"], 2)
     with pytest.raises(errors.DataError, match=r"^north: records are grouped"):
-        build.with_capacity(private(), {"north": patients})
+        loading.with_capacity(private(), {"north": patients})
 
 
 MODULE = """

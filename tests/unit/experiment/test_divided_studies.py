@@ -9,7 +9,7 @@ import pytest
 
 from fedvi import errors
 from fedvi.data import with_ids
-from fedvi.experiment import build, simulate
+from fedvi.experiment import build, loading, simulate
 from fedvi.experiment.config import parse_study
 from fedvi.privacy import accountants, events
 from fedvi.typing import IDS
@@ -40,21 +40,21 @@ def write(folder: Path, cases: list[str]) -> Path:
 def test_ids_come_from_the_column_and_keep_to_their_record(tmp_path: Path) -> None:
     assembly = build.assemble(parse_study(study()))
     cases = [f"case {index}" for index in range(ROWS)]
-    whole = build.load_shard(assembly, "north", write(tmp_path, cases))
-    rest = build.load_shard(assembly, "north", write(tmp_path, cases[7:]))
+    whole = loading.load_shard(assembly, "north", write(tmp_path, cases))
+    rest = loading.load_shard(assembly, "north", write(tmp_path, cases[7:]))
     assert np.array_equal(rest.records[IDS], whole.records[IDS][7:])
     expected = with_ids(whole, list(cases), assembly.study.digest)
     assert np.array_equal(whole.records[IDS], expected.records[IDS])
-    shard = build.with_capacity(assembly, {"north": whole})["north"]
+    shard = loading.with_capacity(assembly, {"north": whole})["north"]
     assert shard.records[IDS].dtype == np.uint64
     assert shard.records[IDS].shape == (64,)
 
 
 def test_a_client_that_joins_later_divides_nobody_s_records_anew(tmp_path: Path) -> None:
     raw, path = study(), write(tmp_path, [f"case {index}" for index in range(ROWS)])
-    begun = build.load_shard(build.assemble(parse_study(raw)), "north", path)
+    begun = loading.load_shard(build.assemble(parse_study(raw)), "north", path)
     raw["clients"].append({"name": "west", "added": True})
-    longer = build.load_shard(build.assemble(parse_study(raw)), "north", path)
+    longer = loading.load_shard(build.assemble(parse_study(raw)), "north", path)
     assert np.array_equal(longer.records[IDS], begun.records[IDS])
 
 
@@ -132,6 +132,6 @@ def test_patients_are_divided_by_whose_rows_they_are(tmp_path: Path) -> None:
     raw["privacy"]["unit"] = "patient"
     assembly = build.assemble(parse_study(raw))
     path = write(tmp_path, ["a", "b", "a", "c", "b"])
-    units = build.load_shard(assembly, "north", path)
+    units = loading.load_shard(assembly, "north", path)
     expected = with_ids(units, ["a", "b", "c"], assembly.study.digest)
     assert np.array_equal(units.records[IDS], expected.records[IDS])
