@@ -1,8 +1,8 @@
 """The posterior that noisy answers leave, told the noise: NumPy alone, since servers run it."""
 
 import math
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -19,8 +19,12 @@ __all__ = ["anew", "of_changes", "of_sites"]
 _EMPHASIS = 2.0
 # The longest step in sds of the prior, of few coordinates; of many it is √D, the prior's own norm.
 _FARTHEST = 2.0
-# Points of a quadrature over a curvature that noise hides, from 0 to this many sds above its middle.
-_POINTS, _FAR = 200, 6.0
+# Points of a quadrature over a curvature that noise hides; no mean of them is below this many sds of noise.
+_POINTS, _LEAST = 200, 1e-3
+# Of an interval in which a curvature is looked for.
+_HALVINGS = 60
+# Rates at which what steps miss is computed, to be interpolated: close to 0, where it changes most.
+_RATES = np.linspace(0.0, 1.0, 513) ** 2
 
 
 def of_sites(
@@ -55,7 +59,8 @@ def of_sites(
     - *Report*: the mean of the steps, and its covariance, which has three parts in each eigenvector of
       H̄, with eigenvalue λ, j that of J_0 and f the share of the way from the prior to the optimum that
       the steps have made: what records leave open, 1/(λ + j); what is missing of the way,
-      (1 − f)²·λ/(j(λ + j)), so that where noise allows no step the prior's 1/j remains; and the noise that
+      (1 − f)²·λ/(j(λ + j)), so that where noise allows no step the prior's 1/j remains (where noise hides
+      λ, both in the mean over what it may be); and the noise that
       the mean of the steps carries, which is that of each gradient (s², and (1/r − 1)·λ for sites from
       a share r of the records) times what later steps left of it.
 
@@ -105,10 +110,10 @@ def of_sites(
     below = np.clip((values.sum() - kept.sum()) / max(1, (values <= edge).sum()), 0.0, edge)
     told = np.maximum(kept, below)
     hidden = np.abs(values) <= edge if edge > 0.0 else np.zeros(size, bool)
+    law, pull = None, np.diagonal(prior.J)[:, None]
     if hidden.any():
-        vectors[:, hidden], told[hidden] = _unseen(
-            values[hidden], vectors[:, hidden], below, entry, np.diagonal(prior.J)
-        )
+        law = _unseen(values[hidden], vectors[:, hidden], below, entry)
+        vectors[:, hidden], told[hidden] = law.as_one(lambda d: 1.0 / (d + pull))
     least = floor * gradient_sd * noise * math.sqrt(size)
     # Where no curvature is seen, what a site says of an older θ is said again at every fold until it is
     # renewed: steps are that much shorter.
@@ -123,6 +128,15 @@ def of_sites(
     step = np.linalg.solve(_rebuilt(prior.J, vectors, raised), slope)
     mean = centre + step * min(1.0, max(_FARTHEST, math.sqrt(size)) / _length(step, prior.J))
     average = average + weight * (mean - average)
+    sharp = _rebuilt(prior.J, vectors, told)
+    if law is not None:
+        steep, missed = raised[hidden][0], _missing(folds, _RATES)
+
+        def left_open(d: np.ndarray) -> np.ndarray:
+            missing = np.interp((d + pull) / (steep + pull), _RATES, missed)
+            return np.asarray((1.0 + missing**2 * d / pull) / (d + pull))
+
+        vectors[:, hidden], told[hidden] = law.as_one(left_open)
     pulled = np.einsum("dk,de,ek->k", vectors, prior.J, vectors)
     if is_exact:
         missing, walk = np.zeros(size), np.zeros(size)
@@ -137,7 +151,6 @@ def of_sites(
     spread = np.linalg.inv(_rebuilt(prior.J, vectors, np.maximum(precision - pulled, 0.0)))
     precision = np.linalg.inv(_rebuilt(spread, vectors, walk))
     precision = (precision + precision.T) / 2.0
-    sharp = _rebuilt(prior.J, vectors, told)
     return Standing(
         handed_out=GaussianEta(sharp @ mean, sharp),
         reported=GaussianEta(precision @ average, precision),
@@ -149,45 +162,72 @@ def of_sites(
     )
 
 
-def _unseen(
-    values: np.ndarray, vectors: np.ndarray, below: float, sd: float, prior: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns other axes of the space that noise hides, [D, K], and the curvature along each, [K].
+class _Unseen(NamedTuple):
+    """The law of a curvature that noise hides, coordinate by coordinate.
+
+    Attributes:
+      vectors: [D, K], orthonormal columns of the space in which it lies.
+      points: [1, P], curvatures that a coordinate may have.
+      weights: [D, P], how likely each is.
+      edge: none is larger, since noise would not hide it.
+    """
+
+    vectors: np.ndarray
+    points: np.ndarray
+    weights: np.ndarray
+    edge: float
+
+    def as_one(self, variance: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns axes of the space, [D, K], and the curvature along each, [K], that stand for the law.
+
+        Each coordinate counts as the one curvature that leaves as much variance as the law does in the
+        mean. The axes are those of Vᵀ diag(d) V.
+
+        Args:
+          variance: what a curvature leaves, [D, P] → [D, P]; falling.
+        """
+        wanted = (self.weights * variance(self.points)).sum(1, keepdims=True)
+        wanted = wanted / self.weights.sum(1, keepdims=True)
+        low, high = np.zeros_like(wanted), np.full_like(wanted, self.edge)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2.0
+            more = variance(middle) > wanted
+            low, high = np.where(more, middle, low), np.where(more, high, middle)
+        found, axes = np.linalg.eigh(self.vectors.T @ (low * self.vectors))
+        return self.vectors @ axes, np.clip(found, 0.0, self.edge)
+
+
+def _unseen(values: np.ndarray, vectors: np.ndarray, below: float, sd: float) -> _Unseen:
+    """Returns what is known of the curvature of the space that noise hides.
 
     Of K eigenvectors V below the edge, noise has made the directions, and only their space means
     something. In it R = V diag(λ) Vᵀ has the diagonal r, with entries p_j·d_j + N(0, p_j² u²), where
     p_j = Σ_k V_jk² is how much of coordinate j is hidden and d_j its curvature, about ``below`` in the
-    mean. What scatters more than noise does is theirs: τ², from the moments of r, is the variance of a
-    normal law of d_j, which r_j then narrows, and what is negative is left out, for no curvature is.
-    Of that law each d_j counts as d with 1/(d + j) = E[1/(d_j + j)], which is below its mean: what
-    is hidden may be small, and small ones make wide intervals. The axes are those of Vᵀ diag(d) V. So a
-    rare column is told less precisely than the intercept where that can be seen, and alike where not.
+    mean. Columns may be common or rare, and their curvatures lie orders of magnitude apart: before it is
+    read, d_j has a gamma law with that mean, exponential, or with more near 0 if r scatters by more than
+    that and noise (its variance, from the moments of r, is then the law's). Then r_j / p_j is read,
+    with noise of sd u. So a rare column is told less precisely than the intercept as far as that can be
+    seen, and for what cannot be seen all of them may be the rare one.
 
     Args:
       values: eigenvalues of a symmetric matrix with noise, all below its edge, [K].
       vectors: theirs, [D, K].
       below: their mean once cleaned.
       sd: u, of the noise in one coordinate of svec.
-      prior: j, the precision of each coordinate's prior, [D].
     """
     share = np.maximum((vectors**2).sum(1), 1e-12)
-    excess = (vectors**2) @ values - below * share
+    excess = (vectors**2) @ (values - values.mean())
     scatter = max(0.0, float((excess**2).sum() / (share**2).sum()) - sd**2)
-    credit = scatter / (scatter + sd**2)
-    middle, spread = below + credit * excess / share, math.sqrt(credit) * sd
-    if spread > 0.0:
-        # Narrower near 0, where 1/(d + j) is steep.
-        ends = np.linspace(0.0, 1.0, _POINTS + 1)[None, :] ** 2
-        ends = ends * (np.maximum(middle, 0.0) + _FAR * spread)[:, None]
-        points = (ends[:, 1:] + ends[:, :-1]) / 2.0
-        logs = -(((points - middle[:, None]) / spread) ** 2) / 2.0
-        weights = np.exp(logs - logs.max(1, keepdims=True)) * np.diff(ends)
-        left = (weights / (points + prior[:, None])).sum(1) / weights.sum(1)
-        middle = 1.0 / left - prior
+    mean = max(below, _LEAST * sd)
+    shape = mean**2 / max(scatter, mean**2)
     edge = sd * math.sqrt(2.0 * len(share))
-    diagonal = np.clip(middle, 0.0, edge)
-    found, axes = np.linalg.eigh(vectors.T @ (diagonal[:, None] * vectors))
-    return vectors @ axes, np.clip(found, 0.0, edge)
+    # Narrower near 0, where variances are steep.
+    ends = edge * np.linspace(0.0, 1.0, _POINTS + 1)[None, :] ** 3
+    points = (ends[:, 1:] + ends[:, :-1]) / 2.0
+    away = points - (below + excess / share)[:, None]
+    logs = (shape - 1.0) * np.log(points) - shape * points / mean - (away / sd) ** 2 / 2.0
+    weights = np.exp(logs - logs.max(1, keepdims=True)) * np.diff(ends)
+    return _Unseen(vectors, points, weights, edge)
 
 
 def _weights_of(folds: int) -> np.ndarray:
@@ -206,12 +246,17 @@ def _made_of_steps(folds: int, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray
     A gradient that is taken at step τ moves the mean by Σ_{t ≥ τ} w_t (1 − rate)^{t − τ}.
     """
     weights, kept = _weights_of(folds), 1.0 - np.clip(rate, 0.0, 1.0)
-    missing = weights @ kept[None, :] ** np.arange(1, folds + 1)[:, None]
     carried, squares = np.zeros_like(kept), np.zeros_like(kept)
     for weight in weights[::-1]:
         carried = weight + kept * carried
         squares = squares + carried**2
-    return missing, squares
+    return _missing(folds, rate), squares
+
+
+def _missing(folds: int, rate: np.ndarray) -> np.ndarray:
+    """Returns the share that is missing alone, see ``_made_of_steps``."""
+    kept = 1.0 - np.clip(rate, 0.0, 1.0)
+    return np.asarray(_weights_of(folds) @ kept[None, :] ** np.arange(1, folds + 1)[:, None])
 
 
 def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: float) -> Standing:
