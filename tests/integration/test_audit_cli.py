@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from fedvi.audit import profile
 from fedvi.cli.audit import audit
 from fedvi.cli.main import main
-from fedvi.experiment import build
+from fedvi.experiment import build, noising
 from fedvi.experiment.config import load_study
 from fedvi.inference import solvers
 from fedvi.inference.base import LocalSolver
@@ -238,7 +238,7 @@ def test_a_plan_that_costs_more_than_was_promised_fails(
         return calibrate.calibrate(half, accountant, epsilon, delta)
 
     changed = types.SimpleNamespace(**vars(calibrate) | {"calibrate": for_one_visit})
-    monkeypatch.setattr(build, "calibrate", changed)
+    monkeypatch.setattr(noising, "calibrate", changed)
     path = tmp_path / "study.toml"
     path.write_text(PRIVATE.replace("rounds = 1", "rounds = 2"))
     finding = command._promised(build.assemble(load_study(path)))

@@ -305,7 +305,7 @@ def test_records_go_to_the_disk_by_themselves_where_they_would_take_much_memory(
     assembly = build.assemble(parse_study(raw(SOLVERS["site_release"][0])))
     path = folder / "north.parquet"
     for limit, stored in ((CAPACITY * 4 * 8, False), (CAPACITY * 4 * 8 - 1, True)):
-        monkeypatch.setattr(build, "_IN_MEMORY", limit)
+        monkeypatch.setattr(loading, "_IN_MEMORY", limit)
         source = loading.load_shard(assembly, "north", path, disk=loading.Disk())
         assert isinstance(source, StoredSource) is stored
     assert isinstance(source, StoredSource)
@@ -330,7 +330,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
         """
         import functools, resource, sys
         from pathlib import Path
-        from fedvi.experiment import build, site, loading
+        from fedvi.experiment import build, site
         from fedvi.experiment.config import parse_study
         from fedvi.inference.base import Task
         from fedvi.privacy import random
