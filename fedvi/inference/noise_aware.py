@@ -24,7 +24,7 @@ _POINTS, _LEAST = 200, 1e-3
 # Of an interval in which a curvature is looked for.
 _HALVINGS = 60
 # Rates at which what steps miss is computed, to be interpolated: close to 0, where it changes most.
-_RATES = np.linspace(0.0, 1.0, 513) ** 2
+_RATES = np.linspace(0.0, 1.0, 257) ** 2
 
 
 def of_sites(
@@ -130,7 +130,7 @@ def of_sites(
     average = average + weight * (mean - average)
     sharp = _rebuilt(prior.J, vectors, told)
     if law is not None:
-        steep, missed = raised[hidden][0], _missing(folds, _RATES)
+        steep, missed = raised[hidden][0], _missing(0 if is_exact else folds, _RATES)
 
         def left_open(d: np.ndarray) -> np.ndarray:
             missing = np.interp((d + pull) / (steep + pull), _RATES, missed)
@@ -205,9 +205,10 @@ def _unseen(values: np.ndarray, vectors: np.ndarray, below: float, sd: float) ->
     p_j = Σ_k V_jk² is how much of coordinate j is hidden and d_j its curvature, about ``below`` in the
     mean. Columns may be common or rare, and their curvatures lie orders of magnitude apart: before it is
     read, d_j has a gamma law with that mean, exponential, or with more near 0 if r scatters by more than
-    that and noise (its variance, from the moments of r, is then the law's). Then r_j / p_j is read,
-    with noise of sd u. So a rare column is told less precisely than the intercept as far as that can be
-    seen, and for what cannot be seen all of them may be the rare one.
+    that and noise (its variance, from the moments of r, is then the law's), cut off at the edge. Then
+    r_j / p_j is read, moved so that readings have the cleaned mean, too, with noise of sd u. So a rare column
+    is told less precisely than the intercept as far as that can be seen, and for what cannot be seen all
+    of them may be the rare one.
 
     Args:
       values: eigenvalues of a symmetric matrix with noise, all below its edge, [K].
@@ -219,14 +220,15 @@ def _unseen(values: np.ndarray, vectors: np.ndarray, below: float, sd: float) ->
     excess = (vectors**2) @ (values - values.mean())
     scatter = max(0.0, float((excess**2).sum() / (share**2).sum()) - sd**2)
     mean = max(below, _LEAST * sd)
-    shape = mean**2 / max(scatter, mean**2)
+    shape = mean**2 / max(scatter, mean**2, 1e-300)
     edge = sd * math.sqrt(2.0 * len(share))
     # Narrower near 0, where variances are steep.
     ends = edge * np.linspace(0.0, 1.0, _POINTS + 1)[None, :] ** 3
     points = (ends[:, 1:] + ends[:, :-1]) / 2.0
     away = points - (below + excess / share)[:, None]
-    logs = (shape - 1.0) * np.log(points) - shape * points / mean - (away / sd) ** 2 / 2.0
-    weights = np.exp(logs - logs.max(1, keepdims=True)) * np.diff(ends)
+    logs = -shape * points / mean - (away / sd) ** 2 / 2.0
+    # Of the factor d^(shape − 1), whose integral over an interval is exact: near 0 it is all but infinite.
+    weights = np.exp(logs - logs.max(1, keepdims=True)) * np.diff(ends**shape)
     return _Unseen(vectors, points, weights, edge)
 
 
@@ -254,9 +256,12 @@ def _made_of_steps(folds: int, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _missing(folds: int, rate: np.ndarray) -> np.ndarray:
-    """Returns the share that is missing alone, see ``_made_of_steps``."""
-    kept = 1.0 - np.clip(rate, 0.0, 1.0)
-    return np.asarray(_weights_of(folds) @ kept[None, :] ** np.arange(1, folds + 1)[:, None])
+    """Returns the share that is missing alone, see ``_made_of_steps``; none for no folds."""
+    kept, found = 1.0 - np.clip(rate, 0.0, 1.0), np.zeros_like(rate)
+    if folds:
+        for weight in _weights_of(folds)[::-1]:
+            found = (found + weight) * kept
+    return found
 
 
 def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: float) -> Standing:

@@ -169,7 +169,8 @@ def control(spec: ServerSpec, state: ServerState, action: Action, now: float) ->
     """Pauses, resumes or stops a run; what it is already changes nothing.
 
     A paused run hands out no task and skips no turn; answers are taken and folded. A run that
-    failed may be resumed, once the reason is mended: everybody is awaited anew.
+    failed may be resumed, once the reason is mended: everybody is awaited anew. Or it is stopped for
+    good: clients keep what they need to go on until they hear of that.
 
     Raises:
       RunFailed: the run is over.
@@ -181,7 +182,7 @@ def control(spec: ServerSpec, state: ServerState, action: Action, now: float) ->
     if state.status == "failed" and action == "resume":
         gone = {name: reason for name, reason in state.away.items() if reason == REMOVED}
         state = state._replace(away=gone)
-    elif state.status in OVER:
+    elif state.status in OVER and (state.status, action) != ("failed", "stop"):
         raise errors.RunFailed(
             f"the run is {state.status.replace('_', ' ')} and cannot be {wanted}",
             "start a new study, whose cost adds to this one's",
@@ -296,10 +297,10 @@ def _hello(
 def _next_task(
     spec: ServerSpec, state: ServerState, name: str, now: float
 ) -> tuple[ServerState, Reply]:
-    if state.status in OVER:
-        return state, Done(ending(state), resumable=state.status == "failed")
     if is_removed(state, name):
         return state, Done(f"client {name!r} was removed from the run")
+    if state.status in OVER:
+        return state, Done(ending(state), resumable=state.status == "failed")
     if state.away.get(name) == EXHAUSTED:
         return state, Done(_exhausted(name))
     if state.status == "paused":

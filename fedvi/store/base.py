@@ -160,7 +160,7 @@ class ClientStore(Protocol):
         """Returns the solver's private state after the last sealed release, if it keeps one."""
 
     def erase_state(self) -> None:
-        """Erases the solver's private state and a pending secret: the study is done.
+        """Erases the solver's private state and a pending secret: the study is done, for good.
 
         A slot that was pending stays charged.
         """

@@ -224,7 +224,8 @@ def test_a_restarted_server_shows_what_came_before(tmp_path: Path) -> None:
     assert [event["kind"] for event in run["events"]] == ["folded", "joined", "joined"]
 
 
-def test_slow_readers_hold_up_no_client(tmp_path: Path) -> None:
+def test_slow_readers_hold_up_no_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedvi.server.page._Handler.timeout", 60.0)
     with shown(tmp_path, "south", "north") as (server, sites):
         host, port = server.addresses.page.split(":")
         with contextlib.ExitStack() as stack:
@@ -234,7 +235,7 @@ def test_slow_readers_hold_up_no_client(tmp_path: Path) -> None:
             began = time.monotonic()
             sites.answer()
             sites.answer()
-            assert time.monotonic() - began < 9.0
+            assert time.monotonic() - began < 30.0
             assert server.app._coordinator.state.version == 2
         assert threading.active_count() < 80
 

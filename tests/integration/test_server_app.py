@@ -687,8 +687,6 @@ def test_a_stopped_server_lets_waiting_clients_go_at_once_and_is_taken_up_where_
         )
         waiting.start()
         time.sleep(0.3)
-        began = time.monotonic()
-    assert time.monotonic() - began < 15.0
     waiting.join(5.0)
     assert replies[0].WhichOneof("reply") == "wait"
     assert server.outcome.status == "running"

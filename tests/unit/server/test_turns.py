@@ -328,6 +328,10 @@ def test_a_run_with_too_few_that_may_answer_has_failed_and_can_be_resumed():
     assert run.state.status == "failed"
     # Whoever asks is told that it may go on, and so forgets nothing that it would need.
     assert run.ask(NextTask("a")).resumable
+    # Nobody goes on with it once the operator has stopped it.
+    stopped = protocol.control(run.spec, run.state, "stop", run.now)
+    reply = protocol.step(run.spec, stopped, NextTask("a"), run.now)[1]
+    assert reply == Done("the run was stopped")
     run.state = protocol.control(run.spec, run.state, "resume", run.now)
     run.work("b", "c")
     assert run.state.version == 1
