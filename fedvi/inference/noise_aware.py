@@ -206,9 +206,9 @@ def _unseen(values: np.ndarray, vectors: np.ndarray, below: float, sd: float) ->
     mean. Columns may be common or rare, and their curvatures lie orders of magnitude apart: before it is
     read, d_j has a gamma law with that mean, exponential, or with more near 0 if r scatters by more than
     that and noise (its variance, from the moments of r, is then the law's), cut off at the edge. Then
-    r_j / p_j is read, moved so that readings have the cleaned mean, too, with noise of sd u. So a rare column
-    is told less precisely than the intercept as far as that can be seen, and for what cannot be seen all
-    of them may be the rare one.
+    r_j / p_j is read, moved so that readings have the cleaned mean, too, with noise of sd u. So a rare
+    column is told less precisely than the intercept as far as that can be seen, and for what cannot be
+    seen all of them may be the rare one.
 
     Args:
       values: eigenvalues of a symmetric matrix with noise, all below its edge, [K].
