@@ -100,8 +100,10 @@ class Running:
             else grpc.secure_channel(address, credentials, options)
         )
 
-    def federation(self, credentials: Any = None) -> federation_pb2_grpc.FederationServiceStub:
-        channel = self.channel(self.addresses.listen, credentials)
+    def federation(
+        self, credentials: Any = None, options: Any = None
+    ) -> federation_pb2_grpc.FederationServiceStub:
+        channel = self.channel(self.addresses.listen, credentials, options)
         return federation_pb2_grpc.FederationServiceStub(channel)
 
     def admin(self) -> admin_pb2_grpc.AdminServiceStub:
