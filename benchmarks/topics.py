@@ -300,6 +300,9 @@ def simulation(documents: int) -> None:
     """Prints completion perplexity of many documents drawn from topics fitted to 20 Newsgroups."""
     from fedvi.data import bag_of_words
     from fedvi.models.lda import LatentDirichlet, completion_perplexity, signal_to_noise
+    from fedvi.privacy.accountants import pld
+    from fedvi.privacy.events import Gaussian, PoissonSampled, repeat
+    from fedvi.privacy.historical import moments
 
     learnt, _ = newsgroups()
     start = LatentDirichlet(50, VOCABULARY, length=80.0)
@@ -345,24 +348,27 @@ def simulation(documents: int) -> None:
         f"{documents:,} documents, K = 50, 20 rounds of a twentieth; unigram {plain:.0f}, truth {truth:.0f}"
     )
     model = LatentDirichlet(50, VOCABULARY, length=100.0, iterations=50, seed=7)
-    for noise in (0.0, 1.1, 1.24, 1.5, 2.0):
-        clip_norm = 0.5 if noise else np.inf
-        found, _ = fitted(
-            model,
-            records,
-            steps=20,
-            rate=0.05,
-            noise_multiplier=noise,
-            clip_norm=clip_norm,
-            averaging=0.6,
-            **({"delta": 1e-4} if noise else {}),
-        )
+    plan = {"steps": 20, "rate": 0.05, "averaging": 0.6}
+
+    def shown(label: str, clip_norm: float, **privacy: Any) -> None:
+        found, noise = fitted(model, records, clip_norm=clip_norm, **plan, **privacy)
         told = signal_to_noise(model, documents, 0.05, 20, noise, min(clip_norm, 1.0), 0.6)
         perplexity = completion_perplexity(model, found, unseen, seed=0)
         print(
-            f"  sigma {noise:g}: perplexity {perplexity:.0f}, signal/noise {told.ratio:.2f}",
+            f"  {label:24} sigma {noise:6.3f}: perplexity {perplexity:.0f}, signal/noise {told.ratio:.2f}",
             flush=True,
         )
+
+    shown("not private", np.inf, noise_multiplier=0)
+    for noise in (1.1, 1.24, 1.5, 2.0):
+        event = repeat(PoissonSampled(0.05, Gaussian(noise)), 20)
+        exact = pld("add_remove").epsilon(event, 1e-4)
+        stated = moments("add_remove").epsilon(event, 1e-4)
+        print(f"  epsilon {exact:.3f} by PLD, {stated:.2f} by moments; delta 1e-4")
+        shown("moments' noise", 0.5, noise_multiplier=noise, delta=1e-4)
+        for accountant in ("pld", "advanced", "linear"):
+            chosen = {"epsilon": stated, "delta": 1e-4, "accountant": accountant}
+            shown(f"{accountant} at epsilon {stated:.2f}", 0.5, **chosen)
 
 
 def main() -> None:

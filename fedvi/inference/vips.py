@@ -1,7 +1,6 @@
 """``VIPS``: private variational Bayes of a conjugate-exponential model, for one data holder alone."""
 
 import functools
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
 from fedvi.privacy.descent import Descent
 from fedvi.privacy.release import decoded
+from fedvi.privacy.runs import Owned
 from fedvi.privacy.statement import UNVETTED
 from fedvi.typing import Eta, Records
 
@@ -52,7 +52,7 @@ class VIPSResult(NamedTuple):
         return mean, sd
 
 
-class VIPS:
+class VIPS(Owned):
     """Private VB from perturbed expected sufficient statistics: one noised sum a round.
 
     What runs is the federation's own solver, ``fedvi.inference.solvers.vips``, with one client and the
@@ -60,12 +60,13 @@ class VIPS:
 
     Guarantee: with ``privacy`` from ``fedvi.privacy.sgd``, all that ``privacy.runs`` runs of
     ``privacy.steps`` rounds return is together (epsilon, delta)-DP for ``privacy.relation`` on records,
-    where a record is one row of all arrays. A run is charged before a record is read. Of a model from
+    where a record is one row of all arrays. A run is charged before a record is read, and runs are counted
+    by this object, or, where ``privacy`` has a ``ledger``, over all processes that use it. Of a model from
     outside fedvi, which says the norms of its own statistics, ``mark`` says that nobody has vetted it.
 
     Args:
       model: a conjugate model such as ``fedvi.models.lda.LatentDirichlet``; or a regression:
-        ``fedvi.models.logistic``, ``linear`` or ``negative_binomial``.
+        ``fedvi.models.logistic``, ``binomial``, ``negative_binomial`` or ``linear``.
       privacy: what is spent and how; ``steps`` is the number of rounds, and ``clip_norm`` is in units of a
         typical record's statistics.
       options: keyword arguments of the solver: ``averaging``, ``delay``, ``emphasis``, ``shares``,
@@ -74,6 +75,7 @@ class VIPS:
     Raises:
       ConfigError: ``privacy`` is no plan.
       SolverError: the model has no conjugate form, or an option is out of its range.
+      LedgerError: where the plan keeps its ledger, there is a damaged one, or that of another plan.
 
     >>> import numpy as np
     >>> from fedvi import models, privacy
@@ -105,26 +107,29 @@ class VIPS:
                 f"model is a {type(model).__name__}, expected a conjugate-exponential model",
                 "any other model: fedvi.DPSVI",
             )
+        super().__init__()
         self.model: Any = model
         self._options = options
         numbers = sum(block.number_count for block in model.blocks)
         self.privacy = privacy.fitted(numbers)
-        self._ledger = self.privacy.open_ledger(numbers, "vips", self._custom)
-        self._solver = self._made()
         # Of two threads each has its run, and keys of its own.
-        self._lock = threading.Lock()
+        self._runs = self.privacy.open_runs(numbers, "vips", self._custom)
+        self._solver = self._made()
         seed = privacy.seed
         self._root = random.secure_root() if seed is None else random.insecure_root(seed)
 
     @property
     def ledger(self) -> ledgers.Ledger:
-        """What was charged so far: one entry each ``run``."""
-        return self._ledger
+        """What was charged until the last ``run`` here: one entry a run, of other processes too.
+
+        Of others only if the plan says where the ledger is kept: ``fedvi.privacy.sgd(ledger=…)``.
+        """
+        return self._runs.ledger
 
     @property
     def mark(self) -> str:
         """What every claim must say besides; empty if nothing needs saying."""
-        return self._ledger.header.note
+        return self._runs.ledger.header.note
 
     def run(
         self,
@@ -143,15 +148,19 @@ class VIPS:
           on_round: called with the number of rounds so far and the posterior, which may be published.
 
         Raises:
-          BudgetExceeded: more runs were started than planned.
+          BudgetExceeded: more runs were started than planned, by this process or, where the plan says
+            where its ledger is kept, by all.
+          LedgerError: the ledger is kept, and is damaged or cannot be written.
           PrivacyError: there are more records than planned for.
           DataError: arrays are missing, or of other lengths or shapes; without protection, also a record
             that the model does not know, which under privacy counts as zero.
         """
         random._refuse_a_trace("a run was charged")
+        self._check_owner()
         columns = self._columns(records)
-        with self._lock:
-            run = self._charged()
+        run = self._runs.charge(
+            "run", "each run is paid for: plan them with fedvi.privacy.sgd(runs=…)"
+        )
         shard = self._shard(columns)
         solver, family, prior = self._solver, self.model.family, tree.to_numpy(self.model.prior)
         factor, posterior = family.zeros(), prior
@@ -193,18 +202,6 @@ class VIPS:
             clip_norm=plan.clip_norm,
             **self._options,
         )
-
-    def _charged(self) -> int:
-        run = ledgers.reservations(self._ledger)
-        if run >= self.privacy.runs:
-            raise errors.BudgetExceeded(
-                f"run was called {run + 1} times, expected at most {self.privacy.runs}",
-                "each run is paid for: plan them with fedvi.privacy.sgd(runs=…)",
-            )
-        self._ledger = ledgers.spend(
-            self._ledger, f"run/{run}", self.privacy.run, self.privacy.budget()
-        )
-        return run
 
     def _columns(self, records: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Returns the records' arrays, if their names, lengths and shapes are the model's."""
@@ -251,7 +248,7 @@ class VIPS:
                 "correct it; under privacy it would count as zero",
             )
         padded = {
-            name: np.pad(column, [(0, room)] + [(0, 0)] * (column.ndim - 1))
+            name: np.pad(column, [(0, room)] + [(0, 0)] * (column.ndim - 1)) if room else column
             for name, column in columns.items()
         }
         mask = np.pad(known, (0, room))

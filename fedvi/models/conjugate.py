@@ -25,6 +25,7 @@ __all__ = [
     "Centred",
     "ConjugateModel",
     "FromFile",
+    "Ragged",
     "StartsFrom",
     "from_table",
     "packed",
@@ -159,6 +160,31 @@ class FromFile(Protocol):
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns records such as the model knows, of all kinds, drawn at random: for an audit. NumPy."""
+
+
+@runtime_checkable
+class Ragged(Protocol):
+    """What a conjugate model says besides, if its records are of unequal length, filled up with zeros.
+
+    The solver then visits records in groups of like length, and cuts arrays [B, L] to it: what the model
+    is given is as long as the longest of a group can be.
+    """
+
+    def lengths(self, records: Mapping[str, Any]) -> Any:
+        """Returns how many of the L places each record needs: int32 [B]; with 0 it adds nothing. JAX."""
+
+    def added(
+        self,
+        totals: Mapping[str, Any],
+        messages: Any,
+        local: Any,
+        records: Mapping[str, Any],
+        weights: Any,
+    ) -> dict[str, Any]:
+        """Returns totals, in the blocks' shapes, to which a group of records is added. JAX, as ``sums``."""
+
+    def totalled(self, messages: Any, totals: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what ``sums`` would, of totals of all groups: times numbers alike for all records."""
 
 
 @runtime_checkable

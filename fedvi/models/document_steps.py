@@ -9,6 +9,7 @@ __all__ = [
     "extrapolated",
     "inner_products",
     "known_words",
+    "lengths_of",
     "outer_products",
     "relative_weights",
     "sound_documents",
@@ -56,6 +57,14 @@ def known_words(records: Mapping[str, Any], rates: Any) -> Any:
 
     words = records["words"].astype(jnp.int32)
     return jnp.where(rates != 0.0, words, jnp.zeros_like(words))
+
+
+def lengths_of(counts: Any) -> Any:
+    """Returns the last place of each document that is not 0, counted from 1: int32 [B]."""
+    import jax.numpy as jnp
+
+    places = jnp.arange(1, counts.shape[1] + 1, dtype=jnp.int32)[None, :]
+    return jnp.where(counts != 0.0, places, jnp.zeros_like(places)).max(axis=1)
 
 
 def topic_weights(gamma: Any) -> Any:

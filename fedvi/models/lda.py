@@ -15,12 +15,13 @@ from fedvi.models.document_steps import (
     extrapolated,
     inner_products,
     known_words,
+    lengths_of,
     outer_products,
     relative_weights,
     sound_documents,
     topic_weights,
 )
-from fedvi.models.length_classes import over_chunks, through_chunks
+from fedvi.models.length_classes import over_chunks
 from fedvi.models.tidy import TIDY
 
 __all__ = [
@@ -32,8 +33,6 @@ __all__ = [
     "top_words",
 ]
 
-# Coordinate steps until documents that have converged are left out; an even number.
-_STAGE = 8
 # Words whose probability is computed in one go.
 _PREDICTED_TOGETHER = 1 << 16
 
@@ -205,22 +204,15 @@ class LatentDirichlet:
         """Returns exp E[log β_kv], each word's in units of its largest, so that none underflows: [V, K]."""
         return {"weights": relative_weights(self.family.mean(posterior).power)}
 
+    def lengths(self, records: Mapping[str, Any]) -> Any:
+        """Returns how many places of each document hold words: int32 [B]."""
+        return lengths_of(records["counts"])
+
     def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns e_k ∝ exp E[log θ_k], [B, K], and R_l = n_l / Σ_k e_k b_lk, [B, L].
-
-        Every document has its own number of steps, in an array of its own length class.
-        """
-        import jax.numpy as jnp
-
+        """Returns e_k ∝ exp E[log θ_k], [B, K], and R_l = n_l / Σ_k e_k b_lk, [B, L]."""
         known, words, counts = messages["weights"], *sound_documents(records, self.vocabulary)
-        gamma = self.settled(known, words, counts)
-        topics = topic_weights(gamma)
-
-        def rates(rows: Any, size: int) -> Any:
-            found = counts[rows, :size] / inner_products(known[words[rows, :size]], topics[rows])
-            return jnp.pad(found, ((0, 0), (0, counts.shape[1] - size)))
-
-        return {"topics": topics, "rates": over_chunks(rates, counts, jnp.zeros_like(counts))}
+        topics = topic_weights(self.settled(known, words, counts))
+        return {"topics": topics, "rates": counts / inner_products(known[words], topics)}
 
     def settled(self, known: Any, words: Any, counts: Any) -> Any:
         """Returns γ of each document, [B, K], float32. JAX.
@@ -233,50 +225,28 @@ class LatentDirichlet:
         import jax
         import jax.numpy as jnp
 
-        alpha = jnp.float32(self.alpha)
+        alpha, taken = jnp.float32(self.alpha), known[words]
 
-        def advanced(rows: Any, size: int, gamma: Any, left: Any) -> tuple[Any, Any]:
-            taken, number = known[words[rows, :size]], counts[rows, :size]
+        def stepped(before: Any) -> tuple[Any, Any]:
+            weights = topic_weights(before)
+            rate = counts / inner_products(taken, weights)
+            after = alpha + weights * outer_products(taken, rate)
+            return after, jnp.abs(after - before).mean(axis=1) >= self.tolerance
 
-            def stepped(before: Any) -> tuple[Any, Any]:
-                weights = topic_weights(before)
-                rate = number / inner_products(taken, weights)
-                after = alpha + weights * outer_products(taken, rate)
-                return after, jnp.abs(after - before).mean(axis=1) >= self.tolerance
-
-            def twice(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-                done, zeroth, moving = state
-                first, moved = stepped(zeroth)
-                second, goes_on = stepped(first)
-                has_second = moved & (done + 1 < left)
-                found = second
-                if self.accelerated:
-                    # Not after the last of all steps: nothing would put right what leads astray.
-                    ahead = goes_on & (done + 2 < left)
-                    further = extrapolated(zeroth, first, second, alpha)
-                    found = jnp.where(ahead[:, None], further, second)
-                found = jnp.where(has_second[:, None], found, first)
-                still = jnp.where(has_second, goes_on, moved)
-                return done + 2, jnp.where(moving[:, None], found, zeroth), moving & still
-
-            def unfinished(state: tuple[Any, Any, Any]) -> Any:
-                done, _, moving = state
-                return (done < jnp.minimum(left, _STAGE)) & moving.any()
-
-            begun = (jnp.int32(0), gamma, jnp.ones(len(rows), bool))
-            _, found, still = jax.lax.while_loop(unfinished, twice, begun)
-            return found, still
-
-        def stage(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            done, gamma, moving = state
-            left = self.iterations - done
-            found, still = over_chunks(
-                lambda rows, size: advanced(rows, size, gamma[rows], left),
-                counts,
-                (gamma, jnp.zeros_like(moving)),
-                moving,
-            )
-            return done + _STAGE, found, still
+        def twice(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            done, zeroth, moving = state
+            first, moved = stepped(zeroth)
+            second, goes_on = stepped(first)
+            has_second = moved & (done + 1 < self.iterations)
+            found = second
+            if self.accelerated:
+                # Not after the last of all steps: nothing would put right what leads astray.
+                ahead = goes_on & (done + 2 < self.iterations)
+                further = extrapolated(zeroth, first, second, alpha)
+                found = jnp.where(ahead[:, None], further, second)
+            found = jnp.where(has_second[:, None], found, first)
+            still = jnp.where(has_second, goes_on, moved)
+            return done + 2, jnp.where(moving[:, None], found, zeroth), moving & still
 
         def unfinished(state: tuple[Any, Any, Any]) -> Any:
             done, _, moving = state
@@ -285,21 +255,14 @@ class LatentDirichlet:
         count = counts.shape[0]
         first = jnp.ones((count, self.topics), jnp.float32)
         begun = (jnp.int32(0), first, jnp.ones(count, bool))
-        return jax.lax.while_loop(unfinished, stage, begun)[1]
+        return jax.lax.while_loop(unfinished, twice, begun)[1]
 
     def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
         """Returns Σ_l R_l² Σ_k e_k² b_lk², [B]: the words of a document are distinct."""
-        import jax.numpy as jnp
-
         known, rates = messages["weights"], local["rates"]
-        words = known_words(records, rates)
-
-        def square(rows: Any, size: int) -> Any:
-            taken = known[words[rows, :size]]
-            inner = inner_products(taken * taken, local["topics"][rows] ** 2)
-            return (rates[rows, :size] ** 2 * inner).sum(axis=1)
-
-        return {"words": over_chunks(square, rates, jnp.zeros(rates.shape[0], rates.dtype))}
+        taken = known[known_words(records, rates)]
+        inner = inner_products(taken * taken, local["topics"] ** 2)
+        return {"words": (rates**2 * inner).sum(axis=1)}
 
     def sums(
         self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any
@@ -307,17 +270,25 @@ class LatentDirichlet:
         """Returns b_vk · Σ_n w_n e_nk R_nv, [V, K]: each document adds to the rows of its words."""
         import jax.numpy as jnp
 
-        known, rates = messages["weights"], local["rates"]
-        words = known_words(records, rates)
-        scaled = local["topics"] * weights[:, None]
+        begun = {"words": jnp.zeros_like(messages["weights"])}
+        return self.totalled(messages, self.added(begun, messages, local, records, weights))
 
-        def added(total: Any, rows: Any, size: int, stands: Any) -> Any:
-            rate = jnp.where(stands[:, None], rates[rows, :size], jnp.zeros((), rates.dtype))
-            parts = rate[:, :, None] * scaled[rows][:, None, :]
-            return total.at[words[rows, :size]].add(parts)
+    def added(
+        self,
+        totals: Mapping[str, Any],
+        messages: Any,
+        local: Any,
+        records: Mapping[str, Any],
+        weights: Any,
+    ) -> dict[str, Any]:
+        """Returns the totals and Σ_n w_n e_nk R_nv, [V, K]."""
+        rates, scaled = local["rates"], local["topics"] * weights[:, None]
+        parts = rates[:, :, None] * scaled[:, None, :]
+        return {"words": totals["words"].at[known_words(records, rates)].add(parts)}
 
-        total = through_chunks(added, rates, jnp.zeros_like(known))
-        return {"words": known * total}
+    def totalled(self, messages: Any, totals: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns b_vk times the totals."""
+        return {"words": messages["weights"] * totals["words"]}
 
     def factor(self, sums: Mapping[str, np.ndarray], posterior: DirichletsEta) -> DirichletsEta:
         """Returns the sums [K, V]: they are natural parameters as they are."""
@@ -493,8 +464,18 @@ def completion_perplexity(
 
 @functools.lru_cache(maxsize=16)
 def _settled(model: LatentDirichlet) -> Callable[..., Any]:
+    """Returns γ of documents of any lengths, [N, K], as a compiled function."""
     import jax
+    import jax.numpy as jnp
 
-    return jax.jit(
-        lambda known, records: model.settled(known, *sound_documents(records, model.vocabulary))
-    )
+    @jax.jit
+    def found(known: Any, records: Mapping[str, Any]) -> Any:
+        def settled(rows: Any, size: int) -> Any:
+            cut = {name: column[rows, :size] for name, column in records.items()}
+            return model.settled(known, *sound_documents(cut, model.vocabulary))
+
+        counts = records["counts"]
+        empty = jnp.full((counts.shape[0], model.topics), model.alpha, jnp.float32)
+        return over_chunks(settled, lengths_of(counts), counts.shape[1], empty)
+
+    return found

@@ -17,29 +17,23 @@ _TOGETHER = 1024
 _FEWEST_ROWS = 4
 
 
-def through_chunks(body: Callable[..., Any], counts: Any, state: Any, active: Any = None) -> Any:
-    """Carries a state through groups of documents, each in arrays of its own length class.
+def through_chunks(body: Callable[..., Any], lengths: Any, longest: int, state: Any) -> Any:
+    """Carries a state through groups of rows, each in arrays of its own length class.
 
-    Which class a document is in depends on its own counts, so that its results do not depend on the
-    documents beside it.
+    Rows of length 0 are in no group.
 
     Args:
-      body: (state, rows [R], length, stands [R]) → state; rows that do not stand are to change nothing. R
-        follows from the length.
-      counts: [B, L], whose last number that is not 0 tells a document's length.
+      body: (state, rows int32 [R], length, stands bool [R]) → state; rows that do not stand are to change
+        nothing. R follows from the length.
+      lengths: int32 [B], how long each row is.
+      longest: the most that a length can be.
       state: any tree.
-      active: bool [B], which documents to visit; left out, all.
     """
     import jax
     import jax.numpy as jnp
 
-    longest = counts.shape[1]
-    places = jnp.arange(1, longest + 1, dtype=jnp.int32)[None, :]
-    lengths = jnp.where(counts != 0.0, places, jnp.zeros_like(places)).max(axis=1)
     sizes = [_SHORTEST << index for index in range(32) if _SHORTEST << index < longest] + [longest]
     kind = sum((lengths > size).astype(jnp.int32) for size in [0, *sizes[:-1]])
-    # Kind 0 has no words, and what is not active is behind all others.
-    kind = kind if active is None else jnp.where(active, kind, jnp.full_like(kind, len(sizes) + 1))
     order = jnp.argsort(kind).astype(jnp.int32)
     order = jnp.pad(order, (0, _rows_of(_SHORTEST)))
     for index, size in enumerate(sizes):
@@ -65,12 +59,18 @@ def through_chunks(body: Callable[..., Any], counts: Any, state: Any, active: An
     return state
 
 
-def over_chunks(function: Callable[..., Any], counts: Any, state: Any, active: Any = None) -> Any:
-    """Writes what a function makes of groups of documents, (rows, length) → tree, into their rows."""
+def over_chunks(function: Callable[..., Any], lengths: Any, longest: int, state: Any) -> Any:
+    """Writes what a function makes of groups of rows, (rows, length) → tree, into their places of a tree.
+
+    Args:
+      function: see above.
+      lengths, longest: as of ``through_chunks``.
+      state: a tree of arrays [B, …]; rows of length 0 stay as they are.
+    """
     import jax
     import jax.numpy as jnp
 
-    count = counts.shape[0]
+    count = lengths.shape[0]
 
     def written(state: Any, rows: Any, size: int, stands: Any) -> Any:
         places = jnp.where(stands, rows, jnp.full_like(rows, count))
@@ -80,7 +80,7 @@ def over_chunks(function: Callable[..., Any], counts: Any, state: Any, active: A
 
         return jax.tree.map(put, state, function(rows, size))
 
-    return through_chunks(written, counts, state, active)
+    return through_chunks(written, lengths, longest, state)
 
 
 def _rows_of(length: int) -> int:

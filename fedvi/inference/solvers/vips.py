@@ -18,10 +18,12 @@ from fedvi.inference.solvers.gradient import single_precision
 from fedvi.inference.statistics import broadcast, finish_statistics, stand_statistics
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
-from fedvi.models.conjugate import Centred, ConjugateModel, packed, to_table
+from fedvi.models.conjugate import Centred, ConjugateModel, Ragged, packed, to_table
 from fedvi.models.counts import NegativeBinomial
 from fedvi.models.glm import Bernoulli, GeneralisedLinearModel, Normal
+from fedvi.models.length_classes import through_chunks
 from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
+from fedvi.models.trials import Binomial
 from fedvi.privacy.release import (
     Batch,
     Mechanism,
@@ -86,7 +88,7 @@ def vips(
     Args:
       family: of q; of a regression, full Gaussian.
       model: a conjugate model, or a generalised linear model that has such a form: ``logistic``,
-        ``negative_binomial`` (both by Pólya-Gamma latents) or ``linear``.
+        ``binomial``, ``negative_binomial`` (these by Pólya-Gamma latents) or ``linear``.
       sampler: one of ``fedvi.privacy.sampling``.
       mechanism: one of ``fedvi.privacy.mechanisms``.
       clip_norm: C, in units of a typical record's vector. Below 1, most records count alike. Of a
@@ -210,7 +212,7 @@ def conjugate_form(
             "`site_release` and `dp_optimisation` add up the rows of a unit before they clip",
         )
     response = getattr(model, "response", None)
-    known = Bernoulli | NegativeBinomial | Normal
+    known = Bernoulli | Binomial | NegativeBinomial | Normal
     if (
         not isinstance(model, GeneralisedLinearModel)
         or model.layout is not None
@@ -218,8 +220,8 @@ def conjugate_form(
     ):
         raise errors.SolverError(
             f"solver `vips` needs a conjugate-exponential model, found {_called(model)}",
-            "`logistic`, `negative_binomial` and `linear` regression without offset have that form, "
-            "of records that are one row each; `site_release` takes any other likelihood",
+            "`logistic`, `binomial`, `negative_binomial` and `linear` regression without offset have that "
+            "form, of records that are one row each; `site_release` takes any other likelihood",
         )
     if not isinstance(family, FullGaussian):
         raise errors.SolverError(
@@ -233,6 +235,8 @@ def conjugate_form(
         return KnownNoise(*shared, centred=True, noise_scale=response.noise_scale)
     if isinstance(response, Bernoulli):
         return PolyaGamma(*shared, centred=True)
+    if isinstance(response, Binomial):
+        return PolyaGamma(*shared, centred=True, trials=response.typical_trials, paired=True)
     dispersion = response.dispersion
     counts: dict[str, Any] = {"counts": True, "offset": math.log(dispersion)}
     return PolyaGamma(*shared, centred=True, trials=1.0 / dispersion, **counts)
@@ -303,19 +307,56 @@ def _compiled(
                     jax.lax.dynamic_slice_in_dim(column, index * length, length)
                     for column in (batch.indices, batch.mask)
                 )
-                part = jax.tree.map(lambda column: column[taken], records)
-            return sum_of(limit, messages, part, mask)
+            return sum_of(limit, messages, records, taken, mask)
 
         bounded = float_sum(part_sum, parts, terms, clip_norm, batch, mechanism, double=True)
         return release(noise_key, bounded, mechanism)
 
-    def sum_of(limit: float, messages: Any, part: Any, mask: Any) -> dict[str, Any]:
-        """Clips and adds up records in memory; traced where JAX has float64."""
+    def sum_of(limit: float, messages: Any, records: Any, rows: Any, mask: Any) -> dict[str, Any]:
+        """Clips and adds up some rows of records in memory; traced where JAX has float64."""
+        known = _double(messages)
+        if isinstance(model, Ragged):
+            sums = model.totalled(known, by_length(limit, messages, known, records, rows, mask))
+        else:
+            with jax.enable_x64(False):
+                part = {name: column[rows] for name, column in records.items()}
+            sums = model.sums(known, *clipped(limit, messages, known, part, mask))
+        return {name: packed(sums[name], blocks[name]) * weigh[name] for name in blocks}
+
+    def by_length(
+        limit: float, messages: Any, known: Any, records: Any, rows: Any, mask: Any
+    ) -> dict[str, Any]:
+        """Returns the totals of a model of ragged records, see ``Ragged``."""
+        assert isinstance(model, Ragged)
+        with jax.enable_x64(False):
+            lengths = model.lengths({name: column[rows] for name, column in records.items()})
+            lengths = jnp.where(mask, lengths, jnp.zeros_like(lengths))
+
+        def visit(totals: Any, chosen: Any, size: int, stands: Any) -> dict[str, Any]:
+            with jax.enable_x64(False):
+                at, usable = rows[chosen], mask[chosen] & stands
+                part = {
+                    name: column[at] if column.ndim < 2 else column[at, :size]
+                    for name, column in records.items()
+                }
+            return model.added(totals, known, *clipped(limit, messages, known, part, usable))
+
+        begun = {name: jnp.zeros(block.shape, jnp.float64) for name, block in blocks.items()}
+        longest = max(column.shape[1] for column in records.values() if column.ndim > 1)
+        found: dict[str, Any] = through_chunks(visit, lengths, longest, begun)
+        return found
+
+    def clipped(
+        limit: float, messages: Any, known: Any, part: Any, mask: Any
+    ) -> tuple[Any, Any, Any]:
+        """Returns what is known of the latents, the records in float64, and how much of each is kept."""
         with jax.enable_x64(False):
             local = model.expected(messages, part)
             usable = mask & _finite((part, local))
             part, local = (_where(usable, columns) for columns in (part, local))
-        wide, known, drawn = (_double(columns) for columns in (local, messages, part))
+        wide, drawn = (_double(columns) for columns in (local, part))
+        if not math.isfinite(limit):
+            return wide, drawn, usable.astype(jnp.float64)
         squares = model.square_norms(known, wide, drawn)
         square = sum(weigh[name] ** 2 * found for name, found in squares.items())
         norm = jnp.sqrt(square)
@@ -324,16 +365,16 @@ def _compiled(
         kept = jnp.where(usable, kept, jnp.zeros_like(kept))
         # A norm that overflowed has numbers behind it that might, too: 0 · ∞ is no number.
         wide, drawn = (_where(usable, columns) for columns in (wide, drawn))
-        sums = model.sums(known, wide, drawn, kept)
-        return {name: packed(sums[name], blocks[name]) * weigh[name] for name in blocks}
+        return wide, drawn, kept
 
     draw = jax.jit(sampler.draw)
     noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
 
     @functools.partial(jax.jit, static_argnums=0)
     def block_sum(limit: float, messages: Any, part: Any, mask: Any) -> dict[str, Any]:
+        rows = jnp.arange(mask.shape[0], dtype=jnp.int32)
         with jax.enable_x64(True):
-            return sum_of(limit, messages, part, mask)
+            return sum_of(limit, messages, part, rows, mask)
 
     def by_blocks(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
         sampling_key, noise_key = keys

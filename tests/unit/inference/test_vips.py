@@ -34,6 +34,7 @@ NAMES = ("a", "b", "c")
 FAMILY = expfam.full_gaussian(SIZE)
 MODELS = {
     "logistic": models.logistic(NAMES),
+    "binomial": models.binomial(NAMES, typical_trials=4),
     "negative_binomial": models.negative_binomial(NAMES, dispersion=0.5),
     "linear": models.linear(NAMES, noise_scale=0.7),
 }
@@ -45,6 +46,7 @@ def records(kind: str = "logistic", seed: int = 0, count: int = RECORDS) -> dict
     x = generator.normal(size=(count, SIZE)).astype(np.float32)
     y = {
         "logistic": lambda: generator.integers(0, 2, count),
+        "binomial": lambda: generator.integers([0, 1], 5, (count, 2)),
         "negative_binomial": lambda: generator.poisson(2.0, count),
         "linear": lambda: generator.normal(size=count),
     }[kind]()
@@ -67,11 +69,15 @@ def statistics(kind, data, task):
     outer = x[:, :, None] * x[:, None, :]
     if kind == "linear":
         return (y - x @ mean)[:, None] * x / 0.49, outer / 0.49
-    trials, shift = (1.0, 0.0) if kind == "logistic" else (2.0, math.log(0.5))
+    trials, shift = (2.0, math.log(0.5)) if kind == "negative_binomial" else (1.0, 0.0)
     c = np.sqrt((x @ mean + shift) ** 2 + ((x @ root) ** 2).sum(axis=1))
     tilted = np.tanh(c / 2.0) / (2.0 * c)
     if kind == "logistic":
         return (y - 0.5 - tilted * (x @ mean))[:, None] * x, tilted[:, None, None] * outer
+    if kind == "binomial":
+        omega = y.sum(axis=1) * tilted
+        kappa = (y[:, 0] - y[:, 1]) / 2.0
+        return (kappa - omega * (x @ mean))[:, None] * x, omega[:, None, None] * outer
     omega = (y + trials) * tilted
     kappa = (y - trials) / 2.0
     return (kappa - omega * (x @ mean + shift))[:, None] * x, omega[:, None, None] * outer
@@ -119,7 +125,12 @@ def recorded(kind, clip_norm, sampled):
 
 @pytest.mark.parametrize(
     ("kind", "clip_norm", "sampled"),
-    [("logistic", 1.0, False), ("negative_binomial", 1e-6, True), ("linear", 30.0, False)],
+    [
+        ("logistic", 1.0, False),
+        ("binomial", 1.0, False),
+        ("negative_binomial", 1e-6, True),
+        ("linear", 30.0, False),
+    ],
 )
 @settings(max_examples=25)
 @given(
