@@ -1,6 +1,7 @@
 """The text `disease ~ age + sex` as a design matrix; come here to add something to the grammar."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,15 +77,16 @@ class Design:
     @property
     def outcome_shape(self) -> tuple[int, ...]:
         """Of one record's y."""
-        return self.response.shape if self.offset is None else (2,)
+        shape = self.response.shape
+        return shape if self.offset is None else (math.prod(shape) + 1,)
 
     def outcome(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
         """Returns y of columns from ``prepare_columns``: float64 [n], or [n, k] of several numbers.
 
-        With an offset y is (outcome, offset).
+        With an offset y is (outcome, offset), the numbers of several before it.
         """
         y = self.response.outcome(columns)
-        return y if self.offset is None else np.stack([y, self.offset.values(columns)], axis=1)
+        return y if self.offset is None else np.column_stack([y, self.offset.values(columns)])
 
     def matrix(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
         """Returns the design matrix, float64 [n, D], of columns from ``prepare_columns``.
@@ -181,10 +183,10 @@ def parse_formula(text: str, schema: Schema) -> Design:
     sides = parse_terms(text, schema)
     response = parse_response(sides.response, text, schema)
     offset = sides.offset
-    if offset is not None and response.type not in ("binary", "count", "number"):
+    if offset is not None and response.type not in ("binary", "count", "counts", "number"):
         refuse(
             f"an offset beside the response `{response.text}`",
-            "an offset is for one number, count or binary column; take it out",
+            "an offset is for one number, count or binary column, or two counts; take it out",
         )
     outcome = schema[response.columns[0]]
     if offset is not None and isinstance(outcome, Number) and outcome.scale != 1.0:

@@ -16,7 +16,7 @@ __all__ = ["CALLS", "Offset", "Response", "ResponseType", "parse_offset", "parse
 CALLS = ("Surv", "cbind")
 """Functions that stand left of ``~``."""
 
-ResponseType = Literal["binary", "count", "level", "number", "several", "survival"]
+ResponseType = Literal["binary", "count", "counts", "level", "number", "several", "survival"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Response:
     Args:
       text: as it stands in the formula.
       type: "binary" (0 or 1), "count", "level" (its index), "number" (scaled as its schema
-        declares), "several" numbers, or "survival" (time in the unit of the file, and event).
+        declares), "several" numbers, "counts" if all of several are counts, or "survival" (time in the
+        unit of the file, and event).
       columns: names in the schema, in order.
       levels: of a "level", the reference first.
       scale, center, end: of the time of a "survival"; the follow-up ends at ``end``, scaled.
@@ -43,7 +44,7 @@ class Response:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one record's outcome."""
-        return (len(self.columns),) if self.type in ("several", "survival") else ()
+        return (len(self.columns),) if self.type in ("counts", "several", "survival") else ()
 
     def outcome(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
         """Returns y, float64 [n] or [n, k], of columns from ``prepare_columns``.
@@ -96,6 +97,12 @@ def parse_response(left: str, text: str, schema: Schema) -> Response:
         return _single(left, schema)
     call = parse_call(left)
     found = [] if call is None else [item for item in call.arguments if isinstance(item, Name)]
+    if call is not None and call.function == "cbind" and len(found) < len(call.arguments):
+        refuse(
+            f"`{left}` left of `~` in {text!r}, expected cbind of declared columns",
+            "nothing is computed there: have a column of each number in the files, such as "
+            "cbind(events, non_events)",
+        )
     if call is None or not found or len(found) < len(call.arguments) or call.keywords:
         refuse(f"`{left}` left of `~` in {text!r}", _KINDS)
     names = [item.text for item in found]
@@ -173,7 +180,8 @@ def _several(shown: str, names: list[str], schema: Schema) -> Response:
                 f"`{name}` in `{shown}` is no number",
                 f'declare [data.schema.{name}] with type = "number" and `bounds`',
             )
-    return Response(shown, "several", tuple(names))
+    counts = all(getattr(schema[name], "whole", False) for name in names)
+    return Response(shown, "counts" if counts else "several", tuple(names))
 
 
 def _survival(shown: str, names: list[str], schema: Schema) -> Response:

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from fedvi.models.numpyro import numpyro_model
     from fedvi.models.sbn import SigmoidBeliefNetwork as sigmoid_belief_network
     from fedvi.models.softmax import multinomial
+    from fedvi.models.trials import binomial
     from fedvi.models.unknown_noise import UnknownNoise as linear_unknown_noise
 
 __all__ = [
+    "binomial",
     "discrete_network",
     "factor_analysis",
     "gaussian_mixture",
@@ -51,6 +53,7 @@ CONJUGATE: tuple[str, ...] = tuple(_CONJUGATE)
 
 # Factory -> module that defines it. Imported on first use, so that listing models needs no JAX.
 _FACTORIES = {
+    "binomial": "fedvi.models.trials",
     "linear": "fedvi.models.glm",
     "logistic": "fedvi.models.glm",
     "multinomial": "fedvi.models.softmax",

@@ -125,20 +125,21 @@ class Normal:
 class WithOffset:
     """``response`` where a known number is added to every linear predictor: y is (outcome, offset).
 
-    Such as the log of the time over which events were counted.
+    Such as the log of the time over which events were counted. An outcome of several numbers has the
+    offset after them.
     """
 
     response: Response
     conjugate: ClassVar[bool] = False
 
     def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... k"]
     ) -> Float[Array, "..."]:
         """Returns log p(outcome | a + offset)."""
         return self.response.log_density(*_moved(linear_predictor, y))
 
     def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... k"]
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         """Returns log p(outcome | a + offset) and its first and second derivative in a."""
         return self.response.derivatives(*_moved(linear_predictor, y))
@@ -147,7 +148,7 @@ class WithOffset:
 def _moved(linear_predictor: Any, y: Any) -> tuple[Any, Any]:
     a = jnp.asarray(linear_predictor)
     y = jnp.asarray(y).astype(a.dtype)
-    return a + y[..., 1], y[..., 0]
+    return a + y[..., -1], y[..., 0] if y.shape[-1] == 2 else y[..., :-1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,7 +86,7 @@ class _Coefficients:
 
     @property
     def norm_error(self) -> float:
-        """That of float64 arithmetic on numbers that are taken as they are.
+        """That of float64 arithmetic on numbers that are taken as they are: x, and what multiplies it.
 
         Proof: u = 2⁻⁵³. What is computed of ‖x‖², D squares added in any order, is off by γ_D of it at
         most (no term is negative; Higham, Accuracy and Stability, 2nd ed., §3.1), γ_n = n·u/(1 − n·u).
@@ -103,8 +103,8 @@ class _Coefficients:
 
     def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
         """Whether all numbers are finite, and the outcome is one that the likelihood knows."""
-        y = np.asarray(records["y"], np.float64)
-        finite = np.isfinite(np.asarray(records["x"], np.float64)).all(axis=1) & np.isfinite(y)
+        x, y = (np.asarray(records[name], np.float64) for name in ("x", "y"))
+        finite = np.isfinite(x).all(axis=1) & np.isfinite(y.reshape(len(y), -1)).all(axis=1)
         return np.asarray(finite & self._knows(y))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -210,15 +210,18 @@ class PolyaGamma(_Coefficients):
 
     y successes of b trials with log odds a = xᵀθ + o: E[ω] = b·tanh(c/2)/(2c), c² = E_q[a²], and a record
     adds (κ − E[ω]·o)·x to h and E[ω]·x xᵀ to J, with κ = y − b/2. Negative binomial counts have b = y + r,
-    κ = (y − r)/2 and log odds a.
+    κ = (y − r)/2 and log odds a. Where trials vary, y is (successes s, failures f), b = s + f and
+    κ = (s − f)/2: a record is what s + f yes-or-no ones would be, and without trials it adds nothing.
 
     q's standard deviations are too small by √(c / sinh c): Pólya-Gamma factorisation is that of Jaakkola
     and Jordan's bound, whose curvature tanh(c/2)/(2c) is above that of the likelihood, σ(c)σ(−c).
 
     Attributes:
-      trials: b; for counts, r.
+      trials: b; for counts, r. Of paired outcomes b of a typical record: a public number by which blocks
+        are weighed, and on which no statistic depends.
       counts: whether outcomes are negative binomial counts.
       offset: o, the same for all records.
+      paired: whether outcomes are (successes, failures), [2] each.
 
     >>> model = PolyaGamma(("a", "b"), (1.0, 1.0), row_norm=1.0)
     >>> [(block.name, block.typical) for block in model.blocks]
@@ -230,11 +233,22 @@ class PolyaGamma(_Coefficients):
     trials: float = 1.0
     counts: bool = False
     offset: float = 0.0
+    paired: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0.0 < self.trials < math.inf:
             raise errors.ModelError(f"trials is {self.trials}, expected a number above 0")
+        if self.counts and self.paired:
+            raise errors.ModelError(
+                "counts and paired are both true, expected one of them at most",
+                "`counts` is for negative binomial outcomes, `paired` for (successes, failures)",
+            )
+
+    @property
+    def layout(self) -> Mapping[str, tuple[int, ...]]:
+        """x [D] and y, or y [2] of paired outcomes."""
+        return {"x": (len(self.coefficients),), "y": (2,) if self.paired else ()}
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -243,11 +257,17 @@ class PolyaGamma(_Coefficients):
 
     def _knows(self, y: np.ndarray) -> np.ndarray:
         known = y >= 0.0
+        if self.paired:
+            return np.asarray(known.all(axis=1))
         return known if self.counts else known & (y <= self.trials)
 
     def _outcomes(self, count: int, random: np.random.Generator) -> np.ndarray:
-        most = 4.0 * self.trials if self.counts else self.trials
-        return random.integers(0, int(most) + 1, size=count).astype(np.float64)
+        if self.paired:
+            # The typical number of trials on average, and none at times.
+            most = math.ceil(self.trials)
+            return random.integers(0, most + 1, size=(count, 2)).astype(np.float64)
+        most = int(4.0 * self.trials if self.counts else self.trials)
+        return random.integers(0, most + 1, size=count).astype(np.float64)
 
     def messages(self, posterior: GaussianEta) -> dict[str, np.ndarray]:
         """Returns the mean [D] and a root of the covariance [D, D]."""
@@ -270,6 +290,8 @@ class PolyaGamma(_Coefficients):
         bend = jnp.where(near, 0.25 - tilt**2 / 48.0, jnp.tanh(0.5 * safe) / (2.0 * safe))
         if self.counts:
             bend, slope = bend * (y + self.trials), 0.5 * (y - self.trials)
+        elif self.paired:
+            bend, slope = bend * (y[:, 0] + y[:, 1]), 0.5 * (y[:, 0] - y[:, 1])
         else:
             bend, slope = bend * self.trials, y - 0.5 * self.trials
         return {"slope": slope - bend * (centre if self.centred else self.offset), "bend": bend}

@@ -218,7 +218,7 @@ def site_effects(
     In a survival model u is a shared frailty, log-normal, of the site.
 
     Args:
-      base: ``linear``, ``logistic``, ``poisson``, ``negative_binomial`` or ``survival``.
+      base: ``linear``, ``logistic``, ``binomial``, ``poisson``, ``negative_binomial`` or ``survival``.
       columns: those coefficients of the base that differ; "(Intercept)" is what is added to all
         predictors of a site, whether or not the base has an intercept.
       scale: τ, the effects' standard deviation: one for all columns, or one for each. Known and public;
@@ -243,7 +243,7 @@ def site_effects(
     ):
         raise errors.ModelError(
             f"site effects on a {type(base).__name__} that has no single linear predictor a record",
-            "they go with linear, logistic, poisson, negative_binomial and survival",
+            "they go with linear, logistic, binomial, poisson, negative_binomial and survival",
         )
     names = base.names
     if isinstance(base.layout, Intervals):

@@ -22,6 +22,8 @@ CUT, PRIOR_SCALE, DISPERSION = 2.0, 2.0, 0.5
 NUMBER = {"type": "number", "bounds": [-100, 100], "center": 0, "scale": 1}
 SCHEMA = {
     "count": {"type": "count", "bounds": [0, 1000]},
+    "others": {"type": "count", "bounds": [0, 1000]},
+    "more": {"type": "count", "bounds": [0, 1000]},
     "years": {"type": "number", "bounds": [0.01, 100]},
     "time": {"type": "number", "bounds": [1e-6, 1e6]},
     "event": {"type": "binary"},
@@ -53,7 +55,11 @@ def simulated(count: int = 150) -> dict[str, Any]:
     time = generator.exponential(1.0 / np.exp(-1.0 + 0.6 * x))
     logits = np.stack([np.zeros(count), -0.8 * x, 1.1 * x], axis=1)
     gumbel = generator.gumbel(size=(count, 3))
+    trials = np.arange(count) % 7  # of some, none
+    chance = 1.0 / (1.0 + np.exp(1.0 - 0.7 * x - 0.3 * np.log(years)))
+    events = np.random.default_rng(18).binomial(trials, chance)
     return {
+        "events": np.stack([events, trials - events], axis=1).astype(float),
         "site": site,
         "x": x,
         "design": design,
@@ -95,6 +101,13 @@ def negative_binomial_likelihood(theta: np.ndarray) -> np.ndarray:
     return scipy.stats.nbinom.logpmf(DATA["overdispersed"], 1.0 / DISPERSION, chance).sum(axis=1)
 
 
+def binomial_likelihood(theta: np.ndarray) -> np.ndarray:
+    a = theta @ DATA["design"].T + np.log(DATA["years"])
+    events, others = DATA["events"].T
+    law = scipy.stats.binom.logpmf(events, events + others, 1.0 / (1.0 + np.exp(-a)))
+    return np.asarray(law).sum(axis=1)
+
+
 def survival_likelihood(theta: np.ndarray) -> np.ndarray:
     time, event, x = DATA["time"], DATA["event"], DATA["x"]
     early = time <= CUT
@@ -117,11 +130,12 @@ def outcome_of(kind: str) -> np.ndarray:
     second = {"survival": ("time", "event")}
     if kind in second:
         return np.stack([DATA[name] for name in second[kind]], axis=1)
-    counts = DATA["poisson" if kind == "poisson" else "overdispersed"]
-    return np.stack([counts, np.log(DATA["years"])], axis=1)
+    counts = DATA[{"poisson": "poisson", "binomial": "events"}.get(kind, "overdispersed")]
+    return np.column_stack([counts, np.log(DATA["years"])])
 
 
 GENERALISED = {
+    "binomial": ("cbind(count, others) ~ x0 + offset(log(years))", {}, binomial_likelihood),
     "poisson": ("count ~ x0 + offset(log(years))", {}, poisson_likelihood),
     "negative_binomial": (
         "count ~ x0 + offset(log(years))",
@@ -369,6 +383,32 @@ def test_a_private_survival_study_spends_what_it_promises(folder: Path) -> None:
         ("logistic", "count ~ x0", {}, "'count' is a count, but kind 'logistic'", "poisson"),
         ("linear", "stage ~ x0", {}, "'stage' is a column of levels", "multinomial"),
         ("linear", "cbind(a, b) ~ x0", {}, "is several numbers, but kind", "multivariate_linear"),
+        ("linear", "cbind(count, others) ~ x0", {}, "is 2 counts, but kind 'linear'", "binomial"),
+        (
+            "binomial",
+            "cbind(a, b) ~ x0",
+            {},
+            "is several numbers, but",
+            'declare a, b with type = "c',
+        ),
+        ("binomial", "cbind(count, a) ~ x0", {}, "is several numbers, but", "multivariate_linear"),
+        ("binomial", "cbind(count, others, more) ~ x0", {}, "is 3 counts, but", "name two columns"),
+        ("binomial", "count ~ x0", {}, "needs two counts: cbind", "write cbind(count, non_events)"),
+        ("binomial", "event ~ x0", {}, "'event' is binary, but kind 'binomial'", "logistic"),
+        (
+            "multivariate_linear",
+            "cbind(count, others) ~ x0 + offset(b)",
+            {},
+            "an offset beside the response 'cbind(count, others)'",
+            "binomial",
+        ),
+        (
+            "binomial",
+            "cbind(count, others) ~ x0",
+            {"typical_trials": 0},
+            "typical_trials is 0",
+            "20",
+        ),
         ("linear", "Surv(time, event) ~ x0", {}, "is a survival time, but kind", "survival"),
         ("survival", "time ~ x0", {"cuts": [1]}, "needs a time and an event: Surv", "linear"),
         ("survival", "Surv(time, event) ~ x0", {}, "model.cuts is missing", "cuts"),

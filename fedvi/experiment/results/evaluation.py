@@ -53,7 +53,7 @@ class Group(NamedTuple):
     """Records with about the same predicted probability.
 
     Attributes:
-      rows: how many.
+      rows: how many; of a binomial outcome, trials.
       predicted: mean predicted probability.
       observed: share of them in which it came true.
     """
@@ -65,6 +65,8 @@ class Group(NamedTuple):
 
 class Classes(NamedTuple):
     """How well an outcome with two or more classes is predicted.
+
+    Of a binomial outcome each trial is a record with two classes.
 
     Attributes:
       accuracy: share of records whose most probable class came true.
@@ -106,14 +108,16 @@ class Evaluation(NamedTuple):
     Attributes:
       rows: how many records were used.
       left_out: how many the schema lets count as zero.
-      outcome: "binary", "level", "number", "count", or "other": no more than the likelihood is known.
+      outcome: "binary", "binomial", "level", "number", "count", or "other": no more than the likelihood is
+        known.
       mean_log_likelihood: mean over records of log ∫ p(y | x, θ) q(θ) dθ.
       density_per: of what unit that is a density: "file", of outcomes as the file has them, or "model",
         where nobody knows what a model's own terms are of; "" for a probability.
       error: standard error of that from drawing θ; None where the integral was done by quadrature.
       draws: of θ; 0 for quadrature.
-      classes: for "binary" and "level".
-      numbers: for "number" and "count"; None where it takes too long, or is not known.
+      classes: for "binary" and "level"; for "binomial" of its trials, None where there is no trial.
+      numbers: for "number" and "count", and for "binomial" of the events of records with trials; None where
+        it takes too long, or is not known.
     """
 
     rows: int
@@ -235,6 +239,8 @@ def evaluate(
         numbers = _numbers(assembly, posterior, kept)
     elif outcome == "count":
         numbers = _counts(predictive, kept)
+    elif outcome == "binomial":
+        classes, numbers = _trials(predictive, kept)
     return Evaluation(
         rows=rows,
         left_out=source.size - rows,
@@ -256,13 +262,17 @@ def area_under_curve(score: np.ndarray, positive: np.ndarray) -> float | None:
     >>> area_under_curve(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
     """
-    many, few = int(positive.sum()), int((~positive).sum())
-    if not many or not few:
+    return _area(score, positive.astype(np.float64), (~positive).astype(np.float64))
+
+
+def _area(score: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> float | None:
+    """Returns the same of scores that so many positives and negatives share, [n] each."""
+    values, place = np.unique(score, return_inverse=True)
+    won, lost = (np.bincount(place, each, len(values)) for each in (positives, negatives))
+    pairs = won.sum() * lost.sum()
+    if not pairs:
         return None
-    ordered = np.sort(score)
-    # Twice the mean rank, from 1, of equal scores.
-    ranks = np.searchsorted(ordered, score, "left") + np.searchsorted(ordered, score, "right") + 1
-    return float((ranks[positive].sum() / 2.0 - many * (many + 1) / 2.0) / (many * few))
+    return float((won * (np.cumsum(lost) - 0.5 * lost)).sum() / pairs)
 
 
 class _Predictive(NamedTuple):
@@ -371,6 +381,8 @@ def _outcome(assembly: Assembly) -> tuple[str, int]:
         return "number", 0
     if response.type == "binary":
         return "binary", 2
+    if assembly.study.model.kind == "binomial":
+        return "binomial", 2
     # A NumPyro model may say anything of a number, but of a count only what its density says.
     return ("count", 0) if response.type == "count" else ("other", 0)
 
@@ -461,6 +473,72 @@ def _counts(predictive: _Predictive, records: Records) -> Numbers | None:
     return None
 
 
+def _trials(predictive: _Predictive, records: Records) -> tuple[Classes | None, Numbers | None]:
+    """Tells how single trials are predicted, and how many of a record's are events."""
+    has = np.asarray(records["y"])[:, :2].sum(axis=1) > 0.0
+    if not has.any():
+        return None, None
+    records = {name: np.asarray(column)[has] for name, column in records.items()}
+    events, others = records["y"][:, 0], records["y"][:, 1]
+    one = np.ones_like(events)
+    chance = np.exp(predictive.log_density(_with_events(records, one, 0.0 * one)))
+    trials = events + others
+    count = float(trials.sum())
+    chosen = chance > 0.5
+    groups = _weighted_groups(chance, trials, events)
+    off = sum(group.rows * abs(group.predicted - group.observed) for group in groups)
+    classes = Classes(
+        accuracy=float(np.where(chosen, events, others).sum() / count),
+        majority=float(max(events.sum(), others.sum()) / count),
+        auc=_area(chance, events, others),
+        brier=float((events * (1.0 - chance) ** 2 + others * chance**2).sum() / count),
+        calibration_error=off / count,
+        groups=groups,
+    )
+    return classes, _events(predictive, records)
+
+
+def _events(predictive: _Predictive, records: Records) -> Numbers | None:
+    """Adds up the predictive law of how many of a record's trials are events."""
+    events = records["y"][:, 0]
+    trials = events + records["y"][:, 1]
+    if trials.max() > _LARGEST_COUNT:
+        return None
+    below, up_to, mean = (np.zeros(len(events)) for _ in range(3))
+    for count in range(int(trials.max()) + 1):
+        some = np.minimum(float(count), trials)
+        mass = np.exp(predictive.log_density(_with_events(records, some, trials - some)))
+        mass = np.where(count <= trials, mass, 0.0)
+        below += np.where(events > count, mass, 0.0)
+        up_to += np.where(events >= count, mass, 0.0)
+        mean += count * mass
+    return _summary(events, mean, below, up_to, 1.0)
+
+
+def _with_events(records: Records, events: np.ndarray, others: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the same records with other counts, [n] each; offsets stay."""
+    y = np.array(records["y"], np.float64)
+    y[:, 0], y[:, 1] = events, others
+    return {**records, "y": y}
+
+
+def _weighted_groups(
+    score: np.ndarray, trials: np.ndarray, events: np.ndarray
+) -> tuple[Group, ...]:
+    """Divides trials by the deciles of the score; those of one record, and equal scores, stay together."""
+    order = np.argsort(score, kind="stable")
+    reached = np.cumsum(trials[order])
+    ends = np.searchsorted(reached, reached[-1] * np.linspace(0.0, 1.0, _GROUPS + 1)[1:-1])
+    group = np.searchsorted(np.unique(score[order][ends]), score, "left")
+    found = []
+    for index in np.unique(group):
+        here = group == index
+        rows = float(trials[here].sum())
+        predicted = float(score[here] @ trials[here]) / rows
+        found.append(Group(int(rows), predicted, float(events[here].sum()) / rows))
+    return tuple(found)
+
+
 def _summary(
     labels: np.ndarray, mean: np.ndarray, below: np.ndarray, up_to: np.ndarray, unit: float
 ) -> Numbers:
@@ -538,8 +616,10 @@ def _unit_of_density(assembly: Assembly, drawn: tuple[_Law, ...] | None) -> tupl
     response = None if design is None else design.response
     if response is not None and response.type == "survival":
         return "file", 0.0  # its times are as the file has them
-    if ":" not in assembly.study.model.kind:
-        columns = response.columns if response and response.type in ("number", "several") else ()
+    kind = assembly.study.model.kind
+    if ":" not in kind:
+        dense = "number", "several", *(() if kind == "binomial" else ("counts",))
+        columns = response.columns if response and response.type in dense else ()
     elif drawn is None:
         return ("", 0.0) if response and response.type in ("binary", "level") else ("model", 0.0)
     elif response is not None:

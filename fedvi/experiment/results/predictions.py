@@ -30,6 +30,7 @@ from fedvi.models.multivariate import Outcomes
 from fedvi.models.numpyro import NumPyroModel
 from fedvi.models.site_effects import WithScales
 from fedvi.models.softmax import Multinomial
+from fedvi.models.trials import Binomial
 from fedvi.models.unknown_noise import UnknownNoise
 from fedvi.typing import Eta
 
@@ -188,6 +189,7 @@ def _of_one(
     thetas = _coefficients(assembly, eta, sure) if drawn else None
     what = {
         Bernoulli: f"probability that {design.response.text} is true",
+        Binomial: f"probability that a trial counts among {design.response.columns[0]}",
         Normal: f"mean of {design.response.text}, in the unit of the file",
     }.get(type(law), f"expected number of {design.response.text}")
 
@@ -246,7 +248,7 @@ def _forecast(
     centre = float(getattr(column, "center", 0.0))
 
     def told(a: np.ndarray) -> np.ndarray:
-        if isinstance(law, Bernoulli):
+        if isinstance(law, Bernoulli | Binomial):
             return np.asarray(scipy.special.expit(a))
         if isinstance(law, Normal):
             return centre + unit * a
@@ -257,7 +259,7 @@ def _forecast(
     sd = np.sqrt(np.maximum(weights @ (values - mean) ** 2, 0.0))
     lower, upper = map(told, ends)
     found = Forecast(*(each[:, None] for each in (mean, sd, lower, upper)))
-    if isinstance(law, Bernoulli):
+    if isinstance(law, Bernoulli | Binomial):  # how many trials a new record has, nobody says
         return found
     if isinstance(law, Normal):
         noise = law.noise_scale * unit
@@ -571,6 +573,14 @@ def _given(model: NumPyroModel, outcome: ancestral.Outcome, schema: Schema) -> t
     return tuple(dict.fromkeys(names))
 
 
+# Kinds that know what several columns left of `~` mean.
+_OF_SEVERAL = {
+    "counts": '"binomial" or "multivariate_linear"',
+    "several": '"multivariate_linear"',
+    "survival": '"survival"',
+}
+
+
 def _quantity(
     assembly: Assembly, outcome: ancestral.Outcome
 ) -> tuple[str, tuple[str, ...], Callable[[Any], Any]]:
@@ -584,11 +594,10 @@ def _quantity(
     design = assembly.design
     text = outcome.column if design is None else design.response.text
     column = _column(assembly, outcome)
-    if design is not None and design.response.type in ("several", "survival"):
+    if design is not None and design.response.type in ("counts", "several", "survival"):
         raise errors.ConfigError(
             f"the response is {text}, of a model of the study's own: nothing is known of what it means",
-            "predict single columns, or take `kind` "
-            + ('"multivariate_linear"' if design.response.type == "several" else '"survival"'),
+            "predict single columns, or take `kind` " + _OF_SEVERAL[design.response.type],
         )
     if isinstance(column, Level):
         levels = range(len(column.levels))

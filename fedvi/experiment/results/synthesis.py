@@ -37,9 +37,10 @@ from fedvi.models.multivariate import Outcomes
 from fedvi.models.numpyro import NumPyroModel
 from fedvi.models.site_effects import WithScales
 from fedvi.models.softmax import Multinomial
+from fedvi.models.trials import Binomial
 from fedvi.typing import Eta
 
-__all__ = ["Synthetic", "cells", "synthesise"]
+__all__ = ["Synthetic", "cells", "events_within", "synthesise"]
 
 _TAKE_OUT = "a synthetic outcome needs all that it is drawn from: take the record out"
 # A rate beyond which no count can be drawn, and a hazard at which nobody is left.
@@ -72,7 +73,8 @@ def synthesise(
 
     A model of whole records, such as a mixture or a network, writes whole records. A regression is of
     an outcome given other columns, and says nothing of these: they are taken from ``given``, a file that
-    is public. Where sites have effects, a set is of one site that nobody has seen.
+    is public. Events out of trials are drawn anew for as many trials as a record of ``given`` has: it has
+    both counts, and their sum stays. Where sites have effects, a set is of one site that nobody has seen.
 
     Args:
       assembly: the study, built.
@@ -233,7 +235,10 @@ def _conditional(assembly: Assembly, given: Path) -> _Conditional:
         if len(names) + len(outcomes) < len(model.record):
             absent = ", ".join(sorted({*model.record} - {*names, *outcomes}))
             raise ConfigError(f"the columns {absent} cannot be read from --given {given}")
-    table, columns = _read(assembly, names, given)
+    of_trials = assembly.study.model.kind == "binomial"
+    # How many trials a record has is given, and only how they came out is drawn.
+    table, columns = _read(assembly, [*outcomes, *names] if of_trials else names, given)
+    trials = sum(columns[name] for name in outcomes) if of_trials else None
     x, offset = None, None
     if design is not None:
         x = design.matrix(columns)
@@ -257,7 +262,7 @@ def _conditional(assembly: Assembly, given: Path) -> _Conditional:
             assert x is not None
             random = np.random.default_rng(seed)
             shift = np.zeros(count) if offset is None else offset
-            values = _drawn(assembly, theta, x, shift, random)
+            values = _drawn(assembly, theta, x, shift, trials, random)
         made = {
             schema[name].column: cells(schema[name], value)
             for name, value in zip(outcomes, values, strict=True)
@@ -324,9 +329,13 @@ def _drawn(
     theta: np.ndarray,
     x: np.ndarray,
     offset: np.ndarray,
+    trials: Any,
     random: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Draws the outcomes of a regression at one θ [1, W]: prepared values, one array a column."""
+    """Draws the outcomes of a regression at one θ [1, W]: prepared values, one array a column.
+
+    ``trials`` [n] are of a binomial regression alone; None of others.
+    """
     local = local_problem(assembly.family, assembly.model)
     model: Any = local.model
     if isinstance(model, Multinomial):
@@ -355,6 +364,10 @@ def _drawn(
     a = wide @ at + offset
     if isinstance(law, Bernoulli):
         return [(random.uniform(size=len(a)) < scipy.special.expit(a)).astype(np.float64)]
+    if isinstance(law, Binomial):
+        bounds = [assembly.schema[name].bounds for name in assembly.design.response.columns[:2]]
+        events = events_within(trials, scipy.special.expit(a), bounds, random)
+        return [events, trials - events]
     if isinstance(law, Normal):
         return [a + law.noise_scale * random.standard_normal(len(a))]
     rates = np.exp(np.minimum(a, math.log(_LARGEST_RATE)))
@@ -362,6 +375,39 @@ def _drawn(
         shape = 1.0 / law.dispersion
         rates = rates * random.gamma(shape, 1.0 / shape, len(a))
     return [random.poisson(rates).astype(np.float64)]
+
+
+def events_within(
+    trials: np.ndarray,
+    chance: np.ndarray,
+    bounds: Sequence[tuple[float | int, float | int]],
+    random: np.random.Generator,
+) -> np.ndarray:
+    """Draws how many of a record's trials come out, given that both counts are within their bounds.
+
+    So the number of trials stays, as clipping one count alone would not leave it.
+
+    Args:
+      trials: whole numbers [n].
+      chance: of one trial, [n].
+      bounds: of those that come out, and of the others.
+      random: where draws come from.
+
+    >>> random = np.random.default_rng(0)
+    >>> events_within(np.full(3, 60.0), np.full(3, 0.5), [(0, 10), (0, 50)], random).tolist()
+    [10.0, 10.0, 10.0]
+    """
+    from scipy.stats import binom
+
+    (fewest, most), (fewest_others, most_others) = bounds
+    low = np.maximum.reduce(
+        [np.zeros_like(trials), trials - most_others, np.full_like(trials, fewest)]
+    )
+    high = np.minimum.reduce([trials, trials - fewest_others, np.full_like(trials, most)])
+    before, until = binom.cdf(low - 1.0, trials, chance), binom.cdf(high, trials, chance)
+    found = binom.ppf(before + random.uniform(size=len(trials)) * (until - before), trials, chance)
+    # Where that has no mass that a float tells from 0, the bound that is nearest.
+    return np.asarray(np.clip(np.nan_to_num(found), low, np.maximum(low, high)), np.float64)
 
 
 def _times(

@@ -70,6 +70,24 @@ def test_several_outcomes_stand_side_by_side_each_on_its_scale() -> None:
     np.testing.assert_allclose(source.records["y"], [[1.0, 0.0], [-0.5, 1.0]])
 
 
+def test_counts_side_by_side_are_told_from_other_numbers() -> None:
+    raw = {**RAW, "stays": {"type": "count", "bounds": [0, 50]}}
+    schema = parse_schema(raw, private=True)
+    assert parse_formula("cbind(falls, stays) ~ age", schema).response.type == "counts"
+    assert parse_formula("cbind(falls, sbp) ~ age", schema).response.type == "several"
+    table = {"falls": ["2", "1.5", "?", "1"], "stays": ["3", "4", "5", "-2"], "age": ["50"] * 4}
+    source = prepared("cbind(falls, stays) ~ age", table, schema)
+    # A fraction and a missing cell make the record count as zero; what is below 0 is clipped to it.
+    assert source.valid.tolist() == [True, False, False, True]
+    np.testing.assert_array_equal(source.records["y"], [[2, 3], [0, 0], [0, 0], [1, 0]])
+    moved = prepared(
+        "cbind(falls, stays) ~ age + offset(years)",
+        {name: cells[:1] for name, cells in table.items()} | {"years": ["2"]},
+        schema,
+    )
+    np.testing.assert_allclose(moved.records["y"], [[2.0, 3.0, 2.0]], rtol=1e-12)
+
+
 def test_a_response_of_levels_is_an_index() -> None:
     source = prepared("stage ~ age", {"stage": ["III", "I"], "age": ["50", "50"]})
     np.testing.assert_array_equal(source.records["y"], [2.0, 0.0])
@@ -165,6 +183,7 @@ def test_a_count_has_no_scale() -> None:
         ("Surv() ~ age", "left of `~`", "Surv(time, event)"),
         ("Surv(days, died ~ age", "left of `~`", "Surv(time, event)"),
         ("surv(days, died) ~ age", "the call `surv(...)`", "Surv and cbind"),
+        ("cbind(falls, sbp - falls) ~ age", "expected cbind of declared", "cbind(events, non_ev"),
         ("cbind(sbp) ~ age", "has one column", "write `sbp ~"),
         ("cbind(sbp, died) ~ age", "`died` in `cbind(sbp, died)` is no number", "number"),
         ("falls ~ offset(log(entry))", "entry.bounds: the lowest is 0, expected", "one day"),

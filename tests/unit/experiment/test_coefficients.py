@@ -13,6 +13,7 @@ SCHEMA = {
     "y": {"type": "binary"},
     "k": {"type": "level", "levels": ["none", "mild: or less", "severe"]},
     "n": {"type": "count", "bounds": [0, 9]},
+    "m": {"type": "count", "bounds": [0, 9]},
     "t": {"type": "number", "bounds": [1, 99], "center": 0, "scale": 1},
     "a": {"type": "number", "bounds": [0, 100], "center": 50, "scale": 10},
     "b": {"type": "number", "bounds": [1, 100], "center": 50, "scale": 10},
@@ -98,6 +99,7 @@ def test_a_class_before_a_coefficient_changes_nothing() -> None:
         (f"n ~ s + {BS}", "negative_binomial", "rate"),
         (f"Surv(t, y) ~ s + {BS}", "survival", "hazard"),
         (f"y ~ s + {BS}", "logistic", "odds"),
+        (f"cbind(n, m) ~ s + {BS}", "binomial", "odds"),
     ],
 )
 def test_rates_and_hazards_are_read_alike(formula: str, kind: str, ratio: str) -> None:

@@ -188,6 +188,73 @@ def test_counts_lie_in_intervals_that_scipy_draws(dispersion: float | None) -> N
         assert coverage >= share - 4 * math.sqrt(share * (1 - share) / 300)
 
 
+# Events out of trials
+
+PAIR = {name: {"type": "count", "bounds": [0, 1000]} for name in ("s", "f")}
+BINOMIAL = assembled("binomial", "cbind(s, f) ~ a", PAIR)
+
+
+def test_trials_have_the_figures_of_as_many_yes_or_no_records() -> None:
+    generator = np.random.default_rng(11)
+    a, trials = np.repeat(generator.normal(size=40), 2), generator.integers(0, 6, 80)
+    events = generator.binomial(trials, 0.4)
+    x, y = with_constant(a), np.stack([events, trials - events], axis=1)
+    q = FullGaussian(2).from_moments(np.array([-0.2, 0.7]), np.diag([0.2, 0.1]))
+    found = evaluate(BINOMIAL, q, records(x, y))
+    place = np.repeat(np.arange(80), trials)
+    single = np.concatenate([[1.0] * int(s) + [0.0] * int(f) for s, f in y])
+    one = evaluate(LOGISTIC, q, records(x[place], single)).classes
+    assert (found.outcome, found.rows, found.draws) == ("binomial", 80, 0)
+    assert found.classes is not None
+    assert one is not None
+    for name in ("accuracy", "majority", "auc", "brier"):
+        assert getattr(found.classes, name) == pytest.approx(getattr(one, name), rel=1e-9)
+    groups = found.classes.groups
+    assert sum(group.rows for group in groups) == trials.sum()
+    observed = sum(group.rows * group.observed for group in groups)
+    assert observed == pytest.approx(events.sum(), rel=1e-12)
+    off = sum(group.rows * abs(group.predicted - group.observed) for group in groups)
+    assert found.classes.calibration_error == pytest.approx(off / trials.sum(), rel=1e-12)
+    # Tenths of the trials, as near as records let them be: of 5 trials at most, and each score twice.
+    assert all(group.rows <= trials.sum() / 10 + 10 for group in groups)
+
+
+def test_events_lie_in_intervals_that_scipy_draws_given_their_trials() -> None:
+    schema = {**PAIR, "shift": NUMBER}
+    assembly = assembled("binomial", "cbind(s, f) ~ a + offset(shift)", schema)
+    generator = np.random.default_rng(12)
+    x, shift = with_constant(generator.normal(size=300)), generator.normal(size=300)
+    trials = generator.integers(0, 30, 300)
+    law = scipy.stats.binom(trials, 1.0 / (1.0 + np.exp(-(x @ [0.4, 0.3] + shift))))
+    events = law.rvs(random_state=generator)
+    y = np.stack([events, trials - events, shift], axis=1)
+    found = evaluate(assembly, point(0.4, 0.3), records(x, y))
+    assert found.mean_log_likelihood == pytest.approx(law.logpmf(events).mean(), rel=1e-6)
+    assert found.density_per == ""
+    numbers, some = found.numbers, trials > 0
+    assert numbers is not None
+    residual = (events - law.mean())[some]
+    assert numbers.rmse == pytest.approx(np.sqrt((residual**2).mean()), rel=1e-6)
+    assert numbers.spread == pytest.approx(events[some].std(), rel=1e-12)
+    for share, coverage in ((0.5, numbers.coverage_50), (0.95, numbers.coverage_95)):
+        low, high = law.ppf((1 - share) / 2), law.ppf((1 + share) / 2)
+        inside = ((events >= low) & (events <= high))[some]
+        # One record whose probability is at an end to the last bit.
+        assert coverage == pytest.approx(inside.mean(), abs=1.5 / some.sum())
+
+
+def test_without_any_trial_the_likelihood_alone_is_told() -> None:
+    found = evaluate(BINOMIAL, point(0.0, 0.0), records(with_constant([1, 2]), np.zeros((2, 2))))
+    assert (found.classes, found.numbers) == (None, None)
+    assert found.mean_log_likelihood == pytest.approx(0.0, abs=1e-12)
+
+
+def test_two_counts_of_a_linear_model_are_densities_of_numbers() -> None:
+    assembly = assembled("multivariate_linear", "cbind(s, f) ~ a", PAIR)
+    found = evaluate(assembly, point(*[0.0] * 4), records(with_constant([1]), [[1.0, 2.0]]), 10)
+    assert (found.outcome, found.density_per) == ("other", "file")
+
+
 # Draws
 
 

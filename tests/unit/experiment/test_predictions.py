@@ -63,6 +63,18 @@ def test_a_probability_is_averaged_over_the_posterior() -> None:
     check(how.predict(columns()), scipy.special.expit(theta[:, :1] + theta[:, 1:] * A))
 
 
+def test_of_trials_the_probability_is_predicted_whatever_their_number() -> None:
+    schema = {"s": COUNTED, "f": COUNTED, "shift": NUMBER}
+    assembly = assembled("binomial", "cbind(s, f) ~ a + offset(shift)", schema)
+    eta, theta = gaussian(2)
+    how = predictor(assembly, eta, 0.9)
+    assert (how.labels, set(how.needed), how.draws) == (("",), {"a", "shift"}, 0)
+    assert how.what == "probability that a trial counts among s"
+    found = how.predict(columns(shift=np.array([0.5, -1.0, 0.0])))
+    check(found, scipy.special.expit(theta[:, :1] + theta[:, 1:] * A + [[0.5, -1.0, 0.0]]))
+    assert found.outcome_lower is None
+
+
 def test_a_number_is_told_in_the_unit_of_the_file_with_the_noise_of_a_new_one() -> None:
     assembly = assembled("linear", "y ~ a", {"y": SCALED}, noise_scale=0.5, solver="exact")
     eta, theta = gaussian(2)

@@ -13,7 +13,7 @@ from fedvi.data import prepare_columns
 from fedvi.data.schema import parse_schema
 from fedvi.experiment import build
 from fedvi.experiment.config import parse_study
-from fedvi.experiment.results.synthesis import cells, synthesise
+from fedvi.experiment.results.synthesis import cells, events_within, synthesise
 from fedvi.expfam.gaussian import FullGaussian
 from tests.studies import raw_study
 
@@ -97,6 +97,29 @@ def test_counts_have_the_rate_and_the_spread_of_their_law(kind: str, given: Path
         variance = rate + (0.5 * rate**2 if more else 0.0)
         mean_within(values, rate, np.sqrt(variance))
         assert values.var() == pytest.approx(variance, rel=0.15)
+
+
+def test_events_are_drawn_anew_for_the_trials_that_are_given(tmp_path: Path) -> None:
+    given = tmp_path / "public.csv"
+    lines = [f"{index % 2},{index % 3},{4 - index % 3}" for index in range(COUNT)]
+    given.write_text("\n".join(["a,died,lived", *lines]) + "\n")
+    schema = {"s": {**COUNTED, "column": "died"}, "f": {**COUNTED, "column": "lived"}}
+    assembly = assembled("binomial", "cbind(s, f) ~ a", schema)
+    found = drawn(assembly, [-1.0, 2.0], given)
+    assert set(found) == {"a", "died", "lived"}
+    died, lived = np.array(found["died"], float), np.array(found["lived"], float)
+    np.testing.assert_array_equal(died + lived, 4.0)
+    for values, logit in zip(numbers(found["died"]), (-1.0, 1.0), strict=True):
+        chance = scipy.special.expit(logit)
+        variance = 4.0 * chance * (1.0 - chance)
+        mean_within(values, 4.0 * chance, np.sqrt(variance))
+        assert values.var() == pytest.approx(variance, rel=0.1)
+
+
+def test_events_cannot_be_drawn_without_a_number_of_trials(given: Path) -> None:
+    assembly = assembled("binomial", "cbind(s, f) ~ a", {"s": COUNTED, "f": COUNTED})
+    with pytest.raises(errors.DataError, match=r"no column `s` in the first line"):
+        drawn(assembly, [-1.0, 2.0], given)
 
 
 def test_levels_have_their_probabilities(given: Path) -> None:
@@ -213,3 +236,16 @@ def test_what_cannot_be_drawn_is_refused_in_words(given: Path, tmp_path: Path) -
     (tmp_path / "odd.csv").write_text("a\n1\nx\n")
     with pytest.raises(errors.DataError, match=r"record 2: `a` holds 'x'"):
         synthesise(assembly, eta, None, given=tmp_path / "odd.csv")
+
+
+def test_trials_stay_though_bounds_cut_the_events() -> None:
+    """As draws of the binomial law of which those within both bounds are kept."""
+    random = np.random.default_rng(0)
+    trials, chance = np.full(20_000, 12.0), np.full(20_000, 0.3)
+    found = events_within(trials, chance, [(0, 4), (2, 10)], random)
+    assert set(found) == {2.0, 3.0, 4.0}
+    drawn = random.binomial(12, 0.3, 200_000)
+    kept = drawn[(drawn >= 2) & (drawn <= 4)]
+    for count in (2, 3, 4):
+        # Four standard errors of a share of 20,000.
+        assert abs(np.mean(found == count) - np.mean(kept == count)) < 0.015

@@ -28,6 +28,9 @@ KINDS = {
     "counts": lambda centred: PolyaGamma(
         NAMES, SCALES, 1.5, centred=centred, trials=2.0, counts=True, offset=math.log(0.5)
     ),
+    "paired": lambda centred: PolyaGamma(
+        NAMES, SCALES, 1.5, centred=centred, trials=2.0, paired=True
+    ),
     "linear": lambda centred: KnownNoise(NAMES, SCALES, 1.5, centred=centred, noise_scale=0.7),
 }
 CENTRED = KINDS["logistic"](True)
@@ -56,6 +59,8 @@ def run(model, shards, rounds, mechanism=None, seed=0, **settings):
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_noise_both_ways_lead_to_the_same_q_in_every_round(kind):
     data = records()
+    if kind == "paired":
+        data["y"] = np.stack([3.0 * data["y"], 2.0 - data["y"]], axis=1)
     halves = [
         shard_of({name: part[rows] for name, part in data.items()}, RECORDS)
         for rows in (slice(0, 17), slice(17, None))

@@ -27,7 +27,18 @@ MODELS = {
     "logistic": PolyaGamma(NAMES, SCALES, 1.5),
     "binomial": PolyaGamma(NAMES, SCALES, 1.5, trials=4.0),
     "counts": PolyaGamma(NAMES, SCALES, 1.5, trials=2.0, counts=True, offset=math.log(0.5)),
+    "paired": PolyaGamma(NAMES, SCALES, 1.5, trials=3.0, paired=True),
 }
+
+
+def trials_and_kappa(model, data):
+    """b and κ of each record, float64."""
+    y = data["y"].astype(np.float64)
+    if model.paired:
+        return y.sum(axis=1), (y[:, 0] - y[:, 1]) / 2.0
+    if model.counts:
+        return y + model.trials, (y - model.trials) / 2.0
+    return np.full_like(y, model.trials), y - model.trials / 2.0
 
 
 def records(kind="logistic", seed=0):
@@ -39,9 +50,17 @@ def records(kind="logistic", seed=0):
         "logistic": lambda: generator.random(RECORDS) < odds,
         "binomial": lambda: generator.binomial(4, odds),
         "counts": lambda: generator.negative_binomial(2, 1.0 / (1.0 + 0.5 * np.exp(x[:, 1]))),
+        "paired": lambda: pairs(generator, odds),
         "linear": lambda: x @ [0.3, -1.0, 0.8] + generator.normal(size=RECORDS),
     }[kind]()
     return {"x": x, "y": np.asarray(y).astype(np.float32)}
+
+
+def pairs(generator, chance):
+    """Events and non-events of as many trials as each record happens to have; of some, none."""
+    trials = generator.integers(0, 8, RECORDS)
+    events = generator.binomial(trials, chance)
+    return np.stack([events, trials - events], axis=1)
 
 
 def rounds_of(model, data, count):
@@ -56,11 +75,10 @@ def elbo(model, data, mean, covariance):
 
     KL(PG(b, c) ‖ PG(b, 0)) = b·log cosh(c/2) − c²·E[ω]/2, so that E[ω]·c² cancels.
     """
-    x, y = data["x"].astype(np.float64), data["y"].astype(np.float64)
+    x = data["x"].astype(np.float64)
     centre = x @ mean + model.offset
     c = np.sqrt(centre**2 + np.einsum("nd,de,ne->n", x, covariance, x))
-    trials = y + model.trials if model.counts else np.full_like(y, model.trials)
-    kappa = (y - model.trials) / 2.0 if model.counts else y - model.trials / 2.0
+    trials, kappa = trials_and_kappa(model, data)
     told = kappa * centre - trials * (np.logaddexp(c / 2.0, -c / 2.0))
     precision = np.asarray(model.prior_scales) ** -2.0
     size = len(mean)
@@ -165,16 +183,16 @@ def test_norms_and_sums_are_those_of_statistics_that_are_formed(kind):
                 assert sums[block.name].dtype == np.float64
 
 
-@pytest.mark.parametrize("kind", ["logistic", "binomial", "counts"])
+@pytest.mark.parametrize("kind", MODELS)
 def test_expected_latents_are_derivatives_of_their_cumulant(kind):
     """−∂/∂(c²/2) of log E[e^{−ωc²/2}] = −b·log cosh(c/2); near zero it is b/4."""
     model, data = MODELS[kind], records(kind)
     data["x"][:8] *= np.float32(1e-4)  # where a series takes over
     sharp = FAMILY.from_moments(np.array([0.4, -0.3, 0.2]), 1e-10 * np.eye(SIZE))
     local = model.expected(model.messages(sharp), data)
-    x, y = data["x"].astype(np.float64), data["y"].astype(np.float64)
+    x = data["x"].astype(np.float64)
     centre = x @ [0.4, -0.3, 0.2] + model.offset
-    trials = y + model.trials if model.counts else np.full_like(y, model.trials)
+    trials, kappa = trials_and_kappa(model, data)
     step = 1e-6
     square = centre**2
 
@@ -186,7 +204,6 @@ def test_expected_latents_are_derivatives_of_their_cumulant(kind):
         square > 1e-4, (cumulant(square + step) - cumulant(square - step)) / step, trials / 4.0
     )
     np.testing.assert_allclose(local["bend"], wanted, rtol=2e-4)
-    kappa = (y - model.trials) / 2.0 if model.counts else y - model.trials / 2.0
     np.testing.assert_allclose(local["slope"], kappa - wanted * model.offset, rtol=2e-4, atol=2e-4)
 
 

@@ -14,6 +14,7 @@ import scipy.stats
 
 from fedvi.errors import ModelError
 from fedvi.models import (
+    binomial,
     linear,
     logistic,
     multinomial,
@@ -174,6 +175,11 @@ def test_the_model_that_learns_its_dispersion_is_the_other_where_it_is_known(off
 # Derivatives
 
 RESPONSES = {
+    "binomial": (binomial(["a"]).response, [[0.0, 0.0], [3.0, 1.0], [2.0, 1e4]]),
+    "trials with an offset": (
+        binomial(["a"], offset=True).response,
+        [[0.0, 4.0, -2.0], [5.0, 0.0, 3.0], [0.0, 0.0, 0.0]],
+    ),
     "poisson": (poisson(["a"]).response, [0.0, 3.0, 1e4]),
     "negative binomial": (negative_binomial(["a"], 0.4).response, [0.0, 3.0, 1e4]),
     "events": (Events(), [[0.0, 2.0], [1.0, 0.5], [0.0, 0.0]]),
@@ -265,13 +271,21 @@ def test_the_rows_of_a_record_stand_together_and_share_its_mask():
 @pytest.mark.parametrize(
     ("model", "y"),
     [
+        (binomial(NAMES), np.array([3, 1])),
         (poisson(NAMES), np.int64(3)),
         (negative_binomial(NAMES, 1), 3.0),
         (survival(NAMES[1:], []), np.array([3.0, 1.0])),
         (multivariate_linear(NAMES, ["a", "b"]), np.array([1.0, 2.0])),
         (multinomial(NAMES, ["a", "b"]), 1.0),
     ],
-    ids=["poisson", "negative_binomial", "survival", "multivariate_linear", "multinomial"],
+    ids=[
+        "binomial",
+        "poisson",
+        "negative_binomial",
+        "survival",
+        "multivariate_linear",
+        "multinomial",
+    ],
 )
 def test_each_is_a_model_of_its_names_with_a_gaussian_prior_and_answers_in_the_dtype_of_theta(
     model, y, dtype

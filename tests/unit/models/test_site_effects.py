@@ -141,6 +141,17 @@ def test_what_sites_cannot_differ_by_is_refused(options, words):
         model(**options)
 
 
+def test_sites_may_differ_in_a_model_of_trials():
+    both = site_effects(models.binomial(NAMES), scale=0.5)
+    record = both.widened({"x": RECORD["x"], "y": np.array([3.0, 2.0])})
+    theta = np.array([0.2, -0.3, 0.4, 1.1])
+    a = RECORD["x"] @ theta[:3] + 1.1
+    with jax.enable_x64(True):
+        found = both.joint().log_likelihood(theta, record)
+    expected = scipy.stats.binom.logpmf(3, 5, 1.0 / (1.0 + math.exp(-a)))
+    assert float(found) == pytest.approx(expected, rel=1e-10)
+
+
 @pytest.mark.parametrize(
     "base",
     [models.multinomial(["a"], ["low", "high"]), models.multivariate_linear(["a"], ["u", "v"])],
