@@ -5,9 +5,8 @@ gradient at the output, so its norm is ‖x‖·‖signal‖, and a weighted sum
 of two matrices. Where a parameter is used in any other way its gradients are formed, by ``vmap``.
 """
 
-import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +17,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 from fedvi.inference import programs
 
-__all__ = ["Records", "gradients"]
+__all__ = ["Records", "gradients", "of_rows", "triangles"]
 
 # Up to so many squares are added in float32.
 _SHORT = 2048
 # The smallest normal number of float32.
 _TINY = 2.0**-126
+# Far enough from the largest that rounding does not lead there.
+_LARGE = 2.0**126
 
 
 class _Layer(NamedTuple):
@@ -62,6 +63,14 @@ class _Outer(NamedTuple):
     layer: _Layer
 
 
+class _Triangle(NamedTuple):
+    """Gradients as lower triangles [K, K]: inputs_i·signals_j where j < i, and a diagonal; [B, K] each."""
+
+    inputs: Any
+    signals: Any
+    diagonal: Any
+
+
 class Records(NamedTuple):
     """One gradient a record, some of them never formed; made by ``gradients``.
 
@@ -83,14 +92,16 @@ class Records(NamedTuple):
     @property
     def spared(self) -> int:
         """How many of them are not formed."""
-        return sum(_size(part) for part in self.parts if isinstance(part, _Outer))
+        return sum(_size(part) for part in self.parts if not isinstance(part, _Formed))
 
     @property
     def is_single(self) -> bool:
         """Whether all of it is float32, as ``norms`` and ``block_sums`` assume."""
-        return all(
-            isinstance(part, _Outer) or part.values.dtype == jnp.float32 for part in self.parts
-        )
+        # Of layers it was seen to when they were found.
+        given = [
+            array for part in self.parts if not isinstance(part, _Outer) for array in tuple(part)
+        ]
+        return all(array.dtype == jnp.float32 for array in given)
 
     @property
     def error(self) -> float:
@@ -98,17 +109,14 @@ class Records(NamedTuple):
 
         Proof: n squares are added in float32 up to ``_SHORT``, in whatever order, else in float64, which
         adds less than 2⁻²⁴ for n < 2²⁸. Then follow a root, one product of two norms, and the same once
-        more over the leaves. Each operation adds at most 2⁻²⁴, and the roots halve what was before them,
-        so the sum of all counts, with 32 for single operations, is more than enough. Squares and norms
-        that underflow are made up for: each loses at most 2⁻¹²⁶, and twice that is added.
+        more over the leaves. Of a triangle, K squares of signals are added for each of K rows, then K
+        products with squares of inputs, and K squares of the diagonal: at most 3K additions behind any
+        term. Each operation adds at most 2⁻²⁴, and the roots halve what was before them, so the sum of all
+        counts, with 32 for single operations, is more than enough. Squares and norms that underflow are
+        made up for: each loses at most 2⁻¹²⁶, and twice that is added.
         """
-        longest = max(
-            max(part.inputs.shape[1], part.signals.shape[1])
-            if isinstance(part, _Outer)
-            else math.prod(part.values.shape[1:])
-            for part in self.parts
-        )
-        return (min(longest, _SHORT) + len(self.parts) + 32.0) * 2.0**-24
+        adds = max(_additions(part) for part in self.parts)
+        return (adds + len(self.parts) + 32.0) * 2.0**-24
 
     def norms(self) -> list[jax.Array]:
         """Returns upper bounds of the L2 norm of each record's gradient for each leaf, float32 [B] a leaf.
@@ -117,12 +125,7 @@ class Records(NamedTuple):
         in either factor. Where an entry is NaN or infinite, or a norm is above 2⁶³ or so, the bound is
         not finite.
         """
-        return [
-            _norm(part.inputs) * _norm(part.signals)
-            if isinstance(part, _Outer)
-            else _norm(part.values.reshape(part.values.shape[0], -1))
-            for part in self.parts
-        ]
+        return [_norm_of(part) for part in self.parts]
 
     def norm(self) -> jax.Array:
         """Returns upper bounds of the norm of each record's whole gradient, float32 [B]; see ``norms``."""
@@ -141,7 +144,8 @@ class Records(NamedTuple):
 
         Each is one inner product of at most ``block`` terms w·g a number, ‖w·g‖ ≤ w·‖g‖ in exact
         arithmetic up to 2⁻²⁴. A leaf of a record counts as zero where its weight is zero or not
-        finite, or where a scaled signal is not finite; so no record can make a sum infinite.
+        finite, or where a scaled factor may not be finite. The caller gives the weight 0 where ``norm`` is
+        not finite; then no record can make a sum infinite.
 
         Args:
           weights: of each leaf's gradients, float32 [B], not negative.
@@ -150,49 +154,62 @@ class Records(NamedTuple):
         factors = [
             _blocks(factor, block)
             for part, weight in zip(self.parts, weights, strict=True)
-            for factor in _weighted(part, weight)
+            for factors in _weighted(part, weight)
+            for factor in factors
         ]
+
+        # A bound that is finite has finite numbers behind it.
+        unsound = ~jnp.isfinite(jnp.stack(self.norms(), axis=1)).all(axis=1)
+        unsound = _blocks(unsound, block)
+
+        def products(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+            return [_product(*pair) for pair in zip(first, second, strict=True)]
+
+        def kept(first: Sequence[Any], second: Sequence[Any], counts: Sequence[Any]) -> list[Any]:
+            left, right = (
+                [_zero_unless(*row) for row in zip(counts, factor, strict=True)]
+                for factor in (first, second)
+            )
+            return products(left, right)
 
         def of(index: Any) -> Any:
             at = [factor[index] for factor in factors]
-            left, right, counts = at[::3], at[1::3], at[2::3]
-            plain = [_product(*pair) for pair in zip(left, right, strict=True)]
-            finite = functools.reduce(
-                jnp.logical_and, [jnp.isfinite(product).all() for product in plain]
-            )
-            # 0 · NaN and 0 · ∞ are NaN: where all products are finite, there was none of them.
+            # 0 · NaN and 0 · ∞ are NaN: where all rows are finite, there is none of them.
             summed = lax.cond(
-                finite,
-                lambda _: plain,
-                lambda right: [
-                    _product(one, _zero_unless(kept, other))
-                    for one, kept, other in zip(left, counts, right, strict=True)
-                ],
-                right,
-            )
-            return jax.tree.unflatten(
-                self.tree,
-                [
-                    _laid_out(product.T[None], part.layer)[0]
-                    if isinstance(part, _Outer)
-                    else product.reshape(part.values.shape[1:])
-                    for product, part in zip(summed, self.parts, strict=True)
-                ],
-            )
+                unsound[index].any(),
+                kept,
+                lambda first, second, _: products(first, second),
+                at[::3], at[1::3], at[2::3],
+            )  # fmt: skip
+            each = iter(summed)
+            return jax.tree.unflatten(self.tree, [_summed(part, each) for part in self.parts])
 
         return of
 
     def formed(self) -> Any:
         """Returns all gradients, formed after all: a tree of arrays [B, …]."""
-        return jax.tree.unflatten(
-            self.tree,
-            [
-                _laid_out(part.inputs[:, :, None] * part.signals[:, None, :], part.layer)
-                if isinstance(part, _Outer)
-                else part.values
-                for part in self.parts
-            ],
-        )
+        return jax.tree.unflatten(self.tree, [_formed(part) for part in self.parts])
+
+
+def of_rows(losses: Any, *parts: Any) -> Records:
+    """Returns the gradients of records as a tuple with one leaf for each part.
+
+    Args:
+      losses: [B].
+      parts: of each leaf the values [B, …]; or `triangles`.
+    """
+    made = tuple(part if isinstance(part, _Triangle) else _Formed(part) for part in parts)
+    return Records(made, jax.tree.structure((0,) * len(made)), losses)
+
+
+def triangles(inputs: Any, signals: Any, diagonal: Any) -> Any:
+    """Returns gradients that are lower triangles [B, K, K] and are not formed, for `of_rows`.
+
+    Args:
+      inputs, signals: [B, K] each; row i and column j < i of a record has inputs_i · signals_j.
+      diagonal: [B, K].
+    """
+    return _Triangle(inputs, signals, diagonal)
 
 
 def gradients(loss: Callable[..., Any], params: Any, *records: Any) -> Records:
@@ -313,8 +330,70 @@ def _evaluated(
 
 
 def _size(part: Any) -> int:
+    if isinstance(part, _Triangle):
+        return int(part.inputs.shape[1] ** 2)
     shape = part.layer.shape if isinstance(part, _Outer) else part.values.shape[1:]
     return math.prod(shape)
+
+
+def _additions(part: Any) -> int:
+    """Returns how many additions in float32 are behind any term of a part's norm, at most."""
+    if isinstance(part, _Triangle):
+        # Without float64, however many.
+        return 3 * int(part.inputs.shape[1])
+    if isinstance(part, _Outer):
+        return min(max(part.inputs.shape[1], part.signals.shape[1]), _SHORT)
+    return min(math.prod(part.values.shape[1:]), _SHORT)
+
+
+def _norm_of(part: Any) -> jax.Array:
+    if isinstance(part, _Outer):
+        return _norm(part.inputs) * _norm(part.signals)
+    if isinstance(part, _Triangle):
+        return _norm_of_triangle(part)
+    return _norm(part.values.reshape(part.values.shape[0], -1))
+
+
+def _norm_of_triangle(part: _Triangle) -> jax.Array:
+    """Returns upper bounds of √(Σ_i x_i² Σ_{j<i} s_j² + Σ_i d_i²), [B]; see ``Records.norms``.
+
+    Sums are in float32 whatever K, as `_additions` says. A square may lose 2⁻¹²⁶ by underflow, and so may a
+    product of two numbers each of which is made up for; so the same is added once more for each.
+    """
+    size = part.inputs.shape[1]
+    lost = jnp.float32(2.0 * _TINY)
+    inputs, signals, diagonal = (array * array + lost for array in part)
+    below = jnp.triu(jnp.ones((size, size), jnp.float32), 1)
+    # HIGHEST: on a GPU the default would round to TF32. No term is negative.
+    before = jnp.matmul(signals, below, precision=lax.Precision.HIGHEST)
+    squares = (inputs * before).sum(axis=1) + diagonal.sum(axis=1)
+    return jnp.sqrt(squares + size * lost)
+
+
+def _formed(part: Any) -> Any:
+    if isinstance(part, _Outer):
+        return _laid_out(part.inputs[:, :, None] * part.signals[:, None, :], part.layer)
+    if isinstance(part, _Triangle):
+        return _filled(part.inputs[:, :, None] * part.signals[:, None, :], part.diagonal)
+    return part.values
+
+
+def _filled(products: Any, diagonal: Any) -> Any:
+    """Returns lower triangles [..., K, K] of products, with another diagonal [..., K]."""
+    size = diagonal.shape[-1]
+    row, column = (jnp.arange(size, dtype=jnp.int32)[at] for at in ((slice(None), None), (None,)))
+    lower = jnp.where(row > column, products, jnp.zeros_like(products))
+    return jnp.where(row == column, diagonal[..., None, :], lower)
+
+
+def _summed(part: Any, products: Iterator[Any]) -> Any:
+    """Returns the sum of a part's gradients, of as many products as `_weighted` gave factors for."""
+    product = next(products)
+    if isinstance(part, _Outer):
+        return _laid_out(product[None], part.layer)[0]
+    if isinstance(part, _Triangle):
+        return _filled(product, next(products)[0])
+    return product.reshape(part.values.shape[1:])
 
 
 def _outer(inputs: Any, signals: Any, layer: _Layer) -> _Outer:
@@ -363,17 +442,27 @@ def _product(left: Any, right: Any) -> Any:
     return jnp.matmul(left.T, right, precision=lax.Precision.HIGHEST)
 
 
-def _weighted(part: Any, weight: Any) -> tuple[Any, Any, Any]:
-    """Returns two factors of a weighted sum, and which rows count: those of others are zero in one.
+def _weighted(part: Any, weight: Any) -> list[tuple[Any, Any, Any]]:
+    """Returns both factors of each weighted sum, and which rows count: those of others are zero in one.
 
-    Of outer products signals are weighted; the other factor may not be finite in rows that do not count.
+    Of outer products the shorter factor is weighted; the other may not be finite in rows that do not count.
     """
     counts = (weight != 0.0) & jnp.isfinite(weight)
     if isinstance(part, _Formed):
-        flat = part.values.reshape(part.values.shape[0], -1)
-        return _zero_unless(counts, weight)[:, None], flat, counts
-    scaled = part.signals * weight[:, None]
-    # Rounded to a denormal they could grow, and inputs may be large: towards zero instead.
+        return [_plain(part.values.reshape(part.values.shape[0], -1), weight, counts)]
+    of_inputs = part.inputs.shape[1] < part.signals.shape[1]
+    shorter = part.inputs if of_inputs else part.signals
+    scaled = shorter * weight[:, None]
+    # Rounded to a denormal they could grow, and the others may be large: towards zero instead.
     scaled = jnp.where(jnp.abs(scaled) < _TINY, jnp.zeros_like(scaled), scaled)
-    counts &= jnp.isfinite(scaled).all(axis=1)
-    return _zero_unless(counts, scaled), part.inputs, counts
+    # No number of a row is larger than its norm: so none of the scaled ones is infinite.
+    counts &= weight * _norm(shorter) < _LARGE
+    scaled = _zero_unless(counts, scaled)
+    product = (scaled, part.signals, counts) if of_inputs else (part.inputs, scaled, counts)
+    if isinstance(part, _Triangle):
+        return [product, _plain(part.diagonal, weight, counts)]
+    return [product]
+
+
+def _plain(values: Any, weight: Any, counts: Any) -> tuple[Any, Any, Any]:
+    return _zero_unless(counts, weight)[:, None], values, counts

@@ -5,7 +5,7 @@ from typing import Any, TypeGuard
 import jax
 import jax.numpy as jnp
 
-from fedvi.inference import whitened
+from fedvi.inference import per_record, whitened
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy.release import Batch
 
@@ -33,7 +33,7 @@ def filled_up(batch: Batch) -> Batch:
 
 def gradients(
     model: GeneralisedLinearModel, guide: Any, at: whitened.Frame, noise: Any, rows: Any
-) -> tuple[Any, Any]:
+) -> per_record.Records:
     """Returns each record's gradient of the mean of log p(y | xᵀθ_s) over draws θ_s = c + L B ε_s.
 
     With the slopes g_s = ∂ log p / ∂(xᵀθ_s) of S draws,
@@ -52,7 +52,7 @@ def gradients(
       rows: ``x`` [R, D] and ``y`` [R, …].
 
     Returns:
-      (∂/∂c [R, D], ∂/∂raw [R, D] or [R, D, D]).
+      (∂/∂c [R, D], ∂/∂raw [R, D] or [R, D, D]), the last not formed.
 
     Source: the chain rule; the reparameterised objective of specs/pvi.md §2.1.
     """
@@ -65,13 +65,12 @@ def gradients(
         return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
     x = rows["x"]
-    _, slope, _ = model.derivatives(product(x, thetas.T), rows["y"][:, None])
-    slope = slope / noise.shape[0]
+    value, slope, _ = model.derivatives(product(x, thetas.T), rows["y"][:, None])
+    losses, slope = -value.mean(axis=1), slope / noise.shape[0]
     told = product(slope, noise)
     location = slope.sum(axis=1)[:, None] * x
     if raw.ndim == 1:
-        return location, x * (at.root * jnp.exp(raw))[None, :] * told
-    factor = jnp.tril(jnp.ones_like(raw), -1) + jnp.diag(jnp.exp(jnp.diagonal(raw)))
-    scale = product(x, at.root)[:, :, None] * told[:, None, :] * factor[None]
-    # Written to memory once: the clip reads it several times, and would compute it anew at each.
-    return location, jax.lax.optimization_barrier(scale)
+        return per_record.of_rows(losses, location, x * (at.root * jnp.exp(raw))[None, :] * told)
+    inputs = product(x, at.root)
+    diagonal = inputs * told * jnp.exp(jnp.diagonal(raw))[None, :]
+    return per_record.of_rows(losses, location, per_record.triangles(inputs, told, diagonal))

@@ -29,6 +29,7 @@ from fedvi.privacy.release import (
     Released,
     Sampler,
     clipped_changes,
+    clipped_sum,
     post_process,
     release,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "keys_of_part",
     "moved_by_one",
     "nothing_yet",
+    "or_nothing",
     "part_capacity",
     "proposed",
 ]
@@ -187,6 +189,15 @@ def clipped(frame: PriorFrame, changes: Sequence[GaussianEta], clip_norm: float)
         return np.asarray(vectors * np.minimum(1.0, clip_norm / norms))
 
 
+def or_nothing(vectors: np.ndarray, shard: Shard) -> np.ndarray:
+    """Returns the changes of a shard's client, or zeros where it holds no usable record.
+
+    Such a client would take back its factor, by a change of norm C as well: then one that holds nothing
+    and one that is there would be 2C apart.
+    """
+    return vectors if np.asarray(shard.mask, bool).any() else np.zeros_like(vectors)
+
+
 def nothing_yet(family: Any, parts: int) -> CleanState:
     """Returns the state before the first answer."""
     nothing = _stacked([family.zeros()] * parts)
@@ -241,10 +252,13 @@ def door(
     mechanism: Mechanism,
     clip_norm: float,
     parts: int,
-    moved: tuple[int, int],
+    moved: tuple[int, int] | None,
     weight: float,
 ) -> Door:
     """Returns the door of K clipped changes of which one unit changes ``moved`` (``moved_by_one``).
+
+    With None each change is a unit itself, whose place is zero where it is not there: the door of
+    ``clipped_sum``, through which one moves the sum by C if it comes or goes, and by 2C if it is another.
 
     Guarantee: of ``leave``: that of ``clipped_changes``, whose noise is in the prior's coordinates.
     The weight and the way back to η are public, and the server's: post-processing.
@@ -261,9 +275,9 @@ def door(
             f"sampler is {type(sampler).__name__}, expected full: a part's fit reads all its records",
             'write sampler = "full", or leave it out',
         )
-    leave = _compiled(sampler, mechanism, clip_norm, parts, *moved)
+    leave = _compiled(sampler, mechanism, clip_norm, parts, moved)
     like = jax.ShapeDtypeStruct((parts, family.number_count), np.float32)
-    bounded = jax.eval_shape(_bound(sampler, mechanism, clip_norm, parts, *moved), like)
+    bounded = jax.eval_shape(_bound(sampler, mechanism, clip_norm, parts, moved), like)
     root = frame.root
     if root.ndim == 2 and np.array_equal(root, np.diag(np.diagonal(root))):
         root = np.diagonal(root)
@@ -287,12 +301,13 @@ def _bound(
     mechanism: Mechanism,
     clip_norm: float,
     parts: int,
-    add_remove: int,
-    substitute: int,
+    moved: tuple[int, int] | None,
 ) -> Callable[[Any], Bounded]:
     def bound(changes: Any) -> Bounded:
         batch = Batch(jnp.arange(parts), jnp.ones(parts, bool), sampler)
-        return clipped_changes(changes, clip_norm, batch, mechanism, add_remove, substitute)
+        if moved is None:
+            return clipped_sum(changes, clip_norm, batch, mechanism)
+        return clipped_changes(changes, clip_norm, batch, mechanism, *moved)
 
     return bound
 
@@ -303,8 +318,7 @@ def _compiled(
     mechanism: Mechanism,
     clip_norm: float,
     parts: int,
-    add_remove: int,
-    substitute: int,
+    moved: tuple[int, int] | None,
 ) -> Callable[[Key, Any], Released]:
-    bound = _bound(sampler, mechanism, clip_norm, parts, add_remove, substitute)
+    bound = _bound(sampler, mechanism, clip_norm, parts, moved)
     return jax.jit(lambda key, changes: release(key, bound(changes), mechanism))

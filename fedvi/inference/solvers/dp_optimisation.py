@@ -12,7 +12,7 @@ from fedvi import errors
 from fedvi.inference import whitened
 from fedvi.inference.base import LocalSolver, Shard, Task, check_gaussian, compiled_once
 from fedvi.inference.blocks import is_large, rows_at
-from fedvi.inference.clipping import MOST_ROWS
+from fedvi.inference.clipping import MOST_ROWS, Parts, clipped, longest_part
 from fedvi.inference.finish import SHARPEST, finish_whitened
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
@@ -22,6 +22,7 @@ from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.release import (
     Batch,
+    Bounded,
     Mechanism,
     Released,
     Sampler,
@@ -39,6 +40,8 @@ __all__ = ["dp_optimisation"]
 
 # A released location is at most so many broadcast sds away; for its scale see `SHARPEST`.
 _FARTHEST = 1e3
+# Where fewer rows may be added up in float32 in one go, gradients are formed.
+_SHORT_BLOCK = 32
 
 
 def dp_optimisation(
@@ -62,7 +65,8 @@ def dp_optimisation(
     records are too few to tell against the noise stays as it was, so that intervals stay wide.
 
     Guarantee: one visit costs ``Repeated(sampler.event(mechanism.event(shift)), steps)``, where the
-    shift is C when a record is added or removed and 2C when it is substituted. Every iterate counts
+    shift is C when a record is added or removed and 2C when it is substituted (``clipping.clipped`` where
+    a record has one linear predictor, else ``clipped_sum``). Every iterate counts
     as released; the cavity, the optimiser and the factor are post-processing of earlier releases.
 
     Site effects u are parameters of the guide as θ's are (``local_latents``), and the guarantee is the
@@ -167,11 +171,18 @@ def _climber(
 
     # The effects' gradients are large at each visit, which starts them anew; β's are not for that.
     shares_of = _signal if local.effects is None else functools.partial(_signals, local.predicting)
-    gradients_of: Callable[..., Any]
-    if has_predictor(local.model):
-        gradients_of = functools.partial(gradients, local.model)
-    else:
-        gradients_of = jax.vmap(jax.grad(record_term), in_axes=(None, None, None, 0))
+    each_gradient = jax.vmap(jax.grad(record_term), in_axes=(None, None, None, 0))
+
+    def bounded_sum(guide: Any, at: whitened.Frame, noise: Any, rows: Any, batch: Batch) -> Bounded:
+        if not has_predictor(local.model):
+            found = each_gradient(guide, at, noise, rows)
+            return clipped_sum(found, clip_norm, batch, mechanism)
+        records = gradients(local.model, guide, at, noise, rows)
+        count = batch.mask.shape[0]
+        if longest_part(count) < _SHORT_BLOCK:
+            # A loop over very many short blocks takes longer than to form every gradient.
+            return clipped_sum(records.formed(), clip_norm, batch, mechanism)
+        return clipped(Parts(lambda _: records, 1, count), clip_norm, "flat", batch, mechanism)
 
     def drawn(key: Any, valid: Any) -> Any:
         batch = sampler.draw(key, valid)
@@ -189,8 +200,7 @@ def _climber(
         guide_key, noise_key = step_keys
         noise = jax.random.normal(guide_key, (draws, at.mean.shape[0]), at.mean.dtype)
         guide = whitened.to_theta(at, parameters[0][None, :])[0], parameters[1]
-        found = gradients_of(guide, at, noise, rows)
-        bounded = clipped_sum(found, clip_norm, batch, mechanism)
+        bounded = bounded_sum(guide, at, noise, rows, batch)
         noised = decoded(release(noise_key, bounded, mechanism))
 
         def climb_on(total: Any) -> Any:

@@ -31,6 +31,7 @@ def perturbed_update(
     draws: int = 8,
     learning_rate: float = 0.1,
     clean_factor: bool = False,
+    unit: str = "record",
 ) -> LocalSolver:
     """Returns the solver that releases α·(clip(Δλ) + noise) of the client's whole local optimum.
 
@@ -46,9 +47,15 @@ def perturbed_update(
     moves by 2C at most, also where a record is only added or removed (``clipped_changes`` with one
     row). α, the way back to η, the factor and the cavity are post-processing of what was released; a
     clean factor is not, but given what was released it is the same for every noise, and whatever it
-    holds, the change is clipped. The same price covers a whole client: its data
-    substituted, 2C; its data taken away, so that its contribution counts as zero, C, which
-    ``privacy.views.view_event`` states and this event bounds. Not claimed of a factor with noise: the
+    holds, the change is clipped.
+
+    With ``unit`` "client": all that one client holds, at ``view_event``'s price for that unit: the
+    shift C under add_remove, 2C under substitute. Proof: the clipped change has norm C at most,
+    whatever the client holds, remembers or was sent, so two of them are 2C apart at most. A client
+    without a usable record says zero, at every visit and whatever its factor is: so one that is
+    there and one that holds nothing are C apart. That a client takes part is public, and no
+    neighbour differs in it. A price at C says nothing of one record that is added, which moves the
+    change by 2C as above: the units' prices are not each other's. Not claimed of a factor with noise: the
     price σ of the sum of M messages. Each message is seen, at σ / √M; and where only sums are seen,
     the noise that a factor keeps makes later answers depend on it, which costs more (specs/pvi.md
     §3.3). A clean factor is a function of the client's records and of what was broadcast and
@@ -65,14 +72,23 @@ def perturbed_update(
       steps, draws, learning_rate: as of ``local_averaging``.
       clean_factor: whether the client's factor is without noise, and its own secret
         (``CleanState``). The view ``aggregate`` wants it.
+      unit: "record" (which a patient's rows together may be) or "client": what the event prices.
 
     Source: specs/pvi.md §2.2 and §3.3 (clean factors); the formula is ``literal_update``'s.
     """
     if not 0.0 < alpha <= 1.0:
         raise errors.SolverError(f"alpha is {alpha}, expected above 0 and at most 1")
+    if unit not in ("record", "client"):
+        raise errors.SolverError(
+            f"unit is {unit!r}, expected 'record' or 'client'",
+            "a patient, whose rows are one record, is a 'record' here",
+        )
+    whole = unit == "client"
     fit = _parts.fitter(family, model, steps, draws, learning_rate)
     frame = prior_frame(family, model)
-    door = _parts.door(frame, family, sampler, mechanism, clip_norm, 1, (1, 1), alpha)
+    door = _parts.door(
+        frame, family, sampler, mechanism, clip_norm, 1, None if whole else (1, 1), alpha
+    )
     noise = mechanism.noise_multiplier * clip_norm * alpha
 
     def update(
@@ -85,6 +101,8 @@ def perturbed_update(
             task = task._replace(factor=GaussianEta(factors.h[0], factors.J[0]))
         change = _parts.change_of(fit, family, own, task, Shard(records, shard.mask))
         vectors = _parts.clipped(frame, [change], clip_norm)
+        if whole:
+            vectors = _parts.or_nothing(vectors, shard)
         released = door.leave(key_of("noise"), vectors)
         if clean_factor:
             state = _parts.proposed(task, factors, frame, vectors, alpha)

@@ -19,6 +19,8 @@ FAMILIES = {"full": expfam.full_gaussian, "diagonal": expfam.diagonal_gaussian}
 MODELS = {
     "linear": models.linear(NAMES, 0.7),
     "logistic": models.logistic(NAMES),
+    "binomial": models.binomial(NAMES),
+    "binomial with an offset": models.binomial(NAMES, offset=True),
     "negative_binomial": models.negative_binomial(NAMES, 2.0),
     "poisson with an offset": models.poisson(NAMES, offset=True),
 }
@@ -42,8 +44,11 @@ def problem(kind, size=SIZE, count=COUNT, draws=DRAWS):
 def test_they_are_those_of_automatic_differentiation(name, kind):
     model = MODELS[name]
     guide, at, noise, rows = problem(kind)
+    if "binomial" in name and "negative" not in name:
+        rows["y"] = jnp.stack([3.0 * rows["y"], 2.0 - rows["y"]], 1)
     if "offset" in name:
-        rows["y"] = jnp.stack([rows["y"], jnp.linspace(-1.0, 1.0, COUNT, dtype=jnp.float32)], 1)
+        shifts = jnp.linspace(-1.0, 1.0, COUNT, dtype=jnp.float32)
+        rows["y"] = jnp.column_stack([rows["y"], shifts])
 
     def term(guide, record):
         centre, raw = guide
@@ -51,7 +56,7 @@ def test_they_are_those_of_automatic_differentiation(name, kind):
         thetas = whitened.to_theta(at._replace(mean=centre), z)
         return jax.vmap(model.log_likelihood, in_axes=(0, None))(thetas, record).mean()
 
-    found = gradients(model, guide, at, noise, rows)
+    found = gradients(model, guide, at, noise, rows).formed()
     wanted = jax.vmap(jax.grad(term), in_axes=(None, 0))(guide, rows)
     for part, right in zip(found, wanted, strict=True):
         scale = float(jnp.abs(right).max())
@@ -69,7 +74,8 @@ def test_a_record_has_the_same_gradient_in_whichever_row_it_stands(kind):
     def found(indices):
         batch = filled_up(Batch(indices, jnp.ones(count, bool), sampling.full(count)))
         rows = {name: column[batch.indices] for name, column in records.items()}
-        return gradients(model, guide, at, noise, rows)
+        made = gradients(model, guide, at, noise, rows)
+        return (*made.formed(), made.norm())
 
     still = [np.asarray(part)[:count] for part in found(jnp.arange(count))]
     for shift in (1, 3, 5):
