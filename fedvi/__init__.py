@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "DPSVI": "fedvi.inference.svi",
     "FedviError": "fedvi.errors",
+    "LedgerFolder": "fedvi.store.alone",
     "VIPS": "fedvi.inference.vips",
     "Study": "fedvi.experiment.config",
     "compilation_cache": "fedvi.experiment.compiled",
@@ -21,6 +22,7 @@ __all__ = [
     "DPSVI",
     "VIPS",
     "FedviError",
+    "LedgerFolder",
     "Study",
     "__version__",
     "compilation_cache",

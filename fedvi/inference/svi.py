@@ -35,6 +35,7 @@ from fedvi.privacy.release import (
     post_process,
     release_with,
 )
+from fedvi.privacy.runs import Owned, Runs
 from fedvi.typing import Key
 
 __all__ = ["DPSVI", "DPSVIState"]
@@ -72,7 +73,7 @@ class DPSVIState(NamedTuple):
     fit: Any
 
 
-class DPSVI(SVI):  # type: ignore[misc]
+class DPSVI(Owned, SVI):  # type: ignore[misc]
     """NumPyro's ``SVI`` under differential privacy: the same calls, on the whole table.
 
     ``update`` and ``run`` are given all records; the batch of a step is drawn inside, by the sampler
@@ -83,7 +84,8 @@ class DPSVI(SVI):  # type: ignore[misc]
     Guarantee: with ``privacy`` from ``fedvi.privacy.sgd``, all parameters, optimiser states and losses
     that the first ``privacy.steps`` updates of ``privacy.runs`` calls of ``init`` return are together
     (epsilon, delta)-DP for ``privacy.relation`` on records, where a record is one row of all arrays,
-    if each state is handed to ``update`` once. Proof: a step sees records only through
+    if each state is handed to ``update`` once. Runs are counted by this object, or, where ``privacy`` has a
+    ``ledger``, over all processes that use it. Proof: a step sees records only through
     ``release_with(…, clipped(…))``, whose price is the plan's ``step``; it is added up adaptively; the
     rest is post-processing. Draws of a record's own latents do not depend on who else is there.
     Parameters are initialised on made-up records. The draws of the guide
@@ -166,7 +168,8 @@ class DPSVI(SVI):  # type: ignore[misc]
                 f"clip_norm is {privacy.clip_norm}, and clipping {clipping!r} scales gradients to it",
                 "give a finite clip_norm, or clipping='flat'",
             )
-        super().__init__(model, guide, optim, loss, **static_kwargs)
+        Owned.__init__(self)
+        SVI.__init__(self, model, guide, optim, loss, **static_kwargs)
         _check_optimiser(self.optim)
         self.privacy: Descent = privacy
         self._plate, self._clip, self._clipping = plate, clip, clipping
@@ -179,7 +182,7 @@ class DPSVI(SVI):  # type: ignore[misc]
         self._secret = self._root.secret("dpsvi")
         mark = random.key(self._secret, "fit")
         self._fit = np.asarray(jax.random.bits(mark, (2,), jnp.uint32))
-        self._ledger: ledgers.Ledger | None = None
+        self._runs: Runs | None = None
         self._guided: Guided | None = None
         # Shapes and dtypes of a state.
         self._state_like: Any = None
@@ -195,10 +198,13 @@ class DPSVI(SVI):  # type: ignore[misc]
 
     @property
     def ledger(self) -> ledgers.Ledger:
-        """What was charged so far: one entry each ``init``."""
-        if self._ledger is None:
+        """What was charged until the last ``init`` here: one entry a run, of other processes too.
+
+        Of others only if the plan says where the ledger is kept: ``fedvi.privacy.sgd(ledger=…)``.
+        """
+        if self._runs is None:
             raise errors.SolverError("there is no ledger before `init`", "call `init` or `run`")
-        return self._ledger
+        return self._runs.ledger
 
     def init(
         self, rng_key: Any, *args: Any, init_params: dict[str, Any] | None = None, **kwargs: Any
@@ -208,12 +214,15 @@ class DPSVI(SVI):  # type: ignore[misc]
         Nothing of the records is looked at but their shapes and dtypes.
 
         Raises:
-          BudgetExceeded: more runs were started than planned.
+          BudgetExceeded: more runs were started than planned, by this process or, where the plan says
+            where its ledger is kept, by all.
+          LedgerError: the ledger is kept, and is damaged, that of another plan, or cannot be written.
           ModelError: model or guide cannot be taken apart; the arguments hold no records, or are not
             those of the run before.
           PrivacyError: under a JAX transformation.
         """
         random._refuse_a_trace("a run was charged")
+        self._check_owner()
         if self._guided is not None:
             # Another run on the same table: what was compiled for it serves again.
             self._columns(args, kwargs)
@@ -296,6 +305,7 @@ class DPSVI(SVI):  # type: ignore[misc]
         """
         if num_steps < 1:
             raise errors.ConfigError(f"num_steps is {num_steps}, expected at least 1")
+        self._check_owner()
         if init_state is not None and self._guided is not None:
             self._check(init_state)
         taken = 0 if init_state is None else int(init_state.step)
@@ -368,21 +378,16 @@ class DPSVI(SVI):  # type: ignore[misc]
         self._used.add(digest)
 
     def _charged(self, params: Any, constrained: Any, key: Any) -> int:
-        if self._ledger is None:
+        if self._runs is None:
             numbers = self._numbers(params, constrained, key)
-            self.privacy = self.privacy.fitted(numbers)
-            self._ledger = self.privacy.open_ledger(numbers)
-        run = ledgers.reservations(self._ledger)
-        if run >= self.privacy.runs:
-            raise errors.BudgetExceeded(
-                f"init was called {run + 1} times, expected at most {self.privacy.runs}",
-                "each run is paid for: plan them with fedvi.privacy.sgd(runs=…), or continue one "
-                "with run(…, init_state=result.state)",
-            )
-        self._ledger = ledgers.spend(
-            self._ledger, f"run/{run}", self.privacy.run, self.privacy.budget()
+            plan = self.privacy.fitted(numbers)
+            self._runs = plan.open_runs(numbers)
+            self.privacy = plan
+        return self._runs.charge(
+            "init",
+            "each run is paid for: plan them with fedvi.privacy.sgd(runs=…), or continue one "
+            "with run(…, init_state=result.state)",
         )
-        return run
 
     def _numbers(self, params: Any, constrained: Any, key: Any) -> int:
         """Counts the numbers that a step releases."""

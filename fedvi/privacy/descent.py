@@ -6,11 +6,13 @@ import math
 from typing import Any
 
 from fedvi import errors
-from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
+from fedvi.privacy import accountants, calibrate, events, mechanisms, sampling
 from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.ledger import Budget, Header
 from fedvi.privacy.mechanisms import _alias
 from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian
 from fedvi.privacy.release import Mechanism, Sampler, Shift
+from fedvi.privacy.runs import Keeper, Runs
 
 __all__ = ["Descent", "sgd"]
 
@@ -37,6 +39,7 @@ class Descent:
       accountant: what checks it.
       seed: of simulated noise; None if noise comes from the operating system.
       follows: whether the noise was given and epsilon follows from it.
+      keeper: where the ledger is kept; None for memory, which another process knows nothing of.
     """
 
     sampler: Sampler
@@ -50,6 +53,8 @@ class Descent:
     accountant: accountants.Accountant
     seed: int | None = None
     follows: bool = False
+    # No part of what is promised, nor of the digest that says what a ledger is of.
+    keeper: Keeper | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def step(self) -> events.Event:
@@ -104,8 +109,13 @@ class Descent:
         total = events.repeat(self.step, self.steps * self.runs)
         return with_tables(self.accountant, distance).epsilon(total, self.delta)
 
-    def open_ledger(self, numbers: int, study: str = "dpsvi", mark: str = "") -> ledger.Ledger:
-        """Returns the ledger that charges each run, for releases of so many numbers a step.
+    @property
+    def kept(self) -> str:
+        """Where the ledger is kept, for a statement; empty if in memory."""
+        return "" if self.keeper is None else self.keeper.place
+
+    def open_runs(self, numbers: int, study: str = "dpsvi", mark: str = "") -> Runs:
+        """Returns what charges each run, for releases of so many numbers a step.
 
         Args:
           numbers: how many.
@@ -114,6 +124,7 @@ class Descent:
 
         Raises:
           PrivacyError: if the tables of the noise take more of δ than was left to them.
+          LedgerError: where the ledger is kept, there is that of another plan, or a damaged one.
         """
         distance = getattr(self.mechanism, "distance", 0.0) * numbers
         total = events.repeat(self.step, self.steps * self.runs)
@@ -125,30 +136,29 @@ class Descent:
                     f"noise, {self.epsilon:.6g} was promised",
                     "use a larger delta, fewer steps, or give noise_multiplier",
                 )
-        return ledger.open_ledger(
-            ledger.Header(
-                study=study,
-                study_digest=hashlib.sha256(repr(self).encode()).hexdigest(),
-                client="self",
-                unit="record",
-                relation=self.relation,
-                view="message",
-                protected=self.protected,
-                note="; ".join(filter(None, (self.mark, mark))),
-                planned=total,
-                epsilon=self.epsilon if self.protected else None,
-                delta=self.delta if self.protected else None,
-                accountant=self.accountant.name if self.protected else "",
-                table_distance=distance,
-                max_records=getattr(self.sampler, "max_records", None),
-            )
+        header = Header(
+            study=study,
+            study_digest=hashlib.sha256(repr(self).encode()).hexdigest(),
+            client="self",
+            unit="record",
+            relation=self.relation,
+            view="message",
+            protected=self.protected,
+            note="; ".join(filter(None, (self.mark, mark))),
+            planned=total,
+            epsilon=self.epsilon if self.protected else None,
+            delta=self.delta if self.protected else None,
+            accountant=self.accountant.name if self.protected else "",
+            table_distance=distance,
+            max_records=getattr(self.sampler, "max_records", None),
         )
+        return Runs(header, self.run, self.runs, self.budget(), self.keeper)
 
-    def budget(self) -> ledger.Budget | None:
+    def budget(self) -> Budget | None:
         """Returns what runs are checked against; None without noise."""
         if not self.protected:
             return None
-        return ledger.Budget(self.epsilon, self.delta, self.accountant)
+        return Budget(self.epsilon, self.delta, self.accountant)
 
 
 def sgd(
@@ -167,6 +177,7 @@ def sgd(
     runs: int = 1,
     float_noise: bool = False,
     insecure_seed: int | None = None,
+    ledger: Any = None,
 ) -> Descent:
     """Plans a private gradient descent and finds the noise that a budget asks for.
 
@@ -191,6 +202,8 @@ def sgd(
       runs: how often a descent may start on the same records; each is paid for.
       float_noise: draw noise in floating point: faster, without a guarantee, and marked.
       insecure_seed: draw noise from a seed, for tests; without a guarantee, and marked.
+      ledger: where runs are counted over all processes: ``fedvi.LedgerFolder("spent")``. Left out, the
+        count is in memory, and another process, or another ``DPSVI``, starts from nothing.
 
     Raises:
       ConfigError, PrivacyError: if an argument is out of its range, or both or neither of two that
@@ -205,6 +218,11 @@ def sgd(
             raise errors.ConfigError(f"{name} is {count!r}, expected an integer of at least 1")
     if not clip_norm > 0.0:
         raise errors.ConfigError(f"clip_norm is {clip_norm}, expected a number above 0")
+    if ledger is not None and not hasattr(ledger, "extended"):
+        raise errors.ConfigError(
+            f"ledger is {ledger!r}, expected what keeps one over processes, or None",
+            'give the name of a folder for this plan alone: fedvi.LedgerFolder("spent")',
+        )
     if (epsilon is None) == (noise_multiplier is None):
         raise errors.ConfigError(
             f"epsilon is {epsilon} and noise_multiplier is {noise_multiplier}, expected one of them",
@@ -222,7 +240,7 @@ def sgd(
     priced = getattr(accountants, accountant)(relation)
     plan = Descent(
         chosen, make(1.0), float(clip_norm), steps, runs, relation, math.inf, float(delta or 0.0), priced,
-        insecure_seed,
+        insecure_seed, keeper=ledger,
     )  # fmt: skip
 
     def total(noise: float) -> events.Event:

@@ -264,7 +264,7 @@ class SqliteClientStore:
         if busy:
             raise errors.LedgerError(
                 f"{self._folder / DATABASE}: a reader keeps the write-ahead log from being emptied",
-                hint="close what reads it, and start the client again: it then erases what is left",
+                hint="close what reads it, and start again: what is left is then erased",
             )
 
     def _check_slots(self) -> None:

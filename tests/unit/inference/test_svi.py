@@ -1,5 +1,7 @@
 """`DPSVI`: NumPyro's `SVI` when nothing is protected, and what it refuses, charges and hides."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +14,11 @@ from numpyro.contrib.module import flax_module
 from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO, autoguide
 
 import fedvi
-from fedvi import errors
+from fedvi import errors, models
 from fedvi.inference import svi as descents
 from fedvi.inference.svi import DPSVI
-from fedvi.privacy import events, ledger
+from fedvi.inference.vips import VIPS
+from fedvi.privacy import events, ledger, runs
 from fedvi.privacy.metrics import Private
 
 pytestmark = pytest.mark.numpyro
@@ -551,3 +554,33 @@ def test_on_enough_records_the_private_posterior_is_the_open_one():
     result = fit.run(jax.random.key(0), 400, x, y, progress_bar=False)
     assert plan.epsilon == 1.0
     np.testing.assert_allclose(result.params["auto_loc"], [1.0, -1.0, 0.5], atol=0.15)
+
+
+def owned():
+    return DPSVI(
+        logistic,
+        autoguide.AutoNormal(logistic),
+        numpyro.optim.SGD(0.1),
+        Trace_ELBO(),
+        private(runs=2),
+    )
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_no_copy_is_made_of_what_holds_noise_and_counts_runs(copied):
+    """Both would draw the same noise, for other records, and count by themselves."""
+    for made in (owned(), VIPS(models.linear(["x"]), nothing())):
+        with pytest.raises(
+            errors.PrivacyError, match=r"was copied: both would draw the same noise"
+        ):
+            copied(made)
+
+
+def test_a_process_that_was_forked_off_starts_no_run(monkeypatch):
+    svi = owned()
+    state = svi.init(jax.random.key(0), *table())
+    monkeypatch.setattr(runs.os, "getpid", lambda: -1)
+    with pytest.raises(errors.PrivacyError, match=r"used by a process that was forked off"):
+        svi.init(jax.random.key(0), *table())
+    with pytest.raises(errors.PrivacyError, match=r"used by a process that was forked off"):
+        svi.run(jax.random.key(0), 2, *table(), progress_bar=False, init_state=state)

@@ -537,7 +537,7 @@ def test_epsilon_that_follows_from_the_noise_counts_the_tables_of_the_noise():
     )
     fitted = plan.fitted(688_884)
     assert plan.epsilon < fitted.epsilon < 1.01 * plan.epsilon
-    assert fitted.open_ledger(688_884).header.epsilon == fitted.epsilon
+    assert fitted.open_runs(688_884).ledger.header.epsilon == fitted.epsilon
     promised = fedvi.privacy.sgd(
         epsilon=1.0, delta=1e-6, steps=10_000, max_records=60_000, batch=128
     )

@@ -1,0 +1,148 @@
+"""The ledger of one data holder alone, kept in a folder: what another process finds of this one's runs."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedvi import errors
+from fedvi.privacy import ledger as ledgers
+from fedvi.privacy.ledger import Header, Ledger
+from fedvi.privacy.runs import Extend
+from fedvi.store.sqlite import SqliteClientStore, read_ledger
+
+__all__ = ["LedgerFolder"]
+
+# A charge holds the lock for milliseconds: whoever cannot have it for so long, waits for something else.
+_PATIENCE_SECONDS = 20.0
+_PAUSE_SECONDS = 0.02
+# As many characters of a digest tell any two apart that were not made to be mistaken.
+_DIGEST_SHOWN = 16
+
+
+class LedgerFolder:
+    """Keeps the ledger of one plan of ``fedvi.DPSVI`` or ``fedvi.VIPS`` in a folder, for all processes.
+
+    Give it to the plan: ``fedvi.privacy.sgd(…, runs=3, ledger=fedvi.LedgerFolder("spent"))``. Each run is
+    then charged there, durably, before a record is read, and whoever opens the folder for the same plan
+    goes on counting. The store is that of a federation's client, and ``fedvi ledger show`` and ``verify``
+    read it.
+
+    Guarantee: over all processes that use this folder on one machine, no more runs are charged than were
+    planned: each charge reads the ledger, checks its hashes and writes the longer one in one transaction
+    under a lock, on the disk before it returns. A run that was charged and never took place, after a
+    crash say, stays charged. What is damaged, or gone though it was there, is refused and never replaced.
+    What no file can tell is that it was deleted with its folder, that the folder was emptied, lock and
+    all, that an older copy was put back, or that two copies are in use: keep it out of what is restored,
+    and keep the anchor that ``fedvi ledger verify`` prints. A relative name is taken from the working
+    folder: from another one, or spelt otherwise, it is a fresh ledger.
+
+    Args:
+      folder: for this plan alone; made, readable by its owner alone, if it is not there. The one that it
+        stands in must be there. Best an absolute path, or one beside the script:
+        ``Path(__file__).with_name("spent")``.
+
+    Raises:
+      LedgerError: the folder that it stands in is missing, or its name is a file's.
+      ConfigError: it is no path.
+
+    Attributes:
+      place: the folder as it was given, for errors and statements.
+
+    >>> LedgerFolder("spent").place
+    'spent'
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        if not os.fspath(folder):
+            raise errors.ConfigError(
+                f"ledger folder is {folder!r}, expected a path",
+                'such as fedvi.LedgerFolder("spent")',
+            )
+        self.place = str(os.fspath(folder))
+        # So that it stays the same if the process moves to another folder.
+        self._folder = Path(folder).absolute()
+        self._check_place()
+
+    def opened(self, header: Header) -> Ledger:
+        """Returns the ledger as it was kept last; starts one if there never was any.
+
+        Raises:
+          LedgerError: there was one and it is gone, damaged, or that of another plan; or another process
+            holds it.
+        """
+        with self._store(header) as store:
+            return store.ledger
+
+    def extended(self, header: Header, extend: Extend) -> Ledger:
+        """Reads the ledger, extends it by one entry and keeps it, before any other process reads it.
+
+        Raises:
+          LedgerError: as ``opened``, or the disk takes nothing more.
+        """
+        with self._store(header) as store:
+            longer = extend(store.ledger)
+            store.charge(longer, longer.entries[-1].release_id)
+            return longer
+
+    @contextlib.contextmanager
+    def _store(self, header: Header) -> Iterator[SqliteClientStore]:
+        self._check_place()
+        with contextlib.closing(self._locked(header)) as store:
+            yield store
+
+    def _locked(self, header: Header) -> SqliteClientStore:
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return SqliteClientStore(self._folder, header)
+            except errors.LedgerError as error:
+                if not isinstance(error.__cause__, BlockingIOError):
+                    self._check_plan(header)
+                    raise
+                if time.monotonic() > end:
+                    raise errors.LedgerError(
+                        f"{self.place} is in use: another process has held its lock for "
+                        f"{_PATIENCE_SECONDS:g} seconds",
+                        hint="a charge takes milliseconds: is it the folder of a client that runs?",
+                    ) from error
+            time.sleep(_PAUSE_SECONDS)
+
+    def _check_place(self) -> None:
+        if not self._folder.parent.is_dir():
+            raise errors.LedgerError(
+                f"ledger is {self.place!r}, and there is no folder {str(self._folder.parent)!r} to keep "
+                "it in",
+                hint="make that folder, or correct the name: a fresh ledger would forget what was spent",
+            )
+        if self._folder.exists() and not self._folder.is_dir():
+            raise errors.LedgerError(
+                f"ledger is {self.place!r}, which is a file, expected a folder or a new name",
+                hint="give each plan a folder of its own",
+            )
+
+    def _check_plan(self, header: Header) -> None:
+        """Says in words of plans what the store refused because of its header, if that is why."""
+        try:
+            found = read_ledger(self._folder).header
+        except errors.LedgerError:
+            return
+        differing = [
+            f"`{name}` is {value!r}, expected {wanted!r}"
+            for (name, value), wanted in zip(found._asdict().items(), header, strict=True)
+            if value != wanted and name not in ("study", "study_digest", "planned")
+        ]
+        if found.study == header.study and found.study_digest == header.study_digest:
+            return
+        raise errors.LedgerError(
+            f"{self.place} is the ledger of {_name(found)}, expected that of {_name(header)}"
+            + "".join(f"; {text}" for text in differing),
+            hint="a plan is continued by what it was made with, seed and numbers a step included; give "
+            "another plan a folder of its own, and add up what both cost",
+        )
+
+
+def _name(header: Header) -> str:
+    study = "all studies of a site" if ledgers.is_lifetime(header) else header.study
+    return f"{study!r} with digest {header.study_digest[:_DIGEST_SHOWN]}"
