@@ -51,6 +51,7 @@ def replay(
     advance: Advance | None = None,
     sampler: SamplerRecorder | None = None,
     in_sums: bool = False,
+    unit: str = "record",
 ) -> list[Finding]:
     """Runs a private solver's updates on neighbouring shards and compares what entered the noise.
 
@@ -76,11 +77,12 @@ def replay(
       advance: what comes after an answer; without it every visit gets the same posterior.
       sampler: around the solver's sampler, if batches are random.
       in_sums: whether answers are seen in sums over clients alone (view = "aggregate").
+      unit: what is protected. Of a "client", neighbours are a shard and an empty one, or any two.
 
     Returns:
       The findings, none of which says anything of real data.
     """
-    found = _Replay(solver, recorder, keys, task, shard, clients, visits, advance, sampler)
+    found = _Replay(solver, recorder, keys, task, shard, clients, visits, advance, sampler, unit)
     return [*found.findings(), *([found.memory()] if in_sums else [])]
 
 
@@ -113,7 +115,9 @@ class _Replay:
         visits: int,
         advance: Advance | None,
         sampler: SamplerRecorder | None,
+        unit: str = "record",
     ) -> None:
+        self._whole = unit == "client"
         self._solver, self._clients, self._sampler = solver, clients, sampler
         self._shard = neighbours.spread(shard)
         self._runner = Runner(solver, recorder, keys, task, visits, advance, sampler)
@@ -144,12 +148,21 @@ class _Replay:
         added.append((few[0], few[1]))
         swapped = [(base, run) for run in substituted.values()]
         swapped += [(one, other) for one in substituted.values() for other in substituted.values()]
+        if self._whole:
+            # All that a client holds comes and goes at once; any other data may be in its place.
+            empty, several = few[0], [base, *removed, *substituted.values(), few[1]]
+            added = [(run, empty) for run in several]
+            swapped += [(base, run) for run in (*removed, *few)]
         if self._visits > _VISITS:
             gone = self._like(base, neighbours.without(self._shard)[place])
             long = [self._like(base, hostile[name]) for name in _LONG]
             pairs += [(base, run) for run in (gone, *long)]
-            added.append((base, gone))
+            (swapped if self._whole else added).append((base, gone))
             swapped += [(base, run) for run in long]
+            if self._whole:
+                nothing = self._like(base, neighbours.few(self._shard, changed)[0])
+                pairs.append((base, nothing))
+                added.append((base, nothing))
         wanted = self._enough(base)
         full = (
             base
@@ -164,14 +177,15 @@ class _Replay:
             noisy.append(own)
             pairs += [(own, other), (own, gone)]
             swapped.append((own, other))
-            added.append((own, gone))
+            (swapped if self._whole else added).append((own, gone))
         charged = self._charges * self._visits
+        one = "one client's data" if self._whole else "one record"
         return [
             price,
             self._covered(),
             compare.repeats(base, again),
-            compare.shift("one record added or removed", "add_remove", added, charged),
-            compare.shift("one record substituted", "substitute", swapped, charged),
+            compare.shift(f"{one} added or removed", "add_remove", added, charged),
+            compare.shift(f"{one} substituted", "substitute", swapped, charged),
             compare.padding(
                 base, self._like(base, neighbours.stained(self._shard, changed), _VISITS)
             ),

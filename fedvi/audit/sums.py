@@ -5,7 +5,7 @@ same, bit for bit, where only what it may not show is another. Reads no record a
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.audit.findings import Finding
 from fedvi.federation.messages import Hello, NextTask, Offer, Payload, Submit, Tensor
-from fedvi.federation.progress import Patience
+from fedvi.federation.progress import Patience, Schedule, StageEnd
 from fedvi.privacy import events
 from fedvi.server import protocol
 from fedvi.server.protocol import ServerSpec, ServerState
@@ -27,6 +27,8 @@ _OVERDUE = 10.0
 
 def check_sums(spec: ServerSpec, seed: int = 0) -> list[Finding]:
     """Plays rounds of a server with the view "aggregate"; a finding for each thing that must not show.
+
+    Of a script, the rounds at the begin of every stage.
 
     Args:
       spec: of the study; its ledgers and its budget are left out, since nobody's records are here.
@@ -42,16 +44,44 @@ def check_sums(spec: ServerSpec, seed: int = 0) -> list[Finding]:
         )
     # Nobody waits for a quorum: what too few answers would show is asked of the fold itself.
     spec = spec._replace(headers={}, budget=None, patience=Patience(1.0, 1))
-    return [_split(spec, seed), _too_few(spec, seed), _late(spec, seed)]
+    stages = list(_beginnings(spec))
+    checks = (_split, _too_few, _late)
+    return [_worst([check(spec, seed, begin) for begin in stages]) for check in checks]
 
 
-def _split(spec: ServerSpec, seed: int) -> Finding:
+def _beginnings(spec: ServerSpec) -> Iterator[ServerState]:
+    """Yields the state at the begin of each stage of a script, as if those before had no round."""
+    state = protocol.initial_state(spec)
+    yield state
+    if spec.schedule.ending is Schedule._field_defaults["ending"]:
+        return  # no script
+    nothing = (0,) * len(spec.clients)
+    end = StageEnd(nothing, nothing, 0, float("inf"), ())
+    while True:
+        state = state._replace(stages=(*state.stages, end))
+        if spec.schedule.finished(protocol.progress_of(spec, state)):
+            return
+        yield state
+
+
+def _members(spec: ServerSpec, begin: ServerState) -> tuple[str, ...]:
+    """Returns the clients that a script's stage is over, or all."""
+    return spec.schedule.view(protocol.progress_of(spec, begin)).clients
+
+
+def _worst(found: Sequence[Finding]) -> Finding:
+    """Returns what was found at one of several stages: the first fault, if there is any."""
+    return next((finding for finding in found if not finding.passed), found[0])
+
+
+def _split(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
     """Moves a part of one client's answer to another's: their sum stays."""
-    first, second = spec.clients[0], spec.clients[-1]
+    members = _members(spec, begin)
+    first, second = members[0], members[-1]
 
     def play(moved: int) -> list[Any]:
         generator = np.random.default_rng(seed)
-        state, shown = protocol.initial_state(spec), []
+        state, shown = begin, []
         for now in range(2):
             answers = {name: _made_up(spec, generator) for name in spec.clients}
             answers[first] = {name: part + moved for name, part in answers[first].items()}
@@ -69,19 +99,19 @@ def _split(spec: ServerSpec, seed: int) -> Finding:
     )
 
 
-def _too_few(spec: ServerSpec, seed: int) -> Finding:
+def _too_few(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
     """Lets one client fewer answer than a sum must hold."""
     assert spec.gather is not None
     count = spec.gather.sums.least_reporting - 1
     name = "a sum of too few answers is not published"
     if count == 0:
         return Finding("sums", name, True, "one answer is enough", "the study declares so")
-    before = protocol.initial_state(spec)
+    chosen = _members(spec, begin)[:count]
 
     def play(seed: int) -> list[Any]:
         generator = np.random.default_rng(seed)
-        answers = {client: _made_up(spec, generator) for client in spec.clients[:count]}
-        state = _round(spec, before, answers, 0.0)
+        answers = {client: _made_up(spec, generator) for client in chosen}
+        state = _round(spec, begin, answers, 0.0)
         return [_shown(spec, protocol.tick(spec, state, _OVERDUE))]
 
     found = play(seed)
@@ -92,24 +122,25 @@ def _too_few(spec: ServerSpec, seed: int) -> Finding:
         f"{count} answers, one fewer than a sum must hold, change nothing that is published",
         f"a sum of {count} answers is published, and the noise in it is less than was priced",
     )
-    if judged.passed and not _same(found[0]["posterior"], before.posterior):
+    if judged.passed and not _same(found[0]["posterior"], begin.posterior):
         return judged._replace(passed=False)
     return judged
 
 
-def _late(spec: ServerSpec, seed: int) -> Finding:
+def _late(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
     """Lets an answer arrive after the sum of its round is published."""
     assert spec.gather is not None
     name = "an answer that is late is not published alone"
-    if spec.gather.sums.least_reporting == len(spec.clients):
+    members = _members(spec, begin)
+    if spec.gather.sums.least_reporting == len(members):
         return Finding(
             "sums", name, True, "every client must answer", "no round goes on without one"
         )
-    late, others = spec.clients[-1], spec.clients[:-1]
+    late, others = members[-1], members[:-1]
 
     def play(late_seed: int) -> list[Any]:
         generator = np.random.default_rng(seed)
-        state = _asked(spec, protocol.initial_state(spec), spec.clients, 0.0)
+        state = _asked(spec, begin, members, 0.0)
         first = {client: _made_up(spec, generator) for client in others}
         state = _submitted(spec, state, first, 0.0)
         state = protocol.tick(spec, state, _OVERDUE)

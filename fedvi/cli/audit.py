@@ -272,6 +272,7 @@ def _replayed(
                 advance,
                 samplers[-1] if samplers else None,
                 assembly.gather is not None,
+                assembly.request.unit,
             )
     return replay.replay_without_mechanism(shipped, keys, task, shard, visits, advance)
 

@@ -12,8 +12,9 @@ from fedvi.cli import _outlook
 from fedvi.experiment.build import assemble
 from fedvi.experiment.config import load_study
 from fedvi.experiment.plans.planning import outlook
-from fedvi.experiment.plans.pricing import Pricing, pricing, with_target
+from fedvi.experiment.plans.pricing import Pricing, is_scripted, pricing, with_target
 from fedvi.privacy.events import RELATIONS
+from fedvi.privacy.statement import guessed
 from fedvi.report import plots, tables
 
 __all__ = ["privacy"]
@@ -28,7 +29,12 @@ _RELATION = {"add_remove": "add/remove", "substitute": "substitute"}
 @click.option(
     "--relation", type=click.Choice(RELATIONS), help="Promise this relation instead of the study's."
 )
-@click.option("--rounds", type=int, help="Plan so many rounds instead of the study's.")
+@click.option(
+    "--rounds",
+    type=int,
+    help="Plan so many rounds instead of the study's; of a script, so many turns of a client over all of "
+    "its stages.",
+)
 @click.option(
     "--historical",
     is_flag=True,
@@ -63,7 +69,8 @@ def privacy(
     one record; `substitute`, with one record replaced by any other. The same noise costs more under
     `substitute`, which also hides what a record says when it is known that it is there.
     """
-    described = with_target(load_study(study), epsilon, delta, relation, rounds)
+    loaded = load_study(study)
+    described = with_target(loaded, epsilon, delta, relation, rounds)
     assembly = assemble(described)
     found, expected = pricing(assembly, with_historical=historical), outlook(assembly)
     if plot is not None:
@@ -72,7 +79,7 @@ def privacy(
         plain = found.as_dict() | {"outlook": expected and expected.as_dict()}
         click.echo(json.dumps(plain, indent=2, allow_nan=False))
         return
-    _show(found)
+    _show(found, is_scripted(loaded))
     if expected is not None:
         _outlook.show(expected)
     if plot is not None:
@@ -91,10 +98,12 @@ def _plot(found: Pricing, path: Path) -> None:
     )
 
 
-def _show(found: Pricing) -> None:
+def _show(found: Pricing, scripted: bool) -> None:
     console = tables.console()
     mark = f" — {found.mark}" if found.mark else ""
-    console.print(tables.plan_table(list(_rows(found)), f"Promise of {found.study}{mark}"))
+    console.print(
+        tables.plan_table(list(_rows(found, scripted)), f"Promise of {found.study}{mark}")
+    )
     cells = [
         [
             row.accountant + (" (stated)" if row.stated else ""),
@@ -139,7 +148,7 @@ def _show(found: Pricing) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def _rows(found: Pricing) -> Iterator[tuple[str, str]]:
+def _rows(found: Pricing, scripted: bool) -> Iterator[tuple[str, str]]:
     yield (
         "promise",
         f"ε ≤ {found.epsilon:g}, δ = {found.delta:g}, unit {found.unit}, relation "
@@ -152,19 +161,17 @@ def _rows(found: Pricing) -> Iterator[tuple[str, str]]:
             f"multiplier {tables.number(found.noise_multiplier)} × clip norm "
             f"{tables.number(found.clip_norm)}{std} on every noised sum",
         )
-    yield "plan", f"{found.rounds} rounds, {found.clients} clients"
+    of = " of a client at most, over all stages of the script" if scripted else ""
+    yield "plan", f"{found.rounds} rounds{of}, {found.clients} clients"
 
 
 def _words(found: Pricing) -> Iterator[str]:
     yield from (f"warning: {line}" for line in found.warnings)
     sees = "every message" if found.view == "message" else "all sums that are published"
-    yield f"What it means, for someone who knows every other record and sees {sees}:"
+    known = "what all other clients hold" if found.unit == "client" else "every other record"
+    yield f"What it means, for someone who knows {known} and sees {sees}:"
     for row in found.meanings:
-        guess = (
-            f"whether a given {found.unit} took part"
-            if row.relation == "add_remove"
-            else f"which of two known {found.unit}s took part"
-        )
+        guess = guessed(row.relation, found.unit)
         yield (
             f"- guessing at even odds {guess}, they are right at most {_percent(row.right)} of the "
             f"time; if 1 % of their accusations of others are wrong, they find at most "

@@ -9,7 +9,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _remote
-from fedvi.server.shown import span
+from fedvi.server.shown import span, where
 
 __all__ = ["show", "status"]
 
@@ -58,13 +58,13 @@ def show(run: dict[str, Any], as_json: bool) -> None:
         + (f" ({run['reason']})" if run["reason"] else "")
     ]
     if run["server"] == "stopped":
-        lines.append(
-            f"THE SERVER IS STOPPED; it saved round {run['rounds']}, version {run['version']}"
-        )
+        # Nobody knows how many rounds are planned, but of a script's stage.
+        saved = f"round {run['rounds']}" if run["stage"] is None else where(run)
+        lines.append(f"THE SERVER IS STOPPED; it saved {saved}, version {run['version']}")
     else:
         secured = "mutual TLS" if run["tls"] == "mtls" else "clear text"
         lines.append(
-            f"{run['schedule']}, round {run['rounds']} of {run['rounds_planned']}, version "
+            f"{run['schedule']}, {where(run)}, version "
             f"{run['version']}, {secured}, up {span(run['uptime_seconds'])}, fedvi {run['fedvi']}"
         )
     if run["gap"] is not None:
@@ -117,6 +117,7 @@ def _saved(folder: Path) -> dict[str, Any]:
         "version": 0,
         "rounds": 0,
         "rounds_planned": None,
+        "stage": None,
         "gap": None,
         "damping": None,
         "uptime_seconds": None,
@@ -133,7 +134,8 @@ def _saved(folder: Path) -> dict[str, Any]:
     if state.history:
         gaps = [update.gap.mean_shift for update in state.history if update.gap is not None]
         damping = [update.damping for update in state.history if update.clients]
-        run["rounds"] = state.history[-1].rounds
+        run["rounds"], stage = state.history[-1].rounds, state.history[-1].stage
+        run["stage"] = None if stage is None else stage._asdict()
         run["gap"], run["damping"] = gaps[-1] if gaps else None, damping[-1] if damping else None
     run["version"] = state.version
     epsilons, delta, run["unpriced"] = _priced(folder, books)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["Patience", "Progress", "Schedule", "StageEnd"]
+__all__ = ["Patience", "Progress", "Schedule", "StageEnd", "StagePlace"]
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
@@ -43,6 +43,35 @@ class StageEnd(NamedTuple):
     version: int
     gap: float
     away: tuple[str, ...]
+
+
+class StagePlace(NamedTuple):
+    """Where a script is, to be shown.
+
+    Attributes:
+      number: of the stage, from 1.
+      stages: how many there are; 0 if nobody knows, as of a generator's.
+      schedule: of the stage, by name.
+      round: complete rounds of its clients since it began.
+      rounds: the largest number of them.
+    """
+
+    number: int
+    stages: int
+    schedule: str
+    round: int
+    rounds: int
+
+    @property
+    def words(self) -> str:
+        """Says it in words.
+
+        >>> StagePlace(2, 3, "buffered_asynchronous", 4, 10).words
+        'stage 2 of 3, buffered asynchronous, round 4 of 10'
+        """
+        of = f" of {self.stages}" if self.stages else ""
+        kind = self.schedule.replace("_", " ")
+        return f"stage {self.number}{of}, {kind}, round {self.round} of {self.rounds}"
 
 
 class Progress(NamedTuple):
@@ -103,6 +132,10 @@ def _never(progress: Progress) -> tuple[str, ...] | None:
     return None
 
 
+def _nowhere(progress: Progress) -> StagePlace | None:
+    return None
+
+
 class Schedule(NamedTuple):
     """Who works when: pure functions of ``Progress``.
 
@@ -122,6 +155,7 @@ class Schedule(NamedTuple):
       view: progress → what the stage that a script is at sees of it; everything without a script.
       ending: progress → None, or once a script's stage is over, the clients whose turns end with
         it, for they hold a task.
+      place: progress → the stage that a script is at; None without a script, or once it is over.
     """
 
     name: str
@@ -132,3 +166,4 @@ class Schedule(NamedTuple):
     awaited: Callable[[Progress], tuple[str, ...]]
     view: Callable[[Progress], Progress] = _whole
     ending: Callable[[Progress], tuple[str, ...] | None] = _never
+    place: Callable[[Progress], StagePlace | None] = _nowhere

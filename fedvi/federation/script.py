@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from fedvi import errors
-from fedvi.federation.progress import Progress, Schedule, StageEnd
+from fedvi.federation.progress import Progress, Schedule, StageEnd, StagePlace
 from fedvi.typing import PRIOR
 
 __all__ = ["Stage", "from_generator", "scripted"]
@@ -57,7 +57,7 @@ def scripted(stages: Sequence[Stage]) -> Schedule:
         done = len(progress.stages)
         return stages[done] if done < len(stages) else None
 
-    return _script("scripted", rounds, stage_at)
+    return _script("scripted", rounds, stage_at, len(stages))
 
 
 def _planned(stages: Sequence[Stage], client: str | None) -> int:
@@ -150,8 +150,10 @@ def _at(clients: tuple[str, ...], end: StageEnd) -> Progress:
     return Progress(clients, end.visits, end.turns, (), (), end.version, end.gap, end.away)
 
 
-def _script(name: str, rounds: int, stage_at: Callable[[Progress], Stage | None]) -> Schedule:
-    """Returns the schedule that is, at any time, that of one stage."""
+def _script(
+    name: str, rounds: int, stage_at: Callable[[Progress], Stage | None], count: int = 0
+) -> Schedule:
+    """Returns the schedule that is, at any time, that of one stage of so many; 0: nobody knows."""
 
     def select(progress: Progress) -> tuple[str, ...]:
         stage = stage_at(progress)
@@ -191,7 +193,14 @@ def _script(name: str, rounds: int, stage_at: Callable[[Progress], Stage | None]
             return None
         return tuple(name for name in within.open if within.turns_of(name) < stage.schedule.rounds)
 
-    return Schedule(name, rounds, select, ready, finished, awaited, view, ending)
+    def place(progress: Progress) -> StagePlace | None:
+        stage = stage_at(progress)
+        if stage is None:
+            return None
+        done, kind = _within(stage, progress).rounds, stage.schedule
+        return StagePlace(len(progress.stages) + 1, count, kind.name, done, kind.rounds)
+
+    return Schedule(name, rounds, select, ready, finished, awaited, view, ending, place)
 
 
 def _is_deserted(within: Progress) -> bool:

@@ -178,6 +178,9 @@ def describe(
         awaited=() if desk.ended else spec.schedule.awaited(progress),
         clients=[_client(desk, state, prices, name, now, name in busy) for name in spec.clients],
     )
+    place = spec.schedule.place(progress)
+    if place is not None:
+        run.stage.CopyFrom(pb.Stage(**place._asdict()))
     if gaps:
         run.gap = gaps[-1]
     damping = [update.damping for update in state.history if update.clients]

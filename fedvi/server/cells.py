@@ -14,7 +14,7 @@ import numpy as np
 from fedvi.expfam import tree
 from fedvi.federation.damping import Memory
 from fedvi.federation.fold import Gap
-from fedvi.federation.progress import StageEnd
+from fedvi.federation.progress import StageEnd, StagePlace
 from fedvi.inference.base import Change, Standing, Task
 from fedvi.server.state import Answer, ServerState, Update
 from fedvi.typing import Eta
@@ -68,6 +68,7 @@ class Reference(NamedTuple):
 
 # Fields of an update that its line leaves out where they are empty.
 _RARE = ("removed", "added", "given_up", "dropped")
+_NEWER = (*_RARE, "stage")
 
 Put = Callable[[np.ndarray], Reference]
 Get = Callable[[Reference], np.ndarray]
@@ -268,9 +269,10 @@ def assemble(cells: Mapping[Key, Any], appended: Mapping[str, Any]) -> ServerSta
 def line_of(update: Update) -> str:
     """Writes one fold of the history."""
     gap = None if update.gap is None else update.gap._asdict()
-    fields = {**update._asdict(), "gap": gap}
+    stage = None if update.stage is None else update.stage._asdict()
+    fields = {**update._asdict(), "gap": gap, "stage": stage}
     # As versions of fedvi that knew no such changes wrote it, and read it.
-    rest = {name: value for name, value in fields.items() if name not in _RARE or value}
+    rest = {name: value for name, value in fields.items() if name not in _NEWER or value}
     return json.dumps(rest, separators=(",", ":"))
 
 
@@ -282,4 +284,5 @@ def update_of(line: str) -> Update:
         name: tuple(fields.get(name, ())) if name in _RARE else tuple(fields[name])
         for name in ("clients", "staleness", "missing", *_RARE)
     }
-    return Update(**{**fields, **tuples, "gap": gap})
+    stage = fields.get("stage") and StagePlace(**fields["stage"])
+    return Update(**{**fields, **tuples, "gap": gap, "stage": stage})

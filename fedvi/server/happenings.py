@@ -123,7 +123,7 @@ def given_up(spec: ServerSpec, update: Update) -> str:
     enough = len(update.given_up) >= least
     why = "whose sum gives no posterior" if enough else f"expected {least} or more"
     return (
-        f"round {update.rounds}/{spec.schedule.rounds} was given up: answered: "
+        f"{_round(spec, update)} was given up: answered: "
         f"{', '.join(update.given_up)}, {why}; they stay charged"
     )
 
@@ -138,7 +138,7 @@ def folded(spec: ServerSpec, update: Update, away: Mapping[str, str]) -> str:
     """
     parts = [
         f"version {update.version}",
-        f"round {update.rounds}/{spec.schedule.rounds}",
+        _round(spec, update),
         f"answered: {', '.join(update.clients)}" if update.clients else "nobody answered",
     ]
     if update.missing:
@@ -148,6 +148,13 @@ def folded(spec: ServerSpec, update: Update, away: Mapping[str, str]) -> str:
     if update.gap is not None:
         parts.append(f"gap {update.gap.mean_shift:.3g} sd")
     return "  ".join(parts)
+
+
+def _round(spec: ServerSpec, update: Update) -> str:
+    """Says how far a run was: within its stage, where a script runs."""
+    if update.stage is not None:
+        return update.stage.words
+    return f"round {update.rounds}/{spec.schedule.rounds}"
 
 
 def _tasks(before: ServerState, after: ServerState) -> list[Happening]:

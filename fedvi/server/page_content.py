@@ -106,6 +106,7 @@ def _fold(update: Update) -> dict[str, Any]:
     return {
         "version": update.version,
         "rounds": update.rounds,
+        "stage": None if update.stage is None else update.stage._asdict(),
         "clients": list(update.clients),
         "missing": list(update.missing),
         "given_up": list(update.given_up),

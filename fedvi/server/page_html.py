@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
-from fedvi.server.shown import printable, span
+from fedvi.server.shown import printable, span, where
 
 __all__ = ["check_installed", "render"]
 
@@ -61,7 +61,7 @@ def _template() -> Any:
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters.update(
-        number=_number, bound=_bound, span=span, names=_names, clock=_clock, day=_day
+        number=_number, bound=_bound, span=span, names=_names, clock=_clock, day=_day, where=where
     )
     assets = importlib.resources.files("fedvi.server").joinpath("assets")
     return environment.from_string(assets.joinpath("page.html").read_text("utf-8"))
@@ -72,7 +72,7 @@ def _said(run: dict[str, Any]) -> str:
     status = run["status"].replace("_", " ")
     if run["reason"]:
         status += f" ({run['reason']})"
-    return f"{status}, round {run['rounds']} of {run['rounds_planned']}, version {run['version']}"
+    return f"{status}, {where(run)}, version {run['version']}"
 
 
 def _scale(run: dict[str, Any]) -> float:

@@ -1,8 +1,11 @@
 """A run as plain values, and text that is safe to show; for commands and the page, so it imports little."""
 
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["printable", "run_as_dict", "span"]
+from fedvi.federation.progress import StagePlace
+
+__all__ = ["printable", "run_as_dict", "span", "where"]
 
 
 def run_as_dict(run: Any) -> dict[str, Any]:
@@ -23,6 +26,9 @@ def run_as_dict(run: Any) -> dict[str, Any]:
         "version": run.version,
         "rounds": run.rounds,
         "rounds_planned": run.rounds_planned,
+        "stage": {field: getattr(run.stage, field) for field in StagePlace._fields}
+        if run.HasField("stage")
+        else None,
         "gap": known(run, "gap"),
         "damping": known(run, "damping"),
         "uptime_seconds": round(run.uptime_seconds, 3),
@@ -47,6 +53,17 @@ def run_as_dict(run: Any) -> dict[str, Any]:
             for row in run.clients
         ],
     }
+
+
+def where(run: Mapping[str, Any]) -> str:
+    """Says how far a run is, given as ``run_as_dict`` returns it: within its stage, where a script runs.
+
+    >>> where({"rounds": 3, "rounds_planned": 4, "stage": None})
+    'round 3 of 4'
+    """
+    if run["stage"] is not None:
+        return StagePlace(**run["stage"]).words
+    return f"round {run['rounds']} of {run['rounds_planned']}"
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ from fedvi.expfam import tree
 from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
 from fedvi.federation.messages import FAILURES
-from fedvi.federation.progress import Patience, Progress, Schedule, StageEnd
+from fedvi.federation.progress import Patience, Progress, Schedule, StageEnd, StagePlace
 from fedvi.inference.base import Change, Fold, Standing, Task
 from fedvi.privacy import events, ledger
 from fedvi.server.sums import Gather
@@ -147,6 +147,7 @@ class Update(NamedTuple):
       given_up: whose answers were dropped, since fewer came than a sum that is published must hold. The
         version stays.
       dropped: whose answer came after the sum of its round was published. The version stays.
+      stage: where the script was then; None without one.
     """
 
     version: int
@@ -160,6 +161,7 @@ class Update(NamedTuple):
     added: tuple[str, ...] = ()
     given_up: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    stage: StagePlace | None = None
 
 
 class Waiting(NamedTuple):

@@ -208,8 +208,9 @@ def _skip(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> Ser
         if name in state.away
         and (spec.patience.deadline_of(name) is not None or has_failed_for_good(state, name))
     ]
-    there = sum(name not in state.away for name in spec.members)
-    if not absent or there < spec.patience.quorum:
+    members, quorum = _quorum(spec, state)
+    there = sum(name not in state.away for name in members)
+    if not absent or there < quorum:
         return state
     turns = {name: count + (name in absent) for name, count in state.turns.items()}
     return state._replace(turns=turns, skipped=(*state.skipped, *absent))
@@ -240,8 +241,22 @@ def _is_hopeless(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...])
     """Whether all that are awaited failed, and too few others are left for a quorum."""
     if not awaited or not all(has_failed(state, name) for name in awaited):
         return False
-    left = sum(not has_failed_for_good(state, name) for name in spec.members)
-    return left < spec.patience.quorum or all(has_failed(state, name) for name in spec.members)
+    members, quorum = _quorum(spec, state)
+    left = sum(not has_failed_for_good(state, name) for name in members)
+    return left < quorum or all(has_failed(state, name) for name in members)
+
+
+def _quorum(spec: ServerSpec, state: ServerState) -> tuple[tuple[str, ...], int]:
+    """Returns which clients a quorum counts, and how many of them must be there.
+
+    Where sums alone are published, those of the script's stage: a round of too few of them would be
+    given up, and charged.
+    """
+    if spec.gather is None:
+        return spec.members, spec.patience.quorum
+    inside = spec.schedule.view(progress_of(spec, state)).clients
+    members = tuple(name for name in spec.members if name in inside)
+    return members, min(spec.patience.quorum, len(members))
 
 
 def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
@@ -319,6 +334,8 @@ def _gathered(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Serv
 
 def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> ServerState:
     members = spec.clients
+    # Successive updates of the same stage's clients are compared, as of a group elsewhere.
+    group = spec.schedule.view(progress_of(spec, state)).clients
     whole = tree.total((state.factors[name] for name in members), spec.family.zeros())
     # As one client with everybody's records would have answered, after as many answers as there were sums.
     task = state.answers[0].task._replace(factor=whole, visit=state.version)
@@ -327,12 +344,12 @@ def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Se
     check_size(change, "the sum of a round")
     damping, memory = 1.0, state.memory
     if not spec.renews:
-        before = memory.get(members, damping_rules.Memory())
+        before = memory.get(group, damping_rules.Memory())
         damping = spec.step_rule.choose(
             spec.family, served(spec, state), state.posterior, change, before, 1.0 / len(members)
         )
         kept = spec.keep(tree.freeze(change))
-        memory = {**memory, members: damping_rules.Memory(damping, kept)}
+        memory = {**memory, group: damping_rules.Memory(damping, kept)}
     moved = tree.add_scaled(whole, change, damping)
     check_size(moved, "the sum of a round")
     part = spec.keep(tree.freeze(tree.scale(moved, 1.0 / len(members))))
@@ -378,8 +395,21 @@ def dropped(spec: ServerSpec, state: ServerState, client: str) -> ServerState:
 
 def _without_fold(spec: ServerSpec, state: ServerState) -> Update:
     """Returns an entry of the history that leaves version and posterior as they are."""
-    rounds = progress_of(spec, state).rounds
-    return Update(state.version, clients=(), staleness=(), damping=1.0, rounds=rounds, gap=None)
+    return Update(
+        state.version,
+        clients=(),
+        staleness=(),
+        damping=1.0,
+        rounds=_rounds_of_stage(spec, state),
+        gap=None,
+        stage=spec.schedule.place(progress_of(spec, state)),
+    )
+
+
+def _rounds_of_stage(spec: ServerSpec, state: ServerState) -> int:
+    """Returns the complete rounds of the clients that the script's stage is over, or of all."""
+    stage = spec.schedule.view(progress_of(spec, state))
+    return min((state.turns[name] for name in stage.clients), default=0)
 
 
 def _turned(state: ServerState) -> ServerState:
@@ -400,7 +430,7 @@ def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Upda
       spec: of the run.
       state: after all else.
       rounds_before: from ``rounds_at_last_fold``, before anything.
-      update: the line; ``rounds``, ``gap`` and ``missing`` are filled in here.
+      update: the line; ``rounds``, ``gap``, ``missing`` and ``stage`` are filled in here.
     """
     gap, stage = None, spec.schedule.view(progress_of(spec, state))
     if stage.rounds > rounds_before:
@@ -408,9 +438,10 @@ def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Upda
         gap = folding.gap(spec.family, state.round_start, now)
         state = state._replace(round_start=now)
     update = update._replace(
-        rounds=min((state.turns[name] for name in stage.clients), default=0),
+        rounds=_rounds_of_stage(spec, state),
         gap=gap,
         missing=tuple(name for name in spec.clients if name in state.skipped),
+        stage=spec.schedule.place(progress_of(spec, state)),
     )
     return state._replace(history=(*state.history, update), skipped=())
 

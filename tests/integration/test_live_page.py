@@ -197,7 +197,7 @@ def test_looking_changes_nothing_and_shows_what_operators_see(tmp_path: Path) ->
     # Names, counts and public figures: no number of a posterior, no factor, no answer.
     assert set(run) == {
         "server", "study", "digest", "fedvi", "status", "reason", "tls", "schedule", "version",
-        "rounds", "rounds_planned", "gap", "damping", "uptime_seconds", "awaited",
+        "rounds", "rounds_planned", "stage", "gap", "damping", "uptime_seconds", "awaited",
         "deadline_seconds", "epsilon_budget", "unpriced", "clients", "time", "promise", "members",
         "folds", "folds_earlier", "spending", "events",
     }  # fmt: skip

@@ -154,6 +154,41 @@ def test_a_stronger_promise_and_a_longer_plan_ask_for_more_noise(tmp_path: Path)
     assert noises[2] == pytest.approx(2 * noises[0], rel=0.01)
 
 
+SCRIPT = """kind = "scripted"
+deadline_seconds = 60
+stages = [
+  { kind = "sequential", over = ["north"], rounds = 2 },
+  { kind = "synchronous", until = "converged", tolerance = 0.1, rounds = 5 },
+]
+"""
+
+
+def test_the_rounds_of_a_script_are_a_clients_turns_over_all_stages(tmp_path: Path) -> None:
+    """Against a synchronous schedule of as many rounds: a price does not ask when a turn is."""
+    scripted = write(tmp_path, **{'kind = "synchronous"\nrounds = 3\n': SCRIPT}, sampler='"full"')
+    script = load_study(scripted)
+    (tmp_path / "plain").mkdir()
+    plain = load_study(write(tmp_path / "plain", sampler='"full"'))
+
+    def price(study: Any, **change: Any) -> Any:
+        found = pricing(build.assemble(with_target(study, **change)))
+        return found.rounds, found.noise_multiplier, found.prices, found.growth
+
+    assert price(script) == price(plain, rounds=7)
+    assert price(script, rounds=12) == price(plain, rounds=12)
+    assert price(script, epsilon=0.5) == price(plain, epsilon=0.5, rounds=7)
+    printed = " ".join(fedvi("privacy", scripted, "--rounds", 12).stdout.split())
+    assert "12 rounds of a client at most, over all stages of the script, 2 clients" in printed
+
+
+def test_a_script_that_cannot_be_carried_out_has_no_price(tmp_path: Path) -> None:
+    broken = SCRIPT.replace('over = ["north"]', 'over = ["nroth"]')
+    path = write(tmp_path, **{'kind = "synchronous"\nrounds = 3\n': broken}, sampler='"full"')
+    done = fedvi("privacy", path, "--rounds", 4)
+    assert done.exit_code == 2
+    assert "schedule.stages[0].over names 'nroth'" in done.output
+
+
 def test_the_tables_name_promise_relation_and_meaning(tmp_path: Path) -> None:
     done = fedvi("privacy", write(tmp_path, sampler='"full"'), "--plot", tmp_path / "epsilon.svg")
     assert done.exit_code == 0, done.output

@@ -104,3 +104,42 @@ def test_the_schedules_of_the_guide_are_studies():
         raw = raw_study(["a", "b", "c", "d"], 2, schedule=given)
         schedule, _, _ = parts.schedule(parse_study(raw))
         assert schedule.rounds >= 1
+
+
+def test_progress_names_the_stage_that_a_script_is_at(problem):
+    """One line a round, with the rounds of its stage; a run without a script says what it said."""
+    from fedvi.cli.simulate import _round
+
+    _, sources = problem
+    names = list(sources)
+    stages = [
+        {"kind": "synchronous", "over": names[:4], "rounds": 2},
+        {"kind": "buffered_asynchronous", "rounds": 1, "buffer": len(names)},
+    ]
+    told = {}
+    for kind, schedule in {
+        "script": {"kind": "scripted", "stages": stages},
+        "single": {"kind": "synchronous", "rounds": 2},
+    }.items():
+        raw = raw_study(names, 5, schedule=schedule)
+        moments = []
+        run_study(raw, sources, on_moment=moments.append)
+        told[kind] = [_round(moment) for moment in moments if moment.update.gap is not None]
+    assert told["script"] == [
+        "stage 1 of 2, synchronous, round 1 of 2",
+        "stage 1 of 2, synchronous, round 2 of 2",
+        "stage 2 of 2, buffered asynchronous, round 1 of 1",
+    ]
+    assert told["single"] == ["round 1/2", "round 2/2"]
+
+
+def test_nobody_knows_how_many_stages_a_generator_has(problem, monkeypatch):
+    module = types.ModuleType("module_of_scripted_studies")
+    module.by_generator = by_generator
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    _, sources = problem
+    kind = "module_of_scripted_studies:by_generator"
+    result = run_study(raw_study(list(sources), 5, schedule={"kind": kind}), sources)
+    words = [update.stage.words for update in result.history]
+    assert words[0] == "stage 1, sequential, round 0 of 1"
+    assert words[-1].startswith("stage 2, ")

@@ -12,10 +12,13 @@ import pytest
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.federation.messages import Done, Goodbye, Hello, NextTask, Offer, Receipt, Submit, Wait
+from fedvi.federation.schedules import sequential, synchronous
+from fedvi.federation.script import Stage, scripted
 from fedvi.privacy import ledger as ledgers
 from fedvi.server import answering, coordinator, logs, service, uploads
 from fedvi.server import app as apps
 from fedvi.server.durable import SqliteServerStore
+from fedvi.server.shown import run_as_dict, where
 from fedvi.store.memory import MemoryServerStore
 from fedvi.transport import bundle, status, wire
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2
@@ -560,6 +563,20 @@ def greeting_again(server, spec, name):
 # Operators.
 
 
+def test_an_operator_sees_the_stage_that_a_script_is_at(tmp_path):
+    spec = make_spec(schedule=scripted([Stage(synchronous(2)), Stage(sequential(1))]))
+    with running(spec, tmp_path) as server:
+        for name in spec.clients:
+            link = server.link(spec, name, wait_seconds=0.2)
+            task = offered(link, spec, name)
+            link.handle(Submit(name, task.task_id, answer(task)))
+        run = run_as_dict(server.admin().GetRun(admin_pb2.GetRunRequest()))
+    assert run["stage"] == {
+        "number": 1, "stages": 2, "schedule": "synchronous", "round": 1, "rounds": 2
+    }  # fmt: skip
+    assert where(run) == "stage 1 of 2, synchronous, round 1 of 2"
+
+
 def test_an_operator_sees_the_run_and_pauses_resumes_and_stops_it(tmp_path):
     spec = make_spec()
     with running(spec, tmp_path, linger_seconds=30.0) as server:
@@ -813,13 +830,14 @@ def test_a_reader_that_stops_is_told_so_once_it_goes_on_and_the_payload_is_let_g
     tmp_path, monkeypatch
 ):
     made = bundle.pieces
-    spec = make_spec(("south",), 1200, rounds=1)  # more than what is on its way when nobody reads
+    spec = make_spec(("south",), LARGE, rounds=1)
     with running(spec, tmp_path) as server:
         link = server.link(spec, "south")
         sent = bundle.of_eta(offered(link, spec, "south").posterior)
         monkeypatch.setattr(answering, "READ_SECONDS", 0.3)
         monkeypatch.setattr(bundle, "pieces", lambda *arguments: Iterating(made(*arguments)))
-        stub = server.federation()
+        # A window that grows with what the connection bears could hold all of it: this one is fixed.
+        stub = server.federation(options=[("grpc.http2.bdp_probe", 0)])
         call = stub.GetPayload(wire.get_payload_to("south", sent.manifest.sha256, 0, link._session))
         found = bytearray(next(call).data)
         wait_for(lambda: server.app._answering.calls["GetPayload", "TooSlow"])

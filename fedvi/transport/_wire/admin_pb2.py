@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x66\x65\x64vi/v1/admin.proto\x12\x08\x66\x65\x64vi.v1\"\x0f\n\rGetRunRequest\"\x11\n\x0fPauseRunRequest\"\x12\n\x10ResumeRunRequest\"\x10\n\x0eStopRunRequest\"%\n\x13RemoveClientRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\"\xa3\x03\n\x03Run\x12\r\n\x05study\x18\x01 \x01(\t\x12\x14\n\x0cstudy_digest\x18\x02 \x01(\t\x12\x10\n\x08software\x18\x03 \x01(\t\x12\x0e\n\x06status\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\x04\x12\x0e\n\x06rounds\x18\x07 \x01(\x04\x12\x16\n\x0erounds_planned\x18\x08 \x01(\x04\x12\x10\n\x03gap\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07\x64\x61mping\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x16\n\x0euptime_seconds\x18\x0b \x01(\x01\x12\x0b\n\x03tls\x18\x0c \x01(\x08\x12$\n\x07\x63lients\x18\r \x03(\x0b\x32\x13.fedvi.v1.ClientRow\x12\x10\n\x08schedule\x18\x0e \x01(\t\x12\x0f\n\x07\x61waited\x18\x0f \x03(\t\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x10 \x01(\x01H\x02\x88\x01\x01\x12\x1b\n\x0e\x65psilon_budget\x18\x11 \x01(\x01H\x03\x88\x01\x01\x42\x06\n\x04_gapB\n\n\x08_dampingB\x13\n\x11_deadline_secondsB\x11\n\x0f_epsilon_budget\"\x90\x02\n\tClientRow\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06visits\x18\x03 \x01(\x04\x12\r\n\x05turns\x18\x04 \x01(\x04\x12\x0f\n\x07task_id\x18\x05 \x01(\t\x12\x19\n\x0cseen_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07\x65psilon\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0cledger_count\x18\x08 \x01(\x04\x12\x13\n\x0bledger_hash\x18\t \x01(\t\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x12\n\x05\x64\x65lta\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12\x0f\n\x07\x63harged\x18\x0c \x01(\x04\x42\x0f\n\r_seen_secondsB\n\n\x08_epsilonB\x08\n\x06_delta\"\x14\n\x12ListClientsRequest\"8\n\x10ListClientsReply\x12$\n\x07\x63lients\x18\x01 \x03(\x0b\x32\x13.fedvi.v1.ClientRow\"/\n\x0fWatchRunRequest\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\x0c\n\x04once\x18\x02 \x01(\x08\"T\n\x08RunEvent\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06\x63lient\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\"\"\n\x10GetLedgerRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\"\x1a\n\nLedgerLine\x12\x0c\n\x04line\x18\x01 \x01(\t\"%\n\x13VerifyLedgerRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\"8\n\x11VerifyLedgerReply\x12#\n\x08verdicts\x18\x01 \x03(\x0b\x32\x11.fedvi.v1.Verdict\"P\n\x07Verdict\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x0c\n\x04hash\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t2\xb3\x04\n\x0c\x41\x64minService\x12\x30\n\x06GetRun\x12\x17.fedvi.v1.GetRunRequest\x1a\r.fedvi.v1.Run\x12;\n\x08WatchRun\x12\x19.fedvi.v1.WatchRunRequest\x1a\x12.fedvi.v1.RunEvent0\x01\x12\x34\n\x08PauseRun\x12\x19.fedvi.v1.PauseRunRequest\x1a\r.fedvi.v1.Run\x12\x36\n\tResumeRun\x12\x1a.fedvi.v1.ResumeRunRequest\x1a\r.fedvi.v1.Run\x12\x32\n\x07StopRun\x12\x18.fedvi.v1.StopRunRequest\x1a\r.fedvi.v1.Run\x12<\n\x0cRemoveClient\x12\x1d.fedvi.v1.RemoveClientRequest\x1a\r.fedvi.v1.Run\x12G\n\x0bListClients\x12\x1c.fedvi.v1.ListClientsRequest\x1a\x1a.fedvi.v1.ListClientsReply\x12?\n\tGetLedger\x12\x1a.fedvi.v1.GetLedgerRequest\x1a\x14.fedvi.v1.LedgerLine0\x01\x12J\n\x0cVerifyLedger\x12\x1d.fedvi.v1.VerifyLedgerRequest\x1a\x1b.fedvi.v1.VerifyLedgerReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x66\x65\x64vi/v1/admin.proto\x12\x08\x66\x65\x64vi.v1\"\x0f\n\rGetRunRequest\"\x11\n\x0fPauseRunRequest\"\x12\n\x10ResumeRunRequest\"\x10\n\x0eStopRunRequest\"%\n\x13RemoveClientRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\"\xc3\x03\n\x03Run\x12\r\n\x05study\x18\x01 \x01(\t\x12\x14\n\x0cstudy_digest\x18\x02 \x01(\t\x12\x10\n\x08software\x18\x03 \x01(\t\x12\x0e\n\x06status\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\x04\x12\x0e\n\x06rounds\x18\x07 \x01(\x04\x12\x16\n\x0erounds_planned\x18\x08 \x01(\x04\x12\x10\n\x03gap\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07\x64\x61mping\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x16\n\x0euptime_seconds\x18\x0b \x01(\x01\x12\x0b\n\x03tls\x18\x0c \x01(\x08\x12$\n\x07\x63lients\x18\r \x03(\x0b\x32\x13.fedvi.v1.ClientRow\x12\x10\n\x08schedule\x18\x0e \x01(\t\x12\x0f\n\x07\x61waited\x18\x0f \x03(\t\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x10 \x01(\x01H\x02\x88\x01\x01\x12\x1b\n\x0e\x65psilon_budget\x18\x11 \x01(\x01H\x03\x88\x01\x01\x12\x1e\n\x05stage\x18\x12 \x01(\x0b\x32\x0f.fedvi.v1.StageB\x06\n\x04_gapB\n\n\x08_dampingB\x13\n\x11_deadline_secondsB\x11\n\x0f_epsilon_budget\"X\n\x05Stage\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06stages\x18\x02 \x01(\x04\x12\x10\n\x08schedule\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x04\x12\x0e\n\x06rounds\x18\x05 \x01(\x04\"\x90\x02\n\tClientRow\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06visits\x18\x03 \x01(\x04\x12\r\n\x05turns\x18\x04 \x01(\x04\x12\x0f\n\x07task_id\x18\x05 \x01(\t\x12\x19\n\x0cseen_seconds\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07\x65psilon\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0cledger_count\x18\x08 \x01(\x04\x12\x13\n\x0bledger_hash\x18\t \x01(\t\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x12\n\x05\x64\x65lta\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12\x0f\n\x07\x63harged\x18\x0c \x01(\x04\x42\x0f\n\r_seen_secondsB\n\n\x08_epsilonB\x08\n\x06_delta\"\x14\n\x12ListClientsRequest\"8\n\x10ListClientsReply\x12$\n\x07\x63lients\x18\x01 \x03(\x0b\x32\x13.fedvi.v1.ClientRow\"/\n\x0fWatchRunRequest\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\x0c\n\x04once\x18\x02 \x01(\x08\"T\n\x08RunEvent\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06\x63lient\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\"\"\n\x10GetLedgerRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\"\x1a\n\nLedgerLine\x12\x0c\n\x04line\x18\x01 \x01(\t\"%\n\x13VerifyLedgerRequest\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\"8\n\x11VerifyLedgerReply\x12#\n\x08verdicts\x18\x01 \x03(\x0b\x32\x11.fedvi.v1.Verdict\"P\n\x07Verdict\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x0c\n\x04hash\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t2\xb3\x04\n\x0c\x41\x64minService\x12\x30\n\x06GetRun\x12\x17.fedvi.v1.GetRunRequest\x1a\r.fedvi.v1.Run\x12;\n\x08WatchRun\x12\x19.fedvi.v1.WatchRunRequest\x1a\x12.fedvi.v1.RunEvent0\x01\x12\x34\n\x08PauseRun\x12\x19.fedvi.v1.PauseRunRequest\x1a\r.fedvi.v1.Run\x12\x36\n\tResumeRun\x12\x1a.fedvi.v1.ResumeRunRequest\x1a\r.fedvi.v1.Run\x12\x32\n\x07StopRun\x12\x18.fedvi.v1.StopRunRequest\x1a\r.fedvi.v1.Run\x12<\n\x0cRemoveClient\x12\x1d.fedvi.v1.RemoveClientRequest\x1a\r.fedvi.v1.Run\x12G\n\x0bListClients\x12\x1c.fedvi.v1.ListClientsRequest\x1a\x1a.fedvi.v1.ListClientsReply\x12?\n\tGetLedger\x12\x1a.fedvi.v1.GetLedgerRequest\x1a\x14.fedvi.v1.LedgerLine0\x01\x12J\n\x0cVerifyLedger\x12\x1d.fedvi.v1.VerifyLedgerRequest\x1a\x1b.fedvi.v1.VerifyLedgerReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,27 +42,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REMOVECLIENTREQUEST']._serialized_start=108
   _globals['_REMOVECLIENTREQUEST']._serialized_end=145
   _globals['_RUN']._serialized_start=148
-  _globals['_RUN']._serialized_end=567
-  _globals['_CLIENTROW']._serialized_start=570
-  _globals['_CLIENTROW']._serialized_end=842
-  _globals['_LISTCLIENTSREQUEST']._serialized_start=844
-  _globals['_LISTCLIENTSREQUEST']._serialized_end=864
-  _globals['_LISTCLIENTSREPLY']._serialized_start=866
-  _globals['_LISTCLIENTSREPLY']._serialized_end=922
-  _globals['_WATCHRUNREQUEST']._serialized_start=924
-  _globals['_WATCHRUNREQUEST']._serialized_end=971
-  _globals['_RUNEVENT']._serialized_start=973
-  _globals['_RUNEVENT']._serialized_end=1057
-  _globals['_GETLEDGERREQUEST']._serialized_start=1059
-  _globals['_GETLEDGERREQUEST']._serialized_end=1093
-  _globals['_LEDGERLINE']._serialized_start=1095
-  _globals['_LEDGERLINE']._serialized_end=1121
-  _globals['_VERIFYLEDGERREQUEST']._serialized_start=1123
-  _globals['_VERIFYLEDGERREQUEST']._serialized_end=1160
-  _globals['_VERIFYLEDGERREPLY']._serialized_start=1162
-  _globals['_VERIFYLEDGERREPLY']._serialized_end=1218
-  _globals['_VERDICT']._serialized_start=1220
-  _globals['_VERDICT']._serialized_end=1300
-  _globals['_ADMINSERVICE']._serialized_start=1303
-  _globals['_ADMINSERVICE']._serialized_end=1866
+  _globals['_RUN']._serialized_end=599
+  _globals['_STAGE']._serialized_start=601
+  _globals['_STAGE']._serialized_end=689
+  _globals['_CLIENTROW']._serialized_start=692
+  _globals['_CLIENTROW']._serialized_end=964
+  _globals['_LISTCLIENTSREQUEST']._serialized_start=966
+  _globals['_LISTCLIENTSREQUEST']._serialized_end=986
+  _globals['_LISTCLIENTSREPLY']._serialized_start=988
+  _globals['_LISTCLIENTSREPLY']._serialized_end=1044
+  _globals['_WATCHRUNREQUEST']._serialized_start=1046
+  _globals['_WATCHRUNREQUEST']._serialized_end=1093
+  _globals['_RUNEVENT']._serialized_start=1095
+  _globals['_RUNEVENT']._serialized_end=1179
+  _globals['_GETLEDGERREQUEST']._serialized_start=1181
+  _globals['_GETLEDGERREQUEST']._serialized_end=1215
+  _globals['_LEDGERLINE']._serialized_start=1217
+  _globals['_LEDGERLINE']._serialized_end=1243
+  _globals['_VERIFYLEDGERREQUEST']._serialized_start=1245
+  _globals['_VERIFYLEDGERREQUEST']._serialized_end=1282
+  _globals['_VERIFYLEDGERREPLY']._serialized_start=1284
+  _globals['_VERIFYLEDGERREPLY']._serialized_end=1340
+  _globals['_VERDICT']._serialized_start=1342
+  _globals['_VERDICT']._serialized_end=1422
+  _globals['_ADMINSERVICE']._serialized_start=1425
+  _globals['_ADMINSERVICE']._serialized_end=1988
 # @@protoc_insertion_point(module_scope)

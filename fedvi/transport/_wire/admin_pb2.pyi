@@ -29,7 +29,7 @@ class RemoveClientRequest(_message.Message):
     def __init__(self, client: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("study", "study_digest", "software", "status", "reason", "version", "rounds", "rounds_planned", "gap", "damping", "uptime_seconds", "tls", "clients", "schedule", "awaited", "deadline_seconds", "epsilon_budget")
+    __slots__ = ("study", "study_digest", "software", "status", "reason", "version", "rounds", "rounds_planned", "gap", "damping", "uptime_seconds", "tls", "clients", "schedule", "awaited", "deadline_seconds", "epsilon_budget", "stage")
     STUDY_FIELD_NUMBER: _ClassVar[int]
     STUDY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class Run(_message.Message):
     AWAITED_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EPSILON_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     study: str
     study_digest: str
     software: str
@@ -64,7 +65,22 @@ class Run(_message.Message):
     awaited: _containers.RepeatedScalarFieldContainer[str]
     deadline_seconds: float
     epsilon_budget: float
-    def __init__(self, study: _Optional[str] = ..., study_digest: _Optional[str] = ..., software: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ..., rounds: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., gap: _Optional[float] = ..., damping: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., tls: bool = ..., clients: _Optional[_Iterable[_Union[ClientRow, _Mapping]]] = ..., schedule: _Optional[str] = ..., awaited: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., epsilon_budget: _Optional[float] = ...) -> None: ...
+    stage: Stage
+    def __init__(self, study: _Optional[str] = ..., study_digest: _Optional[str] = ..., software: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ..., rounds: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., gap: _Optional[float] = ..., damping: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., tls: bool = ..., clients: _Optional[_Iterable[_Union[ClientRow, _Mapping]]] = ..., schedule: _Optional[str] = ..., awaited: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ...) -> None: ...
+
+class Stage(_message.Message):
+    __slots__ = ("number", "stages", "schedule", "round", "rounds")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    stages: int
+    schedule: str
+    round: int
+    rounds: int
+    def __init__(self, number: _Optional[int] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class ClientRow(_message.Message):
     __slots__ = ("name", "state", "visits", "turns", "task_id", "seen_seconds", "epsilon", "ledger_count", "ledger_hash", "reason", "delta", "charged")

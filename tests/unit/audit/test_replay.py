@@ -175,8 +175,17 @@ def test_less_noise_than_charged_is_found(factor: float) -> None:
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a function in the place of the solver's ``clipped_sum``."""
-    return functools.partial(monkeypatch.setattr, module, "clipped_sum")
+    """Puts a function in the place of the solver's ``clipped_sum``, and of ``clipped``."""
+
+    def planted(fault: Any) -> None:
+        monkeypatch.setattr(module, "clipped_sum", fault)
+        monkeypatch.setattr(
+            module,
+            "clipped",
+            lambda parts, clip_norm, _, *rest: fault(parts.of(0).formed(), clip_norm, *rest),
+        )
+
+    return planted
 
 
 @pytest.mark.parametrize("mechanism", [FLOAT, GRID], ids=["float", "grid"])

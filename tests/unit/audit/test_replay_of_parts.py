@@ -32,6 +32,7 @@ def found(
     y: Any = None,
     clip_norm: float = 0.3,
     plant: Any = None,
+    protects: str = "record",
     **options: Any,
 ) -> dict[str, bool | None]:
     family = expfam.full_gaussian(SIZE)
@@ -72,6 +73,7 @@ def found(
         3,
         advance,
         in_sums=solver.adds_up is not None,
+        unit=protects,
     )
     return {finding.check: finding.passed for finding in findings}
 
@@ -155,3 +157,26 @@ def test_parts_by_place_sold_as_parts_by_id_are_found(monkeypatch: pytest.Monkey
     monkeypatch.setattr(_parts, "divided", by_rank)
     outcome = found("virtual_clients", **options)
     assert outcome["one record added or removed"] is False
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_whole_client_moves_as_far_as_its_price_says(clean: bool) -> None:
+    outcome = found("perturbed_update", clean_factor=clean, unit="client", protects="client")
+    assert all(outcome.values()), outcome
+    assert "one client's data added or removed" in outcome
+
+
+def test_a_record_at_the_price_of_a_client_is_found() -> None:
+    """Planted: C for a record that is added, which turns the whole clipped change around."""
+    planted = found("perturbed_update", unit="client", protects="record")
+    assert planted["one record added or removed"] is False
+    assert planted["one record substituted"] is True
+
+
+def test_a_client_without_records_that_answers_by_its_factor_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planted: an empty shard is fitted like any other, so that it takes its own factor back."""
+    monkeypatch.setattr(_parts, "or_nothing", lambda vectors, shard: vectors)
+    planted = found("perturbed_update", unit="client", protects="client")
+    assert planted["one client's data added or removed"] is False

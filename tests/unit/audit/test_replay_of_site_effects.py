@@ -78,7 +78,11 @@ def test_effects_that_are_left_out_of_the_norm_are_found(monkeypatch: pytest.Mon
         bounded = release.clipped_sum(contributions, clip_norm, batch, mechanism)
         return dataclasses.replace(bounded, total=jax.tree.map(total, contributions))
 
+    def of_parts(parts: Any, clip_norm: float, _: str, *rest: Any) -> Any:
+        return clipped(parts.of(0).formed(), clip_norm, *rest)
+
     monkeypatch.setattr(module, "clipped_sum", clipped)
+    monkeypatch.setattr(module, "clipped", of_parts)
     outcome = found(mechanisms.gaussian(2.0))
     assert outcome["one record added or removed"] is False
     assert outcome["one record substituted"] is False

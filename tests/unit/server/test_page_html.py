@@ -64,6 +64,7 @@ def run(**fields):
         "version": 1,
         "rounds": 1,
         "rounds_planned": 4,
+        "stage": None,
         "gap": 1.25,
         "damping": 0.5,
         "uptime_seconds": 300.0,
@@ -88,6 +89,7 @@ def run(**fields):
             {
                 "version": 1,
                 "rounds": 1,
+                "stage": None,
                 "clients": ["north"],
                 "missing": ["south"],
                 "removed": [],
@@ -126,6 +128,16 @@ def test_it_says_where_the_run_stands():
     ):
         assert text in found.text
     assert "2 ways" not in found.text
+
+
+def test_it_names_the_stage_that_a_script_is_at():
+    stage = {"number": 2, "stages": 3, "schedule": "synchronous", "round": 1, "rounds": 5}
+    folds = [{**run()["folds"][0], "stage": stage}]
+    text = page_html.render(run(schedule="scripted", stage=stage, folds=folds))
+    found = Outline(text)
+    assert "running, stage 2 of 3, synchronous, round 1 of 5, version 1" in found.text
+    assert "<title>heart: stage 2 of 3, synchronous, round 1 of 5, running</title>" in text
+    assert "stage 2: 1" in found.text
 
 
 def test_what_came_from_outside_stays_text():

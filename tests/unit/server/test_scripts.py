@@ -18,6 +18,7 @@ from fedvi.federation.schedules import (
 from fedvi.federation.script import Stage, from_generator, scripted
 from fedvi.inference.noise_aware import of_changes, of_sites
 from fedvi.privacy import ledger
+from fedvi.server import cells
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.durable import SqliteServerStore
 from fedvi.server.protocol import served
@@ -300,3 +301,24 @@ def test_a_generator_s_mistake_is_told_when_its_stage_is_asked_for(generate, end
     with pytest.raises(errors.ConfigError) as found:
         schedule.select(START._replace(stages=(ended(3, 1, 1, 1),) * ends))
     assert found.value.message.startswith(message)
+
+
+def test_a_fold_is_noted_with_the_stage_that_it_was_of_and_survives_the_disk(tmp_path):
+    spec = spec_of(LISTED)
+    final = undisturbed(spec)[-1]
+    places = [update.stage for update in final.history]
+    assert [place.number for place in places] == sorted(place.number for place in places)
+    assert {place.number for place in places} == {1, 2, 3, 4}
+    assert {place.stages for place in places} == {4}
+    assert places[0].words == "stage 1 of 4, sequential, round 0 of 1"
+    # Of its own clients, since it began, whatever they had done before.
+    second = [place for place in places if place.number == 2]
+    assert [(place.round, place.rounds) for place in second] == [(1, 4)]
+    with contextlib.closing(SqliteServerStore(tmp_path / "state", spec)) as store:
+        store.save(final)
+    with contextlib.closing(SqliteServerStore(tmp_path / "state", spec)) as store:
+        assert store.load().history == final.history
+    # A run without a script is noted as it always was.
+    plain = undisturbed(spec_of(sequential(1)))[-1].history[0]
+    assert plain.stage is None
+    assert "stage" not in cells.line_of(plain)
