@@ -22,7 +22,7 @@ from rich.text import Text
 from fedvi import errors
 from fedvi.cli import _remote
 from fedvi.report import tables
-from fedvi.server.shown import printable, run_as_dict, span
+from fedvi.server.shown import printable, run_as_dict, span, where
 
 __all__ = ["Screen", "follow"]
 
@@ -34,7 +34,7 @@ _OVER = ("stopped", "completed", "budget_exhausted", "failed")
 _KEPT, _FEWEST = 200, 5
 _METER = 10
 
-_INTERRUPTED, _TERMINATED = 130, 143
+_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 Connect = Callable[[], AbstractContextManager[Any]]
 
@@ -56,10 +56,11 @@ def follow(connect: Connect, console: Console) -> None:
         watched.ask(stub)
         if watched.is_over():
             watched.listen(stub)
-    with _ending():
+    with _ending() as check:
         with Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
 
             def draw() -> None:
+                check()
                 live.update(watched.screen(), refresh=True)
 
             draw()
@@ -186,12 +187,14 @@ class Screen:
         yield title
         secured = "mutual TLS" if run["tls"] == "mtls" else "clear text"
         yield _line(
-            f"{run['schedule']}, round {run['rounds']} of {run['rounds_planned']}, version "
+            f"{run['schedule']}, {where(run)}, version "
             f"{run['version']}, {secured}, up {span(run['uptime_seconds'])}"
         )
-        if run["rounds_planned"]:
-            done = min(1.0, run["rounds"] / run["rounds_planned"])
-            yield Text(_meter(done, max(1, width)))
+        over, planned = run["rounds"], run["rounds_planned"]
+        if run["stage"] is not None:
+            over, planned = run["stage"]["round"], run["stage"]["rounds"]
+        if planned:
+            yield Text(_meter(min(1.0, over / planned), max(1, width)))
         if run["gap"] is not None:
             yield _line(tables.last_move(run["gap"]).partition(":")[0])
         if run["awaited"]:
@@ -294,16 +297,25 @@ def _tally(rows: Sequence[dict[str, Any]], shown: Sequence[dict[str, Any]]) -> s
 
 
 @contextlib.contextmanager
-def _ending() -> Iterator[None]:
-    """Ends the process with the usual codes once the terminal is as it was."""
+def _ending() -> Iterator[Callable[[], None]]:
+    """Ends the process with the usual codes once the terminal is as it was; yields what asks for it.
 
-    def terminated(*_: Any) -> None:
-        sys.exit(_TERMINATED)
+    An exception that a signal raises within a callback or a finaliser of gRPC is dropped there, and the
+    signal would be lost: so it is kept, and asked for at every frame.
+    """
+    came: list[int] = []
 
-    before = signal.signal(signal.SIGTERM, terminated)
+    def ended(number: int, _: Any) -> None:
+        came.append(_CODES[signal.Signals(number)])
+        sys.exit(came[0])
+
+    def asked() -> None:
+        if came:
+            sys.exit(came[0])
+
+    before = {number: signal.signal(number, ended) for number in _CODES}
     try:
-        yield
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

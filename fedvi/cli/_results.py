@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvi import __version__, errors
-from fedvi.experiment import parts, site_effects
+from fedvi.experiment import intervals, parts, site_effects
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.coefficients import UNCONSTRAINED
 from fedvi.experiment.server_plan import ServerPlan
@@ -92,13 +92,13 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     title = f"Posterior of {plan.study.study.name}{mark}"
     table = tables.coefficient_table(rows, title, parts.ratio(plan.study), False, console.width)
     console.print(table, crop=False)
-    said = site_effects.remark(plan.study, rows)
+    said = (site_effects.remark(plan.study, rows), intervals.remark(plan.study))
     missed = {
         name: count
         for name in plan.clients
         if (count := sum(name in update.missing for update in state.history))
     }
-    lines = tables.ratio_notes(rows, parts.ratio(plan.study)) + ([said] if said else [])
+    lines = [*tables.ratio_notes(rows, parts.ratio(plan.study)), *filter(None, said)]
     if ":" in plan.study.model.kind and isinstance(
         spec.family, FullGaussian | DiagonalGaussian | LowRankGaussian
     ):

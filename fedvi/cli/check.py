@@ -34,7 +34,8 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     Calibrates the noise if the study leaves it out, exactly as a run would. The cost is printed
     under both relations: add/remove, where the neighbour of a data set has one unit more or less,
     and substitute, where one unit is another. "not offered" means that the plan has no price under
-    that relation. A unit is what [privacy] unit says: a record (a row), or a patient with all rows.
+    that relation. A unit is what [privacy] unit says: a record (a row), a patient with all rows, or a
+    client with all that it holds.
     Of a private study it also estimates how far the signal stands out of the noise, in this mode and
     in the others, and which of them suits it.
     Where a study does not declare that no unit is at two clients, it also prints what all clients
@@ -78,7 +79,8 @@ def _curves(assembly: Assembly) -> list[str]:
 
 def _rows(found: Plan, assembly: Assembly) -> list[tuple[str, str]]:
     number = tables.number
-    units = f"{found.unit or 'record'}s"
+    # Of a client's records the capacity is told, whatever is protected.
+    units = "records" if found.unit in (None, "client") else f"{found.unit}s"
     rows = [
         ("digest", found.digest[:16] + "…  (every site must print the same)"),
         ("model", found.model),

@@ -128,7 +128,8 @@ def _show(found: Run, figures: Evaluation) -> None:
             for group in figures.classes.groups
         ]
         title = "Calibration, by tenths of the predicted probability"
-        console.print(tables.grid(["records", "predicted", "came true"], cells, title, ()))
+        what = "trials" if figures.outcome == "binomial" else "records"
+        console.print(tables.grid([what, "predicted", "came true"], cells, title, ()))
     console.print(_WARNING, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -140,12 +141,14 @@ def _rows(figures: Evaluation) -> Iterator[tuple[str, str]]:
     value = f"{tables.number(figures.mean_log_likelihood)}{how}"
     yield "mean log-likelihood", value if per is None else f"{value}: {per}"
     if figures.classes is not None:
+        if figures.outcome == "binomial":
+            yield "trials", f"{sum(group.rows for group in figures.classes.groups)}"
         yield from _of_classes(figures.classes)
     numbers = figures.numbers
     if numbers is not None:
         constant = f"(sd of the outcomes: {tables.number(numbers.spread)})"
         yield "root mean squared error", f"{tables.number(numbers.rmse)} {constant}"
-        kind = "at least 50 %" if figures.outcome == "count" else "50 %"
+        kind = "at least 50 %" if figures.outcome in ("binomial", "count") else "50 %"
         yield f"within intervals of {kind}", _percent(numbers.coverage_50)
         yield f"within intervals of {kind.replace('50', '95')}", _percent(numbers.coverage_95)
 

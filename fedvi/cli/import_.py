@@ -123,7 +123,9 @@ def _show(run: _by_hand.Run, rows: list[dict[str, Any]], is_over: bool, as_json:
     names = ("file", "client", "task", "outcome")
     lines = [(row["file"], row["client"], row["task"], row["status"]) for row in rows]
     console.print(tables.grid(names, lines, "", names), crop=False)
-    title = f"{rounds} of {spec.schedule.rounds} rounds complete; version {state.version}"
+    place = spec.schedule.place(protocol.progress_of(spec, state))
+    done = f"{rounds} of {spec.schedule.rounds} rounds complete" if place is None else place.words
+    title = f"{done}; version {state.version}"
     names = ("client", "answers", "missed", "stands")
     counts = [[str(value) for value in row.values()] for row in standing]
     console.print(tables.grid(names, counts, title, ("client", "stands")), crop=False)

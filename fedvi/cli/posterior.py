@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.experiment import parts, site_effects
+from fedvi.experiment import intervals, parts, site_effects
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, coefficients
 from fedvi.experiment.results import draws as draws_of
@@ -120,6 +120,7 @@ def _show(found: Finished, rows: Sequence[dict[str, Any]]) -> None:
     title, ratio = f"Posterior of {found.title}", parts.ratio(study)
     console.print(tables.coefficient_table(rows, title, ratio, False, console.width), crop=False)
     lines = [*tables.ratio_notes(rows, ratio), site_effects.remark(study, rows)]
+    lines.append(intervals.remark(study))
     if ":" in study.model.kind and isinstance(
         found.assembly.family, FullGaussian | DiagonalGaussian | LowRankGaussian
     ):

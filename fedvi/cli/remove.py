@@ -6,6 +6,7 @@ import click
 
 from fedvi.cli import _remote
 from fedvi.cli.status import show
+from fedvi.server.shown import where
 
 __all__ = ["remove"]
 
@@ -40,8 +41,7 @@ def remove(
         if not yes:
             run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
             click.confirm(
-                f"remove {client} from {run.study} at round {run.rounds} of {run.rounds_planned} "
-                "for good?",
+                f"remove {client} from {run.study} at {where(_remote.run_as_dict(run))} for good?",
                 abort=True,
                 err=True,
             )

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
 from fedvi.experiment import baselines as committee
-from fedvi.experiment import outcome, site_effects
+from fedvi.experiment import intervals, outcome, site_effects
 from fedvi.experiment.build import PRIOR
 from fedvi.experiment.coefficients import UNCONSTRAINED
 from fedvi.experiment.config import load_study
@@ -224,14 +224,14 @@ def _progress(quiet: bool) -> "Iterator[_Shown]":
         )
 
         def show(moment: Moment) -> None:
-            gap = moment.update.gap
+            gap, stage = moment.update.gap, moment.update.stage
             if gap is not None:
                 bar.update(task, gap=f"{tables.number(gap.mean_shift, 2)} sd")
             bar.update(
                 task,
-                total=moment.rounds,
-                completed=moment.update.rounds,
-                round=f"round {moment.update.rounds}/{moment.rounds}",
+                total=moment.rounds if stage is None else stage.rounds,
+                completed=moment.update.rounds if stage is None else stage.round,
+                round=_round(moment),
                 clients=_done(moment.update),
                 epsilon=tables.bound(moment.epsilon, 3),
             )
@@ -257,7 +257,7 @@ def _logger(console: Any) -> Callable[[Moment], None]:
         if gap is None:
             return
         console.print(
-            f"round {moment.update.rounds}/{moment.rounds}  {_answered(answered)}  "
+            f"{_round(moment)}  {_answered(answered)}  "
             f"{moment.elapsed_seconds:.1f} s  version {moment.update.version}  "
             f"damping {moment.update.damping:g}  gap {tables.number(gap.mean_shift, 3)} sd  "
             f"ε so far {tables.bound(moment.epsilon, 3)}",
@@ -268,6 +268,13 @@ def _logger(console: Any) -> Callable[[Moment], None]:
         answered.clear()
 
     return log
+
+
+def _round(moment: Moment) -> str:
+    """Says how many rounds are complete: of the stage, where a script runs."""
+    if moment.update.stage is not None:
+        return moment.update.stage.words
+    return f"round {moment.update.rounds}/{moment.rounds}"
 
 
 def _done(update: "Update") -> str:
@@ -310,7 +317,8 @@ def _show(
     title = f"Privacy per client, unit {assembly.study.privacy.unit or 'record'}{mark}"
     if not assembly.study.privacy.private:
         title = "Privacy per client — none: un-noised statistics left every client"
-    _say(console, [*tables.ratio_notes(rows, ratio), site_effects.remark(assembly.study, rows)])
+    said = (site_effects.remark(assembly.study, rows), intervals.remark(assembly.study))
+    _say(console, [*tables.ratio_notes(rows, ratio), *said])
     console.print(tables.privacy_table(outcome.privacy_rows(result), title), crop=False)
     lines = _remarks(result)
     if influence:
@@ -399,7 +407,9 @@ def _remarks(result: "Result") -> "list[str]":
     for update in result.history:
         if not update.clients:
             lines.append(
-                f"{_done(update)} after round {update.rounds}, at version {update.version}"
+                f"{_done(update)} after "
+                + (f"round {update.rounds}" if update.stage is None else update.stage.words)
+                + f", at version {update.version}"
             )
         if update.removed:
             lines.append(

@@ -6,6 +6,7 @@ import click
 
 from fedvi.cli import _remote
 from fedvi.cli.status import show
+from fedvi.server.shown import where
 
 __all__ = ["stop"]
 
@@ -21,9 +22,14 @@ def stop(
     What was charged stays charged. To stop only the server, send it SIGTERM: it goes on when it is
     started again.
 
+    A run that failed is over too, but `fedvi resume` could let it go on, for which its clients keep
+    what they need. It can be stopped all the same: then it has ended for good, and a client that hears
+    of that erases what it kept. Start the server again if it has left, with a long --linger.
+
     STATE and --server are those of `fedvi status`.
 
-    Exit codes: 0 done; 1 not confirmed; 3 no server answers; 4 not authorised; 6 the run is over.
+    Exit codes: 0 done, or it was stopped before; 1 not confirmed; 3 no server answers; 4 not
+    authorised; 6 the run is over, and did not fail.
     """
     from fedvi.transport._wire import admin_pb2 as pb
 
@@ -31,7 +37,7 @@ def stop(
         if not yes:
             run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
             click.confirm(
-                f"end {run.study} at round {run.rounds} of {run.rounds_planned} for good?",
+                f"end {run.study} at {where(_remote.run_as_dict(run))} for good?",
                 abort=True,
                 err=True,
             )

@@ -143,7 +143,10 @@ class _Custom(_Section):
 
 
 class _Allow(_Section):
-    """``[allow]``: what may be used; a list that is left out allows every built-in of its kind."""
+    """``[allow]``: what may be used; a list that is left out allows every built-in of its kind.
+
+    But of units not "client", whose price may be none of a record's: a site names it if it is wanted.
+    """
 
     relations: list[Relation] | None = None
     views: list[str] | None = None
@@ -164,6 +167,8 @@ class _Allow(_Section):
 
 _VIEWS = ("message", "aggregate")
 _UNITS = ("record", "patient", "client")
+# A whole client is protected at a price that may be none of a record's: a site says that it wants that.
+_UNITS_LEFT_OUT = ("record", "patient")
 _BUILT_IN: dict[str, tuple[str, ...]] = {
     "relations": RELATIONS,
     "views": _VIEWS,
@@ -298,7 +303,8 @@ class Policy(_Section):
                 yield from self._custom(field.removesuffix("s"), value)
                 continue
             allowed = getattr(self.allow, field)
-            allowed = _BUILT_IN[field] if allowed is None else allowed
+            if allowed is None:
+                allowed = _UNITS_LEFT_OUT if field == "units" else _BUILT_IN[field]
             if value not in allowed:
                 yield (
                     f"{field.removesuffix('s')} {value!r} is not allowed, expected "

@@ -341,6 +341,8 @@ def _gather(study: Study, family: Any, made: noising.Made) -> Gather | None:
             '`CleanState`, beside privacy.view = "aggregate"',
             "noise that a client keeps shows in what it answers next, which sums do not hide",
         )
+    if made.solver.renews:
+        _check_all_take_part(study)
     # Of whole numbers whose sum float64 may not hold, the server refuses the largest: by what records hold.
     most = 2.0 * (made.sampler.capacity + 1) * (made.solver.clip_norm or math.inf) / made.step
     if not (most + _LARGEST_TAIL) * len(study.clients) < 2.0**53:
@@ -352,13 +354,34 @@ def _gather(study: Study, family: Any, made: noising.Made) -> Gather | None:
     return Gather(study.sums, made.step, dict(made.solver.adds_up))
 
 
+def _check_all_take_part(study: Study) -> None:
+    """Refuses stages over a part of the clients where a sum takes the place of the one before it.
+
+    It would keep its promise of privacy, and forget what the others had said.
+    """
+    clients = [client.name for client in study.clients]
+    for index, stage in enumerate(study.schedule.arguments.get("stages", ())):
+        over = stage.get("over")
+        missing = [] if over is None else [name for name in clients if name not in over]
+        if missing:
+            raise errors.ConfigError(
+                f"schedule.stages[{index}].over leaves out {', '.join(missing)} beside solver.kind "
+                f'{study.solver.kind!r} and privacy.view = "aggregate", expected all clients: each sum '
+                "takes the place of the one before, and would hold nothing of theirs",
+                'leave `over` out; or use "virtual_clients", or "perturbed_update" with '
+                "clean_factor = true, whose sums are changes",
+            )
+
+
 def _warnings(study: Study) -> tuple[str, ...]:
-    promise, most = study.privacy.promise, study.data.max_records
+    promise, most, of = study.privacy.promise, study.data.max_records, "data.max_records"
+    if promise is not None and promise.unit == "client":
+        most, of = len(study.clients), "the number of clients"
     found = []
     # Publishing one unit of N at random, as it is, is (0, 1/N)-private.
     if promise is not None and most is not None and promise.delta * most >= 1.0:
         found.append(
-            f"privacy.delta is {promise.delta:g}, not below 1 / data.max_records = {1.0 / most:.3g}: "
+            f"privacy.delta is {promise.delta:g}, not below 1 / {of} = {1.0 / most:.3g}: "
             f"to publish a {promise.unit} picked at random would keep such a promise. "
             f"Choose delta far below, such as {_power_of_ten_below(0.1 / most):g}"
         )

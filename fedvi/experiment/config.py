@@ -110,8 +110,9 @@ class PrivacySection(_Section):
     delta: float | None = pydantic.Field(
         default=None, gt=0.0, lt=0.5, description="Far below 1 / number of records, such as 1e-5."
     )
-    unit: Literal["record", "patient"] | None = pydantic.Field(
-        default=None, description="What is protected: a row, or all rows of a patient."
+    unit: Literal["record", "patient", "client"] | None = pydantic.Field(
+        default=None,
+        description="What is protected: a row, all rows of a patient, or all that a client holds.",
     )
     relation: Relation | None = pydantic.Field(
         default=None,
@@ -142,7 +143,9 @@ class PrivacySection(_Section):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _noise(cls, given: Any) -> Any:
-        """Chooses the noise where a study names none."""
+        """Chooses the noise where a study names none; a client is no other client."""
+        if isinstance(given, dict) and given.get("unit") == "client":
+            given = {"disjoint": True, **given}
         if not isinstance(given, dict) or "mechanism" in given:
             return given
         protected = given.get("protection", "dp") == "dp"
@@ -175,7 +178,7 @@ class PrivacySection(_Section):
             if missing:
                 raise ValueError(
                     f"privacy.{missing[0]} is missing|a private study names epsilon, delta, "
-                    'unit ("record" or "patient") and relation ("add_remove" or "substitute"); '
+                    'unit ("record", "patient" or "client") and relation ("add_remove" or "substitute"); '
                     'a study without protection says so: protection = "none"'
                 )
             if self.records_public and self.relation == "add_remove":
@@ -184,6 +187,7 @@ class PrivacySection(_Section):
                     "number of records shows whether one was added or removed: promise "
                     '"substitute", or leave records_public out'
                 )
+            self._check_whole_clients()
         else:
             given = [name for name, value in named.items() if value is not None]
             if given:
@@ -191,6 +195,21 @@ class PrivacySection(_Section):
                     f'privacy.{given[0]} is given beside protection = "none"|leave out one of the two'
                 )
         return self
+
+    def _check_whole_clients(self) -> None:
+        if self.unit != "client":
+            return
+        # The number is a part of what a client holds.
+        if self.records_public:
+            raise ValueError(
+                'privacy.records_public is true beside privacy.unit = "client"|leave it out: how many '
+                "records a client holds tells of the client, and is protected with them"
+            )
+        if not self.disjoint:
+            raise ValueError(
+                'privacy.disjoint is false beside privacy.unit = "client"|leave it out: each client is a '
+                "unit of its own, and no other client"
+            )
 
     def _check_view(self) -> None:
         if self.view == "message":
@@ -381,6 +400,8 @@ class Study(_Section):
                 'says whose a row is, such as unit_column = "patient_id"; if every patient has one '
                 'row, promise unit = "record"'
             )
+        if self.privacy.unit == "client":
+            self._check_whole_clients()
         if self.privacy.unit == "record" and self.data.unit_column is not None:
             raise ValueError(
                 f"data.unit_column is {_shown(self.data.unit_column)} beside "
@@ -390,15 +411,32 @@ class Study(_Section):
         self._check_sums()
         return self
 
+    def _check_whole_clients(self) -> None:
+        """Refuses what protects no client as a whole: what is clipped must be all that it says."""
+        if self.solver.kind != "perturbed_update":
+            raise ValueError(
+                f'solver.kind is {_shown(self.solver.kind)} beside privacy.unit = "client"|use '
+                '"perturbed_update", which clips the whole change of a client; other solvers clip what '
+                "one record, or a part of the records, says"
+            )
+        if self.data.unit_column is not None:
+            raise ValueError(
+                f"data.unit_column is {_shown(self.data.unit_column)} beside "
+                'privacy.unit = "client"|leave unit_column out: all rows of a client are protected '
+                "together, whoever they are of"
+            )
+
     def _check_sums(self) -> None:
         """Refuses the view "aggregate" where a single message would show in what is published."""
         sums, count = self.sums, len(self.clients)
         if sums is None:
             return
-        if self.schedule.kind != "synchronous":
+        # Of a script, `parts.schedule` looks at each stage.
+        if self.schedule.kind not in ("synchronous", "scripted"):
             raise ValueError(
                 f'schedule.kind is {_shown(self.schedule.kind)} beside privacy.view = "aggregate"|write '
-                'kind = "synchronous": only there are the answers of a round published as one sum'
+                'kind = "synchronous", or "scripted" with stages of that kind: only there are the answers '
+                "of a round published as one sum"
             )
         if any(client.added for client in self.clients):
             raise ValueError(

@@ -130,6 +130,8 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
             'write e.g. formula = "disease ~ age + sex"',
         )
     design = None if text is None else data.parse_formula(text, schema)
+    if design is not None:
+        check_response(study.model.kind, design)
     section = KindSection(kind=study.model.kind, **arguments)
     factory = factories.find("model", study.model.kind, models)
     if ":" in study.model.kind:
@@ -164,7 +166,6 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
         raise errors.ConfigError(
             "model.kind is 'numpyro_model'", 'name your function: kind = "my_study.models:hospital"'
         )
-    check_response(study.model.kind, design)
     prior = study.prior.model_dump(exclude_none=True) if study.prior else {}
     supplied = {
         "names": design.names,

@@ -80,6 +80,9 @@ def solver_of(
     arguments = dict(study.solver.arguments)
     known = factories.parameters(factory)
     supplied: dict[str, Any] = {"family": family, "model": model}
+    if study.solver.kind == "perturbed_update":
+        # From the promise alone: with a key beside the solver, one unit could be told another's price.
+        supplied["unit"] = "client" if study.privacy.unit == "client" else "record"
     if "mechanism" not in known:
         solver = factories.call("solver", study.solver, factory, supplied, LocalSolver)
         # Priced, not asked for support: what is unprotected is supported, at an infinite price.

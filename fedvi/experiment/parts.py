@@ -46,7 +46,7 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
     clients = tuple(client.name for client in study.clients)
     patience = _patience(arguments, clients, study.sums)
     if study.schedule.kind == "scripted":
-        arguments["stages"] = _stages(arguments.get("stages", []), clients)
+        arguments["stages"] = _stages(arguments.get("stages", []), clients, study.sums)
         factory = scripted
     else:
         factory = factories.find("schedule", study.schedule.kind, schedules, besides=("scripted",))
@@ -60,7 +60,7 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
     return made, rule, patience
 
 
-def _stages(given: Any, clients: Collection[str]) -> tuple[Stage, ...]:
+def _stages(given: Any, clients: Collection[str], sums: Sums | None) -> tuple[Stage, ...]:
     """Builds the stages of a script from a list of tables."""
     if not isinstance(given, list) or not all(isinstance(table, dict) for table in given):
         raise errors.ConfigError(
@@ -68,12 +68,14 @@ def _stages(given: Any, clients: Collection[str]) -> tuple[Stage, ...]:
             'write e.g. stages = [{ kind = "sequential", over = ["north"], rounds = 2 }]',
         )
     return tuple(
-        _stage(f"schedule.stages[{index}]", dict(table), clients)
+        _stage(f"schedule.stages[{index}]", dict(table), clients, sums)
         for index, table in enumerate(given)
     )
 
 
-def _stage(where: str, arguments: dict[str, Any], clients: Collection[str]) -> Stage:
+def _stage(
+    where: str, arguments: dict[str, Any], clients: Collection[str], sums: Sums | None
+) -> Stage:
     kind, over = arguments.pop("kind", None), arguments.pop("over", None)
     if not isinstance(kind, str):
         raise errors.ConfigError(
@@ -89,6 +91,8 @@ def _stage(where: str, arguments: dict[str, Any], clients: Collection[str]) -> S
         )
     factory = factories.find(where, kind, schedules)
     _check_over(where, over, clients)
+    if sums is not None:
+        _check_summed(where, kind, over, sums)
     _check_until(where, arguments)
     try:
         made = factories.call(where, KindSection(kind=kind, **arguments), factory, {}, Schedule)
@@ -119,6 +123,37 @@ def _check_over(where: str, over: Any, clients: Collection[str]) -> None:
                 f"{where}.over names {name!r} twice, expected every client once",
                 "clients take their turns in the order of the study, whatever their order here",
             )
+
+
+def _check_summed(where: str, kind: str, over: list[str] | None, sums: Sums) -> None:
+    """Refuses a stage whose answers the view "aggregate" would not hide.
+
+    Guarantee: with what is let through, the price of that view (docs/proofs/aggregate_view.md) holds for
+    the whole script. Proof: it is asked of a round that all of its answers start from one posterior, that
+    no client has two of them, and that their sum is published with k_min of them or not at all; who
+    answered, the set K, may be any that is public. A synchronous stage is made of such rounds, and
+    a stage over a part of the clients is one in which K lies in that part, but for who still holds a task
+    that started from the posterior that is served: the study says so before any record is read, so K is
+    as public as where clients do not answer. The share of noise, σ/√(k_min − t), was fixed for sums of
+    k_min answers, not for sums of all clients, so that it protects each of these as well. The server
+    counts answers anew in every round, and a stage ends between two rounds: no answer waits then, and one
+    that comes later started from a posterior that is no more served, and is dropped, or from the very one
+    that is, and is one of that round's. Rounds compose as before: each client is charged for the tasks
+    that it was given, at most those of the stages that it stands in.
+    """
+    if kind != "synchronous":
+        raise errors.ConfigError(
+            f'{where}.kind is {kind!r} beside privacy.view = "aggregate", expected "synchronous": only '
+            "there are the answers of a round published as one sum",
+            'write kind = "synchronous" in every stage, or promise view = "message"',
+        )
+    if over is not None and len(over) < sums.least_reporting:
+        raise errors.ConfigError(
+            f"{where}.over names {len(over)} of the clients ({', '.join(over)}), expected at least "
+            f"privacy.least_reporting, {sums.least_reporting}: each adds noise for sums of so many",
+            "leave `over` out for a stage of all clients, or name more; or declare a smaller "
+            "least_reporting, at which every client adds more noise",
+        )
 
 
 def _check_until(where: str, arguments: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "ADDED_UP",
     "CUSTOM_CODE",
     "DISJOINT",
+    "EACH_ITS_OWN",
     "ENTROPY",
     "EXCLUSIONS",
     "FLOAT_NOISE",
@@ -40,12 +41,14 @@ __all__ = [
     "UNDER_COVER",
     "UNIFORM_BATCHES",
     "UNVETTED",
+    "WHOLE_CLIENTS",
     "Claim",
     "LifetimeSpend",
     "as_dict",
     "claims",
     "consortium",
     "declarations",
+    "guessed",
     "lifetime_spend",
     "neighbours",
     "to_text",
@@ -63,12 +66,29 @@ OTHER_RUNS = (
     "site whose policy has [life] counts them together"
 )
 EXCLUSIONS = (TUNING, PREPROCESSING, TIMING, OTHER_RUNS)
+WHOLE_CLIENTS = (
+    "that a client takes part, and whether it can read its file: its records are protected together, "
+    "and its name is public"
+)
+ONE_OF_MANY = (
+    "one record more or less at a client that holds others: under add_remove all of a client's data come "
+    "or go, and one record may cost what substitute says"
+)
 CUSTOM_CODE = "code of the study's own, which nobody vetted"
 UNVETTED = "custom code: claim not vetted"
 """The mark of what is private by the word of a family, solver, sampler, mechanism or model from outside."""
 POOLED = "the pooled, non-private fit that was asked for"
 FLOAT_NOISE = "noise drawn in floating point, or from a known seed"
 PERSONS_AT_SEVERAL_SITES = "a person whose records are at k sites pays k times"
+PERSONS_IN_ONE_SUM = (
+    "a person whose records are at several sites: in a sum they stand behind one noise, and cost more than "
+    "the prices of these sites added up"
+)
+CLIENTS_TOGETHER = "data of several clients that change together: their prices add up"
+CLIENTS_IN_ONE_SUM = (
+    "data of several clients that change together: in a sum they stand behind one noise, and cost more "
+    "than the prices of these clients added up"
+)
 ADDED_UP = "sites may hold the same person: epsilons and deltas are added up over sites"
 
 PSEUDORANDOM = (
@@ -92,6 +112,7 @@ UNDER_COVER = (
     "answers or their noise, themselves included"
 )
 DISJOINT = "no {unit} is at two clients: the largest price of any client holds for all"
+EACH_ITS_OWN = "each client is a unit of its own: the largest price of any client holds for all"
 
 
 class LifetimeSpend(NamedTuple):
@@ -130,6 +151,8 @@ class Claim(NamedTuple):
       assumptions: computational ones, which the proofs rest on, one line each.
       declarations: what the study says of its data and nobody checks, one line each.
       lifetime: what the site has spent over all studies; None if it keeps no such ledger.
+      kept: where the runs of all processes of one data holder alone are counted; empty if said elsewhere,
+        or if they are counted in memory.
     """
 
     client: str
@@ -146,6 +169,7 @@ class Claim(NamedTuple):
     assumptions: tuple[str, ...] = ()
     declarations: tuple[str, ...] = ()
     lifetime: LifetimeSpend | None = None
+    kept: str = ""
 
 
 def claims(
@@ -154,6 +178,7 @@ def claims(
     delta: float,
     accountants: Sequence[Accountant],
     lifetime: LifetimeSpend | None = None,
+    kept: str = "",
 ) -> tuple[Claim, ...]:
     """States what a client's releases cost, once for each accountant's relation.
 
@@ -171,6 +196,7 @@ def claims(
       delta: at which epsilon is stated.
       accountants: at most one for each relation.
       lifetime: from ``lifetime_spend``, if the site keeps a ledger for life.
+      kept: of a plan for one data holder alone, ``plan.kept``.
 
     Raises:
       ConfigError: two accountants price the same relation, so that one number would hide the other.
@@ -185,7 +211,7 @@ def claims(
     reserved = spent(ledger)
     views = ("message",) if ledger.header.sums is not None else ()
     return tuple(
-        _claim(ledger, planned, reserved, delta, accountant, lifetime, view)
+        _claim(ledger, planned, reserved, delta, accountant, lifetime, view, kept)
         for view in (ledger.header.view, *views)
         for accountant in accountants
     )
@@ -199,6 +225,7 @@ def _claim(
     accountant: Accountant,
     lifetime: LifetimeSpend | None,
     view: str,
+    kept: str,
 ) -> Claim:
     header = ledger.header
     sums = header.sums if view == header.view else None
@@ -216,12 +243,13 @@ def _claim(
         delta=delta,
         accountant=accountant.name,
         releases=reservations(ledger),
-        exclusions=_exclusions(header.note, accountant.relation),
+        exclusions=_exclusions(header.note, accountant.relation, header.unit),
         mark=header.note,
         items=delta_items(event, epsilon, delta, header.table_distance),
         assumptions=_assumptions(event),
         declarations=declarations(header, seen_in_sums=sums is not None),
         lifetime=lifetime,
+        kept=kept,
     )
 
 
@@ -284,14 +312,15 @@ def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ..
     """
     unit, lines = header.unit, [FROZEN]
     if header.max_records is not None:
-        lines.append(f"no client holds more than {header.max_records} {unit}s")
+        held = "record" if unit == "client" else unit
+        lines.append(f"no client holds more than {header.max_records} {held}s")
     if header.rows_per_unit is not None:
         lines.append(
             f"at most {header.rows_per_unit} rows of one {unit} are used; they are grouped, then "
             "clipped together"
         )
     if header.disjoint:
-        lines.append(DISJOINT.format(unit=unit))
+        lines.append(_disjoint(unit))
     if header.records_public:
         lines.append(
             f"the number of {unit}s at each client is public: no price is stated for one more or less"
@@ -302,9 +331,18 @@ def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ..
     return tuple(lines)
 
 
-def _exclusions(mark: str, relation: Relation) -> tuple[str, ...]:
+def _disjoint(unit: str) -> str:
+    """Says why the largest price of any client is that of all of them."""
+    return EACH_ITS_OWN if unit == "client" else DISJOINT.format(unit=unit)
+
+
+def _exclusions(mark: str, relation: Relation, unit: str) -> tuple[str, ...]:
     found = list(EXCLUSIONS)
-    if relation == "add_remove":
+    if unit == "client":
+        found.append(WHOLE_CLIENTS)
+        if relation == "add_remove":
+            found.append(ONE_OF_MANY)
+    elif relation == "add_remove":
         found.append(SURPLUS)
     if "simulation" in mark or "seeded noise" in mark:
         found.append(FLOAT_NOISE)
@@ -397,6 +435,8 @@ def as_dict(claim: Claim) -> dict[str, Any]:
     1.0
     """
     fields = claim._asdict()
+    if not claim.kept:
+        del fields["kept"]
     for name in ("exclusions", "assumptions", "declarations"):
         fields[name] = list(fields[name])
     fields["items"] = None if claim.items is None else claim.items._asdict()
@@ -440,6 +480,11 @@ def to_text(parts: Sequence[Claim]) -> str:
                 f"{_up(life.delta)}, relation {life.relation}, {life.releases} releases of all "
                 "studies, by a Renyi filter"
             )
+        if claim.kept:
+            lines.append(
+                f"  runs of all processes are counted by the ledger in {claim.kept}; a copy of it counts "
+                "for itself"
+            )
     sections = {
         "Neighbours": [
             f"{claim.relation}: {neighbours(claim.relation, claim.unit)}" for claim in parts
@@ -457,15 +502,44 @@ def to_text(parts: Sequence[Claim]) -> str:
 def neighbours(relation: Relation, unit: str) -> str:
     """Says in a sentence which data sets a claim holds between.
 
+    Of whole clients: data sets of all clients together, which differ in the data of one.
+
     >>> neighbours("add_remove", "patient")
     'two data sets are neighbours if one has one patient more'
     """
+    if unit == "client":
+        return _OF_CLIENTS[relation]
     return _RELATIONS[relation].format(unit=unit)
+
+
+def guessed(relation: str, unit: str) -> str:
+    """Says what an attacker who knows all other units may still guess.
+
+    >>> guessed("substitute", "record")
+    'which of two known records took part'
+    """
+    if unit == "client":
+        # That it takes part is public.
+        return (
+            "whether a given client holds any data"
+            if relation == "add_remove"
+            else "which of two known data sets a given client holds"
+        )
+    if relation == "add_remove":
+        return f"whether a given {unit} took part"
+    return f"which of two known {unit}s took part"
 
 
 _RELATIONS = {
     "add_remove": "two data sets are neighbours if one has one {unit} more",
     "substitute": "two data sets are neighbours if one {unit} is another in one of them",
+}
+
+
+_OF_CLIENTS = {
+    "add_remove": "two data sets are neighbours if all that one client holds is missing in one of them",
+    "substitute": "two data sets are neighbours if all that one client holds is other data in one of "
+    "them, as many records or fewer or more",
 }
 
 
@@ -486,13 +560,20 @@ def _decimal_sum(values: Sequence[float]) -> float:
     return float(sum(decimal.Decimal(repr(value)) for value in values))
 
 
+def _together(part: Claim) -> str:
+    """Says what a price that holds for each client alone leaves out."""
+    if part.unit == "client":
+        return CLIENTS_TOGETHER if part.view == "message" else CLIENTS_IN_ONE_SUM
+    return PERSONS_AT_SEVERAL_SITES if part.view == "message" else PERSONS_IN_ONE_SUM
+
+
 def _join(parts: list[Claim], disjoint: bool) -> Claim:
     epsilons, deltas = [p.epsilon for p in parts], [p.delta for p in parts]
     exclusions = [line for part in parts for line in part.exclusions]
-    exclusions.append(PERSONS_AT_SEVERAL_SITES if disjoint else ADDED_UP)
+    exclusions.append(_together(parts[0]) if disjoint else ADDED_UP)
     declared = [line for part in parts for line in part.declarations]
     if disjoint:
-        declared.append(DISJOINT.format(unit=parts[0].unit))
+        declared.append(_disjoint(parts[0].unit))
     return parts[0]._replace(
         client=f"all {len(parts)} clients" if len(parts) > 1 else parts[0].client,
         epsilon=max(epsilons) if disjoint else math.fsum(epsilons),
@@ -504,6 +585,7 @@ def _join(parts: list[Claim], disjoint: bool) -> Claim:
         items=parts[0].items if len({part.items for part in parts}) == 1 and disjoint else None,
         assumptions=tuple(dict.fromkeys(line for part in parts for line in part.assumptions)),
         declarations=tuple(dict.fromkeys(declared)),
-        # What a site spent for life is the site's own.
+        # What a site spent for life, and where it counts, is the site's own.
         lifetime=parts[0].lifetime if len(parts) == 1 else None,
+        kept=parts[0].kept if len(parts) == 1 else "",
     )

@@ -142,7 +142,7 @@ def _stated(svi: DPSVI) -> dict[str, Any]:
     """The statement as attributes that a file can hold: numbers and texts."""
     plan, header = svi.privacy, svi.ledger.header
     claims = (
-        statement.claims(svi.ledger, header.planned, plan.delta, [plan.accountant])
+        statement.claims(svi.ledger, header.planned, plan.delta, [plan.accountant], kept=plan.kept)
         if plan.protected and header.planned is not None
         else ()
     )

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fedvi.privacy.statement import guessed
 from fedvi.report import figures, tables
 from fedvi.report.contents import Coefficient, Contents, Round, Statement
 from fedvi.report.figures import Figure
@@ -652,14 +653,12 @@ def _claim_in_words(statement: Statement) -> str:
     for claim in statement.claims:
         if claim.view != statement.claims[0].view:
             continue
-        what = (
-            f"whether a given {unit} took part"
-            if claim.relation == "add_remove"
-            else f"which of two known {unit}s took part"
-        )
+        what = guessed(claim.relation, unit)
         said.append(f"{what} in at most {_percent_up(claim.right)} of cases")
+    # Of a whole client there is nothing else to know at its site.
+    where = "at all other sites" if unit == "client" else f"about the data of {statement.site}"
     return (
-        f"Whoever is within the view below, knows all else about the data of {statement.site} and guesses "
+        f"Whoever is within the view below, knows all else {where} and guesses "
         f"at even odds, is right about {'; or about '.join(said)}."
     )
 

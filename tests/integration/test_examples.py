@@ -116,6 +116,17 @@ def test_abalone_prints_accuracies_and_prices(run, shared, tmp_path):
     assert_stated(text, 0.3)
 
 
+def test_abalone_leaves_out_a_price_that_is_not_finite(run, shared):
+    data = shared / "data" / "abalone" / "abalone.data"
+    settings = ("--epsilon", 2, "--clip-norm", 1, "--batch", 167, "--steps", 200, "--seed", 1)
+    text = run("abalone", "--data", data, *settings)
+    row = next(line for line in text.splitlines() if line.startswith("│       2"))
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells[7] == "–"
+    assert 2.0 < float(cells[6]) < 2.5
+    assert_stated(text, 2.0)
+
+
 def pictures(folder, count):
     """Writes made-up pictures, stripes of two kinds, as MNIST is packed."""
     random = np.random.default_rng(0)
@@ -150,6 +161,16 @@ def test_vae_reads_mnist(run, shared):
     settings = ("--records", 1_200, "--epochs", 1, "--epsilon", 8, "--seed", 1)
     text = run("vae", "--data", shared / "data" / "mnist", *settings)
     assert "688,884 parameters, 1,200 pictures, 9 steps" in text
+
+
+def test_vae_takes_a_noise_and_can_leave_the_test_pictures_alone(run, tmp_path):
+    folder = pictures(tmp_path, 600)
+    (folder / "t10k-images-idx3-ubyte.gz").unlink()
+    settings = ("--records", 600, "--batch", 60, "--epochs", 1, "--held-out", 120, "--seed", 1)
+    text = run("vae", "--data", folder, *settings, "--noise-multiplier", 1.5, "--delta", 1e-3)
+    assert "480 pictures, 8 steps" in text
+    assert re.search(r"^private\s+[\d.]+ nats a held-out picture", text, re.MULTILINE)
+    assert "noise multiplier 1.5\n" in text
 
 
 @pytest.mark.parametrize("script", ["logistic", "mixture", "hierarchical", "abalone", "vae"])

@@ -34,6 +34,10 @@ STUDY_FILES = {
 FORMULAS = {
     "logistic": ("died ~ age + sex", ["died=binary"]),
     "linear": ("los ~ age + sex", ["los=number:0..90"]),
+    "binomial": (
+        "cbind(falls, steady) ~ age + sex",
+        ["falls=count:0..20", "steady=count:0..200"],
+    ),
     "poisson": ("falls ~ age + sex", ["falls=count:0..20"]),
     "negative_binomial": ("falls ~ age + sex", ["falls=count:0..20"]),
     "multinomial": ("outcome ~ age + sex", ["outcome=level:home,ward,died"]),

@@ -57,6 +57,7 @@ def run(**fields: Any) -> dict[str, Any]:
         "version": 3,
         "rounds": 3,
         "rounds_planned": 4,
+        "stage": None,
         "gap": 1.25,
         "uptime_seconds": 300.0,
         "awaited": ["north"],
@@ -79,6 +80,15 @@ def drawn(screen: _live.Screen, width: int = 80, height: int = 24) -> list[str]:
 
 def plain(lines: list[str]) -> list[str]:
     return [CODE.sub("", line).rstrip() for line in lines]
+
+
+def test_it_shows_the_stage_of_a_script_and_how_far_that_is():
+    stage = {"number": 2, "stages": 3, "schedule": "synchronous", "round": 1, "rounds": 2}
+    shown = run(schedule="scripted", rounds=0, rounds_planned=40, stage=stage)
+    lines = plain(drawn(_live.Screen(shown, [])))
+    text = "\n".join(lines)
+    assert "scripted, stage 2 of 3, synchronous, round 1 of 2, version 3, mutual TLS" in text
+    assert "█" * 40 + "░" * 40 in text
 
 
 def test_it_shows_the_run_its_clients_and_what_happened_within_80_columns():

@@ -231,9 +231,9 @@ TABLE = [
         changes={"delta = 1e-5\n": ""},
         said="privacy.delta is missing",
         hint=(
-            'a private study names epsilon, delta, unit ("record" or "patient") and relation '
-            '("add_remove" or "substitute"); a study without protection says so: protection = '
-            '"none"'
+            'a private study names epsilon, delta, unit ("record", "patient" or "client") and '
+            'relation ("add_remove" or "substitute"); a study without protection says so: '
+            'protection = "none"'
         ),
     ),
     Wrong(
@@ -251,8 +251,8 @@ TABLE = [
     Wrong(
         "client as a unit",
         changes={'unit = "record"': 'unit = "hospital"'},
-        said="privacy.unit is 'hospital', expected 'record' or 'patient'",
-        hint="known: `patient`, `record`",
+        said="privacy.unit is 'hospital', expected 'record', 'patient' or 'client'",
+        hint="known: `client`, `patient`, `record`",
     ),
     Wrong(
         "patient without column",
@@ -283,7 +283,7 @@ TABLE = [
         changes={'kind = "logistic"': 'kind = "logit"'},
         said="model.kind is 'logit', which is not in fedvi.models",
         hint=(
-            "did you mean `logistic`? known: `discrete_network`, `factor_analysis`, "
+            "did you mean `logistic`? known: `binomial`, `discrete_network`, `factor_analysis`, "
             "`gaussian_mixture`, `hidden_markov`, `latent_dirichlet`, `linear`, "
             "`linear_unknown_noise`, `logistic`, `multinomial`, `multivariate_linear`, "
             "`negative_binomial`, `numpyro_model`, `poisson`, `sigmoid_belief_network`, "

@@ -51,6 +51,7 @@ KINDS: Mapping[str, _Kind] = {
         ("number",),
         {"noise_scale": (0.5, "known sd of a record around its mean, response scaled as below")},
     ),
+    "binomial": _Kind("how many of so many: events and non-events", ("count",), {}, "cbind({})"),
     "poisson": _Kind("a count", ("count",), {}),
     "negative_binomial": _Kind(
         "a count that spreads more than a Poisson count",

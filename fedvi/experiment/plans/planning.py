@@ -32,8 +32,9 @@ from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers.vips import conjugate_form
 from fedvi.inference.units import unit_model
 from fedvi.models.conjugate import ConjugateModel
-from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.models.glm import GeneralisedLinearModel, WithOffset
 from fedvi.models.site_effects import SiteEffects
+from fedvi.models.trials import Binomial
 from fedvi.privacy import calibrate, events, mechanisms, sampling
 from fedvi.privacy.sums import of_messages
 
@@ -159,10 +160,15 @@ def _prior_sd(assembly: Assembly) -> float:
 
 
 def _curvature(model: Any) -> float:
-    """What a record tells of a coefficient: known of a linear model, else that of a yes or no."""
+    """What a record tells of a coefficient: known of a linear model, else that of its yes-or-no trials."""
     model = _regression(model)
     scale = model.noise_scale if model is not None else None
-    return TYPICAL_CURVATURE if scale is None else scale**-2.0
+    if scale is not None:
+        return float(scale**-2.0)
+    response = getattr(model, "response", None)
+    response = response.response if isinstance(response, WithOffset) else response
+    trials = response.typical_trials if isinstance(response, Binomial) else 1.0
+    return TYPICAL_CURVATURE * trials
 
 
 def _variance(assembly: Assembly) -> float:
@@ -205,6 +211,9 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
     study, budget = assembly.study, assembly.budget
     assert budget is not None
     current = kind == study.solver.kind
+    if assembly.request.unit == "client" and not current:
+        why = "protects records, and no client as a whole"
+        return Mode(kind, False, None, None, None, None, why)
     settings = dict(study.solver.arguments) if current else {}
     for name in ("sampler", "noise_multiplier", "clip_norm"):
         settings.pop(name, None)

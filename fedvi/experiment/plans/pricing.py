@@ -9,12 +9,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
+from fedvi.experiment import parts
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import Study, parse_study
 from fedvi.privacy import accountants, calibrate, events, historical, sampling, views
 from fedvi.privacy.sums import in_sum
 
-__all__ = ["Alternative", "Growth", "Meaning", "Price", "Pricing", "Seen", "pricing", "with_target"]
+__all__ = [
+    "Alternative",
+    "Growth",
+    "Meaning",
+    "Price",
+    "Pricing",
+    "Seen",
+    "is_scripted",
+    "pricing",
+    "with_target",
+]
 
 # At most so many points of ε over rounds: each is a composition of its own.
 _POINTS = 8
@@ -149,6 +160,10 @@ def with_target(
 ) -> Study:
     """Returns the study with another promise, its noise left to be calibrated for it.
 
+    A price asks how many turns a client has, and not when. So where a script, or a function of the
+    study's own, says who works when, ``rounds`` counts a client's turns over all of it, and a
+    synchronous schedule of so many stands in for it.
+
     Raises:
       ConfigError: a value is not what its key allows, or the study promises nothing.
     """
@@ -159,9 +174,20 @@ def with_target(
     raw = study.as_dict()
     raw["privacy"] = {**raw["privacy"], **given}
     if rounds is not None:
-        raw["schedule"]["rounds"] = rounds
+        schedule = raw["schedule"]
+        if is_scripted(study):
+            parts.schedule(study)  # what cannot be carried out has no price
+            kept = ("damping", "deadline_seconds", "quorum")
+            schedule = {name: schedule[name] for name in kept if name in schedule}
+            schedule["kind"] = "synchronous"
+        raw["schedule"] = schedule | {"rounds": rounds}
     raw["solver"].pop("noise_multiplier", None)
     return parse_study(_without_none(raw))
+
+
+def is_scripted(study: Study) -> bool:
+    """Whether the rounds of a study are those of several stages, or of a function of its own."""
+    return study.schedule.kind == "scripted" or ":" in study.schedule.kind
 
 
 def pricing(assembly: Assembly, *, with_historical: bool = False) -> Pricing:

@@ -334,7 +334,8 @@ def _facts(study: Study, book: Ledger) -> tuple[tuple[str, str], ...]:
     made = _reserved(book)
     found.append(("reserved so far", _worded(made) if ledger.reservations(book) else "nothing"))
     if header.max_records is not None:
-        found.append(("declared size", f"at most {header.max_records} {header.unit}s"))
+        held = "record" if header.unit == "client" else header.unit
+        found.append(("declared size", f"at most {header.max_records} {held}s"))
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedvi import __version__, errors
 from fedvi.data.formula import parse_formula
 from fedvi.data.schema import parse_schema
-from fedvi.experiment import conjugates, parts, server_plan
+from fedvi.experiment import conjugates, intervals, parts, server_plan
 from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, Reading, of_moments, readings
 from fedvi.experiment.config import Study, load_study
 from fedvi.experiment.influence import influence
@@ -242,7 +242,10 @@ def _remarks(study: Study, result: Mapping[str, Any]) -> list[str]:
         schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
         response = parse_formula(str(study.model.arguments["formula"]), schema).response
         found.append(_CLASSES.format(response=response.text, first=response.levels[0]))
-    return [*found, str(result["remark"])] if result.get("remark") else found
+    # Of a posterior that is no Gaussian a report draws no interval.
+    of_intervals = intervals.remark(study) if _is_gaussian(study) else ""
+    found += filter(None, [str(result.get("remark") or ""), of_intervals])
+    return found
 
 
 def _coefficients(run: _Run) -> tuple[tuple[Coefficient, ...], str]:

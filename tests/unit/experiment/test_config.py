@@ -189,7 +189,7 @@ def test_nothing_is_promised_beside_no_protection() -> None:
         ("delta", 1.0, "less than 0.5"),
         ("delta", 0.5, "less than 0.5"),
         ("relation", "substitue", "'add_remove' or 'substitute'"),
-        ("unit", "client", "'record' or 'patient'"),
+        ("unit", "site", "'record', 'patient' or 'client'"),
         ("view", "secure_aggregate", "'message' or 'aggregate'"),
         ("protection", "some", "'dp' or 'none'"),
         ("disjoint", 1, "true or false"),

@@ -18,7 +18,13 @@ from fedvi.data.source import ArraySource
 from fedvi.experiment.build import assemble
 from fedvi.experiment.config import parse_study
 from fedvi.experiment.plans.planning import outlook
-from fedvi.experiment.plans.signals import PublicNumbers, Signal, signal, suggested_clip_norm
+from fedvi.experiment.plans.signals import (
+    TYPICAL_CURVATURE,
+    PublicNumbers,
+    Signal,
+    signal,
+    suggested_clip_norm,
+)
 from fedvi.experiment.simulate import run
 from fedvi.privacy import accountants, events
 from tests.studies import raw_study, synthetic_logistic
@@ -335,6 +341,25 @@ def test_what_is_said_of_vips_follows_its_noise() -> None:
     # The last answer alone has the noise of all 400.
     last = signal("vips", NUMBERS._replace(rounds=400), 60.0, 1.0, averaging=0.0)
     assert last.curvature == pytest.approx(once.curvature / 20.0, rel=1e-9)
+
+
+def test_a_record_of_many_trials_tells_as_many_times_as_much() -> None:
+    raw = raw_private("vips", 1.0)
+    raw["model"] = {
+        "kind": "binomial",
+        "formula": "cbind(s, f) ~ 0 + " + " + ".join(f"x{index}" for index in range(SIZE)),
+        "typical_trials": 20,
+    }
+    raw["data"]["schema"] |= {name: {"type": "count", "bounds": [0, 99]} for name in ("s", "f")}
+    many = planned(raw)
+    assert many.numbers.curvature == pytest.approx(20 * TYPICAL_CURVATURE)
+    raw["model"]["typical_trials"] = 1
+    once = planned(raw)
+    assert once.numbers == planned(raw_private("vips", 1.0)).numbers
+    assert own(many).coefficients > 0.0
+    assert {mode.solver for mode in many.modes if mode.noise_multiplier is None} == {
+        mode.solver for mode in once.modes if mode.noise_multiplier is None
+    }
 
 
 def test_a_likelihood_without_a_conjugate_form_is_not_offered_to_vips() -> None:

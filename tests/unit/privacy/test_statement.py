@@ -143,6 +143,25 @@ def test_disjoint_sites_pay_the_maximum_and_say_for_whom_it_is_more():
     assert substitute.releases == 6
 
 
+@pytest.mark.parametrize("relation", ["add_remove", "substitute"])
+@pytest.mark.parametrize(
+    ("view", "several"),
+    [("message", statement.CLIENTS_TOGETHER), ("aggregate", statement.CLIENTS_IN_ONE_SUM)],
+)
+def test_whole_clients_are_protected_and_what_is_more_than_one_is_told(view, several, relation):
+    claims = [claim_of(name, 1.0, relation, unit="client", view=view) for name in ("a", "b")]
+    (whole,) = consortium(claims, disjoint=True)
+    assert several in whole.exclusions
+    assert statement.PERSONS_AT_SEVERAL_SITES not in whole.exclusions
+
+
+def test_persons_at_several_sites_are_more_than_added_up_in_one_sum():
+    claims = [claim_of(name, 1.0, view="aggregate") for name in ("a", "b")]
+    (whole,) = consortium(claims, disjoint=True)
+    assert statement.PERSONS_IN_ONE_SUM in whole.exclusions
+    assert statement.PERSONS_AT_SEVERAL_SITES not in whole.exclusions
+
+
 def test_sites_that_may_share_persons_pay_the_sum():
     add_remove, substitute = consortium(PARTS, disjoint=False)
     assert (add_remove.epsilon, add_remove.delta) == (2.5, pytest.approx(1.1e-5, rel=1e-12))
