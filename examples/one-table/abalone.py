@@ -32,6 +32,7 @@ from rich.table import Table
 from telling import add_common_options, sampling, tell
 
 import fedvi
+from fedvi import errors
 from fedvi.privacy import accountants, historical
 
 # Public: round numbers near the statistics printed in abalone.names. Nothing is standardised from the
@@ -115,8 +116,12 @@ def row(args, epsilon, clip_norm, batch, train, test):
     aligned, svi = fit(plan, "aligned", rate, train, test)
 
     def price(accountant):
-        supported = accountant.supports(plan.run)
-        return accountant.epsilon(plan.run, args.delta) if supported else float("nan")
+        if not accountant.supports(plan.run):
+            return float("nan")
+        try:
+            return accountant.epsilon(plan.run, args.delta)
+        except errors.PrivacyError:  # a loose bound may find no finite epsilon at this δ
+            return float("nan")
 
     prices = (
         accountants.rdp(args.relation),

@@ -61,5 +61,7 @@ def tell(svi: Any) -> None:
         f"\n{plan.runs} × {plan.steps} steps on {sampler} batches at rate {plan.sampler.rate:.4g}, "
         f"clip norm {plan.clip_norm:g}, noise multiplier {plan.mechanism.noise_multiplier:.4g}\n"
     )
-    claims = statement.claims(ledger, ledger.header.planned, plan.delta, [plan.accountant])
+    claims = statement.claims(
+        ledger, ledger.header.planned, plan.delta, [plan.accountant], kept=plan.kept
+    )
     print(statement.to_text(claims))

@@ -2,6 +2,7 @@
 
     python examples/one-table/vae.py --data mnist
     python examples/one-table/vae.py --data fashion-mnist --epochs 20 --epsilon 2
+    python examples/one-table/vae.py --data mnist --epochs 20 --noise-multiplier 1.5
     python examples/one-table/vae.py --data mnist --kind convolutional
 
 MNIST or Fashion-MNIST, in the folder of its four gzip files in IDX format; pixels are made 0 or 1 once,
@@ -67,17 +68,38 @@ def main():
     )
     add("--kind", choices=("dense", "convolutional"), default="dense", help="(default %(default)s)")
     add("--epochs", type=float, default=3.0, help="passes over the records (default %(default)g)")
-    add("--epsilon", type=float, default=1.0, help="what may be spent (default %(default)g)")
+    add("--epsilon", type=float, help="what may be spent (default 1)")
+    add("--noise-multiplier", type=float, help="noise std ÷ clip norm, in place of --epsilon")
     add("--delta", type=float, default=1e-5, help="at which it holds (default %(default)g)")
     add("--batch", type=int, default=128, help="expected size (default %(default)d)")
     add("--clip-norm", type=float, default=10.0, help="as in d3p (default %(default)g)")
     add("--learning-rate", type=float, default=1e-3, help="of Adam (default %(default)g)")
     add("--records", type=int, default=60_000, help="take the first only (default %(default)d)")
+    add(
+        "--held-out",
+        type=int,
+        default=0,
+        metavar="N",
+        help="judge by the last N of them, fitted on the others, and leave the test pictures alone: to "
+        "choose a clip norm or a learning rate by",
+    )
     add_common_options(parser)
     args = parser.parse_args()
 
+    if args.epsilon is not None and args.noise_multiplier is not None:
+        parser.error("--epsilon and --noise-multiplier: one follows from the other, give one")
+    if not 0 <= args.held_out < args.records:
+        parser.error(f"--held-out is {args.held_out}, expected at least 0 and below --records")
+    budget = {"noise_multiplier": args.noise_multiplier}
+    if args.noise_multiplier is None:
+        budget = {"epsilon": 1.0 if args.epsilon is None else args.epsilon}
+
     x = pictures(args.data, "train", args.records, seed=0)
-    test = pictures(args.data, "t10k", max(args.records // 6, 1), seed=1)
+    if args.held_out:
+        x, test, judged = x[: -args.held_out], x[-args.held_out :], "held-out"
+    else:
+        judged = "test"
+        test = pictures(args.data, "t10k", max(args.records // 6, 1), seed=1)
     if args.kind == "dense":
         model, guide = dense_vae()
         x, test = (part.reshape(len(part), -1) for part in (x, test))
@@ -93,10 +115,12 @@ def main():
     sizes = [leaf.size for leaf in jax.tree.leaves(plain.get_params(state))]
     print(f"{args.kind}: {sum(sizes):,} parameters, {len(x):,} pictures, {steps} steps")
     seconds = time.perf_counter() - begin
-    print(f"not private  {loss:7.2f} nats a test picture   ({seconds:.0f} s, compilation included)")
+    print(
+        f"not private  {loss:7.2f} nats a {judged} picture   ({seconds:.0f} s, compilation included)"
+    )
 
     plan = fedvi.privacy.sgd(
-        epsilon=args.epsilon,
+        **budget,
         delta=args.delta,
         steps=steps,
         batch=args.batch,
@@ -112,8 +136,10 @@ def main():
     result = svi.run(jax.random.key(0), steps, x, init_state=start, progress_bar=False)
     loss = svi.evaluate(result.state, test).reveal() / len(test)
     seconds = time.perf_counter() - begin
-    print(f"private      {loss:7.2f} nats a test picture   ({seconds:.0f} s, compilation included)")
-    print(f"untrained    {before:7.2f} nats a test picture")
+    print(
+        f"private      {loss:7.2f} nats a {judged} picture   ({seconds:.0f} s, compilation included)"
+    )
+    print(f"untrained    {before:7.2f} nats a {judged} picture")
     tell(svi)
 
 
