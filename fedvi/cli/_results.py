@@ -8,6 +8,7 @@ from fedvi import __version__, errors
 from fedvi.experiment import intervals, parts, site_effects
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.coefficients import UNCONSTRAINED
+from fedvi.experiment.one_shot import OneVisit, estimated_gap
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.expfam.low_rank_gaussian import LowRankGaussian
@@ -52,6 +53,7 @@ def content(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> dict[str,
             "mark": plan.mark,
             "coefficients": rows,
             **({"remark": said} if said else {}),
+            "one_shot_gap": _one_shot_gap(plan, spec, state),
             "projected": state.standing is None and not spec.family.is_proper(state.posterior),
             "clients": [
                 {
@@ -93,11 +95,6 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     table = tables.coefficient_table(rows, title, parts.ratio(plan.study), False, console.width)
     console.print(table, crop=False)
     said = (site_effects.remark(plan.study, rows), intervals.remark(plan.study))
-    missed = {
-        name: count
-        for name in plan.clients
-        if (count := sum(name in update.missing for update in state.history))
-    }
     lines = [*tables.ratio_notes(rows, parts.ratio(plan.study)), *filter(None, said)]
     if ":" in plan.study.model.kind and isinstance(
         spec.family, FullGaussian | DiagonalGaussian | LowRankGaussian
@@ -107,10 +104,13 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
         f"{sum(bool(update.clients) for update in state.history)} folds; answers: "
         + ", ".join(f"{name} {state.visits[name]}" for name in plan.clients)
     ]
-    if missed:
-        lines.append(
-            "missed turns: " + ", ".join(f"{name} {count}" for name, count in missed.items())
-        )
+    lines += tables.missed_turns(update.missing for update in state.history)
+    moves = [update.gap.mean_shift for update in state.history if update.gap is not None]
+    one_shot = _one_shot_gap(plan, spec, state)
+    if moves and one_shot != 0.0:
+        lines.append(tables.last_move(moves[-1], len(moves)))
+    if one_shot is not None:
+        lines.append(tables.more_rounds(one_shot))
     for update in state.history:
         lines += [f"{name} was added at version {update.version}" for name in update.added]
         for name in update.removed:
@@ -122,6 +122,13 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     lines.append(f"kept in {folder / RESULT}; what it cost: fedvi ledger show {folder}")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _one_shot_gap(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> float | None:
+    released = OneVisit(
+        plan.study, plan.names, spec.family, spec.prior, state.factors, state.history
+    )
+    return estimated_gap(released)
 
 
 def check_completed(state: ServerState) -> None:

@@ -1,7 +1,7 @@
 """`fedvi simulate STUDY.toml`: a whole federation in this process, with progress and two tables."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,6 @@ from fedvi.experiment import intervals, outcome, site_effects
 from fedvi.experiment.build import PRIOR
 from fedvi.experiment.coefficients import UNCONSTRAINED
 from fedvi.experiment.config import load_study
-from fedvi.experiment.one_shot import estimated_gap
 from fedvi.experiment.simulate import Moment
 from fedvi.experiment.simulate import simulate as run
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
@@ -248,16 +247,18 @@ def _progress(quiet: bool) -> "Iterator[_Shown]":
 def _logger(console: Any) -> Callable[[Moment], None]:
     """Prints one line a completed round, for logs and pipes, with who answered since the last."""
     answered: list[str] = []
+    missing: list[str] = []
 
     def log(moment: Moment) -> None:
         answered.extend(moment.update.clients)
+        missing.extend(moment.update.missing)
         if not moment.update.clients:
             console.print(_done(moment.update), highlight=False, soft_wrap=True, markup=False)
         gap = moment.update.gap
         if gap is None:
             return
         console.print(
-            f"{_round(moment)}  {_answered(answered)}  "
+            f"{_round(moment)}  {_answered(answered)}{_missing(missing)}  "
             f"{moment.elapsed_seconds:.1f} s  version {moment.update.version}  "
             f"damping {moment.update.damping:g}  gap {tables.number(gap.mean_shift, 3)} sd  "
             f"ε so far {tables.bound(moment.epsilon, 3)}",
@@ -266,6 +267,7 @@ def _logger(console: Any) -> Callable[[Moment], None]:
             markup=False,
         )
         answered.clear()
+        missing.clear()
 
     return log
 
@@ -280,7 +282,7 @@ def _round(moment: Moment) -> str:
 def _done(update: "Update") -> str:
     """Says who answered, or who left or joined."""
     if update.clients:
-        return _answered(update.clients)
+        return _answered(update.clients) + _missing(update.missing)
     changes = (
         ("removed", update.removed),
         ("added", update.added),
@@ -296,6 +298,11 @@ def _answered(names: Iterable[str]) -> str:
     if len(clients) == 1:
         return f"1 client: {clients.pop()}"
     return f"{len(clients)} clients" if clients else "the prior"
+
+
+def _missing(names: Sequence[str]) -> str:
+    """Says whose turns were skipped."""
+    return f", MISSING: {', '.join(dict.fromkeys(names))}" if names else ""
 
 
 def _show(
@@ -416,17 +423,13 @@ def _remarks(result: "Result") -> "list[str]":
                 f"the posterior is without the factor of {', '.join(update.removed)}; what it was charged "
                 "stays charged, for it was seen"
             )
+    lines += tables.missed_turns(update.missing for update in result.history)
     gaps: list[Any] = [update.gap for update in result.history if update.gap is not None]
-    one_shot = estimated_gap(result)
+    one_shot = outcome.one_shot_gap(result)
     if gaps and one_shot != 0.0:
         lines.append(tables.last_move(gaps[-1].mean_shift, len(gaps)))
     if one_shot is not None:
-        lines.append(
-            "one visit a client is exact: the likelihood is conjugate"
-            if one_shot == 0.0
-            else f"estimated gap to more rounds: about {tables.number(one_shot, 1)} posterior sds, as if "
-            "covariates were Gaussian; no bound: the truth may be twice or half of it, or further off"
-        )
+        lines.append(tables.more_rounds(one_shot))
     poor = {name: value for name, value in result.residuals.items() if not value < 1e-3}
     if poor:
         worst = max(poor, key=lambda name: poor[name])

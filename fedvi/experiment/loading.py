@@ -77,14 +77,31 @@ def load_shard(
       path: of a format of ``data.tables``.
       disk: where records may lie that would take more than 512 MiB of memory, where the solver goes
         through them block by block. What is computed is the same, to the last bit. None: in memory.
-      tell: called with a sentence if most records count as zero, as by ``data.prepared``. Private: for
-        the screen of whoever holds them.
+      tell: called with a sentence if most records count as zero, as by ``data.prepared``, and if there
+        are more than the study declares. Private: for the screen of whoever holds them.
 
     Raises:
       ConfigError: they are to lie on the disk always, and the study's solver cannot work on them there.
       DataError: the file is not there or lacks a column; in a study that promises nothing, also if
         it does not fit the schema, or a row does not say whose it is.
     """
+    source = _read(assembly, client, path, disk, tell)
+    most = _most(assembly)
+    if tell is not None and assembly.study.privacy.private and most and source.size > most:
+        tell(
+            f"{client}: {source.size:,} records, and data.max_records is {most:,}: only the first of "
+            "them are used. To use all, the study must declare more, for everybody, before it starts"
+        )
+    return source
+
+
+def _read(
+    assembly: Assembly,
+    client: str,
+    path: Path,
+    disk: Disk | None,
+    tell: Callable[[str], None] | None,
+) -> ArraySource:
     study, schema = assembly.study, assembly.schema
     stored = disk is not None and _is_stored(assembly, client, path, disk)
     if isinstance(assembly.model, FromFile):
@@ -124,6 +141,13 @@ def load_shard(
     if not assembly.grouped:
         return source
     return data.by_unit(source, identities, study.data.rows_per_unit)
+
+
+def _most(assembly: Assembly) -> int | None:
+    """Returns how many records of a client are used at most; None for all."""
+    if modelling.grouped(assembly.study) and not assembly.grouped:
+        return None  # the study counts units, but a record is a row here
+    return assembly.study.data.max_records
 
 
 def _wanted(study: Study, schema: Any, names: tuple[str, ...], identity: str | None) -> data.Wanted:
@@ -212,10 +236,7 @@ def with_capacity(assembly: Assembly, sources: Mapping[str, ArraySource]) -> dic
       DataError: there are more records than declared, in a study that promises nothing; or records
         are not grouped into units as the study says.
     """
-    study = assembly.study
-    declared = study.data.max_records
-    if modelling.grouped(study) and not assembly.grouped:
-        declared = None  # it counts units, but a record is a row here
+    study, declared = assembly.study, _most(assembly)
     shards = {}
     for name, source in sources.items():
         if (ROWS in source.records) != assembly.grouped:

@@ -15,7 +15,7 @@ from fedvi.experiment.baselines import Baseline
 from fedvi.experiment.coefficients import MOST
 from fedvi.experiment.coefficients import coefficients as rows_of
 from fedvi.experiment.influence import influence
-from fedvi.experiment.one_shot import estimated_gap
+from fedvi.experiment.one_shot import OneVisit, estimated_gap
 from fedvi.experiment.simulate import Result, Site
 from fedvi.federation.fold import gap
 from fedvi.privacy import ledger, statement
@@ -167,7 +167,7 @@ def as_dict(result: Result, rivals: Sequence[Baseline] = ()) -> dict[str, Any]:
         "projected": result.improper,
         "residuals": dict(result.residuals),
         "influence": influence_rows(result),
-        "one_shot_gap": estimated_gap(result),
+        "one_shot_gap": one_shot_gap(result),
         "history": [
             {
                 "version": update.version,
@@ -194,6 +194,15 @@ def as_dict(result: Result, rivals: Sequence[Baseline] = ()) -> dict[str, Any]:
     if result.pooled is not None:
         content["pooled"] = "pooled_mean and pooled_sd: fitted to all records without privacy"
     return posteriors.plain(content)
+
+
+def one_shot_gap(result: Result) -> float | None:
+    """Estimates how far more rounds would move the means of a run of one, see ``estimated_gap``."""
+    built = result.assembly
+    released = OneVisit(
+        built.study, built.model.names, built.family, built.prior, result.factors, result.history
+    )
+    return estimated_gap(released)
 
 
 def check_target(directory: Path) -> None:

@@ -1,7 +1,7 @@
 """The parts of a study that a server builds as well as a client: family, schedule, budget; no JAX."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedvi import errors, expfam
@@ -52,6 +52,7 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
         factory = factories.find("schedule", study.schedule.kind, schedules, besides=("scripted",))
     section = KindSection(kind=study.schedule.kind, **arguments)
     made = factories.call("schedule", section, factory, {}, Schedule)
+    _check_buffer("schedule", arguments, len(clients))
     if not isinstance(made.rounds, int) or made.rounds < 1:
         raise errors.ConfigError(
             f"schedule.rounds is {made.rounds!r}, expected a whole number of at least 1",
@@ -101,7 +102,19 @@ def _stage(
         if message.startswith("schedule.") and not message.startswith(where):
             message = where + message.removeprefix("schedule")
         raise errors.ConfigError(message, error.hint) from error
+    _check_buffer(where, arguments, len(clients if over is None else over))
     return Stage(made, None if over is None else tuple(over))
+
+
+def _check_buffer(where: str, arguments: Mapping[str, Any], count: int) -> None:
+    """Refuses to wait for more answers than there are clients, of which each has one at a time."""
+    buffer = arguments.get("buffer", 1)
+    if isinstance(buffer, int) and buffer > count:
+        raise errors.ConfigError(
+            f"{where}.buffer is {buffer}, expected at most {count}, the number of clients there: each "
+            "holds one task at a time",
+            'as many as clients is kind = "synchronous"; 2 or 3 are usual',
+        )
 
 
 def _check_over(where: str, over: Any, clients: Collection[str]) -> None:

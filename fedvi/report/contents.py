@@ -201,6 +201,7 @@ class Contents(NamedTuple):
       prior_note: why there is no prior to show; or empty.
       rounds_planned: by the schedule; None if unknown.
       rounds: all folds and changes.
+      one_shot_gap: how far more rounds would move a mean, in sds, as estimated after one; or None.
       sites: in the order of the study.
       influence_note: why no influence is shown, or what must be said of it; or empty.
       noised: whether factors carry noise.
@@ -229,6 +230,7 @@ class Contents(NamedTuple):
     prior_note: str
     rounds_planned: int | None
     rounds: tuple[Round, ...]
+    one_shot_gap: float | None
     sites: tuple[Site, ...]
     influence_note: str
     noised: bool

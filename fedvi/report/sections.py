@@ -109,7 +109,7 @@ def in_short(contents: Contents) -> tuple[tuple[str, str], ...]:
     ]
     moves = _moves(contents.rounds)
     if moves:
-        found.append(("convergence", tables.last_move(moves[-1], len(moves))))
+        found.append(("convergence", _moved(contents, moves)))
     together = contents.consortium
     if together is None and len(contents.sites) == 1 and contents.statements:
         together = contents.statements[0]
@@ -323,7 +323,7 @@ def _convergence(contents: Contents) -> Section:
             "convergence", title, ("No round was completed: nothing is known of convergence.",)
         )
     lead = (
-        _sentence(tables.last_move(moves[-1], len(moves))),
+        _sentence(_moved(contents, moves)),
         "Each point is the largest move of any posterior mean over a round, in posterior standard "
         f"deviations. Below {tables.SETTLED:g} further rounds would change little for most purposes.",
     )
@@ -698,6 +698,13 @@ def _some(contents: Contents, drawn: Sequence[Coefficient]) -> str:
     if len(drawn) == contents.size:
         return ""
     return f": the {len(drawn)} of {contents.size} that are furthest from 0 in their own sds"
+
+
+def _moved(contents: Contents, moves: Sequence[float]) -> str:
+    """Says how far the last round moved the posterior, or more rounds would after the only one."""
+    if contents.one_shot_gap is not None:
+        return tables.more_rounds(contents.one_shot_gap)
+    return tables.last_move(moves[-1], len(moves))
 
 
 def _moves(rounds: Sequence[Round]) -> list[float]:

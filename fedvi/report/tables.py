@@ -5,7 +5,8 @@ Every function takes plain values, so that a table can be made from a live resul
 
 import decimal
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -24,7 +25,9 @@ __all__ = [
     "grid",
     "influence_table",
     "last_move",
+    "missed_turns",
     "moments_table",
+    "more_rounds",
     "number",
     "plan_table",
     "privacy_table",
@@ -88,6 +91,38 @@ def last_move(shift: float, rounds: int = 2) -> str:
     return (
         f"the last round moved a mean by {number(shift, 2)} posterior sd: NOT CONVERGED "
         f"(settled is below {SETTLED:g}); plan more rounds, which under privacy share the same ε"
+    )
+
+
+def missed_turns(missing: Iterable[Sequence[str]]) -> list[str]:
+    """Says whose turns were skipped, and how often; no line if nobody's were.
+
+    Args:
+      missing: by fold, whose turns were skipped before it.
+
+    >>> missed_turns([("north",), (), ("north", "south")])
+    ['missed turns: north 2, south 1']
+    """
+    counts = Counter(name for names in missing for name in names)
+    if not counts:
+        return []
+    return ["missed turns: " + ", ".join(f"{name} {count}" for name, count in counts.items())]
+
+
+def more_rounds(sds: float) -> str:
+    """Says how far more rounds would move the posterior of a run of one visit a client.
+
+    Args:
+      sds: as estimated, in posterior sds; 0 if one visit is exact.
+
+    >>> more_rounds(0.0)
+    'one visit a client is exact: the likelihood is conjugate'
+    """
+    if sds == 0.0:
+        return "one visit a client is exact: the likelihood is conjugate"
+    return (
+        f"estimated gap to more rounds: about {number(sds, 1)} posterior sds, as if covariates were "
+        "Gaussian; no bound: the truth may be twice or half of it, or further off"
     )
 
 

@@ -16,8 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedvi.cli.main import main
-from fedvi.experiment import server_plan, simulate
+from fedvi.experiment import outcome, server_plan, simulate
 from fedvi.experiment.config import load_study
+from fedvi.report import tables
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.durable import SqliteServerStore
 from fedvi.server.journal import Event
@@ -162,6 +163,30 @@ def test_a_study_of_two_rounds_travels_by_files_and_ends_as_simulated(tmp_path: 
     # An import of what is long known changes nothing, and says where the result is.
     again = json.loads(places.take(results[0], options=("--json",)).stdout)
     assert again["run"]["status"] == "completed"
+
+
+def test_a_run_of_one_visit_ends_with_how_far_more_rounds_would_move_it(tmp_path: Path) -> None:
+    def counted(raw: dict[str, Any]) -> None:
+        raw["model"] = {"kind": "poisson", "formula": "y ~ x0 + x1"}
+        raw["data"]["schema"]["y"] = {"type": "count", "bounds": [0, 50], "outside": "clip"}
+        raw["solver"], raw["privacy"] = {"kind": "glm"}, {"protection": "none"}
+
+    places = Places(tmp_path, rounds=1, change=counted)
+    generator = np.random.default_rng(7)
+    for name in CLIENTS:
+        lines = [",".join(map(repr, row)) for row in generator.normal(size=(20, 2)).tolist()]
+        counts = generator.poisson(1.0, 20)
+        rows = [f"{count},{line}" for count, line in zip(counts, lines, strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["y,x0,x1", *rows]) + "\n")
+    tasks = [Path(row["file"]) for row in json.loads(places.export("--json").stdout)["clients"]]
+    for name, task in zip(CLIENTS, tasks, strict=True):
+        places.client(name, task)
+    said = places.take(*(task.with_suffix(".result") for task in tasks)).stdout
+    expected = outcome.one_shot_gap(simulate.simulate(load_study(places.study), tmp_path))
+    assert expected is not None
+    assert f"estimated gap to more rounds: about {tables.number(expected, 1)} posterior sds" in said
+    told = json.loads((tmp_path / "run" / "result" / "result.json").read_text())
+    assert told["one_shot_gap"] == pytest.approx(expected, rel=1e-6)
 
 
 MODELS = """

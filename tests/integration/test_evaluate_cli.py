@@ -171,6 +171,21 @@ def test_the_result_holds_influence_baselines_and_the_gap_of_one_shot(
     assert "estimated gap to more rounds: about 0." in text
 
 
+def test_a_site_that_never_answers_is_named_beside_every_round_and_at_the_end(
+    tmp_path: Path,
+) -> None:
+    schedule = {"kind": "synchronous", "rounds": 2, "deadline_seconds": 10, "quorum": 1}
+    raw = raw_study(["north", "south"], 1, schedule=schedule, latencies=[1.0, 1e9])
+    for client in raw["clients"]:
+        client["data"] = "records.csv"
+    (tmp_path / "records.csv").write_text("y,x0\n" + "1,2\n" * 9)
+    (tmp_path / "study.json").write_text(json.dumps(raw))
+    done = fedvi("simulate", tmp_path / "study.json")
+    assert done.exit_code == 0, done.stderr
+    assert "round 2/2  1 client: north, MISSING: south" in done.stderr
+    assert "missed turns: south 2" in done.stdout
+
+
 def test_one_visit_of_a_conjugate_model_is_not_said_to_be_unsettled(tmp_path: Path) -> None:
     raw = raw_study(["c0"], 1, solver={"kind": "exact"})
     (tmp_path / "c0.csv").write_text("y,x0\n" + "3,1\n-3,-1\n" * 20)

@@ -96,6 +96,7 @@ class _Result(_Part):
     fedvi: str = ""
     remark: str = ""
     projected: bool = False
+    one_shot_gap: float | None = None
     warnings: list[str] = []
     coefficients: list[_Coefficient]
     prior: list[_Moments] | None = None

@@ -142,6 +142,7 @@ def gather(
         prior_note=prior_note,
         rounds_planned=_whole(study.schedule.arguments.get("rounds")),
         rounds=rounds,
+        one_shot_gap=_number(result.get("one_shot_gap")),
         sites=tuple(
             _site(run, name, books[name], claims[name], rounds, factors.get(name))
             for name in clients

@@ -9,10 +9,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from fedvi.data.source import ArraySource
 from fedvi.errors import BudgetExceeded, ConfigError
 from fedvi.experiment import baselines, build, loading, simulate
 from fedvi.experiment.config import load_study, parse_study
-from fedvi.experiment.one_shot import estimated_gap
+from fedvi.experiment.outcome import one_shot_gap
 from fedvi.expfam import tree
 from fedvi.federation.fold import gap
 from tests.studies import linear_regression, raw_study
@@ -184,23 +185,48 @@ def test_the_gap_to_more_rounds_is_estimated_within_a_factor(
 ) -> None:
     one, many = runs(examples / study, kind)
     truth = gap(one.assembly.family, one.posterior, many.posterior).mean_shift
-    estimate = estimated_gap(one)
+    estimate = one_shot_gap(one)
     assert estimate is not None
     assert truth > 0.2
     assert truth / RATIO <= estimate <= truth * RATIO
     # Whoever was visited again has moved on: there is nothing to estimate.
-    assert estimated_gap(many) is None
+    assert one_shot_gap(many) is None
+
+
+def test_the_gap_of_counts_is_estimated_too() -> None:
+    generator = np.random.default_rng(7)
+    truth, sources = np.array([-0.5, 0.8, -0.5]), {}
+    for number, size in enumerate((20, 50, 30)):
+        x = np.column_stack([np.ones(size), generator.normal(number - 1.0, 0.7, (size, 2))])
+        y = generator.poisson(np.exp(x @ truth)).astype(float)
+        sources[f"c{number}"] = ArraySource({"x": x, "y": y}, np.ones(size, bool))
+    found = []
+    for kind, rounds in (("synchronous", 1), ("sequential", 6)):
+        raw = raw_study(list(sources), 3, schedule={"kind": kind, "rounds": rounds})
+        raw["model"] = {"kind": "poisson", "formula": "y ~ x1 + x2"}
+        raw["solver"] = {"kind": "glm"}
+        number = {"type": "number", "bounds": [-9.0, 9.0], "center": 0, "scale": 1}
+        count = {"type": "count", "bounds": [0, 10_000]}
+        raw["data"]["schema"] = {"y": count, "x1": number, "x2": number}
+        found.append(simulate.run(build.assemble(parse_study(raw)), sources))
+    one, many = found
+    assert one.assembly.model.names[0] == "(Intercept)"
+    truth_gap = gap(one.assembly.family, one.posterior, many.posterior).mean_shift
+    estimate = one_shot_gap(one)
+    assert truth_gap > 0.2
+    assert estimate is not None
+    assert truth_gap / RATIO <= estimate <= truth_gap * RATIO
 
 
 def test_one_visit_of_a_conjugate_model_is_exact_and_noise_has_no_estimate() -> None:
     assembly = build.assemble(parse_study(raw_study(list(SOURCES), SIZE)))
     result = simulate.run(assembly, SOURCES)
-    assert estimated_gap(result) == 0.0
+    assert one_shot_gap(result) == 0.0
     half = raw_study(
         list(SOURCES), SIZE, schedule={"kind": "synchronous", "rounds": 1, "damping": 0.5}
     )
-    assert estimated_gap(simulate.run(build.assemble(parse_study(half)), SOURCES)) is None
+    assert one_shot_gap(simulate.run(build.assemble(parse_study(half)), SOURCES)) is None
     open_study = result.assembly.study
     study = open_study.model_copy(update={"privacy": parse_study(private()).privacy})
     noisy = dataclasses.replace(result, assembly=dataclasses.replace(assembly, study=study))
-    assert estimated_gap(noisy) is None
+    assert one_shot_gap(noisy) is None

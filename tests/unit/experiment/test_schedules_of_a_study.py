@@ -76,6 +76,11 @@ def test_a_script_of_the_documentation_is_planned_for_its_busiest_client():
         ({"kind": "asynchronous", "updates": 0}, ".updates is 0, expected at least 1"),
         ({"kind": "asynchronous", "most_stale": -1}, ".most_stale is -1, expected at least 0"),
         ({"kind": "buffered_asynchronous", "buffer": 0}, ".buffer is 0, expected at least 1"),
+        ({"kind": "buffered_asynchronous", "buffer": 9}, ".buffer is 9, expected at most 4"),
+        (
+            {"kind": "buffered_asynchronous", "buffer": 3, "over": ["a", "b"]},
+            ".buffer is 3, expected at most 2",
+        ),
         ({"deadline_seconds": 5.0}, ".deadline_seconds: unknown key"),
     ],
 )

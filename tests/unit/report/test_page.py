@@ -75,6 +75,7 @@ def made(**fields: Any) -> Contents:
             Round(1, 1, ("north", "south"), (), (), (), 1.0, 2.0, 1.5),
             Round(2, 2, ("north",), ("south",), (), (), 0.5, 0.04, 1.1),
         ),
+        one_shot_gap=None,
         sites=(
             Site("north", 2, 2, "6:ab12", stated, 0, None, None, None, 0.75, (0.5, -0.2), ""),
             Site("south", 1, 1, "3:cd34", stated, 1, None, None, None, 0.25, None, "too noisy"),
@@ -201,6 +202,9 @@ def test_what_is_not_settled_is_said_at_the_top() -> None:
         "the only round moved a mean by 7 posterior sd"
         in dict(sections.in_short(only))["convergence"]
     )
+    estimated = only._replace(one_shot_gap=0.44)
+    assert "about 0.4 posterior sds" in dict(sections.in_short(estimated))["convergence"]
+    assert "about 0.4 posterior sds" in html(estimated)
     nothing = plain._replace(rounds=(plain.rounds[0]._replace(shift=None),))
     assert "No round was completed" in html(nothing)
 
