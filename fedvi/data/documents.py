@@ -13,6 +13,11 @@ from fedvi.errors import ConfigError, DataError
 
 __all__ = ["BagOfWords", "bag_of_words", "read_bag_of_words"]
 
+# float32 holds all whole numbers up to this one; a public bound on how often a word stands in a document.
+_MOST_TIMES = 1 << 24
+# Words are numbered in int32.
+_MOST_WORDS = 1 << 31
+
 
 class BagOfWords(NamedTuple):
     """Documents in compressed rows: those of document i are ``starts[i]`` to ``starts[i + 1]``.
@@ -45,25 +50,27 @@ def bag_of_words(
 
     Args:
       corpus: a SciPy sparse matrix [N, V] of counts, or ``BagOfWords``, or its three arrays.
-      vocabulary: V, public; words are numbered from 0.
+      vocabulary: V, public, at most 2³¹; words are numbered from 0.
       distinct: L, the most distinct words of a document that are kept; public.
       private: whether no error may tell of a document. Then of one with more than L distinct words
         the L most frequent are kept, of equally frequent ones those with the smaller numbers; words
         outside 0 … V − 1 are left out; and a document whose counts are negative, fractional or no
-        numbers counts as zero. Else all of that is refused.
+        numbers, or with a word that stands there more than 2²⁴ times, counts as zero. Else all of that
+        is refused.
       length: how many words each document is resampled to, with replacement, so that all weigh alike;
-        left out, documents stay as they are. Those without words stay so.
-      seed: of the resampling. Each document has draws of its own: for a guarantee, a secret that is
-        used once; then documents' draws are independent, and one fewer changes no law of the others'.
+        at most 2²⁴; left out, documents stay as they are. Those without words stay so.
+      seed: of the resampling, at least 0. Each document has draws of its own: for a guarantee, a secret
+        that is used once; then documents' draws are independent, and one fewer changes no law of the
+        others'.
 
     Returns:
       ``words`` int32 [N, L], rising, and ``counts`` float32 [N, L], 0 behind the last; valid are all
       documents whose counts are counts, with or without words.
 
     Raises:
-      DataError: the arrays do not fit together; or, if not ``private``, what is named there is found.
-        No number of a document is in the text.
-      ConfigError: an argument is out of its range.
+      DataError: the arrays do not fit together or hold no numbers; or, if not ``private``, what is named
+        there is found. No number of a document is in the text.
+      ConfigError: an argument is out of its range, or no whole number.
 
     >>> source = bag_of_words(([0, 2, 2], [4, 1], [1.0, 2.0]), vocabulary=5, distinct=3)
     >>> source.records["words"].tolist(), source.records["counts"].tolist()
@@ -73,7 +80,7 @@ def bag_of_words(
     starts, words, counts = _entries(corpus, vocabulary)
     count = len(starts) - 1
     known = (words >= 0) & (words < vocabulary)
-    whole = np.isfinite(counts) & (counts >= 0.0) & (counts == np.floor(counts))
+    whole = (counts >= 0.0) & (counts <= _MOST_TIMES) & (counts == np.floor(counts))
     if not private:
         _refuse_odd(known, whole, vocabulary)
     owner = np.repeat(np.arange(count), np.diff(starts))
@@ -84,6 +91,12 @@ def bag_of_words(
     pairs, places = np.unique(owner * vocabulary + words[kept], return_inverse=True)
     numbers = np.asarray(np.bincount(places, counts[kept], pairs.size), np.float64)
     owner, word = np.divmod(pairs, vocabulary)
+    few = numbers <= _MOST_TIMES
+    if not private and not few.all():
+        raise _odd_counts()
+    # Entries that are counts each may have a sum that is none.
+    valid[owner[~few]] = False
+    owner, word, numbers = (column[valid[owner]] for column in (owner, word, numbers))
     if length is not None and seed is not None:
         numbers = _resampled(owner, numbers, length, seed)
         drawn = numbers > 0
@@ -140,10 +153,20 @@ def read_bag_of_words(path: Path | str) -> tuple[BagOfWords, int]:
 
 
 def _check_options(vocabulary: int, distinct: int, length: int | None, seed: int | None) -> None:
-    least = {"vocabulary": 2, "distinct": 1, "length": 1}
-    for name, value in (("vocabulary", vocabulary), ("distinct", distinct), ("length", length)):
-        if value is not None and value < least[name]:
-            raise ConfigError(f"{name} is {value}, expected at least {least[name]}")
+    for name, value, least, most in (
+        ("vocabulary", vocabulary, 2, _MOST_WORDS),
+        ("distinct", distinct, 1, None),
+        ("length", length, 1, _MOST_TIMES),
+        ("seed", seed, 0, None),
+    ):
+        if value is None and name in ("length", "seed"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
+        if value < least:
+            raise ConfigError(f"{name} is {value}, expected at least {least}")
+        if most is not None and value > most:
+            raise ConfigError(f"{name} is {value}, expected at most {most}")
     if (length is None) != (seed is None):
         raise ConfigError(
             "one of length and seed is given without the other",
@@ -154,6 +177,10 @@ def _check_options(vocabulary: int, distinct: int, length: int | None, seed: int
 def _entries(corpus: Any, vocabulary: int) -> BagOfWords:
     """Returns the corpus in compressed rows, whole numbers for words and float64 counts, checked."""
     if hasattr(corpus, "tocsr"):
+        if len(corpus.shape) != 2:
+            raise DataError(
+                f"the matrix has {len(corpus.shape)} axes, expected documents and words"
+            )
         if corpus.shape[1] != vocabulary:
             raise DataError(
                 f"the matrix has {corpus.shape[1]} columns, expected the vocabulary's {vocabulary}"
@@ -171,6 +198,11 @@ def _entries(corpus: Any, vocabulary: int) -> BagOfWords:
     whole = [column.dtype.kind in "iu" or column.size == 0 for column in (starts, words)]
     if not all(whole):
         raise DataError("starts and words are to be whole numbers, in arrays of integers")
+    if counts.dtype.kind not in "biuf" and counts.size:
+        raise DataError(
+            f"counts hold {counts.dtype}, expected numbers",
+            "give how often words occur: 0, 1, 2, …",
+        )
     starts, words = starts.astype(np.int64), words.astype(np.int64)
     if starts[0] != 0 or starts[-1] != words.size or (np.diff(starts) < 0).any():
         raise DataError("starts is to rise from 0 to the number of entries")
@@ -184,10 +216,14 @@ def _refuse_odd(known: NDArray[np.bool_], whole: NDArray[np.bool_], vocabulary: 
             "give the vocabulary that words were numbered by",
         )
     if not whole.all():
-        raise DataError(
-            "a count is negative, fractional or no number, expected 0, 1, 2, …",
-            "give how often words occur, not weights such as tf-idf",
-        )
+        raise _odd_counts()
+
+
+def _odd_counts() -> DataError:
+    return DataError(
+        f"a count is negative, fractional or no number, or above {_MOST_TIMES}, expected 0, 1, 2, …",
+        "give how often words occur, not weights such as tf-idf",
+    )
 
 
 def _resampled(

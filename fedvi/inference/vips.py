@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tqdm.auto as tqdm
 
@@ -15,7 +16,7 @@ from fedvi.inference.blocks import is_large
 from fedvi.inference.solvers import vips as solver_of
 from fedvi.inference.solvers.gradient import single_precision
 from fedvi.inference.solvers.vips import conjugate_form
-from fedvi.models.conjugate import ConjugateModel, FromFile
+from fedvi.models.conjugate import AnyWidth, ConjugateModel, FromFile
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
@@ -152,8 +153,9 @@ class VIPS(Owned):
             where its ledger is kept, by all.
           LedgerError: the ledger is kept, and is damaged or cannot be written.
           PrivacyError: there are more records than planned for.
-          DataError: arrays are missing, or of other lengths or shapes; without protection, also a record
-            that the model does not know, which under privacy counts as zero.
+          DataError: arrays are missing, hold no numbers, or are of other lengths or shapes: nothing is
+            charged then. Without protection, also a record that the model does not know, which under
+            privacy counts as zero.
         """
         random._refuse_a_trace("a run was charged")
         self._check_owner()
@@ -218,7 +220,12 @@ class VIPS(Owned):
                 f"there are {count} records, expected at most the {sampler.max_records} of max_records",
                 "plan for as many as there may be: fedvi.privacy.sgd(max_records=…)",
             )
-        for name, shape in self._layout().items():
+        for name, column in columns.items():
+            if not any(jnp.issubdtype(column.dtype, kind) for kind in _NUMBERS):
+                raise errors.DataError(
+                    f"records[{name!r}] holds {column.dtype}, expected real numbers"
+                )
+        for name, shape in self._layout(columns).items():
             if name not in columns:
                 raise errors.DataError(
                     f"records hold no array {name!r}, which the model needs",
@@ -230,7 +237,9 @@ class VIPS(Owned):
                 )
         return columns
 
-    def _layout(self) -> Mapping[str, tuple[int, ...]]:
+    def _layout(self, columns: Mapping[str, np.ndarray]) -> Mapping[str, tuple[int, ...]]:
+        if isinstance(self.model, AnyWidth):
+            return self.model.layout_of(columns)
         return self.model.layout if isinstance(self.model, FromFile) else {}
 
     def _shard(self, columns: dict[str, np.ndarray]) -> Shard:
@@ -244,7 +253,7 @@ class VIPS(Owned):
         if not self.privacy.protected and not known.all():
             raise errors.DataError(
                 f"record {int(np.argmin(known))}, counted from 0, is none that the model knows: a number "
-                "is missing or out of range",
+                "is missing, out of range, or not whole where it is a label or a count",
                 "correct it; under privacy it would count as zero",
             )
         padded = {
@@ -256,4 +265,5 @@ class VIPS(Owned):
         return Shard(padded if is_large(mask) else single_precision(padded), mask)
 
 
+_NUMBERS = (np.bool_, np.integer, np.floating)
 _OF_REGRESSIONS: dict[str, Any] = {"row_norm": None, "learn_prior": "no", "ridge": 0.5}

@@ -7,7 +7,14 @@ import numpy as np
 
 from fedvi import errors
 
-__all__ = ["INTERCEPT", "Scale", "checked_names", "checked_scale", "prior_scales"]
+__all__ = [
+    "INTERCEPT",
+    "Scale",
+    "check_whole",
+    "checked_names",
+    "checked_scale",
+    "prior_scales",
+]
 
 INTERCEPT = "(Intercept)"
 """The name of the coefficient of a column of ones."""
@@ -70,6 +77,16 @@ def prior_scales(
             )
         scales[names.index(INTERCEPT)] = checked_scale("intercept_scale", intercept_scale)
     return tuple(scales)
+
+
+def check_whole(field: str, value: object, least: int) -> None:
+    """Raises ModelError unless a value is a whole number of at least ``least``: no float, no bool."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise errors.ModelError(
+            f"{field} is {value!r}, expected a whole number of at least {least}"
+        )
+    if value < least:
+        raise errors.ModelError(f"{field} is {value}, expected at least {least}")
 
 
 def checked_scale(

@@ -21,6 +21,7 @@ from fedvi import errors
 from fedvi.typing import Eta
 
 __all__ = [
+    "AnyWidth",
     "Block",
     "Centred",
     "ConjugateModel",
@@ -160,6 +161,20 @@ class FromFile(Protocol):
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns records such as the model knows, of all kinds, drawn at random: for an audit. NumPy."""
+
+
+@runtime_checkable
+class AnyWidth(Protocol):
+    """What a conjugate model says besides, if ``layout`` may leave open how wide records are."""
+
+    def layout_of(self, records: Mapping[str, np.ndarray]) -> Mapping[str, tuple[int, ...]]:
+        """Returns the arrays that records as wide as these consist of, as ``layout`` does. NumPy.
+
+        Of shapes alone: it is asked before anything is charged.
+
+        Raises:
+          DataError: an array has another number of dimensions than the model's.
+        """
 
 
 @runtime_checkable

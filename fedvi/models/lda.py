@@ -10,6 +10,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.dirichlets import Dirichlets, DirichletsEta, dirichlets
+from fedvi.models.arguments import check_whole
 from fedvi.models.conjugate import Block
 from fedvi.models.document_steps import (
     extrapolated,
@@ -35,6 +36,8 @@ __all__ = [
 
 # Words whose probability is computed in one go.
 _PREDICTED_TOGETHER = 1 << 16
+# float32 holds all whole numbers up to this one; a public bound.
+_MOST_TIMES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +55,8 @@ class LatentDirichlet:
     alike; ``averaging`` 0.5 to 0.7, since early statistics are of topics that have moved since.
 
     Attributes:
-      topics: K.
-      vocabulary: V, a public number.
+      topics: K, at most V: among V words there are no more topics that do not mix from others.
+      vocabulary: V, a public number, at least 2.
       length: how many words a typical document has; a public number.
       concentration: α of a document's Dirichlet over topics; left out, 1/K.
       topic_concentration: η of a topic's Dirichlet over words; left out, 1/K.
@@ -71,8 +74,11 @@ class LatentDirichlet:
         towards the uniform one.
       mass: how many words there are in all documents (after clipping), where that is public; left out,
         the noisy sum, which is what is known of it.
-      distinct: L, the most distinct words of a document, where a study names the model.
-      seed: of the random topics that break the symmetry at first.
+      distinct: L, the most distinct words of a document, where a study names the model; at most V.
+      seed: of the random topics that break the symmetry at first; at least 0.
+
+    Raises:
+      ModelError: a field is out of its range, or no whole number where it counts.
 
     >>> model = LatentDirichlet(topics=2, vocabulary=5, length=100.0)
     >>> model.blocks[0].shape, model.blocks[0].typical
@@ -97,10 +103,22 @@ class LatentDirichlet:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("topics", 1), ("vocabulary", 2), ("iterations", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise errors.ModelError(f"{name} is {value}, expected at least {least}")
+        whole = {"topics": 1, "vocabulary": 2, "iterations": 1, "seed": 0}
+        if self.distinct is not None:
+            whole["distinct"] = 1
+        for name, least in whole.items():
+            check_whole(name, getattr(self, name), least)
+        if self.topics > self.vocabulary:
+            raise errors.ModelError(
+                f"topics is {self.topics}, expected at most the {self.vocabulary} words of vocabulary",
+                "more topics than words are mixtures of each other: take fewer",
+            )
+        if self.distinct is not None and self.distinct > self.vocabulary:
+            raise errors.ModelError(
+                f"distinct is {self.distinct}, expected at most the {self.vocabulary} words of "
+                "vocabulary",
+                "no document has more distinct words than there are",
+            )
         for name in ("length", "concentration", "topic_concentration", "typical_norm", "mass"):
             value = getattr(self, name)
             if value is not None and not 0.0 < value < math.inf:
@@ -178,20 +196,42 @@ class LatentDirichlet:
         return {"words": (self.distinct,), "counts": (self.distinct,)}
 
     def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Whether words are of the vocabulary, each once and in order, and counts whole numbers."""
+        """Whether words are of the vocabulary, each once and in order, and counts 0, 1, … 2²⁴: bool [N].
+
+        Larger counts would be rounded by float32.
+        """
         words, counts = np.asarray(records["words"]), np.asarray(records["counts"])
         stands = counts != 0.0
         with np.errstate(invalid="ignore"):
-            whole = (counts >= 0.0) & (counts == np.floor(counts)) & np.isfinite(counts)
-        known = ~stands | ((words >= 0) & (words < self.vocabulary))
+            whole = (counts >= 0.0) & (counts == np.floor(counts)) & (counts <= _MOST_TIMES)
+            known = ~stands | self._knows(words)
         rising = ~stands[:, 1:] | (stands[:, :-1] & (words[:, 1:] > words[:, :-1]))
         return np.asarray((whole & known).all(axis=1) & rising.all(axis=1))
 
+    def layout_of(self, records: Mapping[str, np.ndarray]) -> Mapping[str, tuple[int, ...]]:
+        """Returns ``layout``; where L is not said, that of words as wide as these.
+
+        Raises:
+          DataError: words are in no array [N, L], L at least 1.
+        """
+        if self.distinct is not None or "words" not in records:
+            return dict.fromkeys(("words", "counts"), (self.distinct or self.vocabulary,))
+        shape = records["words"].shape
+        if len(shape) != 2 or not shape[1]:
+            raise errors.DataError(
+                f"records['words'] has shape {shape}, expected (documents, distinct words)",
+                "make words and counts with fedvi.data.bag_of_words",
+            )
+        return {"words": shape[1:], "counts": shape[1:]}
+
+    def _knows(self, words: np.ndarray) -> np.ndarray:
+        inside = (words >= 0) & (words < self.vocabulary)
+        return np.asarray(inside & (words == np.floor(words)))
+
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Documents of one word or more, up to ``distinct`` different ones, each up to 20 times."""
-        places = self.distinct or self.vocabulary
-        width = min(places, self.vocabulary)
-        words = np.zeros((count, places), np.int64)
+        width = self.distinct or self.vocabulary
+        words = np.zeros((count, width), np.int64)
         counts = np.zeros(words.shape)
         for row in range(count):
             different = int(random.integers(1, width + 1))
@@ -334,10 +374,13 @@ def signal_to_noise(
     Args:
       model: see there.
       records: N, a public number.
-      rate: the share of documents in a batch.
-      rounds: J.
-      noise_multiplier: σ.
+      rate: the share of documents in a batch, above 0 and at most 1.
+      rounds: J, at least 1.
+      noise_multiplier: σ; at 0 the ratio is infinite.
       clip_norm, averaging, delay: as of the solver ``vips``.
+
+    Raises:
+      ConfigError: an argument is out of its range.
 
     >>> model = LatentDirichlet(topics=20, vocabulary=7_702, length=100.0)
     >>> found = signal_to_noise(model, 18_133, 0.1, 10, 1.2, clip_norm=0.5)
@@ -346,6 +389,23 @@ def signal_to_noise(
 
     Source: specs/vips.md §12.
     """
+    whole: dict[str, Any] = {"records": records, "rounds": rounds}
+    for name, count in whole.items():
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+            raise errors.ConfigError(f"{name} is {count!r}, expected a whole number of at least 1")
+    for name, value, fits, wanted in (
+        ("rate", rate, 0.0 < rate <= 1.0, "above 0 and at most 1"),
+        ("noise_multiplier", noise_multiplier, 0.0 <= noise_multiplier < math.inf, "of at least 0"),
+        ("averaging", averaging, 0.0 <= averaging <= 1.0, "from 0 to 1"),
+        ("delay", delay, 1.0 <= delay < math.inf, "of at least 1"),
+    ):
+        if not fits:
+            raise errors.ConfigError(f"{name} is {value}, expected a number {wanted}")
+    if not (0.0 < clip_norm < math.inf or (clip_norm == math.inf and noise_multiplier == 0.0)):
+        raise errors.ConfigError(
+            f"clip_norm is {clip_norm}, expected a finite number above 0",
+            "noise is in proportion to it",
+        )
     squares = 0.0
     for visit in range(rounds):
         step = min(1.0, (delay + visit) ** -averaging)
@@ -400,20 +460,21 @@ def document_topics(
     Args:
       model: see there.
       posterior: q of the topics.
-      documents: records as the model's, of any width.
+      documents: records as the model's, ``words`` and ``counts`` [N, L] of any one width.
 
     Raises:
+      DataError: ``words`` and ``counts`` are not two arrays of numbers of one shape [N, L].
       ModelError: a document does not count: see ``LatentDirichlet``.
     """
+    words, counts = _columns_of(documents)
     known = model.messages(posterior)["weights"]
-    kinds = {"words": np.int32, "counts": np.float32}
-    taken = {name: np.asarray(documents[name], kind) for name, kind in kinds.items()}
+    with np.errstate(invalid="ignore", over="ignore"):
+        # Before int32 would wrap them.
+        inside = np.where(model._knows(words), words, -1)
+        taken = {"words": inside.astype(np.int32), "counts": counts.astype(np.float32)}
     gamma = np.asarray(_settled(model)(known, taken), np.float64)
     if not np.isfinite(gamma).all():
-        raise errors.ModelError(
-            "a document's words do not rise, or are outside the vocabulary, or a count is no count",
-            "make them with fedvi.data.bag_of_words",
-        )
+        raise _odd_document()
     return gamma / gamma.sum(axis=1, keepdims=True)
 
 
@@ -430,16 +491,20 @@ def completion_perplexity(
     Args:
       model: see there.
       posterior: q of the topics.
-      documents: records that were not learnt from.
-      seed: of the halves: each word goes to either by a fair coin.
+      documents: records that were not learnt from, ``words`` and ``counts`` [N, L].
+      seed: of the halves: each word goes to either by a fair coin; at least 0.
 
     Raises:
-      ModelError: a document does not count; or none has a word to predict.
+      DataError: ``words`` and ``counts`` are not two arrays of numbers of one shape [N, L].
+      ModelError: a document does not count, whichever half its words would be in; or none has a word
+        to predict.
     """
-    words, counts = (np.asarray(documents[name]) for name in ("words", "counts"))
+    words, counts = _columns_of(documents)
+    if not model.sound({"words": words, "counts": counts}).all():
+        raise _odd_document()
     whole = counts.astype(np.int64)
-    if (whole != counts).any() or (whole < 0).any():
-        raise errors.ModelError("a count is no whole number of at least 0, expected 0, 1, 2, …")
+    # Behind the last word anything may stand.
+    words = np.where(whole > 0, words, 0).astype(np.int64)
     seen = np.random.default_rng(seed).binomial(whole, 0.5)
     hidden = whole - seen
     if not hidden.any():
@@ -460,6 +525,32 @@ def completion_perplexity(
         chance = (shares[row] * topics[words[row, place]]).sum(axis=1)
         logs += float(hidden[row, place] @ np.log(chance))
     return math.exp(-logs / float(hidden.sum()))
+
+
+def _columns_of(documents: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    for name in ("words", "counts"):
+        if name not in documents:
+            raise errors.DataError(
+                f"documents hold no array {name!r}", errors.did_you_mean(name, documents)
+            )
+    words, counts = (np.asarray(documents[name]) for name in ("words", "counts"))
+    numbers = all(column.dtype.kind in "biuf" for column in (words, counts))
+    if words.ndim != 2 or words.shape != counts.shape or not words.shape[1] or not numbers:
+        raise errors.DataError(
+            f"words are {words.dtype} of shape {words.shape} and counts {counts.dtype} of shape "
+            f"{counts.shape}, expected numbers of one shape (documents, distinct words)",
+            "make them with fedvi.data.bag_of_words",
+        )
+    return words, counts
+
+
+def _odd_document() -> errors.ModelError:
+    # Without its number, since test records may be nobody else's to read.
+    return errors.ModelError(
+        "a document's words do not rise, or are outside the vocabulary, or a count is no whole number "
+        f"from 0 to {_MOST_TIMES}",
+        "make them with fedvi.data.bag_of_words",
+    )
 
 
 @functools.lru_cache(maxsize=16)

@@ -212,6 +212,7 @@ class PolyaGamma(_Coefficients):
     adds (κ − E[ω]·o)·x to h and E[ω]·x xᵀ to J, with κ = y − b/2. Negative binomial counts have b = y + r,
     κ = (y − r)/2 and log odds a. Where trials vary, y is (successes s, failures f), b = s + f and
     κ = (s − f)/2: a record is what s + f yes-or-no ones would be, and without trials it adds nothing.
+    Outcomes are whole numbers, of any type; a record with another is none that ``sound`` knows.
 
     q's standard deviations are too small by √(c / sinh c): Pólya-Gamma factorisation is that of Jaakkola
     and Jordan's bound, whose curvature tanh(c/2)/(2c) is above that of the likelihood, σ(c)σ(−c).
@@ -256,7 +257,8 @@ class PolyaGamma(_Coefficients):
         return self._blocks(0.5 * self.trials, 0.25 * self.trials * (2.0 if self.counts else 1.0))
 
     def _knows(self, y: np.ndarray) -> np.ndarray:
-        known = y >= 0.0
+        # Of what is no whole number Pólya-Gamma latents have a likelihood all the same.
+        known = (y >= 0.0) & (y == np.floor(y))
         if self.paired:
             return np.asarray(known.all(axis=1))
         return known if self.counts else known & (y <= self.trials)

@@ -12,6 +12,7 @@ from fedvi import errors
 from fedvi.expfam.gaussian import DiagonalGaussian, GaussianEta
 from fedvi.expfam.gaussian_rows import GaussianRows
 from fedvi.expfam.product import Product
+from fedvi.models.arguments import check_whole
 from fedvi.models.conjugate import Block, positive_part
 from fedvi.typing import Eta
 
@@ -51,7 +52,8 @@ class SigmoidBeliefNetwork:
 
     Attributes:
       visible: P.
-      hidden: K.
+      hidden: K; it may exceed P: what units beyond P would say is left to the priors, and ``shrinkage`` is
+        for units that nothing needs.
       covariance: "diagonal", or "full" within each visible unit's K + 1 numbers.
       weight_scale: prior standard deviation of W.
       bias_scale: that of b and c.
@@ -62,7 +64,10 @@ class SigmoidBeliefNetwork:
       ridge: of full covariance, what noise in J adds to it, in units of the largest eigenvalue that noise
         alone has; of diagonal covariance, the standard deviations of noise below which no entry of J is.
       largest: no posterior mean is further from 0.
-      seed: of the weights of ``start``.
+      seed: of the weights of ``start``; at least 0.
+
+    Raises:
+      ModelError: a field is out of its range, or no whole number where it counts.
 
     >>> model = SigmoidBeliefNetwork(visible=4, hidden=2)
     >>> [(block.name, block.shape) for block in model.blocks][:2]
@@ -84,9 +89,8 @@ class SigmoidBeliefNetwork:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("visible", "hidden", "sweeps"):
-            if getattr(self, name) < 1:
-                raise errors.ModelError(f"{name} is {getattr(self, name)}, expected at least 1")
+        for name, least in (("visible", 1), ("hidden", 1), ("sweeps", 1), ("seed", 0)):
+            check_whole(name, getattr(self, name), least)
         if self.covariance not in ("diagonal", "full"):
             raise errors.ModelError(
                 f'covariance is {self.covariance!r}, expected "diagonal" or "full"'

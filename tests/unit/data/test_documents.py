@@ -2,6 +2,7 @@
 
 import gzip
 
+import jaxtyping
 import numpy as np
 import pytest
 import scipy.sparse
@@ -47,6 +48,11 @@ def test_a_sparse_matrix_is_what_its_rows_are():
         bag_of_words(scipy.sparse.csr_matrix(dense), 11, V)
 
 
+def test_the_last_word_of_the_largest_vocabulary_is_kept():
+    source = bag_of_words(rows([(2**31 - 1, 1), (2**31, 1)]), 2**31, 2)
+    assert source.records["words"].tolist() == [[2**31 - 1, 0]]
+
+
 def test_a_longer_document_keeps_its_most_frequent_words():
     corpus = rows([(9, 2), (4, 1), (1, 1), (5, 7), (3, 1)], [(4, 1)])
     assert told(bag_of_words(corpus, V, 3)) == [{1: 1.0, 5: 7.0, 9: 2.0}, {4: 1.0}]
@@ -61,9 +67,22 @@ def test_no_error_tells_of_a_document_where_records_are_private():
         [(1, 0.5)],
         [(2, np.nan)],
         [(2, np.inf)],
+        [(2, 1e39)],
+        [(1, 1e308), (1, 1e308), (2, 1.0)],
+        [(1, 2**24), (1, 1), (3, 1)],
     ]
-    found = told(bag_of_words(rows(*odd, [(0, 1)]), V, 2))
-    assert found == [{3: 2.0}, {}, None, None, None, None, {0: 1.0}]
+    # Warnings are errors here.
+    for drawn in ({}, {"length": 10, "seed": 1}):
+        source = bag_of_words(rows(*odd, [(0, 1)]), V, 2, **drawn)
+        once, twice = (10.0, 10.0) if drawn else (1.0, 2.0)
+        assert told(source) == [{3: twice}, {}, *[None] * 7, {0: once}]
+        assert np.isfinite(source.records["counts"]).all()
+
+
+def test_counts_that_float32_holds_are_kept_to_the_last_one():
+    most = 2**24
+    (found,) = told(bag_of_words(rows([(1, most - 1), (1, 1), (2, most - 1)]), V, 2))
+    assert found == {1: float(most), 2: float(most - 1)}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +93,9 @@ def test_no_error_tells_of_a_document_where_records_are_private():
         ([(1, -2)], r"a count is negative, fractional or no number"),
         ([(1, 0.25)], r"a count is negative, fractional or no number"),
         ([(1, np.nan)], r"a count is negative, fractional or no number"),
+        ([(1, 2**24 + 2)], r"above 16777216"),
+        ([(1, 2**24), (1, 1)], r"above 16777216"),
+        ([(1, 1e308), (1, 1e308)], r"above 16777216"),
         ([(1, 1), (2, 1), (3, 1)], r"more than 2 distinct words"),
     ],
 )
@@ -120,6 +142,9 @@ def test_documents_are_resampled_to_one_length_from_their_own_words():
         (([0, 2], [1], [1.0]), r"starts is to rise from 0 to the number of entries"),
         (([0, 1, 0, 1], [1], [1.0]), r"starts is to rise"),
         (([0, 1], [1.5], [1.0]), r"starts and words are to be whole numbers"),
+        (([0, 1], [1], ["1"]), r"counts hold <U1, expected numbers"),
+        (([0, 1], [1], [1.0 + 0.0j]), r"counts hold complex128"),
+        (scipy.sparse.coo_array(np.ones(V)), r"the matrix has 1 axes"),
     ],
 )
 def test_what_is_no_corpus_is_refused(corpus, message):
@@ -134,9 +159,19 @@ def test_what_is_no_corpus_is_refused(corpus, message):
         ({"distinct": 0}, r"distinct is 0, expected at least 1"),
         ({"length": 0, "seed": 1}, r"length is 0, expected at least 1"),
         ({"length": 5}, r"one of length and seed is given without the other"),
+        ({"length": 5, "seed": -1}, r"seed is -1, expected at least 0"),
+        ({"length": 5, "seed": 0.5}, r"seed is 0\.5, expected a whole number"),
+        ({"length": 5.0, "seed": 1}, r"length is 5\.0, expected a whole number"),
+        ({"length": 2**24 + 1, "seed": 1}, r"length is 16777217, expected at most 16777216"),
+        ({"vocabulary": 5.5}, r"vocabulary is 5\.5, expected a whole number of at least 2"),
+        ({"vocabulary": None}, r"vocabulary is None, expected a whole number"),
+        ({"vocabulary": 2**31 + 1}, r"vocabulary is 2147483649, expected at most 2147483648"),
+        ({"distinct": 2.0}, r"distinct is 2\.0, expected a whole number"),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
+def test_options_out_of_range_are_refused(monkeypatch, options, message):
+    # As at a user's, who has no checks of types at run time.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ConfigError, match=message):
         bag_of_words(rows([(0, 1)]), **{"vocabulary": V, "distinct": 3, **options})
 

@@ -11,6 +11,7 @@ import pytest
 
 import fedvi
 from fedvi import errors, models, privacy
+from fedvi.models.lda import LatentDirichlet
 from fedvi.models.regression_statistics import KnownNoise
 from fedvi.privacy import random
 
@@ -115,19 +116,89 @@ def test_a_record_that_the_model_does_not_know_counts_as_zero_or_is_refused():
     np.testing.assert_array_equal(one.posterior.h, other.posterior.h)
 
 
+# Of each family, an outcome that its likelihood has, and one between two of these.
+OUTCOMES = {
+    "logistic": (models.logistic(["slope"]), 1.0, 0.5),
+    "binomial": (models.binomial(["slope"], typical_trials=4), (2.0, 1.0), (1.5, 1.5)),
+    "half failures": (models.binomial(["slope"], typical_trials=4), (2.0, 1.0), (2.0, 0.5)),
+    "negative binomial": (models.negative_binomial(["slope"], dispersion=0.5), 2.0, 2.5),
+}
+
+
+@pytest.mark.parametrize("family", OUTCOMES.values(), ids=OUTCOMES.keys())
+def test_outcomes_that_are_not_whole_count_as_zero_or_are_refused(family):
+    model, known, between = family
+    found = {"x": np.ones((4, 1)), "y": np.array([known, known, between, between])}
+    exact = privacy.sgd(
+        noise_multiplier=0, steps=3, max_records=4, sampler="full", clip_norm=math.inf
+    )
+    with pytest.raises(errors.DataError, match=r"record 2, .* not whole where it is a label or a"):
+        fedvi.VIPS(model, exact).run(found, progress_bar=False)
+    half = {name: column[:2] for name, column in found.items()}
+    fedvi.VIPS(model, exact).run(half, progress_bar=False)
+    one, other = (
+        fedvi.VIPS(model, planned(insecure_seed=3)).run(given, progress_bar=False).posterior
+        for given in (found, half)
+    )
+    np.testing.assert_array_equal(one.h, other.h)
+    np.testing.assert_array_equal(one.J, other.J)
+
+
+TOPICS = LatentDirichlet(3, 5)
+WORDS = np.array([[0, 2], [1, 4]])
+ONES = np.ones((2, 2))
+
+
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("model", "given", "said"),
     [
-        ({"x": np.ones((4, 1)), "z": np.ones(4)}, r"records hold no array 'y'"),
-        ({"x": np.ones((4, 2)), "y": np.ones(4)}, r"records\['x'\] has records of shape \(2,\)"),
-        ({"x": np.ones((4, 1)), "y": np.ones((4, 1))}, r"records\['y'\] has records of shape"),
+        (MODEL, {"x": np.ones((4, 1)), "z": np.ones(4)}, r"records hold no array 'y'"),
+        (
+            MODEL,
+            {"x": np.ones((4, 2)), "y": np.ones(4)},
+            r"records\['x'\] has records of shape \(2,\)",
+        ),
+        (
+            MODEL,
+            {"x": np.ones((4, 1)), "y": np.ones((4, 1))},
+            r"records\['y'\] has records of shape",
+        ),
+        (
+            MODEL,
+            {"x": np.ones((1, 1)), "y": np.array(["1"])},
+            r"records\['y'\] holds <U1, expected",
+        ),
+        (MODEL, {"x": np.ones((1, 1)), "y": np.array([None])}, r"records\['y'\] holds object"),
+        (MODEL, {"x": np.ones((1, 1)) * 1j, "y": np.ones(1)}, r"records\['x'\] holds complex128"),
+        (TOPICS, {"words": WORDS}, r"records hold no array 'counts'"),
+        (TOPICS, {"counts": ONES}, r"records hold no array 'words'"),
+        (TOPICS, {"words": WORDS[0], "counts": ONES[0]}, r"records\['words'\] has shape \(2,\)"),
+        (TOPICS, {"words": WORDS, "counts": ONES[0]}, r"records\['counts'\] has records of shape"),
+        (
+            TOPICS,
+            {"words": WORDS, "counts": np.ones((2, 3))},
+            r"records\['counts'\] has records of shape \(3,\), expected \(2,\)",
+        ),
+        (TOPICS, {"words": WORDS[:, :0], "counts": ONES[:, :0]}, r"has shape \(2, 0\)"),
+        (
+            dataclasses.replace(TOPICS, distinct=4),
+            {"words": WORDS, "counts": ONES},
+            r"records\['words'\] has records of shape \(2,\), expected \(4,\)",
+        ),
     ],
 )
-def test_tables_of_other_arrays_are_refused_before_a_run_is_charged(given, said):
-    fit = fedvi.VIPS(MODEL, planned())
+def test_tables_of_other_arrays_are_refused_before_a_run_is_charged(model, given, said):
+    fit = fedvi.VIPS(model, planned())
     with pytest.raises(errors.DataError, match=said):
         fit.run(given, progress_bar=False)
     assert fit.ledger.entries == ()
+
+
+def test_documents_of_any_one_width_are_taken_where_no_width_is_said():
+    fit = fedvi.VIPS(TOPICS, planned(runs=2, steps=1))
+    for width in (1, 2):
+        fit.run({"words": WORDS[:, :width], "counts": ONES[:, :width]}, progress_bar=False)
+    assert len(fit.ledger.entries) == 2
 
 
 def test_the_program_of_the_docs_finds_the_coefficients():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 import scipy.special
@@ -406,20 +407,6 @@ def test_the_signal_is_measured_against_the_noise_that_the_server_knows():
     assert signal_to_noise(model, 10, 0.25, rounds, 0.0).ratio == math.inf
 
 
-def test_no_statistic_of_a_document_is_ever_formed():
-    """[B, K, V] in float64 would take 410 MB here."""
-    model = LatentDirichlet(50, 4000, iterations=20)
-    data = {"words": np.zeros((256, 64), np.int32), "counts": np.zeros((256, 64), np.float32)}
-    messages = {"weights": np.ones((4000, 50), np.float32)}
-
-    def both(messages, data):
-        local = model.expected(messages, data)
-        return local, model.square_norms(messages, local, data)
-
-    memory = jax.jit(both).lower(messages, data).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 20e6
-
-
 def test_a_server_makes_the_model_anew_from_its_table():
     model = LatentDirichlet(K, V, concentration=0.3, tidy="relu", seed=5)
     made = from_table(json.loads(json.dumps(to_table(model))))
@@ -442,7 +429,17 @@ def test_the_module_needs_no_jax():
     [
         ({"topics": 0}, r"topics is 0, expected at least 1"),
         ({"vocabulary": 1}, r"vocabulary is 1, expected at least 2"),
+        ({"topics": 6}, r"topics is 6, expected at most the 5 words of vocabulary"),
+        ({"topics": 2.5}, r"topics is 2\.5, expected a whole number of at least 1"),
+        ({"topics": True}, r"topics is True, expected a whole number"),
+        ({"vocabulary": "5"}, r"vocabulary is '5', expected a whole number of at least 2"),
+        ({"distinct": -3}, r"distinct is -3, expected at least 1"),
+        ({"distinct": 0}, r"distinct is 0, expected at least 1"),
+        ({"distinct": 1.5}, r"distinct is 1\.5, expected a whole number"),
+        ({"distinct": 6}, r"distinct is 6, expected at most the 5 words of vocabulary"),
+        ({"seed": -1}, r"seed is -1, expected at least 0"),
         ({"iterations": 0}, r"iterations is 0"),
+        ({"iterations": 20.0}, r"iterations is 20\.0, expected a whole number"),
         ({"length": math.inf}, r"length is inf"),
         ({"concentration": 0.0}, r"concentration is 0.0"),
         ({"tolerance": math.nan}, r"tolerance is nan"),
@@ -450,9 +447,91 @@ def test_the_module_needs_no_jax():
         ({"tidy": "relu", "mass": 1.0}, r"mass is 1.0, which only"),
     ],
 )
-def test_fields_out_of_range_are_refused(fields, message):
+def test_fields_out_of_range_are_refused(monkeypatch, fields, message):
+    # As at a user's, who has no checks of types at run time.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(errors.ModelError, match=message):
         LatentDirichlet(**{"topics": 2, "vocabulary": 5, **fields})
+
+
+def test_as_many_topics_and_distinct_words_as_words_are_the_most():
+    model = LatentDirichlet(5, 5, distinct=5)
+    made = model.made_up(30, np.random.default_rng(0))
+    assert {name: column.shape for name, column in made.items()} == dict.fromkeys(made, (30, 5))
+    assert model.sound(made).all()
+
+
+def test_only_words_of_the_vocabulary_and_counts_that_float32_holds_are_sound():
+    model = LatentDirichlet(2, 5)
+    words = np.array([[1.0, 3.0], [1.0, 2.5], [1.0, np.nan], [3.0, 1.0], [1.0, 5.0], [1.0, 3.0]])
+    counts = np.array([[1.0, 2.0**24]] + [[1.0, 1.0]] * 4 + [[1.0, 2.0**24 + 2.0]])
+    assert model.sound({"words": words, "counts": counts}).tolist() == [True] + [False] * 5
+
+
+ODD_DOCUMENTS = {
+    "a word of -1": ([[1, -1]], [[9, 1]]),
+    "words that fall": ([[3, 1]], [[9, 1]]),
+    "a word twice": ([[3, 3]], [[9, 1]]),
+    "a gap": ([[1, 3]], [[0, 9]]),
+    "an unknown word": ([[1, 4]], [[9, 1]]),
+    "a word that wraps": ([[1, 2**32 + 2]], [[9, 1]]),
+    "half a word": ([[1.0, 2.5]], [[9, 1]]),
+    "a count of NaN": ([[1, 2]], [[9, np.nan]]),
+    "an infinite count": ([[1, 2]], [[9, np.inf]]),
+    "a vast count": ([[1, 2]], [[9, 1e39]]),
+    "a negative count": ([[1, 2]], [[9, -1]]),
+}
+
+
+@pytest.mark.parametrize("document", ODD_DOCUMENTS.values(), ids=ODD_DOCUMENTS.keys())
+def test_an_odd_document_is_refused_by_whatever_seed_its_words_are_parted(document):
+    model = LatentDirichlet(2, 4)
+    documents = dict(zip(("words", "counts"), map(np.array, document), strict=True))
+    for seed in range(6):
+        with pytest.raises(errors.ModelError, match=r"do not rise, or are outside the vocabulary"):
+            completion_perplexity(model, model.start, documents, seed)
+    with pytest.raises(errors.ModelError, match=r"do not rise, or are outside the vocabulary"):
+        document_topics(model, model.start, documents)
+
+
+@pytest.mark.parametrize("helper", [document_topics, lambda *a: completion_perplexity(*a, seed=0)])
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ({"words": np.array([[1, 2]])}, r"documents hold no array 'counts'"),
+        ({"words": np.array([1, 2]), "counts": np.array([1, 1])}, r"expected numbers of one shape"),
+        ({"words": np.array([[1, 2]]), "counts": np.array([[1]])}, r"of shape \(1, 2\) and counts"),
+        ({"words": np.array([["a"]]), "counts": np.array([[1]])}, r"words are <U1"),
+        ({"words": np.zeros((2, 0)), "counts": np.zeros((2, 0))}, r"of shape \(2, 0\)"),
+    ],
+)
+def test_arrays_that_hold_no_documents_are_refused(helper, documents, message):
+    with pytest.raises(errors.DataError, match=message):
+        helper(LatentDirichlet(2, 4), LatentDirichlet(2, 4).start, documents)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"records": 0}, r"records is 0, expected a whole number of at least 1"),
+        ({"rounds": 0}, r"rounds is 0, expected a whole number of at least 1"),
+        ({"rounds": 2.5}, r"rounds is 2\.5, expected a whole number"),
+        ({"rate": 0.0}, r"rate is 0\.0, expected a number above 0 and at most 1"),
+        ({"rate": 1.5}, r"rate is 1\.5"),
+        ({"rate": math.nan}, r"rate is nan"),
+        ({"noise_multiplier": -1.0}, r"noise_multiplier is -1\.0, expected a number of at least 0"),
+        ({"clip_norm": 0.0}, r"clip_norm is 0\.0, expected a finite number above 0"),
+        ({"clip_norm": math.inf}, r"clip_norm is inf"),
+        ({"averaging": 1.5}, r"averaging is 1\.5, expected a number from 0 to 1"),
+        ({"delay": 0.5}, r"delay is 0\.5, expected a number of at least 1"),
+    ],
+)
+def test_a_signal_of_numbers_out_of_range_is_refused(monkeypatch, changed, message):
+    # As at a user's, who has no checks of types at run time.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    given_ = {"records": 100, "rate": 0.5, "rounds": 3, "noise_multiplier": 1.0} | changed
+    with pytest.raises(errors.ConfigError, match=message):
+        signal_to_noise(MODEL, **given_)
 
 
 def test_what_helpers_cannot_read_is_refused():

@@ -8,6 +8,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 import scipy.integrate
@@ -328,9 +329,6 @@ def test_a_posterior_is_proper_and_bounded_whatever_the_noise(covariance, shrink
         mean, sd = model.family.moments(found)
         assert (np.abs(mean) <= model.largest * (1.0 + 1e-6)).all()
         assert (sd <= model.bias_scale * 10.0 * (1.0 + 1e-6)).all()
-        # What is post-processing once is so again: it depends on its arguments alone.
-        again = model.posterior(noisy, {"h": size, "J": size, "V": size, "b": size, "count": size})
-        assert tree.equal(found, again)
         local = inferred(model, found, simulated(4))
         assert all(np.isfinite(leaf).all() for leaf in local.values())
 
@@ -395,6 +393,34 @@ def test_shrinkage_is_the_fixed_point_of_its_hierarchy(covariance):
     assert precision.max() > 2.0 * precision.min()
 
 
+@pytest.mark.parametrize(("far", "precision"), [(True, 1e-2), (False, 1e4)])
+def test_learnt_precisions_have_a_public_floor_and_ceiling(covariance, far, precision):
+    """Noise in the means would feed back until nothing is left of the prior, or nothing but it."""
+    model = made(covariance, shrinkage=True, weight_scale=2.0, largest=1e30)
+    shape = (VISIBLE, HIDDEN + 1)
+    h, sharp = np.full(shape, 1e8 if far else 0.0), 0.0 if far else 1e8
+    weights, biases = model.family.zeros()
+    curvature = np.full(shape, sharp).ravel()
+    if covariance == "full":
+        curvature = np.tile(sharp * np.eye(HIDDEN + 1), (VISIBLE, 1, 1))
+    total_ = weights._replace(h=h.reshape(weights.h.shape), J=curvature), biases
+    found = model.posterior(total_, {})[0].J - curvature
+    if covariance == "full":
+        assert not found[:, ~np.eye(HIDDEN + 1, dtype=bool)].any()
+        found = np.diagonal(found, axis1=1, axis2=2)
+    wanted = np.full(shape, precision / 4.0)
+    wanted[:, -1] = model.bias_scale**-2.0
+    # 1e8 is there to 1e-8, and its difference with 1e8 + 2500 to as much.
+    np.testing.assert_allclose(found.reshape(shape), wanted, rtol=1e-12, atol=0.0 if far else 3e-8)
+
+
+def test_more_hidden_units_than_visible_ones_are_fitted(covariance):
+    model = SigmoidBeliefNetwork(2, 5, covariance=covariance)
+    solver = vips(model.family, model, sampling.full(8), mechanisms.gaussian(1.0), averaging=0.7)
+    standing = federate(solver, [shard_of(simulated(8, 2, 5))], 2)[-1]
+    assert model.family.is_proper(standing.reported)
+
+
 def ratio(root):
     return scipy.special.kv(1, root) / scipy.special.kv(0, root)
 
@@ -452,6 +478,11 @@ def test_it_is_a_value_that_a_server_makes_again_without_jax(covariance):
     ("fields", "message"),
     [
         ({"hidden": 0}, r"hidden is 0, expected at least 1"),
+        ({"hidden": 2.5}, r"hidden is 2\.5, expected a whole number of at least 1"),
+        ({"visible": -1}, r"visible is -1, expected at least 1"),
+        ({"visible": 4.0}, r"visible is 4\.0, expected a whole number"),
+        ({"sweeps": True}, r"sweeps is True, expected a whole number"),
+        ({"seed": -1}, r"seed is -1, expected at least 0"),
         ({"sweeps": 0}, r"sweeps is 0"),
         ({"covariance": "none"}, r"covariance is 'none', expected"),
         ({"weight_scale": 0.0}, r"weight_scale is 0\.0"),
@@ -459,7 +490,9 @@ def test_it_is_a_value_that_a_server_makes_again_without_jax(covariance):
         ({"ridge": -1.0}, r"ridge is -1\.0"),
     ],
 )
-def test_fields_out_of_range_are_refused(covariance, fields, message):
+def test_fields_out_of_range_are_refused(monkeypatch, covariance, fields, message):
+    # As at a user's, who has no checks of types at run time.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(errors.ModelError, match=message):
         SigmoidBeliefNetwork(
             **{"visible": VISIBLE, "hidden": HIDDEN, "covariance": covariance, **fields}
