@@ -13,7 +13,8 @@ import numpy as np
 
 from fedvi.experiment import build, posterior
 from fedvi.experiment.config import load_study
-from fedvi.models.lda import completion_perplexity, signal_to_noise
+from fedvi.experiment.plans.topics import topic_outlook
+from fedvi.models.lda import completion_perplexity
 
 HERE = Path(__file__).resolve().parent
 
@@ -48,8 +49,7 @@ def main():
     add("--words", type=int, default=8, help="of each topic (default %(default)d)")
     args = parser.parse_args()
 
-    study = load_study(args.run / "study.json")
-    assembly = build.assemble(study)
+    assembly = build.assemble(load_study(args.run / "study.json"))
     model = assembly.model
     found = posterior.read(args.run / "posterior.npz", assembly.family, model.names).eta
     words = (args.data / "vocabulary.txt").read_text("utf-8").split()
@@ -63,23 +63,11 @@ def main():
     logs = (unseen["counts"] * np.log(shares[unseen["words"]])).sum() / unseen["counts"].sum()
     print(f"\nperplexity {perplexity:.0f}; of word frequencies alone {np.exp(-logs):.0f}")
 
-    noise = assembly.noise_multiplier
-    if noise:
-        options = study.solver.arguments
-        clients = len(study.clients)
-        # Every client noises its own sum: the noise of all is √clients times that of one.
-        told = signal_to_noise(
-            model,
-            clients * study.data.max_records,
-            1.0,
-            study.schedule.arguments["rounds"],
-            noise * clients**0.5,
-            options["clip_norm"],
-            options["averaging"],
-        )
+    told = topic_outlook(assembly)
+    if told is not None:
         print(f"signal to noise of a mean cell, were every client full: {told.ratio:.1f}")
-        if told.warning:
-            print(told.warning)
+        for warning in told.warnings:
+            print(warning)
 
 
 if __name__ == "__main__":

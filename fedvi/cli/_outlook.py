@@ -1,9 +1,10 @@
-"""How `fedvi check` and `fedvi privacy` show which private mode suits a study."""
+"""How `fedvi check` and `fedvi privacy` show which private mode suits a study, and what drowns."""
 
 from fedvi.experiment.plans.planning import Outlook
+from fedvi.experiment.plans.topics import TopicOutlook
 from fedvi.report import tables
 
-__all__ = ["show"]
+__all__ = ["show", "show_topics"]
 
 
 def show(found: Outlook) -> None:
@@ -46,3 +47,19 @@ def show(found: Outlook) -> None:
     )
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def show_topics(found: TopicOutlook) -> None:
+    """Prints how far topics stand out of the noise, and in words what follows from it."""
+    number = tables.number
+    lines = [f"signal to noise of a mean cell of topics and words: {number(found.ratio, 2)}"]
+    lines += [f"warning: {line}" for line in found.warnings]
+    lines.append(
+        f"This is an estimate, not a promise: for {found.documents} documents of "
+        f"{number(found.length, 3)} words at {found.clients} clients (fewer drown sooner), "
+        f"{found.topics} topics of {found.vocabulary} words, and the noise after {found.rounds} rounds. "
+        "Below 1 the noise drowns a mean cell. Cells are far from equal: the head of a topic stands out "
+        "further, and its tail less."
+    )
+    for line in lines:
+        tables.console().print(line, highlight=False, soft_wrap=True, markup=False)

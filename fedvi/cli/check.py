@@ -12,6 +12,7 @@ from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import load_study
 from fedvi.experiment.plans.plan import Plan, plan
 from fedvi.experiment.plans.planning import outlook
+from fedvi.experiment.plans.topics import topic_outlook
 from fedvi.experiment.policies import check_code
 from fedvi.privacy import accountants, ledger, statement
 from fedvi.report import tables
@@ -37,7 +38,7 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     that relation. A unit is what [privacy] unit says: a record (a row), a patient with all rows, or a
     client with all that it holds.
     Of a private study it also estimates how far the signal stands out of the noise, in this mode and
-    in the others, and which of them suits it.
+    in the others, and which of them suits it; of topics, in the one mode that takes them.
     Where a study does not declare that no unit is at two clients, it also prints what all clients
     cost together. `fedvi privacy` says more about the numbers.
     """
@@ -47,10 +48,11 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     assembly = assemble(described)
     for rules in judge.values():
         rules.check(assembly.request)
-    found, expected = plan(assembly), outlook(assembly)
+    found, expected, topics = plan(assembly), outlook(assembly), topic_outlook(assembly)
     if as_json:
         plain = found.as_dict() | {"formula": _formula(assembly)}
         plain |= {"outlook": expected and expected.as_dict()}
+        plain |= {"topics": topics and topics.as_dict()}
         together = map(statement.as_dict, _together(assembly))
         plain["together"] = [{name: claim[name] for name in _TOGETHER} for claim in together]
         click.echo(json.dumps(plain, indent=2, allow_nan=False))
@@ -59,6 +61,8 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     tables.console().print(tables.plan_table(_rows(found, assembly), title), crop=False)
     if expected is not None:
         _outlook.show(expected)
+    if topics is not None:
+        _outlook.show_topics(topics)
     for warning in found.warnings:
         click.echo(f"warning: {warning}", err=True)
     if policy is not None:

@@ -13,6 +13,7 @@ from fedvi.experiment.build import assemble
 from fedvi.experiment.config import load_study
 from fedvi.experiment.plans.planning import outlook
 from fedvi.experiment.plans.pricing import Pricing, is_scripted, pricing, with_target
+from fedvi.experiment.plans.topics import topic_outlook
 from fedvi.privacy.events import RELATIONS
 from fedvi.privacy.statement import guessed
 from fedvi.report import plots, tables
@@ -73,15 +74,19 @@ def privacy(
     described = with_target(loaded, epsilon, delta, relation, rounds)
     assembly = assemble(described)
     found, expected = pricing(assembly, with_historical=historical), outlook(assembly)
+    topics = topic_outlook(assembly)
     if plot is not None:
         _plot(found, plot)
     if as_json:
         plain = found.as_dict() | {"outlook": expected and expected.as_dict()}
+        plain |= {"topics": topics and topics.as_dict()}
         click.echo(json.dumps(plain, indent=2, allow_nan=False))
         return
     _show(found, is_scripted(loaded))
     if expected is not None:
         _outlook.show(expected)
+    if topics is not None:
+        _outlook.show_topics(topics)
     if plot is not None:
         click.echo(f"drawn to {plot}")
 

@@ -386,9 +386,17 @@ def _warnings(study: Study) -> tuple[str, ...]:
             f"Choose delta far below, such as {_power_of_ten_below(0.1 / most):g}"
         )
     if study.privacy.private and study.solver.kind == "vips":
+        # Of a conjugate model `vips` alone takes sums.
+        regression = conjugates.model_of(study) is None
+        other = ". Those of 'site_release' hold it" if regression else ""
         found.append(
             "solver.kind is 'vips', whose posterior takes noisy statistics for exact ones: its "
-            "intervals leave out what the noise does. Those of 'site_release' hold it"
+            f"intervals leave out what the noise does{other}"
+        )
+    parts, records = study.solver.arguments.get("parts"), study.data.max_records
+    if isinstance(parts, int) and records is not None and parts > records:
+        found.append(
+            f"solver.parts is {parts} and data.max_records {records}: most parts hold one record or none"
         )
     return (*found, *site_effects.warnings(study))
 

@@ -15,6 +15,7 @@ from fedvi import errors
 from fedvi.audit import profile as profiles
 from fedvi.audit import trials as worst
 from fedvi.cli.main import main
+from fedvi.data import bag_of_words
 from fedvi.experiment import build, factories, server_plan
 from fedvi.experiment.config import load_study, parse_study
 from fedvi.experiment.results import finished, recompute
@@ -330,3 +331,43 @@ def test_clean_factors_in_sums_tell_more_than_noisy_ones_in_messages() -> None:
     assert (np.abs(mean - optimum) < 4.0 * sd).all()
     _, of_messages = answer(view="message")
     assert sd.mean() < 0.9 * of_messages.mean()
+
+
+def test_the_sum_of_topics_has_the_noise_that_is_planned_and_no_client_a_part_of_its_own() -> None:
+    """One round of 3 clients, 18 cells each: the sd of 18 numbers has a relative sd of 0.17."""
+    generator = np.random.default_rng(2)
+    sources = {}
+    for name in ("c0", "c1", "c2"):
+        rows = generator.multinomial(20, np.full(9, 1 / 9), size=300)
+        owner, word = np.nonzero(rows)
+        starts = np.searchsorted(owner, np.arange(301))
+        sources[name] = bag_of_words((starts, word, rows[owner, word]), 9, 9)
+
+    def answer(privacy: dict[str, Any], **solver: Any) -> Any:
+        model = {"topics": 2, "vocabulary": 9, "length": 20.0, "distinct": 9}
+        raw = {
+            "study": {"name": "topics"},
+            "model": {"kind": "latent_dirichlet", **model},
+            "solver": {"kind": "vips", "clip_norm": 0.5, **solver},
+            "schedule": {"kind": "synchronous", "rounds": 1},
+            "privacy": privacy,
+            "data": {"max_records": 300},
+            "clients": [{"name": name} for name in sources],
+            "simulation": {"insecure_seed": 0},
+        }
+        return run_study(raw, sources)
+
+    def total(result: Any) -> np.ndarray:
+        return sum(factor.power for factor in result.factors.values())
+
+    summed = answer(AGGREGATE)
+    exact = total(answer({"protection": "none"}, noise_multiplier=0.0))
+    first, *others = summed.factors.values()
+    assert all(tree.equal(factor, first) for factor in others)
+    assert summed.assembly.family.is_proper(summed.posterior)
+    # Each client's own, of √20 words, times C; three of them.
+    planned = summed.assembly.noise_multiplier * 0.5 * np.sqrt(20.0) * np.sqrt(3.0)
+    noise = total(summed) - exact
+    assert 0.5 < noise.std() / planned < 1.5
+    # So that what is looked at is no noise alone.
+    assert exact.min() > 5.0 * planned

@@ -2,16 +2,21 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedvi import errors
 from fedvi.experiment import site_effects
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import Study
+from fedvi.experiment.plans.signals import noise_left
 from fedvi.models.conjugate import ConjugateModel
 from fedvi.privacy import events
 
 __all__ = ["Plan", "plan"]
+
+# From here on, a mean of rounds is said to be noisier than one release.
+_NOISIER = 1.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +128,7 @@ def plan(study: Study | Assembly) -> Plan:
         accountant=study.privacy.accountant,
         view=study.privacy.view,
         mark=assembly.mark,
-        warnings=assembly.warnings,
+        warnings=(*assembly.warnings, *_of_rounds(assembly)),
     )
 
 
@@ -131,6 +136,38 @@ def _family(assembly: Assembly) -> str:
     """Returns what the study calls the family, or the class of one that the model brings itself."""
     conjugate = isinstance(assembly.model, ConjugateModel)
     return type(assembly.family).__name__ if conjugate else assembly.study.family.kind
+
+
+def _of_rounds(assembly: Assembly) -> Iterator[str]:
+    """Yields what to do where a client reads nothing of q, and every round releases the same sums anew.
+
+    At one promise the noise of each of J answers is √J times that of one alone, of all records together;
+    the running mean has √S of that. Not of `linear`: its gradients are at the mean that was handed out,
+    and with a noisy curvature the first step is short.
+    """
+    model, rounds = assembly.model, assembly.schedule.rounds
+    if assembly.study.privacy.promise is None or rounds < 2 or assembly.sampler is None:
+        return
+    if not isinstance(model, ConjugateModel):
+        return
+    read = model.messages(model.start)
+    if not isinstance(read, Mapping | tuple) or read:
+        return
+    said = (
+        f"no statistic of model.kind {assembly.study.model.kind!r} depends on the posterior, so that each "
+        f"of {rounds} rounds releases the same sums anew"
+    )
+    if assembly.sampler.rate < 1.0:
+        yield f'{said}; rounds = 1 with sampler = "full" says about as much in one message'
+        return
+    more = math.sqrt(rounds * noise_left(rounds, assembly.study.solver.arguments))
+    if more < _NOISIER:
+        yield f"{said}, and their mean says what one release of the whole budget does: write rounds = 1"
+        return
+    yield (
+        f"{said}, and their mean has about {more:.2g} times the noise of one release of the whole budget: "
+        "write rounds = 1; or leave averaging and emphasis out"
+    )
 
 
 def _prices(assembly: Assembly, name: str) -> dict[str, float | None]:

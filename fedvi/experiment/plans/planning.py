@@ -117,8 +117,8 @@ def outlook(assembly: Assembly) -> Outlook | None:
     modes has its default, but for the clip norm, which is ``suggested_clip_norm``.
 
     Returns:
-      None if the study promises nothing, declares no largest number of records, or has another
-      family than a Gaussian one.
+      None if the study promises nothing, declares no largest number of records, has another family
+      than a Gaussian one, or a conjugate model: of topics see ``fedvi.experiment.plans.topics``.
     """
     study, budget = assembly.study, assembly.budget
     family, most = assembly.family, study.data.max_records

@@ -21,6 +21,7 @@ __all__ = [
     "Signal",
     "defaults_of",
     "is_known",
+    "noise_left",
     "signal",
     "suggested_clip_norm",
 ]
@@ -289,6 +290,28 @@ def defaults_of(kind: str) -> dict[str, Any]:
     """Returns the settings of a solver that a study may leave out."""
     known = inspect.signature(getattr(solver_kinds, kind)).parameters.values()
     return {item.name: item.default for item in known if item.default is not item.empty}
+
+
+def noise_left(rounds: int, settings: Mapping[str, Any]) -> float:
+    """Returns S_T: the variance of noise in a running mean of T answers of `vips`, that of one being 1.
+
+    Of a model whose statistics are no gradients, under noise.
+
+    Args:
+      rounds: T, at least 1.
+      settings: ``averaging``, ``delay`` and ``emphasis`` as a study gives them; those left out are 1, 1
+        and 0.
+
+    >>> noise_left(4, {}), noise_left(4, {"averaging": 0.0})
+    (0.25, 1.0)
+    """
+    given = {"averaging": 1.0, "delay": 1.0, "emphasis": 0.0}
+    given |= {name: float(settings[name]) for name in given if settings.get(name) is not None}
+    squares = 0.0
+    for visit in range(rounds):
+        step = step_of(visit, **given)
+        squares = (1.0 - step) ** 2 * squares + step**2
+    return squares
 
 
 def _told(numbers: PublicNumbers) -> float:

@@ -573,6 +573,31 @@ def test_a_file_of_patients_is_grouped_and_the_identity_stays_behind(tmp_path: P
     np.testing.assert_array_equal(shard.mask, [True, True, False, False])
 
 
+def test_a_site_with_more_records_than_declared_is_told_which_are_used(tmp_path: Path) -> None:
+    def private_for(most: int) -> Callable[[dict[str, Any]], None]:
+        def apply(raw: dict[str, Any]) -> None:
+            by_patient(raw)
+            raw["data"]["max_records"] = most
+
+        return apply
+
+    path, said = tmp_path / "north.csv", []
+    path.write_text(PATIENTS)
+    for most in (1, 2):
+        loading.load_shard(assembled(private_for(most)), "north", path, tell=said.append)
+    (line,) = said
+    assert line.startswith("north: 2 records, and data.max_records is 1: only the first of them")
+
+
+def test_more_parts_than_records_are_warned_of() -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "virtual_clients", "noise_multiplier": 50.0, "parts": 100}
+        raw["privacy"] = {"epsilon": 2.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
+        raw["data"].update(max_records=50, id_column="patient_id")
+
+    assert any("solver.parts is 100" in line for line in assembled(change).warnings)
+
+
 def test_without_protection_patients_are_counted_and_their_rows_stay_apart(tmp_path: Path) -> None:
     def change(most: int) -> Callable[[dict[str, Any]], None]:
         def apply(raw: dict[str, Any]) -> None:

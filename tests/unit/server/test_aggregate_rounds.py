@@ -28,9 +28,16 @@ OPTIONS = {
     "virtual_clients": {"parts": 2, "by_place": True},
     "perturbed_update": {"clean_factor": True},
 }
+TOPICS = {
+    "kind": "latent_dirichlet",
+    "topics": 2,
+    "vocabulary": 7,
+    "length": 20.0,
+    "distinct": 4,
+}
 
 
-def study(least=3, colluding=1, solver="site_release", rounds=4, **privacy):
+def study(least=3, colluding=1, solver="site_release", rounds=4, model=None, **privacy):
     raw = raw_study(
         NAMES,
         2,
@@ -48,12 +55,18 @@ def study(least=3, colluding=1, solver="site_release", rounds=4, **privacy):
     raw["data"]["max_records"] = 40
     # Parts by place want it.
     raw["privacy"]["records_public"] = solver == "virtual_clients"
+    if model is not None:
+        # Which brings its own family, prior and columns.
+        raw = {name: raw[name] for name in raw.keys() - {"family", "prior"}}
+        raw |= {"model": model, "data": {"max_records": 40}}
     return raw
 
 
-@pytest.fixture(scope="module", params=["site_release", "vips", *OPTIONS])
+@pytest.fixture(scope="module", params=["site_release", "vips", "topics", *OPTIONS])
 def spec(request):
-    found = build.assemble(parse_study(study(solver=request.param))).spec
+    topics = request.param == "topics"
+    given = {"solver": "vips", "model": TOPICS} if topics else {"solver": request.param}
+    found = build.assemble(parse_study(study(**given))).spec
     return found._replace(headers={}, budget=None)
 
 
