@@ -55,6 +55,12 @@ _MOST_SITES = 40
     help="Write the privacy statement of this site alone; may be given often. [default: of all sites, "
     "up to 20]",
 )
+@click.option(
+    "--vocabulary",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Of a topic model: the words, one a line, in the order of their numbers. [default: topics are "
+    "listed by number]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no summary.")
 def report(
     run: Path,
@@ -63,6 +69,7 @@ def report(
     public: Path | None,
     draws: int,
     statements: tuple[str, ...],
+    vocabulary: Path | None,
     as_json: bool,
 ) -> None:
     """Write a report on a finished run: one HTML page that fetches nothing, the same as Markdown, and
@@ -88,12 +95,22 @@ def report(
     wanted = _wanted(formats)
     predictions = None if public is None else _predictions(run, public, draws)
     name = "" if public is None else public.name
-    contents = reporting.gather(run, statements, predictions, name)
+    words = None if vocabulary is None else _words(vocabulary)
+    contents = reporting.gather(run, statements, predictions, name, words)
     written = exports.write(contents, run / "report" if out is None else out, wanted)
     if as_json:
         click.echo(json.dumps(values.as_dict(contents), indent=2, allow_nan=False))
         return
     _show(contents, written)
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.ConfigError(
+            f"no words can be read at --vocabulary {path}: {error}", "one word a line, in UTF-8"
+        ) from error
 
 
 def _wanted(formats: str) -> list[str]:

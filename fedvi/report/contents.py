@@ -72,6 +72,20 @@ class Round(NamedTuple):
     sd_ratio: float | None
 
 
+class Topic(NamedTuple):
+    """A topic of documents.
+
+    Attributes:
+      name: such as "topic 3".
+      words: the most probable ones, most probable first; by number where no vocabulary was given.
+      shares: their mean probabilities.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    shares: tuple[float, ...]
+
+
 class Site(NamedTuple):
     """One site's part in the run.
 
@@ -197,6 +211,7 @@ class Contents(NamedTuple):
       ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
       size: how many coordinates the posterior has; ``coefficients`` may hold fewer.
       coefficients: of the posterior.
+      topics: of a topic model; empty of another.
       remarks: what coefficients are, where that needs saying: sentences beside their table.
       prior_note: why there is no prior to show; or empty.
       rounds_planned: by the schedule; None if unknown.
@@ -226,6 +241,7 @@ class Contents(NamedTuple):
     ratio: str
     size: int
     coefficients: tuple[Coefficient, ...]
+    topics: tuple[Topic, ...]
     remarks: tuple[str, ...]
     prior_note: str
     rounds_planned: int | None

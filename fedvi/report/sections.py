@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 from fedvi.privacy.statement import guessed
 from fedvi.report import figures, tables
-from fedvi.report.contents import Coefficient, Contents, Round, Statement
+from fedvi.report.contents import Coefficient, Contents, Round, Statement, Topic
 from fedvi.report.figures import Figure
 
 __all__ = ["Section", "Sheet", "Table", "banner", "in_short", "sections", "sheets"]
 
 
-# So many words of a topic are listed.
-_MOST_WORDS = 10
 _NOTE = "note on the ratio"
 
 
@@ -190,7 +188,6 @@ def _posterior(contents: Contents) -> Section:
         for row in contents.coefficients
     )
     table = Table(f"Posterior, by {kind}", names, rows, (kind, "unit", _NOTE))
-    topics = _topics(contents.coefficients)
     notes = []
     if contents.size > len(rows):
         notes.append(
@@ -214,7 +211,7 @@ def _posterior(contents: Contents) -> Section:
         "Posterior",
         tuple(lead),
         figure,
-        (table,) if topics is None else (topics, table),
+        (_topics(contents.topics), table) if contents.topics else (table,),
         tuple(map(_sentence, notes)),
     )
 
@@ -261,26 +258,20 @@ def _note(row: Coefficient) -> str:
     return f"none: {row.ratio_note}" if row.ratio is None and row.ratio_note else row.ratio_note
 
 
-def _topics(rows: Sequence[Coefficient]) -> Table | None:
-    """Lists each topic's most probable words, by number; None where the model has no topics."""
-    found: dict[str, list[tuple[float, str]]] = {}
-    for row in rows:
-        topic, comma, word = row.name.partition(", word ")
-        if not comma or not topic.startswith("topic "):
-            return None
-        found.setdefault(topic, []).append((row.mean, word))
-    lines = tuple(
+def _topics(topics: Sequence[Topic]) -> Table:
+    """Lists each topic's most probable words."""
+    rows = tuple(
         (
-            topic,
+            topic.name,
             ", ".join(
                 f"{word} ({tables.number(share, 2)})"
-                for share, word in sorted(words, key=lambda pair: -pair[0])[:_MOST_WORDS]
+                for word, share in zip(topic.words, topic.shares, strict=True)
             ),
         )
-        for topic, words in found.items()
+        for topic in topics
     )
-    caption = "The most probable words of each topic, by number (probability)"
-    return Table(caption, ("topic", "words"), lines, ("topic", "words")) if lines else None
+    caption = "The most probable words of each topic (probability)"
+    return Table(caption, ("topic", "words"), rows, ("topic", "words"))
 
 
 def _prior(contents: Contents) -> Section:

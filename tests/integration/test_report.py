@@ -398,6 +398,46 @@ def test_without_its_packages_it_says_what_to_install(
     fedvi("report", private, "--out", tmp_path / "csv", "--format", "csv,json")
 
 
+def test_topics_are_told_in_the_words_of_a_public_vocabulary(tmp_path: Path) -> None:
+    size = 6_000  # so that not all cells of both topics are among the coefficients that are listed
+    raw = {
+        "study": {"name": "archive"},
+        "model": {"kind": "latent_dirichlet", "topics": 2, "vocabulary": size, "distinct": 2},
+        "solver": {"kind": "vips", "noise_multiplier": 0.0},
+        "schedule": {"kind": "sequential", "rounds": 3},
+        "privacy": {"protection": "none"},
+        "data": {"max_records": 40},
+        "clients": [{"name": "north", "data": "north.npz"}],
+    }
+    pairs = np.array([[7, 11], [size - 9, size - 1]], np.int32)
+    words, counts = np.repeat(pairs, 20, axis=0), np.tile(np.float32([[9, 5]]), (40, 1))
+    np.savez(tmp_path / "north.npz", words=words, counts=counts)
+    (tmp_path / "study.json").write_text(json.dumps(raw))
+    run = tmp_path / "run"
+    fedvi("simulate", tmp_path / "study.json", "--quiet", "--out", run)
+    names = [f"word{number}" for number in range(size)]
+    (tmp_path / "words.txt").write_text("\n".join(names))
+    said = json.loads(fedvi("report", run, "--vocabulary", tmp_path / "words.txt", "--json").stdout)
+    told = {tuple(topic["words"][:2]) for topic in said["topics"]}
+    assert told == {("word7", "word11"), (f"word{size - 9}", f"word{size - 1}")}
+    plain = json.loads(fedvi("report", run, "--json").stdout)
+    assert {tuple(topic["words"][:2]) for topic in plain["topics"]} == {
+        ("7", "11"), (str(size - 9), str(size - 1))
+    }  # fmt: skip
+    assert all(topic["shares"] == sorted(topic["shares"])[::-1] for topic in said["topics"])
+    (tmp_path / "words.txt").write_text("\n".join(names[:-1] + names[:1]))
+    done = fedvi("report", run, "--vocabulary", tmp_path / "words.txt", code=2)
+    assert "6,000 words, 5,999 of them different" in done.stderr
+    done = fedvi("report", run, "--vocabulary", tmp_path / "none.txt", code=2)
+    assert "no words can be read" in done.stderr
+
+
+def test_a_vocabulary_is_refused_where_there_are_no_topics(private: Path, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("one two")
+    done = fedvi("report", private, "--vocabulary", tmp_path / "words.txt", code=2)
+    assert "--vocabulary is given, and model.kind is 'logistic'" in done.stderr
+
+
 def test_help_needs_none_of_its_packages() -> None:
     code = (
         "import sys\nfrom click.testing import CliRunner\nfrom fedvi.cli.main import main\n"

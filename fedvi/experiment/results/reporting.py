@@ -21,11 +21,12 @@ from fedvi.experiment.influence import influence
 from fedvi.experiment.results import kept_result, report_ledgers
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.federation.fold import Gap
+from fedvi.models.lda import LatentDirichlet
 from fedvi.privacy import ledger
 from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.statement import Claim
 from fedvi.report import contents, tables
-from fedvi.report.contents import Coefficient, Contents, Round, Site
+from fedvi.report.contents import Coefficient, Contents, Round, Site, Topic
 from fedvi.server import stored
 from fedvi.server.protocol import ServerState
 
@@ -38,6 +39,8 @@ MOST_STATEMENTS = 20
 _RESULT = "result"
 # Shifts by client and coefficient that are computed at most.
 _MOST_SHIFTS = 100_000
+# So many words of a topic are listed.
+_MOST_WORDS = 10
 _GAUSSIAN = ("full_gaussian", "diagonal_gaussian", "low_rank_gaussian")
 _CLASSES = (
     "odds are those of the class before the colon against “{first}”, the first level of {response}"
@@ -86,6 +89,7 @@ def gather(
     sites: Sequence[str] = (),
     predictions: Mapping[str, Any] | None = None,
     public_file: str = "",
+    vocabulary: Sequence[str] | None = None,
 ) -> Contents:
     """Reads a finished run, verifies its ledgers, and prices them anew.
 
@@ -94,10 +98,11 @@ def gather(
       sites: whose statements are wanted; empty for all, of at most ``MOST_STATEMENTS``.
       predictions: ``Evaluation.as_dict()`` on records that are public.
       public_file: the name of their file.
+      vocabulary: of a topic model, the words in the order of their numbers.
 
     Raises:
       ConfigError: the folder is none of a finished run, its files do not belong together, or a site is
-        no client of the study.
+        no client of the study, or the vocabulary is not the model's.
       LedgerError: a ledger does not verify, or is not the one that the result speaks of.
     """
     run = _read(folder)
@@ -122,6 +127,7 @@ def gather(
     ]
     rounds = _rounds(result)
     coefficients, prior_note = _coefficients(run)
+    kept = _kept(folder, run, coefficients)
     factors, influence_note = _influence(run)
     found = Contents(
         study=study.study.name,
@@ -136,8 +142,9 @@ def gather(
         warnings=tuple(_warnings(run, books)),
         gaussian=_is_gaussian(study),
         ratio=parts.ratio(study),
-        size=_size(folder, run, coefficients),
+        size=len(kept.names),
         coefficients=coefficients,
+        topics=_topics(study, kept, vocabulary),
         remarks=tuple(_remarks(study, result)),
         prior_note=prior_note,
         rounds_planned=_whole(study.schedule.arguments.get("rounds")),
@@ -299,8 +306,16 @@ def _prior(run: _Run, count: int) -> tuple[tuple[list[float], list[float]] | Non
     return (mean[:count].tolist(), sd[:count].tolist()), ""
 
 
-def _size(folder: Path, run: _Run, coefficients: Sequence[Coefficient]) -> int:
-    """Counts the coordinates of the posterior, whose file must be that of the result.
+class _Kept(NamedTuple):
+    """Of the posterior's file: names, means and sds of all coordinates."""
+
+    names: list[str]
+    mean: np.ndarray
+    sd: np.ndarray
+
+
+def _kept(folder: Path, run: _Run, coefficients: Sequence[Coefficient]) -> _Kept:
+    """Reads the posterior, whose file must be that of the result.
 
     Raises:
       ConfigError: it is another.
@@ -327,7 +342,38 @@ def _size(folder: Path, run: _Run, coefficients: Sequence[Coefficient]) -> int:
             f"{path} is not the posterior that result.json lists",
             "the folder holds files of two runs",
         )
-    return len(names)
+    return _Kept(names, mean, sd)
+
+
+def _topics(study: Study, kept: _Kept, vocabulary: Sequence[str] | None) -> tuple[Topic, ...]:
+    """Returns each topic's most probable words; empty unless the model has topics.
+
+    Raises:
+      ConfigError: the vocabulary is not the model's.
+    """
+    model = conjugates.model_of(study)
+    if not isinstance(model, LatentDirichlet):
+        if vocabulary is not None:
+            raise errors.ConfigError(
+                f"--vocabulary is given, and model.kind is {study.model.kind!r}",
+                'leave it out: only "latent_dirichlet" has topics of words',
+            )
+        return ()
+    words = [str(number) for number in range(model.vocabulary)]
+    if vocabulary is not None:
+        if len(vocabulary) != model.vocabulary or len(set(vocabulary)) != len(vocabulary):
+            raise errors.ConfigError(
+                f"--vocabulary has {len(vocabulary):,} words, {len(set(vocabulary)):,} of them different, "
+                f"expected the {model.vocabulary:,} of model.vocabulary, each once",
+                "one word a line, in the order of their numbers in the documents",
+            )
+        words = list(vocabulary)
+    found = []
+    for number, shares in enumerate(kept.mean.reshape(model.topics, model.vocabulary)):
+        best = np.argsort(-shares, kind="stable")[:_MOST_WORDS]
+        told = tuple(float(shares[word]) for word in best)
+        found.append(Topic(f"topic {number}", tuple(words[word] for word in best), told))
+    return tuple(found)
 
 
 def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:

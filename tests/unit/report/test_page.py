@@ -20,6 +20,7 @@ from fedvi.report.contents import (
     Site,
     Spending,
     Statement,
+    Topic,
 )
 
 HOSTILE = "</style><script>alert(1)</script><img src=http://example.org/x onerror=alert(2)>"
@@ -68,6 +69,7 @@ def made(**fields: Any) -> Contents:
             Coefficient("(Intercept)", "", -1.5, 0.5, -2.48, -0.52, 0.22, 0.08, 0.59, 0.0, 2.5),
             Coefficient("age", "per 10 from 55", 0.1, 0.5, -0.88, 1.08, 1.1, 0.4, 2.9, 0.0, 2.5),
         ),
+        topics=(),
         remarks=(),
         prior_note="",
         rounds_planned=2,
@@ -242,9 +244,8 @@ def test_tables_in_markdown_have_the_same_cells_in_every_row() -> None:
 
 
 def test_a_posterior_that_is_no_gaussian_gets_no_interval() -> None:
-    names = ("topic 0, word 0", "topic 0, word 1")
-    rows = [r._replace(name=n) for r, n in zip(made().coefficients, names, strict=True)]
-    found = sections.sections(made(coefficients=tuple(rows), gaussian=False, ratio=""))[0]
+    topics = (Topic("topic 0", ("night", "day"), (0.1, 0.05)),)
+    found = sections.sections(made(topics=topics, gaussian=False, ratio=""))[0]
     assert [table.names for table in found.tables] == [
         ("topic", "words"),
         ("quantity", "unit", "mean", "sd"),
@@ -254,7 +255,7 @@ def test_a_posterior_that_is_no_gaussian_gets_no_interval() -> None:
         made(coefficients=(small,), sites=silent(), gaussian=False, ratio="")
     )[0].tables
     assert table.rows[0][-2:] == ("0.000281", "4.86e-05")
-    assert found.tables[0].rows == (("topic 0", "1 (0.1), 0 (-1.5)"),)
+    assert found.tables[0].rows == (("topic 0", "night (0.1), day (0.05)"),)
     assert found.figures == ()
 
 
