@@ -106,7 +106,8 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
       clipping: "flat" clips the norm over all parameters; "per_site" each parameter's, to C / √sites;
         "automatic" scales every gradient to C·g / (‖g‖ + 0.01); "normalised" to C·g / ‖g‖.
       gradients: "aligned" clips and noises the gradient for the unconstrained global latents alone,
-        and pulls it back through the guide: D numbers, whatever the guide's size.
+        and pulls it back through the guide: D numbers, whatever the guide's size. Each step then has one
+        draw, for all terms, whatever the loss's num_particles; "full" averages them before it clips.
       loss_bound: the largest absolute loss of one record that counts in full, e.g. a few times log(levels)
         for a label; gradients are then clipped to 0.995 C or so. Left out, losses are withheld.
       microbatch_size: how many records' gradients are formed at a time, where they must be; left out, as
@@ -234,12 +235,23 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
                 "plan for as many as there may be: fedvi.privacy.sgd(max_records=…)",
             )
         made_up = at.call(at.made_up(split._ONE))
-        with split._numpyro_rules():
-            started = super().init(rng_key, *made_up[0], init_params=init_params, **made_up[1])
+        try:
+            with split._numpyro_rules(), parts.unseen(self.guide):
+                started = super().init(rng_key, *made_up[0], init_params=init_params, **made_up[1])
+        except errors.FedviError:
+            raise
+        except Exception as error:
+            raise errors.ModelError(
+                f"model and guide cannot be set up on a made-up record: {type(error).__name__}: "
+                f"{error}",
+                "they are called with one record of ones, 0 for integers; all outside of the record "
+                "plate must be finite there, and no shape be fixed to the size of the data set",
+            ) from error
         _check_mutable(started.mutable_state)
         params = self.optim.get_params(started.optim_state)
         constrained = self.constrain_fn(params)
         if self._guided is None:
+            _check_gradients_serve(self.optim, started.optim_state, params)
             self._guided = parts.guided(
                 self.model,
                 self.guide,
@@ -249,6 +261,8 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
                 at,
                 self._plate,
                 self.static_kwargs,
+                # θ is drawn once a step: what touches no record is taken at that draw too.
+                particles=1 if self._is_aligned else None,
             )
             if self._is_aligned:
                 self._transforms = self._guided.global_transforms(constrained, rng_key)
@@ -268,23 +282,40 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         return state
 
     def update(
-        self, svi_state: DPSVIState, *args: Any, **kwargs: Any
+        self,
+        svi_state: DPSVIState,
+        *args: Any,
+        forward_mode_differentiation: bool = False,
+        **kwargs: Any,
     ) -> tuple[DPSVIState, jax.Array]:
         """Takes one step on a batch of the records that are given; returns (state, loss).
 
         The loss is NaN unless ``loss_bound`` was given, and the released one otherwise.
 
+        Args:
+          svi_state: of ``init``, ``update`` or ``run``.
+          args, kwargs: all records, as at ``init``; arrays of NumPy's 64 bits count as JAX takes them.
+            What holds no records is what it was at ``init``, and a constant of a compiled function.
+          forward_mode_differentiation: as for ``SVI``; only False.
+
         Raises:
           BudgetExceeded: all planned steps were taken. Where the state is traced, which cannot
             raise, the state comes back as it was instead.
+          ConfigError: forward mode is asked for.
           ModelError: the arguments are not those of ``init``.
         """
+        _check_mode(forward_mode_differentiation)
         return self._updated(svi_state, False, args, kwargs)
 
     def stable_update(
-        self, svi_state: DPSVIState, *args: Any, **kwargs: Any
+        self,
+        svi_state: DPSVIState,
+        *args: Any,
+        forward_mode_differentiation: bool = False,
+        **kwargs: Any,
     ) -> tuple[DPSVIState, jax.Array]:
         """As ``update``, but keeps the parameters where the noised step made any not finite."""
+        _check_mode(forward_mode_differentiation)
         return self._updated(svi_state, True, args, kwargs)
 
     def run(
@@ -294,20 +325,32 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         *args: Any,
         progress_bar: bool = True,
         stable_update: bool = False,
+        forward_mode_differentiation: bool = False,
         init_state: DPSVIState | None = None,
         init_params: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> SVIRunResult:
         """Takes ``num_steps`` steps in compiled scans; arguments and result are those of ``SVI.run``.
 
+        It compiles by itself, and is not to be called under ``jit``, ``vmap`` or ``scan``: ``update`` is.
+
         Raises:
           BudgetExceeded: more steps than planned, or more runs.
+          ConfigError: forward mode is asked for, or no steps.
+          PrivacyError: under a JAX transformation.
         """
+        _check_mode(forward_mode_differentiation)
         if num_steps < 1:
             raise errors.ConfigError(f"num_steps is {num_steps}, expected at least 1")
         self._check_owner()
         if init_state is not None and self._guided is not None:
             self._check(init_state)
+        if init_state is not None and isinstance(init_state.step, jax.core.Tracer):
+            raise errors.PrivacyError(
+                "run was called under a JAX transformation, expected outside of any",
+                "it compiles by itself; inside one's own, jax.lax.scan(lambda state, _: "
+                "svi.update(state, x, y), state, length=steps)",
+            )
         taken = 0 if init_state is None else int(init_state.step)
         if taken + num_steps > self.privacy.steps:
             raise errors.BudgetExceeded(
@@ -339,7 +382,9 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
     def evaluate(self, svi_state: DPSVIState, *args: Any, **kwargs: Any) -> Private:
         """Returns the loss on the records that are given, as ``SVI``, for nobody else to see.
 
-        ``.reveal()`` returns the number: for public records, or records of one's own to look at.
+        ``.reveal()`` returns the number: for public records, or records of one's own to look at. Under
+        ``jit`` it is called inside, ``jax.jit(lambda state, x, y: svi.evaluate(state, x, y).reveal())``:
+        a ``Private`` is no array and cannot be what a compiled function returns.
         """
         return Private(super().evaluate(svi_state, *args, **kwargs))
 
@@ -406,8 +451,10 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         for new, old in zip(at.rest, known.rest, strict=True):
             if new is not old and not np.array_equal(new, old):
                 raise errors.ModelError(
-                    f"an argument is {new!r}, expected {old!r} as at `init`",
-                    "arguments that hold no records stay what they were",
+                    f"an argument that holds no records is {new!r}, expected {old!r} as at `init`",
+                    "it stays what it was, and is no argument of a compiled function but a constant: "
+                    "jax.jit(lambda state, x, y: svi.update(state, x, y, beta=0.5)), or a keyword of "
+                    "DPSVI itself",
                 )
         return at.take(args, kwargs)
 
@@ -653,6 +700,27 @@ def _check_optimiser(optim: Any) -> None:
         raise errors.ConfigError(
             "optim is Minimize, which steps by the value of the loss: that is not released",
             "use one that needs gradients alone, such as numpyro.optim.Adam",
+        )
+
+
+def _check_gradients_serve(optim: Any, optim_state: Any, params: Any) -> None:
+    """Refuses an optimiser that wants more of a step than its gradient: it would fail at the first."""
+    try:
+        jax.eval_shape(lambda: optim.update(params, optim_state, value=jnp.zeros(())))
+    except TypeError as error:
+        raise errors.ConfigError(
+            f"optim cannot take a step with a gradient alone: {error}",
+            "line searches evaluate the loss on records again, which is not released; use one that "
+            "needs gradients alone, such as optax.adam",
+        ) from error
+
+
+def _check_mode(forward: Any) -> None:
+    if forward:
+        raise errors.ConfigError(
+            f"forward_mode_differentiation is {forward!r}, expected False",
+            "the gradient of each record is taken in reverse; use jax.lax.scan in the model in place "
+            "of while_loop",
         )
 
 

@@ -1,7 +1,10 @@
 """A NumPyro model and its guide, taken apart by the record plate: what is clipped, and what is not."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+import itertools
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +25,7 @@ from numpyro.primitives import Messenger
 from fedvi import errors
 from fedvi.models import numpyro as split
 
-__all__ = ["Guided", "Layout", "guided", "layout"]
+__all__ = ["Guided", "Layout", "guided", "layout", "unseen"]
 
 
 class Layout(NamedTuple):
@@ -31,7 +34,8 @@ class Layout(NamedTuple):
     Attributes:
       tree: the structure of (args, kwargs).
       rest: each leaf that is no record column, as it was passed; None where a column is.
-      columns: shape without the record axis and dtype of each column, None elsewhere.
+      columns: shape without the record axis and dtype of each column as JAX takes it, None elsewhere:
+        float32 for NumPy's float64, unless JAX's 64 bits are enabled.
       rows: the length of the record axis.
     """
 
@@ -57,11 +61,13 @@ class Layout(NamedTuple):
         return jax.tree.unflatten(self.tree, leaves)
 
     def describe(self) -> str:
-        """Says in words what the columns are."""
+        """Says in words what the arguments are; by name where they were passed by name."""
+        numbered = jax.tree.unflatten(self.tree, range(len(self.columns)))
+        paths = [path for path, _ in jax.tree.flatten_with_path(numbered)[0]]
         return ", ".join(
-            f"{column.dtype}[rows, {', '.join(map(str, column.shape))}]".replace(", ]", "]")
-            for column in self.columns
-            if column is not None
+            (f"{_name(path)} " if path[0].idx or len(path) > 2 else "")
+            + (_kind(other) if column is None else _table(column))
+            for path, column, other in zip(paths, self.columns, self.rest, strict=True)
         )
 
     def made_up(self, *kinds: str) -> list[Any]:
@@ -85,7 +91,8 @@ def layout(
       public: names of keyword arguments that hold no records.
 
     Raises:
-      ModelError: if there is no array, or two have record axes of different lengths.
+      ModelError: if there is no array, one holds no numbers, or two have record axes of different
+        lengths.
     """
     given = (args, dict(kwargs))
     paths, tree = jax.tree.flatten_with_path(given, is_leaf=_is_none)
@@ -98,6 +105,7 @@ def layout(
             rest.append(leaf)
             columns.append(None)
             continue
+        kind = _dtype(leaf, name)
         if not first:
             rows, first = leaf.shape[0], name
         if leaf.shape[0] != rows:
@@ -108,7 +116,7 @@ def layout(
                 "numpyro's SVI: DPSVI(model, guide, optim, loss, design=design)",
             )
         rest.append(None)
-        columns.append(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
+        columns.append(jax.ShapeDtypeStruct(leaf.shape[1:], kind))
     if not rows:
         raise errors.ModelError(
             "no argument holds records, expected an array with one row a record",
@@ -193,7 +201,7 @@ class Guided:
         keys = jax.random.split(key)
         (model, guide), (other, _) = (self.traces(params, one, columns, 0) for one in keys)
         for name, site in model.sites.items():
-            if site["type"] == "param":
+            if site["type"] == "param" and split._learnt(site):
                 raise errors.ModelError(
                     f"the model has the parameter {name!r}, which aligned gradients do not reach",
                     "give it a prior with numpyro.sample, or use gradients='full'",
@@ -291,6 +299,7 @@ def guided(
     at: Layout,
     plate: str | None,
     static: Mapping[str, Any],
+    particles: int | None = None,
 ) -> Guided:
     """Takes a model and its guide apart and checks the parts on made-up records.
 
@@ -304,6 +313,7 @@ def guided(
       at: of the arguments.
       plate: the name of the record plate; None to find the one that follows the records.
       static: keyword arguments of both.
+      particles: Monte Carlo draws that are averaged; as many as ``loss`` has if left out.
 
     Raises:
       ModelError: for what cannot be split without changing the model, with the reason.
@@ -311,7 +321,8 @@ def guided(
     _check_loss(loss)
     _check_guide(guide)
     analytic = isinstance(loss, TraceMeanField_ELBO)
-    draft = Guided(model, guide, static, plate or "", at, loss.num_particles, analytic)
+    draws = loss.num_particles if particles is None else particles
+    draft = Guided(model, guide, static, plate or "", at, draws, analytic)
     one = _first(draft, params, key, [split._ONE])
     _check_automatic(guide, one[1])
     two = _first(draft, params, key, [split._ONE, split._ONE])
@@ -322,6 +333,47 @@ def guided(
     _check_sites(found, one, two)
     _check_separate(found, params, key)
     return found
+
+
+@contextlib.contextmanager
+def unseen(guide: Any) -> Iterator[None]:
+    """Sets up automatic guides as if nothing were observed in a plate of one record.
+
+    They look for a start where the model's density is finite, which that of a made-up record need not
+    be: an outcome may lie outside of its support, a covariate where a root or a logarithm has no value.
+    Nothing of the start depends on outcomes then.
+    """
+    found = list(_automatic(guide))
+    models = [member.model for member in found]
+    for member in found:
+        member.model = _Unseen(member.model)
+    try:
+        yield
+    finally:
+        for member, model in zip(found, models, strict=True):
+            member.model = model
+
+
+def _automatic(guide: Any) -> Iterator[AutoGuide]:
+    while isinstance(guide, Messenger):
+        guide = guide.fn
+    if isinstance(guide, AutoGuideList):
+        for member in guide:
+            yield from _automatic(member)
+    if isinstance(guide, AutoGuide):
+        yield guide
+
+
+class _Unseen(Messenger):  # type: ignore[misc]
+    """Lets what is observed in a plate of one record count for nothing."""
+
+    def process_message(self, message: dict[str, Any]) -> None:
+        if (
+            message["type"] == "sample"
+            and message["is_observed"]
+            and any(frame.size == 1 for frame in message["cond_indep_stack"])
+        ):
+            message["fn"] = message["fn"].mask(False)
 
 
 class _Rows(Messenger):  # type: ignore[misc]
@@ -425,6 +477,14 @@ def _record_plate(one: Any, two: Any, wanted: str | None) -> str:
                 f'write `with numpyro.plate("{wanted}", x.shape[0]):`',
             )
         return wanted
+    own = [name for name in one[0].plates if name in follow]
+    if len(own) == 1 and len(follow) > 1:
+        other = next(name for name in follow if name != own[0])
+        raise errors.ModelError(
+            f"{len(follow)} plates follow the number of records, {own[0]!r} in the model and "
+            f"{other!r} in the guide; expected exactly one",
+            f'use the model\'s name in the guide: `with numpyro.plate("{own[0]}", x.shape[0]):`',
+        )
     if len(follow) != 1:
         others = ", ".join(map(repr, follow or first)) or "none"
         raise errors.ModelError(
@@ -509,85 +569,143 @@ def _check_param(name: str, site: Any, other: Any, inside: bool, plate: str) -> 
 
 
 def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
-    """Refuses terms outside of the plate that use records, and records that use one another."""
+    """Refuses terms outside of the plate that use records, and records that use one another.
 
-    # Parameters and key are arguments: as constants, other starts would compile another program.
-    @jax.jit
-    def terms(params: dict[str, Any], key: Any, columns: list[Any]) -> Any:
-        model, guide = found.traces(params, key, columns, 0)
-        scale = found._scale(model, guide, inside=True)
-        with split._numpyro_rules():
-            sites = [
-                (f"{what} {name}", site)
-                for what, run in (("model", model), ("guide", guide))
-                for name, site in run.sites.items()
-                if site["type"] == "sample"
-            ]
-            outside = {
-                name: jnp.sum(_scaled(_log_prob(site), site, 1.0))
-                for name, site in sites
-                if not split._is_inside(site, found.plate)
-            }
-            inside = [pair for pair in sites if split._is_inside(pair[1], found.plate)]
-            each = {
-                name: _by_record(site, found.plate, columns[0].shape[0], scale)
-                for name, site in inside
-            }
-            local = {
-                site["name"]: jnp.moveaxis(site["value"], _record_axis(site, found.plate), 0)
-                for _, site in inside
-                if not site["is_observed"]
-            }
-        return outside, each, local
+    It compares numbers at made-up records, so it is a best effort: it sees floats up to 10 in size and
+    levels up to 17, and others where a term is finite for none of these. What shows beyond alone is
+    taken as if each record were the only one.
+    """
+    compare = _Compared(found, params, key)
+    shapes = [column for column in found.layout.columns if column is not None]
+    unusual = compare.unknown(split._usual(shapes), alone=True)
+    left = dict.fromkeys(unusual, split._ENOUGH)
+    for pair in itertools.chain(split._wider(shapes), split._elsewhere(shapes) if left else ()):
+        if unusual and not any(left.values()):
+            break
+        unknown = compare.unknown(pair, alone=bool(unusual))
+        left.update({name: left[name] - 1 for name in left if left[name] and name not in unknown})
+    unknown = {name for name, number in left.items() if number == split._ENOUGH}
+    for name, value in compare.usual.items():
+        if name in unknown and np.isnan(value):
+            raise errors.ModelError(
+                f"the term {name!r} outside of plate {found.plate!r} is nan, whatever the records",
+                "move what uses records inside the plate, and check the start of the guide",
+            )
+    if unknown:
+        warnings.warn(
+            f"no made-up records were found at which {', '.join(sorted(unknown))} is finite: whether "
+            "records are kept apart was not checked. Compare a step without noise and clipping with "
+            "one of numpyro's SVI.",
+            stacklevel=2,
+        )
 
-    def at(*kinds: str, draws: dict[str, Any] | None = None) -> Any:
-        given = {name: jnp.moveaxis(value, 0, axes[name]) for name, value in (draws or {}).items()}
-        return jax.device_get(terms({**params, **given}, key, found.layout.made_up(*kinds)))
 
-    axes = _local_axes(found, params, key)
-    try:
+class _Compared:
+    """The terms of made-up records beside one another, and alone.
+
+    Attributes:
+      usual: the terms outside of the plate at the first pair.
+    """
+
+    def __init__(self, found: Guided, params: Mapping[str, Any], key: Any) -> None:
+        self.usual: dict[str, Any] = {}
+        self._found, self._params, self._key = found, params, key
+        self._axes = _local_axes(found, params, key)
+        # Parameters and key are arguments: as constants, other starts would compile another program.
+        self._terms = jax.jit(lambda *given: _separate_terms(found, *given))
+
+    def unknown(self, pair: split._Pair, alone: bool) -> set[str]:
+        """Refuses what two records show to be mixed; returns the terms that were not finite."""
+        first, second = pair
         here, there, swapped = (
-            at(split._LOW, split._HIGH),
-            at(split._LOW, split._LOW),
-            at(split._HIGH, split._HIGH),
+            self._at(*rows) for rows in (pair, (first, first), (second, second))
         )
+        self.usual = self.usual or here[0]
+        for name, value in here[0].items():
+            others = there[0], swapped[0], self.usual
+            if not all(split._is_same(value, other[name]) for other in others):
+                raise errors.ModelError(
+                    f"the term {name!r} outside of plate {self._found.plate!r} depends on the "
+                    "records",
+                    "move it inside the plate, or use public constants",
+                )
+        for name, value in here[1].items():
+            same = split._is_same(value[0], there[1][name][0])
+            if not same or not split._is_same(value[1], swapped[1][name][1]):
+                raise errors.ModelError(
+                    f"the term {name!r} of a record changes when another record does",
+                    "a record's terms may use its own row only: no mean over the batch, no "
+                    "BatchNorm, no record axis in .to_event",
+                )
+        if alone:
+            self._compare_alone(pair, here)
+        return {name for part in here[:2] for name, v in part.items() if not np.isfinite(v).all()}
+
+    def _compare_alone(self, pair: split._Pair, here: Any) -> None:
+        outside, each, local = here
         # A record's own draws go with it, so that its term may depend on nothing but itself.
-        local = here[2]
-        first, second = (
-            {name: value[rows] for name, value in local.items()} for rows in ([0], [1])
-        )
+        draws = [{name: value[rows] for name, value in local.items()} for rows in ([0], [1])]
+        single = [self._at(row, draws=own) for row, own in zip(pair, draws, strict=True)]
         turned = {name: value[::-1] for name, value in local.items()}
-        alone = at(split._LOW, draws=first)[1], at(split._HIGH, draws=second)[1]
-        back = at(split._HIGH, split._LOW, draws=turned)[1]
-    except errors.FedviError:
-        raise
-    except Exception as error:
-        raise errors.ModelError(
-            f"model and guide cannot be compiled by JAX: {type(error).__name__}: {error}",
-            "use jnp.where or jax.lax.cond instead of Python branches on latents or records, and "
-            "jax.numpy instead of numpy",
-        ) from error
-    for name in here[0]:
-        if not all(split._is_same(here[0][name], other[0][name]) for other in (there, swapped)):
+        _, back, _ = self._at(*pair[::-1], draws=turned)
+        for name in each:
+            own = [alone[1][name][0] for alone in single]
+            if not split._is_same(each[name], own) or not split._is_same(back[name], own[::-1]):
+                raise errors.ModelError(
+                    f"the term {name!r} of a record depends on its place or on how many records "
+                    "there are",
+                    "a step calls the model with one record at a time: pass what numbers the "
+                    "records as a column, and weights as a column or through the plate",
+                )
+        for name, value in outside.items():
+            if not all(split._is_same(value, alone[0][name]) for alone in single):
+                raise errors.ModelError(
+                    f"the term {name!r} outside of plate {self._found.plate!r} depends on how many "
+                    "records there are",
+                    "use a public constant, such as the largest number that there may be",
+                )
+
+    def _at(self, *records: list[Any], draws: Mapping[str, Any] | None = None) -> Any:
+        given = {name: jnp.moveaxis(v, 0, self._axes[name]) for name, v in (draws or {}).items()}
+        columns = [np.stack(values) for values in zip(*records, strict=True)]
+        try:
+            return jax.device_get(self._terms({**self._params, **given}, self._key, columns))
+        except errors.FedviError:
+            raise
+        except Exception as error:
             raise errors.ModelError(
-                f"the term {name!r} outside of plate {found.plate!r} depends on the records",
-                "move it inside the plate, or use public constants",
-            )
-    for name in here[1]:
-        same = split._is_same(here[1][name][0], there[1][name][0])
-        if not same or not split._is_same(here[1][name][1], swapped[1][name][1]):
-            raise errors.ModelError(
-                f"the term {name!r} of a record changes when another record does",
-                "a record's terms may use its own row only: no mean over the batch, no BatchNorm, "
-                "no record axis in .to_event",
-            )
-        own = [found[name][0] for found in alone]
-        if not split._is_same(here[1][name], own) or not split._is_same(back[name], own[::-1]):
-            raise errors.ModelError(
-                f"the term {name!r} of a record depends on its place or on how many records there are",
-                "a step calls the model with one record at a time: pass what numbers the records as a "
-                "column, and weights as a column or through the plate",
-            )
+                f"model and guide cannot be compiled by JAX: {type(error).__name__}: {error}",
+                "use jnp.where or jax.lax.cond instead of Python branches on latents or records, "
+                "and jax.numpy instead of numpy",
+            ) from error
+
+
+def _separate_terms(found: Guided, params: dict[str, Any], key: Any, columns: list[Any]) -> Any:
+    """Returns the terms outside of the plate, those of each record, and each record's own draws."""
+    model, guide = found.traces(params, key, columns, 0)
+    scale = found._scale(model, guide, inside=True)
+    with split._numpyro_rules():
+        sites = [
+            (f"{what} {name}", site)
+            for what, run in (("model", model), ("guide", guide))
+            for name, site in run.sites.items()
+            if site["type"] == "sample"
+        ]
+        outside = {
+            name: jnp.sum(_scaled(_log_prob(site), site, 1.0))
+            for name, site in sites
+            if not split._is_inside(site, found.plate)
+        }
+        inside = [pair for pair in sites if split._is_inside(pair[1], found.plate)]
+        each = {
+            name: _by_record(site, found.plate, columns[0].shape[0], scale) for name, site in inside
+        }
+        local = {
+            site["name"]: jnp.moveaxis(site["value"], _record_axis(site, found.plate), 0)
+            for _, site in inside
+            if not site["is_observed"]
+        }
+    return outside, each, local
 
 
 def _by_record(site: dict[str, Any], plate: str, count: int, plate_scale: float) -> Any:
@@ -638,6 +756,32 @@ def _is_sample(site: Any) -> bool:
 
 def _is_auto(guide: Any) -> bool:
     return isinstance(guide, AutoGuide)
+
+
+def _table(column: jax.ShapeDtypeStruct) -> str:
+    return f"{column.dtype}[rows, {', '.join(map(str, column.shape))}]".replace(", ]", "]")
+
+
+def _kind(leaf: Any) -> str:
+    if leaf is None or isinstance(leaf, bool | str):
+        return repr(leaf)
+    return "a number" if not np.ndim(leaf) else "an array without records"
+
+
+def _dtype(leaf: Any, name: str) -> Any:
+    """Returns the type of an array as JAX takes it: under `jit` no other is seen."""
+    kind = getattr(leaf, "dtype", None)
+    if kind is None:
+        raise errors.ModelError(
+            f"{name} is a {type(leaf).__name__}, expected an array with one row a record",
+            "pass its columns as an array, by its .to_numpy() or jax.numpy.asarray",
+        )
+    if not jnp.issubdtype(kind, jnp.number) and not jnp.issubdtype(kind, jnp.bool_):
+        raise errors.ModelError(
+            f"{name} holds {kind}, expected floats, integers or booleans",
+            "number the levels of a category from 0",
+        )
+    return jax.dtypes.canonicalize_dtype(kind)
 
 
 def _is_none(leaf: Any) -> bool:

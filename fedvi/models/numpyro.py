@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,20 @@ _SEED = 0
 _ONE = "one"
 _LOW = "low"
 _HIGH = "high"
+
+# Where further made-up numbers lie; integers are their sizes. The first is that of _LOW and _HIGH.
+_RANGES = np.array(
+    [(0.1, 0.9), (-10, 10), (0, 10), (-10, 0), (10, 100), (100, 1e3), (1e3, 1e4), (-100, -10)]
+)
+# So many of them are looked at for every model, and so many pairs of integers after 0 and 1.
+_WIDER, _COUNTED = 4, 8
+# So many mixtures of ranges, by columns or by numbers, are tried where a term is finite in none.
+_MIXTURES = 96
+# In so many pairs is a term compared that is not finite for the usual numbers: one may show nothing.
+_ENOUGH = 8
+
+# Far enough from the largest float32 that a sum does not lead there.
+_LARGE = 1e30
 
 # What a record may hold.
 _KINDS = (jnp.floating, jnp.integer, jnp.bool_)
@@ -54,7 +70,9 @@ class NumPyroModel:
     evaluated with one record. A plate's own factor size / subsample size is taken out;
     ``handlers.scale`` and ``handlers.mask`` are kept. The Jacobian itself is neither scaled nor
     masked, so that log p₀ is the scaled density of the constrained latent (as in NumPyro's
-    ``SVI``; its ``potential_energy`` scales the Jacobian too).
+    ``SVI``; its ``potential_energy`` scales the Jacobian too). Of a network all of whose parameters
+    ``random_flax_module`` or ``random_nnx_module`` draws from priors, the site of initial values is a
+    constant: their shapes.
 
     Equal only to itself, so it can be a static argument of ``jax.jit``. Make one with
     ``numpyro_model``, which checks the model.
@@ -66,6 +84,7 @@ class NumPyroModel:
     names: tuple[str, ...]
     _example: Mapping[str, jax.ShapeDtypeStruct]
     _latents: tuple[_Latent, ...]
+    _constants: Mapping[str, Any]
 
     def __repr__(self) -> str:
         return f"numpyro_model({self.name}, size={self.size}, plate={self.plate!r})"
@@ -140,7 +159,11 @@ class NumPyroModel:
             records = _cast(_placeholders(self._example, [_ONE]), dtype)
             substitute = {name: array.astype(dtype) for name, array in arrays.items()}
             run = _run(
-                self.function, records, lambda site: substitute.get(site["name"]), self.plate
+                self.function,
+                records,
+                lambda site: substitute.get(site["name"]),
+                self.plate,
+                self._constants,
             )
             return jnp.concatenate(
                 [
@@ -164,7 +187,8 @@ class NumPyroModel:
             name = site["name"]
             return _transform(site)(values[name]) if name in values else None
 
-        return _run(self.function, _cast(records, theta.dtype), value, self.plate)
+        records = _cast(records, theta.dtype)
+        return _run(self.function, records, value, self.plate, self._constants)
 
     def _checked_theta(self, theta: Any) -> tuple[Array, Any]:
         """Returns θ in the precision to compute in, and the dtype to answer in.
@@ -206,7 +230,8 @@ def numpyro_model(
     Raises:
       ModelError: no record plate, or one that does not follow the number of records; latents that
         are discrete, per record, drawn inside a scan or of a support that moves; observations or
-        record-dependent terms outside the plate; parameters; terms that mix records.
+        record-dependent terms outside the plate; parameters without a prior; mutable state; terms
+        that mix records.
 
     >>> import numpyro
     >>> import numpyro.distributions as dist
@@ -232,7 +257,10 @@ def numpyro_model(
             for item in latents
             for coordinate in _coordinates(item, one.sites[item.name]["fn"].support)
         )
-    model = NumPyroModel(function, plate, label, names, shapes, latents)
+        constants = {
+            name: site["value"] for name, site in one.sites.items() if site["type"] == "param"
+        }
+    model = NumPyroModel(function, plate, label, names, shapes, latents, constants)
     _check_terms(model)
     return model
 
@@ -269,8 +297,12 @@ def _run(
     records: Mapping[str, Any],
     value_fn: Callable[[dict[str, Any]], Any],
     plate: str,
+    constants: Mapping[str, Any],
 ) -> _Run:
-    """Runs the model with ``value_fn(site)`` for its latents; None leaves a site alone."""
+    """Runs the model with ``value_fn(site)`` for its latents; None leaves a site alone.
+
+    ``constants`` are the values of param sites: a network that has one is not initialised.
+    """
     count = next(iter(records.values())).shape[0]
 
     def substitute(site: dict[str, Any]) -> Any:
@@ -279,6 +311,8 @@ def _run(
             if site["name"] == plate and site["args"][1] == count:
                 return jnp.arange(count)
             return None
+        if site["type"] == "param":
+            return constants.get(site["name"])
         return value_fn(site) if site["type"] == "sample" and not site["is_observed"] else None
 
     watch = _Watch()
@@ -409,6 +443,78 @@ def _placeholder(shape: jax.ShapeDtypeStruct, kind: str) -> Any:
     return random.uniform(low, high, size=shape.shape).astype(shape.dtype)
 
 
+class _Pair(NamedTuple):
+    """Two made-up records that differ in every number: of each column, without the record axis."""
+
+    first: list[Any]
+    second: list[Any]
+
+
+def _usual(shapes: Sequence[jax.ShapeDtypeStruct]) -> _Pair:
+    return _Pair(*([_placeholder(shape, kind) for shape in shapes] for kind in (_LOW, _HIGH)))
+
+
+def _wider(shapes: Sequence[jax.ShapeDtypeStruct]) -> Iterator[_Pair]:
+    """Yields pairs with floats up to 10 in size, then with larger integers, the rest as usual."""
+    random = np.random.default_rng(3)
+    first, second = _usual(shapes)
+    floats = [jnp.issubdtype(shape.dtype, jnp.floating) for shape in shapes]
+    for which in range(1, _WIDER) if any(floats) else ():
+        yield _chosen(
+            floats,
+            _Pair(first, second),
+            [_within(shape, np.full(shape.shape, which), random) for shape in shapes],
+        )
+    integers = [jnp.issubdtype(shape.dtype, jnp.integer) for shape in shapes]
+    counted = [(2 * k, 2 * k + 1) for k in range(1, _COUNTED + 1)]
+    for pair in [*counted, (29, 99)] if any(integers) else ():
+        numbers = [tuple(np.full(s.shape, size, s.dtype) for size in pair) for s in shapes]
+        yield _chosen(integers, _Pair(first, second), numbers)
+
+
+def _elsewhere(shapes: Sequence[jax.ShapeDtypeStruct]) -> Iterator[_Pair]:
+    """Yields pairs in other ranges: one for all, then mixed by columns and by numbers."""
+    random = np.random.default_rng(4)
+
+    def pair(ranges: Sequence[Any]) -> _Pair:
+        within = [_within(s, which, random) for s, which in zip(shapes, ranges, strict=True)]
+        return _chosen([True] * len(shapes), _usual(shapes), within)
+
+    for which in range(_WIDER, len(_RANGES)):
+        yield pair([np.full(shape.shape, which) for shape in shapes])
+    for trial in range(_MIXTURES):
+        sizes = [shape.shape if trial % 2 else () for shape in shapes]
+        # Most supports contain the usual numbers: half stay there.
+        mixed = [
+            random.integers(1, len(_RANGES), size) * random.integers(0, 2, size) for size in sizes
+        ]
+        yield pair([np.broadcast_to(w, s.shape) for w, s in zip(mixed, shapes, strict=True)])
+
+
+def _within(shape: jax.ShapeDtypeStruct, which: Any, random: Any) -> tuple[Any, Any]:
+    """Makes up two columns, in the lower and the upper half of a range for every number."""
+    if jnp.issubdtype(shape.dtype, jnp.bool_):
+        return np.zeros(shape.shape, bool), np.ones(shape.shape, bool)
+    whole = jnp.issubdtype(shape.dtype, jnp.integer)
+    if whole:
+        # Levels and counts are not negative.
+        which = np.where(_RANGES[which, 0] < 0.0, 0, which)
+    low, high = np.moveaxis(_RANGES[which], -1, 0)
+    middle = (low + high) / 2.0
+    below, above = random.uniform(low, middle), random.uniform(middle, high)
+    if whole:
+        most = np.iinfo(shape.dtype).max
+        below, above = np.minimum(np.floor(below), most), np.minimum(np.ceil(above), most)
+    return np.asarray(below, shape.dtype), np.asarray(above, shape.dtype)
+
+
+def _chosen(kept: Sequence[bool], usual: _Pair, others: Sequence[tuple[Any, ...]]) -> _Pair:
+    pairs = [
+        other if keep else (a, b) for keep, other, a, b in zip(kept, others, *usual, strict=True)
+    ]
+    return _Pair([a for a, _ in pairs], [b for _, b in pairs])
+
+
 def _cast(records: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
     return {
         name: jnp.asarray(array, dtype)
@@ -497,7 +603,7 @@ def _first_run(
 
     shapes = ", ".join(f"`{name}` {array.shape}" for name, array in records.items())
     try:
-        return _run(function, _cast(records, jnp.result_type(float)), draw, plate)
+        return _run(function, _cast(records, jnp.result_type(float)), draw, plate, {})
     except errors.ModelError as error:
         raise errors.ModelError(f"model `{label}`: {error.message}", error.hint) from error
     except Exception as error:
@@ -511,11 +617,20 @@ def _first_run(
 
 def _check_structure(run: _Run, plate: str, shapes: Mapping[str, Any], label: str) -> None:
     for name, site in run.sites.items():
-        if site["type"] in ("param", "mutable"):
+        if site["type"] == "mutable":
             raise errors.ModelError(
-                f"model `{label}`: `{name}` is a numpyro.{site['type']} site, "
-                "expected sample sites only",
-                "give it a prior with numpyro.sample, or make it a constant",
+                f"model `{label}`: `{name}` is a numpyro.mutable site, which would carry records from "
+                "call to call; expected no state",
+                "use layers without running statistics or keys of their own: LayerNorm or GroupNorm, "
+                "no BatchNorm and no Dropout",
+            )
+        if site["type"] == "param" and (learnt := _learnt(site)):
+            raise errors.ModelError(
+                f"model `{label}`: `{name}` is a numpyro.param site, and {learnt} no prior; expected "
+                "a prior for all that is learnt",
+                "give it a prior with numpyro.sample, or make it a constant; of a network give one to "
+                'every parameter: `random_flax_module("net", module, dist.Normal(0.0, 1.0), …)` or '
+                "random_nnx_module",
             )
     _check_plate(run, plate, 1, shapes, label)
     samples = {name: site for name, site in run.sites.items() if site["type"] == "sample"}
@@ -541,6 +656,19 @@ def _check_structure(run: _Run, plate: str, shapes: Mapping[str, Any], label: st
             "expected the likelihood of a record",
             f'write `numpyro.sample("y", ..., obs=y)` inside `{_plate_line(plate, shapes)}`',
         )
+
+
+def _learnt(site: dict[str, Any]) -> str:
+    """Says which leaves of a param site are values to be learnt, and "has"; empty if there are none.
+
+    Where ``random_flax_module`` draws from a prior it leaves a shape, which is a tree without leaves.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(site["value"])
+    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    if not paths:
+        return ""
+    first = f"its `{paths[0]}`" if paths[0] else "it"
+    return f"{first} has" if len(paths) == 1 else f"{first} and {len(paths) - 1} more have"
 
 
 def _check_plate(run: _Run, plate: str, count: int, shapes: Mapping[str, Any], label: str) -> None:
@@ -624,7 +752,11 @@ def _check_same_latents(run: _Run, latents: tuple[_Latent, ...], label: str) -> 
 
 
 def _check_terms(model: NumPyroModel) -> None:
-    """Evaluates the model at made-up points and refuses it unless it is a prior times records."""
+    """Evaluates the model at made-up points and refuses it unless it is a prior times records.
+
+    A best effort: it sees floats up to 10 in size and levels up to 17, and others where the likelihood is
+    finite for none of these.
+    """
     random = np.random.default_rng(_SEED)
     here, there, probe = (
         jnp.asarray(random.uniform(-0.5, 0.5, size=model.size), float) for _ in range(3)
@@ -641,13 +773,17 @@ def _check_terms(model: NumPyroModel) -> None:
             prior = _global_terms(run, model.plate, model._split(theta))
             return supports, prior, _total(_record_terms(run, model.plate).values(), theta.dtype)
 
-    def at(theta: Any, *kinds: str) -> Any:
-        return jax.device_get(terms(theta, _placeholders(model._example, list(kinds))))
+    def at(theta: Any, *records: list[Any]) -> Any:
+        columns = [np.stack(values) for values in zip(*records, strict=True)]
+        return jax.device_get(terms(theta, dict(zip(model._example, columns, strict=True))))
 
+    shapes = list(model._example.values())
+    ones = [_placeholder(shape, _ONE) for shape in shapes]
+    first, second = _usual(shapes)
     try:
-        supports, prior, _ = at(here, _ONE)
-        moved, _, _ = at(there, _ONE)
-        runs = [at(here, _LOW), at(here, _HIGH), at(here, _LOW, _HIGH)]
+        supports, prior, _ = at(here, ones)
+        moved, _, _ = at(there, ones)
+        runs = [at(here, first), at(here, second), at(here, first, second)]
         record = {name: np.ones(s.shape, s.dtype) for name, s in model._example.items()}
         jax.eval_shape(jax.grad(model.log_likelihood), here, record)
         jax.eval_shape(jax.grad(model.log_prior), here)
@@ -666,17 +802,36 @@ def _check_terms(model: NumPyroModel) -> None:
                 "draw it on a fixed support and transform it: "
                 f'`numpyro.deterministic("{name}", low + (high - low) * unit)`',
             )
-    for other_supports, other_prior, _ in runs:
-        for name in prior:
-            same_support = name not in supports or _is_same(supports[name], other_supports[name])
-            if not same_support or not _is_same(prior[name], other_prior[name]):
-                raise errors.ModelError(
-                    f"model `{model.name}`: the term `{name}` outside plate `{model.plate}` "
-                    "depends on the records, or on how many there are; expected a prior without "
-                    "data",
-                    f"move it inside `{_plate_line(model.plate, model._example)}`, or use public "
-                    "constants",
-                )
+
+    def check_prior(runs: list[Any]) -> None:
+        for other_supports, other_prior, _ in runs:
+            for name in prior:
+                same = name not in supports or _is_same(supports[name], other_supports[name])
+                if not same or not _is_same(prior[name], other_prior[name]):
+                    raise errors.ModelError(
+                        f"model `{model.name}`: the term `{name}` outside plate `{model.plate}` "
+                        "depends on the records, or on how many there are; expected a prior "
+                        "without data",
+                        f"move it inside `{_plate_line(model.plate, model._example)}`, or use "
+                        "public constants",
+                    )
+
+    def check_sum(runs: list[Any]) -> bool:
+        """Returns whether there were numbers to compare: outcomes may lie outside their support."""
+        low, high, both = (float(likelihood) for _, _, likelihood in runs)
+        size = abs(low) + abs(high)
+        known = abs(both) < _LARGE or size < _LARGE
+        if known and not abs(both - low - high) <= 1e-4 * (1.0 + size):
+            raise errors.ModelError(
+                f"model `{model.name}`: two made-up records have the log likelihood {both:.6g} "
+                f"together, but {low:.6g} and {high:.6g} alone; expected the sum",
+                "a record's terms may use its own row only: no mean over records (standardise "
+                "with public constants before), no record axis in .to_event, and one shape for an "
+                "outcome and its distribution",
+            )
+        return bool(np.isfinite(both))
+
+    check_prior(runs)
     for name, value in prior.items():
         if not np.isfinite(value):
             raise errors.ModelError(
@@ -684,15 +839,19 @@ def _check_terms(model: NumPyroModel) -> None:
                 "point of its support, expected a finite number",
                 "check the parameters of its distribution",
             )
-    low, high, both = (float(likelihood) for _, _, likelihood in runs)
-    # Placeholder outcomes may lie outside their support: then nothing can be compared.
-    if np.isfinite(both) and not abs(both - low - high) <= 1e-4 * (1.0 + abs(low) + abs(high)):
-        raise errors.ModelError(
-            f"model `{model.name}`: two made-up records have the log likelihood {both:.6g} "
-            f"together, but {low:.6g} and {high:.6g} alone; expected the sum",
-            "a record's terms may use its own row only: no mean over records (standardise with "
-            "public constants before), no record axis in .to_event, and one shape for an outcome "
-            "and its distribution",
+    usual = check_sum(runs)
+    compared = int(usual)
+    for pair in itertools.chain(_wider(shapes), () if usual else _elsewhere(shapes)):
+        if not usual and compared == _ENOUGH:
+            break
+        runs = [at(here, pair.first), at(here, pair.second), at(here, *pair)]
+        check_prior(runs)
+        compared += check_sum(runs)
+    if not compared:
+        warnings.warn(
+            f"model `{model.name}`: no made-up records were found at which its likelihood is finite: "
+            "whether records are kept apart was not checked",
+            stacklevel=3,
         )
 
 

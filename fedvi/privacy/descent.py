@@ -284,6 +284,13 @@ def _sampler(
             f"batch is {batch} and rate is {rate}, expected one of them",
             'or sampler="full", for every record in every step',
         )
+    most = max_records if kind == "feistel" else math.nextafter(max_records, 0.0)
+    if batch is not None and not 0 < batch <= most:
+        raise errors.ConfigError(
+            f"batch is {batch}, expected a number above 0 and "
+            f"{'at most' if kind == 'feistel' else 'below'} max_records, {max_records}",
+            'sampler="full" takes every record in every step',
+        )
     if kind == "feistel":
         size = batch if batch is not None else round(float(rate or 0.0) * max_records)
         return sampling.feistel(int(size), max_records)

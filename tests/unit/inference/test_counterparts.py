@@ -52,7 +52,8 @@ test_random: bits, uniform, normal    test_random, test_alias, test_mechanisms
 test_util: sampling from an array     test_feistel, test_poisson; its shape helpers have no
                                       counterpart, as nothing here guesses what is an array
 test_adadp_optimizer                  none: ADADP is not offered; any optimiser of gradients is
-test_examples                         none here: examples are run by tests/integration
+test_examples                         examples are run by tests/integration
+  simple_gaussian_posterior           below: …the_mean_of_normal_records_has_its_closed_form…
 ====================================  ===========================================================
 """
 
@@ -67,7 +68,7 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO, autoguide
 
 import fedvi
 from fedvi.inference import clipping, per_record
@@ -333,3 +334,34 @@ def test_weights_off_the_simplex_are_refused_where_arguments_are_checked():
         pytest.raises(ValueError, match=r"invalid probs"),
     ):
         model(jnp.zeros((4, 2)))
+
+
+def normal_mean(x):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 4.0).expand([2]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
+
+
+def test_the_mean_of_normal_records_has_its_closed_form_posterior():
+    """Under noise, at a fixed seed: means to 0.015, sds to 20 %.
+
+    Of two other seeds the largest errors were 0.006, a quarter of a posterior sd, and 13 %.
+    """
+    count = 2000
+    x = np.random.default_rng(3).normal([1.0, -2.0], 1.0, size=(count, 2)).astype(np.float32)
+    chosen = plan(
+        max_records=count,
+        steps=4000,
+        sampler="full",
+        noise_multiplier=80.0,
+        clip_norm=4.0,
+        delta=1e-6,
+    )
+    optim = numpyro.optim.Adam(optax.exponential_decay(0.05, 800, 0.4))
+    guide = autoguide.AutoDiagonalNormal(normal_mean)
+    fit = DPSVI(normal_mean, guide, optim, Trace_ELBO(), chosen, gradients="aligned")
+    params = fit.run(jax.random.key(0), 4000, x, progress_bar=False).params
+    precision = count + 1.0 / 16.0
+    centre, sd = x.sum(axis=0, dtype=np.float64) / precision, precision**-0.5
+    np.testing.assert_allclose(params["auto_loc"], centre, rtol=0.0, atol=0.015)
+    np.testing.assert_allclose(params["auto_scale"], [sd, sd], rtol=0.2)

@@ -118,6 +118,16 @@ def with_factor(x, y=None):
         numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
 
 
+def shares(x, y=None):
+    mean = jax.nn.sigmoid(x @ weights(3))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Beta(5.0 * mean, 5.0 * (1.0 - mean)), obs=y)
+
+
+def rooted(x, y=None):
+    observed(jnp.sqrt(x - 18.0) @ weights(3), y)
+
+
 class Dense(linen.Module):
     @linen.compact
     def __call__(self, x):
@@ -182,7 +192,19 @@ def rows(count=2):
     return lambda: (table()[:count], {})
 
 
+def between():
+    x, y = table()
+    return (x, (0.1 + 0.8 * y).astype(np.float32)), {}
+
+
+def adults():
+    x, y = table()
+    return (x + 30.0, y), {}
+
+
 TAKEN = {
+    "an outcome that 1 is not in": (shares, autoguide.AutoNormal, between),
+    "a covariate that 1 is not in": (rooted, autoguide.AutoNormal, adults),
     "block neural flow": (
         logistic,
         lambda model: autoguide.AutoBNAFNormal(model, num_flows=1, hidden_factors=[2]),

@@ -661,8 +661,8 @@ REFUSED = [
     (moving_support, "the support of `b` depends on another latent", "deterministic"),
     (no_latents, "has no global latents", "numpyro.sample"),
     (nothing_observed, "nothing is observed inside plate `records`", PLATE),
-    (parameter, "`noise` is a numpyro.param site", "prior"),
-    (mutable, "`calls` is a numpyro.mutable site", "prior"),
+    (parameter, "`noise` is a numpyro.param site, and it has no prior", "numpyro.sample"),
+    (mutable, "`calls` is a numpyro.mutable site", "running statistics"),
     (scanned, "`scanned`: numpyro.contrib.control_flow is used", "Python loop"),
     (standardised, "two made-up records have the log likelihood", "no mean over records"),
     (divided_by_spread, "two made-up records .* nan and nan alone", "no mean over records"),
@@ -754,3 +754,53 @@ def test_values_that_are_not_the_latents_cannot_be_unconstrained():
         r"`b` has shape \(2,\), expected \(\)",
         "one",
     )
+
+
+def standardised_logarithms(x, y):
+    b, z = numpyro.sample("b", dist.Normal(0.0, 1.0)), jnp.log(x - 5.0)
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Normal(b * (z - z.mean()), 1.0), obs=y)
+
+
+def centred_where_large(x, y):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("records", x.shape[0]):
+        mean = b * jnp.where(x > 2.0, x - x.mean(), x)
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def prior_of_logarithms(x, y):
+    b = numpyro.sample("b", dist.Normal(jnp.where((x > 2.0).any(), 1.0, 0.0), 1.0))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Normal(b * x, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (standardised_logarithms, "two made-up records have the log likelihood"),
+        (centred_where_large, "two made-up records have the log likelihood"),
+        (prior_of_logarithms, "the term `b` outside plate `records` depends on the records"),
+    ],
+)
+def test_records_mixed_beyond_the_usual_made_up_numbers_are_refused(function, message):
+    check_refused(
+        lambda: numpyro_model(function, {"x": np.zeros(()), "y": np.zeros(())}), message, "public"
+    )
+
+
+def test_a_likelihood_that_is_finite_only_far_from_1_is_compared_there():
+    def rooted(x, y):
+        mean = jax.nn.sigmoid(numpyro.sample("b", dist.Normal(0.0, 1.0)) * jnp.sqrt(x - 18.0))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("y", dist.Beta(5.0 * mean, 5.0 * (1.0 - mean)), obs=y)
+
+    def nowhere(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("y", dist.Normal(b * jnp.log(x - 123456.0), 1.0), obs=y)
+
+    example = {"x": np.zeros(()), "y": np.zeros(())}
+    assert numpyro_model(rooted, example).names == ("b",)
+    with pytest.warns(UserWarning, match="whether records are kept apart was not checked"):
+        numpyro_model(nowhere, example)
