@@ -2,6 +2,7 @@
 
     python examples/bnn/compare.py
     python examples/bnn/compare.py --rounds 10 --steps 1000
+    python examples/bnn/compare.py --hidden 50 50
 
 Printed are the root mean squared error and the mean log density of the test set's outcomes, both in MPa:
 lower and higher is better. `prepare.py` comes first.
@@ -62,6 +63,7 @@ def main():
     add("--data", type=Path, default=HERE, help="what prepare.py wrote (default: beside this)")
     add("--rounds", type=int, default=10, help="visits to each client (default %(default)d)")
     add("--steps", type=int, default=500, help="of the optimiser, a visit (default %(default)d)")
+    add("--hidden", type=int, nargs="+", help="units of each hidden layer (default: the study's)")
     args = parser.parse_args()
 
     rows = []
@@ -70,7 +72,12 @@ def main():
         if score is network:
             schedule = study.schedule.model_copy(update={"rounds": args.rounds})
             solver = study.solver.model_copy(update={"steps": args.steps})
-            study = study.model_copy(update={"schedule": schedule, "solver": solver})
+            model = study.model
+            if args.hidden:
+                model = model.model_copy(update={"hidden": args.hidden})
+            study = study.model_copy(
+                update={"schedule": schedule, "solver": solver, "model": model}
+            )
         x, y = test_records(study, args.data)
         unit = study.data.columns_schema["strength"]["scale"]
         together = fedvi.simulate(study, args.data, pooled=True)

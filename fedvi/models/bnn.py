@@ -1,4 +1,4 @@
-"""Bayesian neural networks as NumPyro models; come here to change layers or their priors."""
+"""Bayesian neural networks, Flax modules in NumPyro models; come here to change layers or their priors."""
 
 import itertools
 import math
@@ -8,11 +8,47 @@ from typing import Any
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from flax import linen
 
 from fedvi import errors
 from fedvi.models.arguments import Scale, checked_scale
 
-__all__ = ["classification", "regression"]
+__all__ = ["Network", "classification", "regression"]
+
+
+class Network(linen.Module):
+    """f: layers of tanh units and a linear output, x [n, D] → [n], in the dtype of x and parameters.
+
+    Its parameters ``weights_0`` [D, H₁], ``biases_0`` [H₁], …, are to be standard normal a priori:
+    biases are multiplied by scale, and products with weights by scale / √(units before). After the
+    product, so that a layer is one of its input with a parameter, whose gradient a record ``DPSVI`` need
+    not form. For other layers write such a module, with a prior by NumPyro's ``random_flax_module``.
+
+    Args:
+      hidden: units of each hidden layer, the first first.
+      scale: standard deviation of the biases, and of the weights times √(units before).
+
+    >>> import jax
+    >>> x = jnp.ones((5, 3))
+    >>> jax.tree.map(jnp.shape, Network([12, 8]).init(jax.random.key(0), x)["params"])["weights_1"]
+    (12, 8)
+    """
+
+    hidden: Sequence[int] = (50,)
+    scale: float = 1.0
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        """Returns f(x)."""
+        standard = linen.initializers.normal(1.0)
+        for layer, units in enumerate([*self.hidden, 1]):
+            before = x.shape[-1]
+            weights = self.param(f"weights_{layer}", standard, (before, units))
+            biases = self.param(f"biases_{layer}", standard, (units,))
+            x = x @ weights * (self.scale / math.sqrt(before)) + self.scale * biases
+            if layer < len(self.hidden):
+                x = jnp.tanh(x)
+        return x[..., 0]
 
 
 def regression(
@@ -98,14 +134,11 @@ def _network(x: Any, hidden: Sequence[int], prior_scale: Scale) -> Any:
             "hidden is empty, expected the units of one layer or more",
             "a network without hidden layers is `linear` or `logistic`",
         )
-    widths = [x.shape[-1], *hidden, 1]
-    for layer, (before, after) in enumerate(itertools.pairwise(widths)):
-        weights = _standard(f"weights_{layer}", [before, after])
-        biases = _standard(f"biases_{layer}", [after])
-        x = x @ weights * (scale / math.sqrt(before)) + scale * biases
-        if layer < len(hidden):
-            x = jnp.tanh(x)
-    return x[..., 0]
+    drawn: dict[str, Any] = {}
+    for layer, (before, after) in enumerate(itertools.pairwise([x.shape[-1], *hidden, 1])):
+        for name, shape in (("weights", [before, after]), ("biases", [after])):
+            drawn[f"{name}_{layer}"] = _standard(f"{name}_{layer}", shape)
+    return Network(tuple(hidden), scale).apply({"params": drawn}, x)
 
 
 def _standard(name: str, shape: list[int]) -> Any:
