@@ -54,6 +54,8 @@ def of_sites(
       but a log likelihood that is not concave; there |λ| says how far its slope may be trusted, and no
       step is longer than max(2, √D) sds of the prior. The gradient of a site that is of another m_k is
       carried to m along the cleaned H̄: the noise of H would be multiplied by m_k − m.
+    - *Prior*: where it is a factor of its own, its precision at a q that noise carried is not taken as it
+      is, but bounded by that of its first fit (``_bounded``).
     - *Handed out*: m with precision J_0 + the cleaned H̄, without what follows. Sites are expectations
       over it, and if noise had widened it they would lead to another optimum than the pooled one.
     - *Report*: the mean of the steps, and its covariance, which has three parts in each eigenvector of
@@ -107,28 +109,43 @@ def of_sites(
     entry = curvature_sd * noise * math.sqrt(left)
     edge = entry * math.sqrt(2.0 * size)
     kept = _cleaned(values, edge)
-    below = np.clip((values.sum() - kept.sum()) / max(1, (values <= edge).sum()), 0.0, edge)
-    told = np.maximum(kept, below)
-    hidden = np.abs(values) <= edge if edge > 0.0 else np.zeros(size, bool)
-    law, pull = None, np.diagonal(prior.J)[:, None]
-    if hidden.any():
-        law = _unseen(values[hidden], vectors[:, hidden], below, entry)
-        vectors[:, hidden], told[hidden] = law.as_one(lambda d: 1.0 / (d + pull))
     least = floor * gradient_sd * noise * math.sqrt(size)
     # Where no curvature is seen, what a site says of an older θ is said again at every fold until it is
     # renewed: steps are that much shorter.
     share = max(1, len(fold.asked)) / len(fold.factors)
     raised = np.maximum(np.abs(values), max(edge, least) / share)
+    # Of sites that are renewed alike the square is this; others carry more.
+    excess = max(1.0, left / float((_weights_of(folds) ** 2).sum()))
+    reference = _reference(fold, before)
+    held = believed = prior.J
+    if reference is not None and not is_exact:
+        pulled = _along(vectors, prior.J)
+        scatter = (gradient_sd * noise) ** 2 + (1.0 / rate - 1.0) * kept
+        carried, missing = _carried(folds, (kept + pulled) / (raised + pulled))
+        carried = carried * scatter / (raised + pulled) ** 2 * excess
+        # Where no records lead, q is as good as carried by noise alone.
+        carried = (carried + missing / _along(vectors, reference.J)) / np.maximum(
+            1.0 - missing, 1e-9
+        )
+        held, believed = _bounded(prior.J, reference.J, _rebuilt(0.0, vectors, carried))
+    below = np.clip((values.sum() - kept.sum()) / max(1, (values <= edge).sum()), 0.0, edge)
+    told = np.maximum(kept, below)
+    hidden = np.abs(values) <= edge if edge > 0.0 else np.zeros(size, bool)
+    law, pull = None, np.diagonal(held)[:, None]
+    if hidden.any():
+        law = _unseen(values[hidden], vectors[:, hidden], below, entry)
+        vectors[:, hidden], told[hidden] = law.as_one(lambda d: 1.0 / (d + pull))
     if is_exact:
         slope = fold.posterior.h - fold.posterior.J @ centre
     else:
         gradients, places = (sum(part) for part in zip(*answered.values(), strict=True))
         away = places / len(answered) - centre
         slope = prior.h - prior.J @ centre + gradients + vectors @ (kept * (vectors.T @ away))
-    step = np.linalg.solve(_rebuilt(prior.J, vectors, raised), slope)
-    mean = centre + step * min(1.0, max(_FARTHEST, math.sqrt(size)) / _length(step, prior.J))
+    step = np.linalg.solve(_rebuilt(held, vectors, raised), slope)
+    mean = centre + step * min(1.0, max(_FARTHEST, math.sqrt(size)) / _length(step, held))
     average = average + weight * (mean - average)
-    sharp = _rebuilt(prior.J, vectors, told)
+    sharp = _rebuilt(held, vectors, told)
+    pull = np.diagonal(believed)[:, None]
     if law is not None:
         steep, missed = raised[hidden][0], _missing(0 if is_exact else folds, _RATES)
 
@@ -137,18 +154,16 @@ def of_sites(
             return np.asarray((1.0 + missing**2 * d / pull) / (d + pull))
 
         vectors[:, hidden], told[hidden] = law.as_one(left_open)
-    pulled = np.einsum("dk,de,ek->k", vectors, prior.J, vectors)
+    pulled = _along(vectors, believed)
     if is_exact:
         missing, walk = np.zeros(size), np.zeros(size)
     else:
         variance = (gradient_sd * noise) ** 2 + (1.0 / rate - 1.0) * told
         missing, walk = _made_of_steps(folds, (told + pulled) / (raised + pulled))
-        # Of sites that are renewed alike; others carry more.
-        alike = float((_weights_of(folds) ** 2).sum())
-        walk = walk * variance / (raised + pulled) ** 2 * max(1.0, left / alike)
+        walk = walk * variance / (raised + pulled) ** 2 * excess
     open_ = 1.0 / (told + pulled)
     precision = 1.0 / (open_ * (1.0 + missing**2 * told / pulled))
-    spread = np.linalg.inv(_rebuilt(prior.J, vectors, np.maximum(precision - pulled, 0.0)))
+    spread = np.linalg.inv(_rebuilt(believed, vectors, np.maximum(precision - pulled, 0.0)))
     precision = np.linalg.inv(_rebuilt(spread, vectors, walk))
     precision = (precision + precision.T) / 2.0
     return Standing(
@@ -159,6 +174,7 @@ def of_sites(
         squares=left,
         weights=weights,
         sites=answered,
+        reference=reference,
     )
 
 
@@ -253,6 +269,54 @@ def _made_of_steps(folds: int, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray
         carried = weight + kept * carried
         squares = squares + carried**2
     return _missing(folds, rate), squares
+
+
+def _carried(folds: int, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what the last of T steps has of the squares of all gradients, and what it misses of the way,
+    [D] both."""
+    kept = 1.0 - np.clip(rate, 0.0, 1.0)
+    return np.asarray(sum(kept ** (2 * age) for age in range(folds))), kept**folds
+
+
+def _reference(fold: Fold, before: Standing | None) -> Eta | None:
+    """Returns the Gaussian next to a prior that is none, or None where there is no such factor yet.
+
+    It is what the prior's own factor made of it first, beside the prior alone: its worker is asked before
+    all others.
+    """
+    if before is not None and before.reference is not None:
+        return before.reference
+    return None if tree.equal(fold.known, fold.prior) else fold.known
+
+
+def _bounded(
+    precision: np.ndarray, reference: np.ndarray, carried: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the prior's precision, [D, D], for what goes out and for what is reported.
+
+    A prior that is no Gaussian has another precision at each θ: far out a Laplace has none, and a q that
+    noise carried there would become ever wider. In the reference's coordinates, where R = I, P is that
+    at q, V the variance with which noise carried q there, and W = V (I + V)⁻¹. What is reported has
+    √(I − W) P √(I − W) + W: P where records hold q, R where nothing does. What goes out has
+    P + √W (I − P)₊ √W, never less than P, whose pull is real and may be steep.
+
+    Args:
+      precision: of the prior at q, [D, D], proper.
+      reference: R, proper.
+      carried: V in θ's coordinates.
+    """
+    root = np.linalg.cholesky(reference)
+    inward = scipy.linalg.solve_triangular(root, precision, lower=True)
+    inward = scipy.linalg.solve_triangular(root, inward.T, lower=True)
+    values, vectors = np.linalg.eigh(root.T @ carried @ root)
+    values = np.maximum(values, 0.0)
+    drowned = _rebuilt(0.0, vectors, np.sqrt(values / (1.0 + values)))
+    held = _rebuilt(0.0, vectors, np.sqrt(1.0 / (1.0 + values)))
+    lacks, axes = np.linalg.eigh(np.eye(len(root)) - (inward + inward.T) / 2.0)
+    raised = inward + drowned @ _rebuilt(0.0, axes, np.maximum(lacks, 0.0)) @ drowned
+    believed = held @ inward @ held + drowned @ drowned
+    raised, believed = (root @ part @ root.T for part in (raised, believed))
+    return (raised + raised.T) / 2.0, (believed + believed.T) / 2.0
 
 
 def _missing(folds: int, rate: np.ndarray) -> np.ndarray:
@@ -376,6 +440,11 @@ def _weighed(
 def _told(values: np.ndarray, drowned: float) -> np.ndarray:
     """Returns λ²/(λ + s²): the precision that a gradient with noise of variance s² tells of."""
     return values**2 / np.maximum(values + drowned, 1e-300)
+
+
+def _along(vectors: np.ndarray, precision: np.ndarray) -> np.ndarray:
+    """Returns v_kᵀ J v_k of the columns of V, [K]."""
+    return np.asarray(np.einsum("dk,de,ek->k", vectors, precision, vectors))
 
 
 def _rebuilt(base: Any, vectors: np.ndarray, values: np.ndarray) -> np.ndarray:

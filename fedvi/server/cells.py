@@ -132,10 +132,14 @@ def _read_stage(value: Any, get: Get, like: Eta) -> StageEnd:
     return StageEnd(**{**value, **tuples})
 
 
+def _etas_of(referred: bool) -> tuple[str, ...]:
+    return ("handed_out", "reported", "curvature", *(("reference",) if referred else ()))
+
+
 def _write_standing(standing: Standing | None, put: Put) -> Any:
     if standing is None:
         return None
-    etas = ("handed_out", "reported", "curvature")
+    etas = _etas_of(standing.reference is not None)
     return {
         **standing._asdict(),
         "weights": dict(standing.weights),
@@ -148,7 +152,8 @@ def _write_standing(standing: Standing | None, put: Put) -> Any:
 def _read_standing(value: Any, get: Get, like: Eta) -> Standing | None:
     if value is None:
         return None
-    etas = ("handed_out", "reported", "curvature")
+    # States of versions before this one have no reference.
+    etas = _etas_of(value.get("reference") is not None)
     value = {
         **value,
         "weights": {name: tuple(weights) for name, weights in value["weights"].items()},

@@ -78,6 +78,9 @@ def site_release(
     errors, a mixture), eigenvalues of its curvature count by their size and no step is longer than a few
     sds of the prior, so that steps do not run away; but they may wander, and the last move says so.
 
+    A prior that is no Gaussian is fitted where q is. Where noise carries q, its first fit, to the prior
+    alone, bounds how wide q and the report become.
+
     Args:
       family: full Gaussian over the model's θ: with fewer numbers, the step would have to guess what
         is correlated, and no interval could be trusted.

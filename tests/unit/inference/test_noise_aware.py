@@ -1,16 +1,21 @@
 """What a server makes of noisy answers: neither blind to what they tell nor surer than they allow."""
 
+import functools
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedvi import expfam
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import Fold
+from fedvi.inference import prior_factor
+from fedvi.inference.base import Fold, Task
 from fedvi.inference.noise_aware import of_changes, of_sites
 from fedvi.inference.whitened_changes import PriorFrame, from_vector
+from fedvi.privacy import random
+from fedvi.privacy.release import decoded
 from tests.studies import random_eta
 
 D = 8
@@ -247,6 +252,76 @@ def test_the_mean_over_folds_keeps_the_stated_part_of_the_noise():
     # little short, which correlates them: 1 + 2·0.014.
     assert ratio == pytest.approx(1.0, abs=0.17)
     assert squares < 2.0 / 12.0
+
+
+class Laplaces:
+    """Three coefficients with Laplace(0, 1) priors, of variance 2; the likelihood is not asked."""
+
+    size, names = 3, ("a", "b", "c")
+
+    def log_prior(self, theta):
+        return -jnp.abs(theta).sum()
+
+    def log_likelihood(self, theta, record):
+        return 0.0 * theta.sum()
+
+    def constrain(self, theta):
+        return {}
+
+
+def beside_laplaces(worker, seed, *, rounds, noise, curvature_noise, curvature=0.0, optimum=0.0):
+    """Runs two synchronous clients with one Gaussian likelihood in all, and the prior's own worker."""
+    family = expfam.full_gaussian(3)
+    generator, keys = np.random.default_rng(seed), random.insecure_root(seed)
+    base = prior_factor.base(family)
+    factor, standing, q = family.zeros(), None, base
+    for visit in range(rounds):
+        task = Task("p", "p", visit, visit, q, factor, 1.0)
+        key_of = functools.partial(keys.key, "p", f"p/{visit}")
+        answer = worker.update(key_of, (), task, prior_factor.empty_shard())[1]
+        value = {name: np.asarray(part) for name, part in decoded(answer).value.items()}
+        factor = tree.add(factor, worker.finish(value, task).delta)
+        mean, sites = family.moments(q)[0], {}
+        for client in "ab":
+            square = generator.normal(size=(3, 3))
+            H = curvature / 2.0 * np.eye(3) + curvature_noise * (square + square.T) / 2.0
+            slope = curvature / 2.0 * (optimum - mean) + noise * generator.normal(size=3)
+            sites[client] = GaussianEta(slope + H @ mean, H)
+        known = tree.add(base, factor)
+        asked = dict.fromkeys(sites, q)
+        fold = Fold(base, known, tree.total(sites.values(), known), sites, asked, 1.0)
+        standing = of_sites(
+            family, fold, standing,
+            gradient_sd=noise, curvature_sd=curvature_noise, rate=1.0, floor=1.0,
+        )  # fmt: skip
+        q = standing.handed_out
+    return family.moments(standing.reported)
+
+
+def test_noise_alone_does_not_widen_a_prior_that_is_no_gaussian():
+    """With the prior's precision as it is where noise carried q, sds of up to 30 were reported."""
+    worker = prior_factor.prior_factor(expfam.full_gaussian(3), Laplaces())
+    for seed in range(20):
+        mean, sd = beside_laplaces(worker, seed, rounds=10, noise=30.0, curvature_noise=60.0)
+        # Up to half more than the prior has: that is the walk of ten steps, each of norm 1.
+        assert sd.max() < 1.5 * math.sqrt(2.0)
+        assert (np.abs(mean) < 2.5 * sd).all()
+
+
+def test_what_bounds_a_prior_goes_where_records_lead():
+    worker = prior_factor.prior_factor(expfam.full_gaussian(3), Laplaces())
+    # Far out, where a Laplace has no precision and its reference has 0.64; and where it has 10.
+    best = np.array([3.0, -0.5, 0.0])
+    told = {"rounds": 20, "curvature": 100.0, "optimum": best}
+    exact_mean, exact_sd = beside_laplaces(worker, 0, noise=0.0, curvature_noise=0.0, **told)
+    mean, sd = beside_laplaces(worker, 0, noise=0.05, curvature_noise=0.05, **told)
+    # Noise has an sd of 0.01 posterior sds; the prior's worker draws, which moves sds by 1 %.
+    np.testing.assert_array_less(np.abs(mean - exact_mean) / exact_sd, 0.06)
+    np.testing.assert_allclose(sd, exact_sd, rtol=0.03)
+    # Under noise of a third of what records tell, intervals are wider, and not much.
+    mean, sd = beside_laplaces(worker, 0, noise=30.0, curvature_noise=10.0, **told)
+    assert (np.abs(mean - exact_mean) < 3.0 * sd).all()
+    assert (sd < 3.0 * exact_sd).all()
 
 
 FAMILIES = pytest.mark.parametrize("kind", ["full_gaussian", "diagonal_gaussian"])

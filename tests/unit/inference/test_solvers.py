@@ -237,6 +237,27 @@ def test_pure_noise_hardly_moves_the_posterior():
     assert family.kl(optimum, job.posterior) < 0.1
 
 
+def test_dp_optimisation_begins_each_visit_with_a_new_optimiser():
+    """Adam's moments kept from a visit before, in the state or beside it, would change the next one."""
+    family, model = expfam.full_gaussian(3), models.logistic(NAMES)
+    _, _, shard = problem(2, kind="logistic")
+    prior = family.isotropic(2.5)
+
+    def fresh():
+        return make("dp_optimisation", family, model, noise_multiplier=0.5, learning_rate=0.1)
+
+    used = fresh()
+    state, released, _ = used.update(keys(0), used.init(prior), task(prior, prior), shard)
+    moved = tree.add(used.finish(released.value, task(prior, prior)).delta, prior)
+    assert family.kl(moved, prior) > 0.01
+    later = task(moved, family.zeros())
+    again = used.update(keys(1), state, later, shard)[1].value
+    other = fresh()
+    first = other.update(keys(1), other.init(prior), later, shard)[1].value
+    for name in first:
+        np.testing.assert_array_equal(again[name], first[name])
+
+
 def test_no_key_is_used_twice():
     """Keys of sampling and noise differ over steps, visits, clients and purposes."""
     seen: dict[str, list[bytes]] = {"sampling": [], "noise": [], "asked": []}

@@ -419,6 +419,20 @@ def test_the_noise_that_is_left_is_that_of_the_others_answers():
     assert run.state.standing.folds == 2
 
 
+def test_what_the_priors_own_factor_was_first_is_durable_and_outlives_a_removal(tmp_path):
+    sites = functools.partial(of_sites, gradient_sd=0.3, curvature_sd=0.2, rate=1.0, floor=0.5)
+    run = Run(make_spec(synchronous(3), (PRIOR, *THREE), stand=sites, renews=True))
+    run.work(PRIOR, *THREE)
+    first = tree.add(run.spec.prior, run.state.factors[PRIOR])
+    run.work(PRIOR, *THREE)
+    run.remove("b")
+    assert tree.equal(run.state.standing.reference, first)
+    with contextlib.closing(SqliteServerStore(tmp_path / "state", run.spec)) as store:
+        store.save(run.state)
+    with contextlib.closing(SqliteServerStore(tmp_path / "state", run.spec)) as store:
+        assert tree.equal(store.load().standing.reference, first)
+
+
 def test_a_removal_is_durable_and_a_line_without_one_reads_as_before(tmp_path):
     spec = make_spec(synchronous(3), stand=functools.partial(of_changes, noise_sd=0.1))
     run = Run(spec)
