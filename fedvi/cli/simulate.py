@@ -350,7 +350,7 @@ def _show_influence(result: "Result", console: "Console") -> "list[str]":
     console.print(tables.influence_table(rows, "Influence of each client"), crop=False)
     lines = [
         "influence: share of the likelihood's precision, in the prior's own coordinates; shifts are those "
-        "of dividing the client's factor out, to first order: the others' factors were fitted beside it"
+        "of leaving the client's factor out, to first order: the others' answers were made beside it"
     ]
     if result.assembly.noise_multiplier is not None:
         lines.append("influence: factors carry noise, which can make a share negative, or above 1")

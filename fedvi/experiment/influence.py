@@ -3,17 +3,35 @@
 All of it is post-processing: no client is asked again, and nothing is charged.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
-from fedvi.typing import Eta
+from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.inference.base import Fold, Standing
+from fedvi.inference.noise_aware import anew
+from fedvi.server.state import Update
+from fedvi.typing import PRIOR, Eta
 
-__all__ = ["CLEANED", "IMPROPER", "PROJECTED", "Influence", "influence"]
+__all__ = [
+    "ALONE",
+    "CLEANED",
+    "IMPROPER",
+    "PROJECTED",
+    "Influence",
+    "curvature_noise",
+    "influence",
+    "left_out",
+]
 
+# In sds of the noise of the sum of all precisions.
+_CLEAR = 4.0
+
+ALONE = "no other client has answered"
 CLEANED = (
     "the posterior is what the server makes of noisy sums over all clients, fold after fold: one client's "
     "last factor cannot be divided out of it"
@@ -31,7 +49,7 @@ class Influence(NamedTuple):
         coordinates, so that units do not matter. Noise can make it negative, or above 1. None if the
         sum is not above 0, as when noise drowns it.
       shifts: by coordinate of θ, how far the mean moves in sds of the posterior if the client's factor
-        is divided out; None if that cannot be said.
+        is divided out, or left out of what the server makes of noisy factors; None if that cannot be said.
       reason: why there are no shifts; or empty.
     """
 
@@ -47,6 +65,8 @@ def influence(
     factors: Mapping[str, Eta],
     clients: Sequence[str],
     cleaned: bool,
+    without: Callable[[str], tuple[np.ndarray, np.ndarray] | None] | None = None,
+    curvature_sd: float = 0.0,
 ) -> tuple[Influence, ...] | None:
     """Says what each client contributed: q without it is q / t_m, η − η_m.
 
@@ -54,14 +74,17 @@ def influence(
     taken part, theirs would differ too. Where the likelihood is Gaussian in θ the division is exact.
 
     Args:
-      family: of q; only full and diagonal Gaussians have an answer, others None.
+      family: of q; Gaussians, full, diagonal or low-rank, have an answer, others None.
       prior: η_0, proper.
       factors: worker → η_m; the factor of the prior's own worker stays in.
       clients: whose influence is wanted.
-      cleaned: whether the posterior is made from noisy factors by ``LocalSolver.stand``: then there
-        are shares, of the last factors, and no shifts. Dividing a factor out and applying the same rule
-        once would be another posterior: it weighs the sum against the noise of all, and of site
-        release it reports a mean over folds, of which a client's earlier factors are not kept.
+      cleaned: whether the posterior is made from noisy factors by ``LocalSolver.stand``: then shares are
+        of the last factors, and shifts are what ``without`` tells.
+      without: client → (mean without it − mean with it, sd), [D] both, or None; see ``left_out``. Left
+        out, there are no shifts where ``cleaned``: dividing a factor out is no such rule's posterior.
+      curvature_sd: of the noise in each coordinate of svec(J_m), of every client. Shares are given where
+        their sum is at least four sds of its noise: of n clients, that of a share has an sd of about
+        1/(4√n) at most.
 
     Source: specs/pvi.md §7 (precision share, leave-one-centre-out) and its amendment (first order).
 
@@ -73,28 +96,102 @@ def influence(
     ... ]
     [0.2, 0.8]
     """
-    if not isinstance(family, FullGaussian | DiagonalGaussian):
+    if not isinstance(family, FullGaussian | DiagonalGaussian | LowRankGaussian):
         return None
-    traces = {name: _trace(prior.J, factors[name].J) for name in clients}
+    traces = {name: _trace(family, prior, factors[name]) for name in clients}
     total = sum(traces.values())
+    if curvature_sd > 0.0:
+        drowned = curvature_sd * float(np.linalg.norm(np.linalg.inv(prior.J)))
+        if total < _CLEAR * drowned * math.sqrt(len(traces)):
+            total = 0.0
     product = tree.total(factors.values(), prior)
     proper = family.is_proper(product)
 
     def found(name: str) -> Influence:
         share = traces[name] / total if total > 0.0 else None
-        if cleaned or not proper:
-            return Influence(name, share, None, CLEANED if cleaned else PROJECTED)
-        without = tree.subtract(product, factors[name])
-        if not family.is_proper(without):
+        if cleaned:
+            if without is None:
+                return Influence(name, share, None, CLEANED)
+            moved = without(name)
+            if moved is None:
+                return Influence(name, share, None, ALONE)
+            return Influence(name, share, tuple((moved[0] / moved[1]).tolist()))
+        if not proper:
+            return Influence(name, share, None, PROJECTED)
+        rest = tree.subtract(product, factors[name])
+        if not family.is_proper(rest):
             return Influence(name, share, None, IMPROPER)
-        (mean, sd), (mean_without, _) = family.moments(product), family.moments(without)
+        (mean, sd), (mean_without, _) = family.moments(product), family.moments(rest)
         return Influence(name, share, tuple(((mean_without - mean) / sd).tolist()))
 
     return tuple(map(found, clients))
 
 
-def _trace(prior: np.ndarray, precision: np.ndarray) -> float:
+def curvature_noise(stand: Any) -> float:
+    """Returns the sd of a site's noise in a coordinate of svec(J), if ``stand`` is told it; else 0."""
+    return float(getattr(stand, "keywords", {}).get("curvature_sd", 0.0))
+
+
+def left_out(
+    family: Any,
+    stand: Callable[[Any, Fold, Standing | None], Standing],
+    prior: Eta,
+    factors: Mapping[str, Eta],
+    standing: Standing | None,
+    history: Sequence[Update],
+) -> Callable[[str], tuple[np.ndarray, np.ndarray] | None]:
+    """Returns client → how far the mean moves without it, and the sds of the posterior; [D] both.
+
+    What `fedvi remove` would report at the end, of the others' factors, against the same rule applied to
+    all factors: it begins anew from what was handed out last, for earlier factors of a mean over folds are
+    not kept. Both have the same noise of the others. To first order: the others' answers are to
+    posteriors that had seen this client's, and its own last noise is in the shift.
+
+    Args:
+      family: of q.
+      stand: ``LocalSolver.stand``.
+      prior: η_0.
+      factors: worker → η_m, of the prior's own worker too.
+      standing: of the last fold; None if nobody answered.
+      history: all folds.
+    """
+    removed = {name for update in history for name in update.removed}
+    answered = {name for update in history for name in update.clients} - removed - {PRIOR}
+
+    def mean_of(clients: set[str]) -> np.ndarray:
+        assert standing is not None
+        counts = (
+            update.damping**2 * len(clients.intersection(update.clients)) for update in history
+        )
+        own = {name: factors[name] for name in sorted(clients)}
+        known = tree.total((factors[name] for name in (PRIOR,) if name in factors), prior)
+        # As if all had answered in this fold: what stands through several takes shorter steps.
+        unit = np.eye(family.size)
+        asked = {
+            name: family.from_moments(site.J, unit)
+            for name, site in standing.sites.items()
+            if name in clients
+        }
+        fold = Fold(prior, known, tree.total(own.values(), known), own, asked, 1.0)
+        found = stand(family, fold, anew(standing, clients, sum(counts)))
+        return np.asarray(family.moments(found.reported)[0])
+
+    def moved(name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        others = answered - {name}
+        if standing is None or not others:
+            return None
+        sd = np.asarray(family.moments(standing.reported)[1])
+        if name not in answered:
+            return np.zeros_like(sd), sd
+        return mean_of(others) - mean_of(answered), sd
+
+    return moved
+
+
+def _trace(family: Any, prior: Eta, factor: Eta) -> float:
     """Returns tr(J_0⁻¹J)."""
-    if prior.ndim == 1:
-        return float((precision / prior).sum())
-    return float(np.trace(np.linalg.solve(prior, precision)))
+    if isinstance(family, LowRankGaussian):
+        return float(family.trace(prior, factor))
+    if prior.J.ndim == 1:
+        return float((factor.J / prior.J).sum())
+    return float(np.trace(np.linalg.solve(prior.J, factor.J)))

@@ -12,6 +12,10 @@ _MEAN_FIELD = (
     "q holds no correlations (family diagonal_gaussian): where coefficients are correlated intervals are "
     "too narrow, each by √(1 − R²) of that coefficient on the others"
 )
+_LOW_RANK = (
+    "q holds correlations along its directions alone (family low_rank_gaussian): where coefficients "
+    "are correlated otherwise intervals are too narrow"
+)
 _POLYA_GAMMA = (
     "by Pólya-Gamma latents intervals are narrower than exact ones, a quarter at log odds of 2"
 )
@@ -43,6 +47,8 @@ def remark(study: Study) -> str:
     kind, said = study.solver.kind, []
     if study.family.kind == "diagonal_gaussian":
         said.append(_MEAN_FIELD)
+    if study.family.kind == "low_rank_gaussian":
+        said.append(_LOW_RANK)
     if kind == "vips" and study.model.kind in _LATENT:
         said.append(_POLYA_GAMMA)
     if study.privacy.private and kind in _WITHOUT_NOISE:

@@ -12,10 +12,11 @@ from fedvi.experiment.config import KindSection, Study
 from fedvi.experiment.regressions import check_response
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.expfam.low_rank_gaussian import LowRankEta, LowRankGaussian
 from fedvi.inference import prior_factor
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.base import LocalSolver
-from fedvi.models.base import Model, gaussian_prior
+from fedvi.models.base import Model, diagonal_prior, gaussian_prior
 from fedvi.models.conjugate import ConjugateModel
 from fedvi.models.site_effects import site_effects as with_site_effects
 from fedvi.typing import Eta
@@ -189,6 +190,11 @@ def prior_of(family: Any, model: Model | ConjugateModel) -> tuple[Eta, LocalSolv
     """Returns η_0, and the worker that refines the prior's factor if the prior is not in the family."""
     if isinstance(model, ConjugateModel):
         return tree.to_numpy(model.prior), None
+    if isinstance(family, LowRankGaussian):
+        alone = diagonal_prior(model)
+        if alone is not None:
+            return LowRankEta(*alone, np.zeros((family.rank, family.rank))), None
+        return prior_factor.base(family), prior_factor.prior_factor(family, model)
     exact = gaussian_prior(model)
     if exact is not None:
         h, precision = exact

@@ -14,7 +14,7 @@ from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.baselines import Baseline
 from fedvi.experiment.coefficients import MOST
 from fedvi.experiment.coefficients import coefficients as rows_of
-from fedvi.experiment.influence import influence
+from fedvi.experiment.influence import curvature_noise, influence, left_out
 from fedvi.experiment.one_shot import OneVisit, estimated_gap
 from fedvi.experiment.simulate import Result, Site
 from fedvi.federation.fold import gap
@@ -99,8 +99,21 @@ def influence_rows(result: Result) -> list[dict[str, Any]] | None:
         return None  # factors are parts of a sum, and no client's
     if len(names) * len(clients) > _MOST_SHIFTS:
         return None
-    cleaned = assembly.solvers[clients[0]].stand is not None
-    found = influence(assembly.family, assembly.prior, result.factors, clients, cleaned)
+    stand, without = assembly.solvers[clients[0]].stand, None
+    if stand is not None:
+        without = left_out(
+            *(assembly.family, stand, assembly.prior),
+            *(result.factors, result.standing, result.history),
+        )
+    found = influence(
+        assembly.family,
+        assembly.prior,
+        result.factors,
+        clients,
+        stand is not None,
+        without,
+        curvature_noise(stand),
+    )
     if found is None:
         return None
     return [

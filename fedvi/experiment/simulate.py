@@ -24,8 +24,9 @@ from fedvi.experiment.changes import Changes
 from fedvi.experiment.config import Study
 from fedvi.experiment.site import client_worker, prior_worker, shard_of
 from fedvi.expfam import tree
+from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.inference import prior_factor
-from fedvi.inference.base import Shard, Task
+from fedvi.inference.base import Shard, Standing, Task
 from fedvi.inference.local_latents import takes_newton
 from fedvi.inference.solvers import glm, gradient
 from fedvi.inference.vips import VIPS
@@ -100,6 +101,7 @@ class Result:
       residuals: worker (and "pooled") → how far, in posterior sds, a deterministic solver stopped
         from its optimum at the last visit; computed from records, so only of what is unprotected.
       elapsed_seconds: real time of the run, compilation included.
+      standing: what the server made of noisy factors at last; None where it adds them up.
     """
 
     assembly: Assembly
@@ -113,6 +115,7 @@ class Result:
     pooled: Eta | None
     residuals: Mapping[str, float]
     elapsed_seconds: float
+    standing: Standing | None = None
 
 
 def simulate(
@@ -277,6 +280,7 @@ def run(
         pooled=pooled_eta,
         residuals=residuals,
         elapsed_seconds=time.monotonic() - started,
+        standing=final.standing,
     )
 
 
@@ -448,7 +452,8 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta
         ]
     together = concatenate(flat)
     records, mask = together.padded(together.size)
-    solver = (glm if takes_newton(model) else gradient)(family, model)
+    by_newton = takes_newton(model) and not isinstance(family, LowRankGaussian)
+    solver = (glm if by_newton else gradient)(family, model)
     parties = [("pooled", solver, Shard(records, np.asarray(mask, bool)))]
     rounds, residual = 1, 0.0
     if PRIOR in assembly.solvers:

@@ -10,7 +10,7 @@ B of its own, they would not. Nothing here is [D, D]: with s = d^−½ and s·B 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,13 +28,19 @@ from fedvi.expfam.base import (
 from fedvi.typing import Key, Theta
 
 __all__ = [
+    "GroupDirections",
     "LowRankEta",
     "LowRankGaussian",
+    "RootParts",
     "low_rank_gaussian",
     "random_directions",
+    "smooth_directions",
 ]
 
 _LOG_2PI = math.log(2.0 * math.pi)
+
+# Of a study that names none.
+_RANK = 8
 
 # Coordinates of a larger leverage take the dense part of a root of the metric; there are at most 2.5 r.
 _LEVERAGE = 0.4
@@ -50,6 +56,22 @@ class LowRankEta(NamedTuple):
     h: Any
     d: Any
     K: Any
+
+
+class RootParts(NamedTuple):
+    """A root L = s (I − QQᵀ + QHQᵀ) of P⁻¹ = L Lᵀ: what gradient solvers work in.
+
+    Attributes:
+      scale: s = d^−½, [D].
+      q: Q [D, r] of s·B = QR, orthonormal.
+      r: R [r, r], upper triangular with a positive diagonal.
+      inside: H [r, r], lower triangular, H Hᵀ = M⁻¹.
+    """
+
+    scale: np.ndarray
+    q: np.ndarray
+    r: np.ndarray
+    inside: np.ndarray
 
 
 class _Parts(NamedTuple):
@@ -74,6 +96,39 @@ def random_directions(size: int, rank: int, seed: int) -> np.ndarray:
     signs = 1.0 - 2.0 * generator.integers(0, 2, size)
     angles = np.pi / size * (np.arange(size) + 0.5)
     return math.sqrt(2.0 / size) * signs[:, None] * np.cos(angles[:, None] * frequencies[None, :])
+
+
+def smooth_directions(size: int, rank: int, seed: int) -> np.ndarray:
+    """Returns B [size, rank]: the slowest columns of the cosine transform, the constant one first.
+
+    For coordinates in an order in which neighbours go together, such as wavelengths or days.
+    """
+    angles = np.pi / size * (np.arange(size) + 0.5)
+    basis = math.sqrt(2.0 / size) * np.cos(angles[:, None] * np.arange(rank)[None, :])
+    basis[:, 0] = size**-0.5
+    return basis
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupDirections:
+    """Directions of coordinates that go together: of each group the sum, over the root of its size.
+
+    Args:
+      groups: how many coordinates each has, in their order; a group of 1 stands alone, without a
+        direction, and so do those after the last.
+    """
+
+    groups: tuple[int, ...]
+
+    def __call__(self, size: int, rank: int, seed: int) -> np.ndarray:
+        """Returns B [size, rank], with one column for each group of two or more."""
+        basis, first, column = np.zeros((size, rank)), 0, 0
+        for count in self.groups:
+            if count > 1:
+                basis[first : first + count, column] = count**-0.5
+                column += 1
+            first += count
+        return basis
 
 
 @functools.lru_cache(maxsize=8)
@@ -108,9 +163,9 @@ class LowRankGaussian:
     with ``random_directions`` and r ≪ D this is little more than ``diagonal_gaussian``: of a posterior
     with four strong directions among 60 coordinates the best member is 34 nats away with r = 8 random
     ones (36.7 with none, 17 with 32), and none away with those four. Worth its price where directions
-    are public knowledge (columns that move together by design, the leading directions of public data,
-    slow contrasts along time): name them with ``directions``. Where θ falls into groups, a ``product``
-    of full Gaussians says more.
+    are public knowledge: columns that move together by design (``GroupDirections``), slow contrasts along
+    time (``smooth_directions``), the leading directions of public data. Where θ falls into groups, a
+    ``product`` of full Gaussians says more.
 
     Proper members here have d > 0. Positive definiteness alone would let up to r of the d be negative
     beside a large K. So restricted, proper members are still a convex cone, and what is computed here
@@ -131,7 +186,7 @@ class LowRankGaussian:
     """
 
     size: int
-    rank: int = 8
+    rank: int = _RANK
     seed: int = 0
     directions: Callable[[int, int, int], np.ndarray] = random_directions
 
@@ -268,10 +323,15 @@ class LowRankGaussian:
     def kl(self, eta_q: LowRankEta, eta_p: LowRankEta) -> Any:
         """Returns KL(q ‖ p) in nats, both proper."""
         q, p = self._parts(eta_q), self._parts(eta_p)
-        trace = (eta_p.d * _variance(q)).sum() + (eta_p.K * _spread(q)).sum()
+        trace = self.trace(eta_q, eta_p)
         shift = _solve(p, eta_p.h) - _solve(q, eta_q.h)
         log_ratio = _log_determinant(q) - _log_determinant(p)
-        return 0.5 * (trace - self.size + shift @ self._times(eta_p, shift) + log_ratio)
+        return 0.5 * (trace - self.size + shift @ self.times(eta_p, shift) + log_ratio)
+
+    def trace(self, eta: LowRankEta, other: LowRankEta) -> Any:
+        """Returns tr(P⁻¹P′) of a proper η and any other."""
+        parts = self._parts(eta)
+        return (other.d * _variance(parts)).sum() + (other.K * _spread(parts)).sum()
 
     def entropy(self, eta: LowRankEta) -> Any:
         """Returns H(q) = (D/2)(1 + log 2π) − ½ log|P|."""
@@ -290,7 +350,7 @@ class LowRankGaussian:
         """
         parts = self._parts(eta)
         q, root = parts.q, _inverse_root(parts)
-        pull = parts.scale * (change.h - self._times(change, _solve(parts, eta.h)))
+        pull = parts.scale * (change.h - self.times(change, _solve(parts, eta.h)))
         shift = pull - q @ ((q.T @ pull) - root @ (q.T @ pull))
         delta = change.d / eta.d
         stretched = delta[:, None] * q
@@ -307,6 +367,34 @@ class LowRankGaussian:
         parts = self._parts(eta)
         return _solve(parts, eta.h), _variance(parts) ** 0.5
 
+    def location(self, eta: LowRankEta) -> Any:
+        """Returns the mean [D]."""
+        return _solve(self._parts(eta), eta.h)
+
+    def along(self, eta: LowRankEta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mean and the sd of xᵀθ, [n] each, for rows of ``x`` [n, D], of NumPy arrays."""
+        parts = self.root_parts(eta)
+        scaled = x * parts.scale[None, :]
+        along = scaled @ parts.q
+        pulled = scaled + (along @ parts.inside - along) @ parts.q.T  # xᵀ L
+        return x @ self.location(eta), np.sqrt((pulled**2).sum(axis=1))
+
+    def root_parts(self, eta: LowRankEta) -> RootParts:
+        """Returns a root of the covariance of a proper member, of NumPy arrays in float64."""
+        parts = self._parts(eta)
+        sign = np.where(np.diagonal(parts.r) < 0.0, -1.0, 1.0)
+        inside = np.linalg.cholesky(sign[:, None] * _inverse(parts) * sign[None, :])
+        return RootParts(parts.scale, parts.q * sign[None, :], sign[:, None] * parts.r, inside)
+
+    def from_root(self, location: np.ndarray, scale: np.ndarray, inside: np.ndarray) -> LowRankEta:
+        """Returns η of the member with this mean [D], s [D] and H [r, r]; see ``RootParts``."""
+        r = np.linalg.qr(self.basis * scale[:, None], mode="r")
+        inverse = np.linalg.inv(np.where(np.diagonal(r) < 0.0, -1.0, 1.0)[:, None] * r)
+        precise = np.linalg.inv(inside)
+        K = _symmetric(inverse @ (precise.T @ precise - np.eye(self.rank)) @ inverse.T)
+        eta = LowRankEta(np.zeros(self.size), scale**-2.0, K)
+        return eta._replace(h=self.times(eta, location))
+
     def to_distribution(self, eta: LowRankEta) -> Any:
         """Returns a NumPyro distribution that draws and evaluates; see ``distribution.ByFamily``.
 
@@ -319,8 +407,8 @@ class LowRankGaussian:
     def _basis_like(self, array: Any) -> Any:
         return array.__array_namespace__().asarray(self.basis, dtype=array.dtype)
 
-    def _times(self, eta: LowRankEta, vector: Any) -> Any:
-        """Returns P v."""
+    def times(self, eta: LowRankEta, vector: Any) -> Any:
+        """Returns P v, [D]."""
         basis = self._basis_like(vector)
         return eta.d * vector + basis @ (eta.K @ (basis.T @ vector))
 
@@ -332,19 +420,71 @@ class LowRankGaussian:
         return _Parts(scale, q, r, inside)
 
 
-def low_rank_gaussian(size: int, rank: int = 8, seed: int = 0) -> LowRankGaussian:
-    """Returns the family of Gaussians with a diagonal precision corrected in ``rank`` fixed directions.
+_DIRECTIONS = {"random": random_directions, "smooth": smooth_directions}
 
-    The directions are random and do not adapt: read ``LowRankGaussian`` on what that is good for. With
-    directions of your own, name a function that returns
+
+def low_rank_gaussian(
+    size: int,
+    rank: int = _RANK,
+    seed: int = 0,
+    directions: str = "random",
+    groups: Sequence[int] | None = None,
+) -> LowRankGaussian:
+    """Returns the family of Gaussians with a diagonal precision corrected in a few fixed directions.
+
+    Directions are public and do not adapt: random ones say little more than ``diagonal_gaussian``, see
+    ``LowRankGaussian``. With directions of your own, name a function that returns
     ``LowRankGaussian(size, rank, directions=my_directions)`` as the study's family.
 
     Args:
       size: D.
-      rank: r, below D; costs are linear in D and quadratic in r.
-      seed: of the directions. Public: it is in the study, and no noise comes from it.
+      rank: r, below D; costs are linear in D and quadratic in r. Of ``groups``, that of them.
+      seed: of random directions. Public: it is in the study, and no noise comes from it.
+      directions: "random"; or "smooth", slow contrasts along the order of the coordinates.
+      groups: how many coordinates go together each time, from the first on, such as [1, 40, 40] of an
+        intercept and two times forty columns; each group of two or more is a direction.
+
+    Raises:
+      FamilyError: directions that are unknown, groups that do not fit, a rank that is not below D.
     """
-    return LowRankGaussian(size, rank, seed)
+    if groups is not None:
+        return _grouped(size, rank, directions, groups)
+    if directions not in _DIRECTIONS:
+        raise errors.FamilyError(
+            f"directions is {directions!r}, expected one of {', '.join(_DIRECTIONS)}",
+            errors.did_you_mean(directions, list(_DIRECTIONS)),
+        )
+    return LowRankGaussian(size, rank, seed, _DIRECTIONS[directions])
+
+
+def _grouped(size: int, rank: int, directions: str, groups: Any) -> LowRankGaussian:
+    if not isinstance(groups, list | tuple):
+        raise errors.FamilyError(
+            f"groups is {groups!r}, expected a list of whole numbers",
+            "write e.g. groups = [1, 40, 40]",
+        )
+    whole = all(type(count) is int and count >= 1 for count in groups)
+    if not whole or sum(groups) > size:
+        raise errors.FamilyError(
+            f"groups is {list(groups)!r}, expected whole numbers of at least 1 with a sum of at most "
+            f"{size}, the coordinates there are",
+            "say how many coordinates each group has, in the order of the table of coefficients",
+        )
+    found = sum(count > 1 for count in groups)
+    if found == 0:
+        raise errors.FamilyError(
+            f"groups is {list(groups)!r}, expected at least one of two or more coordinates",
+            'without any, write kind = "diagonal_gaussian"',
+        )
+    if rank not in (found, _RANK):
+        raise errors.FamilyError(
+            f"rank is {rank!r} beside groups, of which {found} have a direction", "leave rank out"
+        )
+    if directions != "random":
+        raise errors.FamilyError(
+            f"directions is {directions!r} beside groups, which are directions", "leave one out"
+        )
+    return LowRankGaussian(size, found, 0, GroupDirections(tuple(groups)))
 
 
 def _symmetric(matrix: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
+from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.privacy import events
 from fedvi.typing import Eta, Key, Records
 
@@ -98,6 +99,7 @@ class Standing(NamedTuple):
       weights: client → (Σ w² of its answers that another has replaced, w of the one that stands), for a
         mean over folds.
       centres: client → the mean, as its factor is one of its answers, of the θ that these are about, [D].
+      reference: the Gaussian that the prior's own factor made of the prior alone; None if there is none.
     """
 
     handed_out: Eta
@@ -108,6 +110,7 @@ class Standing(NamedTuple):
     weights: Mapping[str, tuple[float, float]] = MappingProxyType({})
     sites: Mapping[str, GaussianEta] = MappingProxyType({})
     centres: Mapping[str, np.ndarray] = MappingProxyType({})
+    reference: Eta | None = None
 
 
 class Shard(NamedTuple):
@@ -224,17 +227,30 @@ def cavity(task: Task) -> Eta:
     return tree.subtract(task.posterior, task.factor)
 
 
-def check_gaussian(family: Any, solver: str) -> None:
-    """Checks that natural parameters are (h, J), which solvers by gradients and Newton steps need.
+def check_gaussian(family: Any, solver: str, low_rank: bool = False) -> None:
+    """Checks that natural parameters are (h, J), which Newton steps and clipped changes need.
+
+    Args:
+      family: of q.
+      solver: its name, for messages.
+      low_rank: whether the solver takes (h, d, K) too, as those by reparameterised gradients do.
 
     Raises:
-      SolverError: the family is no full or diagonal Gaussian.
+      SolverError: the family is no full or diagonal Gaussian, nor a low-rank one where that will do.
     """
-    if not isinstance(family, FullGaussian | DiagonalGaussian):
-        raise errors.SolverError(
-            f"solver `{solver}` needs a Gaussian family in (h, J), found {type(family).__name__}",
-            'write kind = "full_gaussian" or "diagonal_gaussian" under [family]',
-        )
+    is_low_rank = isinstance(family, LowRankGaussian)
+    if isinstance(family, FullGaussian | DiagonalGaussian) or (low_rank and is_low_rank):
+        return
+    known = '"full_gaussian" or "diagonal_gaussian"'
+    if low_rank:
+        known = '"full_gaussian", "diagonal_gaussian" or "low_rank_gaussian"'
+    hint = f"write kind = {known} under [family]"
+    if is_low_rank:
+        hint += "; solvers `gradient` and `dp_optimisation` take low_rank_gaussian"
+    form = "" if low_rank else " in (h, J)"
+    raise errors.SolverError(
+        f"solver `{solver}` needs a Gaussian family{form}, found {type(family).__name__}", hint
+    )
 
 
 def check_shapes(value: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> None:
@@ -252,7 +268,8 @@ def finish_natural(value: dict[str, np.ndarray], task: Task) -> Change:
     """Turns released natural parameters of a local optimum into Δη = η(q*) − η.
 
     Raises:
-      ProtocolError: if the arrays are not h and J in the shapes of the task's posterior.
+      ProtocolError: if the arrays are not those of the task's posterior, such as h and J.
     """
-    check_shapes(value, {"h": task.posterior.h.shape, "J": task.posterior.J.shape})
-    return Change(tree.subtract(GaussianEta(value["h"], value["J"]), task.posterior))
+    before = task.posterior
+    check_shapes(value, {name: leaf.shape for name, leaf in before._asdict().items()})
+    return Change(tree.subtract(type(before)(**value), before))

@@ -10,10 +10,18 @@ import scipy.linalg
 
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
+from fedvi.expfam.low_rank_gaussian import LowRankEta, LowRankGaussian
 from fedvi.inference.base import Change, Task, check_shapes
 from fedvi.inference.whitened_changes import PriorFrame, from_vector
 
-__all__ = ["SHARPEST", "finish_change", "finish_site", "finish_whitened", "to_natural"]
+__all__ = [
+    "SHARPEST",
+    "finish_change",
+    "finish_site",
+    "finish_whitened",
+    "to_low_rank",
+    "to_natural",
+]
 
 SHARPEST = 6.0
 """A released scale is at most exp(±6) of the broadcast sds: float64 holds the precision of no much
@@ -87,12 +95,38 @@ def finish_change(
     return Change(from_vector(frame, weight * np.asarray(value["change"], np.float64)))
 
 
-def to_natural(family: Any, task: Task, location: np.ndarray, raw: np.ndarray) -> GaussianEta:
+def to_low_rank(
+    family: LowRankGaussian, task: Task, location: np.ndarray, raw: np.ndarray
+) -> LowRankEta:
+    """Returns η of a low-rank guide, in float64 NumPy; no array is [D, D].
+
+    Directions of the triangle are kept within exp(±6) of the broadcast sds, as ``finish_whitened`` does.
+
+    Args:
+      family: of the task's posterior.
+      task: what was answered.
+      location: a, [D].
+      raw: [D + r(r+1)/2], as ``whitened`` packs it, every entry of moderate size.
+    """
+    parts, size = family.root_parts(task.posterior), family.size
+    along = parts.q.T @ location
+    moved = parts.scale * (location + parts.q @ (parts.inside @ along - along))
+    triangle = np.zeros((family.rank, family.rank))
+    triangle[np.tril_indices(family.rank)] = raw[size:]
+    triangle = _conditioned(triangle)
+    inside = parts.inside @ (np.tril(triangle, -1) + np.diag(np.exp(np.diagonal(triangle))))
+    mean = family.location(task.posterior) + moved
+    return family.from_root(mean, parts.scale * np.exp(raw[:size]), inside)
+
+
+def to_natural(family: Any, task: Task, location: np.ndarray, raw: np.ndarray) -> Any:
     """Returns η of the guide, in float64 NumPy, from float64 parameters.
 
     The precision is built from triangular factors, so it is finite and proper for every raw of
     moderate size.
     """
+    if isinstance(family, LowRankGaussian):
+        return to_low_rank(family, task, location, raw)
     if not isinstance(family, FullGaussian):
         mean, root = family.moments(task.posterior)
         return family.from_moments(mean + root * location, (root * np.exp(raw)) ** 2)

@@ -26,12 +26,14 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.inference import whitened
 from fedvi.inference.base import Task
 from fedvi.inference.units import UnitModel, unit_model
 from fedvi.models.base import Model
 from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.models.site_effects import SiteEffects, WithScales
+from fedvi.typing import Eta
 
 __all__ = ["Local", "local_problem", "refuse_site_effects", "takes_newton"]
 
@@ -94,7 +96,7 @@ class Local:
         """Returns the records of ``model``, each a function of its own row."""
         return records if self.effects is None else self.effects.widened(records)
 
-    def new_site(self, eta: GaussianEta) -> tuple[Model, GaussianEta]:
+    def new_site(self, eta: Eta) -> tuple[Model, Eta]:
         """Returns a model of a site that nobody has seen, and q(θ) times the prior of its effects.
 
         Its records are those of ``records``. With a learnt τ the effects are in units of τ.
@@ -135,7 +137,7 @@ class Local:
         """
         return self.learns_scales and not mask.any()
 
-    def scale_term(self, parameters: tuple[Any, Any], at: whitened.Frame) -> Any:
+    def scale_term(self, parameters: tuple[Any, Any], at: whitened.AnyFrame) -> Any:
         """Returns E_q[log p(u | τ)] up to a constant, for a guide in the coordinates of ``whitened``.
 
         No data is in it. 0 where τ is known: it is in the cavity then.
@@ -143,6 +145,7 @@ class Local:
         location, raw = parameters
         if not self.learns_scales:
             return jnp.zeros_like(location[0])
+        assert isinstance(at, whitened.Frame)  # a low-rank family takes no effects
         spread = whitened.spread(raw)
         if raw.ndim == 1:
             return self._expected(at.mean + at.root * location, (at.root * spread) ** 2)[0]
@@ -187,7 +190,7 @@ class Local:
         scale = np.arange(self.effects.base.size, self.effects.size)
         return np.tile(scale, self.effects.sites), np.arange(self.size, self.family.size)
 
-    def narrow(self, eta: GaussianEta) -> GaussianEta:
+    def narrow(self, eta: Eta) -> Eta:
         """Returns the θ-marginal of a q whose u is proper; by the Schur complement, in float64."""
         if self.effects is None:
             return eta
@@ -212,7 +215,7 @@ class Local:
         scale = scale[: self.size, : self.size] if scale.ndim == 2 else scale[: self.size]
         return {"location": value["location"][: self.size], "scale": scale}
 
-    def told(self, eta: GaussianEta) -> dict[str, Any]:
+    def told(self, eta: Eta) -> dict[str, Any]:
         """Returns ``site_effects`` and ``site_effect_sds``, lists, of a q over both; {} if it is improper.
 
         For the client's own log: a function of its records, which never leaves it.
@@ -254,8 +257,11 @@ def local_problem(family: Any, model: Model) -> Local:
     """Returns what a client solves, for a model with site effects or without.
 
     Args:
-      family: full or diagonal Gaussian over the model's θ.
+      family: full, diagonal or low-rank Gaussian over the model's θ.
       model: any; site effects may have several rows a record, as ``unit_model``.
+
+    Raises:
+      SolverError: site effects beside a low-rank family.
 
     >>> from fedvi import expfam
     >>> from fedvi.models import linear
@@ -267,6 +273,12 @@ def local_problem(family: Any, model: Model) -> Local:
     inner = model.model if isinstance(model, UnitModel) else model
     if not isinstance(inner, SiteEffects):
         return Local(family, model, family.size)
+    if isinstance(family, LowRankGaussian):
+        raise errors.SolverError(
+            "family `low_rank_gaussian` beside site effects: its directions are of θ, and q is over θ and "
+            "the effects of a site",
+            'write kind = "full_gaussian" or "diagonal_gaussian" under [family], or leave site_effect out',
+        )
     joint = inner.joint()
     wide = dataclasses.replace(family, size=joint.size)
     return Local(wide, joint if inner is model else unit_model(joint), family.size, inner)

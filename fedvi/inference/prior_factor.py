@@ -38,7 +38,7 @@ def prior_factor(
     posterior, which was released.
 
     Args:
-      family: full or diagonal Gaussian over the model's θ.
+      family: full, diagonal or low-rank Gaussian over the model's θ.
       model: whose ``log_prior`` it is.
       steps: see ``gradient``; so are the others.
 

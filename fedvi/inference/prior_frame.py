@@ -27,7 +27,8 @@ def prior_frame(family: Any, model: Model) -> PriorFrame:
     if not isinstance(family, FullGaussian | DiagonalGaussian):
         raise errors.SolverError(
             f"changes of {type(family).__name__} cannot be clipped, expected a Gaussian family",
-            'use family kind "full_gaussian" or "diagonal_gaussian"',
+            'use family kind "full_gaussian" or "diagonal_gaussian"; solver kind `dp_optimisation` takes '
+            "low_rank_gaussian",
         )
     eta, exact = family.isotropic(1.0), gaussian_prior(model)
     if isinstance(family, FullGaussian):

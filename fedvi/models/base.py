@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Float64, Shaped
 
-__all__ = ["Model", "gaussian_prior"]
+__all__ = ["Model", "diagonal_prior", "gaussian_prior"]
 
 # Agreement of two float64 evaluations of one quadratic: 1e-16, times the length of the sums and
 # a condition number, with room.
@@ -89,6 +89,59 @@ def gaussian_prior(
         points += [centre + offset, centre - offset]
         found += [jax.device_get(at(theta)) for theta in points[3:]]
     if not _all_finite(found) or not _is_quadratic(points, found, shift, precision):
+        return None
+    return np.array(shift), precision
+
+
+def diagonal_prior(
+    model: Model,
+) -> tuple[Float64[np.ndarray, " d"], Float64[np.ndarray, " d"]] | None:
+    """Returns (h, j) with log p₀(θ) = hᵀθ − ½ Σ jᵢθᵢ² + const if that is exact, otherwise None.
+
+    What ``gaussian_prior`` finds out, of a prior without correlations and without an array [D, D]: the
+    Hessian is asked for its products, with ones for its diagonal, and at five points with random vectors,
+    which no other matrix with the same row sums multiplies alike.
+
+    Args:
+      model: any model; its prior must be twice differentiable.
+
+    Returns:
+      h and j, [D] each, float64.
+
+    >>> from fedvi.models import logistic
+    >>> diagonal_prior(logistic(["(Intercept)", "age"], prior_scale=0.5))[1].tolist()
+    [4.0, 4.0]
+    """
+    random, size = np.random.default_rng(20240229), model.size
+    with jax.enable_x64(True):
+        slope = jax.grad(model.log_prior)
+        at = jax.jit(
+            lambda theta, vector: (
+                model.log_prior(theta),
+                *jax.jvp(slope, (theta,), (vector,)),
+            )
+        )
+        _, shift, row_sums = jax.device_get(at(np.zeros(size), np.ones(size)))
+        precision = 0.0 - row_sums
+        if not (np.isfinite(shift).all() and np.isfinite(precision).all()):
+            return None
+        if not (precision > 0.0).all():
+            return None
+        scales = np.sqrt(precision)
+        near, offset = random.normal(size=size), 2.0 * random.normal(size=size) / scales
+        centre, constants, sizes = shift / precision, [], []
+        for theta in (np.zeros(size), near, -near, centre + offset, centre - offset):
+            units = random.normal(size=size)
+            value, gradient, product = jax.device_get(at(theta, units / scales))
+            reach = np.abs(shift) + precision * np.abs(theta)
+            # NaN and inf fail each of these.
+            if not (np.abs(product + scales * units) <= _RTOL * scales * np.abs(units).sum()).all():
+                return None
+            if not (np.abs(gradient - (shift - precision * theta)) <= _RTOL * reach).all():
+                return None
+            constants.append(value - theta @ (shift - 0.5 * precision * theta))
+            sizes.append(1.0 + np.abs(value) + np.abs(theta) @ reach)
+    if not np.ptp(constants) <= _RTOL * max(sizes):
         return None
     return np.array(shift), precision
 

@@ -201,12 +201,19 @@ class LatentDirichlet:
         Larger counts would be rounded by float32.
         """
         words, counts = np.asarray(records["words"]), np.asarray(records["counts"])
-        stands = counts != 0.0
+        width = max(counts.shape[1], 1)
+        # Most places of most documents hold no word: only those that do are looked at.
+        at = np.flatnonzero(counts)
+        word, count, row = words.reshape(-1)[at], counts.reshape(-1)[at], at // width
         with np.errstate(invalid="ignore"):
-            whole = (counts >= 0.0) & (counts == np.floor(counts)) & (counts <= _MOST_TIMES)
-            known = ~stands | self._knows(words)
-        rising = ~stands[:, 1:] | (stands[:, :-1] & (words[:, 1:] > words[:, :-1]))
-        return np.asarray((whole & known).all(axis=1) & rising.all(axis=1))
+            good = (count >= 0.0) & (count == np.floor(count)) & (count <= _MOST_TIMES)
+            good &= self._knows(word)
+        follows = np.zeros(at.size, bool)
+        follows[1:] = (at[1:] == at[:-1] + 1) & (word[1:] > word[:-1])
+        good &= follows | (at == row * width)
+        found = np.ones(len(counts), bool)
+        found[row[~good]] = False
+        return found
 
     def layout_of(self, records: Mapping[str, np.ndarray]) -> Mapping[str, tuple[int, ...]]:
         """Returns ``layout``; where L is not said, that of words as wide as these.
@@ -226,7 +233,7 @@ class LatentDirichlet:
 
     def _knows(self, words: np.ndarray) -> np.ndarray:
         inside = (words >= 0) & (words < self.vocabulary)
-        return np.asarray(inside & (words == np.floor(words)))
+        return inside if words.dtype.kind in "biu" else inside & (words == np.floor(words))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Documents of one word or more, up to ``distinct`` different ones, each up to 20 times."""

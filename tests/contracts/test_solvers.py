@@ -15,7 +15,11 @@ from fedvi.transport import codec
 from fedvi.typing import IDS
 
 NAMES = ("a", "b")
-FAMILIES = ("full_gaussian", "diagonal_gaussian")
+FAMILIES = {
+    "full_gaussian": lambda: expfam.full_gaussian(2),
+    "diagonal_gaussian": lambda: expfam.diagonal_gaussian(2),
+    "low_rank_gaussian": lambda: expfam.low_rank_gaussian(2, rank=1),
+}
 
 
 def whole_changes():
@@ -45,19 +49,25 @@ ARGUMENTS = {
     },
     "virtual_clients": whole_changes,
 }
+# Others take (h, J) alone, full and diagonal.
+TAKEN = {
+    "gradient": FAMILIES,
+    "dp_optimisation": FAMILIES,
+    "site_release": ("full_gaussian",),
+    "vips": ("full_gaussian",),
+}
 CASES = [
     (name, kind)
     for name in solvers.__all__
     for kind in FAMILIES
-    # Both refuse it.
-    if name not in ("site_release", "vips") or kind == "full_gaussian"
+    if kind in TAKEN.get(name, ("full_gaussian", "diagonal_gaussian"))
 ]
 
 
 @pytest.fixture(params=CASES)
 def case(request):
     name, kind = request.param
-    family = getattr(expfam, kind)(2)
+    family = FAMILIES[kind]()
     solver = getattr(solvers, name)(family, models.linear(NAMES), **ARGUMENTS[name]())
     generator = np.random.default_rng(0)
     records = {"x": generator.normal(size=(16, 2)), "y": generator.normal(size=16)}
@@ -76,6 +86,17 @@ def solve(solver, shard, task, seed=0):
 def received(released):
     """What the server gets of an answer."""
     return dict(codec.decode(codec.encode(released))[0])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in solvers.__all__ if "low_rank_gaussian" not in TAKEN.get(name, ())],
+)
+def test_a_solver_that_takes_no_low_rank_family_says_so_in_words(name):
+    with pytest.raises(errors.SolverError, match=r"LowRankGaussian|full Gaussian"):
+        getattr(solvers, name)(
+            FAMILIES["low_rank_gaussian"](), models.linear(NAMES), **ARGUMENTS[name]()
+        )
 
 
 def test_what_is_released_costs_what_was_announced(case):

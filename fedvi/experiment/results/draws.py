@@ -13,13 +13,17 @@ from fedvi.experiment.build import Assembly
 from fedvi.experiment.results import generative
 from fedvi.experiment.results.generative import Parameter
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
+from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.models.base import Model
 from fedvi.models.conjugate import ConjugateModel
 from fedvi.models.site_effects import SiteEffects
 from fedvi.models.softmax import Multinomial
 from fedvi.typing import Eta
 
-__all__ = ["constrained", "flat", "mean_root", "named", "thetas"]
+__all__ = ["GAUSSIAN", "constrained", "flat", "line", "mean_root", "named", "thetas"]
+
+GAUSSIAN = FullGaussian | DiagonalGaussian | LowRankGaussian
+"""Of these, every linear predictor is normal."""
 
 # Numbers that are drawn at most: 2 GB of float64.
 _MOST = 250_000_000
@@ -79,10 +83,20 @@ def thetas(family: Any, posterior: Eta, count: int, seed: int) -> np.ndarray:
 
 
 def mean_root(family: Any, posterior: Eta) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean [D] of a Gaussian, and a lower root of its covariance [D, D], or its sds [D]."""
+    """Returns the mean [D] of a full Gaussian and a lower root of its covariance [D, D]; of a diagonal one,
+    its sds [D]."""
     found = family.location_root if isinstance(family, FullGaussian) else family.moments
     mean, root = found(posterior)
     return np.asarray(mean), np.asarray(root)
+
+
+def line(family: Any, posterior: Eta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and sd of xᵀθ, [n] each, for each row of x [n, D]; q is one of ``GAUSSIAN``."""
+    if isinstance(family, LowRankGaussian):
+        return family.along(posterior, x)
+    mean, root = mean_root(family, posterior)
+    spread = x @ root if root.ndim == 2 else x * root
+    return x @ mean, np.sqrt((spread**2).sum(axis=1))
 
 
 def constrained(model: Model, theta: np.ndarray) -> dict[str, np.ndarray]:

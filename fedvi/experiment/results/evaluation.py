@@ -21,7 +21,6 @@ from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.results import ancestral, finished
 from fedvi.experiment.results import draws as draws_of
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.glm import GeneralisedLinearModel, Normal, WithOffset
 from fedvi.models.numpyro import NumPyroModel
@@ -292,16 +291,16 @@ class _Predictive(NamedTuple):
 def _predictive(assembly: Assembly, posterior: Eta, draws: int, seed: int) -> _Predictive:
     model = assembly.model
     if isinstance(model, GeneralisedLinearModel) and model.layout is None:
-        return _by_quadrature(model, posterior)
+        return _by_quadrature(model, assembly.family, posterior)
     return _by_draws(model, assembly.family, posterior, draws, seed)
 
 
-def _by_quadrature(model: GeneralisedLinearModel, posterior: Eta) -> _Predictive:
+def _by_quadrature(model: GeneralisedLinearModel, family: Any, posterior: Eta) -> _Predictive:
     points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
     shares = np.log(weights / weights.sum())
 
     def log_density(records: Records) -> np.ndarray:
-        mean, sd = _predictor(posterior, records["x"])
+        mean, sd = draws_of.line(family, posterior, records["x"])
         predictor = mean[None, :] + points[:, None] * sd[None, :]
         with jax.enable_x64(True):
             found = np.asarray(model.log_density(predictor, np.asarray(records["y"])[None]))
@@ -315,9 +314,7 @@ def _by_quadrature(model: GeneralisedLinearModel, posterior: Eta) -> _Predictive
 
 
 def _by_draws(model: Any, family: Any, posterior: Eta, draws: int, seed: int) -> _Predictive:
-    mean, root = draws_of.mean_root(family, posterior)
-    noise = np.random.default_rng(seed).normal(size=(draws, family.size))
-    thetas = mean[None, :] + (noise @ root.T if root.ndim == 2 else noise * root[None, :])
+    thetas = draws_of.thetas(family, posterior, draws, seed)
     compiled = jax.jit(
         jax.vmap(jax.vmap(model.log_likelihood, in_axes=(None, 0)), in_axes=(0, None))
     )
@@ -358,15 +355,6 @@ def _parts(records: Records, rows: int) -> list[dict[str, np.ndarray]]:
 
 def _in_parts(function: Callable[[Records], np.ndarray], records: Records, rows: int) -> np.ndarray:
     return np.concatenate([function(piece) for piece in _parts(records, rows)])
-
-
-def _predictor(posterior: Eta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and sd of xᵀθ for each row of x."""
-    size = posterior.h.shape[0]
-    family = FullGaussian(size) if posterior.J.ndim == 2 else DiagonalGaussian(size)
-    mean, root = draws_of.mean_root(family, posterior)
-    spread = x @ root if root.ndim == 2 else x * root[None, :]
-    return x @ mean, np.sqrt((spread**2).sum(axis=1))
 
 
 def _outcome(assembly: Assembly) -> tuple[str, int]:
@@ -448,7 +436,7 @@ def _groups(score: np.ndarray, came_true: np.ndarray) -> tuple[Group, ...]:
 def _numbers(assembly: Assembly, posterior: Eta, records: Records) -> Numbers:
     """Predicts y ~ N(xᵀm + offset, xᵀSx + σ²), which is exact: the noise is known."""
     noise = _response(assembly.model).noise_scale
-    mean, sd = _predictor(posterior, records["x"])
+    mean, sd = draws_of.line(assembly.family, posterior, records["x"])
     y, labels = records["y"], _labels(records["y"])
     if y.ndim == 2:
         mean = mean + y[:, 1]
@@ -579,7 +567,7 @@ def _drawn(assembly: Assembly, posterior: Eta, records: Records) -> tuple[_Law, 
     model = assembly.model
     if not isinstance(model, NumPyroModel):
         return None
-    mean, _ = draws_of.mean_root(assembly.family, posterior)
+    mean, _ = assembly.family.moments(posterior)
     some = {name: column[:1] for name, column in records.items()}
     try:
         outcomes = ancestral.outcomes(model)
@@ -631,8 +619,8 @@ def _unit_of_density(assembly: Assembly, drawn: tuple[_Law, ...] | None) -> tupl
 
 
 def _check_gaussian(family: Any) -> None:
-    if not isinstance(family, FullGaussian | DiagonalGaussian):
+    if not isinstance(family, draws_of.GAUSSIAN):
         raise errors.ConfigError(
-            f"family is {type(family).__name__}, expected a full or diagonal Gaussian",
+            f"family is {type(family).__name__}, expected a Gaussian",
             "predictions are averaged over a Gaussian q",
         )

@@ -21,7 +21,6 @@ from fedvi.data.schema import Binary, Level, Number, Schema, indicator_name
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.results import ancestral, lines
 from fedvi.experiment.results import draws as draws_of
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.counts import NegativeBinomial
 from fedvi.models.glm import Bernoulli, GeneralisedLinearModel, Normal, WithOffset
@@ -115,9 +114,9 @@ def predictor(
         raise errors.ConfigError(f"draws is {draws}, expected 2 or more", "1000 are a good start")
     if isinstance(assembly.model, UnknownNoise):
         return _of_line(assembly.model, posterior, level)
-    if not isinstance(assembly.family, FullGaussian | DiagonalGaussian):
+    if not isinstance(assembly.family, draws_of.GAUSSIAN):
         raise errors.ConfigError(
-            f"the family is {type(assembly.family).__name__}, expected a full or diagonal Gaussian",
+            f"the family is {type(assembly.family).__name__}, expected a Gaussian",
             "this model has no outcome to predict; `fedvi synthesise` writes records of it",
         )
     sure = _Sure(level, draws, seed)
@@ -198,7 +197,7 @@ def _of_one(
         x = widen({"x": x})["x"]
         # The predictor at nodes of its law [S, n], their weights, and its mean and sd.
         if thetas is None:
-            mean, sd = _line(assembly.family, eta, x)
+            mean, sd = draws_of.line(assembly.family, eta, x)
             points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
             weights = weights / weights.sum()
             nodes = mean + points[:, None] * sd + offset
@@ -325,13 +324,6 @@ def _least_count(
     return high
 
 
-def _line(family: Any, eta: Eta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and sd of xᵀθ for each row of x."""
-    mean, root = draws_of.mean_root(family, eta)
-    spread = x @ root if root.ndim == 2 else x * root
-    return x @ mean, np.sqrt((spread**2).sum(axis=1))
-
-
 def _coefficients(assembly: Assembly, eta: Eta, sure: _Sure) -> np.ndarray:
     """Draws what x is multiplied by, [S, W]: of a site that nobody has seen, with its effects."""
     theta = draws_of.thetas(assembly.family, eta, sure.draws, sure.seed)
@@ -354,7 +346,7 @@ def _of_several(assembly: Assembly, layout: Outcomes, eta: Eta, sure: _Sure) -> 
         for index, (column, noise) in enumerate(zip(columns_of, layout.noise_scales, strict=True)):
             wide = np.zeros((len(x), len(names), x.shape[1]))
             wide[:, index] = x
-            mean, sd = _line(assembly.family, eta, wide.reshape(len(x), -1))
+            mean, sd = draws_of.line(assembly.family, eta, wide.reshape(len(x), -1))
             centre, unit = column.center + column.scale * mean, column.scale * sd
             new = sure.width * column.scale * np.hypot(sd, noise)
             apart = sure.width * unit

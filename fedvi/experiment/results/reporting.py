@@ -17,7 +17,7 @@ from fedvi.data.schema import parse_schema
 from fedvi.experiment import conjugates, intervals, parts, server_plan
 from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, Reading, of_moments, readings
 from fedvi.experiment.config import Study, load_study
-from fedvi.experiment.influence import influence
+from fedvi.experiment.influence import curvature_noise, influence, left_out
 from fedvi.experiment.results import kept_result, report_ledgers
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.federation.fold import Gap
@@ -59,8 +59,8 @@ _ONLY_PUBLISHED = (
 )
 _NONE = "there is none for this family of posteriors, or for so many sites and coefficients"
 _FIRST_ORDER = (
-    "shifts are those of dividing a site's factor out of the posterior, to first order: the others' "
-    "factors were fitted beside it"
+    "shifts are those of leaving a site's factor out of the posterior, to first order: the others' "
+    "answers were made beside it"
 )
 _NOISED = "factors carry noise, which can make a share negative, or above 1"
 
@@ -446,7 +446,18 @@ def _from_state(plan: ServerPlan, state: ServerState | None) -> list[dict[str, A
     if state is None or len(plan.names) * len(plan.clients) > _MOST_SHIFTS:
         return None
     family = parts.family(plan.study, len(plan.names))
-    found = influence(family, plan.prior, state.factors, plan.clients, plan.stand is not None)
+    stand, without = server_plan.to_spec(plan).stand, None
+    if stand is not None:
+        without = left_out(family, stand, plan.prior, state.factors, state.standing, state.history)
+    found = influence(
+        family,
+        plan.prior,
+        state.factors,
+        plan.clients,
+        stand is not None,
+        without,
+        curvature_noise(stand),
+    )
     if found is None:
         return None
     return [

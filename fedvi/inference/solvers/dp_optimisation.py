@@ -9,11 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
+from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.inference import whitened
-from fedvi.inference.base import LocalSolver, Shard, Task, check_gaussian, compiled_once
+from fedvi.inference.base import (
+    LocalSolver,
+    Shard,
+    Task,
+    check_gaussian,
+    compiled_once,
+    finish_natural,
+)
 from fedvi.inference.blocks import is_large, rows_at
 from fedvi.inference.clipping import MOST_ROWS, Parts, clipped, longest_part
-from fedvi.inference.finish import SHARPEST, finish_whitened
+from fedvi.inference.finish import SHARPEST, finish_whitened, to_low_rank
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.inference.predictor import filled_up, gradients, has_predictor
@@ -77,8 +85,8 @@ def dp_optimisation(
     starts it anew from its prior, so that no visit depends on records but through what was released.
 
     Args:
-      family: full or diagonal Gaussian over the model's θ.
-      model: any model, with site effects or without.
+      family: full, diagonal or low-rank Gaussian over the model's θ.
+      model: any model, with site effects or without; a low-rank family takes none.
       sampler: one of ``fedvi.privacy.sampling``.
       mechanism: one of ``fedvi.privacy.mechanisms``.
       clip_norm: C, the L2 bound on one record's gradient.
@@ -89,7 +97,7 @@ def dp_optimisation(
     Source: specs/pvi.md §2.1; Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749; Heikkilä et al.
     (2023), arXiv:2209.11595, "DP optimisation".
     """
-    check_gaussian(family, "dp_optimisation")
+    check_gaussian(family, "dp_optimisation", low_rank=True)
     if steps < 1:
         raise errors.SolverError(f"steps is {steps}, expected at least 1")
     if draws < 1:
@@ -98,6 +106,7 @@ def dp_optimisation(
         raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
     check_learning_rate(learning_rate)
     local = local_problem(family, model)
+    low_rank = isinstance(family, LowRankGaussian)
     climb = _climber(local, sampler, mechanism, clip_norm, steps, learning_rate, draws)
     one_step = sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm)))
 
@@ -117,13 +126,17 @@ def dp_optimisation(
         guide = post_process(_to_float64, found)
         told: dict[str, Any] = {"valid_units": int(np.count_nonzero(shard.mask))}
         told |= local.told_whitened(wide, guide.value)
+        if low_rank:
+            # The directions are the study's, so that this too sees nothing but what was released.
+            return state, post_process(functools.partial(_in_family, family, task), guide), told
         return state, post_process(local.narrow_whitened, guide), told
 
     return LocalSolver(
         name="dp_optimisation",
         init=lambda eta: (),
         update=update,
-        finish=finish_whitened,
+        # A server knows the shapes of a posterior, and no directions: a low-rank answer is η already.
+        finish=finish_natural if low_rank else finish_whitened,
         cost=events.repeat(one_step, steps),
         number_count=family.number_count,
         noised_count=local.family.number_count,
@@ -158,23 +171,23 @@ def _climber(
         mechanism.noise_multiplier * clip_norm / sampler.rate if mechanism.noise_multiplier else 0.0
     )
 
-    def record_term(guide: Any, at: whitened.Frame, noise: Any, record: Any) -> Any:
+    def record_term(guide: Any, at: whitened.AnyFrame, noise: Any, record: Any) -> Any:
         # The location's gradient is taken in θ, where a record's share does not depend on how
         # sharp q is; the whitening of the steps is post-processing.
-        centre, raw = guide
-        z = whitened.draw((jnp.zeros_like(centre), raw), noise)
-        thetas = whitened.to_theta(at._replace(mean=centre), z)
+        thetas = whitened.around(guide, at, noise)
         return jax.vmap(local.model.log_likelihood, in_axes=(0, None))(thetas, record).mean()
 
-    def public_term(guide: Any, at: whitened.Frame) -> Any:
+    def public_term(guide: Any, at: whitened.AnyFrame) -> Any:
         return whitened.public_term(guide, at) + local.scale_term(guide, at)
 
     # The effects' gradients are large at each visit, which starts them anew; β's are not for that.
     shares_of = _signal if local.effects is None else functools.partial(_signals, local.predicting)
     each_gradient = jax.vmap(jax.grad(record_term), in_axes=(None, None, None, 0))
 
-    def bounded_sum(guide: Any, at: whitened.Frame, noise: Any, rows: Any, batch: Batch) -> Bounded:
-        if not has_predictor(local.model):
+    def bounded_sum(
+        guide: Any, at: whitened.AnyFrame, noise: Any, rows: Any, batch: Batch
+    ) -> Bounded:
+        if not has_predictor(local.model) or isinstance(at, whitened.LowRankFrame):
             found = each_gradient(guide, at, noise, rows)
             return clipped_sum(found, clip_norm, batch, mechanism)
         records = gradients(local.model, guide, at, noise, rows)
@@ -188,13 +201,13 @@ def _climber(
         batch = sampler.draw(key, valid)
         return filled_up(batch) if has_predictor(local.model) else batch
 
-    def began(at: whitened.Frame) -> Any:
+    def began(at: whitened.AnyFrame) -> Any:
         start = whitened.start(at)
         energy = jnp.zeros((3 if local.effects is None else 5,), at.mean.dtype)
         return start, optimiser.init(start), energy
 
     def step_on(
-        at: whitened.Frame, value: Any, step_keys: Any, batch: Batch, rows: Any
+        at: whitened.AnyFrame, value: Any, step_keys: Any, batch: Batch, rows: Any
     ) -> Released:
         parameters, state, energy = value
         guide_key, noise_key = step_keys
@@ -233,7 +246,7 @@ def _climber(
         }
 
     @jax.jit
-    def at_once(keys: Any, at: whitened.Frame, records: Any, valid: Any) -> Released:
+    def at_once(keys: Any, at: whitened.AnyFrame, records: Any, valid: Any) -> Released:
         def step(value: Any, step_keys: Any) -> Released:
             batch = drawn(step_keys[0], valid)
             rows = jax.tree.map(lambda column: column[batch.indices], records)
@@ -243,7 +256,7 @@ def _climber(
 
     draw, one_step, begin, end = (jax.jit(part) for part in (drawn, step_on, began, answer))
 
-    def by_steps(keys: Any, at: whitened.Frame, records: Any, valid: Any) -> Released:
+    def by_steps(keys: Any, at: whitened.AnyFrame, records: Any, valid: Any) -> Released:
         def step(value: Any, step_keys: Any) -> Released:
             batch = draw(step_keys[0], valid)
             rows = local.records(rows_at(records, np.asarray(batch.indices)))
@@ -256,7 +269,7 @@ def _climber(
     return _Climb(at_once, by_steps)
 
 
-def _signal(at: whitened.Frame, slope: Any, noise_std: float, energy: Any) -> tuple[Any, Any]:
+def _signal(at: whitened.AnyFrame, slope: Any, noise_std: float, energy: Any) -> tuple[Any, Any]:
     """Estimates which share of the gradient's energy is signal: max(0, 1 − noise / total), by block.
 
     The noise's mean square is public; the total's is a running mean over about 20 steps and all
@@ -283,7 +296,7 @@ def _signal(at: whitened.Frame, slope: Any, noise_std: float, energy: Any) -> tu
 
 
 def _signals(
-    size: int, at: whitened.Frame, slope: Any, noise_std: float, energy: Any
+    size: int, at: whitened.AnyFrame, slope: Any, noise_std: float, energy: Any
 ) -> tuple[Any, Any]:
     """Does what ``_signal`` does, with shares of their own for the first ``size`` coordinates, β.
 
@@ -309,12 +322,19 @@ def _signals(
     keep = 0.95
     new = keep * energy + (1.0 - keep) * jnp.stack([*squares, jnp.ones_like(squares[0])])
     total = new[:4] / new[4]
+    assert isinstance(at, whitened.Frame)  # a low-rank family takes no effects
     # The root is block diagonal, and noise on the location is pulled back block by block.
     rows = (at.root**2).reshape(location.shape[0], -1).sum(axis=1) * noise_std**2
     plain = jnp.full_like(total[0], noise_std**2)
     noise = jnp.stack([rows[:size].mean(), plain, rows[size:].mean(), plain])
     share = jnp.clip(1.0 - noise / jnp.maximum(total, 1e-30), 0.0, 1.0)
     return (jnp.where(first, share[0], share[2]), jnp.where(inner, share[1], share[3])), new
+
+
+def _in_family(
+    family: LowRankGaussian, task: Task, value: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    return to_low_rank(family, task, value["location"], value["scale"])._asdict()
 
 
 def _to_float64(value: dict[str, Any]) -> dict[str, np.ndarray]:

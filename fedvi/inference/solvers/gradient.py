@@ -19,14 +19,14 @@ from fedvi.inference.base import (
     finish_natural,
 )
 from fedvi.inference.finish import to_natural
-from fedvi.inference.local_latents import local_problem
+from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.release import Released, disclose
 from fedvi.typing import Key
 
-__all__ = ["gradient", "local_optimum", "single_precision"]
+__all__ = ["climber", "gradient", "local_optimum", "single_precision"]
 
 _WHAT = "natural parameters of an approximate local optimum"
 
@@ -47,15 +47,15 @@ def gradient(
     Not private: what it releases is ``Unprotected``.
 
     Args:
-      family: full or diagonal Gaussian over the model's θ.
-      model: any model, with site effects or without.
+      family: full, diagonal or low-rank Gaussian over the model's θ; of the last no array is [D, D].
+      model: any model, with site effects or without; a low-rank family takes none.
       steps: full-batch optimiser steps per visit.
       draws: Monte Carlo draws per step; rounded up to an even number.
       learning_rate: Adam's, at the start, in posterior standard deviations.
 
     Source: Ashman et al. (2022), arXiv:2202.12275, the local objective.
     """
-    check_gaussian(family, "gradient")
+    check_gaussian(family, "gradient", low_rank=True)
     for name, value in (("steps", steps), ("draws", draws)):
         if value < 1:
             raise errors.SolverError(f"{name} is {value}, expected at least 1")
@@ -87,31 +87,7 @@ def local_optimum(
     What it returns is computed from records and not released. Equal settings share one compilation.
     """
     local = local_problem(family, model)
-    pairs = (draws + 1) // 2
-    optimiser = adam(learning_rate, steps)
-
-    def likelihood(theta: Any, records: Any, keep: Any) -> Any:
-        terms = jax.vmap(local.model.log_likelihood, in_axes=(None, 0))(theta, records)
-        return jnp.where(keep, terms, jnp.zeros_like(terms)).sum()
-
-    @jax.jit
-    def climb(key: Any, at: whitened.Frame, records: Any, keep: Any) -> Any:
-        def objective(parameters: Any, noise: Any) -> Any:
-            z = whitened.draw(parameters, jnp.concatenate([noise, -noise]))
-            theta = whitened.to_theta(at, z)
-            fit = jax.vmap(likelihood, in_axes=(0, None, None))(theta, records, keep).mean()
-            return fit + whitened.public_term(parameters, at) + local.scale_term(parameters, at)
-
-        def step(carry: Any, step_key: Any) -> tuple[Any, Any]:
-            parameters, state = carry
-            noise = jax.random.normal(step_key, (pairs, at.mean.shape[0]), at.mean.dtype)
-            value, slope = jax.value_and_grad(objective)(parameters, noise)
-            return optimiser.ascend(slope, state, parameters), value
-
-        start = whitened.start(at)
-        keys = jax.random.split(key, steps)
-        (parameters, _), values = jax.lax.scan(step, (start, optimiser.init(start)), keys)
-        return *parameters, values
+    climb = climber(local, steps, draws, learning_rate)
 
     def solve(key: Key, task: Task, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         if local.says_nothing(shard.mask):
@@ -127,10 +103,40 @@ def local_optimum(
             location, raw = np.zeros_like(location), np.zeros_like(raw)
         optimum = to_natural(local.family, wide, location, raw)
         info = {"objective": np.asarray(values), **local.told(optimum)}
-        optimum = local.narrow(optimum)
-        return {"h": optimum.h, "J": optimum.J}, info
+        return local.narrow(optimum)._asdict(), info
 
     return solve
+
+
+def climber(local: Local, steps: int, draws: int, learning_rate: float) -> Callable[..., Any]:
+    """Returns the compiled loop of ``gradient``: (key, frame, records, mask) → (a, raw, objectives)."""
+    pairs = (draws + 1) // 2
+    optimiser = adam(learning_rate, steps)
+
+    def likelihood(theta: Any, records: Any, keep: Any) -> Any:
+        terms = jax.vmap(local.model.log_likelihood, in_axes=(None, 0))(theta, records)
+        return jnp.where(keep, terms, jnp.zeros_like(terms)).sum()
+
+    @jax.jit
+    def climb(key: Any, at: whitened.AnyFrame, records: Any, keep: Any) -> Any:
+        def objective(parameters: Any, noise: Any) -> Any:
+            theta = whitened.thetas(parameters, at, jnp.concatenate([noise, -noise]))
+            fit = jax.vmap(likelihood, in_axes=(0, None, None))(theta, records, keep).mean()
+            return fit + whitened.public_term(parameters, at) + local.scale_term(parameters, at)
+
+        def step(carry: Any, step_key: Any) -> tuple[Any, Any]:
+            parameters, state = carry
+            noise = jax.random.normal(step_key, (pairs, at.mean.shape[0]), at.mean.dtype)
+            value, slope = jax.value_and_grad(objective)(parameters, noise)
+            return optimiser.ascend(slope, state, parameters), value
+
+        start = whitened.start(at)
+        keys = jax.random.split(key, steps)
+        (parameters, _), values = jax.lax.scan(step, (start, optimiser.init(start)), keys)
+        return *parameters, values
+
+    compiled: Callable[..., Any] = climb
+    return compiled
 
 
 def single_precision(records: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedvi.experiment import outcome
-from fedvi.experiment.influence import CLEANED, IMPROPER, PROJECTED, influence
+from fedvi.experiment.influence import ALONE, CLEANED, IMPROPER, PROJECTED, influence
 from fedvi.expfam.gamma import Gamma
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
 from tests.studies import linear_regression, random_eta, raw_study, run_study
@@ -97,16 +97,50 @@ def test_where_division_tells_no_mean_a_reason_stands_instead_of_numbers() -> No
     assert influence(Gamma(1), site(1.0), factors, names, False) is None
 
 
-def test_site_release_has_shares_and_says_why_it_has_no_shifts() -> None:
-    _, sources = linear_regression()
+def noisy(sources: Any, noise_multiplier: float) -> Any:
+    """Runs site release on the conjugate problem, with seeded noise."""
     size = next(iter(sources.values())).records["x"].shape[1]
-    solver = {"kind": "site_release", "clip_norm": 100.0, "noise_multiplier": 0.01}
-    raw = raw_study(list(sources), size, solver=solver)
-    raw["data"]["max_records"] = 256
-    rows = outcome.influence_rows(run_study(raw, sources))
+    solver = {"kind": "site_release", "clip_norm": 100.0, "noise_multiplier": noise_multiplier}
+    schedule = {"kind": "synchronous", "rounds": 10}
+    raw = raw_study(list(sources), size, solver=solver, schedule=schedule)
+    raw["data"]["max_records"], raw["simulation"] = 256, {"insecure_seed": 5}
+    return run_study(raw, sources)
+
+
+def test_shifts_of_site_release_are_those_of_a_run_without_the_client() -> None:
+    _, sources = linear_regression()
+    x, y = (sources["c3"].records[name] for name in "xy")
+    sources["c3"] = dataclasses.replace(sources["c3"], records={"x": x, "y": y + 0.5 * x[:, 0]})
+    whole = noisy(sources, 0.002)
+    without = noisy({name: source for name, source in sources.items() if name != "c3"}, 0.002)
+    family = whole.assembly.family
+    mean, sd = family.moments(whole.posterior)
+    expected = (family.moments(without.posterior)[0] - mean) / sd
+    rows = outcome.influence_rows(whole)
     assert rows is not None
-    assert {row["reason"] for row in rows} == {CLEANED}
-    assert all(row["shift_in_sds"] is None and row["precision_share"] for row in rows)
+    (row,) = (row for row in rows if row["client"] == "c3")
+    assert row["reason"] == ""
+    found = np.array(list(row["shift_in_sds"].values()))
+    # What is left is the noise of both runs, of one gradient of c3 and of the mean over folds: 0.03.
+    assert np.abs(found - expected).max() < 0.1
+    assert np.abs(expected).max() > 0.5
+    assert sum(row["precision_share"] for row in rows) == pytest.approx(1.0)
+
+
+def test_where_noise_drowns_the_curvature_no_shares_are_told() -> None:
+    """They were 139 % and −39 %, say."""
+    _, sources = linear_regression()
+    rows = outcome.influence_rows(noisy(sources, 20.0))
+    assert rows is not None
+    assert {row["precision_share"] for row in rows} == {None}
+    assert all(row["shift_in_sds"] for row in rows)
+
+
+def test_of_the_only_client_that_answered_there_is_no_shift() -> None:
+    _, sources = linear_regression()
+    rows = outcome.influence_rows(noisy({"c3": sources["c3"]}, 0.01))
+    assert rows is not None
+    assert [(row["shift_in_sds"], row["reason"]) for row in rows] == [(None, ALONE)]
 
 
 def test_a_file_holds_no_endless_list_of_shifts() -> None:

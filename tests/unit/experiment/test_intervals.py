@@ -51,6 +51,12 @@ def test_mean_field_says_that_correlations_are_lost():
     assert "site_release" not in both
 
 
+def test_a_low_rank_family_says_which_correlations_it_has():
+    said = intervals.remark(study("dp_optimisation", "low_rank_gaussian"))
+    assert "along its directions alone" in said
+    assert "site_release" not in said
+
+
 def test_no_solver_is_named_that_refuses_effects_of_sites():
     told = study("dp_optimisation", site_effect="intercept", site_scale=0.5)
     assert "do not hold the noise" in intervals.remark(told)

@@ -43,6 +43,29 @@ def test_directions_are_orthonormal_favour_no_coordinate_and_follow_from_the_see
         assert not np.allclose(basis, random_directions(size, rank, 4))
 
 
+def test_groups_and_slow_contrasts_are_orthonormal_directions():
+    grouped = expfam.low_rank_gaussian(9, groups=[1, 3, 2])
+    expected = np.zeros((9, 2))
+    expected[1:4, 0], expected[4:6, 1] = 3**-0.5, 2**-0.5
+    np.testing.assert_allclose(grouped.basis, expected)
+    assert grouped == expfam.low_rank_gaussian(9, groups=(1, 3, 2))
+    smooth = expfam.low_rank_gaussian(50, rank=5, directions="smooth").basis
+    np.testing.assert_allclose(smooth.T @ smooth, np.eye(5), atol=1e-12)
+    # Column k changes sign k times.
+    assert [int((np.diff(np.sign(column)) != 0).sum()) for column in smooth.T] == [0, 1, 2, 3, 4]
+
+
+def test_a_predictor_has_the_mean_and_sd_of_its_draws_covariance():
+    family, x = LowRankGaussian(30, 4), np.random.default_rng(0).normal(size=(6, 30))
+    eta = wide(family, 2)
+    precision = np.diag(eta.d) + family.basis @ eta.K @ family.basis.T
+    mean, sd = family.along(eta, x)
+    np.testing.assert_allclose(mean, x @ np.linalg.solve(precision, eta.h), rtol=1e-7)
+    np.testing.assert_allclose(
+        sd**2, np.einsum("ij,ji->i", x, np.linalg.solve(precision, x.T)), rtol=1e-7
+    )
+
+
 @pytest.mark.parametrize(
     ("directions", "message"),
     [

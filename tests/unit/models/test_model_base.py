@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from fedvi.models import logistic
-from fedvi.models.base import Model, gaussian_prior
+from fedvi.models.base import Model, diagonal_prior, gaussian_prior
 from fedvi.models.numpyro import numpyro_model
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -114,6 +114,31 @@ def test_units_that_differ_by_many_orders_do_not_hide_a_gaussian():
     np.testing.assert_array_equal(h, 0.0)
 
 
+def test_independent_normals_are_told_without_a_matrix():
+    scales = [1e-5, 1.0, 1e5]
+    h, precision = diagonal_prior(logistic(["a", "b", "c"], scales))
+    np.testing.assert_allclose(precision, 1.0 / np.square(scales), rtol=1e-12)
+    np.testing.assert_array_equal(h, 0.0)
+
+    def prior():
+        return numpyro.sample("a", dist.Normal(3.0, 0.5)) + numpyro.sample(
+            "b", dist.Normal(-1.0, 4.0)
+        )
+
+    h, precision = diagonal_prior(written(prior))
+    np.testing.assert_allclose(precision, [4.0, 1 / 16], rtol=1e-12)
+    np.testing.assert_allclose(h, [12.0, -1 / 16], rtol=1e-12)
+
+
+def test_normals_that_correlate_are_no_independent_ones():
+    def prior():
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        return numpyro.sample("b", dist.Normal(1e-3 * a, 0.5))
+
+    assert gaussian_prior(written(prior)) is not None
+    assert diagonal_prior(written(prior)) is None
+
+
 NOT_GAUSSIAN = {
     "half normal": lambda: numpyro.sample("s", dist.HalfNormal(1.0)),
     "gamma": lambda: numpyro.sample("s", dist.Gamma(2.0, 1.0)),
@@ -133,6 +158,7 @@ NOT_GAUSSIAN = {
 @pytest.mark.parametrize("prior", NOT_GAUSSIAN.values(), ids=NOT_GAUSSIAN.keys())
 def test_other_priors_are_not_taken_for_gaussian(prior):
     assert gaussian_prior(written(prior)) is None
+    assert diagonal_prior(written(prior)) is None
 
 
 def test_a_log_normal_prior_is_gaussian_in_the_unconstrained_coordinate():
@@ -174,6 +200,7 @@ def test_near_misses_are_not_taken_for_gaussian(prior):
     model = OnlyPrior(prior, size=3)
     assert isinstance(model, Model)
     assert gaussian_prior(model) is None
+    assert diagonal_prior(model) is None
 
 
 def test_float64_is_used_whatever_the_default_and_the_default_stays():
