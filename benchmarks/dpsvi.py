@@ -3,9 +3,11 @@
     python benchmarks/dpsvi.py                    all cases
     python benchmarks/dpsvi.py --case vae         one of: vae, logistic, hierarchical
     python benchmarks/dpsvi.py --memory 4096      peak memory of a step of the VAE on so large a batch
+    python benchmarks/dpsvi.py --epoch            an epoch of the VAE on a GPU, beside vmap(grad)
 
 Candidates take turns, a scan of steps each, after compilation. `SVI` draws its batches in the graph by
-the very sampler of the private runs, so that what differs is clipping and noise.
+the very sampler of the private runs, so that what differs is clipping and noise. Two lines are the sampler
+alone: a draw in every step, as for `SVI`, and the draws of all steps together, as for `DPSVI`.
 """
 
 import argparse
@@ -173,8 +175,60 @@ def plain(case: Case, privacy: Any) -> Callable[[], None]:
 
         return jax.lax.scan(body, state, keys)[0]
 
-    root = keys_of.insecure_root(0)
-    held = [start, root.secret("batches"), 0]
+    return stepping(many, start, case)
+
+
+def materialised(case: Case, privacy: Any) -> Callable[[], None]:
+    """Returns what takes the next steps with a gradient of each record formed, and clipped to 1."""
+    svi, loss = SVI(case.model, case.guide, case.optim, Trace_ELBO()), Trace_ELBO()
+    start = svi.init(jax.random.key(0), *(column[:1] for column in case.data))
+    everybody = jnp.ones(case.data[0].shape[0], bool)
+
+    def of_one(params: Any, key: Any, record: Any) -> Any:
+        alone = (column[None] for column in record)
+        return loss.loss(key, svi.constrain_fn(params), svi.model, svi.guide, *alone)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def many(state: Any, keys: Any, data: Any) -> Any:
+        def body(carried: Any, key: Any) -> tuple[Any, None]:
+            state, guide_key = carried
+            batch = privacy.sampler.draw(key, everybody)
+            records = tuple(column[batch.indices] for column in data)
+            guide_key, draw_key = jax.random.split(guide_key)
+            own = jax.random.split(draw_key, len(batch.indices))
+            params = svi.optim.get_params(state)
+            each = jax.vmap(jax.grad(of_one), (None, 0, 0))(params, own, records)
+            squares = sum(
+                (leaf**2).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(each)
+            )
+            kept = batch.mask / jnp.maximum(jnp.sqrt(squares), 1.0)
+            summed = jax.tree.map(lambda leaf: jnp.tensordot(kept, leaf, 1), each)
+            return (svi.optim.update(summed, state), guide_key), None
+
+        return jax.lax.scan(body, state, keys)[0]
+
+    return stepping(many, jax.tree.map(jnp.copy, (start.optim_state, start.rng_key)), case)
+
+
+def drawn(case: Case, privacy: Any, together: bool) -> Callable[[], None]:
+    """Returns what draws the batches of the next steps, and does nothing with them."""
+    everybody = jnp.ones(case.data[0].shape[0], bool)
+
+    def rows(key: Any) -> Any:
+        return privacy.sampler.draw(key, everybody).indices
+
+    @jax.jit
+    def many(state: Any, keys: Any, data: Any) -> Any:
+        if together:
+            return state + jax.vmap(rows)(keys).sum(axis=0)
+        return jax.lax.scan(lambda state, key: (state + rows(key), None), state, keys)[0]
+
+    return stepping(many, jnp.zeros(privacy.sampler.capacity, jnp.int32), case)
+
+
+def stepping(many: Callable[..., Any], start: Any, case: Case) -> Callable[[], None]:
+    """Returns what takes the next steps from where it was, with keys that no step had before."""
+    held = [start, keys_of.insecure_root(0).secret("batches"), 0]
 
     def take() -> None:
         held[2] += 1
@@ -185,7 +239,7 @@ def plain(case: Case, privacy: Any) -> Callable[[], None]:
     return take
 
 
-def measure(name: str, case: Case) -> None:
+def measure(name: str, case: Case, beside: bool = False) -> None:
     """Times all candidates of a case in turn, and prints medians and their ratios."""
     reference = plan(case)
     candidates = {
@@ -193,7 +247,11 @@ def measure(name: str, case: Case) -> None:
         "DPSVI, clipped, no noise": scans(case, plan(case, noise_multiplier=0.0)),
         "DPSVI, float noise": scans(case, plan(case, float_noise=True)),
         "DPSVI, integer noise": scans(case, reference),
+        "batches alone, step by step": drawn(case, reference, together=False),
+        "batches alone, all together": drawn(case, reference, together=True),
     }
+    if beside:
+        candidates["vmap(grad), clipped, no noise"] = materialised(case, reference)
     if case.batch == reference.sampler.capacity:
         raise AssertionError("Poisson batches have room to spare")
     for take in candidates.values():
@@ -230,9 +288,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", choices=CASES, help="one case alone")
     parser.add_argument("--memory", type=int, metavar="BATCH", help="peak memory instead of times")
+    parser.add_argument("--epoch", action="store_true", help="an epoch of the VAE, for a GPU")
     chosen = parser.parse_args()
     if chosen.memory:
         memory(chosen.memory)
+        return 0
+    if chosen.epoch:
+        print(jax.devices()[0].device_kind)
+        case = vae()
+        measure("vae", case._replace(steps=case.data[0].shape[0] // case.batch), beside=True)
         return 0
     for name in [chosen.case] if chosen.case else CASES:
         if chosen.case:

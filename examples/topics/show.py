@@ -52,7 +52,7 @@ def main():
     assembly = build.assemble(load_study(args.run / "study.json"))
     model = assembly.model
     found = posterior.read(args.run / "posterior.npz", assembly.family, model.names).eta
-    words = (args.data / "vocabulary.txt").read_text("utf-8").split()
+    words = (args.data / "vocabulary.txt").read_text("utf-8").splitlines()
     for number, topic in enumerate(telling_words(found, words, args.words)):
         print(f"topic {number}: {' '.join(topic)}")
 

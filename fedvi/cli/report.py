@@ -106,7 +106,7 @@ def report(
 
 def _words(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").split()
+        return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise errors.ConfigError(
             f"no words can be read at --vocabulary {path}: {error}", "one word a line, in UTF-8"

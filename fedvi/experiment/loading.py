@@ -89,8 +89,8 @@ def load_shard(
     most = _most(assembly)
     if tell is not None and assembly.study.privacy.private and most and source.size > most:
         tell(
-            f"{client}: {source.size:,} records, and data.max_records is {most:,}: only the first of "
-            "them are used. To use all, the study must declare more, for everybody, before it starts"
+            f"{client}: more records than data.max_records, {most:,}: only the first of them are used. To "
+            "use all, the study must declare more, for everybody, before it starts"
         )
     return source
 

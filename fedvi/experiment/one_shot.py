@@ -64,7 +64,8 @@ def estimated_gap(run: OneVisit) -> float | None:
     Returns:
       The largest move of a mean in sds; 0.0 for a conjugate model, whose one visit is exact; None
       where there is no estimate: clients were visited more often or not at all, answers carry noise, or the
-      model is none of ``logistic`` and ``poisson`` with an intercept and a full Gaussian.
+      model is none of ``logistic`` and ``poisson`` with an intercept, without effects of sites and with a
+      full Gaussian.
     """
     study, family = run.study, run.family
     if (
@@ -72,6 +73,7 @@ def estimated_gap(run: OneVisit) -> float | None:
         or study.privacy.private
         or study.solver.kind not in ("glm", "exact")
         or study.model.kind not in ("linear", *_CUMULANTS)
+        or "site_effect" in study.model.arguments
         or PRIOR in run.factors
         or not family.is_proper(posterior := tree.total(run.factors.values(), run.prior))
     ):

@@ -154,7 +154,8 @@ def simulate(
       cache: a folder on whose disk prepared records lie, however few they are; None: where they would
         take much memory, on the system's own.
       on_warning: called with each of the study's warnings, before data are read; and for a client of
-        whose records most count as zero. That is private: for the screen of whoever holds all of them.
+        whose records most count as zero, or who has more than the study declares. That is private: for
+        the screen of whoever holds all of them.
 
     Raises:
       FedviError: before anything is computed, if the study or the data does not fit.

@@ -116,7 +116,7 @@ def of_sites(
     raised = np.maximum(np.abs(values), max(edge, least) / share)
     # Of sites that are renewed alike the square is this; others carry more.
     excess = max(1.0, left / float((_weights_of(folds) ** 2).sum()))
-    reference = _reference(fold, before)
+    reference = _reference(family, fold, before)
     held = believed = prior.J
     if reference is not None and not is_exact:
         pulled = _along(vectors, prior.J)
@@ -278,7 +278,7 @@ def _carried(folds: int, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(sum(kept ** (2 * age) for age in range(folds))), kept**folds
 
 
-def _reference(fold: Fold, before: Standing | None) -> Eta | None:
+def _reference(family: Any, fold: Fold, before: Standing | None) -> Eta | None:
     """Returns the Gaussian next to a prior that is none, or None where there is no such factor yet.
 
     It is what the prior's own factor made of it first, beside the prior alone: its worker is asked before
@@ -286,7 +286,11 @@ def _reference(fold: Fold, before: Standing | None) -> Eta | None:
     """
     if before is not None and before.reference is not None:
         return before.reference
-    return None if tree.equal(fold.known, fold.prior) else fold.known
+    if tree.equal(fold.known, fold.prior):
+        return None
+    # Of a run that an earlier version began, or whose only client was removed, it is the one that is
+    # there, and may be improper.
+    return family.project(fold.known, fold.prior)
 
 
 def _bounded(

@@ -36,7 +36,7 @@ def sound_documents(records: Mapping[str, Any], vocabulary: int) -> tuple[Any, A
     import jax.numpy as jnp
 
     given, counts = records["words"], records["counts"]
-    words = given.astype(jnp.int32)
+    words, counts = given.astype(jnp.int32), counts.astype(jnp.float32)
     # Denormal numbers would be 0 or not, depending on how the processor is set.
     counts = jnp.where(jnp.abs(counts) < 1e-30, jnp.zeros_like(counts), counts)
     stands = counts != 0.0

@@ -204,7 +204,11 @@ class LatentDirichlet:
         width = max(counts.shape[1], 1)
         # Most places of most documents hold no word: only those that do are looked at.
         at = np.flatnonzero(counts)
-        word, count, row = words.reshape(-1)[at], counts.reshape(-1)[at], at // width
+        word, count, row = (
+            words.reshape(-1)[at],
+            counts.reshape(-1)[at].astype(np.float64),
+            at // width,
+        )
         with np.errstate(invalid="ignore"):
             good = (count >= 0.0) & (count == np.floor(count)) & (count <= _MOST_TIMES)
             good &= self._knows(word)
@@ -427,7 +431,7 @@ def signal_to_noise(
         ratio,
         f"the noise exceeds the mean cell of a topic {1.0 / ratio:.1f} times; expect less than word "
         "frequencies alone would tell: take a smaller public vocabulary, fewer topics, more "
-        "documents, or more rounds at a larger rate",
+        f"documents{', or a larger rate' if rate < 1.0 else ''}",
     )
 
 

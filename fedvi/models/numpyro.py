@@ -611,7 +611,8 @@ def _first_run(
             f"model `{label}` fails on placeholder records with a leading record axis, {shapes}: "
             f"{type(error).__name__}: {error}",
             f"it is called as `{label}({', '.join(f'{name}={name}' for name in records)})`, "
-            "with one record and with two; no shape may be fixed to the size of a data set",
+            "with one record and with two; no shape may be fixed to the size of a data set, and no layer "
+            "keep a state, as BatchNorm does",
         ) from error
 
 

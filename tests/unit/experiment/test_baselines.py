@@ -230,3 +230,19 @@ def test_one_visit_of_a_conjugate_model_is_exact_and_noise_has_no_estimate() -> 
     study = open_study.model_copy(update={"privacy": parse_study(private()).privacy})
     noisy = dataclasses.replace(result, assembly=dataclasses.replace(assembly, study=study))
     assert one_shot_gap(noisy) is None
+
+
+@pytest.mark.parametrize("kind", ["linear", "logistic"])
+def test_effects_of_sites_have_no_estimate(kind: str) -> None:
+    generator = np.random.default_rng(0)
+    names = [f"c{number}" for number in range(3)]
+    raw = raw_study(names, 2, kind=kind, solver={"kind": "glm"})
+    raw["model"] |= {"formula": "y ~ x1 + x2", "site_effect": "intercept"}
+    raw["model"]["site_scale"] = {"learn": True, "prior": 1.0}
+    raw["data"]["schema"] |= dict.fromkeys(("x1", "x2"), raw["data"]["schema"]["x0"])
+    sources = {}
+    for name in names:
+        x = np.column_stack([np.ones(40), generator.normal(size=(40, 2))])
+        y = (x.sum(axis=1) + generator.normal(size=40) > 0).astype(float)
+        sources[name] = ArraySource({"x": x, "y": y}, np.ones(40, bool))
+    assert one_shot_gap(simulate.run(build.assemble(parse_study(raw)), sources)) is None

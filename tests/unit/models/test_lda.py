@@ -424,6 +424,13 @@ def test_the_module_needs_no_jax():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_counts_of_few_bits_are_judged_as_numbers() -> None:
+    counts = np.array([[1, 2], [1, np.inf], [1, np.nan], [0, 1]], np.float16)
+    words = np.tile(np.array([[0, 1]], np.int8), (4, 1))
+    found = LatentDirichlet(2, 5).sound({"words": words, "counts": counts})
+    np.testing.assert_array_equal(found, [True, False, False, False])
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
