@@ -20,6 +20,7 @@ from fedvi.audit.inclusion import check_inclusion
 from fedvi.audit.recording import Recorder, SamplerRecorder
 from fedvi.audit.replay import replay
 from fedvi.expfam import tree
+from fedvi.expfam.low_rank_gaussian import LowRankEta
 from fedvi.inference import solvers
 from fedvi.inference.base import Shard, Task
 from fedvi.privacy import events, mechanisms, release, sampling
@@ -27,6 +28,7 @@ from fedvi.privacy.metrics import Private, Public, ReleasedMetric
 from fedvi.privacy.random import insecure_root, key
 
 SIZE, SLOTS = 3, 32
+FULL, LOW_RANK = expfam.full_gaussian(SIZE), expfam.low_rank_gaussian(SIZE, rank=1)
 
 # The function of the same name hides the module as an attribute of its package.
 module = importlib.import_module("fedvi.inference.solvers.dp_optimisation")
@@ -84,13 +86,20 @@ def found(
 
 @functools.lru_cache(maxsize=16)  # a solver is compiled anew for every recorder
 def built(
-    change: Any, sampler: Any, mechanism: Any, steps: int, slots: int, watch: bool, clip: Any
+    change: Any,
+    sampler: Any,
+    mechanism: Any,
+    steps: int,
+    slots: int,
+    watch: bool,
+    clip: Any,
+    family: Any,
 ) -> Any:
     """``clip`` is what stands for ``clipped_sum``: a fault there must not meet a compiled solver."""
     recorder = Recorder(Changed(mechanism, change) if change else mechanism)
     watched = SamplerRecorder(sampler) if sampler and watch else None
     solver = solvers.dp_optimisation(
-        expfam.full_gaussian(SIZE),
+        family,
         models.logistic(["a", "b", "c"]),
         watched or sampler or sampling.full(slots),
         recorder,
@@ -99,6 +108,13 @@ def built(
         draws=2,
     )
     return solver, recorder, watched
+
+
+def prior_of(family: Any) -> Any:
+    """Returns normals of sd 2.5, independent of one another."""
+    if family is LOW_RANK:
+        return LowRankEta(np.zeros(SIZE), np.full(SIZE, 0.16), np.zeros((1, 1)))
+    return family.from_moments(np.zeros(SIZE), 6.25 * np.eye(SIZE))
 
 
 def audited(
@@ -112,6 +128,7 @@ def audited(
     clients: Any = ("a", "b"),
     update: Any = None,
     watch: bool = True,
+    family: Any = FULL,
 ) -> list[Finding]:
     """Replays a solver; ``update`` makes another of its update function."""
     solver, recorder, watched = built(
@@ -122,8 +139,8 @@ def audited(
         slots,
         watch,
         module.clipped_sum,
+        family,
     )
-    family = expfam.full_gaussian(SIZE)
     if update:
         solver = solver._replace(update=update(solver.update))
     generator = np.random.default_rng(0)
@@ -132,7 +149,7 @@ def audited(
         "x": generator.normal(size=(slots, SIZE)) * mask[:, None],
         "y": generator.integers(0, 2, slots) * mask.astype(float),
     }
-    prior = family.from_moments(np.zeros(SIZE), 6.25 * np.eye(SIZE))
+    prior = prior_of(family)
     task = Task("t", "a", 0, 0, prior, family.zeros(), 1.0)
     shard = Shard(records, mask)
 
@@ -152,6 +169,12 @@ POISSON, FEISTEL = sampling.poisson(0.2, SLOTS), sampling.feistel(6, SLOTS)
 def test_the_code_as_it_is_passes(mechanism: Any, sampler: Any) -> None:
     outcome = found(mechanism=mechanism, sampler=sampler, steps=5 if sampler is None else 20)
     assert all(outcome.values()), outcome
+
+
+def test_a_low_rank_family_is_charged_for_what_it_releases() -> None:
+    assert all(found(family=LOW_RANK).values())
+    less = found(scaled(0.8), family=LOW_RANK)
+    assert less["noise scale"] is False
 
 
 def test_totals_on_a_grid_are_compared_as_integers() -> None:
