@@ -4,10 +4,13 @@ RIVAL is one of: scikit-learn, scikit-learn32 (float32), gensim, fedvi (whose st
 fedvi-private, and of 20 steps scikit-learn-20 (float32), fedvi-20 and fedvi-20-private. FILE is an .npz
 with a corpus in compressed rows. Each epoch begins anew, at random topics; the concentrations of the
 last one are left beside FILE. All have prior concentrations 1/K, rates (1 + t)^-0.7, and documents that
-take up to 100 steps, or 20, until the mean change of their concentrations is below 1e-3.
+take up to 100 steps, or 20, until the mean change of their concentrations is below 1e-3. Each uses the
+cores that its process is held to, in its own way: fedvi by threads, the others by further processes.
 """
 
+import functools
 import itertools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,11 @@ import turns
 
 STEPS, FEW, TOLERANCE, DECAY = 100, 20, 1e-3, 0.7
 WIDTH = 1135  # distinct words of the longest document
+
+
+def cores() -> int:
+    """Returns how many this process is held to."""
+    return len(os.sched_getaffinity(0))
 
 
 def scikit_learn(
@@ -42,6 +50,7 @@ def scikit_learn(
             max_doc_update_iter=steps,
             mean_change_tol=TOLERANCE,
             random_state=0,
+            n_jobs=cores(),
         )
         return model.partial_fit(matrix).components_
 
@@ -50,7 +59,7 @@ def scikit_learn(
 
 def gensim(corpus: Any, topics: int, batches: int) -> Callable[[], np.ndarray]:
     """Returns an epoch of `LdaModel`, without the evaluation of its bound."""
-    from gensim.models import LdaModel
+    from gensim.models import LdaModel, LdaMulticore
 
     starts, words, counts, vocabulary = corpus
     documents = [
@@ -58,9 +67,11 @@ def gensim(corpus: Any, topics: int, batches: int) -> Callable[[], np.ndarray]:
         for begin, end in itertools.pairwise(starts)
     ]
     names = {word: str(word) for word in range(vocabulary)}
+    alone = cores() == 1
+    kind = LdaModel if alone else functools.partial(LdaMulticore, workers=cores())
 
     def epoch() -> np.ndarray:
-        model = LdaModel(
+        model = kind(
             documents,
             num_topics=topics,
             id2word=names,

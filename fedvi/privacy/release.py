@@ -502,7 +502,10 @@ def float_sum_of(
             if leaf.dtype != np.float64:
                 raise errors.PrivacyError(f"block sums have dtype {leaf.dtype}, expected float64")
         # As in `float_sum`: a block that is not finite breaks the promise, and counts as zero.
-        leaves = [np.where(np.isfinite(leaf), leaf, 0.0) for leaf in leaves]
+        leaves = [
+            leaf if np.isfinite(leaf).all() else np.where(np.isfinite(leaf), leaf, 0.0)
+            for leaf in leaves
+        ]
         total = leaves if total is None else [a + b for a, b in zip(total, leaves, strict=True)]
         tree, seen = jax.tree.structure(part), seen + 1
     if total is None or seen > blocks:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.blocks import blocks_of, is_large, length_of
+from fedvi.inference.lanes import lane_count, side_by_side, striped
 from fedvi.inference.solvers.gradient import single_precision
 from fedvi.inference.statistics import broadcast, finish_statistics, stand_statistics
 from fedvi.inference.units import UnitModel
@@ -167,7 +168,10 @@ def vips(
         valid = jnp.asarray(shard.mask)
         if is_large(shard.mask):
             return state, summed.by_blocks(keys, messages, shard.records, valid), told
-        return state, summed.at_once(keys, messages, single_precision(shard.records), valid), told
+        # Groups of rows of one length are small, and XLA computes them on one processor, one by one.
+        lanes = lane_count() if isinstance(model, Ragged) else 1
+        took = summed.at_once if lanes == 1 else functools.partial(summed.in_lanes, lanes)
+        return state, took(keys, messages, single_precision(shard.records), valid), told
 
     settings: dict[str, Any] = {
         "averaging": float(kappa),
@@ -371,33 +375,61 @@ def _compiled(
     noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
 
     @functools.partial(jax.jit, static_argnums=0)
-    def block_sum(limit: float, messages: Any, part: Any, mask: Any) -> dict[str, Any]:
-        rows = jnp.arange(mask.shape[0], dtype=jnp.int32)
+    def rows_sum(limit: float, messages: Any, records: Any, rows: Any, mask: Any) -> dict[str, Any]:
         with jax.enable_x64(True):
-            return sum_of(limit, messages, part, rows, mask)
+            return sum_of(limit, messages, records, rows, mask)
+
+    def of_parts(
+        noise_key: Any,
+        parts: Iterable[Any],
+        count: int,
+        length: int,
+        lanes: int,
+        sum_part: Callable[[float, Any], dict[str, Any]],
+    ) -> Released:
+        """Noises the sum of at most ``count`` disjoint parts of ``length`` rows."""
+        terms, rows = length + _ROUNDINGS, count * length
+        limit = float_limit(clip_norm, terms, count, rows, size, mechanism, double=True)
+        limit *= 1.0 - model.norm_error - 2.0**-40
+        sums = side_by_side(lambda part: jax.block_until_ready(sum_part(limit, part)), parts, lanes)
+        bounded = float_sum_of(sums, count, terms, clip_norm, rows, sampler, mechanism)
+        return noised(noise_key, bounded)
+
+    def in_lanes(lanes: int, keys: Any, messages: Any, records: Any, valid: Any) -> Released:
+        sampling_key, noise_key = keys
+        batch = draw(sampling_key, valid)
+        parts = striped(batch.indices, batch.mask, lanes, rows_together)
+        length = len(parts[0][1])
+        return of_parts(
+            noise_key,
+            parts,
+            len(parts),
+            length,
+            lanes,
+            lambda limit, part: rows_sum(limit, messages, records, *part),
+        )
 
     def by_blocks(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
         sampling_key, noise_key = keys
         batch = draw(sampling_key, valid)
         length = length_of(batch.mask.shape[0], rows_together)
-        parts, terms = -(-batch.mask.shape[0] // length), length + _ROUNDINGS
-        count = parts * length
-        limit = float_limit(clip_norm, terms, parts, count, size, mechanism, double=True)
-        limit *= 1.0 - model.norm_error - 2.0**-40
-        sums = (
-            block_sum(limit, messages, single_precision(block.records), block.mask)
-            for block in blocks_of(records, batch.indices, batch.mask, length)
-        )
-        bounded = float_sum_of(sums, parts, terms, clip_norm, count, sampler, mechanism)
-        return noised(noise_key, bounded)
+        every = np.arange(length, dtype=np.int32)
 
-    return _Summed(summed, by_blocks)
+        def sum_part(limit: float, block: Any) -> dict[str, Any]:
+            return rows_sum(limit, messages, single_precision(block.records), every, block.mask)
+
+        blocks = blocks_of(records, batch.indices, batch.mask, length)
+        count = -(-batch.mask.shape[0] // length)
+        return of_parts(noise_key, blocks, count, length, 1, sum_part)
+
+    return _Summed(summed, in_lanes, by_blocks)
 
 
 class _Summed(NamedTuple):
-    """The noised sum of a visit: of a shard as arrays; or of a large one, in blocks of rows."""
+    """The noised sum of a visit: of a shard as arrays, on several processors or not; or of a large one."""
 
     at_once: Callable[..., Released]
+    in_lanes: Callable[..., Released]
     by_blocks: Callable[..., Released]
 
 

@@ -1,6 +1,7 @@
 """Latent Dirichlet allocation: steps against other implementations, and what one document can do."""
 
 import functools
+import importlib
 import json
 import math
 import subprocess
@@ -19,6 +20,7 @@ from fedvi.audit.recording import Recorder
 from fedvi.expfam import tree
 from fedvi.expfam.dirichlets import DirichletsEta
 from fedvi.inference.base import Fold, Shard
+from fedvi.inference.lanes import striped
 from fedvi.inference.solvers import vips
 from fedvi.models.conjugate import from_table, to_table
 from fedvi.models.document_steps import extrapolated, topic_weights
@@ -32,6 +34,7 @@ from fedvi.models.lda import (
 from fedvi.privacy import mechanisms, sampling
 from tests.vips import federate, first_task, shard_of, total
 
+SOLVER = importlib.import_module("fedvi.inference.solvers.vips")
 V, K, L, RECORDS = 70, 3, 50, 40
 MODEL = LatentDirichlet(K, V, length=40.0, iterations=20, tolerance=0.0)
 
@@ -266,6 +269,67 @@ def test_one_document_moves_a_total_by_at_most_the_clip_norm(clip_norm, counts, 
     assert np.linalg.norm(base[0] - gone[0]) <= limit
     assert np.linalg.norm(changed[0] - gone[0]) <= limit
     assert np.linalg.norm(base[0] - changed[0]) <= 2.0 * limit
+
+
+@functools.cache
+def recorded_of_all(clip_norm):
+    """Of all 300 documents, which fill several parts."""
+    recorder = Recorder(mechanisms.rounded_gaussian(2.0))
+    return vips(MODEL.family, MODEL, sampling.full(300), recorder, clip_norm=clip_norm), recorder
+
+
+def in_lanes(lanes, monkeypatch):
+    monkeypatch.setattr(SOLVER, "lane_count", lambda: lanes)
+
+
+@pytest.mark.parametrize("lanes", [2, 3])
+@pytest.mark.parametrize("clip_norm", [0.3, 50.0])
+def test_several_processors_add_up_what_one_does(clip_norm, lanes, monkeypatch):
+    solver, recorder = recorded_of_all(clip_norm)
+    task, shard = first_task(solver), shard_of(laid_out(truth()[1]))
+    in_lanes(1, monkeypatch)
+    alone, step = total(solver, recorder, task, shard)
+    in_lanes(lanes, monkeypatch)
+    found, same = total(solver, recorder, task, shard)
+    assert same == step
+    # In steps of the grid: more parts lower the limit that documents are clipped to by some 1e-13.
+    assert np.abs(found - alone).max() <= 1.0
+    assert np.abs(alone).max() > 1e4
+    # Whatever is beside them: of the same parts the same bits.
+    again, _ = total(solver, recorder, task, shard)
+    np.testing.assert_array_equal(again, found)
+
+
+def moved_in_lanes(solver, recorder, place):
+    """By how much a total moves when a document leaves, in units of the clip norm's steps."""
+    data, task = laid_out(truth()[1]), first_task(solver)
+    everyone = np.ones(300, bool)
+    without = everyone & (np.arange(300) != place)
+    base, gone = (total(solver, recorder, task, Shard(data, mask)) for mask in (everyone, without))
+    return np.linalg.norm(base[0] - gone[0]) * base[1]
+
+
+@pytest.mark.parametrize("place", [0, 1, 150, 299])
+def test_one_document_moves_a_total_of_several_processors_by_the_clip_norm(place, monkeypatch):
+    in_lanes(3, monkeypatch)
+    moved = moved_in_lanes(*recorded_of_all(0.3), place)
+    assert 0.28 < moved <= 0.3
+
+
+def test_it_is_found_when_parts_share_a_document(monkeypatch):
+    in_lanes(3, monkeypatch)
+    honest = striped
+
+    def sharing(indices, mask, lanes, most):
+        parts = honest(indices, mask, lanes, most)
+        # The first document of all in each part.
+        return [
+            (np.append(rows[:-1], rows[:1] * 0), np.append(stands[:-1], mask[0]))
+            for rows, stands in parts
+        ]
+
+    monkeypatch.setattr(SOLVER, "striped", sharing)
+    assert moved_in_lanes(*recorded_of_all(0.3), 0) > 0.8
 
 
 def test_one_word_written_many_times_or_an_unknown_one_is_no_document():

@@ -1,0 +1,82 @@
+"""Parts of a batch on several processors at a time: for programs that XLA would run on one."""
+
+import collections
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from fedvi.inference.blocks import length_of
+
+__all__ = ["lane_count", "side_by_side", "striped"]
+
+# Each has sums of its own in memory, and adds a little work.
+_MOST = 8
+
+_Part = TypeVar("_Part")
+_Found = TypeVar("_Found")
+
+
+def lane_count() -> int:
+    """Returns how many parts are worth computing side by side: the processors at hand, up to 8.
+
+    An accelerator is one.
+    """
+    if jax.default_backend() != "cpu":
+        return 1
+    can_tell = hasattr(os, "sched_getaffinity")  # not on macOS
+    usable = len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
+    return min(usable, _MOST)
+
+
+def striped(
+    indices: Any, mask: Any, lanes: int, most: int | None = None
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns a batch in parts of one length, each with every so many-th row, filled up with empty rows.
+
+    So that parts take equally long where records stand in an order, by their lengths for one.
+
+    Args:
+      indices: int32 [B], which rows of a shard.
+      mask: bool [B], which of them count.
+      lanes: how many parts at least, where each has 64 rows.
+      most: about as many rows has a part at most; left out, there is no such bound.
+    """
+    count = len(mask)
+    length = length_of(count, max(1, min(most or count, -(-count // lanes))))
+    parts = -(-count // length)
+    room = (0, parts * length - count)
+    rows, stands = (
+        np.pad(np.asarray(column), room).reshape(length, parts).T for column in (indices, mask)
+    )
+    return list(zip(np.ascontiguousarray(rows), np.ascontiguousarray(stands), strict=True))
+
+
+def side_by_side(
+    function: Callable[[_Part], _Found], parts: Iterable[_Part], lanes: int
+) -> Iterator[_Found]:
+    """Yields what a function makes of each part, in the order of the parts, computed ``lanes`` at a time.
+
+    At most so many parts are taken and not yet answered, whatever their number. What the function
+    raises is raised here.
+
+    Args:
+      function: of a part; called from several threads, it is to leave the interpreter to others, as
+        compiled programs do.
+      parts: to be read from one thread.
+      lanes: at least 1, which calls the function without a thread.
+    """
+    if lanes == 1:
+        yield from map(function, parts)
+        return
+    with ThreadPoolExecutor(lanes, "lane") as threads:
+        begun: collections.deque[Future[_Found]] = collections.deque()
+        for part in parts:
+            begun.append(threads.submit(function, part))
+            if len(begun) == lanes:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()

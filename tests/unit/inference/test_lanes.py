@@ -1,0 +1,98 @@
+"""Parts of a batch side by side: every row in one part, at most so many parts at a time, in their order."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvi.inference.lanes import lane_count, side_by_side, striped
+
+
+@given(
+    count=st.integers(1, 1000),
+    lanes=st.integers(1, 8),
+    most=st.none() | st.integers(1, 500),
+    seed=st.integers(0, 3),
+)
+def test_every_row_is_in_one_part_and_no_filling_counts(count, lanes, most, seed):
+    generator = np.random.default_rng(seed)
+    indices = generator.permutation(5000)[:count].astype(np.int32)
+    mask = generator.random(count) < 0.7
+    parts = striped(indices, mask, lanes, most)
+    lengths = {(*rows.shape, *stands.shape) for rows, stands in parts}
+    assert len(lengths) == 1
+    kept = np.concatenate([rows[stands] for rows, stands in parts])
+    np.testing.assert_array_equal(np.sort(kept), np.sort(indices[mask]))
+    assert sum(stands.sum() for _, stands in parts) == mask.sum()
+    length = len(parts[0][0])
+    # Even parts: no more than are asked for, but where fewer rows fit into one.
+    assert length % 64 == 0
+    assert length * (len(parts) - 1) < count
+    if most is None:
+        assert len(parts) <= lanes
+    else:
+        assert length < max(most, 1) + 64
+
+
+def test_rows_that_stand_in_an_order_are_spread_over_all_parts():
+    parts = striped(np.arange(640, dtype=np.int32), np.ones(640, bool), 2)
+    means = [rows[stands].mean() for rows, stands in parts]
+    assert max(means) - min(means) <= 1.0
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_answers_come_in_order_and_few_parts_are_open(lanes):
+    taken, closed, most = 0, 0, 0
+
+    def parts():
+        nonlocal taken, most
+        for index in range(20):
+            taken += 1
+            most = max(most, taken - closed)
+            yield index
+
+    def answer(index):
+        time.sleep(0.001 * (index % 3))
+        return index, threading.current_thread() is threading.main_thread()
+
+    found = []
+    for one in side_by_side(answer, parts(), lanes):
+        closed += 1
+        found.append(one)
+    assert found == [(index, lanes == 1) for index in range(20)]
+    assert most <= lanes
+
+
+def test_lanes_are_computed_at_the_same_time():
+    both = threading.Barrier(2, timeout=60.0)
+    assert list(side_by_side(lambda _: both.wait() >= 0, range(4), 2)) == [True] * 4
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_what_a_part_raises_is_raised(lanes):
+    with pytest.raises(ZeroDivisionError):
+        list(side_by_side(lambda part: 1 // part, [2, 1, 0, 5], lanes))
+
+
+def test_nothing_is_computed_of_no_parts():
+    assert list(side_by_side(lambda part: part, [], 2)) == []
+
+
+@pytest.mark.parametrize(("processors", "lanes"), [({0}, 1), ({0, 3}, 2), (set(range(64)), 8)])
+def test_lanes_are_the_processors_that_this_process_may_use(processors, lanes, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: processors, raising=False)
+    assert lane_count() == lanes
+
+
+def test_an_accelerator_is_one_lane(monkeypatch):
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    assert lane_count() == 1
+
+
+def test_without_affinity_all_processors_count(monkeypatch):
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert lane_count() == 1
