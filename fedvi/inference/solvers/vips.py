@@ -166,10 +166,10 @@ def vips(
         keys = tuple(key_of(purpose) for purpose in ("sampling", "noise"))
         told = {"valid_units": int(np.count_nonzero(shard.mask))}
         valid = jnp.asarray(shard.mask)
-        if is_large(shard.mask):
-            return state, summed.by_blocks(keys, messages, shard.records, valid), told
         # Groups of rows of one length are small, and XLA computes them on one processor, one by one.
         lanes = lane_count() if isinstance(model, Ragged) else 1
+        if is_large(shard.mask):
+            return state, summed.by_blocks(lanes, keys, messages, shard.records, valid), told
         took = summed.at_once if lanes == 1 else functools.partial(summed.in_lanes, lanes)
         return state, took(keys, messages, single_precision(shard.records), valid), told
 
@@ -409,7 +409,7 @@ def _compiled(
             lambda limit, part: rows_sum(limit, messages, records, *part),
         )
 
-    def by_blocks(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
+    def by_blocks(lanes: int, keys: Any, messages: Any, records: Any, valid: Any) -> Released:
         sampling_key, noise_key = keys
         batch = draw(sampling_key, valid)
         length = length_of(batch.mask.shape[0], rows_together)
@@ -420,7 +420,7 @@ def _compiled(
 
         blocks = blocks_of(records, batch.indices, batch.mask, length)
         count = -(-batch.mask.shape[0] // length)
-        return of_parts(noise_key, blocks, count, length, 1, sum_part)
+        return of_parts(noise_key, blocks, count, length, lanes, sum_part)
 
     return _Summed(summed, in_lanes, by_blocks)
 

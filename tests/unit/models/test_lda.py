@@ -275,21 +275,31 @@ def test_one_document_moves_a_total_by_at_most_the_clip_norm(clip_norm, counts, 
 def recorded_of_all(clip_norm):
     """Of all 300 documents, which fill several parts."""
     recorder = Recorder(mechanisms.rounded_gaussian(2.0))
-    return vips(MODEL.family, MODEL, sampling.full(300), recorder, clip_norm=clip_norm), recorder
+    solver = vips(
+        MODEL.family,
+        MODEL,
+        sampling.full(300),
+        recorder,
+        clip_norm=clip_norm,
+        rows_together=128,
+    )
+    return solver, recorder
 
 
 def in_lanes(lanes, monkeypatch):
     monkeypatch.setattr(SOLVER, "lane_count", lambda: lanes)
 
 
-@pytest.mark.parametrize("lanes", [2, 3])
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("lanes", [2, 5])
 @pytest.mark.parametrize("clip_norm", [0.3, 50.0])
-def test_several_processors_add_up_what_one_does(clip_norm, lanes, monkeypatch):
+def test_several_processors_add_up_what_one_does(clip_norm, lanes, is_large, monkeypatch):
     solver, recorder = recorded_of_all(clip_norm)
     task, shard = first_task(solver), shard_of(laid_out(truth()[1]))
     in_lanes(1, monkeypatch)
     alone, step = total(solver, recorder, task, shard)
     in_lanes(lanes, monkeypatch)
+    monkeypatch.setattr(SOLVER, "is_large", lambda mask: is_large)
     found, same = total(solver, recorder, task, shard)
     assert same == step
     # In steps of the grid: more parts lower the limit that documents are clipped to by some 1e-13.
