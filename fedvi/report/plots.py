@@ -85,13 +85,15 @@ def topics(
       told: of each topic its words and their probabilities, as ``fedvi.models.lda.top_words`` returns.
       title: above the plot; names the relation, ε and δ, and any mark.
       path: .png, .svg or .pdf.
-      columns: how many panels stand side by side.
+      columns: how many panels stand side by side, at least 1.
 
     Raises:
-      ConfigError: there is no topic or no word; or as ``epsilon_over_rounds`` does.
+      ConfigError: there is no topic or no word, or ``columns`` is out of its range; or as
+        ``epsilon_over_rounds`` does.
     """
     if not told or not all(told):
         raise errors.ConfigError("there is no topic to draw, or one without words")
+    _check_columns(columns)
     columns = min(columns, len(told))
     rows = -(-len(told) // columns)
     figure = _figure(path)
@@ -121,11 +123,15 @@ def pictures(arrays: Any, title: str, path: Path, columns: int = 10) -> None:
       arrays: [K, height, width].
       title: above the plot.
       path: .png, .svg or .pdf.
-      columns: how many stand in a row.
+      columns: how many stand in a row, at least 1.
 
     Raises:
-      ConfigError: as ``epsilon_over_rounds`` does.
+      ConfigError: there is no array, or ``columns`` is out of its range; or as
+        ``epsilon_over_rounds`` does.
     """
+    if not len(arrays):
+        raise errors.ConfigError("there is no picture to draw: arrays has length 0")
+    _check_columns(columns)
     figure = _figure(path)
     far = max(float(abs(arrays).max()), 1e-12)
     rows = -(-len(arrays) // columns)
@@ -136,6 +142,11 @@ def pictures(arrays: Any, title: str, path: Path, columns: int = 10) -> None:
         cell.imshow(array, cmap="gray", vmin=-far, vmax=far)
     figure.suptitle(title)
     _save(figure, path)
+
+
+def _check_columns(columns: int) -> None:
+    if columns < 1:
+        raise errors.ConfigError(f"columns is {columns}, expected at least 1")
 
 
 def _figure(path: Path) -> Any:

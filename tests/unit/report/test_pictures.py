@@ -24,3 +24,11 @@ def test_pictures_are_drawn_side_by_side(tmp_path):
 def test_a_picture_needs_a_suffix_that_is_known(tmp_path):
     with pytest.raises(errors.ConfigError, match=r"ends in '\.txt'"):
         plots.pictures(np.zeros((1, 4, 4)), "weights", tmp_path / "weights.txt")
+
+
+def test_no_picture_and_no_column_are_refused(tmp_path):
+    with pytest.raises(errors.ConfigError, match=r"no picture to draw"):
+        plots.pictures(np.zeros((0, 4, 4)), "weights", tmp_path / "w.svg")
+    with pytest.raises(errors.ConfigError, match=r"columns is -1, expected at least 1"):
+        plots.pictures(np.zeros((1, 4, 4)), "weights", tmp_path / "w.svg", columns=-1)
+    assert not list(tmp_path.iterdir())

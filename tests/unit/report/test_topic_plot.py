@@ -25,3 +25,6 @@ def test_nothing_to_draw_is_refused(tmp_path):
             topics(told, "", tmp_path / "t.svg")
     with pytest.raises(errors.ConfigError, match=r"expected .png, .svg or .pdf"):
         topics(TOLD, "", tmp_path / "t.txt")
+    with pytest.raises(errors.ConfigError, match=r"columns is 0, expected at least 1"):
+        topics(TOLD, "", tmp_path / "t.svg", columns=0)
+    assert not list(tmp_path.iterdir())
