@@ -9,19 +9,17 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fedvi.inference.blocks import length_of
+__all__ = ["PARTS", "lane_count", "side_by_side", "striped"]
 
-__all__ = ["lane_count", "side_by_side", "striped"]
-
-# Each has sums of its own in memory, and adds a little work.
-_MOST = 8
+PARTS = 4
+"""How many parts a batch is cut into: the same on every machine, and so are the bits of their sum."""
 
 _Part = TypeVar("_Part")
 _Found = TypeVar("_Found")
 
 
 def lane_count() -> int:
-    """Returns how many parts are worth computing side by side: the processors at hand, up to 8.
+    """Returns how many parts are worth computing side by side: the processors at hand, up to ``PARTS``.
 
     An accelerator is one.
     """
@@ -29,12 +27,10 @@ def lane_count() -> int:
         return 1
     can_tell = hasattr(os, "sched_getaffinity")  # not on macOS
     usable = len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
-    return min(usable, _MOST)
+    return min(usable, PARTS)
 
 
-def striped(
-    indices: Any, mask: Any, lanes: int, most: int | None = None
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def striped(indices: Any, mask: Any, parts: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns a batch in parts of one length, each with every so many-th row, filled up with empty rows.
 
     So that parts take equally long where records stand in an order, by their lengths for one.
@@ -42,13 +38,10 @@ def striped(
     Args:
       indices: int32 [B], which rows of a shard.
       mask: bool [B], which of them count.
-      lanes: how many parts at least, where each has 64 rows.
-      most: about as many rows has a part at most; left out, there is no such bound.
+      parts: how many.
     """
-    count = len(mask)
-    length = length_of(count, max(1, min(most or count, -(-count // lanes))))
-    parts = -(-count // length)
-    room = (0, parts * length - count)
+    length = -(-len(mask) // parts)
+    room = (0, parts * length - len(mask))
     rows, stands = (
         np.pad(np.asarray(column), room).reshape(length, parts).T for column in (indices, mask)
     )
@@ -58,10 +51,10 @@ def striped(
 def side_by_side(
     function: Callable[[_Part], _Found], parts: Iterable[_Part], lanes: int
 ) -> Iterator[_Found]:
-    """Yields what a function makes of each part, in the order of the parts, computed ``lanes`` at a time.
+    """Yields what a function makes of each part, in the order of the parts; up to ``lanes`` at a time.
 
     At most so many parts are taken and not yet answered, whatever their number. What the function
-    raises is raised here.
+    raises is raised here, once the parts that were begun have ended; an interrupt waits for them, too.
 
     Args:
       function: of a part; called from several threads, it is to leave the interpreter to others, as

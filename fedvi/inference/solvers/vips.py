@@ -14,7 +14,7 @@ from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.blocks import blocks_of, is_large, length_of
-from fedvi.inference.lanes import lane_count, side_by_side, striped
+from fedvi.inference.lanes import PARTS, lane_count, side_by_side, striped
 from fedvi.inference.solvers.gradient import single_precision
 from fedvi.inference.statistics import broadcast, finish_statistics, stand_statistics
 from fedvi.inference.units import UnitModel
@@ -110,7 +110,8 @@ def vips(
       row_norm: of a regression, ‖x‖ of a typical record: a public number. Left out: √D.
       learn_prior: of a regression, "shared" or "each": precisions of the prior are learnt; "no".
       ridge: of a regression, what noise adds to the curvature, in units of its largest eigenvalue.
-      rows_together: how many records are in memory at a time, beside their sums.
+      rows_together: how many records are in memory at a time, beside their sums; of a model of ragged
+        records so many on each processor.
 
     Raises:
       SolverError, ModelError: an argument is out of its range, or the model has no conjugate form.
@@ -166,12 +167,9 @@ def vips(
         keys = tuple(key_of(purpose) for purpose in ("sampling", "noise"))
         told = {"valid_units": int(np.count_nonzero(shard.mask))}
         valid = jnp.asarray(shard.mask)
-        # Groups of rows of one length are small, and XLA computes them on one processor, one by one.
-        lanes = lane_count() if isinstance(model, Ragged) else 1
         if is_large(shard.mask):
-            return state, summed.by_blocks(lanes, keys, messages, shard.records, valid), told
-        took = summed.at_once if lanes == 1 else functools.partial(summed.in_lanes, lanes)
-        return state, took(keys, messages, single_precision(shard.records), valid), told
+            return state, summed.by_blocks(keys, messages, shard.records, valid), told
+        return state, summed.in_memory(keys, messages, single_precision(shard.records), valid), told
 
     settings: dict[str, Any] = {
         "averaging": float(kappa),
@@ -291,6 +289,7 @@ def _compiled(
     """Returns the compiled sums, one for equal settings."""
     weigh, blocks = dict(weights), {block.name: block for block in model.blocks}
     size = sum(block.number_count for block in model.blocks)
+    is_ragged = isinstance(model, Ragged)
 
     @jax.jit
     def summed(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
@@ -384,53 +383,56 @@ def _compiled(
         parts: Iterable[Any],
         count: int,
         length: int,
-        lanes: int,
         sum_part: Callable[[float, Any], dict[str, Any]],
     ) -> Released:
         """Noises the sum of at most ``count`` disjoint parts of ``length`` rows."""
         terms, rows = length + _ROUNDINGS, count * length
         limit = float_limit(clip_norm, terms, count, rows, size, mechanism, double=True)
         limit *= 1.0 - model.norm_error - 2.0**-40
+        # Groups of rows of one length are small: XLA computes them on one processor, one by one, and so
+        # two loops over them in one program.
+        lanes = lane_count() if is_ragged else 1
         sums = side_by_side(lambda part: jax.block_until_ready(sum_part(limit, part)), parts, lanes)
         bounded = float_sum_of(sums, count, terms, clip_norm, rows, sampler, mechanism)
         return noised(noise_key, bounded)
 
-    def in_lanes(lanes: int, keys: Any, messages: Any, records: Any, valid: Any) -> Released:
+    def in_parts(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
         sampling_key, noise_key = keys
         batch = draw(sampling_key, valid)
-        parts = striped(batch.indices, batch.mask, lanes, rows_together)
-        length = len(parts[0][1])
-        return of_parts(
-            noise_key,
-            parts,
-            len(parts),
-            length,
-            lanes,
-            lambda limit, part: rows_sum(limit, messages, records, *part),
-        )
+        count = max(PARTS, -(-batch.mask.shape[0] // rows_together))
+        parts = striped(batch.indices, batch.mask, count)
 
-    def by_blocks(lanes: int, keys: Any, messages: Any, records: Any, valid: Any) -> Released:
+        def sum_part(limit: float, part: Any) -> dict[str, Any]:
+            return rows_sum(limit, messages, records, *part)
+
+        return of_parts(noise_key, parts, count, len(parts[0][1]), sum_part)
+
+    def by_blocks(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
         sampling_key, noise_key = keys
         batch = draw(sampling_key, valid)
-        length = length_of(batch.mask.shape[0], rows_together)
+        rows = batch.mask.shape[0]
+        most = min(rows_together, -(-rows // PARTS)) if is_ragged else rows_together
+        length = length_of(rows, most)
         every = np.arange(length, dtype=np.int32)
 
         def sum_part(limit: float, block: Any) -> dict[str, Any]:
             return rows_sum(limit, messages, single_precision(block.records), every, block.mask)
 
         blocks = blocks_of(records, batch.indices, batch.mask, length)
-        count = -(-batch.mask.shape[0] // length)
-        return of_parts(noise_key, blocks, count, length, lanes, sum_part)
+        return of_parts(noise_key, blocks, -(-rows // length), length, sum_part)
 
-    return _Summed(summed, in_lanes, by_blocks)
+    return _Summed(in_parts if is_ragged else summed, by_blocks, rows_sum)
 
 
 class _Summed(NamedTuple):
-    """The noised sum of a visit: of a shard as arrays, on several processors or not; or of a large one."""
+    """The noised sum of a visit: of a shard as arrays; or of a large one, in blocks of rows.
 
-    at_once: Callable[..., Released]
-    in_lanes: Callable[..., Released]
+    Beside them the compiled sum of some rows, which is as it is: nothing but noised ones may leave.
+    """
+
+    in_memory: Callable[..., Released]
     by_blocks: Callable[..., Released]
+    of_rows: Any
 
 
 def _filled_up(batch: Batch, length: int) -> Batch:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,8 +16,9 @@ from fedvi.audit.findings import Finding
 from fedvi.audit.recording import Recorder, SamplerRecorder
 from fedvi.audit.replay import replay
 from fedvi.expfam import tree
-from fedvi.inference.base import Fold, Shard, Task
+from fedvi.inference.base import Fold, LocalSolver, Shard, Task
 from fedvi.inference.solvers import vips
+from fedvi.models.lda import LatentDirichlet
 from fedvi.models.regression_statistics import PolyaGamma
 from fedvi.privacy import accountants, events, mechanisms, sampling
 from fedvi.privacy.random import insecure_root, key
@@ -64,18 +66,25 @@ def product_keys(client: str, name: str) -> Any:
     return lambda purpose: key(secret, purpose)
 
 
-def audited(model: Any = HONEST, rate: float = 1.0, mechanism: Any = None) -> list[Finding]:
-    family = expfam.full_gaussian(SIZE)
+def audited(
+    model: Any = HONEST,
+    rate: float = 1.0,
+    mechanism: Any = None,
+    records: Any = None,
+    changed: Callable[[LocalSolver], LocalSolver] = lambda solver: solver,
+) -> list[Finding]:
+    family = expfam.full_gaussian(SIZE) if records is None else model.family
     recorder = Recorder(mechanism or mechanisms.rounded_gaussian(2.0))
     whole = sampling.full(SLOTS)
     sampler = SamplerRecorder(whole if rate == 1.0 else sampling.poisson(rate, SLOTS))
-    solver = vips(family, model, sampler, recorder, clip_norm=0.7)
+    solver = changed(vips(family, model, sampler, recorder, clip_norm=0.7))
     generator = np.random.default_rng(0)
     mask = np.arange(SLOTS) < 12
-    records = {
-        "x": 5.0 * generator.normal(size=(SLOTS, SIZE)) * mask[:, None],
-        "y": generator.integers(0, 2, SLOTS) * mask.astype(float),
-    }
+    if records is None:
+        records = {
+            "x": 5.0 * generator.normal(size=(SLOTS, SIZE)) * mask[:, None],
+            "y": generator.integers(0, 2, SLOTS) * mask.astype(float),
+        }
     prior = tree.freeze(model_of(solver).prior)
 
     def advance(task: Task, answer: Any) -> Task:
@@ -142,6 +151,36 @@ def test_noise_of_each_block_as_if_it_were_alone_is_found() -> None:
     assert (
         outcome(HONEST, 1.0, Sold(share.noise_multiplier, share.fineness))["noise scale"] is False
     )
+
+
+TOPICS = LatentDirichlet(3, 20, length=9.0, distinct=6)
+
+
+def documents() -> dict[str, np.ndarray]:
+    made = TOPICS.made_up(SLOTS, np.random.default_rng(0))
+    mask = (np.arange(SLOTS) < 12)[:, None]
+    return {name: (column * mask).astype(np.float64) for name, column in made.items()}
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("rate", [1.0, 0.3], ids=["full", "poisson"])
+def test_topics_pass_on_one_processor_and_on_two(
+    rate: float, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "lane_count", lambda: lanes)
+    found = audited(TOPICS, rate, None, documents())
+    assert all(finding.passed for finding in found), found
+
+
+def test_documents_that_are_drawn_and_noised_by_one_key_are_found() -> None:
+    def reused(solver: LocalSolver) -> LocalSolver:
+        def update(key_of: Any, *rest: Any) -> Any:
+            return solver.update(lambda purpose: key_of("sampling"), *rest)
+
+        return solver._replace(update=update)
+
+    found = audited(TOPICS, 0.3, None, documents(), reused)
+    assert not all(finding.passed for finding in found)
 
 
 CANARIES, DELTA, NOISE = 160, 1e-5, 2.0

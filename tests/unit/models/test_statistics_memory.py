@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedvi.inference.lanes import PARTS, striped
 from fedvi.inference.solvers.gradient import single_precision
+from fedvi.models.conjugate import Ragged
 from fedvi.models.factor_statistics import FactorAnalysis
 from fedvi.models.lda import LatentDirichlet
 from fedvi.models.markov_statistics import HiddenMarkov
@@ -53,7 +55,13 @@ def temporaries(model: Any) -> int:
     records = single_precision(model.made_up(BATCH, np.random.default_rng(0)))
     keys = (jax.random.key(0), jax.random.key(1))
     valid = jnp.ones(BATCH, bool)
-    lowered = summed.at_once.lower(keys, model.messages(model.start), records, valid)
+    messages = model.messages(model.start)
+    if isinstance(model, Ragged):
+        # As many parts at a time as there may be processors; what they are told of rows is small.
+        rows, stands = striped(np.arange(BATCH, dtype=np.int32), np.ones(BATCH, bool), PARTS)[0]
+        lowered = summed.of_rows.lower(1.0, messages, records, rows, stands)
+        return PARTS * lowered.compile().memory_analysis().temp_size_in_bytes
+    lowered = summed.in_memory.lower(keys, messages, records, valid)
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
