@@ -12,7 +12,7 @@ import numpy as np
 __all__ = ["PARTS", "lane_count", "side_by_side", "striped"]
 
 PARTS = 4
-"""How many parts a batch is cut into: the same on every machine, and so are the bits of their sum."""
+"""How many parts a batch is cut into, on every machine: no bit of their sum depends on its processors."""
 
 _Part = TypeVar("_Part")
 _Found = TypeVar("_Found")
