@@ -116,12 +116,12 @@ def started(rival: str, file: Path, topics: int, cores: set[int]) -> Any:
 
 
 def speed(rounds: int, sizes: list[int], cores: set[int]) -> None:
-    """Prints seconds of an epoch, of the processor and of the clock, and ratios to fedvi's."""
-    alone = len(cores) == 1
+    """Prints seconds of an epoch by the clock, on one core of the processor too, and ratios to fedvi's."""
     from fedvi.data import bag_of_words
     from fedvi.expfam.dirichlets import DirichletsEta
     from fedvi.models.lda import LatentDirichlet, completion_perplexity
 
+    alone = len(cores) == 1
     learnt, held_out = newsgroups()
     file = CACHE / "newsgroups.npz"
     np.savez(file, indptr=learnt[0], indices=learnt[1], counts=learnt[2], vocabulary=VOCABULARY)
@@ -129,7 +129,7 @@ def speed(rounds: int, sizes: list[int], cores: set[int]) -> None:
     plain = unigram(frequencies_of(learnt, VOCABULARY), frequencies_of(held_out, VOCABULARY))
     for topics in sizes:
         print(
-            f"\n{len(learnt[0]) - 1:,} documents, K = {topics}, {BATCHES} batches; {len(cores)} cores each"
+            f"\n{len(learnt[0]) - 1:,} documents, K = {topics}, {BATCHES} batches; cores {sorted(cores)}"
         )
         print(
             f"  load {os.getloadavg()[0]:.1f}; unigram perplexity {plain:.0f}; medians of {rounds}"
@@ -152,8 +152,10 @@ def speed(rounds: int, sizes: list[int], cores: set[int]) -> None:
             rival: [statistics.median(kind) for kind in zip(*values, strict=True)]
             for rival, values in seconds.items()
         }
+        # What rivals do on several cores they do in processes of their own, which are not counted.
+        heads = ("CPU, s", "CPU / fedvi") if alone else ("", "")
         print(
-            f"  {'':16} {'clock, s':>9} {'CPU, s':>8} {'clock / fedvi':>14} {'CPU / fedvi':>12}  perplexity"
+            f"  {'':16} {'clock, s':>9} {heads[0]:>8} {'clock / fedvi':>14} {heads[1]:>12}  perplexity"
         )
         for rival, (clock, processor) in middle.items():
             left = np.load(CACHE / f"{rival}-{topics}.npy").astype(np.float64)
@@ -162,7 +164,6 @@ def speed(rounds: int, sizes: list[int], cores: set[int]) -> None:
             ratio, of_processor = (
                 of / own for of, own in zip(middle[rival], middle["fedvi"], strict=True)
             )
-            # What rivals do on several cores they do in processes of their own, which are not counted.
             busy = f"{processor:8.2f}" if alone else f"{'':8}"
             compared = f"{of_processor:12.2f}" if alone else f"{'':12}"
             print(

@@ -58,7 +58,7 @@ def scikit_learn(
 
 
 def gensim(corpus: Any, topics: int, batches: int) -> Callable[[], np.ndarray]:
-    """Returns an epoch of `LdaModel`, without the evaluation of its bound."""
+    """Returns an epoch of `LdaModel`, or `LdaMulticore` on several cores; neither evaluates its bound."""
     from gensim.models import LdaModel, LdaMulticore
 
     starts, words, counts, vocabulary = corpus

@@ -2,7 +2,7 @@
 
 import collections
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 __all__ = ["PARTS", "lane_count", "side_by_side", "striped"]
 
 PARTS = 4
-"""How many parts a batch is cut into, on every machine: no bit of their sum depends on its processors."""
+"""How many parts a batch is cut into at least, on every machine: no bit depends on its processors."""
 
 _Part = TypeVar("_Part")
 _Found = TypeVar("_Found")
@@ -50,7 +50,7 @@ def striped(indices: Any, mask: Any, parts: int) -> list[tuple[np.ndarray, np.nd
 
 def side_by_side(
     function: Callable[[_Part], _Found], parts: Iterable[_Part], lanes: int
-) -> Iterator[_Found]:
+) -> Generator[_Found, None, None]:
     """Yields what a function makes of each part, in the order of the parts; up to ``lanes`` at a time.
 
     At most so many parts are taken and not yet answered, whatever their number. What the function

@@ -479,9 +479,9 @@ def float_sum_of(
 ) -> Bounded:
     """Does what `float_sum` does with ``double``, of block sums that come from outside one program.
 
-    So records need not all be in memory. Guarantee: that of `float_sum`, by the same proof, if every block
-    sum is what is asked for there, each of ``blocks`` disjoint blocks gives one at most, and those that
-    give none are zero. They are added one after the other, in float64.
+    So records need not all be in memory, and blocks may be summed on several processors. Guarantee: that
+    of `float_sum`, by the same proof, if every block sum is what is asked for there, each of ``blocks``
+    disjoint blocks gives one at most, and those that give none are zero. They are added one after the other, in float64.
 
     Args:
       block_sums: trees of float64 arrays, one or more.

@@ -1,5 +1,6 @@
 """One noised sum of expected sufficient statistics a visit: private VB for conjugate-exponential models."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -43,6 +44,8 @@ __all__ = ["conjugate_form", "vips"]
 # Roundings of float64 behind one term of a sum, beside the sum itself: factors of a term, the clip's
 # weight, √2 and the block's weight.
 _ROUNDINGS = 8
+# What a part of ragged records holds at least, where ``rows_together`` asks for less.
+_FEWEST = 64
 # Smaller norms count as this.
 _LEAST = 1e-300
 # The smallest normal number of float32.
@@ -110,8 +113,8 @@ def vips(
       row_norm: of a regression, ‖x‖ of a typical record: a public number. Left out: √D.
       learn_prior: of a regression, "shared" or "each": precisions of the prior are learnt; "no".
       ridge: of a regression, what noise adds to the curvature, in units of its largest eigenvalue.
-      rows_together: how many records are in memory at a time, beside their sums; of a model of ragged
-        records so many on each processor.
+      rows_together: how many records are in memory at a time, of ragged ones on each processor, beside
+        their sums.
 
     Raises:
       SolverError, ModelError: an argument is out of its range, or the model has no conjugate form.
@@ -393,13 +396,17 @@ def _compiled(
         # two loops over them in one program.
         lanes = lane_count() if is_ragged else 1
         sums = side_by_side(lambda part: jax.block_until_ready(sum_part(limit, part)), parts, lanes)
-        bounded = float_sum_of(sums, count, terms, clip_norm, rows, sampler, mechanism)
+        with contextlib.closing(sums):
+            bounded = float_sum_of(sums, count, terms, clip_norm, rows, sampler, mechanism)
         return noised(noise_key, bounded)
 
     def in_parts(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
+        if jax.default_backend() != "cpu":
+            return summed(keys, messages, records, valid)
         sampling_key, noise_key = keys
         batch = draw(sampling_key, valid)
-        count = max(PARTS, -(-batch.mask.shape[0] // rows_together))
+        # Each has sums of its own: no more parts for fewer rows than these.
+        count = max(PARTS, -(-batch.mask.shape[0] // max(rows_together, _FEWEST)))
         parts = striped(batch.indices, batch.mask, count)
 
         def sum_part(limit: float, part: Any) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def test_nothing_is_computed_of_no_parts():
 
 @pytest.mark.parametrize(("processors", "lanes"), [({0}, 1), ({0, 3}, 2), (set(range(64)), PARTS)])
 def test_lanes_are_the_processors_that_this_process_may_use(processors, lanes, monkeypatch):
+    monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: processors, raising=False)
     assert lane_count() == lanes
 
@@ -80,6 +81,7 @@ def test_an_accelerator_is_one_lane(monkeypatch):
 
 
 def test_without_affinity_all_processors_count(monkeypatch):
+    monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert lane_count() == 1

@@ -337,7 +337,7 @@ def test_the_number_of_processors_changes_no_bit(clip_norm, is_large, monkeypatc
 
 @pytest.mark.parametrize(
     ("together", "is_large", "parts", "length"),
-    [(4096, False, 4, 75), (50, False, 6, 50), (4096, True, 3, 128), (50, True, 5, 64)],
+    [(4096, False, 4, 75), (50, False, 5, 60), (4096, True, 3, 128), (50, True, 5, 64)],
 )
 def test_parts_are_few_and_hold_as_many_rows_as_may_be_together(
     together, is_large, parts, length, monkeypatch
@@ -347,6 +347,21 @@ def test_parts_are_few_and_hold_as_many_rows_as_may_be_together(
     assert sum(stands.sum() for stands in watch.rows) == 300
     # Eight roundings beside the sum: what float_sum's proof is told.
     assert watch.bounds == [parts, length + 8, 0.3, parts * length]
+
+
+def test_an_accelerator_adds_up_in_one_program_what_parts_do(monkeypatch):
+    parts, step, _ = total_of_all(monkeypatch, 2)
+    with monkeypatch.context() as patch:
+        watch = Watch(patch, 1)
+        patch.setattr("jax.default_backend", lambda: "gpu")
+        solver, recorder = recorded_of_all(0.3)
+        shard = shard_of(laid_out(truth()[1]))
+        whole, same = total(solver, recorder, first_task(solver), shard)
+    assert same == step
+    assert not watch.sums
+    # In steps of the grid: another number of parts moves the limit that documents are clipped to by 1e-11.
+    assert np.abs(whole - parts).max() <= 1.0
+    assert np.abs(whole).max() > 1e4
 
 
 def moved_in_parts(solver, recorder, place):

@@ -48,7 +48,10 @@ MODELS: dict[str, Any] = {
 
 
 def temporaries(model: Any) -> int:
-    """Bytes that the program of a visit takes beside its arguments: E step, norms, clipped sums, noise."""
+    """Bytes that the program of a visit takes beside its arguments: E step, norms, clipped sums, noise.
+
+    Of topics those of all parts' programs together, which do not noise.
+    """
     weights = tuple(module._weights(model, None, None).items())
     whole, mechanism = sampling.full(BATCH), mechanisms.rounded_gaussian(100.0)
     summed = module._compiled(model, whole, mechanism, 1.0, weights, BATCH)
