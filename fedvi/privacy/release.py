@@ -481,7 +481,8 @@ def float_sum_of(
 
     So records need not all be in memory, and blocks may be summed on several processors. Guarantee: that
     of `float_sum`, by the same proof, if every block sum is what is asked for there, each of ``blocks``
-    disjoint blocks gives one at most, and those that give none are zero. They are added one after the other, in float64.
+    disjoint blocks gives one at most, and those that give none are zero. They are added one after the
+    other, in float64.
 
     Args:
       block_sums: trees of float64 arrays, one or more.
