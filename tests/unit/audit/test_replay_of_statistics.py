@@ -180,7 +180,7 @@ def test_documents_that_are_drawn_and_noised_by_one_key_are_found() -> None:
         return solver._replace(update=update)
 
     found = audited(TOPICS, 0.3, None, documents(), reused)
-    assert not all(finding.passed for finding in found)
+    assert [finding.check for finding in found if not finding.passed] == ["sampling keys"]
 
 
 CANARIES, DELTA, NOISE = 160, 1e-5, 2.0
