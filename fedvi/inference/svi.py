@@ -87,7 +87,8 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
     if each state is handed to ``update`` once. Runs are counted by this object, or, where ``privacy`` has a
     ``ledger``, over all processes that use it. Proof: a step sees records only through
     ``release_with(…, clipped(…))``, whose price is the plan's ``step``; it is added up adaptively; the
-    rest is post-processing. Draws of a record's own latents do not depend on who else is there.
+    rest is post-processing. No size or program behind a step follows from the number of records
+    (docs/proofs/float_sum.md). Draws of a record's own latents do not depend on who else is there.
     Parameters are initialised on made-up records. The draws of the guide
     follow from ``rng_key`` and may be known to anybody.
 
@@ -557,7 +558,9 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         return jax.random.bits(key, rows, jnp.uint32)
 
     def _batch(self, key: Key, columns: list[Any]) -> Batch:
-        return self.privacy.sampler.draw(key, jnp.ones(columns[0].shape[0], bool))
+        # As many slots as were declared: of how many records there are, no size may tell.
+        slots = jnp.arange(self._records, dtype=jnp.int32)
+        return self.privacy.sampler.draw(key, slots < columns[0].shape[0])
 
     def _next(
         self,
@@ -614,7 +617,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
             return loss
 
         def gradients(indices: Any, places: Any) -> Records:
-            rows = [column[indices] for column in columns]
+            rows = [_taken(column, indices) for column in columns]
             return per_record.gradients(record_loss, at, rows, places)
 
         rows = indices.shape[0]
@@ -762,6 +765,16 @@ def _fitting(gradients: Callable[..., Records], indices: Any, places: Any) -> in
 
     jax.eval_shape(look, indices, places)
     return min(max(_FORMED_TOGETHER // formed[0], 1), indices.shape[0])
+
+
+def _taken(column: Any, indices: Any) -> Any:
+    """Returns rows of a table for the slots of a batch; slots beyond the table, which do not count, repeat
+    its last row.
+
+    The table's length ends here: behind the barrier nothing can be compiled together with it, so that a
+    record's gradient is computed by the same program however many there are.
+    """
+    return jax.lax.optimization_barrier(column.at[indices].get(mode="clip"))
 
 
 def _split(key: Any, _: None) -> tuple[Any, Any]:

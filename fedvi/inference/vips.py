@@ -143,7 +143,8 @@ class VIPS(Owned):
         """Charges one run, and takes all planned rounds over the records.
 
         Args:
-          records: arrays [N, …] by name, as the model wants them; at most ``max_records``.
+          records: arrays [N, …] by name, as the model wants them; N is at most ``max_records``, and
+            private. All other sizes, such as how many words a document has room for, are public.
           progress_bar: whether to show one.
           keep_history: whether to keep the posterior of every round.
           on_round: called with the number of rounds so far and the posterior, which may be published.

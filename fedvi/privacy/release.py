@@ -104,7 +104,10 @@ class Sampler(Protocol):
         """The static number of rows of a batch; public."""
 
     def draw(self, key: Key, valid: Any) -> "Batch":
-        """Draws a batch from the rows for which ``valid`` (bool, [capacity]) is true."""
+        """Draws a batch of ``capacity`` rows from the slots; ``valid``, bool, says where a record stands.
+
+        There are as many slots as were declared, however many records there are.
+        """
 
     def event(self, inner: events.Event) -> events.Event:
         """Returns the event of running ``inner`` on one batch."""
@@ -135,7 +138,14 @@ class Mechanism(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Rows picked by a sampler: ``indices`` int [B], ``mask`` bool [B]; masked rows do not count."""
+    """Rows picked by a sampler; masked rows do not count.
+
+    Attributes:
+      indices: which slots, int [B].
+      mask: which of them hold a record that counts, bool [B].
+      sampler: what drew them. B is at least its ``capacity``, and follows from public numbers alone: all
+        sizes, limits and programs on the way to a release are made for B.
+    """
 
     indices: Any
     mask: Any
@@ -231,7 +241,8 @@ def clipped_sum(
       The sum over unmasked records, the leaves' shapes without the record axis.
 
     Raises:
-      PrivacyError: if ``clip_norm`` is not positive, or the grid is too coarse for d numbers.
+      PrivacyError: if ``clip_norm`` is not positive, the grid is too coarse for d numbers, or the batch
+        has fewer rows than its sampler's ``capacity``.
     """
     return clipped_sum_of_parts(lambda _: contributions, 1, clip_norm, batch, mechanism)
 
@@ -261,7 +272,7 @@ def clipped_sum_of_parts(
     """
     if not clip_norm > 0.0:
         raise errors.PrivacyError(f"clip_norm is {clip_norm}, expected a positive number")
-    grid, batch_rows = mechanism.grid(clip_norm), batch.mask.shape[0]
+    grid, batch_rows = mechanism.grid(clip_norm), _row_count(batch)
     like = jax.eval_shape(lambda: contributions(0))
     rows = jax.tree.leaves(like)[0].shape[0]
     if parts < 1 or not (parts - 1) * rows < max(batch_rows, 1) <= parts * rows:
@@ -340,7 +351,7 @@ def clipped_changes(
     Raises:
       PrivacyError: as ``clipped_sum``; or unless both numbers are from 1 to K.
     """
-    bounded, rows = clipped_sum(changes, clip_norm, batch, mechanism), batch.mask.shape[0]
+    bounded, rows = clipped_sum(changes, clip_norm, batch, mechanism), _row_count(batch)
     if not (1 <= add_remove <= rows and 1 <= substitute <= rows):
         raise errors.PrivacyError(
             f"one unit changes {add_remove} or {substitute} of {rows} rows, expected 1 to {rows}"
@@ -431,10 +442,11 @@ def float_sum(
         may then be of any length, at the price of float64 arithmetic.
 
     Raises:
-      PrivacyError: what `float_limit` refuses; block sums of another dtype.
+      PrivacyError: what `float_limit` refuses; block sums of another dtype; a batch with fewer rows than
+        its sampler's ``capacity``.
     """
     with jax.enable_x64(double):
-        like, rows = jax.eval_shape(block_sum, np.int32(0)), batch.mask.shape[0]
+        like, rows = jax.eval_shape(block_sum, np.int32(0)), _row_count(batch)
     wanted = jnp.float64 if double else jnp.float32
     for leaf in jax.tree.leaves(like):
         if leaf.dtype != wanted:
@@ -489,13 +501,15 @@ def float_sum_of(
       blocks: how many blocks the batch has; blocks · block ≥ rows.
       block: b, the most terms behind one block sum.
       clip_norm: C.
-      rows: B, those of the batch.
+      rows: B, those of the batch, at least the ``capacity`` of the sampler.
       sampler: what picked them.
       mechanism: what noises the sum.
 
     Raises:
-      PrivacyError: what `float_limit` refuses; block sums of another dtype, none, or more than ``blocks``.
+      PrivacyError: what `float_limit` refuses; block sums of another dtype, none, or more than ``blocks``;
+        fewer rows than the sampler's ``capacity``.
     """
+    _check_rows(rows, sampler)
     total, seen = None, 0
     for part in block_sums:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(part)]
@@ -723,6 +737,22 @@ def disclose(value: Any, what: str) -> Released:
       what: names the value in the ledger, e.g. "natural parameters of the local optimum".
     """
     return _released(value, events.Unprotected(what))
+
+
+def _row_count(batch: Batch) -> int:
+    """Returns B, which no record may have a part in: it sets the clip limit of all others."""
+    rows: int = batch.mask.shape[0]
+    _check_rows(rows, batch.sampler)
+    return rows
+
+
+def _check_rows(rows: int, sampler: Sampler) -> None:
+    if rows < sampler.capacity:
+        raise errors.PrivacyError(
+            f"a batch has {rows} rows, expected at least the {sampler.capacity} that its sampler draws: "
+            "with fewer, one record more or less could move what all others count for",
+            "fill the batch up with masked rows",
+        )
 
 
 def _check_grid(mechanism: Mechanism, bounded: Bounded) -> None:

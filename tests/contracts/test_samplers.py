@@ -55,6 +55,13 @@ def test_a_shard_without_records_gives_an_empty_batch(sampler):
     assert not sampler.draw(key(0), jnp.zeros(RECORDS, bool)).mask.any()
 
 
+@pytest.mark.parametrize("rows", [1, RECORDS - 1, RECORDS + 1])
+def test_as_many_slots_as_records_are_refused(sampler, rows):
+    """Sizes behind a batch would follow from how many records there are, which is private."""
+    with pytest.raises(errors.PrivacyError, match=f"for {RECORDS} slots was given {rows} rows"):
+        sampler.draw(key(0), jnp.ones(rows, bool))
+
+
 def test_its_event_is_priced_by_the_stated_accountant_or_refused(sampler):
     event = sampler.event(events.Gaussian(2.0))
     priced = 0

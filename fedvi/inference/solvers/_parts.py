@@ -33,6 +33,7 @@ from fedvi.privacy.release import (
     post_process,
     release,
 )
+from fedvi.privacy.sampling import full
 from fedvi.typing import IDS, Key
 
 __all__ = [
@@ -275,9 +276,9 @@ def door(
             f"sampler is {type(sampler).__name__}, expected full: a part's fit reads all its records",
             'write sampler = "full", or leave it out',
         )
-    leave = _compiled(sampler, mechanism, clip_norm, parts, moved)
+    leave = _compiled(mechanism, clip_norm, parts, moved)
     like = jax.ShapeDtypeStruct((parts, family.number_count), np.float32)
-    bounded = jax.eval_shape(_bound(sampler, mechanism, clip_norm, parts, moved), like)
+    bounded = jax.eval_shape(_bound(mechanism, clip_norm, parts, moved), like)
     root = frame.root
     if root.ndim == 2 and np.array_equal(root, np.diag(np.diagonal(root))):
         root = np.diagonal(root)
@@ -297,14 +298,16 @@ def door(
 
 
 def _bound(
-    sampler: Sampler,
     mechanism: Mechanism,
     clip_norm: float,
     parts: int,
     moved: tuple[int, int] | None,
 ) -> Callable[[Any], Bounded]:
+    # A batch of parts and not of records: all of them, as the sampler takes all records.
+    every = full(parts)
+
     def bound(changes: Any) -> Bounded:
-        batch = Batch(jnp.arange(parts), jnp.ones(parts, bool), sampler)
+        batch = Batch(jnp.arange(parts), jnp.ones(parts, bool), every)
         if moved is None:
             return clipped_sum(changes, clip_norm, batch, mechanism)
         return clipped_changes(changes, clip_norm, batch, mechanism, *moved)
@@ -314,11 +317,10 @@ def _bound(
 
 @compiled_once
 def _compiled(
-    sampler: Sampler,
     mechanism: Mechanism,
     clip_norm: float,
     parts: int,
     moved: tuple[int, int] | None,
 ) -> Callable[[Key, Any], Released]:
-    bound = _bound(sampler, mechanism, clip_norm, parts, moved)
+    bound = _bound(mechanism, clip_norm, parts, moved)
     return jax.jit(lambda key, changes: release(key, bound(changes), mechanism))

@@ -11,7 +11,7 @@ from jax import lax
 from fedvi import errors
 from fedvi.privacy import events
 from fedvi.privacy.release import Batch
-from fedvi.privacy.sampling._rows import check_rows
+from fedvi.privacy.sampling._rows import check_slots
 from fedvi.typing import Key
 
 __all__ = ["Feistel", "feistel"]
@@ -61,17 +61,15 @@ class Feistel:
 
         Args:
           key: used for this draw only.
-          valid: bool [rows], 1 ≤ rows ≤ max_records; slots that hold no record, and those beyond
-            the rows, are masked.
+          valid: bool [max_records]; slots that hold no record are masked.
 
         Raises:
-          PrivacyError: if there are more rows than slots.
+          PrivacyError: if ``valid`` has more entries than slots, or fewer.
         """
-        rows = check_rows(valid, self.max_records)
+        check_slots(valid, self.max_records)
         pick = _floyd if self.max_records <= _EXACT_UP_TO else _permuted
         chosen = pick(key, self.batch, self.max_records)
-        slot = jnp.minimum(chosen, rows - 1)
-        return Batch(slot, (chosen < rows) & jnp.asarray(valid, bool)[slot], self)
+        return Batch(chosen, jnp.asarray(valid, bool)[chosen], self)
 
     def event(self, inner: events.Event) -> events.Event:
         """Returns the event of sampling without replacement, which only "substitute" can price."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedvi.privacy import events
 from fedvi.privacy.release import Batch
-from fedvi.privacy.sampling._rows import check_rows
+from fedvi.privacy.sampling._rows import check_slots
 from fedvi.typing import Key
 
 __all__ = ["Full", "full"]
@@ -35,13 +35,17 @@ class Full:
         return ()
 
     def draw(self, key: Key, valid: Any) -> Batch:
-        """Returns all rows; ``key`` is not used.
+        """Returns all slots; ``key`` is not used.
+
+        Args:
+          key: of no use here.
+          valid: bool [max_records]; slots that hold no record are masked.
 
         Raises:
-          PrivacyError: if there are more rows than slots.
+          PrivacyError: if ``valid`` has more entries than slots, or fewer.
         """
-        check_rows(valid, self.max_records)
-        return Batch(jnp.arange(valid.shape[0]), jnp.asarray(valid, bool), self)
+        check_slots(valid, self.max_records)
+        return Batch(jnp.arange(self.capacity), jnp.asarray(valid, bool), self)
 
     def event(self, inner: events.Event) -> events.Event:
         """Returns ``inner``."""

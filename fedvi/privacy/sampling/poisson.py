@@ -14,7 +14,7 @@ import scipy.stats
 from fedvi import errors
 from fedvi.privacy import events
 from fedvi.privacy.release import Batch
-from fedvi.privacy.sampling._rows import check_rows
+from fedvi.privacy.sampling._rows import check_slots
 from fedvi.typing import Key
 
 __all__ = ["Poisson", "poisson"]
@@ -70,13 +70,13 @@ class Poisson:
 
         Args:
           key: used for this draw only.
-          valid: bool [rows], 1 ≤ rows ≤ max_records; slots that hold no record, and those beyond
-            the rows, are never in a batch.
+          valid: bool [max_records]; slots that hold no record are never in a batch.
 
         Raises:
-          PrivacyError: if there are more rows than slots.
+          PrivacyError: if ``valid`` has more entries than slots, or fewer.
         """
-        rows = check_rows(valid, self.max_records)
+        check_slots(valid, self.max_records)
+        rows = self.max_records
         count, columns = self.gap_count, 2**self.column_bits
         high, low, alias = _gap_table(self.rate, self.column_bits)
         words = jax.random.bits(key, (2 * count + (count + 1) // 2,), jnp.uint32)

@@ -13,7 +13,6 @@ from fedvi import errors
 from fedvi.inference import per_record
 from fedvi.inference import svi as descents
 from fedvi.inference.svi import DPSVI
-from fedvi.privacy.release import Batch
 from tests.unit.inference.test_svi import STEPS, N, assert_same, logistic, nothing, private, table
 
 pytestmark = pytest.mark.numpyro
@@ -128,8 +127,10 @@ def test_a_record_that_leaves_takes_nobody_s_draws_along():
 
     def moved(left_out, places_of_others):
         whole = ours._bounded(params, state.rng_key, columns, batch, places)
-        some = Batch(jnp.arange(rows - 1), jnp.ones(rows - 1, bool), plan.sampler)
-        less = ours._bounded(params, state.rng_key, [columns[0][left_out]], some, places_of_others)
+        some = [columns[0][left_out]]
+        fewer = ours._batch(state.noise_key[0], some)
+        others = jnp.append(places_of_others, places[3])
+        less = ours._bounded(params, state.rng_key, some, fewer, others)
         pairs = zip(jax.tree.leaves(whole.total), jax.tree.leaves(less.total), strict=True)
         return np.sqrt(sum(int(np.sum((a - b).astype(float) ** 2)) for a, b in pairs)) * grid.step
 

@@ -117,9 +117,6 @@ def test_slots_without_a_record_take_part_and_are_masked(size):
     assert (with_holes.indices == whole.indices).all()
     assert whole.mask.all()
     assert (with_holes.mask == valid[with_holes.indices]).all()
-    few = sampler.draw(key(), jnp.ones(size // 2, bool))
-    assert (few.mask == (whole.indices < size // 2)).all()
-    assert (few.indices < size // 2).all()
 
 
 def test_its_event_says_without_replacement_and_is_no_poisson():
@@ -144,8 +141,3 @@ def test_its_event_says_without_replacement_and_is_no_poisson():
 def test_a_batch_that_cannot_be_is_refused(batch, size, message):
     with pytest.raises(errors.PrivacyError, match=message):
         sampling.feistel(batch, size)
-
-
-def test_more_rows_than_slots_are_refused():
-    with pytest.raises(errors.PrivacyError, match="for 8 slots was given 9 rows"):
-        sampling.feistel(2, 8).draw(key(), jnp.ones(9, bool))

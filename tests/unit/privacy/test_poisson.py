@@ -199,15 +199,6 @@ def test_one_slot_is_chosen_at_the_rate(rate):
     assert scipy.stats.binomtest(hits, 4000, rate).pvalue > 1e-4
 
 
-def test_more_rows_than_slots_are_refused_and_fewer_are_not():
-    sampler = sampling.poisson(0.5, 8)
-    with pytest.raises(errors.PrivacyError, match="for 8 slots was given 9 rows"):
-        sampler.draw(key(), jnp.ones(9, bool))
-    batch = sampler.draw(key(), jnp.ones(3, bool))
-    assert batch.indices.shape == (sampler.capacity,)
-    assert (batch.indices < 3).all()
-
-
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_a_rate_outside_its_range_is_refused(rate):
     with pytest.raises(errors.PrivacyError, match="sampling rate"):

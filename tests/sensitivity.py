@@ -1,0 +1,488 @@
+"""How far one record moves what enters the noise, beside what is charged for it: every way to a release.
+
+``CASES`` lists the ways: each takes tables made as bad as they can be, and gives totals in whole steps of
+the grid. ``python -m tests.sensitivity`` prints the worst move ÷ charge of each.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from flax import linen
+from numpyro.contrib.module import flax_module
+from numpyro.infer import Trace_ELBO, autoguide
+
+import fedvi
+from fedvi import expfam, models
+from fedvi.audit.recording import Recorder
+from fedvi.expfam import tree
+from fedvi.inference import blocks, solvers
+from fedvi.inference.base import Shard, Task
+from fedvi.inference.vips import VIPS
+from fedvi.models.lda import LatentDirichlet
+from fedvi.privacy import events, mechanisms, random, sampling
+from fedvi.privacy.sampling.feistel import Feistel
+from fedvi.typing import IDS
+
+__all__ = ["CASES", "Case", "odd_rows", "shift", "worst"]
+
+NAMES = ("a", "b")
+SIZE = len(NAMES)
+CLIP = 1.0
+# Coordinates, and outcomes, of the records that come and go.
+_ODD = (0.0, 1.0, -1.0, 1e-45, 1e-38, 1e-30, 1e6, -1e19, 3e38, np.nan, np.inf)
+
+Table = dict[str, np.ndarray]
+Totals = Callable[[Table, np.ndarray], list[np.ndarray]]
+"""Records at capacity, and which rows stand → what enters the noise of each release, in clip norms."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One way from records to a release.
+
+    Attributes:
+      name: what it is.
+      totals: see ``Totals``; made when it is first asked for, and compiled then.
+      event: of one release, whose shift is what is charged.
+      table: a full table of ``capacity`` equal records, which are all clipped, and so all parallel.
+      odd: other records to put in the place of one: tables of one row.
+      capacity: how many slots there are.
+      records: how many of them hold a record; None for all.
+      by_slot: whether a key picks the slots that are read: then a record keeps its slot.
+      holes: whether any slot may be empty, not the last ones alone.
+      relations: those that are priced.
+    """
+
+    name: str
+    totals: Callable[[], Totals]
+    event: events.Event
+    table: Callable[[int], Table]
+    odd: Callable[[], list[Table]]
+    capacity: int
+    records: int | None = None
+    by_slot: bool = False
+    holes: bool = True
+    relations: tuple[events.Relation, ...] = events.RELATIONS
+
+
+def shift(event: events.Event, relation: events.Relation) -> float:
+    """Returns the move that an event pays for, in clip norms."""
+    while not isinstance(event, events.Gaussian | events.DiscreteGaussian):
+        event = event.inner
+    return float(getattr(event, relation))
+
+
+def worst(case: Case) -> dict[str, float]:
+    """Returns the largest move ÷ charge under each relation, over all neighbours that are tried."""
+    totals, count = case.totals(), case.records or case.capacity
+    slots = np.arange(case.capacity)
+    full = slots < count
+    table = {name: _cleared(column, full) for name, column in case.table(case.capacity).items()}
+    found = dict.fromkeys(case.relations, 0.0)
+
+    def compare(relation: events.Relation, one: list[np.ndarray], other: list[np.ndarray]) -> None:
+        if relation not in found:
+            return
+        charged = shift(case.event, relation)
+        for a, b in zip(one, other, strict=True):
+            found[relation] = max(found[relation], float(np.linalg.norm(a - b)) / charged)
+
+    with _replayed(totals, table, full) as whole:
+        for place in (0, count // 2, count - 1):
+            for row in case.odd():
+                changed = {name: _with(column, place, row[name]) for name, column in table.items()}
+                compare("substitute", whole, totals(changed, full))
+    if "add_remove" not in found:
+        return found
+    # In slots that a key picks each record stays where it is, and some of those left are in the batch.
+    gaps = np.linspace(0, count - 1, 8).astype(int) if case.by_slot and case.holes else [count - 1]
+    for gap in gaps:
+        fewer = full & (slots != gap)
+        bare = {name: _cleared(column, fewer) for name, column in table.items()}
+        with _replayed(totals, bare, fewer) as less:
+            for row in [_row(table), *case.odd()]:
+                grown = {name: _with(column, gap, row[name]) for name, column in bare.items()}
+                compare("add_remove", less, totals(grown, full))
+            if not case.by_slot:
+                # One that stood before all others, which move up as it leaves.
+                for row in case.odd():
+                    first = {
+                        name: np.concatenate([row[name], column[:gap], column[gap + 1 :]])
+                        for name, column in bare.items()
+                    }
+                    compare("add_remove", less, totals(first, full))
+    return found
+
+
+def odd_rows(seed: int = 0, count: int = 24) -> list[Table]:
+    """Returns records of a regression whose numbers are huge, tiny, near 0, or none."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        x, y = generator.choice(_ODD, (1, SIZE)), generator.choice(_ODD, 1)
+        rows.append({"x": x.astype(np.float32), "y": y.astype(np.float32)})
+    straight = np.array([[3.0, 4.0]], np.float32)
+    for sign in (1.0, -1.0):
+        rows.append({"x": sign * straight, "y": np.array([1e4], np.float32)})
+        rows.append({"x": sign * straight, "y": np.array([0.0], np.float32)})
+    return rows
+
+
+def _parallel(capacity: int) -> Table:
+    x = np.tile(np.array([3.0, 4.0], np.float32), (capacity, 1))
+    return {"x": x, "y": np.full(capacity, 1e4, np.float32)}
+
+
+def _named(table: Callable[[int], Table]) -> Callable[[int], Table]:
+    def with_ids(capacity: int) -> Table:
+        return {**table(capacity), IDS: np.arange(capacity, dtype=np.uint64)}
+
+    return with_ids
+
+
+def _odd_named() -> list[Table]:
+    rows = odd_rows(count=6)
+    # That turn what all other records of a part say.
+    for y in (1e7, -1e7):
+        rows.append({"x": np.array([[3.0, 4.0]], np.float32), "y": np.array([y], np.float32)})
+    return [{**row, IDS: np.array([2**40 + at], np.uint64)} for at, row in enumerate(rows)]
+
+
+def _documents(capacity: int) -> Table:
+    words = np.tile(np.array([0, 1, 0, 0], np.int32), (capacity, 1))
+    return {"words": words, "counts": np.tile(np.float32([900.0, 1.0, 0.0, 0.0]), (capacity, 1))}
+
+
+def _odd_documents() -> list[Table]:
+    counts = ([0, 0, 0, 0], [1, 0, 0, 0], [5e5, 5e5, 5e5, 5e5], [0, 0, 0, 3])
+    words = np.array([[0, 1, 2, 3]], np.int32)
+    return [{"words": words, "counts": np.array([row], np.float32)} for row in counts]
+
+
+def _row(table: Table) -> Table:
+    return {name: column[:1] for name, column in table.items()}
+
+
+def _with(column: np.ndarray, place: int, row: np.ndarray) -> np.ndarray:
+    changed = column.copy()
+    changed[place] = row[0]
+    return changed
+
+
+def _cleared(column: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    return np.where(mask.reshape(-1, *[1] * (column.ndim - 1)), column, np.zeros_like(column))
+
+
+@contextlib.contextmanager
+def _replayed(totals: Totals, table: Table, mask: np.ndarray) -> Iterator[list[np.ndarray]]:
+    """Yields a table's totals; as long as it lasts, others are taken after the same released values."""
+    first = totals(table, mask)
+    with getattr(totals, "after", contextlib.nullcontext)():
+        yield first
+
+
+# Solvers, by the shard that a federated client gives them.
+
+
+class _OfSolver:
+    """Runs a solver whose mechanism writes down what enters it, always with the same keys.
+
+    After a first run, releases of later ones have the first one's values, so that every step of a solver
+    of several is compared at the same transcript.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        mechanism: Any,
+        family: Any,
+        posterior: Any,
+        large: bool,
+    ) -> None:
+        self._recorder = Recorder(mechanism)
+        self._solver = make(mechanism=self._recorder)
+        self._family, self._posterior, self._large = family, posterior, large
+        self._script: Any = ()
+
+    def __call__(self, table: Table, mask: np.ndarray) -> list[np.ndarray]:
+        family, posterior = self._family, self._posterior
+        task = Task("c/0", "c", 0, 0, posterior, family.zeros(), 1.0)
+        keys = functools.partial(random.insecure_root(0).key, "c", task.task_id)
+        # A solver adds up blocks of rows above so many records.
+        most = 64 if self._large else blocks.MOST_ROWS
+        with mock.patch.object(blocks, "MOST_ROWS", most):
+            self._recorder.start(self._script)
+            self._solver.update(keys, self._solver.init(posterior), task, Shard(table, mask))
+            self._calls = self._recorder.stop()
+        return [call.total * (call.layout.step / CLIP) for call in self._calls]
+
+    @contextlib.contextmanager
+    def after(self) -> Iterator[None]:
+        self._script = tuple(self._calls)
+        yield
+        self._script = ()
+
+
+FULL = expfam.full_gaussian(SIZE)
+LINEAR = models.linear(NAMES, noise_scale=1.0)
+
+
+def _solver_case(
+    name: str,
+    make: Callable[..., Any],
+    capacity: int,
+    *,
+    sampler: Any = None,
+    mechanism: Any = None,
+    family: Any = FULL,
+    prior: Any = None,
+    large: bool = False,
+    table: Callable[[int], Table] = _parallel,
+    odd: Callable[[], list[Table]] = odd_rows,
+    **options: Any,
+) -> Case:
+    sampler = sampler or sampling.full(capacity)
+    mechanism = mechanism or mechanisms.rounded_gaussian(2.0)
+    posterior = tree.to_numpy(family.isotropic(1.0)) if prior is None else prior
+    built = functools.partial(make, family, sampler=sampler, clip_norm=CLIP, **options)
+    return Case(
+        f"{name}, {capacity:,}",
+        lambda: _OfSolver(built, mechanism, family, posterior, large),
+        built(mechanism=mechanism).cost,
+        table,
+        odd,
+        capacity,
+        by_slot=sampler.rate < 1.0,
+        relations=("substitute",) if isinstance(sampler, Feistel) else events.RELATIONS,
+    )  # fmt: skip
+
+
+# DPSVI, by the bounded sum of one step.
+
+
+def _regression(x: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([SIZE]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+
+class _Net(linen.Module):
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.Dense(1)(jnp.tanh(linen.Dense(3)(x)))[..., 0]
+
+
+def _network(x: Any, y: Any) -> None:
+    net = flax_module("net", _Net(), input_shape=(1, SIZE))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Normal(net(x), scale), obs=y)
+
+
+class _OfSteps:
+    """One step of a `DPSVI` that is given the records that stand, and no other rows."""
+
+    def __init__(self, model: Any, plan: Any, **options: Any) -> None:
+        self._made = functools.lru_cache(lambda rows: self._prepared(rows))
+        self._model, self._plan, self._options = model, plan, options
+
+    def _prepared(self, rows: int) -> Any:
+        guide = autoguide.AutoNormal(self._model)
+        optim = numpyro.optim.SGD(1.0)
+        svi = fedvi.DPSVI(self._model, guide, optim, Trace_ELBO(), self._plan, **self._options)
+        first = {name: column[:rows] for name, column in _parallel(rows).items()}
+        state = svi.init(jax.random.key(0), *first.values())
+        params = svi.optim.get_params(state.optim_state)
+        steps: list[float] = []
+
+        def total(secret: Any, columns: Any) -> Any:
+            batch, places, _ = svi._drawn(secret, columns)
+            bounded = svi._bounded(params, state.rng_key, columns, batch, places)
+            steps.append(1.0 if bounded.grid is None else bounded.grid.step)
+            return bounded.total
+
+        svi._find_total(state, [jnp.asarray(column) for column in first.values()])
+        return jax.jit(total), steps, state.noise_key[0]
+
+    def __call__(self, table: Table, mask: np.ndarray) -> list[np.ndarray]:
+        rows = int(mask.sum())
+        total, steps, secret = self._made(rows)
+        leaves = jax.tree.leaves(total(secret, [table[name][mask] for name in ("x", "y")]))
+        flat = np.concatenate([np.asarray(leaf).ravel() for leaf in leaves])
+        return [flat * (steps[0] / CLIP)]
+
+
+def _steps_case(
+    name: str,
+    capacity: int,
+    model: Any = _regression,
+    *,
+    records: int | None = None,
+    sampler: str = "full",
+    float_noise: bool = False,
+    **options: Any,
+) -> Case:
+    fixed = sampler == "feistel"
+    size = {} if sampler == "full" else {"batch": capacity // 2}
+    plan = fedvi.privacy.sgd(
+        steps=1, max_records=capacity, sampler=sampler, noise_multiplier=2.0, delta=1e-5,
+        clip_norm=CLIP, relation="substitute" if fixed else "add_remove", insecure_seed=1,
+        float_noise=float_noise, **size,
+    )  # fmt: skip
+    return Case(
+        f"DPSVI, {name}, {capacity:,}",
+        lambda: _OfSteps(model, plan, **options),
+        plan.step,
+        _parallel,
+        odd_rows,
+        capacity,
+        records,
+        by_slot=sampler != "full",
+        holes=False,
+        relations=("substitute",) if fixed else events.RELATIONS,
+    )
+
+
+# `VIPS`, by its public call.
+
+
+class _OfVips:
+    def __init__(self, model: Any, plan: Any) -> None:
+        self._recorder, self._model = Recorder(plan.mechanism), model
+        self._plan = dataclasses.replace(plan, mechanism=self._recorder)
+
+    def __call__(self, table: Table, mask: np.ndarray) -> list[np.ndarray]:
+        fit = VIPS(self._model, self._plan)
+        self._recorder.start()
+        fit.run({name: column[mask] for name, column in table.items()}, progress_bar=False)
+        return [call.total * (call.layout.step / CLIP) for call in self._recorder.stop()]
+
+
+def _vips_case(name: str, capacity: int, model: Any) -> Case:
+    plan = fedvi.privacy.sgd(
+        steps=1, max_records=capacity, sampler="full", noise_multiplier=2.0, delta=1e-5,
+        clip_norm=CLIP, relation="add_remove", insecure_seed=1,
+    )  # fmt: skip
+    return Case(
+        f"VIPS, {name}, {capacity:,}",
+        lambda: _OfVips(model, plan),
+        plan.step,
+        _parallel,
+        odd_rows,
+        capacity,
+    )
+
+
+TOPICS = LatentDirichlet(2, 4, length=9.0, distinct=4)
+DISCRETE = mechanisms.discrete_gaussian(2.0)
+
+
+def _every_case() -> list[Case]:
+    release, descent = solvers.site_release, solvers.dp_optimisation
+    logistic = models.logistic(NAMES)
+    poisson, fixed = sampling.poisson(0.5, 409), sampling.feistel(200, 409)
+    topics = {
+        "family": TOPICS.family, "prior": tree.to_numpy(TOPICS.prior), "model": TOPICS,
+        "table": _documents, "odd": _odd_documents,
+    }  # fmt: skip
+    parts = {"table": _named(_parallel), "odd": _odd_named}
+    cases = [
+        # Lengths at which blocks of a float sum become shorter, or are given up.
+        *(_steps_case("flat", count) for count in (409, 1_024, 4_096, 41_944, 83_887, 170_000)),
+        *(
+            _steps_case(f"flat, {count:,} of", 100_000, records=count)
+            for count in (409, 41_944, 83_887)
+        ),
+        _steps_case("flat, Poisson", 409, sampler="poisson"),
+        _steps_case("flat, fixed size", 409, sampler="feistel"),
+        _steps_case("flat, microbatches", 4_096, microbatch_size=32),
+        _steps_case("flat, as the papers clip", 409, clip="elbo"),
+        _steps_case("flat, with its loss", 409, loss_bound=10.0),
+        *(_steps_case(kind, 409, clipping=kind) for kind in ("per_site", "automatic", "normalised")),
+        *(
+            _steps_case(f"aligned, {kind}", 409, gradients="aligned", clipping=kind)
+            for kind in ("flat", "per_site", "automatic", "normalised")
+        ),
+        _steps_case("network, flat", 1_024, _network),
+        _steps_case("network, normalised", 409, _network, clipping="normalised"),
+        _steps_case("floating point", 409, float_noise=True),
+        *(_vips_case("linear", count, LINEAR) for count in (409, 4_096)),
+        _vips_case("logistic", 409, logistic),
+        *(
+            _solver_case("site_release", release, count, model=LINEAR)
+            for count in (409, 1_024, 4_096, 41_944, 83_887)
+        ),
+        _solver_case("site_release, Poisson", release, 409, model=LINEAR, sampler=poisson),
+        _solver_case("site_release, fixed size", release, 409, model=LINEAR, sampler=fixed),
+        _solver_case("site_release, discrete noise", release, 409, model=LINEAR, mechanism=DISCRETE),
+        _solver_case("site_release, in blocks", release, 4_096, model=LINEAR, large=True),
+        _solver_case("site_release, logistic", release, 409, model=logistic),
+        _solver_case("site_release, by draws", release, 409, model=_Any(LINEAR), draws=2),
+        *(
+            _solver_case("dp_optimisation", descent, count, model=LINEAR, steps=2)
+            for count in (409, 4_096)
+        ),
+        _solver_case("dp_optimisation, Poisson", descent, 409, model=LINEAR, steps=2, sampler=poisson),
+        _solver_case("dp_optimisation, in blocks", descent, 4_096, model=LINEAR, steps=2, large=True),
+        _solver_case("dp_optimisation, any model", descent, 409, model=_Any(LINEAR), steps=2),
+        _solver_case(
+            "dp_optimisation, low rank", descent, 409, model=LINEAR, steps=2,
+            family=expfam.low_rank_gaussian(SIZE, rank=1),
+        ),
+        _solver_case("local_averaging", solvers.local_averaging, 64, model=LINEAR, **parts, parts=4),
+        _solver_case("virtual_clients", solvers.virtual_clients, 64, model=LINEAR, **parts, parts=4),
+        _solver_case("perturbed_update", solvers.perturbed_update, 64, model=LINEAR, **parts),
+        _solver_case(
+            "perturbed_update, clients", solvers.perturbed_update, 1, model=LINEAR, unit="client", **parts
+        ),
+        *(_solver_case("vips, linear", solvers.vips, count, model=LINEAR) for count in (409, 4_096)),
+        _solver_case("vips, logistic, Poisson", solvers.vips, 409, model=logistic, sampler=poisson),
+        _solver_case("vips, in blocks", solvers.vips, 4_096, model=LINEAR, large=True),
+        _solver_case("vips, topics", solvers.vips, 409, **topics),
+        _solver_case("vips, topics in blocks", solvers.vips, 4_096, large=True, **topics),
+    ]  # fmt: skip
+    return cases
+
+
+@dataclasses.dataclass(frozen=True)
+class _Any:
+    """A model without what a solver could know of a generalised linear one."""
+
+    inner: Any
+
+    @property
+    def size(self) -> int:
+        return int(self.inner.size)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.inner.names)
+
+    def log_prior(self, theta: Any) -> Any:
+        return self.inner.log_prior(theta)
+
+    def log_likelihood(self, theta: Any, record: Any) -> Any:
+        return self.inner.log_likelihood(theta, record)
+
+    def constrain(self, theta: Any) -> Any:
+        return self.inner.constrain(theta)
+
+
+CASES = {case.name: case for case in _every_case()}
+
+
+if __name__ == "__main__":
+    import sys
+
+    for label, one in CASES.items():
+        moves = ", ".join(f"{name} {value:.4f}" for name, value in worst(one).items())
+        sys.stdout.write(f"{label:45} {moves}\n")
