@@ -41,8 +41,8 @@ __all__ = ["site_release"]
 _FORMED = 1 << 22
 # Smaller norms count as this.
 _LEAST = 1e-300
-# The smallest normal number of float32.
-_TINY = 2.0**-126
+# The smallest normal number of float32, and one that no rounding makes infinite.
+_TINY, _LARGE = 2.0**-126, 2.0**126
 # Roundings of float64 behind one term of a sum, beside the sum itself.
 _ROUNDINGS = 8
 
@@ -273,13 +273,9 @@ def _ghost_sum(
 ) -> Bounded:
     """Clips and adds (slope·x, c·bend·svec(x xᵀ)) of all records, of which none is ever formed.
 
-    Guarantee: that of `float_sum`, whose condition holds. A record's norm is √(slope²‖x‖² +
-    c²·bend²‖x‖⁴), for ‖svec(x xᵀ)‖ = ‖x‖². It is computed in float64, where squares of finite float32
-    numbers neither overflow nor vanish, so what is computed of it is off by less than 2⁻⁴⁰ of it for
-    D < 2¹⁰. What multiplies x and x xᵀ is rounded to float32, once, and numbers below 2⁻¹²⁶ count as zero:
-    a denormal may have been rounded up by more. Entries are sums of at most b products with two more
-    roundings, of c·bend·x and of √2, which count as terms; three roundings lower the limit. A record
-    with a number that is not finite is zero, with all that belongs to it.
+    Guarantee: that of `float_sum`, whose condition holds for every x, slope and bend: see "Gradients and
+    curvatures of a linear predictor" in docs/proofs/float_sum.md. A record with a number that is not
+    finite is zero, with all that belongs to it.
 
     Args:
       x: [B, D]; slope, bend: [B]; all float32.
@@ -293,9 +289,7 @@ def _ghost_sum(
     blocks, terms = -(-count // block), block + 3
     limit = float_limit(clip_norm, terms, blocks, count, x.shape[1] + len(rows), mechanism)
     limit *= 1.0 - 2.0**-20
-    finite = jnp.isfinite(x).all(axis=1) & jnp.isfinite(slope) & jnp.isfinite(bend)
-    usable = batch.mask & finite
-    x = jnp.where(usable[:, None], x, jnp.zeros_like(x))
+    usable, x, slope, bend = _usable(x, slope, bend, batch.mask)
     with jax.enable_x64(True):
         wide, first, second = (part.astype(jnp.float64) for part in (x, slope, bend))
         square, second = (wide * wide).sum(axis=1), weight * second
@@ -305,6 +299,9 @@ def _ghost_sum(
         def weighed(part: Any) -> Any:
             found = jnp.where(usable, kept * part, jnp.zeros_like(part))
             found = jnp.where(jnp.abs(found) >= _TINY, found, jnp.zeros_like(found))
+            # Beside an x near 0 a weight may be too large for float32: 0 · ∞ would be no number, and
+            # take the whole block with it.
+            found = jnp.clip(found, -_LARGE, _LARGE)
             return jnp.pad(found.astype(jnp.float32), (0, blocks * block - count))
 
         slope, bend = weighed(first), weighed(second)
@@ -346,12 +343,7 @@ def _wide_sum(
       mask: bool [B], the rows that count.
     """
     rows, columns, twice = triangle
-    usable = mask & jnp.isfinite(x).all(axis=1) & jnp.isfinite(slope) & jnp.isfinite(bend)
-
-    def normal(part: Any, kept: Any) -> Any:
-        return jnp.where(kept & (jnp.abs(part) >= _TINY), part, jnp.zeros_like(part))
-
-    x, slope, bend = normal(x, usable[:, None]), normal(slope, usable), normal(bend, usable)
+    _, x, slope, bend = _usable(x, slope, bend, mask)
     with jax.enable_x64(True):
         wide, first, second = (part.astype(jnp.float64) for part in (x, slope, bend))
         square, second = (wide * wide).sum(axis=1), weight * second
@@ -363,6 +355,19 @@ def _wide_sum(
             "gradient": product(kept * first, wide),
             "curvature": products[rows, columns] * twice,
         }
+
+
+def _usable(x: Any, slope: Any, bend: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
+    """Returns which rows count, and their numbers; those of others, and those below 2⁻¹²⁶, are zero.
+
+    Some devices flush such numbers and others do not: a norm and a sum are to see the same.
+    """
+    usable = mask & jnp.isfinite(x).all(axis=1) & jnp.isfinite(slope) & jnp.isfinite(bend)
+
+    def normal(part: Any, kept: Any) -> Any:
+        return jnp.where(kept & (jnp.abs(part) >= _TINY), part, jnp.zeros_like(part))
+
+    return usable, normal(x, usable[:, None]), normal(slope, usable), normal(bend, usable)
 
 
 def _of_draws(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:

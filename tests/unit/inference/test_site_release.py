@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import math
 
 import jax
@@ -16,7 +17,7 @@ from fedvi.inference.base import Shard, Task
 from fedvi.inference.finish import finish_site
 from fedvi.inference.units import unit_model
 from fedvi.privacy import mechanisms, random, sampling
-from fedvi.privacy.release import Batch, clipped_sum_of_parts, decoded
+from fedvi.privacy.release import Batch, clipped_sum_of_parts, decoded, float_limit, float_sum
 from fedvi.typing import ROWS
 from tests.studies import random_eta, raw_study, run_study, split
 
@@ -302,3 +303,51 @@ def test_a_private_federation_reports_a_proper_posterior_and_no_projection():
     # With 50 records at epsilon 1, noise drowns nearly everything: the prior's sds are 1, and the mean of
     # twelve steps of noise is no better than it.
     assert ((sd > 0.3) & (sd < 3.0)).all()
+
+
+EXTREME = (0.0, 1e-45, 1.2e-38, 1e-30, 1e-10, 1.0, 1e10, 1e30, 3.4e38, math.inf, math.nan)
+
+
+@pytest.mark.parametrize("clip_norm", [1e-15, 1.0, 1e30])
+@pytest.mark.parametrize("wide", [False, True])
+def test_no_slope_or_curvature_moves_the_sum_by_more_than_the_clip_norm(clip_norm, wide):
+    """Of a regression of one's own, which may say anything: every pair of extremes beside every x."""
+    mechanism, count = mechanisms.rounded_gaussian(1.0), 128
+    rows, columns = np.tril_indices(2)
+    twice = np.where(rows == columns, 1.0, math.sqrt(2.0))
+    triangle = rows, columns, twice if wide else twice.astype(np.float32)
+    weight = 4.0 / clip_norm
+
+    others = np.random.default_rng(0).choice((-1e6, 1e6), (count, 2)).astype(np.float32)
+    alike, everyone = jnp.full(count, 1e6), np.ones(count, bool)
+
+    def total(x, slope, bend, mask):
+        batch = Batch(jnp.arange(count), mask, sampling.full(count))
+        if not wide:
+            return module._ghost_sum(
+                x, slope, bend, weight, triangle, clip_norm, batch, mechanism
+            ).total
+        terms = count + module._ROUNDINGS
+        limit = float_limit(clip_norm, terms, 1, count, 5, mechanism, double=True)
+        limit *= 1.0 - 2.0**-20
+
+        def block(index):
+            return module._wide_sum(x, slope, bend, weight, triangle, limit, mask)
+
+        return float_sum(block, 1, terms, clip_norm, batch, mechanism, double=True).total
+
+    def changed(odd):
+        x = jnp.asarray(others).at[5].set(odd[:2])
+        return total(x, alike.at[5].set(odd[2]), alike.at[5].set(odd[3]), jnp.asarray(everyone))
+
+    def flat_of(found):
+        leaves = [np.asarray(leaf, np.float64) for leaf in found.values()]
+        return np.concatenate([leaf.reshape(*leaf.shape[:-1], -1) for leaf in leaves], axis=-1)
+
+    left = everyone & (np.arange(count) != 5)
+    without = flat_of(jax.jit(total)(others, alike, alike, left))
+    signs = np.array([1.0, -1.0, 1.0, -1.0], np.float32)
+    odd = signs * np.array(list(itertools.product(EXTREME, repeat=4)), np.float32)
+    found = flat_of(jax.jit(lambda rows: jax.lax.map(changed, rows))(odd))
+    moved = np.linalg.norm(found - without, axis=1) * mechanism.grid(clip_norm).step
+    assert 0.9 < moved.max() / clip_norm <= 1.0
