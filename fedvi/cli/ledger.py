@@ -242,6 +242,7 @@ def _described(book: recompute.Book) -> dict[str, Any]:
         "whole": True,
         "part_of": None if book.part_of is None else str(book.part_of),
         "header": header,
+        "mark": book.ledger.header.mark,
         "anchor": str(ledgers.anchor(book.ledger)),
         "reserved": ledgers.reservations(book.ledger),
     }
@@ -250,8 +251,8 @@ def _described(book: recompute.Book) -> dict[str, Any]:
 def _mark(book: recompute.Book) -> str:
     return (
         ""
-        if book.ledger is None or not book.ledger.header.note
-        else (f" — {book.ledger.header.note}")
+        if book.ledger is None or not book.ledger.header.mark
+        else (f" — {book.ledger.header.mark}")
     )
 
 
@@ -259,7 +260,7 @@ def _verdict(book: recompute.Book) -> str:
     if book.ledger is None:
         return f"{book.path}: NOT WHOLE: {book.problem}"
     counted = f", counted once: the beginning of {book.part_of}" if book.part_of else ""
-    return f"{book.path}: whole{counted}, anchor {ledgers.anchor(book.ledger)}"
+    return f"{book.path}: whole{counted}, anchor {ledgers.anchor(book.ledger)}{_mark(book)}"
 
 
 def _show(book: recompute.Book, listed: list[recompute.Release]) -> None:

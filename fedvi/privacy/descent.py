@@ -151,6 +151,7 @@ class Descent:
             accountant=self.accountant.name if self.protected else "",
             table_distance=distance,
             max_records=getattr(self.sampler, "max_records", None),
+            fixed_sizes=study == "dpsvi" and self.sampler.rate == 1.0,
         )
         return Runs(header, self.run, self.runs, self.budget(), self.keeper)
 
@@ -187,7 +188,7 @@ def sgd(
     Args:
       steps: T, the largest number of steps of one run.
       max_records: the largest number of records that there may be; public, so no exact count need
-        be. Batches are sized for it.
+        be. Batches are sized for it: a whole one has so many rows, whatever the table's length.
       epsilon, delta: the budget; the noise is calibrated to it. Common advice: epsilon of 1 is
         strong, up to 4 or so usual; delta well below 1 / max_records.
       noise_multiplier: noise std ÷ clip_norm, in place of ``epsilon``; 0 for no noise and no

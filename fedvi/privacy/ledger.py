@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 from fedvi.errors import BudgetExceeded, ConfigError, FedviError, LedgerError, PrivacyError
 from fedvi.privacy import accountants
 from fedvi.privacy.accountants import Accountant
+from fedvi.privacy.advisories import advisory
 from fedvi.privacy.events import (
     RELATIONS,
     Event,
@@ -97,6 +98,8 @@ class Header(NamedTuple):
       max_records: the declared largest number of units at a client.
       rows_per_unit: how many rows of one unit are used, at most; None where a unit is one row.
       least_reporting, colluding: of the view "aggregate", see `fedvi.privacy.sums.Sums`; else None.
+      fixed_sizes: of ``DPSVI`` with whole batches, whether all sizes behind a release follow from
+        ``max_records`` alone; see ``fedvi.privacy.advisories``. False elsewhere.
         Entries and ``planned`` cost what a message does, under every view.
     """
 
@@ -119,6 +122,12 @@ class Header(NamedTuple):
     rows_per_unit: int | None = None
     least_reporting: int | None = None
     colluding: int | None = None
+    fixed_sizes: bool = False
+
+    @property
+    def mark(self) -> str:
+        """The note, and what is known to be wrong with claims of this ledger: printed beside each."""
+        return "; ".join(filter(None, (self.note, advisory(self, "add_remove"))))
 
     @property
     def sums(self) -> Sums | None:
@@ -701,7 +710,7 @@ def _check_header(header: Header) -> None:
             raise LedgerError(
                 f"the header: `{field}` is {getattr(header, field)!r}, expected a text"
             )
-    for field in ("disjoint", "records_public"):
+    for field in ("disjoint", "records_public", "fixed_sizes"):
         if not isinstance(getattr(header, field), bool):
             raise LedgerError(
                 f"the header: `{field}` is {getattr(header, field)!r}, expected a boolean"
@@ -813,9 +822,9 @@ def _header_line(header: Header) -> str:
 def _header_fields(header: Header) -> dict[str, Any]:
     fields = header._asdict()
     fields["planned"] = None if header.planned is None else to_json(header.planned)
-    # As versions of fedvi that knew no such view wrote it, and read it.
-    for name in ("least_reporting", "colluding"):
-        if fields[name] is None:
+    # As versions of fedvi that knew no such fields wrote it, and read it.
+    for name in ("least_reporting", "colluding", "fixed_sizes"):
+        if fields[name] is None or fields[name] is False:
             del fields[name]
     return fields
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
 from fedvi.privacy.accountants import Accountant
+from fedvi.privacy.advisories import advisory
 from fedvi.privacy.events import (
     NOTHING,
     Event,
@@ -228,6 +229,8 @@ def _claim(
     kept: str,
 ) -> Claim:
     header = ledger.header
+    # Of the relation that is claimed, which is not always the one that was promised.
+    mark = "; ".join(filter(None, (header.note, advisory(header, accountant.relation))))
     sums = header.sums if view == header.view else None
     priced = with_tables(with_sums(of_messages(accountant), sums), header.table_distance)
     epsilon, event = max(
@@ -244,7 +247,7 @@ def _claim(
         accountant=accountant.name,
         releases=reservations(ledger),
         exclusions=_exclusions(header.note, accountant.relation, header.unit),
-        mark=header.note,
+        mark=mark,
         items=delta_items(event, epsilon, delta, header.table_distance),
         assumptions=_assumptions(event),
         declarations=declarations(header, seen_in_sums=sums is not None),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedvi import errors
 from fedvi.privacy import ledger as ledgers
+from fedvi.privacy.advisories import advisory
 from fedvi.privacy.ledger import Header, Ledger
 from fedvi.privacy.runs import Extend
 from fedvi.store.sqlite import SqliteClientStore, read_ledger
@@ -128,6 +129,13 @@ class LedgerFolder:
             found = read_ledger(self._folder).header
         except errors.LedgerError:
             return
+        fault = advisory(found, "add_remove")
+        if fault:
+            raise errors.LedgerError(
+                f"{self.place} is not continued: {fault}",
+                hint="keep it as the record of what was released; for what is to come, give the plan a new "
+                "folder",
+            )
         differing = [
             f"`{name}` is {value!r}, expected {wanted!r}"
             for (name, value), wanted in zip(found._asdict().items(), header, strict=True)

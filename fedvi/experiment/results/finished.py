@@ -112,7 +112,7 @@ def read(folder: Path) -> Finished:
         books = _planned(assembly)
         claims, basis = _claims(assembly, books, result, "plan"), _BY_WORD
     # None of a ledger's is lost, whatever was kept beside the posterior.
-    marks = (kept.mark, *(book.header.note for book in books.values()))
+    marks = (kept.mark, *(book.header.mark for book in books.values()))
     mark = "; ".join(dict.fromkeys(filter(None, marks)))
     return Finished(assembly, kept.eta, mark, digests[0], claims, basis)
 

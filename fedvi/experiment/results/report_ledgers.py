@@ -254,7 +254,7 @@ def state(study: Study, book: Ledger, claims: Sequence[Claim], lifetime: str = "
         facts=_facts(study, book),
         releases=ledger.reservations(book),
         head=str(ledger.anchor(book)),
-        mark=header.note,
+        mark=header.mark,
         exceeded=excesses(book),
         lifetime=lifetime,
     )

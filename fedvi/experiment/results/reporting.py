@@ -236,7 +236,7 @@ def _warnings(run: _Run, books: Mapping[str, Ledger]) -> list[str]:
 
 def _mark(result: Mapping[str, Any], books: Mapping[str, Ledger]) -> str:
     """Returns the mark of the run: none of a ledger's is lost, whatever the result says."""
-    noted = [book.header.note for book in books.values()]
+    noted = [book.header.mark for book in books.values()]
     return "; ".join(dict.fromkeys(filter(None, [str(result["mark"]), *noted])))
 
 
