@@ -172,7 +172,8 @@ def test_a_fixed_size_is_never_below_what_is_attained_by_two_tools(parts, delta)
     own = composed_epsilon(parts, 2.0, 0.0, delta)
     assert found >= low
     assert found >= own * (1 - 5e-4)
-    # Above: everybody in the batch; and the bound is known to be up to a fifth loose.
+    # Above: everybody in the batch; and the bound is known to be up to a fifth loose. How much of
+    # it is the proof's and how much the arithmetic's is told by test_independent_prices.py.
     assert found <= own * 1.3
     check_not_below_anyone(event, "substitute", delta, max(low, own * (1 - 5e-4)))
 

@@ -36,6 +36,10 @@ def test_every_published_vector_is_checked(vectors):
 
 @pytest.mark.parametrize("name", VECTORS)
 def test_meets_a_published_vector_and_exceeds_what_is_attained(vectors, name):
+    """Circular: all three numbers came from dp-accounting, which `pld` wraps.
+
+    ``tests/statistical/test_independent_prices.py`` confirms the first two by simulation.
+    """
     vector = vectors[name]
     event = compose(
         *(
@@ -117,6 +121,8 @@ def test_the_mass_of_one_release_is_one_and_its_own_mirror_image():
 
 
 def test_two_releases_cost_at_least_two_of_one_direction():
+    # Both sides are composed by one library; tests/statistical/test_independent_prices.py has a
+    # quadrature of both.
     event, rate, noise = WithoutReplacement(2, 10, Gaussian(2.0)), 0.2, 1.0
     one_way = PoissonSampled(rate, Gaussian(noise))  # the pair at half the noise: attained
     for epsilon in (0.1, 0.8):
