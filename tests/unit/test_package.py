@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -119,29 +120,40 @@ def test_the_installed_command_and_version_are_those_of_this_clone():
     assert Path(fedvi.__file__).parent == PACKAGE
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_says_what_it_is_for_and_what_it_offers(module):
-    loaded = importlib.import_module(module)
-    assert loaded.__doc__, f"{module} opens without a docstring"
-    names = loaded.__all__
-    assert len(set(names)) == len(names)
-    assert [name for name in names if not hasattr(loaded, name)] == []
+def test_every_module_says_what_it_is_for_and_what_it_offers():
+    for module in MODULES:
+        loaded = importlib.import_module(module)
+        assert loaded.__doc__, f"{module} opens without a docstring"
+        names = loaded.__all__
+        assert len(set(names)) == len(names), module
+        assert [name for name in names if not hasattr(loaded, name)] == [], module
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_no_file_imports_what_would_run_a_sender_s_code(path):
-    source = path.read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    assert imported_modules(tree) & RUNS_CODE == set()
-    allowed = [
-        node.arg
-        for node in ast.walk(tree)
-        if isinstance(node, ast.keyword) and node.arg == "allow_pickle"
-        if not (isinstance(node.value, ast.Constant) and node.value.value is False)
-    ]
-    assert allowed == []
+def test_no_file_imports_what_would_run_a_sender_s_code():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert imported_modules(tree) & RUNS_CODE == set(), path
+        allowed = [
+            node.arg
+            for node in ast.walk(tree)
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle"
+            if not (isinstance(node.value, ast.Constant) and node.value.value is False)
+        ]
+        assert allowed == [], path
+
+
+def test_shapes_are_checked_in_every_file_that_declares_them():
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (listed,) = (
+        option.removeprefix("--jaxtyping-packages=").split(",")
+        for option in options["tool"]["pytest"]["ini_options"]["addopts"]
+        if option.startswith("--jaxtyping-packages=")
+    )
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "jaxtyping" not in imported_modules(ast.parse(path.read_text(encoding="utf-8"))):
+            continue
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        assert any(f"{module}.".startswith(f"{package}.") for package in listed), module
 
 
 def test_every_folder_with_code_in_it_is_a_package():
