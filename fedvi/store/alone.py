@@ -129,19 +129,13 @@ class LedgerFolder:
             found = read_ledger(self._folder).header
         except errors.LedgerError:
             return
-        fault = advisory(found, "add_remove")
-        if fault:
-            raise errors.LedgerError(
-                f"{self.place} is not continued: {fault}",
-                hint="keep it as the record of what was released; for what is to come, give the plan a new "
-                "folder",
-            )
         differing = [
             f"`{name}` is {value!r}, expected {wanted!r}"
             for (name, value), wanted in zip(found._asdict().items(), header, strict=True)
             if value != wanted and name not in ("study", "study_digest", "planned")
         ]
         if found.study == header.study and found.study_digest == header.study_digest:
+            self._check_fault(found)
             return
         raise errors.LedgerError(
             f"{self.place} is the ledger of {_name(found)}, expected that of {_name(header)}"
@@ -149,6 +143,16 @@ class LedgerFolder:
             hint="a plan is continued by what it was made with, seed and numbers a step included; give "
             "another plan a folder of its own, and add up what both cost",
         )
+
+    def _check_fault(self, found: Header) -> None:
+        """Says why a plan of before is not continued: what it promised did not hold."""
+        fault = advisory(found, "add_remove")
+        if fault:
+            raise errors.LedgerError(
+                f"{self.place} is not continued: {fault}",
+                hint="keep it as the record of what was released; for what is to come, give the plan a new "
+                "folder",
+            )
 
 
 def _name(header: Header) -> str:

@@ -235,9 +235,9 @@ def test_clipping_that_is_off_is_found(plant: Any, mechanism: Any) -> None:
 def clipped_after_the_sum(contributions: Any, clip_norm: float, batch: Any, mechanism: Any) -> Any:
     def summed(leaf: Any) -> Any:
         kept = batch.mask.reshape(-1, *[1] * (leaf.ndim - 1))
-        return jnp.where(kept, leaf, 0.0).sum(axis=0, keepdims=True)
+        return jnp.zeros_like(leaf).at[0].set(jnp.where(kept, leaf, 0.0).sum(axis=0))
 
-    one = release.Batch(batch.indices[:1], jnp.ones(1, bool), batch.sampler)
+    one = release.Batch(batch.indices, jnp.arange(batch.mask.shape[0]) == 0, batch.sampler)
     return release.clipped_sum(jax.tree.map(summed, contributions), clip_norm, one, mechanism)
 
 
