@@ -54,7 +54,7 @@ class Case:
       totals: see ``Totals``; made when it is first asked for, and compiled then.
       event: of one release, whose shift is what is charged.
       table: a full table of ``capacity`` equal records, which are all clipped, and so all parallel.
-      odd: other records to put in the place of one: tables of one row.
+      odd: other records to put in the place of one: tables of one row; the last one points the other way.
       capacity: how many slots there are.
       records: how many of them hold a record; None for all.
       by_slot: whether a key picks the slots that are read: then a record keeps its slot.
@@ -103,6 +103,20 @@ def worst(case: Case) -> dict[str, float]:
                 compare("substitute", whole, totals(changed, full))
     if "add_remove" not in found:
         return found
+    if not case.by_slot:
+        # Where all are equal it does not show who moves up as one leaves: here every second one is another.
+        mixed = {
+            name: _alternating(column, case.odd()[-1][name], name) for name, column in table.items()
+        }
+        mixed = {name: _cleared(column, full) for name, column in mixed.items()}
+        fewer = full & (slots != count - 1)
+        bare = {name: _cleared(column, fewer) for name, column in mixed.items()}
+        with _replayed(totals, bare, fewer) as less:
+            first = {
+                name: np.concatenate([case.odd()[0][name], column[: count - 1], column[count:]])
+                for name, column in bare.items()
+            }
+            compare("add_remove", less, totals(first, full))
     # In slots that a key picks each record stays where it is, and some of those left are in the batch.
     gaps = np.linspace(0, count - 1, 8).astype(int) if case.by_slot and case.holes else [count - 1]
     for gap in gaps:
@@ -132,8 +146,8 @@ def odd_rows(seed: int = 0, count: int = 24) -> list[Table]:
         rows.append({"x": x.astype(np.float32), "y": y.astype(np.float32)})
     straight = np.array([[3.0, 4.0]], np.float32)
     for sign in (1.0, -1.0):
-        rows.append({"x": sign * straight, "y": np.array([1e4], np.float32)})
         rows.append({"x": sign * straight, "y": np.array([0.0], np.float32)})
+        rows.append({"x": sign * straight, "y": np.array([1e4], np.float32)})
     return rows
 
 
@@ -157,6 +171,27 @@ def _odd_named() -> list[Table]:
     return [{**row, IDS: np.array([2**40 + at], np.uint64)} for at, row in enumerate(rows)]
 
 
+def _trials(capacity: int) -> Table:
+    return {**_parallel(capacity), "y": np.tile(np.float32([1e4, 0.0]), (capacity, 1))}
+
+
+def _odd_trials() -> list[Table]:
+    """Records whose curvature, which grows with their trials, is beyond float32 beside x near 0."""
+    return [
+        {"x": np.array([x], np.float32), "y": np.array([y], np.float32)}
+        for x in ([0.0, 0.0], [1e-30, 0.0], [1e-38, 1.0], [3.0, 4.0])
+        for y in ([0.0, 3e38], [3e38, 3e38], [1.0, np.inf], [0.0, 1e4])
+    ]
+
+
+def _odd_counts() -> list[Table]:
+    return [
+        *({"x": row["x"], "y": row["y"][:, 0]} for row in _odd_trials()),
+        *({"x": row["x"], "y": row["y"][:, 1]} for row in _odd_trials()),
+        *odd_rows(count=0),
+    ]
+
+
 def _documents(capacity: int) -> Table:
     words = np.tile(np.array([0, 1, 0, 0], np.int32), (capacity, 1))
     return {"words": words, "counts": np.tile(np.float32([900.0, 1.0, 0.0, 0.0]), (capacity, 1))}
@@ -166,6 +201,13 @@ def _odd_documents() -> list[Table]:
     counts = ([0, 0, 0, 0], [1, 0, 0, 0], [5e5, 5e5, 5e5, 5e5], [0, 0, 0, 3])
     words = np.array([[0, 1, 2, 3]], np.int32)
     return [{"words": words, "counts": np.array([row], np.float32)} for row in counts]
+
+
+def _alternating(column: np.ndarray, other: np.ndarray, name: str) -> np.ndarray:
+    changed = column.copy()
+    if name != IDS:
+        changed[::2] = other[0]
+    return changed
 
 
 def _row(table: Table) -> Table:
@@ -367,7 +409,13 @@ class _OfVips:
         return [call.total * (call.layout.step / CLIP) for call in self._recorder.stop()]
 
 
-def _vips_case(name: str, capacity: int, model: Any) -> Case:
+def _vips_case(
+    name: str,
+    capacity: int,
+    model: Any,
+    table: Callable[[int], Table] = _parallel,
+    odd: Callable[[], list[Table]] = odd_rows,
+) -> Case:
     plan = fedvi.privacy.sgd(
         steps=1, max_records=capacity, sampler="full", noise_multiplier=2.0, delta=1e-5,
         clip_norm=CLIP, relation="add_remove", insecure_seed=1,
@@ -376,8 +424,8 @@ def _vips_case(name: str, capacity: int, model: Any) -> Case:
         f"VIPS, {name}, {capacity:,}",
         lambda: _OfVips(model, plan),
         plan.step,
-        _parallel,
-        odd_rows,
+        table,
+        odd,
         capacity,
     )
 
@@ -404,6 +452,9 @@ def _every_case() -> list[Case]:
         ),
         _steps_case("flat, Poisson", 409, sampler="poisson"),
         _steps_case("flat, fixed size", 409, sampler="feistel"),
+        _steps_case("aligned, Poisson", 409, sampler="poisson", gradients="aligned"),
+        _steps_case("per_site, fixed size", 409, sampler="feistel", clipping="per_site"),
+        _steps_case("normalised, microbatches", 4_096, microbatch_size=32, clipping="normalised"),
         _steps_case("flat, microbatches", 4_096, microbatch_size=32),
         _steps_case("flat, as the papers clip", 409, clip="elbo"),
         _steps_case("flat, with its loss", 409, loss_bound=10.0),
@@ -416,6 +467,7 @@ def _every_case() -> list[Case]:
         _steps_case("network, normalised", 409, _network, clipping="normalised"),
         _steps_case("floating point", 409, float_noise=True),
         *(_vips_case("linear", count, LINEAR) for count in (409, 4_096)),
+        _vips_case("topics", 409, TOPICS, table=_documents, odd=_odd_documents),
         _vips_case("logistic", 409, logistic),
         *(
             _solver_case("site_release", release, count, model=LINEAR)
@@ -426,11 +478,24 @@ def _every_case() -> list[Case]:
         _solver_case("site_release, discrete noise", release, 409, model=LINEAR, mechanism=DISCRETE),
         _solver_case("site_release, in blocks", release, 4_096, model=LINEAR, large=True),
         _solver_case("site_release, logistic", release, 409, model=logistic),
+        *(
+            _solver_case(
+                f"site_release, {label}", release, 409, model=model, curvature_share=0.999,
+                table=table, odd=odd,
+            )
+            for label, model, table, odd in (
+                ("binomial", models.binomial(NAMES), _trials, _odd_trials),
+                ("negative binomial", models.negative_binomial(NAMES, 1.0), _parallel, _odd_counts),
+            )
+        ),
         _solver_case("site_release, by draws", release, 409, model=_Any(LINEAR), draws=2),
         *(
             _solver_case("dp_optimisation", descent, count, model=LINEAR, steps=2)
             for count in (409, 4_096)
         ),
+        _solver_case("dp_optimisation", descent, 41_944, model=LINEAR),
+        _solver_case("dp_optimisation, fixed size", descent, 409, model=LINEAR, steps=2, sampler=fixed),
+        _solver_case("dp_optimisation, discrete noise", descent, 409, model=LINEAR, mechanism=DISCRETE),
         _solver_case("dp_optimisation, Poisson", descent, 409, model=LINEAR, steps=2, sampler=poisson),
         _solver_case("dp_optimisation, in blocks", descent, 4_096, model=LINEAR, steps=2, large=True),
         _solver_case("dp_optimisation, any model", descent, 409, model=_Any(LINEAR), steps=2),
@@ -444,7 +509,12 @@ def _every_case() -> list[Case]:
         _solver_case(
             "perturbed_update, clients", solvers.perturbed_update, 1, model=LINEAR, unit="client", **parts
         ),
-        *(_solver_case("vips, linear", solvers.vips, count, model=LINEAR) for count in (409, 4_096)),
+        *(
+            _solver_case("vips, linear", solvers.vips, count, model=LINEAR)
+            for count in (409, 4_096, 41_944, 83_887)
+        ),
+        _solver_case("vips, linear, fixed size", solvers.vips, 409, model=LINEAR, sampler=fixed),
+        _solver_case("vips, linear, discrete noise", solvers.vips, 409, model=LINEAR, mechanism=DISCRETE),
         _solver_case("vips, logistic, Poisson", solvers.vips, 409, model=logistic, sampler=poisson),
         _solver_case("vips, in blocks", solvers.vips, 4_096, model=LINEAR, large=True),
         _solver_case("vips, topics", solvers.vips, 409, **topics),

@@ -151,6 +151,8 @@ def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_
                 _say(f"  EXCEEDED: {line}")
         if totals:
             _price_table(totals, "ε of all studies of a site, had they been planned together")
+            for mark in dict.fromkeys(found.header.mark for found in whole if found.header.mark):
+                _say(f"  MARK: {mark}")
     if any(exceeded.values()):
         sys.exit(errors.PrivacyError.exit_code)
     _leave(books)

@@ -558,9 +558,11 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         return jax.random.bits(key, rows, jnp.uint32)
 
     def _batch(self, key: Key, columns: list[Any]) -> Batch:
-        # As many slots as were declared: of how many records there are, no size may tell.
+        # As many slots as were declared: of how many records there are, no size may tell. Behind the
+        # barrier it is a number of the mask, and no constant that a program could be compiled with.
         slots = jnp.arange(self._records, dtype=jnp.int32)
-        return self.privacy.sampler.draw(key, slots < columns[0].shape[0])
+        valid = jax.lax.optimization_barrier(slots < columns[0].shape[0])
+        return self.privacy.sampler.draw(key, valid)
 
     def _next(
         self,

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from fedvi.privacy.events import DiscreteGaussian, Gaussian, Relation, counts
+from fedvi.privacy.events import DiscreteGaussian, Event, Gaussian, Relation, counts
 
 if TYPE_CHECKING:  # a header asks here what to say of itself
     from fedvi.privacy.ledger import Header
 
-__all__ = ["WHOLE_BATCHES", "advisory"]
+__all__ = ["WHOLE_BATCHES", "advisory", "has_whole_batches"]
 
 WHOLE_BATCHES = (
     "no guarantee under add_remove: an earlier version of DPSVI let the number of records set the clip "
@@ -27,5 +27,9 @@ def advisory(header: "Header", relation: Relation) -> str:
         return ""
     if relation != "add_remove" or header.planned is None:
         return ""
-    whole = any(isinstance(atom, Gaussian | DiscreteGaussian) for atom in counts(header.planned))
-    return WHOLE_BATCHES if whole else ""
+    return WHOLE_BATCHES if has_whole_batches(header.planned) else ""
+
+
+def has_whole_batches(planned: Event) -> bool:
+    """Returns whether some release is of all records, and not of a sample of them."""
+    return any(isinstance(atom, Gaussian | DiscreteGaussian) for atom in counts(planned))

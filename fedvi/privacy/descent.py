@@ -7,6 +7,7 @@ from typing import Any
 
 from fedvi import errors
 from fedvi.privacy import accountants, calibrate, events, mechanisms, sampling
+from fedvi.privacy.advisories import has_whole_batches
 from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.ledger import Budget, Header
 from fedvi.privacy.mechanisms import _alias
@@ -151,7 +152,7 @@ class Descent:
             accountant=self.accountant.name if self.protected else "",
             table_distance=distance,
             max_records=getattr(self.sampler, "max_records", None),
-            fixed_sizes=study == "dpsvi" and self.sampler.rate == 1.0,
+            fixed_sizes=study == "dpsvi" and has_whole_batches(total),
         )
         return Runs(header, self.run, self.runs, self.budget(), self.keeper)
 

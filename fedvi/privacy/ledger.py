@@ -100,7 +100,8 @@ class Header(NamedTuple):
       least_reporting, colluding: of the view "aggregate", see `fedvi.privacy.sums.Sums`; else None.
       fixed_sizes: of ``DPSVI`` with whole batches, whether all sizes behind a release follow from
         ``max_records`` alone; see ``fedvi.privacy.advisories``. False elsewhere.
-        Entries and ``planned`` cost what a message does, under every view.
+
+    Entries and ``planned`` cost what a message does, under every view.
     """
 
     study: str
@@ -126,8 +127,8 @@ class Header(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """The note, and what is known to be wrong with claims of this ledger: printed beside each."""
-        return "; ".join(filter(None, (self.note, advisory(self, "add_remove"))))
+        """The note, and what is known to be wrong with the promise: printed beside each claim."""
+        return "; ".join(filter(None, (self.note, advisory(self, self.relation))))
 
     @property
     def sums(self) -> Sums | None:

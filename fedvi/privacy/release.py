@@ -747,11 +747,16 @@ def _row_count(batch: Batch) -> int:
 
 
 def _check_rows(rows: int, sampler: Sampler) -> None:
-    if rows < sampler.capacity:
+    """Refuses a batch of another size than its sampler's, but for rows that fill it up.
+
+    Kernels take rows in groups, so that solvers add less than as many again and 64.
+    """
+    least, most = sampler.capacity, 2 * sampler.capacity + _FILLED_UP
+    if not least <= rows <= most:
         raise errors.PrivacyError(
-            f"a batch has {rows} rows, expected at least the {sampler.capacity} that its sampler draws: "
-            "with fewer, one record more or less could move what all others count for",
-            "fill the batch up with masked rows",
+            f"a batch has {rows} rows, expected {least}, which its sampler draws, to {most}: had it as "
+            "many as there are records, one more or less could move what all others count for",
+            "fill the batch up with masked rows" if rows < least else "draw it by the sampler",
         )
 
 
@@ -789,6 +794,8 @@ def _released(value: Any, event: events.Event) -> Released:
 
 
 # The most that rounding may take from the clip norm, or float sums add to the shift.
+# Rows that a solver may add to a batch beside as many as it has.
+_FILLED_UP = 64
 _LARGEST_SURPLUS = 0.05
 
 

@@ -100,8 +100,11 @@ class LedgerFolder:
                 return SqliteClientStore(self._folder, header)
             except errors.LedgerError as error:
                 if not isinstance(error.__cause__, BlockingIOError):
-                    self._check_plan(header)
-                    raise
+                    earlier = self._check_plan(header)
+                    if earlier is None or earlier == header:
+                        raise
+                    header = earlier
+                    continue
                 if time.monotonic() > end:
                     raise errors.LedgerError(
                         f"{self.place} is in use: another process has held its lock for "
@@ -123,36 +126,40 @@ class LedgerFolder:
                 hint="give each plan a folder of its own",
             )
 
-    def _check_plan(self, header: Header) -> None:
-        """Says in words of plans what the store refused because of its header, if that is why."""
+    def _check_plan(self, header: Header) -> Header | None:
+        """Says in words of plans what the store refused because of its header, if that is why.
+
+        Returns:
+          The ledger's own header, if an earlier version wrote it for this plan and its promise held; None
+          if there is no ledger to be read.
+
+        Raises:
+          LedgerError: it is the ledger of another plan, or what an earlier version promised did not hold.
+        """
         try:
             found = read_ledger(self._folder).header
         except errors.LedgerError:
-            return
-        differing = [
-            f"`{name}` is {value!r}, expected {wanted!r}"
-            for (name, value), wanted in zip(found._asdict().items(), header, strict=True)
-            if value != wanted and name not in ("study", "study_digest", "planned")
-        ]
-        if found.study == header.study and found.study_digest == header.study_digest:
-            self._check_fault(found)
-            return
-        raise errors.LedgerError(
-            f"{self.place} is the ledger of {_name(found)}, expected that of {_name(header)}"
-            + "".join(f"; {text}" for text in differing),
-            hint="a plan is continued by what it was made with, seed and numbers a step included; give "
-            "another plan a folder of its own, and add up what both cost",
-        )
-
-    def _check_fault(self, found: Header) -> None:
-        """Says why a plan of before is not continued: what it promised did not hold."""
-        fault = advisory(found, "add_remove")
-        if fault:
+            return None
+        if (found.study, found.study_digest) != (header.study, header.study_digest):
+            differing = [
+                f"`{name}` is {value!r}, expected {wanted!r}"
+                for (name, value), wanted in zip(found._asdict().items(), header, strict=True)
+                if value != wanted and name not in ("study", "study_digest", "planned")
+            ]
+            raise errors.LedgerError(
+                f"{self.place} is the ledger of {_name(found)}, expected that of {_name(header)}"
+                + "".join(f"; {text}" for text in differing),
+                hint="a plan is continued by what it was made with, seed and numbers a step included; give "
+                "another plan a folder of its own, and add up what both cost",
+            )
+        if fault := advisory(found, found.relation):
             raise errors.LedgerError(
                 f"{self.place} is not continued: {fault}",
                 hint="keep it as the record of what was released; for what is to come, give the plan a new "
                 "folder",
             )
+        # Its claims under the other relation stay marked: releases of before are among them.
+        return found if found == header._replace(fixed_sizes=False) else header
 
 
 def _name(header: Header) -> str:

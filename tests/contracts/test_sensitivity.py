@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedvi import errors
-from fedvi.inference import solvers
-from fedvi.inference.clipping import longest_part
+from fedvi.inference import clipping, solvers
+from fedvi.inference.clipping import _weights, longest_part
 from fedvi.inference.svi import DPSVI
 from fedvi.privacy import events, mechanisms, release, sampling
 from tests.sensitivity import CASES, Case, shift, worst
@@ -17,8 +17,34 @@ pytestmark = pytest.mark.numpyro
 
 # Sums in floating point, which promise nothing, may round beyond.
 _ROUNDING = {"DPSVI, floating point, 409": 1e-6}
+# One of each way to a release, for the fast tier.
+_QUICK = (
+    "DPSVI, flat, 41,944 of, 100,000",
+    "DPSVI, flat, 83,887",
+    "DPSVI, flat, with its loss, 409",
+    "DPSVI, per_site, 409",
+    "DPSVI, normalised, 409",
+    "DPSVI, aligned, flat, 409",
+    "VIPS, linear, 4,096",
+    "site_release, 41,944",
+    "site_release, Poisson, 409",
+    "site_release, fixed size, 409",
+    "site_release, discrete noise, 409",
+    "site_release, in blocks, 4,096",
+    "site_release, logistic, 409",
+    "site_release, by draws, 409",
+    "site_release, binomial, 409",
+    "dp_optimisation, any model, 409",
+    "local_averaging, 64",
+    "virtual_clients, 64",
+    "perturbed_update, 64",
+    "perturbed_update, clients, 1",
+    "vips, linear, 409",
+    "vips, topics, 409",
+)
 
 
+@pytest.mark.nightly(but=_QUICK)
 @pytest.mark.parametrize("name", CASES)
 def test_one_record_moves_what_is_released_by_at_most_what_is_charged(name):
     found = worst(CASES[name])
@@ -42,6 +68,7 @@ def test_cases_stand_on_both_sides_of_each_length_at_which_blocks_change():
         assert rows in lengths
 
 
+@pytest.mark.nightly(but=("DPSVI, per_site, 409",))
 @pytest.mark.parametrize("name", ["DPSVI, flat, 1,024", "DPSVI, per_site, 409"])
 def test_a_batch_as_long_as_there_are_records_would_be_noticed(monkeypatch, name):
     """As batches of whole tables once were: their number set everybody's clip limit."""
@@ -52,10 +79,21 @@ def test_a_batch_as_long_as_there_are_records_would_be_noticed(monkeypatch, name
 
     monkeypatch.setattr(DPSVI, "_batch", batch)
     planted = dataclasses.replace(CASES[name], relations=("add_remove",))
-    with pytest.raises(errors.PrivacyError, match="expected at least the"):
+    with pytest.raises(errors.PrivacyError, match=r"expected \d+, which its sampler draws"):
         worst(planted)
     monkeypatch.setattr(release, "_check_rows", lambda rows, sampler: None)
     assert worst(planted)["add_remove"] > 1.01
+
+
+def test_a_weight_that_depends_on_the_place_of_a_record_would_be_noticed(monkeypatch):
+    """Equal records hide it: one that leaves moves the others up, and nothing changes."""
+
+    def weights(records, limit, clipping):
+        found = _weights(records, limit, clipping)
+        return [weight * (1.0 - 0.3 * (jnp.arange(weight.size) % 2)) for weight in found]
+
+    monkeypatch.setattr(clipping, "_weights", weights)
+    assert worst(CASES["DPSVI, per_site, 409"])["add_remove"] > 10.0
 
 
 def test_a_price_of_half_the_move_would_be_noticed():
@@ -65,11 +103,11 @@ def test_a_price_of_half_the_move_would_be_noticed():
     assert min(worst(cheap).values()) > 1.9
 
 
-@pytest.mark.parametrize("rows", [0, 1, 15])
-def test_no_sum_takes_a_batch_of_fewer_rows_than_its_sampler_draws(rows):
+@pytest.mark.parametrize("rows", [0, 1, 15, 97])
+def test_no_sum_takes_a_batch_of_another_size_than_its_sampler_draws(rows):
     mechanism, sampler = mechanisms.rounded_gaussian(1.0), sampling.full(16)
     batch = release.Batch(jnp.arange(rows), jnp.ones(rows, bool), sampler)
-    short = f"a batch has {rows} rows, expected at least the 16"
+    short = f"a batch has {rows} rows, expected 16, which its sampler draws, to 96"
     with pytest.raises(errors.PrivacyError, match=short):
         release.clipped_sum(jnp.ones((rows, 2)), 1.0, batch, mechanism)
     with pytest.raises(errors.PrivacyError, match=short):

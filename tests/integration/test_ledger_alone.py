@@ -59,6 +59,7 @@ KINDS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.nightly(but=("vips-start_vips-run",))
 @KINDS
 def test_a_process_that_died_in_its_run_has_spent_it(tmp_path, make, start, method):
     """It dies after the charge and before a record is read: the next has one run left of two."""
@@ -86,6 +87,7 @@ test.{start.__name__}(test.{make.__name__}({str(tmp_path / "spent")!r}))
     assert ledger.spent(read_ledger(tmp_path / "spent")) == ledger.spent(fit.ledger)
 
 
+@pytest.mark.nightly(but=("vips-start_vips-run",))
 @KINDS
 def test_the_charge_is_on_the_disk_before_a_record_is_read(tmp_path, make, start, method):
     """What hands the records over finds the run in the file, and nothing else does so earlier."""
@@ -102,6 +104,7 @@ def test_the_charge_is_on_the_disk_before_a_record_is_read(tmp_path, make, start
     assert seen == [1]
 
 
+@pytest.mark.nightly(but=("vips-start_vips-run",))
 @KINDS
 def test_another_plan_is_refused_before_anything_is_charged(tmp_path, make, start, method):
     fit = make(tmp_path / "spent")
@@ -160,6 +163,7 @@ def test_the_statement_names_the_folder_and_the_promise_is_that_of_all_runs(tmp_
     assert "runs of all processes" not in told(alone)
 
 
+@pytest.mark.nightly
 def test_the_command_line_reads_it(tmp_path):
     start_descent(descent(tmp_path / "spent"))
     shown = CliRunner().invoke(main, ["ledger", "show", str(tmp_path / "spent")])
@@ -174,6 +178,7 @@ def test_the_command_line_reads_it(tmp_path):
     assert "kept" in checked.output
 
 
+@pytest.mark.nightly
 def test_steps_under_jit_charge_nothing_and_init_under_a_trace_is_refused(tmp_path):
     fit = descent(tmp_path / "spent")
     state = fit.init(jax.random.key(0), X)

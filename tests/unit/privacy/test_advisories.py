@@ -7,6 +7,7 @@ import fedvi
 from fedvi import errors, privacy
 from fedvi.cli.main import main
 from fedvi.privacy import accountants, advisories, descent, events, ledger, statement
+from fedvi.store.sqlite import read_ledger
 
 PLAN = {"steps": 3, "max_records": 50, "epsilon": 1.0, "delta": 1e-5}
 
@@ -42,6 +43,7 @@ def test_a_ledger_of_whole_batches_from_before_is_marked_and_one_from_now_is_not
     [
         {"sampler": "poisson", "batch": 10},
         {"sampler": "feistel", "batch": 10, "relation": "substitute"},
+        {"sampler": "feistel", "batch": 50, "relation": "substitute"},
     ],
 )
 def test_sampled_batches_are_not_touched_and_written_as_before(settings):
@@ -73,14 +75,34 @@ def test_the_command_line_says_it(tmp_path):
         assert "FEDVI-2026-01" in found.output.replace("\n", " "), found.output
 
 
-def test_a_kept_ledger_from_before_is_not_continued(tmp_path, monkeypatch):
-    folder = tmp_path / "spent"
-    plan = privacy.sgd(
-        **PLAN, sampler="full", relation="add_remove", ledger=fedvi.LedgerFolder(folder)
-    )
+def kept_before(folder, monkeypatch, **settings):
+    """Returns a plan of two runs whose ledger in ``folder`` an earlier version began."""
+    plan = privacy.sgd(**PLAN, **settings, runs=2, ledger=fedvi.LedgerFolder(folder))
     made = descent.Header
     with monkeypatch.context() as earlier:
         earlier.setattr(descent, "Header", lambda **fields: before(made(**fields)))
         plan.open_runs(4).charge("init", "")
+    return plan
+
+
+def test_a_kept_ledger_from_before_is_not_continued(tmp_path, monkeypatch):
+    plan = kept_before(tmp_path / "spent", monkeypatch, sampler="full", relation="add_remove")
     with pytest.raises(errors.LedgerError, match="is not continued: no guarantee under add_remove"):
         plan.open_runs(4)
+
+
+@pytest.mark.parametrize("sampler", [{"sampler": "full"}, {"sampler": "feistel", "batch": 50}])
+def test_a_kept_ledger_whose_promise_held_is_continued(tmp_path, monkeypatch, sampler):
+    plan = kept_before(tmp_path / "spent", monkeypatch, relation="substitute", **sampler)
+    plan.open_runs(4).charge("init", "")
+    assert ledger.reservations(read_ledger(tmp_path / "spent")) == 2
+    found = plan.open_runs(4).ledger
+    assert found.header.mark == ""
+    if sampler["sampler"] == "full":
+        # What was released before is among what is claimed.
+        (claim,) = statement.claims(
+            found, found.header.planned, 1e-5, [accountants.pld("add_remove")]
+        )
+        assert claim.mark == advisories.WHOLE_BATCHES
+    with pytest.raises(errors.PrivacyError):
+        plan.open_runs(4).charge("init", "")
