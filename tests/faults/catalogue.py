@@ -1,0 +1,384 @@
+"""The planted faults: come here to add one, after a bug that no test found or beside a new promise."""
+
+import dataclasses
+
+__all__ = ["FAULTS", "Fault"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One mistake that somebody could make, and the tests that are there to find it.
+
+    Attributes:
+      name: of the fault, for the command line.
+      says: what is wrong, and for whom.
+      file: where it is planted, below ``fedvi/``.
+      right: text that the file has exactly once.
+      wrong: what stands in its place.
+      tests: what pytest is asked to run: files, or single tests where a file takes long.
+    """
+
+    name: str
+    says: str
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+
+
+def _fault(name: str, file: str, right: str, wrong: str, says: str, *tests: str) -> Fault:
+    return Fault(name, says, file, right, wrong, tuple(f"tests/{test}" for test in tests))
+
+
+_PRIVACY = (
+    _fault(
+        "noise-times-0.7",
+        "privacy/mechanisms/_alias.py",
+        "noised.append(leaf + part.astype(leaf.dtype))",
+        "noised.append(leaf + (part * 7 // 10).astype(leaf.dtype))",
+        "The noise of every release has 0.7 of the sd that is paid for.",
+        "statistical/test_noise.py",
+    ),
+    _fault(
+        "mask-ignored-in-a-clipped-sum",
+        "inference/clipping.py",
+        "usable = mask & jnp.isfinite(everything.norm())",
+        "usable = jnp.isfinite(everything.norm())",
+        "Rows that hold no record count as one.",
+        "unit/inference/test_per_record.py",
+        "unit/inference/test_svi.py",
+    ),
+    _fault(
+        "substitution-priced-as-removal",
+        "privacy/mechanisms/rounded_gaussian.py",
+        "substitute=shift.substitute / shift.clip_norm,",
+        "substitute=shift.add_remove / shift.clip_norm,",
+        "Records that are exchanged move a sum twice as far as is paid for.",
+        "unit/privacy/test_mechanisms.py",
+        "contracts/test_solvers.py",
+    ),
+    _fault(
+        "divided-by-the-realised-batch",
+        "inference/svi.py",
+        "mean = jax.tree.map(lambda part: part / plan.sampler.rate, total)",
+        "mean = jax.tree.map(\n"
+        "                lambda part: part * self._records / jnp.maximum(batch.mask.sum(), 1), total\n"
+        "            )",
+        "How many records are in a batch is private, and a step shows it.",
+        "unit/inference/test_svi.py::"
+        "test_a_step_is_divided_by_the_public_rate_and_not_by_how_many_were_drawn",
+    ),
+    _fault(
+        "records-sampled-more-often",
+        "privacy/sampling/poisson.py",
+        "gap = jnp.where(stays, column, jnp.asarray(alias)[column])",
+        "gap = jnp.where(stays, column, jnp.asarray(alias)[column]) * 4 // 5",
+        "Batches are larger than the rate that is paid for.",
+        "contracts/test_samplers.py",
+        "statistical/test_samplers.py",
+    ),
+    _fault(
+        "sampling-priced-at-half-the-rate",
+        "privacy/sampling/poisson.py",
+        "return events.PoissonSampled(self.rate, inner, self.overflow)",
+        "return events.PoissonSampled(self.rate / 2, inner, self.overflow)",
+        "A record is in a batch twice as often as is paid for.",
+        "contracts/test_samplers.py",
+        "unit/privacy/test_poisson.py",
+    ),
+    _fault(
+        "sums-priced-without-colluders",
+        "privacy/sums.py",
+        "return self.least_reporting - self.colluding",
+        "return self.least_reporting",
+        "Clients that tell their noise to the observer are counted as if they kept it.",
+        "unit/privacy/test_aggregate_price.py",
+    ),
+    _fault(
+        "view-priced-without-colluders",
+        "privacy/views.py",
+        "return single * math.sqrt(answers - colluding)",
+        "return single * math.sqrt(answers)",
+        "The same, where an analyst asks what a view is worth.",
+        "unit/privacy/test_views.py",
+    ),
+    _fault(
+        "curvature-left-out-of-the-norm",
+        "inference/solvers/site_release.py",
+        "kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))\n\n        def weighed",
+        "kept = jnp.minimum(1.0, limit / jnp.maximum(jnp.abs(first) * jnp.sqrt(square), _LEAST))\n\n"
+        "        def weighed",
+        "A record's curvature is not clipped with its gradient.",
+        "unit/inference/test_site_release.py",
+        "contracts/test_solvers.py",
+    ),
+    _fault(
+        "off-diagonal-curvature-doubled",
+        "inference/solvers/site_release.py",
+        "twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)",
+        "twice = np.where(rows == columns, 1.0, 2.0).astype(np.float32)",
+        "Norms are not those of the matrix, and the server reads too much correlation.",
+        "unit/inference/test_site_release.py",
+    ),
+    _fault(
+        "weights-beyond-float32",
+        "inference/solvers/site_release.py",
+        "found = jnp.clip(found, -_LARGE, _LARGE)",
+        "found = jnp.clip(found, -jnp.inf, jnp.inf)",
+        "One record near zero makes a whole block of others count as nothing.",
+        "unit/inference/test_site_release.py",
+    ),
+    _fault(
+        "batches-as-long-as-there-are-records",
+        "privacy/release.py",
+        "if not least <= rows <= most:",
+        "if rows < 0:",
+        "One record more may change what everybody is clipped to.",
+        "contracts/test_sensitivity.py::test_no_sum_takes_a_batch_of_another_size_than_its_sampler_draws",
+    ),
+    _fault(
+        "one-key-for-sampling-and-noise",
+        "inference/solvers/site_release.py",
+        'for purpose in ("sampling", "guide", "noise"))',
+        'for purpose in ("noise", "guide", "noise"))',
+        "What was sampled tells something of the noise.",
+        "contracts/test_solvers.py",
+    ),
+    _fault(
+        "labels-of-keys-run-together",
+        "privacy/random.py",
+        'message += kind + len(text).to_bytes(4, "big") + text',
+        "message += kind + text",
+        "Two labels that read the same side by side share a key.",
+        "unit/privacy/test_random.py",
+    ),
+    _fault(
+        "budget-a-tenth-too-generous",
+        "privacy/ledger.py",
+        "if cost <= budget.epsilon:",
+        "if cost <= 1.1 * budget.epsilon:",
+        "A release goes out that the budget does not allow.",
+        "unit/privacy/test_ledger.py",
+    ),
+    _fault(
+        "composition-forgets-one-release",
+        "privacy/accountants/rdp.py",
+        "terms.append(count * _divergence(atom, self.relation, order))",
+        "terms.append(max(count - 1, 1) * _divergence(atom, self.relation, order))",
+        "k releases cost what k − 1 do.",
+        "unit/privacy/test_rdp.py",
+    ),
+    _fault(
+        "ledger-that-was-cut-and-glued",
+        "privacy/ledger.py",
+        "if entry.previous_hash != previous:",
+        "if not entry.previous_hash:",
+        "An entry may be taken out of a ledger unseen.",
+        "unit/privacy/test_ledger.py",
+    ),
+)
+
+_PROTOCOL = (
+    _fault(
+        "a-secret-for-two-releases",
+        "client/worker.py",
+        "secret = self._root.secret(self.client, release_id)",
+        'secret = self.__dict__.setdefault("_first", self._root.secret(self.client, release_id))',
+        "The difference of two releases has no noise left.",
+        "unit/client/test_worker.py",
+    ),
+    _fault(
+        "a-retry-draws-fresh-noise",
+        "client/worker.py",
+        "functools.partial(random.key, secret), before, task, shard",
+        "functools.partial(random.key, self._root.secret(release_id, len(self._info))),\n"
+        "            before, task, shard,",
+        "An interrupted release is computed again with noise of another secret.",
+        "unit/client/test_worker.py",
+    ),
+    _fault(
+        "records-read-before-they-are-paid-for",
+        "client/worker.py",
+        "pending = self._taken_up(task, before) or self._reserved(task)\n"
+        "        release_id, secret = pending.release_id, pending.secret\n"
+        "        shard = self._shard()",
+        "shard = self._shard()\n"
+        "        pending = self._taken_up(task, before) or self._reserved(task)\n"
+        "        release_id, secret = pending.release_id, pending.secret",
+        "Records are read though no budget is left.",
+        "unit/client/test_worker.py",
+    ),
+    _fault(
+        "a-secret-kept-after-sealing",
+        "store/sqlite.py",
+        'write("DELETE FROM pending")\n            write("DELETE FROM state")\n            if state',
+        'write("DELETE FROM state")\n            if state',
+        "Whoever steals the disk strips the noise off what was sent.",
+        "contracts/test_stores.py",
+        "unit/store/test_sqlite.py",
+    ),
+    _fault(
+        "a-second-answer-is-taken",
+        "server/protocol.py",
+        "if only not in (None, digest):\n        _, event = codec.decode(request.payload)",
+        "if only is not None and not digest:\n        _, event = codec.decode(request.payload)",
+        "A client sends other bytes for a task that it was charged for once.",
+        "unit/server/test_protocol.py",
+    ),
+    _fault(
+        "an-answer-to-another-task",
+        "server/protocol.py",
+        "    if task is None or task.task_id != request.task_id:\n"
+        "        raise errors.ProtocolError(\n"
+        '            f"client {request.client!r} answered',
+        "    if task is None:\n"
+        "        raise errors.ProtocolError(\n"
+        '            f"client {request.client!r} answered',
+        "An answer to an older posterior is folded as if it were today's.",
+        "unit/server/test_protocol.py",
+    ),
+    _fault(
+        "the-price-of-an-answer-is-not-checked",
+        "server/protocol.py",
+        "    if event != spec.costs[client]:",
+        "    if event is None:",
+        "A client answers with less noise than the study says.",
+        "unit/server/test_protocol.py",
+    ),
+    _fault(
+        "the-server-does-not-charge",
+        "server/protocol.py",
+        "        state = state._replace(ledgers={**state.ledgers, name: book})\n"
+        "    return state._replace(tasks={**state.tasks, name: task}), Offer(task)",
+        "    return state._replace(tasks={**state.tasks, name: task}), Offer(task)",
+        "The server's ledger does not know of a task that it handed out.",
+        "unit/server/test_protocol.py",
+    ),
+    _fault(
+        "any-role-may-sign",
+        "transport/identity.py",
+        "if role not in (None, found.role):",
+        "if role == found.name:",
+        "A client's certificate signs what only the server may.",
+        "unit/transport/test_identity.py",
+    ),
+)
+
+_FAMILIES = (
+    _fault(
+        "damping-left-out",
+        "federation/fold.py",
+        "tree.add_scaled(factors[name], change.delta, damping)",
+        "tree.add_scaled(factors[name], change.delta, 1.0)",
+        "The server's steps are longer than it says.",
+        "properties/test_federation.py",
+        "unit/server/test_turns.py",
+        "unit/server/test_protocol.py",
+        "unit/server/test_clean_factors.py",
+        "unit/server/test_aggregate_rounds.py",
+        "unit/server/test_durable.py",
+    ),
+    _fault(
+        "no-cavity",
+        "inference/base.py",
+        "return tree.subtract(task.posterior, task.factor)",
+        "return task.posterior",
+        "A client's records count again at every visit.",
+        "unit/inference/test_solvers.py",
+        "contracts/test_solvers.py",
+    ),
+    _fault(
+        "divergence-with-a-wrong-sign",
+        "expfam/gaussian.py",
+        "xp.linalg.slogdet(eta_q.J)[1] - xp.linalg.slogdet(eta_p.J)[1]",
+        "xp.linalg.slogdet(eta_p.J)[1] - xp.linalg.slogdet(eta_q.J)[1]",
+        "KL divergences of full Gaussians are wrong, and may be negative.",
+        "contracts/test_families.py",
+    ),
+    _fault(
+        "half-left-out-of-a-mean",
+        "expfam/gaussian.py",
+        "return GaussianEta(location, -0.5 * (1.0 / eta.J + location**2))",
+        "return GaussianEta(location, -(1.0 / eta.J + location**2))",
+        "Mean parameters of diagonal Gaussians belong to other members.",
+        "contracts/test_families.py",
+    ),
+    _fault(
+        "digamma-of-the-wrong-sum",
+        "expfam/dirichlet.py",
+        "special.digamma(alpha) - special.digamma(alpha.sum(keepdims=True))",
+        "special.digamma(alpha) - special.digamma(alpha).sum(keepdims=True)",
+        "Expected log probabilities of a Dirichlet are wrong.",
+        "contracts/test_families.py",
+    ),
+    _fault(
+        "rate-left-out-of-a-curvature",
+        "inference/finish.py",
+        "scale = np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight * rate",
+        "scale = np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight",
+        "Sites that sample report too few records.",
+        "unit/inference/test_site_release.py",
+    ),
+    _fault(
+        "noise-of-one-site-for-all",
+        "inference/noise_aware.py",
+        "size, noise = family.size, math.sqrt(len(fold.factors))",
+        "size, noise = family.size, 1.0",
+        "Intervals of many sites are as narrow as if one had added noise.",
+        "unit/inference/test_noise_aware.py",
+    ),
+    _fault(
+        "polya-gamma-mean-doubled",
+        "models/regression_statistics.py",
+        "jnp.tanh(0.5 * safe) / (2.0 * safe)",
+        "jnp.tanh(0.5 * safe) / safe",
+        "Logistic regression by statistics ends at another posterior.",
+        "unit/models/test_regression_statistics.py",
+    ),
+)
+
+_RESULTS = (
+    _fault(
+        "interval-of-another-level",
+        "experiment/results/predictions.py",
+        "return (1.0 - self.level) / 2.0, (1.0 + self.level) / 2.0",
+        "return 1.0 - self.level, self.level",
+        "An interval of 95 % holds 90 %.",
+        "unit/experiment/test_predictions.py",
+    ),
+    _fault(
+        "prediction-at-the-mean-alone",
+        "experiment/results/predictions.py",
+        "nodes = mean + points[:, None] * sd + offset",
+        "nodes = mean + 0.0 * points[:, None] * sd + offset",
+        "A predicted probability does not know how unsure the coefficients are.",
+        "unit/experiment/test_predictions.py",
+    ),
+    _fault(
+        "ratio-that-is-none",
+        "experiment/coefficients.py",
+        'f"{ratio}_{what}": _exp(value) if read[index].is_ratio else None',
+        'f"{ratio}_{what}": float(value) if read[index].is_ratio else None',
+        "An odds ratio is printed as its logarithm.",
+        "unit/experiment/test_coefficients.py",
+    ),
+    _fault(
+        "numbers-beyond-their-bounds",
+        "data/load.py",
+        "return _Cell(_scaled(column, min(max(value, low), high)))",
+        "return _Cell(_scaled(column, max(value, low)))",
+        "A value above its declared bound is used as it is.",
+        "unit/data/test_load.py",
+    ),
+    _fault(
+        "likelihood-of-all-draws-together",
+        "experiment/results/held_out.py",
+        "float(total.mean() - math.log(draws))",
+        "float(total.mean())",
+        "Held-out log-likelihood grows with the number of draws.",
+        "unit/experiment/test_held_out.py",
+    ),
+)
+
+FAULTS: tuple[Fault, ...] = (*_PRIVACY, *_PROTOCOL, *_FAMILIES, *_RESULTS)
+"""By area: privacy, protocol, families and inference, results."""
