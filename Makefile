@@ -34,7 +34,7 @@ endef
 EDITABLE = $$pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench lock protos clean
+.PHONY: help demo test nightly lint docs bench lock protos clean
 .NOTPARALLEL:  # two targets would install into one environment
 
 help:  ## say what each target does
@@ -43,8 +43,11 @@ help:  ## say what each target does
 demo: $(CORE)  ## fit one private posterior over four hospitals, beside the pooled one
 	$(BIN)/fedvi simulate $(STUDY) --pooled
 
-test: lint  ## all that CI runs: lint, then every test and doctest
-	$(BIN)/pytest -n auto
+test: lint  ## before a commit: lint, then the fast tier of tests, which covers every property
+	$(BIN)/pytest -n auto --dist loadfile -m "not nightly"
+
+nightly: $(DEV)  ## the rest of what CI runs: long tests, wider searches, planted faults
+	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest -n auto -m "nightly or hypothesis"
 
 lint: $(DEV) $(PROTOS)  ## style, format, types, who may import whom, stubs up to date
 	$(BIN)/ruff check

@@ -10,17 +10,21 @@ from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests import compiled
+
 # JAX reads these when it is first imported. What one process compiled the next one loads: the many
 # servers, clients and commands that tests start would otherwise compile the same functions again.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault(
-    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache/jax")
-)
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.folder()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# OpenBLAS would take every core for matrices of three rows, and pytest's workers have them already.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
 import pytest
 from hypothesis import settings
+
+from tests.tiers import FAST, LIMIT, Tiers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,9 +33,16 @@ _MANY_MAPS = 20_000
 # The same examples on every machine and at every run: a red build can be run again and stays red.
 # No deadline, because the first example of a jitted function pays for its compilation.
 # `HYPOTHESIS_PROFILE=search` looks for new ones.
-settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.register_profile("quick", derandomize=True, deadline=None, database=None, max_examples=25)
+settings.register_profile("nightly", settings.get_profile("quick"), max_examples=200)
 settings.register_profile("search", deadline=None, max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # On CI alone, so that no change is refused because somebody's machine is slow.
+    limited = config.option.markexpr == FAST and "CI" in os.environ
+    config.pluginmanager.register(Tiers(LIMIT if limited else None), "tiers")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -237,6 +237,7 @@ def test_a_server_that_makes_a_model_imports_no_jax(case):
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.nightly(only=("hidden Markov",))
 def test_what_a_record_adds_is_what_another_way_of_computing_finds(case, somewhere):
     model, records, q = case.model, single(case.records), somewhere(case)
     messages = model.messages(q)
@@ -253,6 +254,7 @@ def test_what_a_record_adds_is_what_another_way_of_computing_finds(case, somewhe
                 np.testing.assert_allclose(array, expected[name][row], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.nightly(only=("hidden Markov",))
 def test_norms_are_those_of_the_arrays_and_sums_are_weighted(case, somewhere):
     model, records = case.model, single(case.records)
     messages = model.messages(somewhere(case))
@@ -278,6 +280,7 @@ BAD = [np.nan, np.inf, -np.inf, 1e38, -1e30, 1e-38, 0.0, 1e4]
 ODD = [-(2**31), -1, 0, 1, 7, 2**31 - 1]
 
 
+@pytest.mark.nightly(only=("hidden Markov", "mixture"))
 @settings(max_examples=12)
 @given(
     bad=st.sampled_from(BAD),

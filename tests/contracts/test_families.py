@@ -169,6 +169,7 @@ def test_a_family_is_a_plain_value_with_all_methods(kind):
     assert {family: "found"}[make(kind)] == "found"
 
 
+@pytest.mark.nightly(only=("low_rank_gaussian", "normal_gamma_rows"))
 def test_mean_parameters_are_the_gradient_of_the_log_partition(kind):
     family, eta = make(kind), random_eta(make(kind), 1)
     with jax.enable_x64(True):
@@ -200,6 +201,9 @@ def test_kl_is_the_bregman_divergence_of_the_log_partition(kind):
     assert family.kl(q, q) == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.nightly(
+    only=("beta", "normal_gamma_rows", "low_rank_gaussian", "normal_wishart", "product")
+)
 def test_density_and_moments_agree_with_scipy_and_numpyro(kind):
     family, eta = make(kind), random_eta(make(kind), 6)
     theta, log_density, mean, sd = by_scipy(family, eta, np.random.default_rng(0))
@@ -219,6 +223,9 @@ def test_density_and_moments_agree_with_scipy_and_numpyro(kind):
         assert_close((law.mean, law.variance), (mean, sd**2))
 
 
+@pytest.mark.nightly(
+    but=("gamma", "gaussian_rows", "full_gaussian", "low_rank_gaussian", "diagonal_gaussian")
+)
 def test_samples_have_the_mean_parameters_and_the_metric_of_q(kind):
     family, eta = make(kind), random_eta(make(kind), 7)
     count = 40_000
@@ -266,6 +273,7 @@ def symmetric(change):
     return tree.map_leaves(halved, change)
 
 
+@pytest.mark.nightly(only=("normal_gamma_rows", "low_rank_gaussian"))
 def test_whitened_squared_norm_is_the_fisher_metric(kind):
     family, eta = make(kind), random_eta(make(kind), 8)
     change = tree.scale(tree.subtract(random_eta(family, 9), eta), 0.1)
@@ -334,6 +342,7 @@ def test_what_is_not_finite_is_improper(kind, number):
         assert not family.is_proper(broken)
 
 
+@pytest.mark.nightly(only=("beta", "dirichlet", "normal_gamma_rows", "normal_wishart"))
 def test_numpy_and_jax_are_answered_in_kind(kind):
     family, q, p = make(kind), random_eta(make(kind), 14), random_eta(make(kind), 15)
     theta = by_scipy(family, q, np.random.default_rng(1))[0]

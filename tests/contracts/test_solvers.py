@@ -64,7 +64,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=CASES, ids=["-".join(named) for named in CASES])
 def case(request):
     name, kind = request.param
     family = FAMILIES[kind]()
@@ -99,11 +99,22 @@ def test_a_solver_that_takes_no_low_rank_family_says_so_in_words(name):
         )
 
 
+@pytest.mark.nightly(
+    only=("perturbed_update-full_gaussian", "site_release-full_gaussian", "gradient-full_gaussian")
+)
 def test_what_is_released_costs_what_was_announced(case):
     _, solver, shard, task = case
     assert solve(solver, shard, task).event == solver.cost
 
 
+@pytest.mark.nightly(
+    only=(
+        "dp_optimisation-low_rank_gaussian",
+        "dp_optimisation-full_gaussian",
+        "local_averaging-full_gaussian",
+        "dp_optimisation-diagonal_gaussian",
+    )
+)
 def test_what_is_released_travels_and_becomes_a_change_of_the_family(case):
     family, solver, shard, task = case
     value, event = codec.decode(codec.encode(solve(solver, shard, task)))
@@ -124,6 +135,19 @@ def test_the_same_keys_give_the_same_bytes(case):
     _, solver, shard, task = case
     payloads = {codec.encode(solve(solver, shard, task)).sha256 for _ in range(2)}
     assert len(payloads) == 1
+
+
+def test_no_key_serves_two_purposes(case):
+    _, solver, shard, task = case
+    keys = partial(random.insecure_root(0).key, task.client, task.task_id)
+    asked = []
+
+    def recorded(*purpose):
+        asked.append(purpose)
+        return keys(*purpose)
+
+    solver.update(recorded, solver.init(task.posterior), task, shard)
+    assert len(asked) == len(set(asked)), asked
 
 
 def test_an_answer_of_another_shape_is_refused(case):

@@ -65,7 +65,7 @@ def study(sources, size, kind, rounds):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_clients_predict_as_well_as_the_pooled_fit(adult):
     (x, y), (x_test, y_test) = adult
     sources = split(x, y, balanced(np.random.default_rng(0), len(y), 10))

@@ -283,6 +283,7 @@ def sums_of(noises: int, claimed: int) -> bool:
     return found.passed
 
 
+@pytest.mark.nightly
 def test_dropouts_of_forty_per_cent_at_full_credit_are_refuted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -291,7 +292,7 @@ def test_dropouts_of_forty_per_cent_at_full_credit_are_refuted(
     assert not sums_of(3, 5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_audit_of_the_study_finds_nothing_and_names_the_sums(study: Path) -> None:
     done = fedvi("audit", study, "--trials", "4000", "--json")
     found = json.loads(done.stdout)
@@ -303,6 +304,7 @@ def test_an_audit_of_the_study_finds_nothing_and_names_the_sums(study: Path) -> 
     assert all("in sums of 2 noises" in figure for figure in profiled)
 
 
+@pytest.mark.nightly
 def test_clean_factors_in_sums_tell_more_than_noisy_ones_in_messages() -> None:
     """24 clients, two visits, records that are made up; noise that is seeded."""
     generator = np.random.default_rng(0)
@@ -333,6 +335,7 @@ def test_clean_factors_in_sums_tell_more_than_noisy_ones_in_messages() -> None:
     assert sd.mean() < 0.9 * of_messages.mean()
 
 
+@pytest.mark.nightly
 def test_the_sum_of_topics_has_the_noise_that_is_planned_and_no_client_a_part_of_its_own() -> None:
     """One round of 3 clients, 18 cells each: the sd of 18 numbers has a relative sd of 0.17."""
     generator = np.random.default_rng(2)

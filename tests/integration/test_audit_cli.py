@@ -122,6 +122,7 @@ def verdicts(report: dict[str, Any]) -> dict[str, str]:
     return {finding["check"]: finding["verdict"] for finding in report["findings"]}
 
 
+@pytest.mark.nightly
 def test_a_private_study_passes(tmp_path: Path) -> None:
     report = findings(tmp_path, PRIVATE, 0, "--canaries", "--trials", "40000")
     assert report["passed"] is True
@@ -137,6 +138,7 @@ def test_a_private_study_passes(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.nightly
 def test_trials_too_few_to_tell_anything_are_no_pass(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text(PRIVATE)
@@ -147,6 +149,7 @@ def test_trials_too_few_to_tell_anything_are_no_pass(tmp_path: Path) -> None:
     assert "nothing found" not in shown.output
 
 
+@pytest.mark.nightly
 def test_a_mechanism_with_half_its_noise_fails(tmp_path: Path) -> None:
     study = PRIVATE.replace("[privacy]", f'[privacy]\nmechanism = "{__name__}:halved"')
     report = findings(tmp_path, study, 1)
@@ -191,6 +194,7 @@ SAMPLED = (
 )
 
 
+@pytest.mark.nightly
 def test_a_plan_of_several_visits_with_random_batches_passes(tmp_path: Path) -> None:
     report = findings(tmp_path, SAMPLED, 0, "--trials", "400")
     told = {finding["check"]: finding for finding in report["findings"]}
@@ -200,6 +204,7 @@ def test_a_plan_of_several_visits_with_random_batches_passes(tmp_path: Path) -> 
     assert told["sampling keys"]["passed"] is True
 
 
+@pytest.mark.nightly
 def test_every_distinct_solver_of_a_study_is_audited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

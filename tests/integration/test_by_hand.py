@@ -37,6 +37,7 @@ def check_as_simulated(consortium, ledgers_found):
         assert ledgers_found[name] == expected.ledgers[name] == state.ledgers[name]
 
 
+@pytest.mark.nightly(but=("sequential-2",))
 @pytest.mark.parametrize(("kind", "rounds"), [("synchronous", 1), ("sequential", 2)])
 def test_rounds_by_hand_are_the_simulated_ones_bit_for_bit(kind, rounds, tmp_path):
     consortium = Consortium(tmp_path, seeded(kind=kind, rounds=rounds))

@@ -30,7 +30,7 @@ from tests.pki import authority_in, party
 from tests.servers import running
 from tests.studies import raw_study
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 class Places:

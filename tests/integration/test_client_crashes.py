@@ -20,7 +20,7 @@ from fedvi.store.sqlite import read_ledger
 from tests.integration.test_client_cli import alone, write_study
 from tests.servers import Running, running
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 _LOG = logging.getLogger(__name__)
 

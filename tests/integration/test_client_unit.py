@@ -47,7 +47,7 @@ def fedvi(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_audit_tries_neighbours_that_differ_in_a_whole_client(tmp_path: Path) -> None:
     """Planted prices that are too small are in `tests/unit/audit/test_replay_of_parts.py`."""
     study = study_file(tmp_path, solver=SOLVER, privacy=PROMISE, rounds=2)
@@ -192,6 +192,7 @@ def test_the_neighbours_of_a_record_are_described_as_they_were() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_every_command_says_that_a_client_is_protected(tmp_path: Path) -> None:
     study = study_file(
         tmp_path,

@@ -20,6 +20,7 @@ def cells() -> list[comparison.Cell]:
     return comparison.compare(LINE, modes, (4.0,), seeds=1)
 
 
+@pytest.mark.nightly
 def test_every_mode_is_run_under_every_schedule_at_the_promised_price(
     cells: list[comparison.Cell],
 ) -> None:
@@ -37,6 +38,7 @@ def test_every_mode_is_run_under_every_schedule_at_the_promised_price(
     assert 1.0 < cells[2].add_remove < 2.0
 
 
+@pytest.mark.nightly
 def test_without_noise_all_schedules_are_at_the_pooled_posterior(
     cells: list[comparison.Cell],
 ) -> None:

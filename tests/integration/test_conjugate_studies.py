@@ -184,6 +184,7 @@ def test_noise_moves_counts_by_what_was_planned(here):
     assert 0.0 < np.abs(away).max() < 6.0 * solver["noise_multiplier"]
 
 
+@pytest.mark.nightly
 def test_server_and_clients_over_grpc_get_what_a_simulation_gets(here):
     path = study(here, PROMISE, "[simulation]\ninsecure_seed = 7")
     run("simulate", path, "--out", here / "out")
@@ -310,6 +311,7 @@ def test_no_kind_is_the_name_of_a_module(kind):
     assert importlib.util.find_spec(f"fedvi.models.{kind}") is None
 
 
+@pytest.mark.nightly(but=("discrete_network", "factor_analysis", "linear_unknown_noise"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_study_may_be_of_any_kind(kind, tmp_path):
     raw = {

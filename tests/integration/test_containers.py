@@ -18,7 +18,7 @@ COMPOSE = ROOT / "docker" / "compose.yaml"
 PROBE = "python3 -m venv /tmp/v && /tmp/v/bin/python -m pip download -q --no-deps -d /tmp click"
 CLIENTS = ("cleveland", "budapest", "switzerland", "long-beach")
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("containers")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("containers")]
 
 
 def run(*command: str, check: bool = True, seconds: float = 600.0, **settings) -> str:

@@ -99,6 +99,7 @@ def test_a_split_by_a_column_gives_every_record_to_its_client(
     ]
 
 
+@pytest.mark.nightly
 def test_a_table_becomes_a_study_with_a_curve_and_the_federation_finds_the_pooled_one(
     trauma: Path, shards: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from fedvi.server.protocol import ServerState
 from fedvi.store.memory import MemoryServerStore
 from tests.servers import running
@@ -32,6 +34,7 @@ class Timed(MemoryServerStore):
         return super().save(state)
 
 
+@pytest.mark.nightly
 def test_a_dead_client_costs_one_deadline_and_rejoins(tmp_path: Path) -> None:
     study = study_file(
         tmp_path,

@@ -143,6 +143,21 @@ def _without_required(part: dict, schema: dict) -> dict:
     return kept
 
 
+def test_every_block_can_be_read_and_every_option_in_it_is_there(tmp_path):
+    for page in PAGES:
+        for block in blocks_of(page):
+            assert block.kind in KINDS, f"{page}: {block.kind}"
+            if block.kind == "console":
+                for _, command in commands_of(block.text):
+                    if block.why is not None or not set("&|;$") & set(command):
+                        check_options(command)
+            elif block.kind == "python":
+                compile(block.text, str(page), "exec")
+            elif block.kind == "toml" and block.why is None:
+                check_toml(block, tmp_path)
+
+
+@pytest.mark.nightly
 @pytest.mark.numpyro
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run(page, folder):
@@ -179,7 +194,7 @@ def test_a_command_that_is_not_run_and_not_there_is_found(command):
         check_options(command)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(
         [

@@ -19,10 +19,16 @@ from fedvi.cli.main import main
 from fedvi.experiment.config import load_study
 from fedvi.privacy import ledger as ledgers
 from fedvi.store.sqlite import SqliteClientStore
-from fedvi.transport import authority, certificates, identity, probe
+from fedvi.transport import authority, certificates, identity, probe, roster
 from fedvi.transport._wire import health_pb2, health_pb2_grpc
 from tests.pki import DAY, NOW, authority_in, party
 from tests.servers import COST, encoded, make_spec, running
+
+
+@pytest.fixture(autouse=True)
+def at_every_call(monkeypatch):
+    """The server looks at its roster at every call: certificates are signed a moment before."""
+    monkeypatch.setattr(roster, "_LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture

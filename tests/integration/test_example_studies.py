@@ -67,7 +67,7 @@ def number(text, name):
     return float(found[1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_shot_bfi_is_further_from_the_pooled_records_than_any_visit(
     examples, references, tmp_path
 ):
@@ -88,7 +88,7 @@ def test_one_shot_bfi_is_further_from_the_pooled_records_than_any_visit(
     assert table["synchronous × 1"][6] == pytest.approx(kl, rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_posterior_of_whoever_takes_part_is_that_of_their_records_pooled(examples, tmp_path):
     text = shown(examples / "continual" / "arrivals.py", folder=tmp_path)
     lines = [line.strip() for line in text.splitlines()]
@@ -103,6 +103,7 @@ def test_the_posterior_of_whoever_takes_part_is_that_of_their_records_pooled(exa
     assert all(float(row[-1]) < 0.005 for row in table)
 
 
+@pytest.mark.nightly
 def test_a_client_joins_and_leaves_as_the_readme_says(examples, tmp_path):
     study = examples / "continual" / "study.toml"
     changes = ("--add", "budapest=1", "--add", "switzerland=2", "--add", "long-beach=2")
@@ -128,7 +129,7 @@ def test_adult_is_shared_out_over_ten_clients(adult):
     assert outcomes == {"<=50K", ">50K"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_adult_predicts_under_privacy(adult):
     folder, _ = adult
     cost = fedvi("simulate", "--quiet", "study.toml", "--out", "run", folder=folder)
@@ -176,7 +177,7 @@ def test_eicu_keeps_one_stay_of_each_patient(eicu, examples):
     assert text in (examples / "eicu" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_eicu_finds_age_and_severity_with_noise_and_without(eicu):
     folder, _ = eicu
     exact = coefficients(fedvi("simulate", "--quiet", "study-nonprivate.toml", folder=folder))
@@ -194,7 +195,7 @@ def test_eicu_finds_age_and_severity_with_noise_and_without(eicu):
     assert level[1] > 1.1 * exact["(Intercept)"][1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_network_of_ten_clients_beats_a_line_and_one_client_alone(examples, shared, tmp_path):
     data = shared / "data" / "uci-regression"
     assert "927 records over 10 clients of 92 to 93" in prepared(examples, "bnn", data, tmp_path)
@@ -211,7 +212,7 @@ def test_a_network_of_ten_clients_beats_a_line_and_one_client_alone(examples, sh
     assert errors["linear", "ten"] == errors["linear", "all"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_topics_are_found_and_their_noise_is_named(examples, shared, tmp_path):
     data = tmp_path / "data"
     data.mkdir()

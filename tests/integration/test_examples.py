@@ -53,6 +53,7 @@ def assert_stated(text, epsilon, relation="substitute", accountant="pld"):
     assert "MARK: simulation: no guarantee" in text
 
 
+@pytest.mark.nightly
 def test_logistic_predicts_nearly_as_well_as_without_privacy(run):
     text = run("logistic", "--seed", 1, "--steps", 150, "--epsilon", 1)
     best = value(text, "true coefficients", "accuracy")
@@ -64,6 +65,7 @@ def test_logistic_predicts_nearly_as_well_as_without_privacy(run):
     assert_stated(text, 1.0)
 
 
+@pytest.mark.nightly
 def test_logistic_takes_batches_of_a_fixed_size_at_their_own_price(run):
     poisson = run("logistic", "--seed", 1, "--steps", 20, "--records", 2_000)
     fixed = run("logistic", "--seed", 1, "--steps", 20, "--records", 2_000, "--sampler", "feistel")
@@ -73,6 +75,7 @@ def test_logistic_takes_batches_of_a_fixed_size_at_their_own_price(run):
     assert_stated(fixed, 1.0)
 
 
+@pytest.mark.nightly
 def test_mixture_finds_clusters_where_one_gaussian_would_not(run):
     text = run("mixture", "--seed", 1, "--steps", 60)
     name = "log predictive density"
@@ -88,6 +91,7 @@ def test_mixture_finds_clusters_where_one_gaussian_would_not(run):
     assert_stated(text, 1.0)
 
 
+@pytest.mark.nightly
 def test_hierarchical_ranks_as_well_as_without_privacy(run):
     text = run("hierarchical", "--seed", 1, "--epsilon", 8, "--steps", 100)
     plain = value(text, "not private", "AUC")
@@ -97,6 +101,7 @@ def test_hierarchical_ranks_as_well_as_without_privacy(run):
     assert_stated(text, 8.0)
 
 
+@pytest.mark.nightly
 def test_abalone_prints_accuracies_and_prices(run, shared, tmp_path):
     data = shared / "data" / "abalone" / "abalone.data"
     settings = ("--epsilon", 0.3, "--clip-norm", 0.5, "--batch", 668, "--steps", 100)
@@ -116,6 +121,7 @@ def test_abalone_prints_accuracies_and_prices(run, shared, tmp_path):
     assert_stated(text, 0.3)
 
 
+@pytest.mark.nightly
 def test_abalone_leaves_out_a_price_that_is_not_finite(run, shared):
     data = shared / "data" / "abalone" / "abalone.data"
     settings = ("--epsilon", 2, "--clip-norm", 1, "--batch", 167, "--steps", 200, "--seed", 1)
@@ -141,6 +147,7 @@ def pictures(folder, count):
     return folder
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "count"), [("dense", "688,884"), ("convolutional", "50,345")])
 def test_vae_learns_under_privacy(run, tmp_path, kind, count):
     settings = ("--records", 600, "--batch", 60, "--epochs", 3, "--learning-rate", 0.003)
@@ -157,12 +164,14 @@ def test_vae_learns_under_privacy(run, tmp_path, kind, count):
     assert_stated(text, 10.0)
 
 
+@pytest.mark.nightly
 def test_vae_reads_mnist(run, shared):
     settings = ("--records", 1_200, "--epochs", 1, "--epsilon", 8, "--seed", 1)
     text = run("vae", "--data", shared / "data" / "mnist", *settings)
     assert "688,884 parameters, 1,200 pictures, 9 steps" in text
 
 
+@pytest.mark.nightly
 def test_vae_takes_a_noise_and_can_leave_the_test_pictures_alone(run, tmp_path):
     folder = pictures(tmp_path, 600)
     (folder / "t10k-images-idx3-ubyte.gz").unlink()
@@ -173,6 +182,7 @@ def test_vae_takes_a_noise_and_can_leave_the_test_pictures_alone(run, tmp_path):
     assert "noise multiplier 1.5\n" in text
 
 
+@pytest.mark.nightly(but=("logistic", "mixture"))
 @pytest.mark.parametrize("script", ["logistic", "mixture", "hierarchical", "abalone", "vae"])
 def test_every_script_says_what_its_options_do(run, script):
     text = run(script, "--help")

@@ -25,7 +25,7 @@ from tests.sites import (
     undisturbed,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROUNDS = 4
 

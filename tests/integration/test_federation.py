@@ -27,7 +27,7 @@ from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.store.sqlite import read_ledger
 from fedvi.transport.memory import MemoryLink
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 CLIENTS = ("cleveland", "budapest", "switzerland", "long-beach")
 COMMAND = "from fedvi.cli.main import main; main()"

@@ -41,7 +41,7 @@ def wait_for(wanted, what: str) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_whose_disk_is_full_loses_nothing_and_goes_on(tmp_path: Path) -> None:
     study = study_file(tmp_path, rounds=8)
     assembly = assembled(study)
@@ -121,7 +121,7 @@ main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_client_whose_disk_is_full_says_so_and_goes_on_where_it_was(tmp_path: Path) -> None:
     study = study_file(tmp_path, rounds=3)
     assembly = assembled(study)

@@ -29,7 +29,7 @@ from tests.sites import (
     undisturbed,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 _LOG = logging.getLogger(__name__)
 

@@ -264,6 +264,7 @@ def test_a_port_that_is_taken_is_an_error_before_the_run(tmp_path: Path) -> None
             assert reply.status == 200
 
 
+@pytest.mark.nightly
 def test_the_command_serves_it_says_where_and_refuses_other_machines(tmp_path: Path) -> None:
     study, state = "examples/heart-disease/study.toml", str(tmp_path)
     command = [sys.executable, "-c", "from fedvi.cli.main import main; main()", "server", study]

@@ -41,6 +41,7 @@ def fitted(family: dict[str, Any], x: np.ndarray, y: np.ndarray, **options: Any)
     return run_study({**raw, "family": family}, split(x, y, client), **options)
 
 
+@pytest.mark.nightly
 def test_named_groups_hold_what_a_diagonal_posterior_forgets() -> None:
     x, y = correlated(1500)
     full = fitted({"kind": "full_gaussian"}, x, y).posterior
@@ -75,6 +76,7 @@ def written(folder: Path, family: dict[str, Any], **sections: Any) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_every_command_after_a_run_knows_the_family(tmp_path: Path) -> None:
     path = written(tmp_path, {"rank": 1})
     run, state = tmp_path / "run", tmp_path / "state"

@@ -152,6 +152,7 @@ class Client:
             self.log.close()
 
 
+@pytest.mark.nightly
 def test_an_operator_removes_a_client_and_adds_another_by_command_and_the_posterior_is_exact(
     tmp_path: Path,
 ) -> None:
@@ -207,7 +208,7 @@ def test_an_operator_removes_a_client_and_adds_another_by_command_and_the_poster
 README = re.compile(r"^(?P<who>[\w-]+)\$ (?P<command>.+)$", re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_clients_join_and_leave_over_a_network_by_the_commands_of_the_readme(
     examples: Path, tmp_path: Path
 ) -> None:

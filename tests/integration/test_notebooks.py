@@ -59,7 +59,7 @@ def run(folder, name):
 
 
 # nbclient and its kernel leave sockets and loops to be closed by their collector.
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_dp_vi_runs_and_states_its_price(folder):
     text = run(folder, "dp-vi")
@@ -68,7 +68,7 @@ def test_dp_vi_runs_and_states_its_price(folder):
     assert "root mean square" in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_federation_runs_and_reaches_the_pooled_posterior(folder):
     text = run(folder, "federation")

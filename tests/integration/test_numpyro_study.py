@@ -169,6 +169,7 @@ def linear_posterior(x: np.ndarray, y: np.ndarray, scale: float) -> tuple[np.nda
     return np.linalg.solve(precision, x.T @ y) / 0.5**2, np.sqrt(np.diag(np.linalg.inv(precision)))
 
 
+@pytest.mark.nightly
 def test_a_model_with_a_formula_reaches_the_conjugate_posterior(
     study: Callable[..., Path], folder: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_model_with_a_formula_reaches_the_conjugate_posterior(
     assert "odds_ratio" not in kept["coefficients"][0]
 
 
+@pytest.mark.nightly
 def test_a_model_with_columns_by_name_gets_a_level_as_an_index(
     study: Callable[..., Path], folder: Path
 ) -> None:
@@ -224,6 +226,7 @@ def noisy_optimum(y: np.ndarray, age: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return found[:2], np.array([np.exp(found[2]), np.hypot(found[4], np.exp(found[3]))])
 
 
+@pytest.mark.nightly
 def test_a_prior_outside_the_family_is_a_worker_and_converges_to_the_pooled_optimum(
     study: Callable[..., Path], folder: Path
 ) -> None:
@@ -247,6 +250,7 @@ def test_the_prior_s_worker_costs_nothing(study: Callable[..., Path]) -> None:
     np.testing.assert_array_equal(assembly.prior.J, base(assembly.family).J)
 
 
+@pytest.mark.nightly
 def test_a_private_study_of_a_numpyro_model_pays_for_its_clients_alone(
     study: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def watched(assembly: build.Assembly) -> Callable[[ArraySource], np.ndarray]:
     return entering
 
 
+@pytest.mark.nightly(but=("planted: rows as patients",))
 @pytest.mark.parametrize("bug", [False, True], ids=["patients", "planted: rows as patients"])
 def test_what_enters_the_noise_of_a_study_moves_by_two_clip_norms_at_most(bug: bool) -> None:
     raw = patients()
@@ -113,6 +114,7 @@ def test_what_enters_the_noise_of_a_study_moves_by_two_clip_norms_at_most(bug: b
     assert max(found) > 1.5 * CLIP
 
 
+@pytest.mark.nightly
 def test_a_patient_of_one_row_is_a_record() -> None:
     raw = patients()
     raw["privacy"]["unit"] = "record"

@@ -69,6 +69,7 @@ def charged(folder: Path) -> int:
     return ledger.reservations(read_ledger(folder / "policy.life"))
 
 
+@pytest.mark.nightly
 def test_studies_are_charged_for_life_until_one_does_not_fit(tmp_path: Path) -> None:
     path = write(tmp_path)
     first = simulate(path)

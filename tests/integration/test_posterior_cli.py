@@ -150,6 +150,7 @@ def test_draws_are_those_of_the_posterior_and_the_same_in_all_formats(
     assert not np.array_equal(np.load(again)["coefficients"], draws)
 
 
+@pytest.mark.nightly(but=("diagonal_gaussian-AutoDiagonalNormal",))
 @pytest.mark.parametrize(
     ("family", "guide"),
     [("full_gaussian", AutoMultivariateNormal), ("diagonal_gaussian", AutoDiagonalNormal)],
@@ -209,6 +210,7 @@ def test_a_regressions_guide_needs_no_call_before(trauma: Path, tmp_path: Path) 
     assert apart.max() < 5.0 * np.sqrt(2.0 / 20_000)
 
 
+@pytest.mark.nightly
 def test_a_conjugate_model_has_its_parameters_by_name(tmp_path: Path) -> None:
     folder, _ = mixture(tmp_path / "run")
     paths = [tmp_path / "draws.npz", tmp_path / "draws.csv"]

@@ -43,6 +43,7 @@ def runs(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_probabilities_are_averaged_over_the_posterior_line_by_line(
     runs: Path, examples: Path, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ def test_what_evaluate_reads_is_predicted(
     assert whole == same
 
 
+@pytest.mark.nightly
 @pytest.mark.numpyro
 def test_a_numpyro_law_without_a_mean_leaves_no_file(tmp_path: Path) -> None:
     raw = raw_study(["c0"], 1, solver={"kind": "gradient"})
@@ -245,6 +247,7 @@ def test_a_file_that_cannot_be_predicted_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
 
 
+@pytest.mark.nightly
 def test_components_and_topics_of_new_records_are_told(tmp_path: Path) -> None:
     folder, assembly = mixture(tmp_path / "mixture")
     x = np.array([[0.0, 1.0], [np.nan, 0.0], [3.0, -3.0]])
@@ -299,6 +302,7 @@ def unknown_noise(folder: Path) -> tuple[Path, Any]:
     return ended(raw, folder)
 
 
+@pytest.mark.nightly
 def test_a_line_of_unknown_noise_is_predicted_drawn_and_measured(tmp_path: Path) -> None:
     folder, assembly = unknown_noise(tmp_path / "line")
     x = np.column_stack([np.ones(20_000), np.tile([0.0, 1.0], 10_000)])
@@ -367,6 +371,7 @@ def test_what_a_line_of_unknown_noise_cannot_read_leaves_no_file(
     assert not list(tmp_path.glob("p.csv*"))
 
 
+@pytest.mark.nightly
 def test_a_belief_network_is_measured_by_its_units(tmp_path: Path) -> None:
     raw = {
         "study": {"name": "beliefs"},

@@ -72,6 +72,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return priced(write(tmp_path_factory.mktemp("priced")), "--historical")
 
 
+@pytest.mark.nightly
 def test_the_stated_number_keeps_the_promise_and_is_the_tightest_upper_bound(found: Any) -> None:
     (stated,) = [row for row in found["prices"] if row["stated"]]
     assert (stated["accountant"], stated["relation"]) == ("pld", "add_remove")
@@ -85,6 +86,7 @@ def test_the_stated_number_keeps_the_promise_and_is_the_tightest_upper_bound(fou
     assert min(map(float, bounds)) == stated["epsilon"]
 
 
+@pytest.mark.nightly
 def test_the_stated_number_comes_with_what_the_worst_data_attain(found: Any) -> None:
     for row in found["prices"]:
         if row["accountant"] == "pld":
@@ -93,6 +95,7 @@ def test_the_stated_number_comes_with_what_the_worst_data_attain(found: Any) -> 
             assert row["least"] is None
 
 
+@pytest.mark.nightly
 def test_every_accountant_is_listed_under_both_relations(found: Any) -> None:
     listed = {(row["accountant"], row["relation"]) for row in found["prices"] if not row["label"]}
     assert listed == {
@@ -102,6 +105,7 @@ def test_every_accountant_is_listed_under_both_relations(found: Any) -> None:
     }
 
 
+@pytest.mark.nightly
 def test_what_is_no_upper_bound_says_so(found: Any) -> None:
     old = [row for row in found["prices"] if row["accountant"] in historical.__all__]
     assert old
@@ -109,6 +113,7 @@ def test_what_is_no_upper_bound_says_so(found: Any) -> None:
     assert not any(row["stated"] for row in old)
 
 
+@pytest.mark.nightly
 def test_epsilon_grows_with_the_rounds_up_to_the_plan(found: Any) -> None:
     rounds = [row["rounds"] for row in found["growth"]]
     curve = [row["epsilon"]["pld"] for row in found["growth"]]
@@ -119,6 +124,7 @@ def test_epsilon_grows_with_the_rounds_up_to_the_plan(found: Any) -> None:
     assert curve[-1] == pytest.approx(stated["epsilon"], rel=1e-9)
 
 
+@pytest.mark.nightly
 def test_alternatives_say_what_each_sampler_and_relation_asks_for(found: Any) -> None:
     noise = {
         (row["sampler"].split(",")[0], row["relation"]): row["noise_multiplier"]
@@ -133,6 +139,7 @@ def test_alternatives_say_what_each_sampler_and_relation_asks_for(found: Any) ->
     assert noise["feistel", "add_remove"] is None
 
 
+@pytest.mark.nightly
 def test_the_words_are_bounds_on_what_an_attacker_can_tell(found: Any) -> None:
     meaning = {row["relation"]: row for row in found["meanings"]}
     for row in meaning.values():

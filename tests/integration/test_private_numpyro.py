@@ -101,6 +101,7 @@ def pooled(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.sqrt(weights @ (grid - mean) ** 2)
 
 
+@pytest.mark.nightly
 def test_an_ordinal_model_reaches_its_pooled_posterior_at_a_large_epsilon(folder: Path) -> None:
     mean, sd = fitted(
         folder, "stages", rounds=10, epsilon=200.0, seed=1, clip_norm=5.0, draws=32
@@ -112,6 +113,7 @@ def test_an_ordinal_model_reaches_its_pooled_posterior_at_a_large_epsilon(folder
     assert (sd > 0.95 * wanted_sd).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0, 1])
 def test_drowned_coefficients_of_laplace_priors_keep_about_the_priors_sd(
     folder: Path, seed: int

@@ -30,6 +30,7 @@ def test_recovers_the_exact_posterior_after_one_visit_per_client(kind):
     assert tree.equal(result.posterior, tree.to_numpy(total))
 
 
+@pytest.mark.nightly(only=("mf_pvi_sync_r.125-synchronous-0.125",))
 @pytest.mark.parametrize(
     ("name", "kind", "damping"),
     [
@@ -70,6 +71,7 @@ def test_mean_field_reaches_its_optimum_under_the_adaptive_rule(kind):
     assert (np.abs(eta.h / eta.J - reference["mf_opt_loc"]) / sd).max() < 1e-2
 
 
+@pytest.mark.nightly(but=("sequential", "synchronous"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_noise_and_clipping_private_code_agrees_with_the_exact_posterior(kind):
     reference, sources = linear_regression()
@@ -178,6 +180,7 @@ def test_memory_of_a_run_without_protection_is_the_same_bit_by_bit():
     assert tree.equal(runs[0].posterior, runs[1].posterior)
 
 
+@pytest.mark.nightly
 def test_mean_field_synchronous_updates_converge_where_undamped_ones_diverge():
     """Strongly correlated covariates: s = 1 diverges, the server's rule does not."""
     generator = np.random.default_rng(5)

@@ -146,6 +146,7 @@ GENERALISED = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", GENERALISED)
 def test_a_federation_finds_the_pooled_fit_and_nearly_the_exact_posterior(kind: str) -> None:
     formula, arguments, likelihood = GENERALISED[kind]
@@ -197,6 +198,7 @@ def test_several_outcomes_have_the_conjugate_posterior_of_each(solver: str) -> N
         np.testing.assert_allclose(sd[own], np.sqrt(np.diag(np.linalg.inv(precision))), rtol=1e-7)
 
 
+@pytest.mark.nightly
 def test_a_level_that_one_site_lacks_leaves_its_factor_flat_there() -> None:
     generator = np.random.default_rng(3)
     site = np.arange(90) % 3
@@ -238,6 +240,7 @@ def test_separable_outcomes_are_held_by_the_prior() -> None:
         assert 0.0 < covariance[0, 0] < scale**2
 
 
+@pytest.mark.nightly(but=("logistic",))
 @pytest.mark.parametrize(
     ("model", "y"),
     [
@@ -254,6 +257,7 @@ def test_what_collinear_columns_leave_open_keeps_the_prior(model: Any, y: np.nda
     assert difference == pytest.approx(8.0, rel=1e-7)
 
 
+@pytest.mark.nightly
 def test_an_interval_without_events_takes_its_hazard_from_prior_and_time_at_risk() -> None:
     x, y = np.zeros((12, 0)), np.tile([[1.0, 1.0], [3.0, 0.0]], (6, 1))
     mean, covariance = solved(models.survival([], [2.0, 50.0], intercept_scale=2.0), x, y, 2.0)
@@ -335,6 +339,7 @@ def written(folder: Path, name: str, solver: str, privacy: str) -> Any:
     return fedvi.load_study(path)
 
 
+@pytest.mark.nightly
 def test_a_table_of_hazard_ratios_from_files_of_patients(folder: Path) -> None:
     result = fedvi.simulate(written(folder, "open", 'kind = "glm"', 'protection = "none"'), folder)
     rows = {row["name"]: row for row in outcome.coefficients(result)}
@@ -358,6 +363,7 @@ def test_a_table_of_hazard_ratios_from_files_of_patients(folder: Path) -> None:
         assert rows[name]["hazard_ratio"] is None
 
 
+@pytest.mark.nightly
 def test_a_private_survival_study_spends_what_it_promises(folder: Path) -> None:
     private = written(
         folder,

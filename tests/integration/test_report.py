@@ -85,6 +85,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.nightly
 def test_every_format_holds_the_posterior_of_the_run(private: Path) -> None:
     with np.load(private / "posterior.npz") as kept:
         names, mean, sd = kept["names"].tolist(), kept["mean"], kept["sd"]
@@ -398,6 +399,7 @@ def test_without_its_packages_it_says_what_to_install(
     fedvi("report", private, "--out", tmp_path / "csv", "--format", "csv,json")
 
 
+@pytest.mark.nightly
 def test_topics_are_told_in_the_words_of_a_public_vocabulary(tmp_path: Path) -> None:
     size = 6_000  # so that not all cells of both topics are among the coefficients that are listed
     raw = {
@@ -460,6 +462,7 @@ def test_the_templates_are_packed(tmp_path: Path) -> None:
         assert f"fedvi/report/templates/{path.name}" in packed
 
 
+@pytest.mark.nightly
 def test_ratios_that_nobody_can_read_alone_are_nowhere(tmp_path: Path) -> None:
     number = {"type": "number", "bounds": [-9, 9], "center": 1, "scale": 2}
     schema = {"y": {"type": "binary"}, "x0": number, "x1": number}

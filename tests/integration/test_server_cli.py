@@ -149,6 +149,7 @@ def work(listen: str, state: Path, name: str, answers: int | None = None) -> lis
     return replies
 
 
+@pytest.mark.nightly
 def test_a_run_from_start_to_result_without_jax(study, tmp_path):
     state = tmp_path / "state"
     with server(study, state, "--linger", "30") as running:
@@ -190,6 +191,7 @@ def test_a_run_from_start_to_result_without_jax(study, tmp_path):
     assert "THE SERVER IS STOPPED" in fedvi("status", state).stdout
 
 
+@pytest.mark.nightly
 def test_sigterm_keeps_the_run_and_the_next_start_goes_on(study, tmp_path):
     state = tmp_path / "state"
     with server(study, state) as running:
@@ -208,6 +210,7 @@ def test_sigterm_keeps_the_run_and_the_next_start_goes_on(study, tmp_path):
         assert fedvi("watch", state, "--once", "--after", after).stdout == ""
 
 
+@pytest.mark.nightly
 def test_a_killed_server_is_taken_up_and_its_socket_replaced(study, tmp_path):
     state = tmp_path / "state"
     with server(study, state) as running:
@@ -221,6 +224,7 @@ def test_a_killed_server_is_taken_up_and_its_socket_replaced(study, tmp_path):
         assert {row["name"]: row["charged"] for row in run["clients"]} == {"south": 1, "north": 0}
 
 
+@pytest.mark.nightly
 def test_an_operator_pauses_resumes_and_stops(study, tmp_path):
     state = tmp_path / "state"
     with server(study, state, "--linger", "0") as running:
@@ -233,6 +237,7 @@ def test_an_operator_pauses_resumes_and_stops(study, tmp_path):
     assert (state / "result" / "posterior.json").is_file()
 
 
+@pytest.mark.nightly
 def test_one_folder_has_one_server(study, tmp_path):
     state = tmp_path / "state"
     with server(study, state):
@@ -242,6 +247,13 @@ def test_one_folder_has_one_server(study, tmp_path):
         assert fedvi("health", state).stdout == "serving\n"
 
 
+@pytest.mark.nightly(
+    but=(
+        "options5-2-leave out one of the two",
+        "options3-2---metrics is '9464', expected HOST:PORT",
+        "options1-2---listen is '127.0.0.1', expected HOST:PORT",
+    )
+)
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
@@ -262,6 +274,7 @@ def test_what_cannot_be_served_is_refused_with_its_exit_code(study, tmp_path, op
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_commands_without_a_server_say_so(tmp_path):
     for command in ("status", "watch", "pause", "resume", "stop", "health"):
         done = fedvi(command, tmp_path, expect=3)
@@ -284,6 +297,7 @@ def test_the_commands_import_no_jax_and_the_light_ones_no_numpy(command):
     assert command == "server" or "numpy" not in loaded
 
 
+@pytest.mark.nightly
 def test_the_log_holds_one_object_a_line_and_no_number_of_an_answer(study, tmp_path):
     state = tmp_path / "state"
     with server(study, state) as running:
@@ -295,6 +309,7 @@ def test_the_log_holds_one_object_a_line_and_no_number_of_an_answer(study, tmp_p
     assert "31415" not in json.dumps(running.lines)
 
 
+@pytest.mark.nightly
 def test_the_status_of_a_killed_server_is_what_it_saved(study, tmp_path):
     state = tmp_path / "state"
     with server(study, state) as running:
@@ -343,6 +358,7 @@ def test_grpc_is_silent_below_errors_unless_somebody_asks():
         assert done.stdout.strip() == expected
 
 
+@pytest.mark.nightly
 def test_what_knocks_without_tls_leaves_no_line_in_the_log(study, tmp_path):
     root = pki.authority_in(tmp_path / "ca")
     folder = pki.party(root, "server", "server", hosts=("127.0.0.1",))

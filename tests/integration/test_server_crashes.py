@@ -157,6 +157,7 @@ def saves() -> list:
     return found
 
 
+@pytest.mark.nightly(only=("before the blobs 1", "before the blobs 2"))
 @pytest.mark.parametrize("number", range(len(POINTS)), ids=lambda n: " ".join(map(str, POINTS[n])))
 def test_a_killed_server_goes_on_bit_for_bit(killed, saves, monkeypatch, number):
     lower_limits(monkeypatch.setattr)

@@ -55,6 +55,7 @@ def memory(pid: int, name: str) -> int:
     return int(found[1]) << 10
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_a_server_holds_no_more_than_two_and_a_half_factors_at_any_moment(tmp_path: Path) -> None:
     family = expfam.diagonal_gaussian(SIZE)

@@ -77,6 +77,7 @@ def assembled(effects: dict[str, Any], **options: Any) -> Assembly:
     return build.assemble(parse_study(study(effects, **options)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("effects", [EFFECTS, LEARNT], ids=["known", "learnt"])
 def test_a_study_comes_to_the_pooled_answer_and_says_what_its_coefficients_mean(
     tmp_path: Path, effects: dict[str, Any]

@@ -105,7 +105,7 @@ def remembered(study: Path, name: str, folder: Path) -> bytes | None:
         return store.load_state()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_failed_keeps_secrets_until_it_is_stopped_for_good(tmp_path: Path) -> None:
     study = study_file(
         tmp_path,

@@ -92,6 +92,7 @@ SOLVERS: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.nightly(but=("vips",))
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_run_from_the_disk_has_the_bits_of_one_in_memory(folder: Path, name: str) -> None:
     solver, private = SOLVERS[name]
@@ -106,6 +107,7 @@ def test_a_run_from_the_disk_has_the_bits_of_one_in_memory(folder: Path, name: s
     assert digests[0] == digests[1]
 
 
+@pytest.mark.nightly(but=("vips",))
 @pytest.mark.parametrize("name", SOLVERS)
 def test_blocks_give_what_the_whole_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     solver, private = SOLVERS[name]
@@ -212,6 +214,7 @@ def test_the_sum_that_is_noised_is_that_of_every_counting_record_once(folder: Pa
     assert all((one[name] == other[name]).all() for name in one)
 
 
+@pytest.mark.nightly
 def test_a_visit_without_noise_is_the_newton_step_of_the_whole_table(folder: Path) -> None:
     study = parse_study(raw({"kind": "glm", "tolerance": 1e-9}, private=False))
     assembly = build.assemble(study)
@@ -319,6 +322,7 @@ def test_a_folder_that_cannot_be_written_to_says_what_to_do(folder: Path) -> Non
     assert "--cache DIR" in caught.value.hint
 
 
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
     # Both runs are of one study, so that the programs are the same.
     rows = {"small": 140_000, "large": 600_000}

@@ -89,6 +89,7 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return folder, truth
 
 
+@pytest.mark.nightly
 def test_whole_records_of_mixed_columns_have_the_tables_margins_and_dependence(
     clustered: tuple[Path, dict[str, np.ndarray]],
 ) -> None:
@@ -119,6 +120,7 @@ def test_whole_records_of_mixed_columns_have_the_tables_margins_and_dependence(
     assert correlation < -0.4
 
 
+@pytest.mark.nightly
 def test_sets_are_several_each_its_own_and_the_same_again(
     clustered: tuple[Path, dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
@@ -138,6 +140,7 @@ def test_sets_are_several_each_its_own_and_the_same_again(
     assert "no claim" in about["claimed"]
 
 
+@pytest.mark.nightly
 def test_what_does_not_fit_the_model_is_refused_and_nothing_is_left(
     clustered: tuple[Path, dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
@@ -161,6 +164,7 @@ def test_what_does_not_fit_the_model_is_refused_and_nothing_is_left(
     assert list(read(out)) == ["a", "b"]
 
 
+@pytest.mark.nightly
 def test_arrays_that_are_no_table_are_written_as_the_study_reads_them(tmp_path: Path) -> None:
     raw = {
         "study": {"name": "chain"},
@@ -250,6 +254,7 @@ def fit(table: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return theta, np.diag(np.linalg.inv(information))
 
 
+@pytest.mark.nightly
 def test_private_synthetic_records_have_the_joint_shares_of_the_census(
     census: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -272,6 +277,7 @@ def test_private_synthetic_records_have_the_joint_shares_of_the_census(
     assert 0.9 < prices["substitute"] <= 1.0
 
 
+@pytest.mark.nightly
 def test_an_analysis_of_all_sets_together_finds_what_the_records_say(
     census: tuple[Path, dict[str, Any]],
 ) -> None:

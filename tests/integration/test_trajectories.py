@@ -85,6 +85,7 @@ def trajectory(
     return [float(assembly.family.kl(eta, result.pooled)) for eta in after]
 
 
+@pytest.mark.nightly
 def test_full_covariance_needs_three_rounds(synthetic):
     distances = trajectory(synthetic, "full_gaussian", "synchronous", 3)
     assert distances[0] > 1e-2  # one round is not enough: the clients do differ
@@ -92,6 +93,7 @@ def test_full_covariance_needs_three_rounds(synthetic):
     assert distances[2] < 1e-4
 
 
+@pytest.mark.nightly
 def test_full_covariance_needs_six_rounds_where_each_client_separates_its_outcomes(cancer):
     """45 records of 31 coordinates: every client's own optimum is far out, on its own side."""
     distances = trajectory(cancer["as filed"], "full_gaussian", "synchronous", 6)
@@ -100,11 +102,13 @@ def test_full_covariance_needs_six_rounds_where_each_client_separates_its_outcom
     assert distances[5] < 1e-4
 
 
+@pytest.mark.nightly
 def test_mean_field_needs_eight_passes_one_after_the_other(synthetic, cancer):
     for sources in (synthetic, cancer["as filed"]):
         assert trajectory(sources, "diagonal_gaussian", "sequential", 8)[7] < 5e-3
 
 
+@pytest.mark.nightly
 def test_mean_field_needs_thirty_rounds_together_where_undamped_ones_diverge(cancer):
     distances = trajectory(cancer["as filed"], "diagonal_gaussian", "synchronous", 30)
     assert distances[19] < 0.02
@@ -115,6 +119,7 @@ def test_mean_field_needs_thirty_rounds_together_where_undamped_ones_diverge(can
     assert undamped[3] > 2.0 * undamped[0]
 
 
+@pytest.mark.nightly
 def test_mean_field_is_as_fast_when_records_are_shuffled(cancer):
     assert trajectory(cancer["shuffled"], "diagonal_gaussian", "sequential", 8)[7] < 6e-3
     distances = trajectory(cancer["shuffled"], "diagonal_gaussian", "synchronous", 30)

@@ -114,6 +114,7 @@ def of_glm(folder: Path) -> tuple[Path, dict[str, dict[str, Any]]]:
     return simulated(folder, "glm", solver='kind = "glm"', privacy=OPEN)
 
 
+@pytest.mark.nightly
 def test_a_study_of_pairs_has_the_posterior_of_the_trials_as_records(folder: Path) -> None:
     _, pairs = of_glm(folder)
     single = simulated(
@@ -135,6 +136,7 @@ def test_a_study_of_pairs_has_the_posterior_of_the_trials_as_records(folder: Pat
         assert abs(row["mean"] - TRUTH[name]) < 4.0 * row["sd"]
 
 
+@pytest.mark.nightly(but=("site_release",))
 @pytest.mark.parametrize(
     "solver",
     [

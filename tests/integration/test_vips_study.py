@@ -98,7 +98,7 @@ def test_compositions_stand_side_by_side(examples: Path, tmp_path: Path) -> None
     assert not [name for name in plain["growth"][-1]["epsilon"] if "historical" in name]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_is_killed_and_clients_over_grpc_change_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

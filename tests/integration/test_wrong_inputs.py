@@ -1216,6 +1216,7 @@ def answer(text: str, names: Mapping[str, Any]) -> tuple[str, str]:
     return found[1].strip(), (found[2] or "").strip()
 
 
+@pytest.mark.nightly(only=("port in use",))
 @pytest.mark.parametrize("wrong", TABLE, ids=[wrong.what for wrong in TABLE])
 def test_a_wrong_input_gets_its_sentence(
     wrong: Wrong, tmp_path: Path, places: dict[str, Any]

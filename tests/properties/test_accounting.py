@@ -96,6 +96,7 @@ def test_repetition_multiplies_counts(event, times):
     assert counts(repeat(event, times)) == expected
 
 
+@pytest.mark.nightly(only=("accountant1",))
 @settings(max_examples=12)
 @pytest.mark.parametrize("accountant", ACCOUNTANTS + CURVES)
 @given(parts=priced, seed=st.integers(0, 2**32), delta=DELTAS)
@@ -164,6 +165,7 @@ def test_a_fixed_size_costs_more_than_poisson_batches_and_less_than_everybody(at
     assert found <= rdp("substitute").epsilon(repeat(atom, count), delta)
 
 
+@pytest.mark.nightly
 @settings(max_examples=12)
 @given(atom=sampled, count=st.sampled_from([1, 100]), delta=DELTAS)
 def test_sampling_costs_no_more_than_everybody_and_substitution_no_less_than_removal(

@@ -127,6 +127,15 @@ def check_not_below_anyone(event, relation, delta, certified):
             assert accountant.epsilon(event, delta) >= certified, name
 
 
+@pytest.mark.nightly(
+    but=(
+        "[(0.005, 0.9, 800)]-1e-05",
+        "[(0.05, 1.5, 60), (1.0, 15.0, 10)]-1e-05",
+        "[(0.03, 1.3, 300)]-1e-06",
+        "[(0.25, 3.0, 60)]-1e-05",
+        "[(1.0, 12.0, 40)]-1e-05",
+    )
+)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("parts", "delta"), ADD_REMOVE, ids=str)
 def test_add_remove_agrees_with_prv_accountant_and_our_own_transform(parts, delta):

@@ -64,6 +64,7 @@ class FixedSize:
         return events.PoissonSampled(self.rate, inner)
 
 
+@pytest.mark.nightly(but=("2",))
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_product_is_consistent_with_its_claim(seed: int) -> None:
     finding = outcome(product(), seed)
@@ -73,11 +74,13 @@ def test_the_product_is_consistent_with_its_claim(seed: int) -> None:
     assert finding.numbers["refuted_factor"] == 1.25  # nor would a study's profile be NOT CHECKED
 
 
+@pytest.mark.nightly(but=("0.0",))
 @pytest.mark.parametrize("factor", [0.0, 0.5, 0.8])
 def test_less_noise_than_claimed_is_refuted(factor: float) -> None:
     assert outcome(product(factor)).passed is False
 
 
+@pytest.mark.nightly
 def test_fixed_batches_at_the_poisson_price_are_refuted() -> None:
     trials = worst.shipped(FixedSize(), mechanisms.gaussian(SIGMA), 1.0, STEPS)
     assert outcome(trials, which=1).passed is False
@@ -103,6 +106,7 @@ def test_slots_that_are_drawn_too_often_are_found() -> None:
     assert draws._spread_chance(counts, 100, 0.001, True) < 1e-4
 
 
+@pytest.mark.nightly
 def test_shuffled_epochs_at_the_poisson_price_are_refuted() -> None:
     def trials(key: Any, contributions: Any, valid: Any) -> Any:
         order_key, noise_key = jax.random.split(key)
@@ -117,6 +121,7 @@ def test_shuffled_epochs_at_the_poisson_price_are_refuted() -> None:
     assert outcome(trials, claim=claim).passed is False
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (0.8, False)])
 def test_fixed_size_batches_at_their_own_price(factor: float, holds: bool) -> None:
     claim = events.repeat(events.WithoutReplacement(4, SLOTS, events.Gaussian(SIGMA)), 10)
@@ -127,6 +132,7 @@ def test_fixed_size_batches_at_their_own_price(factor: float, holds: bool) -> No
     assert finding.passed is holds
 
 
+@pytest.mark.nightly(but=("0.8-False",))
 @pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (0.8, False)])
 def test_the_grid_mechanism_of_studies(factor: float, holds: bool) -> None:
     trials = worst.shipped(sampling.full(1), mechanisms.rounded_gaussian(SIGMA * factor), 1.0, 1)
@@ -149,11 +155,13 @@ def clients(claimed: int, reporting: int, view: str) -> bool:
     return passed
 
 
+@pytest.mark.nightly
 def test_a_single_message_at_the_price_of_the_aggregate_is_refuted() -> None:
     assert clients(claimed=10, reporting=10, view="aggregate")
     assert not clients(claimed=10, reporting=10, view="message")
 
 
+@pytest.mark.nightly
 def test_dropouts_at_full_credit_are_refuted() -> None:
     assert clients(claimed=6, reporting=6, view="aggregate")
     assert not clients(claimed=10, reporting=6, view="aggregate")
@@ -194,6 +202,7 @@ def test_a_shown_excess_is_an_exact_test_of_the_difference(hits: int, misses: in
     assert low - ratio * high - 1e-9 <= found <= (hits - ratio * misses) / trials
 
 
+@pytest.mark.nightly
 def test_an_excess_that_is_not_there_is_shown_once_in_a_hundred_at_most() -> None:
     """At p = ratio·p′ + by itself; 4000 tries of an error of 1 % stay below 60 but once in 400."""
     generator = np.random.default_rng(0)

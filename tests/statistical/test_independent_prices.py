@@ -194,6 +194,7 @@ FEW = [
 ]
 
 
+@pytest.mark.nightly(only=("0.0001-1.0-1e-06-add_remove", "0.01-0.35-1e-09-fixed size"))
 @pytest.mark.parametrize("kind", ATTAINED)
 @pytest.mark.parametrize(("rate", "noise", "delta"), FEW)
 def test_the_price_of_few_releases_holds_and_a_thousandth_less_does_not(kind, rate, noise, delta):
@@ -274,6 +275,14 @@ def simulated(laws, parts, epsilons, paths):
     ]
 
 
+@pytest.mark.nightly(
+    only=(
+        "add_remove-[(0.001, 0.6, 1000)]-1e-06-15000-0.15",
+        "substitute-[(0.01, 0.9, 500)]-1e-05-10000-0.03",
+        "fixed size-[(0.02, 2.5, 1000)]-1e-05-10000-0.02",
+        "fixed size-[(0.005, 1.5, 500)]-1e-05-20000-0.06",
+    )
+)
 @pytest.mark.parametrize(("kind", "parts", "delta", "paths", "less"), MANY, ids=str)
 def test_the_price_of_many_releases_holds_and_a_little_less_does_not(
     kind, parts, delta, paths, less

@@ -24,6 +24,7 @@ def private(kind: str, rounds: int, family: str, seed: int) -> dict:
     return raw
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["full_gaussian", "diagonal_gaussian"])
 @pytest.mark.parametrize("kind", schedules.__all__)
 def test_more_rounds_at_the_same_budget_do_not_make_it_confident_and_wrong(kind, family):
@@ -39,6 +40,7 @@ def test_more_rounds_at_the_same_budget_do_not_make_it_confident_and_wrong(kind,
         assert (sd > 0.8 * pooled_sd).all(), rounds
 
 
+@pytest.mark.nightly
 def test_enough_records_give_the_pooled_answer():
     """At ε = 8 and 5,000 records a site, with a clip that spares most records, the mean is right.
 

@@ -70,6 +70,7 @@ def assert_no_worse(aligned, plain):
 
 # Noise std ÷ the paper's sensitivity 2C, and the mean accuracy of ten runs, from what the authors of
 # arXiv:1610.08749 published (DPBayes/DPVI-code, aba_advi_acc_sigmas.p): 1,000 steps, q = 0.05, δ = 1e-3.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("sigma", "reading", "clip_norm"), [(29.964, 0.7487, 0.5), (3.549, 0.7603, 1.0)]
 )
@@ -100,6 +101,7 @@ def test_abalone_is_classified_as_well_as_in_the_paper(script, shared, sigma, re
 # Noise std ÷ 2C, and the mean over five runs of the log predictive density of a point, from what the
 # authors of both papers published (PROBIC/d3p-paper-experiments, GMM/mog_preds_advi.p, with the noise
 # of DPVI-code, mog.py): 1,000 steps, q = 0.003, δ = 1e-3, stated as ε = 0.1 and 1.
+@pytest.mark.nightly
 @pytest.mark.parametrize(("sigma", "reading", "bar"), [(2.0, -6.671, -4.15), (0.48, -4.695, -3.9)])
 def test_the_mixture_predicts_better_than_in_the_paper(script, sigma, reading, bar):
     """``bar`` is a bar of our own: one Gaussian for everything gives −4.15, the true mixture −3.65."""
@@ -124,6 +126,7 @@ def test_the_mixture_predicts_better_than_in_the_paper(script, sigma, reading, b
     assert_no_worse(found["aligned"], found["full"])
 
 
+@pytest.mark.nightly
 def test_the_hierarchical_model_ranks_as_well_as_with_the_papers_settings(script):
     """No number of the d3p paper's figure was to be had, so its settings were run with our own code.
 

@@ -164,6 +164,7 @@ FLOAT, GRID = mechanisms.gaussian(2.0), mechanisms.rounded_gaussian(2.0)
 POISSON, FEISTEL = sampling.poisson(0.2, SLOTS), sampling.feistel(6, SLOTS)
 
 
+@pytest.mark.nightly(but=("full-float",))
 @pytest.mark.parametrize("mechanism", [FLOAT, GRID], ids=["float", "grid"])
 @pytest.mark.parametrize("sampler", [None, POISSON, FEISTEL], ids=["full", "poisson", "feistel"])
 def test_the_code_as_it_is_passes(mechanism: Any, sampler: Any) -> None:
@@ -171,12 +172,14 @@ def test_the_code_as_it_is_passes(mechanism: Any, sampler: Any) -> None:
     assert all(outcome.values()), outcome
 
 
+@pytest.mark.nightly
 def test_a_low_rank_family_is_charged_for_what_it_releases() -> None:
     assert all(found(family=LOW_RANK).values())
     less = found(scaled(0.8), family=LOW_RANK)
     assert less["noise scale"] is False
 
 
+@pytest.mark.nightly
 def test_totals_on_a_grid_are_compared_as_integers() -> None:
     for finding in audited(mechanism=GRID, steps=2):
         if finding.check.startswith("one record"):
@@ -191,6 +194,7 @@ def test_one_grid_step_too_far_is_found() -> None:
     assert bound < allowed(1.001, bound) < 1.0021 * bound
 
 
+@pytest.mark.nightly(but=("0.5",))
 @pytest.mark.parametrize("factor", [0.0, 0.5, 0.8])
 def test_less_noise_than_charged_is_found(factor: float) -> None:
     assert found(scaled(factor))["noise scale"] is False
@@ -211,6 +215,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Any:
     return planted
 
 
+@pytest.mark.nightly(but=("grid",))
 @pytest.mark.parametrize("mechanism", [FLOAT, GRID], ids=["float", "grid"])
 def test_clipping_that_is_off_is_found(plant: Any, mechanism: Any) -> None:
     def unclipped(contributions: Any, clip_norm: float, batch: Any, *rest: Any) -> Any:
@@ -256,6 +261,7 @@ def counted_twice(contributions: Any, clip_norm: float, batch: Any, mechanism: A
     return release.clipped_sum(rows, clip_norm, twice, mechanism)
 
 
+@pytest.mark.nightly(but=("clipped_array_by_array",))
 @pytest.mark.parametrize(
     "fault",
     [clipped_after_the_sum, clipped_array_by_array, counted_twice],
@@ -307,6 +313,7 @@ def key_of_the_total(inner: Any, key: Any, total: Any, clip_norm: float) -> Any:
     return inner.perturb(jax.random.fold_in(key, word.astype(jnp.uint32)), total, clip_norm)
 
 
+@pytest.mark.nightly(but=("only_where_there_is_a_record-float",))
 @pytest.mark.parametrize("mechanism", [FLOAT, GRID], ids=["float", "grid"])
 @pytest.mark.parametrize(
     "fault",
@@ -319,6 +326,7 @@ def test_noise_that_depends_on_records_is_found(fault: Any, mechanism: Any) -> N
     assert outcome["noise scale"] is not False  # nothing else would tell
 
 
+@pytest.mark.nightly
 def test_a_key_that_depends_on_records_is_found() -> None:
     """Seen by itself where the noise of a release cannot be compared, such as that of a batch."""
 
@@ -350,6 +358,7 @@ def at_one_number(change: Any) -> Any:
     return fn
 
 
+@pytest.mark.nightly(but=("the same noise at every step",))
 @pytest.mark.parametrize(
     "change",
     [lambda old, new: old, lambda old, new: old + jnp.ones_like(old)],
@@ -375,12 +384,14 @@ def related(inner: Any, key: Any, total: Any, clip_norm: float) -> Any:
     return jax.tree.unflatten(tree, leaves)
 
 
+@pytest.mark.nightly
 def test_noise_of_two_numbers_that_is_related_is_found() -> None:
     outcome = found(related, steps=20)
     assert outcome["noise across numbers"] is False
     assert outcome["noise everywhere"] is True
 
 
+@pytest.mark.nightly
 def test_noise_that_is_missing_from_one_array_or_some_releases_is_found() -> None:
     def one_array(inner: Any, key: Any, total: Any, clip_norm: float) -> Any:
         noised = inner.perturb(key, total, clip_norm)
@@ -411,6 +422,7 @@ def test_noise_used_again_in_every_step_is_found() -> None:
     assert outcome["noise is fresh"] is False
 
 
+@pytest.mark.nightly
 def test_noise_used_again_at_another_client_is_found() -> None:
     outcome = found(keys=lambda client, name: product_keys("everybody", name))
     assert outcome["noise keys"] is False
@@ -440,16 +452,19 @@ def fixed_size(key: Any) -> Any:
     return jax.random.permutation(key, SLOTS) < round(0.2 * SLOTS)
 
 
+@pytest.mark.nightly
 def test_records_that_are_always_included_are_found() -> None:
     assert found(sampler=Planted(always))["records in batches"] is False
 
 
+@pytest.mark.nightly
 def test_fixed_batches_at_the_poisson_price_are_found() -> None:
     outcome = found(sampler=Planted(fixed_size), steps=15)
     assert outcome["batch sizes are random"] is False
     assert outcome["records in batches"] is not False
 
 
+@pytest.mark.nightly
 def test_shuffled_epochs_are_found() -> None:
     """Every record once in five steps: a permutation for each epoch, which the plant counts off."""
     steps, turn = 20, iter(range(10**6))
@@ -499,6 +514,7 @@ def leaking(leaves: Any) -> Any:
     return wrap
 
 
+@pytest.mark.nightly
 def test_data_kept_in_the_state_and_sent_at_a_late_visit_are_found() -> None:
     late = leaking(lambda visit, task: visit == 3)
     assert found(update=late, visits=5)["messages follow from noised totals"] is False
@@ -562,6 +578,7 @@ def count(shard: Shard) -> int:
     return int(shard.mask.sum())
 
 
+@pytest.mark.nightly(but=("untyped", "released that counts records", "released at no price"))
 @pytest.mark.parametrize(
     ("metric", "verdict"),
     [
@@ -617,6 +634,7 @@ def periodic(period: int, number: slice) -> Any:
     return fn
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [slice(None), slice(0, 1)], ids=["all numbers", "one number"])
 def test_noise_that_comes_again_after_many_releases_is_found(number: slice) -> None:
     outcome = found(periodic(130, number), steps=100, mechanism=FLOAT)
@@ -636,6 +654,7 @@ def one_sampling_key(period: int) -> Any:
     return keys
 
 
+@pytest.mark.nightly(but=("poisson",))
 @pytest.mark.parametrize("sampler", [POISSON, FEISTEL], ids=["poisson", "feistel"])
 def test_a_sampling_key_used_in_two_visits_is_found(sampler: Any) -> None:
     outcome = found(keys=one_sampling_key(1), sampler=sampler, steps=20)
@@ -659,11 +678,13 @@ def test_batches_drawn_with_a_key_of_noise_are_found() -> None:
     assert found(keys=keys, sampler=POISSON, steps=20)["sampling keys"] is False
 
 
+@pytest.mark.nightly
 def test_batches_of_an_unwatched_sampler_are_no_pass() -> None:
     outcome = {f.check: f.passed for f in audited(sampler=POISSON, watch=False)}
     assert outcome["sampling keys"] is None
 
 
+@pytest.mark.nightly
 def test_a_late_slot_that_is_always_included_is_found() -> None:
     """The first 32 slots are drawn as they should be."""
     slots = 200
@@ -712,6 +733,7 @@ def two_phases(second: Any) -> Any:
     return {finding.check: finding.passed for finding in found}
 
 
+@pytest.mark.nightly
 def test_each_rate_of_a_study_with_several_is_checked() -> None:
     class Always(Planted):
         def event(self, inner: Any) -> Any:

@@ -78,6 +78,7 @@ def found(
     return {finding.check: finding.passed for finding in findings}
 
 
+@pytest.mark.nightly(but=("perturbed_update",))
 @pytest.mark.parametrize("name", ["virtual_clients", "perturbed_update"])
 def test_the_code_as_it_is_passes(name: str) -> None:
     outcome = found(name) if name == "perturbed_update" else found(name, parts=3)
@@ -105,6 +106,7 @@ def with_its_noise(solver: LocalSolver) -> LocalSolver:
     return solver._replace(update=update)
 
 
+@pytest.mark.nightly(but=("perturbed_update",))
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_factor_that_keeps_the_client_s_noise_is_found_where_sums_are_seen(name: str) -> None:
     outcome = found(name, **CLEAN[name])
@@ -119,6 +121,7 @@ def test_fresh_sites_pass() -> None:
     assert all(outcome.values()), outcome
 
 
+@pytest.mark.nightly(but=("site_release-2", "perturbed_update-10"))
 @pytest.mark.parametrize("parties", [2, 10])
 @pytest.mark.parametrize("name", ["perturbed_update", "site_release"])
 def test_a_share_of_the_noise_at_the_price_of_the_whole_is_found(
@@ -138,6 +141,7 @@ def test_a_share_of_the_noise_at_the_price_of_the_whole_is_found(
     assert not all(outcome.values()), outcome
 
 
+@pytest.mark.nightly
 def test_parts_by_place_sold_as_parts_by_id_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records numbered as they stand: whoever leaves moves all that come after to other parts.
 
@@ -173,6 +177,7 @@ def test_a_record_at_the_price_of_a_client_is_found() -> None:
     assert planted["one record substituted"] is True
 
 
+@pytest.mark.nightly
 def test_a_client_without_records_that_answers_by_its_factor_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

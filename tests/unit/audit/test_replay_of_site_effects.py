@@ -55,6 +55,7 @@ def found(mechanism: Any, learnt: bool = False) -> dict[str, bool | None]:
     return {finding.check: finding.passed for finding in findings}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("learnt", [False, True], ids=["known", "learnt"])
 def test_the_code_as_it_is_passes(learnt: bool) -> None:
     outcome = found(mechanisms.rounded_gaussian(2.0), learnt)
@@ -106,6 +107,7 @@ class NoneForEffects:
         return jax.tree.map(shared, self._inner.perturb(key, total, clip_norm), total)
 
 
+@pytest.mark.nightly
 def test_effects_without_noise_are_found() -> None:
     outcome = found(NoneForEffects())
     assert outcome["noise everywhere"] is False

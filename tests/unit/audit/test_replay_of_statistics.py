@@ -102,6 +102,7 @@ def outcome(*arguments: Any) -> dict[str, bool | None]:
     return {finding.check: finding.passed for finding in audited(*arguments)}
 
 
+@pytest.mark.nightly(but=("full",))
 @pytest.mark.parametrize("rate", [1.0, 0.3], ids=["full", "poisson"])
 def test_the_code_as_it_is_passes(rate: float) -> None:
     found = audited(HONEST, rate)
@@ -112,6 +113,7 @@ def test_the_code_as_it_is_passes(rate: float) -> None:
     assert 0.98 < moved.numbers["largest"] <= 1.0
 
 
+@pytest.mark.nightly(only=("model2",))
 @pytest.mark.parametrize(
     "model", [BlockByBlock(*FIELDS), NumberByNumber(*FIELDS), Unclipped(*FIELDS)]
 )
@@ -162,6 +164,7 @@ def documents() -> dict[str, np.ndarray]:
     return {name: (column * mask).astype(np.float64) for name, column in made.items()}
 
 
+@pytest.mark.nightly(but=("poisson-2",))
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("rate", [1.0, 0.3], ids=["full", "poisson"])
 def test_topics_pass_on_one_processor_and_on_two(
@@ -218,6 +221,7 @@ def epsilon_found(kind: type[PolyaGamma], noise: float) -> float:
     return best
 
 
+@pytest.mark.nightly
 def test_canaries_at_the_clip_norm_tell_no_more_than_what_is_charged() -> None:
     claimed = accountants.pld("add_remove").epsilon(events.Gaussian(NOISE), DELTA)
     assert epsilon_found(PolyaGamma, NOISE) <= claimed < 2.5

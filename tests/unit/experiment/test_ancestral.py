@@ -63,6 +63,7 @@ def test_a_later_column_is_drawn_given_the_earlier_one_that_was_drawn():
     assert (found["age"] == 1.0).all()
 
 
+@pytest.mark.nightly
 def test_a_mixture_that_is_summed_out_column_by_column_has_its_joint_law():
     values = {
         "weights": np.array([0.3, 0.7]),

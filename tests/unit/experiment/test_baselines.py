@@ -117,6 +117,7 @@ def test_a_promise_of_privacy_is_not_spent_twice(monkeypatch: pytest.MonkeyPatch
         baselines.baselines(parse_study(private()), Path())
 
 
+@pytest.mark.nightly
 def test_each_baseline_charges_one_visit_to_ledgers_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -178,6 +179,7 @@ def runs(path: Path, kind: str) -> Any:
     return found
 
 
+@pytest.mark.nightly(only=("heart-disease/study-nonprivate.toml-synchronous",))
 @pytest.mark.parametrize("kind", ["synchronous", "sequential"])
 @pytest.mark.parametrize("study", ["trauma/study.toml", "heart-disease/study-nonprivate.toml"])
 def test_the_gap_to_more_rounds_is_estimated_within_a_factor(
@@ -193,6 +195,7 @@ def test_the_gap_to_more_rounds_is_estimated_within_a_factor(
     assert one_shot_gap(many) is None
 
 
+@pytest.mark.nightly
 def test_the_gap_of_counts_is_estimated_too() -> None:
     generator = np.random.default_rng(7)
     truth, sources = np.array([-0.5, 0.8, -0.5]), {}
@@ -232,6 +235,7 @@ def test_one_visit_of_a_conjugate_model_is_exact_and_noise_has_no_estimate() -> 
     assert one_shot_gap(noisy) is None
 
 
+@pytest.mark.nightly(but=("linear",))
 @pytest.mark.parametrize("kind", ["linear", "logistic"])
 def test_effects_of_sites_have_no_estimate(kind: str) -> None:
     generator = np.random.default_rng(0)

@@ -78,6 +78,7 @@ def test_with_a_client_that_joins_the_posterior_is_that_of_the_study_with_it(
     assert [line["added"] for line in told if line["added"]] == [["c3"]]
 
 
+@pytest.mark.nightly
 def test_one_joins_one_leaves_and_noise_replays() -> None:
     raw = raw_of(4, added=1, kind="synchronous", **PRIVATE)
     changes = {"add": {"c3": 1}, "remove": {"c1": 2}}

@@ -5,6 +5,8 @@ import stat
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys
 import jax, numpy as np, numpyro
@@ -40,6 +42,7 @@ def fit(tmp_path, *args):
     return done.stdout.splitlines()
 
 
+@pytest.mark.nightly
 def test_another_process_finds_the_program_whatever_its_secrets(tmp_path):
     """Were a secret compiled in, its program would be another one. Nobody else may read the folder."""
     folder = tmp_path / "caches" / "fedvi" / "jax"

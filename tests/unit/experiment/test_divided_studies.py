@@ -78,6 +78,7 @@ def test_a_plan_is_priced_at_what_one_record_can_move(relation: str, by_place: b
     assert found == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.nightly(but=("virtual_clients",))
 @pytest.mark.parametrize("kind", ["local_averaging", "virtual_clients", "perturbed_update"])
 def test_a_private_study_runs_within_its_budget(kind: str, tmp_path: Path) -> None:
     raw = study(kind=kind)

@@ -53,6 +53,7 @@ def test_every_built_in_conjugate_model_is_known():
     assert {type(model) for model in ALL.values()} == kinds
 
 
+@pytest.mark.nightly(but=("topics", "beliefs"))
 @pytest.mark.parametrize("name", ALL)
 def test_parameters_are_draws_cut_up_with_a_label_for_each_number(name):
     model = ALL[name]
@@ -88,6 +89,7 @@ def test_names_of_a_mixtures_numbers_say_which_they_are():
     }
 
 
+@pytest.mark.nightly(but=("round", "beliefs"))
 @pytest.mark.parametrize("name", [name for name in ALL if name != "line"])
 def test_records_are_such_as_the_model_knows(name):
     model = ALL[name]
@@ -151,6 +153,7 @@ def test_a_chains_symbols_have_its_joint_law():
         assert found == pytest.approx(forward.sum(), abs=WITHIN)
 
 
+@pytest.mark.nightly(but=("model1",))
 @pytest.mark.parametrize("model", [FACTORS, ROUND])
 def test_factor_analysis_has_its_covariance(model):
     at, records = made(model)

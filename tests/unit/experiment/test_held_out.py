@@ -40,6 +40,7 @@ def averaged(model, log_density):
     return np.log(np.exp(rows).mean(axis=0)).mean()
 
 
+@pytest.mark.nightly
 def test_a_mixtures_density_is_that_of_its_components():
     x = np.array([[0.0, 1.0], [2.0, -1.0], [0.5, 0.5]])
 
@@ -100,6 +101,7 @@ def at_a_point(weights, visible, hidden):
     )
 
 
+@pytest.mark.nightly
 def test_a_belief_network_reads_units_off_and_bounds_its_likelihood_from_below():
     generator = np.random.default_rng(2)
     weights, visible = 2.0 * generator.standard_normal((3, 2)), np.array([0.5, -1.0, 0.2])
@@ -128,6 +130,7 @@ def test_a_belief_network_reads_units_off_and_bounds_its_likelihood_from_below()
     assert found.value > 0.5
 
 
+@pytest.mark.nightly
 def test_a_chains_probability_is_a_sum_over_all_paths():
     symbols = np.array([[0, 2, 1, -1], [1, -1, 1, 2], [2, 2, 2, 2]])
     lengths = np.array([3, 4, 1])

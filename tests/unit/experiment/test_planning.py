@@ -87,6 +87,7 @@ def simulated() -> list[tuple[str, float, Signal, Any]]:
     return rows
 
 
+@pytest.mark.nightly
 def test_modes_and_promises_are_ordered_as_their_posteriors_are() -> None:
     """Larger ratio, smaller KL to the pooled posterior.
 
@@ -101,6 +102,7 @@ def test_modes_and_promises_are_ordered_as_their_posteriors_are() -> None:
     assert sorted(divergences) == divergences
 
 
+@pytest.mark.nightly
 def test_a_study_that_is_said_to_drown_returns_about_the_prior() -> None:
     *_, (_, _, drowned, result) = simulated()
     family, prior = result.assembly.family, result.assembly.prior
@@ -115,6 +117,7 @@ def test_a_study_that_is_said_to_drown_returns_about_the_prior() -> None:
     assert float(family.kl(best.posterior, prior)) > 10.0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "clip_norm", "epsilon"), [("site_release", 10.0, 8.0), ("vips", 4.0, 30.0)]
 )
@@ -163,6 +166,7 @@ ISS = {"type": "number", "bounds": [1, 75]}
 SEX = {"type": "binary", "true": ["m"], "false": ["f"]}
 
 
+@pytest.mark.nightly
 def test_columns_that_are_scaled_by_their_bounds_are_told_with_their_own_spread() -> None:
     """Of the guide's two hospitals, one table of records, and twelve seeds of noise.
 

@@ -269,6 +269,7 @@ def test_a_numpyro_outcome_has_the_interval_of_its_law_over_the_posterior() -> N
     np.testing.assert_allclose(found.outcome_error[:, 0], np.max(errors_of, axis=0), rtol=0.6)
 
 
+@pytest.mark.nightly(but=("counted",))
 @pytest.mark.numpyro
 @pytest.mark.parametrize("name", ["counted", "scattered", "zeroed"])
 def test_a_numpyro_count_has_an_interval_of_whole_ones(
@@ -307,6 +308,7 @@ def test_a_law_that_cannot_be_drawn_has_a_mean_and_no_interval_of_an_outcome() -
     assert found.outcome_lower is found.outcome_upper is found.outcome_error is None
 
 
+@pytest.mark.nightly(but=("heavy-2",))
 @pytest.mark.numpyro
 @pytest.mark.parametrize(("name", "size"), [("heavy", 2), ("wide", 3)])
 def test_a_law_without_a_finite_mean_and_variance_is_told_and_gives_no_number(

@@ -84,6 +84,7 @@ def test_a_plan_gives_the_run_of_its_study_bit_for_bit(
     check_equal_runs(raw, records, tmp_path, monkeypatch)
 
 
+@pytest.mark.nightly
 def test_a_plan_gives_a_private_run_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def noisy(x, y):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.numpyro
 def test_a_plan_gives_a_run_whose_prior_is_a_factor_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -182,6 +184,7 @@ def refuse(*args: Any, **options: Any) -> None:
     raise AssertionError("another process was started")
 
 
+@pytest.mark.nightly
 def test_a_plan_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, folder = write_study(tmp_path), tmp_path / "server"
     first = prepared(path, folder)
@@ -194,6 +197,7 @@ def test_a_plan_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", ["study", "software", "damage", "format"])
 def test_a_plan_that_does_not_fit_is_computed_again(what: str, tmp_path: Path) -> None:
     path = write_study(tmp_path)
@@ -216,6 +220,7 @@ def test_a_plan_that_does_not_fit_is_computed_again(what: str, tmp_path: Path) -
     assert server_plan.read(folder / server_plan.FILE).software == expected.software
 
 
+@pytest.mark.nightly
 def test_a_study_that_cannot_be_carried_out_is_refused_in_its_own_words(tmp_path: Path) -> None:
     raw = small_study()
     raw["solver"] = {"kind": "exakt"}
@@ -248,6 +253,7 @@ def test_a_plan_that_was_changed_by_hand_is_no_plan(change: dict[str, Any], tmp_
         server_plan.read(path)
 
 
+@pytest.mark.nightly
 def test_a_plan_of_which_one_number_changed_is_computed_again(tmp_path: Path) -> None:
     study = write_study(tmp_path, small_study())
     found = prepared(study, tmp_path / "server")
@@ -344,6 +350,7 @@ print([name for name in sys.modules if name.partition(".")[0] in ("jax", "jaxlib
 """
 
 
+@pytest.mark.nightly
 def test_a_server_runs_a_private_study_without_jax(tmp_path: Path) -> None:
     raw = small_study(**PRIVATE)
     path = write_study(tmp_path, raw)

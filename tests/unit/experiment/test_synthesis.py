@@ -186,6 +186,7 @@ def test_each_set_is_of_a_site_of_its_own(learnt: bool, tmp_path: Path) -> None:
     assert effects.std(ddof=1) == pytest.approx(2.0, rel=0.4)
 
 
+@pytest.mark.nightly
 @pytest.mark.numpyro
 def test_a_numpyro_outcome_is_drawn_for_the_given_columns(given: Path) -> None:
     own = assembled("tests.forward_models:line", FORM, {"y": SCALED}, solver="gradient")

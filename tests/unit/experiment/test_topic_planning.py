@@ -62,6 +62,7 @@ def outlook(raw: dict[str, Any]) -> Any:
     return topic_outlook(assemble(parse_study(raw)))
 
 
+@pytest.mark.nightly(but=("emphasis", "typical"))
 @pytest.mark.parametrize(
     "changed",
     [
@@ -214,6 +215,7 @@ def test_a_mean_that_forgets_is_noisier_than_one_release_by_what_is_said() -> No
     assert more > 1.1
 
 
+@pytest.mark.nightly
 def test_one_round_of_a_linear_model_is_not_warned_into_under_noise() -> None:
     """Its curvature is noisy, so that the first step is short: more rounds are nearer, at one promise."""
     generator = np.random.default_rng(5)

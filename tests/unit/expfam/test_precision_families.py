@@ -27,6 +27,7 @@ def assert_close(found, expected, rtol=RTOL):
         np.testing.assert_allclose(np.asarray(left), np.asarray(right), rtol=rtol, atol=rtol)
 
 
+@pytest.mark.nightly(but=("rows",))
 @BOTH
 def test_mean_parameters_are_the_gradient_of_the_log_partition(family):
     eta = random_eta(family, 1)
@@ -52,6 +53,7 @@ def test_a_wishart_is_found_from_its_means_whatever_its_degrees_of_freedom(room)
     assert_close(found, (m, scale, shape, shape[:, None, None] * rate), rtol=1e-9 * max(1.0, room))
 
 
+@pytest.mark.nightly(but=("rows",))
 @BOTH
 def test_the_whitened_squared_norm_is_the_curvature_of_the_log_partition(family):
     eta = random_eta(family, 8)
@@ -63,6 +65,7 @@ def test_the_whitened_squared_norm_is_the_curvature_of_the_log_partition(family)
     assert whitened @ whitened == pytest.approx(expected, rel=1e-8)
 
 
+@pytest.mark.nightly
 @BOTH
 def test_draws_have_the_moments_and_the_mean_parameters(family):
     eta, count = random_eta(family, 7), 40_000

@@ -70,6 +70,7 @@ def test_a_number_that_is_not_finite_is_found_in_any_window():
         array[place] = 0.0
 
 
+@pytest.mark.nightly(only=("add", "total"))
 @pytest.mark.skipif(sys.platform != "linux", reason="what is resident is read from /proc")
 @pytest.mark.parametrize("what", ["add", "total", "finite", "proper", "blocks", "pieces", "digest"])
 def test_what_was_read_of_a_mapped_file_leaves_the_memory(mapped, what):

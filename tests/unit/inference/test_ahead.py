@@ -31,6 +31,7 @@ def handed_on(key, params, x):
 ARGS = {"w": jnp.array([1.0, -2.0, 0.5])}, jnp.arange(12.0).reshape(4, 3) / 10.0
 
 
+@pytest.mark.nightly(only=("chacha20-drawn", "threefry-drawn"))
 @pytest.mark.parametrize("function", [drawn, untouched, handed_on])
 @pytest.mark.parametrize("impl", ["threefry2x32", random.chacha20], ids=["threefry", "chacha20"])
 def test_both_parts_make_the_whole(function, impl):
@@ -59,6 +60,7 @@ def test_nothing_is_drawn_in_the_second_part_and_nothing_grows():
     assert ahead.split(untouched, key, *ARGS).size == 0
 
 
+@pytest.mark.nightly
 def test_it_is_split_under_a_trace_too():
     def whole(key, params, x):
         found = ahead.split(drawn, key, params, x)

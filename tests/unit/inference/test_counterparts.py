@@ -105,6 +105,7 @@ def clipped(gradient, clip_norm, kind):
     return clipping.clipped(parts, clip_norm, kind, batch, mechanisms.gaussian(0.0)).total
 
 
+@pytest.mark.nightly
 @given(
     shapes=st.sampled_from([((),), ((2, 5), (6, 4, 2)), ((3,), (1, 4), (2, 2), ())]),
     seed=st.integers(0, 2**31),
@@ -176,6 +177,7 @@ def steps_of(model, guide, chosen, count, *data):
     )
 
 
+@pytest.mark.nightly(but=("poisson-0.8",))
 @pytest.mark.parametrize(("sampler", "batch"), [("poisson", 8), ("poisson", 0.8), ("feistel", 8)])
 def test_a_step_takes_whole_rows_at_the_stated_rate_and_divides_by_that_rate(sampler, batch):
     """Inclusion by χ², sizes by χ² or exactly, steps by the overlap of one with the next (5 sds)."""
@@ -221,6 +223,7 @@ def in_halves(*_):
     numpyro.sample("b", dist.Normal(loc, 1.0).to_event(1))
 
 
+@pytest.mark.nightly(but=("feistel",))
 @pytest.mark.parametrize("sampler", ["poisson", "feistel", "full"])
 def test_a_step_has_the_stated_noise_and_no_two_steps_or_sites_the_same(sampler):
     """Records say nothing, so a step is noise: σ · C ÷ rate, whatever the size of its batch.
@@ -265,6 +268,7 @@ def watching():
     )
 
 
+@pytest.mark.nightly
 def test_latents_of_each_record_are_scaled_with_their_records():
     """The mean gradient on batches is that of SVI on all records, within 5 standard errors.
 
@@ -342,6 +346,7 @@ def normal_mean(x):
         numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
 
 
+@pytest.mark.nightly
 def test_the_mean_of_normal_records_has_its_closed_form_posterior():
     """Under noise, at a fixed seed: means to 0.015, sds to 20 %.
 

@@ -105,6 +105,7 @@ def test_a_client_is_told_its_own_effect_which_does_not_leave():
     assert info["site_effect_sds"] == pytest.approx([np.sqrt(covariance[2, 2])], rel=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "columns"),
     [("full_gaussian", COLUMNS[1]), ("diagonal_gaussian", COLUMNS[0])],
@@ -125,6 +126,7 @@ def test_the_fixed_point_is_the_pooled_optimum_over_all_effects(kind, columns):
     assert np.allclose(sd, best_sd, rtol=1e-4)
 
 
+@pytest.mark.nightly
 def test_the_posterior_is_that_with_the_effects_integrated_out():
     """Logistic regression with a random intercept, by quadrature over u and a grid over β."""
     tau, shards = 0.8, sites(8, 60, "logistic", tau=0.8, seed=4)
@@ -209,6 +211,7 @@ def test_with_a_learnt_scale_too_the_fixed_point_is_the_pooled_optimum(learnt):
     assert np.allclose(sd, best_sd, rtol=2e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "is_learnt"),
     [("full_gaussian", False), ("full_gaussian", True), ("diagonal_gaussian", True)],
@@ -318,6 +321,7 @@ def test_a_perturbed_update_is_the_change_that_glm_finds():
     assert np.allclose(change.h, expected.h, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.nightly(only=("gradient-True", "gradient-False"))
 @pytest.mark.parametrize(
     ("name", "is_learnt"),
     [("exact", False), ("glm", False), ("glm", True), ("gradient", False), ("gradient", True)],

@@ -124,6 +124,7 @@ def test_no_program_of_a_solver_holds_an_array_of_d_by_d(kind):
     assert size <= found <= most < size**2
 
 
+@pytest.mark.nightly
 def test_what_stands_around_the_programs_holds_none_either():
     family, limit = LowRankGaussian(20_000, 4), 64 << 20  # an array of D × D is 3.2 GB
     task = task_of(family)
@@ -162,6 +163,7 @@ def test_a_records_gradient_does_not_depend_on_the_row_it_stands_in():
             np.testing.assert_array_equal(np.asarray(part)[order], np.asarray(other))
 
 
+@pytest.mark.nightly
 def test_noise_leaves_every_answer_proper_and_within_bounds():
     size = 30
     family = LowRankGaussian(size, 4)

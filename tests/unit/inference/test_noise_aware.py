@@ -194,6 +194,7 @@ RARE = {"curvature": 100.0, "noise": 30.0, "curvature_noise": 60.0, "rare": 2}
 DROWNED = {"curvature": 0.1, "noise": 100.0, "curvature_noise": 60.0}
 
 
+@pytest.mark.nightly(but=("synchronous", "half leave"))
 @pytest.mark.parametrize(
     ("order", "settings"),
     [
@@ -298,6 +299,7 @@ def beside_laplaces(worker, seed, *, rounds, noise, curvature_noise, curvature=0
     return family.moments(standing.reported)
 
 
+@pytest.mark.nightly
 def test_noise_alone_does_not_widen_a_prior_that_is_no_gaussian():
     """With the prior's precision as it is where noise carried q, sds of up to 30 were reported."""
     worker = prior_factor.prior_factor(expfam.full_gaussian(3), Laplaces())

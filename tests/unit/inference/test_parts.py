@@ -162,6 +162,7 @@ def test_the_norm_in_the_priors_coordinates_does_not_depend_on_units(kind):
     assert np.linalg.norm(found) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.nightly(but=("linear-diagonal_gaussian",))
 @pytest.mark.parametrize("kind", ["full_gaussian", "diagonal_gaussian"])
 @pytest.mark.parametrize("make", [models.logistic, models.linear])
 def test_a_likelihood_to_the_power_of_three_is_that_of_records_thrice(kind, make):

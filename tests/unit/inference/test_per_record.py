@@ -114,6 +114,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.nightly(but=("gathered", "sorted_", "handed_on"))
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 def test_they_are_those_that_vmap_forms(loss):
     params, x, y = parameters(), normal(B, 3, seed=3), normal(B, 2, seed=4)
@@ -202,6 +203,7 @@ def total_of_parts(kind, clip_norm, loss_bound, part):
     return total
 
 
+@pytest.mark.nightly
 @given(
     seed=st.integers(0, 2**31),
     setting=st.sampled_from(SETTINGS),
@@ -234,6 +236,7 @@ def test_no_record_counts_for_more_than_the_clip_norm(seed, setting, bad, spread
             assert moved == 0
 
 
+@pytest.mark.nightly(only=("flat",))
 @pytest.mark.parametrize("kind", ["flat", "per_site", "automatic", "normalised"])
 def test_both_ways_to_a_clipped_sum_agree(kind, monkeypatch):
     params, x, y = parameters(), 3.0 * normal(B, 3, seed=3), normal(B, 2, seed=4)
@@ -252,6 +255,9 @@ def test_both_ways_to_a_clipped_sum_agree(kind, monkeypatch):
     np.testing.assert_allclose(spared, formed, rtol=5e-3, atol=3)
 
 
+@pytest.mark.nightly(
+    but=("5-2.0-automatic", "5-2.0-per_site", "4-None-normalised", "4-None-automatic")
+)
 @pytest.mark.parametrize("kind", ["flat", "per_site", "automatic", "normalised"])
 @pytest.mark.parametrize("loss_bound", [None, 2.0])
 @pytest.mark.parametrize("rows", [1, 4, 5])
@@ -331,6 +337,7 @@ def moved_by_the_first(x, y, clip_norm, kind, loss=line):
     return steps * FINE.grid(clip_norm).step / clip_norm
 
 
+@pytest.mark.nightly(only=("1e-06-flat",))
 @pytest.mark.parametrize("kind", ["flat", "per_site", "automatic", "normalised"])
 @pytest.mark.parametrize("clip_norm", [1e-6, 1.0, 1e3])
 def test_no_record_takes_the_others_with_it(kind, clip_norm):

@@ -39,6 +39,7 @@ def problem(kind, size=SIZE, count=COUNT, draws=DRAWS):
     return (centre, raw), at, noise, {"x": x, "y": y}
 
 
+@pytest.mark.nightly(only=("linear-full", "logistic-full", "linear-diagonal"))
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("name", MODELS)
 def test_they_are_those_of_automatic_differentiation(name, kind):

@@ -102,6 +102,7 @@ IDENTITIES = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8], np.uint64)  # part k: k mod 4
 ROUNDING = 1e-9
 
 
+@pytest.mark.nightly(only=("virtual_clients",))
 @pytest.mark.parametrize("name", MODES)
 def test_a_record_that_is_removed_moves_the_sum_by_two_clip_norms_at_most(name):
     solver, shard = made(name), shard_of(VALUES, IDENTITIES)
@@ -330,6 +331,7 @@ def test_a_client_s_first_answer_takes_nothing_of_what_others_added_up_for_its_o
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.nightly(only=("full_gaussian-local_averaging",))
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("kind", ["full_gaussian", "diagonal_gaussian"])
 def test_without_noise_and_clip_the_answer_is_that_of_the_whole_shard(name, kind):
@@ -354,6 +356,7 @@ def test_without_noise_and_clip_the_answer_is_that_of_the_whole_shard(name, kind
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly(but=("virtual_clients",))
 @pytest.mark.parametrize("name", MODES)
 def test_noise_has_the_std_that_is_charged_in_the_priors_coordinates(name):
     size, noise, clip_norm = 30, 2.0, 3.0

@@ -32,6 +32,7 @@ def together():
     return all_taken([MANY])
 
 
+@pytest.mark.nightly
 @given(cuts=st.lists(st.integers(1, MANY - 1), unique=True, max_size=4))
 def test_any_way_to_take_them_gives_the_same(together, cuts):
     ends = [0, *sorted(cuts), MANY]
@@ -48,6 +49,7 @@ def test_no_key_comes_twice_and_none_is_left(together):
     assert (left[1 + MANY % ratchet._EPOCH :] != 0).any(axis=1).all()
 
 
+@pytest.mark.nightly
 @given(count=st.integers(1, MANY))
 def test_what_is_left_leads_to_no_key_of_the_past(count):
     """Neither as it is nor by what the ratchet itself makes of it."""

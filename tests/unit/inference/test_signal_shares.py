@@ -93,6 +93,7 @@ def test_what_records_tell_of_a_learnt_scale_directly_is_nothing_and_dropped(kin
     assert np.asarray(scale)[~is_scale].all()
 
 
+@pytest.mark.nightly(only=("full_gaussian-known",))
 @pytest.mark.parametrize("learnt", [False, True], ids=["known", "learnt"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_alone_has_at_most_the_energy_that_is_taken_for_it(kind, learnt):

@@ -131,6 +131,7 @@ def flat(bounded) -> np.ndarray:
     )
 
 
+@pytest.mark.nightly
 def test_norms_alone_give_the_sum_of_formed_contributions():
     mask = np.arange(RECORDS) % 5 != 0
     ghost, formed = (flat(noiseless_total(records(), mask, formed=way)) for way in (False, True))
@@ -139,6 +140,7 @@ def test_norms_alone_give_the_sum_of_formed_contributions():
     assert np.linalg.norm(formed) > CLIP
 
 
+@pytest.mark.nightly(only=("formed-near", "ghost-near"))
 @pytest.mark.parametrize(
     "odd", [3.0, 1e4, 1e12, 1e25, np.inf, np.nan], ids=["near", "far", "vast", "over", "inf", "nan"]
 )
@@ -273,6 +275,7 @@ def federation(*, schedule="synchronous", rounds=8, solver=None, **sections):
     return raw, sources
 
 
+@pytest.mark.nightly(only=("synchronous",))
 @pytest.mark.parametrize("schedule", ["synchronous", "sequential", "asynchronous"])
 def test_without_noise_a_federation_finds_the_pooled_optimum(schedule):
     raw, sources = federation(schedule=schedule)
@@ -308,6 +311,7 @@ def test_a_private_federation_reports_a_proper_posterior_and_no_projection():
 EXTREME = (0.0, 1e-45, 1.2e-38, 1e-30, 1e-10, 1.0, 1e10, 1e30, 3.4e38, math.inf, math.nan)
 
 
+@pytest.mark.nightly(only=("False-1e-15",))
 @pytest.mark.parametrize("clip_norm", [1e-15, 1.0, 1e30])
 @pytest.mark.parametrize("wide", [False, True])
 def test_no_slope_or_curvature_moves_the_sum_by_more_than_the_clip_norm(clip_norm, wide):

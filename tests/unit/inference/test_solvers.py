@@ -44,6 +44,7 @@ def problem(seed: int, count: int = 60, padding: int = 4, kind: str = "linear"):
     return x, y, Shard(records, np.arange(count + padding) < count)
 
 
+@pytest.mark.nightly(but=("diagonal_gaussian",))
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_exact_and_glm_agree_on_a_linear_model(kind):
     family, model = getattr(expfam, kind)(3), models.linear(NAMES, noise_scale=0.7)
@@ -86,6 +87,7 @@ def test_the_exact_factor_is_the_likelihood():
     np.testing.assert_allclose(factor.h, x.T @ y / 0.25, rtol=1e-12)
 
 
+@pytest.mark.nightly(but=("diagonal_gaussian",))
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_glm_solution_is_stationary_for_an_independent_objective(kind):
     """F by brute-force quadrature with 64 nodes, differentiated numerically in (mean, log sd)."""
@@ -137,6 +139,9 @@ def test_gradient_finds_the_optimum_of_glm(kind):
     assert family.kl(GaussianEta(**found), GaussianEta(**exact)) < 0.05
 
 
+@pytest.mark.nightly(
+    only=("full_gaussian-dp_optimisation", "full_gaussian-glm", "diagonal_gaussian-dp_optimisation")
+)
 @pytest.mark.parametrize("name", ["exact", "glm", "gradient", "dp_optimisation"])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_padding_holds_no_information(name, kind):
@@ -166,6 +171,7 @@ def make(name, family, model, steps=20, noise_multiplier=1.0, clip_norm=1.0, **a
     )
 
 
+@pytest.mark.nightly(but=("diagonal_gaussian",))
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_dp_optimisation_without_noise_or_clipping_finds_the_optimum(kind):
     family, model = getattr(expfam, kind)(3), models.linear(NAMES)
@@ -202,6 +208,7 @@ def test_dp_optimisation_releases_the_event_that_it_reserved():
     )
 
 
+@pytest.mark.nightly(but=("1.0-diagonal_gaussian", "0.0-diagonal_gaussian"))
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("noise_multiplier", [0.0, 1.0, 1e9, 1e15])
 def test_dp_optimisation_answers_properly_however_large_noise_and_steps_are(kind, noise_multiplier):
@@ -300,6 +307,7 @@ def test_no_key_is_used_twice():
     assert len(set(everything)) == len(everything)
 
 
+@pytest.mark.nightly
 def test_all_shards_of_one_capacity_share_one_compilation():
     family = expfam.full_gaussian(3)
     for name in solvers.__all__:

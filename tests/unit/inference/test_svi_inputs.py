@@ -56,6 +56,7 @@ def inner():
     return x, (0.1 + 0.8 * y).astype(np.float32)
 
 
+@pytest.mark.nightly(but=("rooted-adults",))
 @pytest.mark.parametrize(("model", "data"), [(shares, inner), (rooted, adults), (narrow, both)])
 def test_a_guide_starts_where_a_record_of_ones_has_no_density(model, data):
     """And where SVI starts it, on the records themselves."""
@@ -131,6 +132,7 @@ MIXING = [
 ]
 
 
+@pytest.mark.nightly(only=("of_a_seventh", "standardised_logarithms"))
 @pytest.mark.parametrize(("model", "data", "said"), MIXING, ids=[m[0].__name__ for m in MIXING])
 def test_records_that_are_mixed_only_beyond_the_usual_numbers_are_refused(model, data, said):
     """Where a term is nan, or a branch is not taken, at numbers between 0 and 1."""
@@ -160,6 +162,7 @@ def test_what_could_not_be_checked_is_told():
         descent(always_nan, always_nan_guide).init(jax.random.key(0), *table())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", ["NumPy", "JAX"])
 def test_numpy_s_64_bits_are_those_that_jax_takes(first):
     x, y = table()
@@ -194,6 +197,7 @@ def tempered(x, y=None, *, beta=1.0):
         logistic(x, y)
 
 
+@pytest.mark.nightly
 def test_arguments_are_named_where_they_are_not_those_of_init():
     fit, (x, y) = descent(tempered), table()
     state = fit.init(jax.random.key(0), x, y, beta=0.5)
@@ -213,6 +217,7 @@ def test_arguments_are_named_where_they_are_not_those_of_init():
     assert int(end.step) == 1
 
 
+@pytest.mark.nightly
 def test_the_keyword_of_numpyro_s_own_updates_is_taken():
     fit, (x, y) = descent(logistic, plan=private(runs=2)), table()
     state = fit.init(jax.random.key(0), x, y)
@@ -273,6 +278,7 @@ def under_another_name(x, y=None):
         numpyro.sample("z", dist.Normal(numpyro.param("mean", 0.0), 1.0))
 
 
+@pytest.mark.nightly
 def test_a_guide_s_plate_under_another_name_is_refused_with_the_name_to_use():
     with pytest.raises(
         errors.ModelError, match=r"'records' in the model and 'rows' in the g"

@@ -23,6 +23,7 @@ def fit(plan, **options):
     return DPSVI(logistic, guide, numpyro.optim.Adam(0.05), Trace_ELBO(), plan, **options)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     [{}, {"clip": "elbo"}, {"gradients": "aligned"}, {"microbatch_size": 7}],
@@ -45,6 +46,7 @@ def test_without_noise_and_clipping_losses_are_those_of_svi(options):
     np.testing.assert_allclose(again.update(state, *table())[1], expected.losses[0], rtol=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_released_loss_is_noised_and_costs_no_more():
     plan = private(insecure_seed=1)
     ours = fit(plan, loss_bound=2.0)
@@ -61,6 +63,7 @@ def test_a_released_loss_is_noised_and_costs_no_more():
     assert np.isnan(loss), "no step was left"
 
 
+@pytest.mark.nightly
 def test_batches_are_taken_in_parts_where_gradients_would_fill_the_memory(monkeypatch):
     ends, seen = [], []
     gradients = per_record.gradients
@@ -109,6 +112,7 @@ def own_guide(x):
         numpyro.sample("z", dist.Normal(scale * x, 1.0))
 
 
+@pytest.mark.nightly
 def test_a_record_that_leaves_takes_nobody_s_draws_along():
     """Drawn by rows, the latents of all later records would change, and the sum by many clip norms."""
     rows = 40
@@ -141,6 +145,7 @@ def test_a_record_that_leaves_takes_nobody_s_draws_along():
     assert moved(stay, places[:-1]) > 2.0
 
 
+@pytest.mark.nightly
 def test_a_step_that_was_set_back_gets_no_noise_that_anybody_knows():
     ours = fit(private(insecure_seed=1))
     state = ours.run(jax.random.key(1), 10, *table(), progress_bar=False).state
@@ -164,6 +169,7 @@ def test_one_state_serves_one_table():
         jax.vmap(lambda x: ours.update(state, x, y))(jnp.stack(tables))
 
 
+@pytest.mark.nightly
 def test_the_table_keeps_its_length():
     ours, (x, y) = fit(private(sampler="full", batch=None, runs=2)), table()
     state = ours.init(jax.random.key(1), x, y)
@@ -178,6 +184,7 @@ def test_the_table_keeps_its_length():
     ours.update(state, x, y)
 
 
+@pytest.mark.nightly
 def test_parts_are_computed_with_the_user_s_own_precision():
     ends = []
     with jax.enable_x64(True):

@@ -232,6 +232,7 @@ TAKEN = {
 }
 
 
+@pytest.mark.nightly(but=("a factor",))
 @pytest.mark.parametrize("kind", TAKEN)
 def test_without_noise_and_clipping_its_step_is_that_of_svi(kind):
     model, guide, data = TAKEN[kind]
@@ -294,6 +295,7 @@ def encoder(x):
         numpyro.sample("z", dist.Normal(x @ slope, sd))
 
 
+@pytest.mark.nightly
 def test_local_latents_give_the_gradients_of_svi_and_are_drawn_for_each_record():
     """Over 4,000 keys means agree within 5 standard errors: false alarms below 1e-5 for 7 numbers.
 
@@ -323,6 +325,7 @@ def test_local_latents_give_the_gradients_of_svi_and_are_drawn_for_each_record()
     np.testing.assert_allclose(variances[0], variances[1], rtol=0.3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("loop", ["scan", "fori_loop"])
 def test_updates_inside_ones_own_jit_vmap_and_loop_are_those_one_after_the_other(loop):
     x, y = table()
@@ -418,6 +421,13 @@ def with_statistics(*last):
 
 
 # NumPyro warns of two of them as well.
+@pytest.mark.nightly(
+    only=(
+        "subsampled-AutoNormal-0 plates follow the number of records",
+        "local-<lambda>-draws with gradients of the model on all records",
+        "of_fixed_size-AutoNormal-no shape may be fixed to the size",
+    )
+)
 @pytest.mark.filterwarnings("ignore:subsample_size does not match")
 @pytest.mark.filterwarnings("ignore:Currently, SVI with Trace_ELBO loss does not support")
 @pytest.mark.parametrize(
@@ -506,6 +516,7 @@ def test_a_guide_without_a_density_is_refused_however_it_is_wrapped(model, guide
         fit.init(jax.random.key(0), *table())
 
 
+@pytest.mark.nightly(only=("shape-update",))
 @pytest.mark.parametrize("call", ["update", "run"])
 @pytest.mark.parametrize("foreign", ["shape", "optimiser"])
 def test_a_state_of_another_shape_is_refused_with_a_hint(foreign, call):

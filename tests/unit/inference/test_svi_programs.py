@@ -23,6 +23,7 @@ def fit(plan=None, draws=1, **options):
     )
 
 
+@pytest.mark.nightly
 def test_a_progress_bar_changes_neither_parameters_nor_losses(monkeypatch, capsys):
     """Its chunks, here 2, 2, 2 and 1 of 7 steps, are other programs than one of 7."""
     monkeypatch.setattr(descents, "_MOST_TOGETHER", 2)
@@ -88,6 +89,7 @@ def test_steps_that_are_taken_together_draw_nothing_each():
     assert not draws(steps[0])
 
 
+@pytest.mark.nightly(but=("aligned",))
 @pytest.mark.parametrize("kind", ["aligned", "dense"])
 def test_gradients_of_dense_layers_are_not_formed(kind, monkeypatch):
     formed = []
@@ -113,6 +115,7 @@ def test_gradients_of_dense_layers_are_not_formed(kind, monkeypatch):
     assert set(formed) == {expected}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("gradients", ["full", "aligned"])
 def test_several_draws_are_averaged_but_aligned_gradients_take_one(gradients):
     """The aligned likelihood was taken at one draw, and prior and entropy at five others."""

@@ -89,6 +89,9 @@ def typical_weights(solver):
     return {block.name: math.sqrt(block.share) / block.typical for block in model_of(solver).blocks}
 
 
+@pytest.mark.nightly(
+    only=("1.0-binomial", "1.0-linear", "0.3-logistic", "1.0-negative_binomial", "0.3-binomial")
+)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("clip_norm", [math.inf, 1.0, 0.3])
 def test_what_is_summed_is_statistics_clipped_jointly(kind, clip_norm):
@@ -125,6 +128,7 @@ def recorded(kind, clip_norm, sampled):
     return solver, recorder
 
 
+@pytest.mark.nightly(but=("linear-30.0-False", "binomial-1.0-False"))
 @pytest.mark.parametrize(
     ("kind", "clip_norm", "sampled"),
     [
@@ -272,6 +276,7 @@ def test_padding_of_any_kind_counts_for_nothing():
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.nightly(but=("3-129-64",))
 @pytest.mark.parametrize(("size", "count", "together"), [(3, 129, 64), (20, 70, 4096)])
 def test_what_a_record_adds_has_the_same_bits_in_every_row(monkeypatch, size, count, together):
     """What is sold is that the summands of all others stay the same when a record comes or goes.
@@ -431,6 +436,7 @@ def rows_of(table):
     return pytest.mark.parametrize("row", CHECKS[table], ids=names)
 
 
+@pytest.mark.nightly(only=("sigma=0.7 q=0.01 J=100", "sigma=1.24 q=0.05 J=20"))
 @rows_of("shared_subsample_2J")
 def test_two_blocks_of_one_batch_are_no_independent_releases(row):
     """The papers' 2J: two sums of one batch are one release of √2 the shift, at q < 1 more than two."""
@@ -445,6 +451,7 @@ def test_two_blocks_of_one_batch_are_no_independent_releases(row):
         assert joint == pytest.approx(apart, rel=1e-9)
 
 
+@pytest.mark.nightly(only=("sigma=1.0 S=400 q=0.006666666666666667 J=150",))
 @rows_of("sbn_sqrt7")
 def test_seven_blocks_at_one_blocks_noise_are_sqrt_7_of_its_shift(row):
     """Clipped together, seven blocks cost what one does; each with its own norm, √7 of the shift."""
@@ -455,6 +462,15 @@ def test_seven_blocks_at_one_blocks_noise_are_sqrt_7_of_its_shift(row):
     assert forgotten > 7.0 * found
 
 
+@pytest.mark.nightly(
+    only=(
+        "model=SBN sigma=1.0 S=3200 q=0.064 J=18",
+        "model=SBN sigma=1.0 S=800 q=0.016 J=75",
+        "model=LDA sigma=1.1 S=20000 q=0.05 J=20",
+        "model=SBN sigma=1.0 S=1600 q=0.032 J=37",
+        "model=LDA sigma=1.24 S=10000 q=0.025 J=40",
+    )
+)
 @rows_of("paper_settings_eps")
 def test_what_the_papers_settings_cost(row):
     given_ = row["sigma"], row["q"], row["J"]
@@ -576,6 +592,7 @@ def test_a_triangle_has_the_norm_of_its_matrix_and_gives_it_back(shape):
     np.testing.assert_array_equal(unpacked(packed(array, plain), plain), array)
 
 
+@pytest.mark.nightly(but=("full",))
 @pytest.mark.parametrize("kind", ["full", "poisson"])
 def test_noise_in_each_block_is_what_the_server_is_told(kind):
     """Of an empty shard nothing but noise arrives: one release of 20 coefficients and 210 curvatures."""

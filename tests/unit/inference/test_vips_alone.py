@@ -194,6 +194,7 @@ def test_tables_of_other_arrays_are_refused_before_a_run_is_charged(model, given
     assert fit.ledger.entries == ()
 
 
+@pytest.mark.nightly
 def test_documents_of_any_one_width_are_taken_where_no_width_is_said():
     fit = fedvi.VIPS(TOPICS, planned(runs=2, steps=1))
     for width in (1, 2):

@@ -41,6 +41,7 @@ def output(model: Any, theta: np.ndarray, x: np.ndarray, scale: float) -> np.nda
     return x[:, 0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("hidden", [[4], [4, 2]])
 def test_a_network_is_the_one_that_numpy_computes(hidden: list[int]) -> None:
     generator = np.random.default_rng(1)
@@ -88,7 +89,7 @@ def test_what_is_no_network_is_refused(arguments: Any, message: str, hint: str) 
     assert hint.replace("\\", "") in error.value.hint
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_federation_learns_a_curve_that_no_line_follows() -> None:
     generator = np.random.default_rng(4)
     x = generator.uniform(-2.0, 2.0, size=(120, 1))
@@ -138,7 +139,7 @@ def log_density(family: Any, eta: Any, model: Any) -> float:
     return float(np.mean(scipy.special.logsumexp(terms, axis=0)) - np.log(len(draws)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_federation_trains_a_deeper_network_nearly_as_well_as_numpyro_alone() -> None:
     result = run_study(
         deep_study({"kind": "gradient", "steps": 300, "learning_rate": 0.05}, 6), halves(400)
@@ -161,7 +162,7 @@ def test_a_federation_trains_a_deeper_network_nearly_as_well_as_numpyro_alone() 
     assert found > -0.1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_private_round_trains_a_deeper_network_at_its_price() -> None:
     generator = np.random.default_rng(4)
     x = generator.uniform(-2.0, 2.0, size=(6500, 1))

@@ -175,6 +175,7 @@ def test_noise_that_drowns_everything_leaves_q_proper_and_finite(scale):
         assert np.linalg.eigvalsh(standing.reported.J).min() > 0.0
 
 
+@pytest.mark.nightly
 def test_the_mean_is_nearer_with_gradients_than_with_sums_under_the_same_noise():
     """Of 8 seeds, errors of 0.17 ± 0.03 and 0.40 ± 0.04 of ‖θ‖ (sd): 3 of them fail once in 10⁶."""
     size = 8

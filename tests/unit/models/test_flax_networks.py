@@ -27,6 +27,7 @@ EXAMPLE = {"x": np.zeros(2), "y": np.zeros(())}
 FLAX = pytest.mark.parametrize("function", [flax_networks.in_linen, flax_networks.in_nnx])
 
 
+@pytest.mark.nightly
 @FLAX
 @pytest.mark.parametrize("x64", [False, True])
 def test_a_network_of_flax_is_the_one_written_by_hand(function: Any, x64: bool) -> None:
@@ -58,6 +59,7 @@ def test_initial_values_are_drawn_when_a_model_is_made_and_in_no_evaluation() ->
     assert "random_bits" not in str(program)
 
 
+@pytest.mark.nightly
 def test_the_network_of_studies_is_a_module_of_flax() -> None:
     def own(x: Any, y: Any) -> None:
         width = (1, x.shape[-1])
@@ -95,6 +97,7 @@ def studied(kind: str) -> Any:
     return run_study(raw, split(x, y, (x[:, 0] > 0.0).astype(int)))
 
 
+@pytest.mark.nightly
 def test_a_federation_learns_of_a_module_what_it_learns_of_the_model_by_hand() -> None:
     expected = studied("by_hand").posterior
     # Not the prior: weights of the last layer have J = 3 there.
@@ -109,6 +112,7 @@ def test_a_federation_learns_of_a_module_what_it_learns_of_the_model_by_hand() -
 # On one table
 
 
+@pytest.mark.nightly
 @FLAX
 def test_aligned_gradients_of_its_layers_are_not_formed(
     function: Any, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ def draws(count=9):
     return random.normal(size=(count, 3)), random.integers(0, 2, size=count)
 
 
+@pytest.mark.nightly
 def test_built_in_logistic_equals_the_same_model_written_in_numpyro():
     def written(x, y):
         scale = jnp.array([10.0, 2.5, 2.5])
@@ -85,6 +86,7 @@ def test_a_fractional_outcome_is_a_share_of_a_success_and_a_failure():
         np.testing.assert_allclose(mixed, 0.25 * success + 0.75 * failure, rtol=1e-14)
 
 
+@pytest.mark.nightly(only=("0-False",))
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("y", [0, 1, 0.0, 1.0, False, True])
 def test_logistic_density_and_its_derivatives_are_finite_far_out(x64, y):

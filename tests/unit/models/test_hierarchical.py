@@ -72,6 +72,7 @@ def test_a_record_touches_its_own_groups_offsets_alone():
         assert (np.delete(gradient, group[row], axis=0) == 0.0).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("gradients", ["full", "aligned"])
 def test_dpsvi_takes_it_with_an_automatic_guide(gradients):
     x, group, y, g = table()

@@ -166,6 +166,7 @@ def test_documents_are_left_as_they_are_once_they_have_converged():
     assert (found != wanted).any(axis=1).mean() > 0.5
 
 
+@pytest.mark.nightly(but=("24",))
 @pytest.mark.parametrize("iterations", [23, 24, 25])
 def test_extrapolated_steps_lead_to_the_same_answers_in_a_third(iterations):
     """Whatever the last of them is: a first of two, a second, or one behind a stage."""
@@ -182,6 +183,7 @@ def test_extrapolated_steps_lead_to_the_same_answers_in_a_third(iterations):
     assert left < 2e-3
 
 
+@pytest.mark.nightly
 def test_a_single_step_is_the_published_one():
     posterior = DirichletsEta(30.0 * truth()[0] + truth(1)[0])
     for iterations in (1, 2):
@@ -247,6 +249,7 @@ def recorded(clip_norm):
     return solver, recorder
 
 
+@pytest.mark.nightly(but=("0.3",))
 @pytest.mark.parametrize("clip_norm", [0.3, 50.0])
 @settings(max_examples=25)
 @given(
@@ -319,6 +322,7 @@ def total_of_all(monkeypatch, lanes, clip_norm=0.3, together=4096, is_large=Fals
         return *total(solver, recorder, first_task(solver), shard), watch
 
 
+@pytest.mark.nightly(but=("0.3-True",))
 @pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("clip_norm", [0.3, 50.0])
 def test_the_number_of_processors_changes_no_bit(clip_norm, is_large, monkeypatch):
@@ -335,6 +339,7 @@ def test_the_number_of_processors_changes_no_bit(clip_norm, is_large, monkeypatc
     assert np.abs(alone).max() > 1e4
 
 
+@pytest.mark.nightly(but=("4096-True-3-128",))
 @pytest.mark.parametrize(
     ("together", "is_large", "parts", "length"),
     [(4096, False, 4, 75), (50, False, 5, 60), (4096, True, 3, 128), (50, True, 5, 64)],
@@ -349,6 +354,7 @@ def test_parts_are_few_and_hold_as_many_rows_as_may_be_together(
     assert watch.bounds == [parts, length + 8, 0.3, parts * length]
 
 
+@pytest.mark.nightly
 def test_an_accelerator_adds_up_in_one_program_what_parts_do(monkeypatch):
     parts, step, _ = total_of_all(monkeypatch, 2)
     with monkeypatch.context() as patch:
@@ -401,6 +407,7 @@ class Coarse(LatentDirichlet):
         return 0.05
 
 
+@pytest.mark.nightly
 def test_parts_are_clipped_to_less_where_norms_are_inexact():
     model = Coarse(K, V, length=40.0, iterations=20, tolerance=0.0)
     exact, coarse = (
@@ -424,6 +431,7 @@ def test_one_word_written_many_times_or_an_unknown_one_is_no_document():
     assert (sound * step).sum() * MODEL.blocks[0].typical == pytest.approx(90.0, rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_words_may_be_written_as_floats_and_only_whole_ones_count():
     solver, recorder = recorded(50.0)
     wanted, _ = total(solver, recorder, first_task(solver), shard_of(records(2), RECORDS))
@@ -450,6 +458,7 @@ def noise_free(parts):
     return federate(solver, [shard_of(part, size) for part in parts], 3)[-1].reported
 
 
+@pytest.mark.nightly
 def test_holders_get_what_one_with_all_documents_gets():
     data = records()
     pooled = noise_free([data])
@@ -482,6 +491,7 @@ def test_a_public_mass_is_the_sum_of_the_concentrations():
     assert (q.power + 1.0 - model.eta).sum() == pytest.approx(500.0)
 
 
+@pytest.mark.nightly
 def test_topics_are_found_and_told():
     topics, counts = truth()
     model = LatentDirichlet(K, V, length=40.0, concentration=0.2, iterations=50, seed=3)
@@ -682,6 +692,7 @@ def test_a_signal_of_numbers_out_of_range_is_refused(monkeypatch, changed, messa
         signal_to_noise(MODEL, **given_)
 
 
+@pytest.mark.nightly
 def test_what_helpers_cannot_read_is_refused():
     q = MODEL.start
     with pytest.raises(errors.ModelError, match=r"there are 2 words, expected the vocabulary's 70"):

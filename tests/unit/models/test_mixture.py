@@ -46,6 +46,7 @@ def test_a_tables_likelihood_is_the_sum_over_all_assignments_of_its_records():
         np.testing.assert_allclose(found.sum(), np.log(expected), rtol=1e-12)
 
 
+@pytest.mark.nightly
 def test_a_point_far_from_all_components_has_a_finite_likelihood_and_gradient():
     model = gaussian_mixture(3)
 
@@ -76,6 +77,7 @@ def test_priors_are_those_that_the_docstring_says():
         np.testing.assert_allclose(found[name], value, rtol=1e-10)
 
 
+@pytest.mark.nightly
 def test_draws_of_the_prior_are_shaped_as_said_and_the_data_have_a_plate():
     model = gaussian_mixture(4)
     x = np.zeros((6, 3), np.float32)
@@ -87,6 +89,7 @@ def test_draws_of_the_prior_are_shaped_as_said_and_the_data_have_a_plate():
     assert [frame.name for frame in trace["x"]["cond_indep_stack"]] == ["records"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("gradients", ["full", "aligned"])
 def test_dpsvi_takes_it_with_an_automatic_guide(gradients):
     model = gaussian_mixture(2)

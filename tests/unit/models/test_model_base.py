@@ -155,6 +155,7 @@ NOT_GAUSSIAN = {
 }
 
 
+@pytest.mark.nightly(only=("simplex", "hierarchical", "wide student t"))
 @pytest.mark.parametrize("prior", NOT_GAUSSIAN.values(), ids=NOT_GAUSSIAN.keys())
 def test_other_priors_are_not_taken_for_gaussian(prior):
     assert gaussian_prior(written(prior)) is None

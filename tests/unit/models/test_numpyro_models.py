@@ -238,6 +238,7 @@ def summed_density(name, model, theta):
     return model.log_prior(theta) + jnp.sum(terms)
 
 
+@pytest.mark.nightly(but=("repeated_measures", "logistic", "subsampled_and_scaled", "subsampled"))
 @pytest.mark.parametrize("name", MODELS)
 def test_prior_plus_record_terms_is_the_density_of_all_records_with_gradient(name):
     model = split(name)
@@ -255,6 +256,9 @@ def test_prior_plus_record_terms_is_the_density_of_all_records_with_gradient(nam
             np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-10, atol=1e-10 * size)
 
 
+@pytest.mark.nightly(
+    only=("two_outcomes", "hierarchical", "simplex", "correlated", "ordinal", "covariance")
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_coordinates_are_counted_and_named_in_trace_order(name):
     model = split(name)
@@ -287,6 +291,7 @@ def test_constrained_values_lie_in_their_supports():
     )
 
 
+@pytest.mark.nightly(but=("True",))
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_a_coordinate_of_a_cholesky_factor_moves_the_entry_that_it_is_named_after(diagonal):
     def model(x):
@@ -313,6 +318,7 @@ def test_a_coordinate_of_a_cholesky_factor_moves_the_entry_that_it_is_named_afte
         assert np.all(moved[:, 1] >= column)
 
 
+@pytest.mark.nightly(only=("False-correlated",))
 @pytest.mark.parametrize("name", ["hierarchical", "correlated", "subsampled", "ordinal"])
 @pytest.mark.parametrize("x64", [False, True])
 def test_answers_come_in_the_dtype_of_theta(name, x64):
@@ -336,6 +342,7 @@ def test_answers_come_in_the_dtype_of_theta(name, x64):
         np.testing.assert_allclose(summed_density(name, model, theta), expected, rtol=1e-4)
 
 
+@pytest.mark.nightly(only=("correlated",))
 @pytest.mark.parametrize("name", ["hierarchical", "correlated", "subsampled", "decentred"])
 def test_no_tracer_leaks_out_of_jit_vmap_and_grad(name):
     model = split(name)
@@ -674,6 +681,15 @@ REFUSED = [
 ]
 
 
+@pytest.mark.nightly(
+    only=(
+        "random_groups",
+        "fixed_subsample",
+        "divided_by_spread",
+        "support_of_records",
+        "directional",
+    )
+)
 @pytest.mark.parametrize(
     ("function", "message", "hint"), REFUSED, ids=[case[0].__name__ for case in REFUSED]
 )

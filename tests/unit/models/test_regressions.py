@@ -133,6 +133,7 @@ def test_several_outcomes_are_as_many_normal_densities():
     assert model.conjugate
 
 
+@pytest.mark.nightly
 @pytest.mark.numpyro
 def test_the_multinomial_equals_the_same_model_written_in_numpyro():
     def written(x, y):
@@ -159,6 +160,7 @@ def test_the_multinomial_equals_the_same_model_written_in_numpyro():
     assert model.names[3:5] == ("severe: (Intercept)", "severe: age")
 
 
+@pytest.mark.nightly(but=("True",))
 @pytest.mark.numpyro
 @pytest.mark.parametrize("offset", [False, True])
 def test_the_model_that_learns_its_dispersion_is_the_other_where_it_is_known(offset):
@@ -187,6 +189,7 @@ RESPONSES = {
 }
 
 
+@pytest.mark.nightly(only=("binomial",))
 @pytest.mark.parametrize("name", RESPONSES)
 def test_derivatives_are_those_of_the_log_density(name):
     response, outcomes = RESPONSES[name]
@@ -202,6 +205,7 @@ def test_derivatives_are_those_of_the_log_density(name):
                 np.testing.assert_allclose(left, right, rtol=1e-11, atol=1e-10)
 
 
+@pytest.mark.nightly(only=("float64-binomial", "float32-binomial"))
 @pytest.mark.parametrize("name", RESPONSES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_far_out_everything_is_finite_concave_and_of_a_finite_norm(name, dtype):
@@ -267,6 +271,15 @@ def test_the_rows_of_a_record_stand_together_and_share_its_mask():
     np.testing.assert_array_equal(same[1], COUNTS.astype(np.float32))
 
 
+@pytest.mark.nightly(
+    only=(
+        "survival-float32",
+        "multivariate_linear-float64",
+        "multivariate_linear-float32",
+        "binomial-float32",
+        "binomial-float64",
+    )
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     ("model", "y"),
@@ -309,6 +322,7 @@ def test_the_prior_of_the_baseline_is_wider_than_that_of_hazard_ratios():
     )
 
 
+@pytest.mark.nightly(only=("<lambda>-`a` more than once-rename1",))
 @pytest.mark.parametrize(
     ("make", "message", "hint"),
     [

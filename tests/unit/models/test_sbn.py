@@ -147,6 +147,7 @@ def evidence(model, posterior, data):
     return sum(parts) - biases - model.family.kl(posterior, model.prior)
 
 
+@pytest.mark.nightly(but=("full",))
 def test_rounds_without_noise_raise_the_evidence_to_a_stationary_point(covariance):
     model = made(covariance, sweeps=20)
     data = simulated(60)
@@ -262,6 +263,7 @@ def recorded(covariance, rows):
     )
 
 
+@pytest.mark.nightly(but=("diagonal",))
 @settings(max_examples=4)
 @given(odd=st.lists(ODD, min_size=VISIBLE, max_size=VISIBLE), place=st.integers(0, 11))
 def test_a_record_moves_the_total_by_the_clip_norm_at_most(covariance, odd, place):
@@ -308,6 +310,7 @@ def test_a_row_has_its_bits_wherever_it_stands(covariance):
             assert np.array_equal(np.asarray(straight[name])[order], np.asarray(mixed[name]))
 
 
+@pytest.mark.nightly(only=("1.0-False-full", "1.0-False-diagonal"))
 @pytest.mark.parametrize("shrinkage", [False, True])
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
 def test_a_posterior_is_proper_and_bounded_whatever_the_noise(covariance, shrinkage, size):
@@ -440,6 +443,7 @@ def test_moments_of_the_shrinkage_are_integrals(covariance):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_private_network_reconstructs_held_out_records(covariance):
     # Six pixels in two groups, each lit together: what is right most often is right half of the time.
     generator = np.random.default_rng(0)

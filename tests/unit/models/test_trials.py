@@ -99,6 +99,7 @@ def solved(model, x, y, scale=2.5):
     return GaussianEta(np.asarray(value["h"]), np.asarray(value["J"]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("offset", [False, True])
 def test_glm_finds_the_posterior_of_the_trials_as_records(offset):
     x, y, place = expanded()

@@ -29,6 +29,8 @@ def parameters(pair, x):
     return svi.get_params(svi.init(jax.random.key(0), x))
 
 
+@pytest.mark.nightly(only=("convolutional_vae-shape1-50345",))
+@pytest.mark.nightly(but=("convolutional_vae-shape1-50345",))
 @pytest.mark.parametrize(
     ("make", "shape", "count"),
     [
@@ -45,6 +47,7 @@ def test_networks_have_the_parameters_that_their_docstrings_say(make, shape, cou
     assert count in (688_884, 50_345)
 
 
+@pytest.mark.nightly
 def test_the_dense_network_is_the_one_of_the_formula():
     make, shape = SMALL["dense"]
     model, guide = make()
@@ -75,6 +78,7 @@ def test_the_dense_network_is_the_one_of_the_formula():
     np.testing.assert_allclose(trace["x"]["fn"].log_prob(x), expected, rtol=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", SMALL)
 def test_no_picture_moves_a_step_by_more_than_twice_the_clip_norm(kind):
     make, shape = SMALL[kind]

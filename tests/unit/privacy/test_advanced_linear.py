@@ -42,6 +42,7 @@ def event_of(vector):
     return compose(*(repeat(atom(part), part["T"]) for part in vector["parts"]))
 
 
+@pytest.mark.nightly
 def test_no_accountant_is_below_a_published_vector(references):
     rows = json.loads((references / "accounting.json").read_text(encoding="utf-8"))["vectors"]
     asked = 0

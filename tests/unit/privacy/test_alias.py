@@ -55,7 +55,7 @@ def test_the_distance_that_is_stated_covers_rounding_and_tail():
     assert 65536 * mpmath.mpf(2) ** -79 / 2 + tail + room < _alias.TABLE_DISTANCE
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", LAWS)
 def test_the_table_in_the_package_is_what_its_generator_makes(name):
     law = _tables.LAWS[name]()
@@ -174,6 +174,7 @@ def test_a_key_draws_what_exact_arithmetic_on_its_bits_gives(count):
     assert _alias.draw("discrete_gaussian", key, count).tolist() == expected
 
 
+@pytest.mark.nightly
 def test_ties_are_settled_alike_under_every_transformation(monkeypatch):
     """With keys of many ties and of none side by side, as a loop over all of them must keep apart."""
     count, keys = 61, jax.random.split(random.insecure_root(8).key("ties"), 3)

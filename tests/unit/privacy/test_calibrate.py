@@ -62,6 +62,7 @@ class Fickle(Counting):
         return 0.5 if self.asked == 2 else 2.0
 
 
+@pytest.mark.nightly(but=("C3",))
 @pytest.mark.parametrize("name", ["C1", "C2", "C3"])
 def test_meets_the_published_calibrations_from_above(references, name):
     rows = json.loads((references / "accounting.json").read_text(encoding="utf-8"))["calibration"]
@@ -191,6 +192,7 @@ def test_the_number_returned_is_certified_on_the_full_grid(full_prices):
     assert pld("add_remove").epsilon(sampled_plan(found), 1e-5) <= 1.0
 
 
+@pytest.mark.nightly
 def test_a_coarse_grid_that_says_too_little_is_not_believed(monkeypatch):
     calibrate_module._cache.clear()
     real = Pld.epsilon
@@ -205,6 +207,7 @@ def test_a_coarse_grid_that_says_too_little_is_not_believed(monkeypatch):
     assert found == pytest.approx(1.416, rel=2e-3)
 
 
+@pytest.mark.nightly
 def test_asked_again_it_prices_nothing(full_prices):
     accountant = pld("substitute")
     first = calibrate(sampled_plan, accountant, 2.0, 1e-5)

@@ -22,6 +22,7 @@ def round_keys(*label):
     return jax.random.bits(key(*label), (feistel_module._ROUNDS, 2), jnp.uint32)
 
 
+@pytest.mark.nightly(only=("9", "6"))
 @pytest.mark.parametrize("bits", range(2, 10))
 def test_every_domain_from_2_to_512_is_permuted(bits):
     # Unbalanced halves at odd numbers of bits; domains down to far below a power of two.
@@ -54,6 +55,7 @@ def pair_statistic(rounds, draws):
     return ((counts - draws / 4032) ** 2 / (draws / 4032)).sum()
 
 
+@pytest.mark.nightly
 def test_two_numbers_go_anywhere_in_a_small_domain_and_would_not_with_few_rounds():
     limit = scipy.stats.chi2(4031).isf(1e-4)  # the seed is fixed
     assert feistel_module._ROUNDS >= 8
@@ -85,6 +87,7 @@ def test_each_input_bit_and_key_bit_changes_half_of_the_round_function():
             assert share > (0.45 if which == 0 else 0.02)
 
 
+@pytest.mark.nightly(only=("64-16384",))
 @pytest.mark.parametrize(("batch", "size"), [(1, 1), (1, 7), (7, 7), (20, 30), (64, 2**14)])
 def test_floyd_follows_its_words_as_exact_arithmetic_would(batch, size):
     pick = jax.jit(feistel_module._floyd, static_argnums=(1, 2))

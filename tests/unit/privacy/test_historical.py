@@ -151,6 +151,7 @@ def test_the_moments_accountant_claims_more_than_pld():
 # Fourier.
 
 
+@pytest.mark.nightly(only=("poisson_sub_P4",))
 @pytest.mark.parametrize("name", ["poisson_ar_P1", "poisson_ar_P3", "poisson_sub_P4"])
 def test_fourier_agrees_with_its_reference_inside_its_range(reference, name):
     vector = next(vector for vector in reference["vectors"] if vector["id"] == name)
@@ -179,7 +180,7 @@ def test_fourier_refuses_where_it_is_known_to_fail(reference, name, monkeypatch)
     assert "`pld`" in caught.value.hint
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fourier_takes_a_grid_that_resolves_a_small_rate(reference):
     # At the package's own grid it says 0.618, and 0.519 at another; the truth is 0.5554.
     rows = [row for row in reference["fourier_failure_modes"] if row["delta"] == 1e-6]
@@ -195,7 +196,7 @@ def test_every_failure_mode_is_tested(reference):
     assert names == set(FAILURES) | same
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fourier_does_not_take_the_first_answer(monkeypatch):
     # Were the second, finer grid not asked, this would come out as 6.4 where 4.456 is true.
     event = sampled(0.004, 0.6, 2000)

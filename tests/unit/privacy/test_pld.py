@@ -64,6 +64,7 @@ def test_every_vector_of_a_full_or_poisson_batch_is_checked(vectors):
     assert set(POISSON + FULL_BATCH) == expected
 
 
+@pytest.mark.nightly(only=("poisson_sub_H1", "poisson_ar_P3", "poisson_ar_P7"))
 @pytest.mark.parametrize("name", POISSON + FULL_BATCH)
 def test_meets_a_published_vector_from_above(vectors, name):
     vector = vectors[name]
@@ -78,6 +79,7 @@ def test_meets_a_published_vector_from_above(vectors, name):
     assert found >= low
 
 
+@pytest.mark.nightly(only=("poisson_ar_P7", "poisson_sub_H1", "poisson_ar_P3"))
 @pytest.mark.parametrize("name", POISSON + FULL_BATCH)
 def test_the_truth_lies_between_both_bounds(vectors, name):
     vector = vectors[name]
@@ -120,6 +122,7 @@ def test_meets_the_client_level_vectors(reference):
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.nightly
 def test_meets_the_vectors_of_few_samples_at_tiny_rates(reference):
     for row in reference["table1_of_003"]:
         event = repeat(PoissonSampled(row["nu"], Gaussian(row["sigma"])), row["J"])
@@ -192,6 +195,7 @@ def addition_delta(rate, noise, epsilon):
     return -math.expm1(epsilon) + math.exp(epsilon) * removal_delta(rate, noise, -epsilon)
 
 
+@pytest.mark.nightly(only=("0.5-0.9", "1.0-0.9"))
 @pytest.mark.parametrize("rate", [0.9, 0.3, 0.01])
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
 def test_one_sampled_release_meets_the_worse_of_both_directions(rate, noise):
@@ -313,6 +317,7 @@ def test_sampling_everybody_is_no_sampling():
         )
 
 
+@pytest.mark.nightly(only=("1e-12-0.05-1000000", "0.5-0.02-1000"))
 @pytest.mark.parametrize(
     ("rate", "noise", "count"),
     [

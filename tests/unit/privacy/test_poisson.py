@@ -56,6 +56,7 @@ def tied(table, secret, count, bits):
     return high, low, alias
 
 
+@pytest.mark.nightly(but=("0.3-2000-8",))
 @pytest.mark.parametrize(
     # The first needs most of its gaps; the second passes whole tables, of the most columns.
     ("rate", "slots", "column_bits"),
@@ -171,6 +172,7 @@ def test_an_empty_batch_is_a_batch():
     assert (batch.indices < 8).all()
 
 
+@pytest.mark.nightly(but=("3e-05",))
 @pytest.mark.parametrize("rate", [1e-7, 3e-5])
 def test_a_tiny_rate_passes_whole_tables_and_still_chooses_evenly(rate):
     slots, draws = 10**7, 300
@@ -191,6 +193,7 @@ def test_a_tiny_rate_passes_whole_tables_and_still_chooses_evenly(rate):
     assert scipy.stats.kstest(chosen / slots, "uniform").pvalue > 1e-4
 
 
+@pytest.mark.nightly(but=("0.999",))
 @pytest.mark.parametrize("rate", [0.3, 0.999])
 def test_one_slot_is_chosen_at_the_rate(rate):
     sampler = sampling.poisson(rate, 1)

@@ -96,6 +96,7 @@ def openssl_stream(raw, use, detail, count):
     return openssl_blocks(raw, nonce, count)
 
 
+@pytest.mark.nightly(only=("1050000-28-2344", "70000-2-2188", "1000-2-32"))
 @pytest.mark.parametrize(
     ("size", "groups", "each"),
     [
@@ -166,6 +167,7 @@ def test_no_two_of_a_hundred_thousand_derived_keys_are_equal():
     assert len(np.unique(everything, axis=0)) == len(everything) == 100_001
 
 
+@pytest.mark.nightly
 def test_what_split_fold_in_and_bits_give_does_not_overlap():
     secret = key()
     streams = [
@@ -230,6 +232,7 @@ def test_noise_is_uncorrelated_along_a_stream_and_across_keys():
     assert np.abs(correlations(first, again)).max() > 4.5
 
 
+@pytest.mark.nightly
 def test_keys_work_under_jit_vmap_and_scan_alike():
     keys = jax.random.split(key(4), 6)
     one_by_one = np.stack([np.asarray(jax.random.normal(k, (33,))) for k in keys])

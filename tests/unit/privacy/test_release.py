@@ -288,6 +288,7 @@ def test_a_grid_too_coarse_for_so_many_numbers_is_refused():
     release.clipped_sum(jnp.ones((2, 16)), 1.0, batch(2), mechanism)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_no_honest_sum_wraps(sign):
     """All records at the clip norm in one direction, on both sides of where int32 ends."""
@@ -468,6 +469,7 @@ def test_noise_too_large_for_its_grid_names_what_is_allowed():
         release.clipped_sum(rows, 1.0, batch(2), mechanisms.rounded_gaussian(1.01 * largest))
 
 
+@pytest.mark.nightly
 def test_totals_that_are_added_up_are_wide_enough_for_their_sum():
     rows = jnp.ones((2, 1))
 

@@ -52,6 +52,7 @@ def data(fit):
     return inference_data(jax.random.key(1), *fit, x, draws=DRAWS, prior=True, predictive=True)
 
 
+@pytest.mark.nightly
 def test_the_posterior_is_one_chain_of_draws_of_the_guide(fit, data):
     svi, params = fit
     draws = data["posterior"]["b"].values
@@ -64,6 +65,7 @@ def test_the_posterior_is_one_chain_of_draws_of_the_guide(fit, data):
     assert (np.abs(draws[0].std(axis=0) - law.scale) < error).all()
 
 
+@pytest.mark.nightly
 def test_draws_are_those_of_numpyros_predictive(fit, data):
     svi, params = fit
     key = jax.random.split(jax.random.key(1), 3)[0]
@@ -107,6 +109,7 @@ def test_the_privacy_statement_is_beside_the_draws(fit, data):
         assert "these records are not" in data[group].attrs["privacy_note"]
 
 
+@pytest.mark.nightly
 def test_draws_without_a_guarantee_say_so():
     svi, params = fitted(insecure_seed=1)
     attrs = inference_data(jax.random.key(1), svi, params, draws=2).attrs

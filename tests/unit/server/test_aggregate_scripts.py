@@ -117,6 +117,7 @@ def test_a_part_of_the_clients_is_refused_where_a_sum_takes_the_place_of_the_las
 # What it does.
 
 
+@pytest.mark.nightly
 def test_stages_of_all_clients_are_the_rounds_of_one_schedule_bit_for_bit() -> None:
     """Against the synchronous schedule of as many rounds, with the same seeded noise."""
     sources = synthetic_logistic(4, 30, 2)
