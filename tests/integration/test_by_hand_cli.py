@@ -30,8 +30,6 @@ from tests.pki import authority_in, party
 from tests.servers import running
 from tests.studies import raw_study
 
-pytestmark = pytest.mark.nightly
-
 
 class Places:
     """A study on disk, a server's folder, and a folder for each hospital."""
@@ -123,6 +121,20 @@ class Places:
             assert own == expected.ledgers[name] == found.ledgers[name]
 
 
+def test_a_round_travels_by_files_and_ends_as_simulated(tmp_path: Path) -> None:
+    places = Places(tmp_path, rounds=1)
+    places.export()
+    for name in CLIENTS:
+        places.client(name, places.out / f"{name}-0.task")
+    places.take(*(places.out / f"{name}-0.result" for name in CLIENTS))
+    expected = simulate.simulate(load_study(places.study), tmp_path)
+    with np.load(tmp_path / "run" / "result" / "posterior.npz") as kept:
+        np.testing.assert_array_equal(kept["h"], expected.posterior.h)
+        np.testing.assert_array_equal(kept["J"], expected.posterior.J)
+    assert places.state().status == "completed"
+
+
+@pytest.mark.nightly
 def test_a_study_of_two_rounds_travels_by_files_and_ends_as_simulated(tmp_path: Path) -> None:
     places = Places(tmp_path)
     for visit in range(2):
@@ -165,6 +177,7 @@ def test_a_study_of_two_rounds_travels_by_files_and_ends_as_simulated(tmp_path: 
     assert again["run"]["status"] == "completed"
 
 
+@pytest.mark.nightly
 def test_a_run_of_one_visit_ends_with_how_far_more_rounds_would_move_it(tmp_path: Path) -> None:
     def counted(raw: dict[str, Any]) -> None:
         raw["model"] = {"kind": "poisson", "formula": "y ~ x0 + x1"}
@@ -202,6 +215,7 @@ def noisy(x, y):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.numpyro
 def test_a_prior_that_is_a_factor_is_refined_between_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +242,7 @@ def test_a_prior_that_is_a_factor_is_refined_between_the_files(
     places.check_as_simulated()
 
 
+@pytest.mark.nightly
 def test_what_is_wrong_with_one_result_stops_no_other(tmp_path: Path) -> None:
     places = Places(tmp_path, rounds=1)
     places.export()
@@ -268,6 +283,7 @@ def test_what_is_wrong_with_one_result_stops_no_other(tmp_path: Path) -> None:
     assert told[-1].startswith("c0: import of c0-0.result refused: the server holds another answer")
 
 
+@pytest.mark.nightly
 def test_what_a_site_gives_wrongly_is_refused_with_its_own_code(tmp_path: Path) -> None:
     places = Places(tmp_path, rounds=1)
     places.export()
@@ -300,6 +316,7 @@ def test_what_a_site_gives_wrongly_is_refused_with_its_own_code(tmp_path: Path) 
     assert "of another study" in places.client("c0", task, expect=1).stderr
 
 
+@pytest.mark.nightly
 def test_a_site_that_may_not_answer_tells_so_in_its_result(tmp_path: Path) -> None:
     places = Places(tmp_path, rounds=1)
     places.export()
@@ -327,6 +344,7 @@ def test_a_site_that_may_not_answer_tells_so_in_its_result(tmp_path: Path) -> No
     assert [row["status"] for row in made["clients"]] == ["end"] * 3
 
 
+@pytest.mark.nightly
 def test_a_site_that_is_not_let_in_is_given_no_task_and_not_waited_for(tmp_path: Path) -> None:
     places = Places(tmp_path, rounds=1)
     listed = places.listed.read_text()
@@ -341,12 +359,14 @@ def test_a_site_that_is_not_let_in_is_given_no_task_and_not_waited_for(tmp_path:
     assert places.state().away == {"c0": "revoked"}
 
 
+@pytest.mark.nightly
 def test_a_result_for_a_run_that_is_not_there_begins_none(tmp_path: Path) -> None:
     places = Places(tmp_path, rounds=1)
     assert "holds no run" in places.take(tmp_path / "c0-0.result", expect=2).stderr
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.nightly
 def test_a_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
     places = Places(tmp_path, rounds=1)
     places.export()
@@ -418,6 +438,7 @@ def killed_at(point: str, arguments: list[str]) -> None:
     assert done.returncode == -signal.SIGKILL, (point, done.stderr)
 
 
+@pytest.mark.nightly
 def test_killed_at_any_point_the_round_by_hand_is_the_undisturbed_one(tmp_path: Path) -> None:
     places = Places(tmp_path, rounds=1)
     server = ["--tls", str(tmp_path / "server"), "--state", str(tmp_path / "run")]
@@ -442,6 +463,7 @@ def test_killed_at_any_point_the_round_by_hand_is_the_undisturbed_one(tmp_path: 
     places.check_as_simulated()
 
 
+@pytest.mark.nightly
 def test_the_commands_at_the_server_import_no_jax() -> None:
     code = "import sys, fedvi.cli.export, fedvi.cli.import_; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -194,6 +194,20 @@ def test_a_command_that_is_not_run_and_not_there_is_found(command):
         check_options(command)
 
 
+def test_every_link_leads_to_a_file_and_every_page_is_in_a_table_of_contents():
+    pages = [page for folder in ("docs", "examples") for page in (ROOT / folder).rglob("*.md")]
+    for page in [*pages, *ROOT.glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            assert ":" in link or (page.parent / link).exists(), (page, link)
+    index, listed = ROOT / "docs" / "index.md", set()
+    for tree in re.findall(r"```{toctree}\n(.*?)```", index.read_text(), re.DOTALL):
+        for entry in re.findall(r"^(?!:)(\S+)$", tree, re.MULTILINE):
+            found = set(index.parent.glob(f"{entry}.md"))
+            assert found, entry
+            listed |= found
+    assert listed == {*index.parent.rglob("*.md")} - {index}
+
+
 @pytest.mark.nightly
 def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(

@@ -17,6 +17,7 @@ from tests.integration.test_federation import replayed
 from tests.proxy import FAULTS, faulty
 from tests.servers import running
 from tests.sites import (
+    NAMES,
     Expected,
     assembled,
     check_undisturbed,
@@ -24,8 +25,6 @@ from tests.sites import (
     study_file,
     undisturbed,
 )
-
-pytestmark = pytest.mark.nightly
 
 ROUNDS = 4
 
@@ -66,17 +65,30 @@ def expected_of(assembly: Assembly, base: Path, state: ServerState) -> Expected:
     return Expected(protocol.served(assembly.spec, found), found.factors, books)
 
 
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets answers of any size travel as large ones do: in several calls."""
+    monkeypatch.setattr(bundle, "INLINE", 16)
+    monkeypatch.setattr(bundle, "CHUNK", 24)
+    monkeypatch.setattr(bundle, "LEAST_CHUNK", 1)
+
+
+def test_a_run_over_a_sound_network_is_a_simulation_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_pieces(monkeypatch)
+    assembly = assembled(study_file(tmp_path, rounds=2, names=NAMES[:2]))
+    over_grpc(assembly, tmp_path, tmp_path / "sound", contextlib.nullcontext)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", schedules.__all__)
 def test_a_run_over_any_network_is_a_simulation_to_the_bit(
-    kind: str, tmp_path: Path, monkeypatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assembly = assembled(study_file(tmp_path, kind, ROUNDS))
     over_grpc(assembly, tmp_path, tmp_path / "sound", contextlib.nullcontext)
 
-    # Large answers travel in pieces, in more calls; these ones shall too.
-    monkeypatch.setattr(bundle, "INLINE", 16)
-    monkeypatch.setattr(bundle, "CHUNK", 24)
-    monkeypatch.setattr(bundle, "LEAST_CHUNK", 1)
+    in_pieces(monkeypatch)
     proxies = []
 
     @contextlib.contextmanager

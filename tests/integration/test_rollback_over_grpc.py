@@ -50,7 +50,6 @@ def work(assembly: Assembly, base: Path, visits: int) -> None:
     assert outcomes == ["solved", "sent"] * visits
 
 
-@pytest.mark.nightly
 def test_whoever_was_rolled_back_is_told_and_the_other_goes_on_from_the_right_copy(
     tmp_path: Path,
 ) -> None:

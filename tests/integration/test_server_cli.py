@@ -297,7 +297,6 @@ def test_the_commands_import_no_jax_and_the_light_ones_no_numpy(command):
     assert command == "server" or "numpy" not in loaded
 
 
-@pytest.mark.nightly
 def test_the_log_holds_one_object_a_line_and_no_number_of_an_answer(study, tmp_path):
     state = tmp_path / "state"
     with server(study, state) as running:
@@ -358,7 +357,6 @@ def test_grpc_is_silent_below_errors_unless_somebody_asks():
         assert done.stdout.strip() == expected
 
 
-@pytest.mark.nightly
 def test_what_knocks_without_tls_leaves_no_line_in_the_log(study, tmp_path):
     root = pki.authority_in(tmp_path / "ca")
     folder = pki.party(root, "server", "server", hosts=("127.0.0.1",))

@@ -37,6 +37,28 @@ def write(path: Path, columns: dict[str, Any]) -> None:
         csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
 
 
+def test_sets_of_a_mixture_are_the_same_again_and_what_does_not_fit_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    run, _ = mixture(tmp_path / "run")
+    for name in ("one.csv", "two.csv"):
+        options = ("--records", 20, "--sets", 2, "--seed", 4)
+        fedvi("synthesise", run, *options, "--out", tmp_path / name)
+    texts = [
+        [(tmp_path / f"{name}-{k}.csv").read_text() for k in (1, 2)] for name in ("one", "two")
+    ]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 2
+    assert {name: len(cells) for name, cells in read(tmp_path / "one-1.csv").items()} == {
+        "a": 20,
+        "b": 20,
+    }
+    wrong = tmp_path / "wrong.txt"
+    said = fedvi("synthesise", run, "--records", 3, "--out", wrong, code=2).output
+    assert "expected '.csv' or '.npz'" in said
+    assert not wrong.exists()
+
+
 CLUSTERS = """
 [study]
 name = "clusters"
