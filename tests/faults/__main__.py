@@ -32,7 +32,7 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as folder:
             plant(fault, Path(folder).resolve())
-            search = look_for(fault, Path(folder).resolve(), asked.marks)
+            search = look_for(fault.tests, Path(folder).resolve(), asked.marks)
         not_found += search.verdict != "found"
         say(f"{fault.name:40} {search.verdict:7} {search.seconds:6.1f} s  {search.by}")
     if not asked.list:

@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -65,20 +66,20 @@ def plant(fault: Fault | None, folder: Path) -> None:
         (folder / "fedvi" / fault.file).write_text(changed(fault), encoding="utf-8")
 
 
-def look_for(fault: Fault, folder: Path, marks: str, timeout: float = 900.0) -> Search:
-    """Runs a fault's tests in a planted folder, up to the first that fails.
+def look_for(tests: Iterable[str], folder: Path, marks: str, timeout: float = 900.0) -> Search:
+    """Runs tests in a planted folder, up to the first that fails.
 
     Args:
-      fault: whose tests.
+      tests: files, or single tests.
       folder: see `plant`.
       marks: what pytest's ``-m`` selects.
-      timeout: in seconds of the clock; tests that hang have found it.
+      timeout: in seconds of the clock; tests that take longer tell nothing.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [
         *(sys.executable, "-c", _RUN, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
         *("--rootdir", str(folder), "-c", str(folder / "pyproject.toml"), "-m", marks),
-        *fault.tests,
+        *tests,
     ]
     environment = {name: value for name, value in os.environ.items() if name != "CI"}
     try:
@@ -91,7 +92,7 @@ def look_for(fault: Fault, folder: Path, marks: str, timeout: float = 900.0) -> 
             timeout=timeout,
         )
     except subprocess.TimeoutExpired:
-        return Search("found", "a test that did not end", timeout)
+        return Search("broken", f"tests did not end in {timeout:g} s", timeout)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     said = done.stdout
