@@ -43,7 +43,7 @@ help:  ## say what each target does
 demo: $(CORE)  ## fit one private posterior over four hospitals, beside the pooled one
 	$(BIN)/fedvi simulate $(STUDY) --pooled
 
-test: lint  ## before a commit: lint, then the fast tier of tests, which covers every property
+test: lint  ## before a commit: lint, then the fast tier of tests
 	$(BIN)/pytest -n auto --dist loadfile -m "not nightly"
 
 nightly: $(DEV)  ## the rest of what CI runs: long tests, wider searches, planted faults

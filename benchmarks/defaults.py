@@ -3,7 +3,7 @@
     python benchmarks/defaults.py adult --clients 1 --epsilon 0.5 1 2 4
     python benchmarks/defaults.py bank credit --splits 3        # read once, when nothing is chosen any more
 
-Settings were chosen on Adult and on breast cancer; bank and credit are there to judge them.
+Settings are chosen on Adult and on breast cancer; bank and credit are there to judge them, once.
 """
 
 import argparse

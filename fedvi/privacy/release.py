@@ -747,9 +747,9 @@ def _row_count(batch: Batch) -> int:
 
 
 def _check_rows(rows: int, sampler: Sampler) -> None:
-    """Refuses a batch of another size than its sampler's, but for rows that fill it up.
+    """Refuses a batch with fewer rows than its sampler draws, or with more than fill it up.
 
-    Kernels take rows in groups, so that solvers add less than as many again and 64.
+    Kernels take rows in groups, for which solvers add masked rows: fewer than twice the batch and 64.
     """
     least, most = sampler.capacity, 2 * sampler.capacity + _FILLED_UP
     if not least <= rows <= most:
@@ -793,9 +793,9 @@ def _released(value: Any, event: events.Event) -> Released:
     return instance
 
 
-# The most that rounding may take from the clip norm, or float sums add to the shift.
-# Rows that a solver may add to a batch beside as many as it has.
+# A solver may fill a batch up to twice its rows, and by so many more.
 _FILLED_UP = 64
+# The most that rounding may take from the clip norm, or float sums add to the shift.
 _LARGEST_SURPLUS = 0.05
 
 
