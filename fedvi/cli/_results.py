@@ -105,10 +105,10 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
         + ", ".join(f"{name} {state.visits[name]}" for name in plan.clients)
     ]
     lines += tables.missed_turns(update.missing for update in state.history)
-    moves = [update.gap.mean_shift for update in state.history if update.gap is not None]
+    moves = [update.gap for update in state.history if update.gap is not None]
     one_shot = _one_shot_gap(plan, spec, state)
     if moves and one_shot != 0.0:
-        lines.append(tables.last_move(moves[-1], len(moves)))
+        lines.append(tables.last_move(moves[-1].mean_shift, len(moves), moves[-1].surprise))
     if one_shot is not None:
         lines.append(tables.more_rounds(one_shot))
     for update in state.history:

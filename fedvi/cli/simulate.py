@@ -424,10 +424,10 @@ def _remarks(result: "Result") -> "list[str]":
                 "stays charged, for it was seen"
             )
     lines += tables.missed_turns(update.missing for update in result.history)
-    gaps: list[Any] = [update.gap for update in result.history if update.gap is not None]
+    gaps = [update.gap for update in result.history if update.gap is not None]
     one_shot = outcome.one_shot_gap(result)
     if gaps and one_shot != 0.0:
-        lines.append(tables.last_move(gaps[-1].mean_shift, len(gaps)))
+        lines.append(tables.last_move(gaps[-1].mean_shift, len(gaps), gaps[-1].surprise))
     if one_shot is not None:
         lines.append(tables.more_rounds(one_shot))
     poor = {name: value for name, value in result.residuals.items() if not value < 1e-3}

@@ -132,7 +132,7 @@ def _saved(folder: Path) -> dict[str, Any]:
     if state.status in protocol.OVER:
         run["reason"] = protocol.ending(state)
     if state.history:
-        gaps = [update.gap.mean_shift for update in state.history if update.gap is not None]
+        gaps = [update.gap.largest for update in state.history if update.gap is not None]
         damping = [update.damping for update in state.history if update.clients]
         run["rounds"], stage = state.history[-1].rounds, state.history[-1].stage
         run["stage"] = None if stage is None else stage._asdict()

@@ -247,7 +247,9 @@ def assemble(study: Study) -> Assembly:
         )
     schedule, step_rule, patience = parts.schedule(study)
     budget = parts.budget(study)
-    made = noising.solver_of(study, family, model, schedule, budget)
+    made = noising.solver_of(
+        study, family, model, schedule, budget, modelling.typical_norm(design, schema)
+    )
     if made.solver.renews and "damping" in study.schedule.arguments:
         raise errors.ConfigError(
             f"schedule.damping is given beside solver.kind {study.solver.kind!r}, whose answers are "

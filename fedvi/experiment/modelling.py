@@ -1,12 +1,13 @@
 """The model that a study asks for, and what of its files the model reads; no data."""
 
 import inspect
+import math
 from typing import Any
 
 import numpy as np
 
 from fedvi import data, errors, models
-from fedvi.data.schema import indicator_name
+from fedvi.data.schema import Binary, Number, indicator_name
 from fedvi.experiment import conjugates, factories, site_effects
 from fedvi.experiment.config import KindSection, Study
 from fedvi.experiment.regressions import check_response
@@ -31,7 +32,11 @@ __all__ = [
     "model_of",
     "prior_of",
     "schema_of",
+    "typical_norm",
 ]
+
+# The mean square of a column that is scaled by its bounds to [-1, 1].
+_WITHIN_BOUNDS = 0.35
 
 
 def schema_of(study: Study) -> Any:
@@ -184,6 +189,28 @@ def _with_effects(model: Model, effects: site_effects.Wanted) -> Model:
         return with_site_effects(model, effects.columns, effects.scale, effects.learnt)
     except errors.ModelError as error:
         raise errors.ConfigError(f"model.site_effect: {error.message}", error.hint) from error
+
+
+def typical_norm(design: Any, schema: Any) -> float | None:
+    """Returns a public guess of the root mean square of a row's length; None without a formula."""
+    if design is None:
+        return None
+    squares = (
+        math.prod(_typical_square(part, schema) for part in parts) for parts in design.coefficients
+    )
+    return math.sqrt(sum(squares))
+
+
+def _typical_square(part: Any, schema: Any) -> float:
+    column = schema.get(part.column)
+    if part.transform is not None or column is None:
+        return 1.0
+    if isinstance(column, Number):
+        low, high = column.bounds
+        # Whoever states another centre or scale means to standardise.
+        by_bounds = (column.center, column.scale) == ((low + high) / 2.0, (high - low) / 2.0)
+        return _WITHIN_BOUNDS if by_bounds else 1.0
+    return 1.0 / (2 if isinstance(column, Binary) else max(2, len(column.levels)))
 
 
 def prior_of(family: Any, model: Model | ConjugateModel) -> tuple[Eta, LocalSolver | None]:

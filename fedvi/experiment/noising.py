@@ -74,6 +74,7 @@ def solver_of(
     model: Model | ConjugateModel,
     schedule: Schedule,
     budget: ledger.Budget | None,
+    typical_norm: float | None = None,
 ) -> Made:
     """Builds the solver; calibrates its noise if the study leaves the noise multiplier out."""
     factory = factories.find("solver", study.solver.kind, solver_kinds)
@@ -96,6 +97,8 @@ def solver_of(
     if modelling.grouped(study):
         # The solver clips what one record contributes, so all rows of a patient are one record.
         supplied["model"] = unit_model(typing.cast(Model, model))
+    if "typical_norm" in known:
+        supplied |= {"typical_norm": typical_norm, "rounds": schedule.rounds}
     noise = arguments.pop("noise_multiplier", None)
     sampler = _sampler(study, arguments.pop("sampler", "full"))
     if "clip_norm" in known:

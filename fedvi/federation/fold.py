@@ -19,10 +19,17 @@ class Gap(NamedTuple):
     Attributes:
       mean_shift: the largest change of a coordinate's mean, in sds of the later posterior.
       sd_ratio: the largest ratio of a coordinate's sds, later to earlier or the inverse.
+      surprise: see ``Standing.surprise``; 0 where nothing is foretold.
     """
 
     mean_shift: float
     sd_ratio: float
+    surprise: float = 0.0
+
+    @property
+    def largest(self) -> float:
+        """How far from settled the round was, in posterior sds: what moved, or what was not foretold."""
+        return max(self.mean_shift, self.surprise)
 
 
 def posterior_of(prior: Eta, factors: Mapping[str, Eta]) -> Eta:

@@ -11,6 +11,7 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
 from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.inference.coordinates import Coordinates
 from fedvi.privacy import events
 from fedvi.typing import Eta, Key, Records
 
@@ -46,6 +47,8 @@ class Task(NamedTuple):
       posterior: η of the broadcast q.
       factor: η of this client's own committed factor tₘ.
       damping: the step s that the server last applied to this client's answer; 0 if that was dropped.
+      coordinates: those in which the answer is to be computed; None where there are none yet, or the
+        solver has none.
     """
 
     task_id: str
@@ -55,12 +58,19 @@ class Task(NamedTuple):
     posterior: Eta
     factor: Eta
     damping: float
+    coordinates: Coordinates | None = None
 
 
 class Change(NamedTuple):
-    """An answer to be added: η_m ← η_m + s · delta, with s chosen by the server."""
+    """An answer to be added: η_m ← η_m + s · delta, with s chosen by the server.
+
+    Attributes:
+      delta: as above.
+      survey: sums over the client's columns, where the answer was about these alone: (Σ x, diag of Σ x²).
+    """
 
     delta: Eta
+    survey: GaussianEta | None = None
 
 
 class Fold(NamedTuple):
@@ -73,6 +83,7 @@ class Fold(NamedTuple):
       factors: of each client that has answered at all.
       asked: client whose answer was folded now → the η that its task carried.
       damping: the step s with which they were.
+      surveys: of the clients whose answer was one, see ``Change``.
     """
 
     prior: Eta
@@ -81,6 +92,7 @@ class Fold(NamedTuple):
     factors: Mapping[str, Eta]
     asked: Mapping[str, Eta]
     damping: float
+    surveys: Mapping[str, GaussianEta] = MappingProxyType({})
 
 
 class Standing(NamedTuple):
@@ -100,6 +112,12 @@ class Standing(NamedTuple):
         mean over folds.
       centres: client → the mean, as its factor is one of its answers, of the θ that these are about, [D].
       reference: the Gaussian that the prior's own factor made of the prior alone; None if there is none.
+      coordinates: those that tasks carry, once they are known.
+      gradient: (that of the log likelihood, with its noise, the θ that it is of), [D] both, as (h, J), for
+        whom answers are gradients.
+      surprise: how far gradients were from what those before them and the curvature foretold, as the
+        largest change of a mean that follows from it, in posterior sds, and 0 where noise explains it; a
+        mean over folds, of which the last weigh most.
     """
 
     handed_out: Eta
@@ -111,6 +129,9 @@ class Standing(NamedTuple):
     sites: Mapping[str, GaussianEta] = MappingProxyType({})
     centres: Mapping[str, np.ndarray] = MappingProxyType({})
     reference: Eta | None = None
+    coordinates: Coordinates | None = None
+    gradient: GaussianEta | None = None
+    surprise: float = 0.0
 
 
 class Shard(NamedTuple):

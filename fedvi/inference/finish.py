@@ -45,11 +45,14 @@ def finish_whitened(value: dict[str, np.ndarray], task: Task) -> Change:
     return Change(tree.subtract(optimum, task.posterior))
 
 
-def finish_site(value: dict[str, np.ndarray], task: Task, *, weight: float, rate: float) -> Change:
+def finish_site(
+    value: dict[str, np.ndarray], task: Task, *, weight: float, rate: float, unit: float = 0.0
+) -> Change:
     """Turns a gradient G and a curvature H at the broadcast mean m into the site (G + H m, H).
 
     The site takes the place of the client's factor, whatever that was. H is not projected: it is noisy,
-    and only the sum over sites may be (specs/pvi.md §2.5).
+    and only the sum over sites may be (specs/pvi.md §2.5). The answer to a task without coordinates, of
+    a solver that has some, is a survey, and leaves the factor as it is.
 
     Args:
       value: ``gradient`` [D] and ``curvature`` [D(D+1)/2], the lower triangle by rows with off-diagonal
@@ -57,6 +60,7 @@ def finish_site(value: dict[str, np.ndarray], task: Task, *, weight: float, rate
       task: what was answered; its posterior is a full Gaussian.
       weight: c.
       rate: the public share of records in a batch.
+      unit: what a survey is in units of; 0 of a solver that asks for none.
 
     Raises:
       ProtocolError: if the arrays are others, or of other shapes.
@@ -64,11 +68,19 @@ def finish_site(value: dict[str, np.ndarray], task: Task, *, weight: float, rate
     size = task.posterior.h.shape[0]
     rows, columns = np.tril_indices(size)
     check_shapes(value, {"gradient": (size,), "curvature": (len(rows),)})
+    at = task.coordinates
+    if unit and at is None:
+        squares = np.diag(value["curvature"][rows == columns])
+        survey = GaussianEta(value["gradient"] * unit / rate, squares * unit / rate)
+        return Change(tree.subtract(task.factor, task.factor), survey)
     scale = np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight * rate
     curvature = np.zeros((size, size))
     curvature[rows, columns] = curvature[columns, rows] = value["curvature"] / scale
     mean, _ = FullGaussian(size).moments(task.posterior)
-    site = GaussianEta(value["gradient"] / rate + curvature @ mean, curvature)
+    gradient = value["gradient"] / rate
+    if at is not None:
+        gradient, curvature = at.outward(GaussianEta(gradient, curvature))
+    site = GaussianEta(gradient + curvature @ mean, curvature)
     return Change(tree.subtract(site, task.factor))
 
 

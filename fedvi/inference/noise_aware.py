@@ -1,14 +1,16 @@
 """The posterior that noisy answers leave, told the noise: NumPy alone, since servers run it."""
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import scipy.linalg
 
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
+from fedvi.inference import coordinates
 from fedvi.inference.base import Fold, Standing
 from fedvi.typing import Eta
 
@@ -19,12 +21,28 @@ __all__ = ["anew", "of_changes", "of_sites"]
 _EMPHASIS = 2.0
 # The longest step in sds of the prior, of few coordinates; of many it is √D, the prior's own norm.
 _FARTHEST = 2.0
-# Points of a quadrature over a curvature that noise hides; no mean of them is below this many sds of noise.
-_POINTS, _LEAST = 200, 1e-3
-# Of an interval in which a curvature is looked for.
-_HALVINGS = 60
-# Rates at which what steps miss is computed, to be interpolated: close to 0, where it changes most.
-_RATES = np.linspace(0.0, 1.0, 257) ** 2
+# Of a direction that noise hides, a report counts what the curvature is above by this many sds of noise.
+_SURE = 1.5
+# How far a gradient is from what was foretold before noise alone is not the cause, in sds of a χ².
+_RARE = 5.0
+
+
+class Survey(TypedDict):
+    """What is known of surveys before there is one; JSON can hold it.
+
+    Attributes:
+      constant: the index of the column that is 1.
+      unit: what the numbers of an answer are in units of.
+      length: the root mean square of the rows that coordinates are made for.
+      emphasis: what the constant column's sums are multiplied by.
+      curvature: what a typical record adds to the precision along a column of size 1.
+    """
+
+    constant: int
+    unit: float
+    length: float
+    emphasis: float
+    curvature: float
 
 
 def of_sites(
@@ -36,8 +54,12 @@ def of_sites(
     curvature_sd: float,
     rate: float,
     floor: float,
+    survey: Survey | None = None,
 ) -> Standing:
     """Turns prior + Σ fresh sites, each with noise, into the q that goes out and the one that is reported.
+
+    The first fold of surveys makes coordinates of them, in which all that follows is computed; surveys
+    that come later are left alone.
 
     A site is (G + H m, H): gradient and curvature of a client's log likelihood at the broadcast mean m,
     both with Gaussian noise. With n clients the sums have noise of sd s = gradient_sd·√n in a
@@ -76,11 +98,61 @@ def of_sites(
       curvature_sd: of one site, in each coordinate of svec(H): off-diagonal entries × √2.
       rate: the share of records that a site is computed from, r; 1 for all of them.
       floor: κ.
+      survey: what is known of surveys beforehand; None where no client is asked for one.
 
     Source: specs/pvi.md §2.5 (site release, preconditioner floor) and its amendments (sum first, project
     once; widening); the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
     Frobenius norm, here of a symmetric matrix; averaging is Shamir and Zhang (2013), arXiv:1212.1824.
     """
+    if survey is not None and (before is None or before.coordinates is None):
+        return _surveyed(family, fold, before, gradient_sd, survey)
+    told = functools.partial(
+        _of_sites, family, gradient_sd=gradient_sd, curvature_sd=curvature_sd, rate=rate, floor=floor
+    )
+    at = None if before is None else before.coordinates
+    if at is None:
+        return told(fold, before)
+    found = told(
+        coordinates.fold_inward(at, fold), coordinates.standing_inward(at, before)
+    )
+    return coordinates.standing_outward(at, found)
+
+
+def _surveyed(
+    family: Any, fold: Fold, before: Standing | None, gradient_sd: float, survey: Survey
+) -> Standing:
+    """Makes coordinates of the first surveys; q is what it was."""
+    sums = tree.total(fold.surveys.values(), family.zeros())
+    at = coordinates.of_survey(
+        sums,
+        gradient_sd * survey["unit"] * math.sqrt(len(fold.surveys)),
+        np.diagonal(fold.prior.J) / survey["curvature"],
+        survey["constant"],
+        survey["length"],
+        survey["emphasis"],
+    )
+    q = family.project(fold.known, fold.prior)
+    return Standing(q, q, GaussianEta(np.zeros(family.size), 0.0 * q.J), 0, 0.0, coordinates=at)
+
+
+def _of_sites(
+    family: Any,
+    fold: Fold,
+    before: Standing | None,
+    *,
+    gradient_sd: float,
+    curvature_sd: float,
+    rate: float,
+    floor: float,
+) -> Standing:
+    """Does what `of_sites` says, in the coordinates of what it is given."""
+    if before is not None:
+        # Who has sent a survey alone has said nothing of θ yet.
+        spoken = {*before.sites, *fold.asked} - set(fold.surveys)
+        fold = fold._replace(
+            factors={name: eta for name, eta in fold.factors.items() if name in spoken},
+            asked={name: eta for name, eta in fold.asked.items() if name in spoken},
+        )
     size, noise = family.size, math.sqrt(len(fold.factors))
     # The prior's own factor may make it improper for a while; a precision is built on it.
     prior = family.project(fold.known, fold.prior)
@@ -90,10 +162,9 @@ def of_sites(
     is_exact = gradient_sd == 0.0 and rate == 1.0
     weight = 1.0 if is_exact else (_EMPHASIS + 1.0) / (folds + _EMPHASIS)
     sites = tree.subtract(fold.posterior, fold.known)
-    curvature, average = sites.J, np.zeros(size)
+    curvature = sites.J
     if before is not None:
         curvature = before.curvature.J + weight * (sites.J - before.curvature.J)
-        average = before.curvature.h
     weights = _weighed({} if before is None else before.weights, fold, weight)
     left = sum(past + standing**2 for past, standing in weights.values()) / len(weights)
     answered = dict({} if before is None else before.sites)
@@ -128,32 +199,24 @@ def of_sites(
             1.0 - missing, 1e-9
         )
         held, believed = _bounded(prior.J, reference.J, _rebuilt(0.0, vectors, carried))
-    below = np.clip((values.sum() - kept.sum()) / max(1, (values <= edge).sum()), 0.0, edge)
-    told = np.maximum(kept, below)
-    hidden = np.abs(values) <= edge if edge > 0.0 else np.zeros(size, bool)
-    law, pull = None, np.diagonal(held)[:, None]
-    if hidden.any():
-        law = _unseen(values[hidden], vectors[:, hidden], below, entry)
-        vectors[:, hidden], told[hidden] = law.as_one(lambda d: 1.0 / (d + pull))
+    shrunk = np.clip(_hidden(values, entry), 0.0, edge)
+    likely = np.where(values > edge, kept, shrunk)
+    told = np.where(values > edge, kept, np.maximum(shrunk - _SURE * entry, 0.0))
+    surprise, gradient = 0.0, None
     if is_exact:
         slope = fold.posterior.h - fold.posterior.J @ centre
     else:
         gradients, places = (sum(part) for part in zip(*answered.values(), strict=True))
         away = places / len(answered) - centre
-        slope = prior.h - prior.J @ centre + gradients + vectors @ (kept * (vectors.T @ away))
+        gradients = gradients + vectors @ (kept * (vectors.T @ away))
+        slope = prior.h - prior.J @ centre + gradients
+        gradient = GaussianEta(gradients, centre)
     step = np.linalg.solve(_rebuilt(held, vectors, raised), slope)
     mean = centre + step * min(1.0, max(_FARTHEST, math.sqrt(size)) / _length(step, held))
-    average = average + weight * (mean - average)
-    sharp = _rebuilt(held, vectors, told)
-    pull = np.diagonal(believed)[:, None]
-    if law is not None:
-        steep, missed = raised[hidden][0], _missing(0 if is_exact else folds, _RATES)
-
-        def left_open(d: np.ndarray) -> np.ndarray:
-            missing = np.interp((d + pull) / (steep + pull), _RATES, missed)
-            return np.asarray((1.0 + missing**2 * d / pull) / (d + pull))
-
-        vectors[:, hidden], told[hidden] = law.as_one(left_open)
+    sharp = _rebuilt(held, vectors, likely)
+    average = mean
+    if before is not None and before.folds:
+        average = before.curvature.h + weight * (mean - before.curvature.h)
     pulled = _along(vectors, believed)
     if is_exact:
         missing, walk = np.zeros(size), np.zeros(size)
@@ -164,8 +227,19 @@ def of_sites(
     open_ = 1.0 / (told + pulled)
     precision = 1.0 / (open_ * (1.0 + missing**2 * told / pulled))
     spread = np.linalg.inv(_rebuilt(believed, vectors, np.maximum(precision - pulled, 0.0)))
-    precision = np.linalg.inv(_rebuilt(spread, vectors, walk))
+    covariance = _rebuilt(spread, vectors, walk)
+    precision = np.linalg.inv(covariance)
     precision = (precision + precision.T) / 2.0
+    if gradient is not None and before is not None and before.gradient is not None:
+        # What the quadratic model of the fold before says of this fold's gradient, and how it is.
+        way = centre - before.gradient.J
+        off = gradient.h - before.gradient.h + vectors @ (likely * (vectors.T @ way))
+        scatter = 2.0 * (gradient_sd * noise) ** 2 + (entry * _length(way, np.eye(size))) ** 2
+        scatter += 2.0 * (1.0 / rate - 1.0) * likely.mean()
+        if off @ off > scatter * (size + _RARE * math.sqrt(2.0 * size)):
+            moved = np.linalg.solve(_rebuilt(held, vectors, raised), off)
+            surprise = float((np.abs(moved) / np.sqrt(np.diagonal(covariance))).max())
+    earlier = 0.0 if before is None else before.surprise
     return Standing(
         handed_out=GaussianEta(sharp @ mean, sharp),
         reported=GaussianEta(precision @ average, precision),
@@ -175,77 +249,31 @@ def of_sites(
         weights=weights,
         sites=answered,
         reference=reference,
+        coordinates=None if before is None else before.coordinates,
+        gradient=gradient,
+        surprise=earlier + weight * (surprise - earlier),
     )
 
 
-class _Unseen(NamedTuple):
-    """The law of a curvature that noise hides, coordinate by coordinate.
+def _hidden(values: np.ndarray, sd: float) -> np.ndarray:
+    """Returns what a symmetric matrix has along its eigenvectors, in the mean, where noise has turned them.
 
-    Attributes:
-      vectors: [D, K], orthonormal columns of the space in which it lies.
-      points: [1, P], curvatures that a coordinate may have.
-      weights: [D, P], how likely each is.
-      edge: none is larger, since noise would not hide it.
-    """
-
-    vectors: np.ndarray
-    points: np.ndarray
-    weights: np.ndarray
-    edge: float
-
-    def as_one(self, variance: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns axes of the space, [D, K], and the curvature along each, [K], that stand for the law.
-
-        Each coordinate counts as the one curvature that leaves as much variance as the law does in the
-        mean. The axes are those of Vᵀ diag(d) V.
-
-        Args:
-          variance: what a curvature leaves, [D, P] → [D, P]; falling.
-        """
-        wanted = (self.weights * variance(self.points)).sum(1, keepdims=True)
-        wanted = wanted / self.weights.sum(1, keepdims=True)
-        low, high = np.zeros_like(wanted), np.full_like(wanted, self.edge)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2.0
-            more = variance(middle) > wanted
-            low, high = np.where(more, middle, low), np.where(more, high, middle)
-        found, axes = np.linalg.eigh(self.vectors.T @ (low * self.vectors))
-        return self.vectors @ axes, np.clip(found, 0.0, self.edge)
-
-
-def _unseen(values: np.ndarray, vectors: np.ndarray, below: float, sd: float) -> _Unseen:
-    """Returns what is known of the curvature of the space that noise hides.
-
-    Of K eigenvectors V below the edge, noise has made the directions, and only their space means
-    something. In it R = V diag(λ) Vᵀ has the diagonal r, with entries p_j·d_j + N(0, p_j² u²), where
-    p_j = Σ_k V_jk² is how much of coordinate j is hidden and d_j its curvature, about ``below`` in the
-    mean. Columns may be common or rare, and their curvatures lie orders of magnitude apart: before it is
-    read, d_j has a gamma law with that mean, exponential, or with more near 0 if r scatters by more than
-    that and noise (its variance, from the moments of r, is then the law's), cut off at the edge. Then
-    r_j / p_j is read, moved so that readings have the cleaned mean, too, with noise of sd u. So a rare
-    column is told less precisely than the intercept as far as that can be seen, and for what cannot be
-    seen all of them may be the rare one.
+    Of A + noise with eigenvalues λ_k, v_kᵀ A v_k is about λ_k − 2s²·h(λ_k), where s² = D u²/2 is the variance
+    of the semicircle and h(λ) = Σ_j (λ − λ_j) / ((λ − λ_j)² + η²) / D the Hilbert transform of the
+    spectrum, smoothed over η, a part 1/√D of the semicircle's radius. Of noise alone that is 0.
 
     Args:
-      values: eigenvalues of a symmetric matrix with noise, all below its edge, [K].
-      vectors: theirs, [D, K].
-      below: their mean once cleaned.
+      values: λ, [D], rising.
       sd: u, of the noise in one coordinate of svec.
+
+    Source: Bun, Allez, Bouchaud and Potters (2016), Rotational invariant estimator for general noisy
+    matrices, arXiv:1502.06736, its additive case.
     """
-    share = np.maximum((vectors**2).sum(1), 1e-12)
-    excess = (vectors**2) @ (values - values.mean())
-    scatter = max(0.0, float((excess**2).sum() / (share**2).sum()) - sd**2)
-    mean = max(below, _LEAST * sd)
-    shape = mean**2 / max(scatter, mean**2, 1e-300)
-    edge = sd * math.sqrt(2.0 * len(share))
-    # Narrower near 0, where variances are steep.
-    ends = edge * np.linspace(0.0, 1.0, _POINTS + 1)[None, :] ** 3
-    points = (ends[:, 1:] + ends[:, :-1]) / 2.0
-    away = points - (below + excess / share)[:, None]
-    logs = -shape * points / mean - (away / sd) ** 2 / 2.0
-    # Of the factor d^(shape − 1), whose integral over an interval is exact: near 0 it is all but infinite.
-    weights = np.exp(logs - logs.max(1, keepdims=True)) * np.diff(ends**shape)
-    return _Unseen(vectors, points, weights, edge)
+    size = len(values)
+    away = values[:, None] - values[None, :]
+    smoothed = max(sd * math.sqrt(2.0), 1e-150)
+    transform = (away / (away**2 + smoothed**2)).mean(axis=1)
+    return np.asarray(values - size * sd**2 * transform)
 
 
 def _weights_of(folds: int) -> np.ndarray:

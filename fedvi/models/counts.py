@@ -54,6 +54,13 @@ class Poisson:
         value, slope, curvature = rate(a)
         return y * a - value - jax.lax.lgamma(y + 1.0), y - slope, -curvature
 
+    def steepest(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns the slope of a count that is three standard deviations, and one, above the mean."""
+        _, mean, _ = rate(jnp.asarray(linear_predictor))
+        return 1.0 + 3.0 * jnp.sqrt(mean)
+
 
 @dataclasses.dataclass(frozen=True)
 class NegativeBinomial:
@@ -87,6 +94,14 @@ class NegativeBinomial:
             + constant
         )
         return value, y * failure - shape * success, -(y + shape) * larger * smaller
+
+    def steepest(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns the slope of a count that is three standard deviations, and one, above the mean."""
+        _, mean, _ = rate(jnp.asarray(linear_predictor))
+        wider = 1.0 + self.dispersion * mean
+        return 1.0 / wider + 3.0 * jnp.sqrt(mean / wider)
 
     def _terms(self, linear_predictor: Any, y: Any) -> tuple[Any, Any, Any, Any]:
         """Returns log odds, y, the shape 1 / dispersion, and the term that is constant in a."""

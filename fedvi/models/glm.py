@@ -96,6 +96,12 @@ class Bernoulli:
         slope = y - jnp.where(a >= 0.0, scale, decay * scale)
         return value, slope, -decay * scale**2
 
+    def steepest(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns the steeper slope of the two outcomes, max(σ(a), σ(−a))."""
+        return jax.nn.sigmoid(jnp.abs(jnp.asarray(linear_predictor)))
+
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
@@ -143,6 +149,18 @@ class WithOffset:
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         """Returns log p(outcome | a + offset) and its first and second derivative in a."""
         return self.response.derivatives(*_moved(linear_predictor, y))
+
+    def steepest(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... k"]
+    ) -> Float[Array, "..."] | None:
+        """Returns how steep log p(outcome | a + offset) may be in a; see ``steepest`` of a model."""
+        return _steepest(self.response, *_moved(linear_predictor, y))
+
+
+def _steepest(response: Any, linear_predictor: Any, y: Any) -> Any:
+    """Asks a response how steep it may be; those of one's own need not say."""
+    found = getattr(response, "steepest", None)
+    return None if found is None else found(linear_predictor, y)
 
 
 def _moved(linear_predictor: Any, y: Any) -> tuple[Any, Any]:
@@ -199,6 +217,17 @@ class GeneralisedLinearModel:
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         """Returns log p(y | a) and its first and second derivative in a, elementwise."""
         return self.response.derivatives(linear_predictor, y)
+
+    def steepest(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> Float[Array, "..."] | None:
+        """Returns how large |∂ log p(y | a) / ∂a| may well be, whatever the outcome, elementwise.
+
+        Of y it depends on what is no outcome alone: an offset, a number of trials. So a weight that follows
+        from it leaves the expectation of the slope at 0, where clipping slopes would not. None where outcomes
+        scatter evenly to both sides, or the response does not say.
+        """
+        return _steepest(self.response, linear_predictor, y)
 
     def log_likelihood(
         self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]

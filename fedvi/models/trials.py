@@ -57,6 +57,15 @@ class Binomial:
         slope = successes * failure - failures * success
         return value, slope, -(successes + failures) * larger * smaller
 
+    def steepest(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
+    ) -> Float[Array, "..."]:
+        """Returns the slope of successes three standard deviations, and one, off; of all trials at most."""
+        a, successes, failures, _ = _terms(linear_predictor, y)
+        trials, likelier = successes + failures, jax.nn.sigmoid(jnp.abs(a))
+        scatter = jnp.sqrt(trials * likelier * (1.0 - likelier))
+        return jnp.minimum(trials * likelier, 1.0 + 3.0 * scatter)
+
 
 def _terms(linear_predictor: Any, y: Any) -> tuple[Any, Any, Any, Any]:
     """Returns a, successes, failures, and the log of the number of their orders, which has no a."""

@@ -59,6 +59,7 @@ class Round(NamedTuple):
       damping: the step.
       shift: the largest move of a mean over the round, in posterior sds; None within a round.
       sd_ratio: how far the spread of the posterior changed over the round; None within a round.
+      surprise: by how much steps missed what they were to reach, in posterior sds.
     """
 
     version: int
@@ -70,6 +71,7 @@ class Round(NamedTuple):
     damping: float
     shift: float | None
     sd_ratio: float | None
+    surprise: float = 0.0
 
 
 class Topic(NamedTuple):

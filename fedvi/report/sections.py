@@ -90,9 +90,9 @@ def banner(contents: Contents) -> tuple[str, ...]:
         )
     if contents.mark:
         found.append(f"MARKED: {contents.mark}")
-    moves = _moves(contents.rounds)
-    if len(moves) > 1 and not moves[-1] < tables.SETTLED:
-        found.append(_sentence(tables.last_move(moves[-1])))
+    moved = _moved_in(contents.rounds)
+    if len(moved) > 1 and not max(moved[-1]) < tables.SETTLED:
+        found.append(_sentence(_last_of(moved)))
     return (*found, *(_sentence(line) for line in contents.warnings))
 
 
@@ -105,9 +105,8 @@ def in_short(contents: Contents) -> tuple[tuple[str, str], ...]:
         ("sites", _sites_in_words(contents)),
         ("run", f"{done} rounds, {folds} folds, by {_source(contents)}"),
     ]
-    moves = _moves(contents.rounds)
-    if moves:
-        found.append(("convergence", _moved(contents, moves)))
+    if _moved_in(contents.rounds):
+        found.append(("convergence", _moved(contents)))
     together = contents.consortium
     if together is None and len(contents.sites) == 1 and contents.statements:
         together = contents.statements[0]
@@ -308,13 +307,12 @@ def _prior(contents: Contents) -> Section:
 
 def _convergence(contents: Contents) -> Section:
     title = "Convergence between rounds"
-    moves = _moves(contents.rounds)
-    if not moves:
+    if not _moved_in(contents.rounds):
         return Section(
             "convergence", title, ("No round was completed: nothing is known of convergence.",)
         )
     lead = (
-        _sentence(_moved(contents, moves)),
+        _sentence(_moved(contents)),
         "Each point is the largest move of any posterior mean over a round, in posterior standard "
         f"deviations. Below {tables.SETTLED:g} further rounds would change little for most purposes.",
     )
@@ -691,15 +689,21 @@ def _some(contents: Contents, drawn: Sequence[Coefficient]) -> str:
     return f": the {len(drawn)} of {contents.size} that are furthest from 0 in their own sds"
 
 
-def _moved(contents: Contents, moves: Sequence[float]) -> str:
+def _moved(contents: Contents) -> str:
     """Says how far the last round moved the posterior, or more rounds would after the only one."""
     if contents.one_shot_gap is not None:
         return tables.more_rounds(contents.one_shot_gap)
-    return tables.last_move(moves[-1], len(moves))
+    return _last_of(_moved_in(contents.rounds))
 
 
-def _moves(rounds: Sequence[Round]) -> list[float]:
-    return [row.shift for row in rounds if row.shift is not None]
+def _moved_in(rounds: Sequence[Round]) -> list[tuple[float, float]]:
+    """Returns (shift, surprise) of the rounds that were completed."""
+    return [(row.shift, row.surprise) for row in rounds if row.shift is not None]
+
+
+def _last_of(moved: Sequence[tuple[float, float]]) -> str:
+    shift, surprise = moved[-1]
+    return tables.last_move(shift, len(moved), surprise)
 
 
 def _membership(added: int | None, removed: int | None) -> str:

@@ -66,12 +66,13 @@ def number(value: float | None, digits: int = 4) -> str:
     return "∞" if math.isinf(value) else f"{value + 0.0:.{digits}g}"
 
 
-def last_move(shift: float, rounds: int = 2) -> str:
+def last_move(shift: float, rounds: int = 2, surprise: float = 0.0) -> str:
     """Says how far the last round moved the posterior, and what to think of it.
 
     Args:
       shift: in posterior sds.
       rounds: how many moved it. The only one moved it from the prior, which tells nothing of the next.
+      surprise: by how much steps missed what they were to reach, in posterior sds.
 
     >>> last_move(0.004)
     'over the last round no mean moved by more than 0.004 posterior sd'
@@ -80,7 +81,17 @@ def last_move(shift: float, rounds: int = 2) -> str:
     rounds, which under privacy share the same ε
     >>> last_move(6.8, 1)
     'the only round moved a mean by 6.8 posterior sd from the prior, and cannot tell what another would do'
+    >>> print(last_move(0.1, 20, 2.5))  # doctest: +NORMALIZE_WHITESPACE
+    the steps missed their aim by up to 2.5 posterior sd, more than noise explains: NOT CONVERGED (settled is
+    below 0.3), and neither means nor intervals can be relied on; a narrower prior makes steps shorter, and
+    `clip_norm = "auto"` suits them to the columns
     """
+    if not surprise < SETTLED:
+        return (
+            f"the steps missed their aim by up to {number(surprise, 2)} posterior sd, more than noise explains: "
+            f"NOT CONVERGED (settled is below {SETTLED:g}), and neither means nor intervals can be relied on; a "
+            'narrower prior makes steps shorter, and `clip_norm = "auto"` suits them to the columns'
+        )
     if shift < SETTLED:
         return f"over the last round no mean moved by more than {number(shift, 2)} posterior sd"
     if rounds == 1:

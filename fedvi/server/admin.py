@@ -161,7 +161,7 @@ def describe(
     """
     spec, state, now = desk.spec, desk.state, time.monotonic()
     due = next_deadline(spec, state)
-    gaps = [update.gap.mean_shift for update in state.history if update.gap is not None]
+    gaps = [update.gap.largest for update in state.history if update.gap is not None]
     progress = progress_of(spec, state)
     run = pb.Run(
         study=study,

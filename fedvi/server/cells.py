@@ -16,6 +16,7 @@ from fedvi.federation.damping import Memory
 from fedvi.federation.fold import Gap
 from fedvi.federation.progress import StageEnd, StagePlace
 from fedvi.inference.base import Change, Standing, Task
+from fedvi.inference.coordinates import Coordinates
 from fedvi.server.state import Answer, ServerState, Update
 from fedvi.typing import Eta
 
@@ -95,22 +96,46 @@ def _read_eta(value: Any, get: Get, like: Eta) -> Eta:
 
 def _write_task(task: Task, put: Put) -> Any:
     etas = {name: _write_eta(getattr(task, name), put) for name in ("posterior", "factor")}
-    return {**task._asdict(), **etas}
+    at = _write_coordinates(task.coordinates)
+    return {**task._asdict(), **etas, "coordinates": at}
 
 
 def _read_task(value: Any, get: Get, like: Eta) -> Task:
     etas = {name: _read_eta(value[name], get, like) for name in ("posterior", "factor")}
-    return Task(**{**value, **etas})
+    at = _read_coordinates(value.get("coordinates"))
+    return Task(**{**value, **etas, "coordinates": at})
+
+
+def _write_coordinates(at: Coordinates | None) -> Any:
+    # D is that of a full Gaussian's precision: a few thousand numbers at most.
+    return at and {
+        "centre": at.centre.tolist(),
+        "scale": at.scale.tolist(),
+        "constant": at.constant,
+    }
+
+
+def _read_coordinates(value: Any) -> Coordinates | None:
+    # States of versions before this one have none.
+    return value and Coordinates(
+        np.array(value["centre"]), np.array(value["scale"]), value["constant"]
+    )
 
 
 def _write_answer(answer: Answer, put: Put) -> Any:
     task, change = _write_task(answer.task, put), _write_eta(answer.change.delta, put)
-    return {**answer._asdict(), "task": task, "change": change}
+    survey = answer.change.survey and _write_eta(answer.change.survey, put)
+    return {**answer._asdict(), "task": task, "change": change, "survey": survey}
 
 
 def _read_answer(value: Any, get: Get, like: Eta) -> Answer:
-    task, change = _read_task(value["task"], get, like), _read_eta(value["change"], get, like)
-    return Answer(**{**value, "task": task, "change": Change(change)})
+    value = dict(value)
+    # Answers that were stored by versions before this one hold none.
+    survey = value.pop("survey", None)
+    change = Change(
+        _read_eta(value["change"], get, like), survey and _read_eta(survey, get, like)
+    )
+    return Answer(**{**value, "task": _read_task(value["task"], get, like), "change": change})
 
 
 def _write_memory(memory: Memory, put: Put) -> Any:
@@ -145,6 +170,7 @@ def _write_standing(standing: Standing | None, put: Put) -> Any:
         "weights": dict(standing.weights),
         "sites": {name: _write_eta(site, put) for name, site in standing.sites.items()},
         "centres": {name: put(centre) for name, centre in standing.centres.items()},
+        "coordinates": _write_coordinates(standing.coordinates),
         **{name: _write_eta(getattr(standing, name), put) for name in etas},
     }
 
@@ -163,6 +189,7 @@ def _read_standing(value: Any, get: Get, like: Eta) -> Standing | None:
             name: get(Reference(sha256, dtype, tuple(shape)))
             for name, (sha256, dtype, shape) in value.get("centres", {}).items()
         },
+        "coordinates": _read_coordinates(value.get("coordinates")),
     }
     return Standing(**{**value, **{name: _read_eta(value[name], get, like) for name in etas}})
 

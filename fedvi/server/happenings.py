@@ -146,7 +146,7 @@ def folded(spec: ServerSpec, update: Update, away: Mapping[str, str]) -> str:
         parts.append(f"MISSING: {', '.join(missing)}")
     parts.append(f"damping {update.damping:.3g}")
     if update.gap is not None:
-        parts.append(f"gap {update.gap.mean_shift:.3g} sd")
+        parts.append(f"gap {update.gap.largest:.3g} sd")
     return "  ".join(parts)
 
 

@@ -114,5 +114,5 @@ def _fold(update: Update) -> dict[str, Any]:
         "removed": list(update.removed),
         "added": list(update.added),
         "damping": update.damping if update.clients else None,
-        "gap": None if update.gap is None else update.gap.mean_shift,
+        "gap": None if update.gap is None else update.gap.largest,
     }

@@ -318,6 +318,7 @@ def _next_task(
         posterior=tree.to_numpy(served(spec, state)),
         factor=state.factors[name],
         damping=_last_damping(state, name),
+        coordinates=None if state.standing is None else state.standing.coordinates,
     )
     if name in state.ledgers:
         # Charged before it is handed out, whether or not it will be answered.
@@ -406,7 +407,7 @@ def _submit(
         check_fold(spec, _with(state, Answer(task, change, late)), what)
         # Only now that it is taken: an answer that is refused leaves nothing on the disk. From here
         # on no name stands for what is in memory, so that a fold has room for its own.
-        change = Change(spec.keep(change.delta))
+        change = change._replace(delta=spec.keep(change.delta))
         state = settle(spec, _with(state, Answer(task, change, late)), now)
     return state, Receipt("accepted", state.version, _anchor(state, name))
 
@@ -424,7 +425,7 @@ def _gathered(
     if answer.task.version != state.version:
         state = dropped(spec, state, name)
     else:
-        change = Change(spec.keep(answer.change.delta))
+        change = answer.change._replace(delta=spec.keep(answer.change.delta))
         state = _with(state, answer._replace(change=change))
     state = settle(spec, state, now)
     return state, Receipt("accepted", state.version, _anchor(state, name))
@@ -447,7 +448,7 @@ def _read(spec: ServerSpec, task: Task, payload: Payload) -> Change:
         spec.family.check(change.delta, what)
         check_size(change.delta, what)
     # In the form that it has when it was stored, so that sums of it have the same bits.
-    return Change(tree.freeze(change.delta))
+    return change._replace(delta=tree.freeze(change.delta))
 
 
 def _check_cost(spec: ServerSpec, client: str, task_id: str, event: events.Event) -> None:

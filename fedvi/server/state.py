@@ -288,7 +288,7 @@ def progress_of(spec: ServerSpec, state: ServerState) -> Progress:
     """Returns what the schedule may see: a client that was removed is no more part of it."""
     begun = state.stages[-1].version if state.stages else 0
     gaps = (
-        update.gap.mean_shift
+        update.gap.largest
         for update in reversed(state.history)
         if update.gap is not None and update.version > begun
     )

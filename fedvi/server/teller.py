@@ -95,6 +95,6 @@ def _fold(happening: Happening, epsilon: float | None) -> None:
         clients=list(update.clients),
         missing=list(update.missing),
         damping=update.damping,
-        gap=None if update.gap is None else update.gap.mean_shift,
+        gap=None if update.gap is None else update.gap.largest,
         epsilon=epsilon,
     )

@@ -4,11 +4,13 @@ import collections
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
+from fedvi.expfam.gaussian import GaussianEta
 from fedvi.expfam.windows import windows
 from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
@@ -312,7 +314,8 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         memory={**state.memory, group: damping_rules.Memory(damping, total)},
     )
     if spec.stand is not None:
-        state = state._replace(standing=stand(spec, state, asked, damping))
+        surveys = {n: c.survey for n, c in changes.items() if c.survey is not None}
+        state = state._replace(standing=stand(spec, state, asked, damping, surveys))
     update = Update(state.version, tuple(changes), staleness, damping, 0, None)
     return noted(spec, state, rounds_before, update)
 
@@ -340,7 +343,8 @@ def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Se
     # As one client with everybody's records would have answered, after as many answers as there were sums.
     task = state.answers[0].task._replace(factor=whole, visit=state.version)
     told = sums.totals(gather, [answer.change for answer in state.answers])
-    change = spec.finish[task.client](told, task).delta
+    finished = spec.finish[task.client](told, task)
+    change = finished.delta
     check_size(change, "the sum of a round")
     damping, memory = 1.0, state.memory
     if not spec.renews:
@@ -366,6 +370,10 @@ def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Se
         # Noise as of all clients, also where some did not answer: never less than there is.
         asked = dict.fromkeys(members, task.posterior)
         fold = Fold(spec.prior, spec.prior, after.posterior, factors, asked, damping)
+        if finished.survey is not None:
+            # As if each had sent an equal part of the sum, and its noise.
+            part = tree.scale(finished.survey, 1.0 / len(members))
+            fold = fold._replace(surveys=dict.fromkeys(members, part))
         standing = spec.stand(spec.family, fold, state.standing)
         after = after._replace(
             standing=standing._replace(handed_out=tree.freeze(standing.handed_out))
@@ -433,9 +441,12 @@ def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Upda
       update: the line; ``rounds``, ``gap``, ``missing`` and ``stage`` are filled in here.
     """
     gap, stage = None, spec.schedule.view(progress_of(spec, state))
-    if stage.rounds > rounds_before:
+    surveyed = state.standing is not None and not state.standing.folds
+    if stage.rounds > rounds_before and not surveyed:
         now = reported(spec, state)
         gap = folding.gap(spec.family, state.round_start, now)
+        if state.standing is not None:
+            gap = gap._replace(surprise=state.standing.surprise)
         state = state._replace(round_start=now)
     update = update._replace(
         rounds=_rounds_of_stage(spec, state),
@@ -447,7 +458,11 @@ def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Upda
 
 
 def stand(
-    spec: ServerSpec, state: ServerState, asked: Mapping[str, Eta], damping: float
+    spec: ServerSpec,
+    state: ServerState,
+    asked: Mapping[str, Eta],
+    damping: float,
+    surveys: Mapping[str, GaussianEta] = MappingProxyType({}),
 ) -> Standing | None:
     """Makes of noisy factors the posterior that is handed out; what is not from records has no noise."""
     assert spec.stand is not None
@@ -460,7 +475,7 @@ def stand(
     known = tree.total(exact, spec.prior)
     factors = {name: state.factors[name] for name in members}
     new = {name: asked[name] for name in members if name in asked}
-    fold = Fold(spec.prior, known, state.posterior, factors, new, damping)
+    fold = Fold(spec.prior, known, state.posterior, factors, new, damping, surveys)
     standing = spec.stand(spec.family, fold, state.standing)
     # At rest, all tasks share its memory, and what is computed of it is computed once.
     return standing._replace(handed_out=tree.freeze(standing.handed_out))

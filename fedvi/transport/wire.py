@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import fedvi
 from fedvi import errors
 from fedvi.federation.messages import (
@@ -24,6 +26,7 @@ from fedvi.federation.messages import (
     Welcome,
 )
 from fedvi.inference.base import Task
+from fedvi.inference.coordinates import Coordinates
 from fedvi.privacy.ledger import Anchor
 from fedvi.transport import bundle, codec
 from fedvi.transport._wire import federation_pb2 as pb
@@ -251,6 +254,7 @@ def task_to(
     task: Task, posterior: bundle.Bundle, factor: bundle.Bundle, lease_seconds: float = 0.0
 ) -> pb.Task:
     """Makes a Task; its arrays are announced by their bundles (``bundle.of_eta``)."""
+    at = task.coordinates
     return pb.Task(
         task_id=task.task_id,
         client=task.client,
@@ -260,6 +264,8 @@ def task_to(
         posterior=ref_to(posterior),
         factor=ref_to(factor),
         lease_seconds=lease_seconds,
+        coordinates=at
+        and pb.Coordinates(centre=at.centre, scale=at.scale, constant=at.constant),
     )
 
 
@@ -278,6 +284,9 @@ def task_from(message: pb.Task, client: str, like: Eta) -> Work:
         posterior=None,
         factor=None,
         damping=damping,
+        coordinates=_coordinates_from(message.coordinates)
+        if message.HasField("coordinates")
+        else None,
     )
     refs = []
     for field in ("posterior", "factor"):
@@ -287,6 +296,21 @@ def task_from(message: pb.Task, client: str, like: Eta) -> Work:
             raise errors.ProtocolError(f"{field}.event is set, expected none from a server")
         refs.append((manifest, inline))
     return Work(task, refs[0], refs[1], _seconds("lease_seconds", message.lease_seconds))
+
+
+def _coordinates_from(message: pb.Coordinates) -> Coordinates:
+    at = Coordinates(np.array(message.centre), np.array(message.scale), message.constant)
+    size = at.centre.size
+    if at.scale.size != size or not at.constant < size or at.centre[at.constant] != 0.0:
+        raise errors.ProtocolError(
+            f"coordinates have {size} centres and {at.scale.size} scales, and column {at.constant} is "
+            "said to be constant, expected as many of both, and a constant column with centre 0"
+        )
+    if not (np.isfinite(at.centre).all() and np.isfinite(at.scale).all() and (at.scale > 0.0).all()):
+        raise errors.ProtocolError(
+            "coordinates hold a number that is not finite, or a scale that is not above 0"
+        )
+    return at
 
 
 def done_to(done: Done) -> pb.Done:

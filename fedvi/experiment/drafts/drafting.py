@@ -253,7 +253,7 @@ def _solver(answers: Answers) -> list[str]:
         _line("kind", kind, why[kind]),
         _line(
             "clip_norm",
-            answers.clip_norm,
+            "auto" if kind == "site_release" else answers.clip_norm,
             f"longest contribution of one {answers.unit}: `fedvi check` says what suits",
         ),
     ]

@@ -32,6 +32,7 @@ class _Coefficient(_Part):
 class _Gap(_Part):
     mean_shift: float
     sd_ratio: float
+    surprise: float = 0.0
 
 
 class _Update(_Part):

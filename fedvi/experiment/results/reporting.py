@@ -380,7 +380,7 @@ def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:
     found = []
     for update in result["history"]:
         gap = update["gap"]
-        moved = None if gap is None else Gap(*(float(gap[field]) for field in Gap._fields))
+        moved = None if gap is None else Gap(**{field: float(gap[field]) for field in Gap._fields if field in gap})
         found.append(
             Round(
                 version=int(update["version"]),
@@ -392,6 +392,7 @@ def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:
                 damping=float(update["damping"]),
                 shift=None if moved is None else moved.mean_shift,
                 sd_ratio=None if moved is None else moved.sd_ratio,
+                surprise=0.0 if moved is None else moved.surprise,
             )
         )
     return tuple(found)

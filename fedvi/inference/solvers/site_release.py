@@ -16,7 +16,8 @@ from fedvi.inference.blocks import blocks_of, is_large, length_of
 from fedvi.inference.clipping import MOST_ROWS, longest_part
 from fedvi.inference.finish import finish_site
 from fedvi.inference.local_latents import refuse_site_effects
-from fedvi.inference.noise_aware import of_sites
+from fedvi.inference.coordinates import Coordinates
+from fedvi.inference.noise_aware import Survey, of_sites
 from fedvi.inference.predictor import filled_up, has_predictor
 from fedvi.inference.solvers.gradient import single_precision
 from fedvi.models.base import Model
@@ -41,8 +42,16 @@ __all__ = ["site_release"]
 _FORMED = 1 << 22
 # Smaller norms count as this.
 _LEAST = 1e-300
+INTERCEPT = "(Intercept)"
 # The smallest normal number of float32, and one that no rounding makes infinite.
 _TINY, _LARGE = 2.0**-126, 2.0**126
+# Predictors count as no wider than this, in sds: beyond it, expectations over q make steps too long.
+_WIDEST = 1.0
+# Fewer rounds leave no share of the budget for a survey.
+_ENOUGH_ROUNDS = 5
+# Of the clip norm: that it is tightened for rounding does not clip what was weighed.
+_NEARLY = 1.0 - 2.0**-8
+LENGTH = 1.5
 # Roundings of float64 behind one term of a sum, beside the sum itself.
 _ROUNDINGS = 8
 
@@ -52,11 +61,13 @@ def site_release(
     model: Model,
     sampler: Sampler,
     mechanism: Mechanism,
-    clip_norm: float = 1.0,
+    clip_norm: float | str = "auto",
     curvature_share: float = 0.2,
     floor: float = 1.0,
     nodes: int = 20,
     draws: int = 8,
+    typical_norm: float | None = None,
+    rounds: int = 1,
 ) -> LocalSolver:
     """Returns the solver whose answer is a fresh statistic of its records at the broadcast q.
 
@@ -107,6 +118,21 @@ def site_release(
             f"solver `site_release` needs the full Gaussian family, found {type(family).__name__}",
             'write family kind = "full_gaussian", or use solver kind `dp_optimisation`',
         )
+    is_auto, survey = clip_norm == "auto", None
+    if is_auto:
+        clip_norm = 1.0
+        streams = has_predictor(model)
+        if streams and INTERCEPT in model.names and rounds >= _ENOUGH_ROUNDS and mechanism.noise_multiplier:
+            constant = model.names.index(INTERCEPT)
+            norm = math.sqrt(model.size) if typical_norm is None else typical_norm
+            emphasis=model.size**0.25
+            survey = Survey(
+                constant=constant,
+                unit=math.sqrt(2.0*(norm**2+emphasis**2-1)),
+                length=LENGTH,
+                emphasis=emphasis,
+                curvature=0.1,
+            )
     if not clip_norm > 0.0:
         raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
     if not 1e-6 <= curvature_share <= 1.0 - 1e-6:
@@ -125,6 +151,9 @@ def site_release(
     weight = 4.0 / unit * math.sqrt(curvature_share / (1.0 - curvature_share))
     streams = has_predictor(model)
     summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws)
+    surveyed = survey and _compiled_survey(
+        family, sampler, mechanism, clip_norm, survey["constant"], survey["unit"], survey["emphasis"]
+    )
     noise = mechanism.noise_multiplier * unit / sampler.rate
 
     def update(
@@ -133,16 +162,24 @@ def site_release(
         mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
         keys = tuple(key_of(purpose) for purpose in ("sampling", "guide", "noise"))
         told = {"valid_units": int(np.count_nonzero(shard.mask))}
-        valid = jnp.asarray(shard.mask)
-        if streams and is_large(shard.mask):
-            return state, summed.by_blocks(keys, mean, root, shard.records, valid), told
-        return state, summed.at_once(keys, mean, root, single_precision(shard.records), valid), told
+        valid, by_blocks = jnp.asarray(shard.mask), streams and is_large(shard.mask)
+        records = shard.records if by_blocks else single_precision(shard.records)
+        if surveyed and task.coordinates is None:
+            return state, surveyed[by_blocks](keys, records, valid), told
+        at = task.coordinates or Coordinates(np.zeros(family.size), np.ones(family.size), 0)
+        at = tuple(np.asarray(part, np.float32) for part in at[:2]) + (np.int32(at[2]),)
+        return state, summed[by_blocks](keys, mean, root, at, records, valid), told
 
     return LocalSolver(
         name="site_release",
         init=lambda eta: (),
         update=update,
-        finish=functools.partial(finish_site, weight=weight, rate=sampler.rate),
+        finish=functools.partial(
+            finish_site,
+            weight=weight,
+            rate=sampler.rate,
+            unit=survey["unit"] if survey else 0.0,
+        ),
         cost=sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm))),
         number_count=family.number_count,
         clip_norm=clip_norm,
@@ -152,7 +189,9 @@ def site_release(
             gradient_sd=noise,
             curvature_sd=noise / weight,
             rate=float(sampler.rate),
-            floor=float(floor),
+            # In units of the coefficient of a column of size 1, also in coordinates.
+            floor=float(floor) * (LENGTH / math.sqrt(family.size) if survey else 1.0),
+            survey=survey,
         ),
         renews=True,
         streams=streams,
@@ -178,13 +217,13 @@ def _compiled(
     in_closed_form = has_predictor(model)
 
     @jax.jit
-    def summed(keys: Any, mean: Any, root: Any, records: Any, valid: Any) -> Released:
+    def summed(keys: Any, mean: Any, root: Any, at: Any, records: Any, valid: Any) -> Released:
         sampling_key, guide_key, noise_key = keys
         batch = sampler.draw(sampling_key, valid)
         if in_closed_form and batch.mask.shape[0] <= MOST_ROWS:
             batch = filled_up(batch)
             drawn = jax.tree.map(lambda column: column[batch.indices], records)
-            found = _of_predictor(model, nodes, mean, root, drawn)
+            found = _of_predictor(model, nodes, mean, root, at, drawn, weight, clip_norm)
             bounded = _ghost_sum(
                 *found, weight, (rows, columns, twice), clip_norm, batch, mechanism
             )
@@ -214,11 +253,15 @@ def _compiled(
     triangle = rows.astype(np.int32), columns.astype(np.int32), exact
 
     @functools.partial(jax.jit, static_argnames="limit")
-    def block_sum(mean: Any, root: Any, drawn: Any, mask: Any, limit: float) -> dict[str, Any]:
-        found = _of_predictor(model, nodes, mean, root, drawn)
+    def block_sum(
+        mean: Any, root: Any, at: Any, drawn: Any, mask: Any, limit: float
+    ) -> dict[str, Any]:
+        found = _of_predictor(model, nodes, mean, root, at, drawn, weight, clip_norm)
         return _wide_sum(*found, weight, triangle, limit, mask)
 
-    def by_blocks(keys: Any, mean: Any, root: Any, records: Any, valid: Any) -> Released:
+    def by_blocks(
+        keys: Any, mean: Any, root: Any, at: Any, records: Any, valid: Any
+    ) -> Released:
         sampling_key, _, noise_key = keys
         batch = draw(sampling_key, valid)
         count = batch.mask.shape[0]
@@ -228,7 +271,7 @@ def _compiled(
         limit = float_limit(clip_norm, terms, blocks, count, size, mechanism, double=True)
         limit *= 1.0 - 2.0**-20
         sums = (
-            block_sum(mean, root, single_precision(block.records), block.mask, limit)
+            block_sum(mean, root, at, single_precision(block.records), block.mask, limit)
             for block in blocks_of(records, batch.indices, batch.mask, length)
         )
         return noised(
@@ -239,6 +282,68 @@ def _compiled(
     return _Summed(summed, by_blocks)
 
 
+@compiled_once
+def _compiled_survey(
+    family: Any, sampler: Sampler, mechanism: Mechanism, clip_norm: float, constant: int, unit: float, emphasis: float
+) -> "_Summed":
+    """Returns the compiled sums of (x, x²), laid out as a gradient and the diagonal of a curvature."""
+    rows, columns = np.tril_indices(family.size)
+    diagonal = np.flatnonzero(rows == columns)
+    share = np.where(np.arange(family.size) == constant, emphasis, 1.0) / unit
+    once, share = share, share.astype(np.float32)
+
+    def laid_out(first: Any, second: Any) -> dict[str, Any]:
+        whole = jnp.zeros((*second.shape[:-1], len(rows)), second.dtype)
+        return {"gradient": first, "curvature": whole.at[..., diagonal].set(second)}
+
+    @jax.jit
+    def surveyed(keys: Any, records: Any, valid: Any) -> Released:
+        batch = filled_up(sampler.draw(keys[0], valid))
+        length = min(batch.mask.shape[0], max(1, _FORMED // len(rows)))
+        parts = -(-batch.mask.shape[0] // length)
+        indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))
+
+        def of_part(index: Any) -> Any:
+            x = records["x"][jax.lax.dynamic_slice_in_dim(indices, index * length, length)] 
+            return laid_out(x * share, x**2 * share)
+
+        bounded = clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism)
+        return release(keys[2], bounded, mechanism)
+
+    draw = jax.jit(sampler.draw)
+    noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
+
+    @functools.partial(jax.jit, static_argnames="limit")
+    def block_sum(x: Any, mask: Any, limit: float) -> dict[str, Any]:
+        usable = mask & jnp.isfinite(x).all(axis=1)
+        x = jnp.where(usable[:, None] & (jnp.abs(x) >= _TINY), x, jnp.zeros_like(x))
+        with jax.enable_x64(True):
+            wide = x.astype(jnp.float64)
+            wide = jnp.concatenate([wide * once, wide**2 * once], axis=1)
+            norm = jnp.sqrt((wide**2).sum(axis=1))
+            kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
+            total = jnp.matmul(kept, wide, precision=jax.lax.Precision.HIGHEST)
+            return laid_out(*jnp.split(total, 2))
+
+    def by_blocks(keys: Any, records: Any, valid: Any) -> Released:
+        batch = draw(keys[0], valid)
+        count = batch.mask.shape[0]
+        length = length_of(count)
+        blocks, terms = -(-count // length), length + _ROUNDINGS
+        size = family.size + len(rows)
+        limit = float_limit(clip_norm, terms, blocks, count, size, mechanism, double=True)
+        limit *= 1.0 - 2.0**-20
+        sums = (
+            block_sum(single_precision(block.records)["x"], block.mask, limit)
+            for block in blocks_of(records, batch.indices, batch.mask, length)
+        )
+        return noised(
+            keys[2], float_sum_of(sums, blocks, terms, clip_norm, count, sampler, mechanism)
+        )
+
+    return _Summed(surveyed, by_blocks)
+
+
 class _Summed(NamedTuple):
     """The noised sum of a visit: of a shard as arrays; or of a large one, in blocks of rows."""
 
@@ -247,18 +352,35 @@ class _Summed(NamedTuple):
 
 
 def _of_predictor(
-    model: Any, nodes: int, mean: Any, root: Any, records: Any
+    model: Any,
+    nodes: int,
+    mean: Any,
+    root: Any,
+    at: Any,
+    records: Any,
+    weight: float,
+    clip_norm: float,
 ) -> tuple[Any, Any, Any]:
-    """Returns x [B, D] and what g and H of each record are multiples by, of x and of x xᵀ: [B] each."""
+    """Returns x [B, D] in coordinates and what g and H of each record are multiples by, of x and of x xᵀ: [B] each."""
     exact, shares = np.polynomial.hermite_e.hermegauss(nodes)
     points, weights = exact.astype(np.float32), (shares / shares.sum()).astype(np.float32)
     x, y = records["x"], records["y"]
     # HIGHEST: on a GPU the default would round to TF32.
     product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    spread = jnp.sqrt((product(x, root) ** 2).sum(axis=1))
+    spread = jnp.minimum(jnp.sqrt((product(x, root) ** 2).sum(axis=1)), _WIDEST)
     predictor = product(x, mean)[:, None] + spread[:, None] * points[None, :]
     _, slope, bend = model.derivatives(predictor, y[:, None])
-    return x, product(slope, weights), -product(bend, weights)
+    centre, scale, constant = at
+    x = (x - x[:, constant][:, None] * centre) * scale
+    slope, bend = product(slope, weights), -product(bend, weights)
+    steepest = model.steepest(predictor, y[:, None])
+    if steepest is not None:
+        square = (x**2).sum(axis=1)
+        first, second = product(steepest, weights), weight * bend
+        longest = jnp.sqrt(first**2 * square + (second * square) ** 2)
+        kept = jnp.minimum(1.0, _NEARLY * clip_norm / jnp.maximum(longest, _TINY))
+        slope, bend = kept * slope, kept * bend
+    return x, slope, bend
 
 
 def _ghost_sum(

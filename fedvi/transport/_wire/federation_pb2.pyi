@@ -131,7 +131,7 @@ class NextTaskRequest(_message.Message):
     def __init__(self, client: _Optional[str] = ..., wait_seconds: _Optional[float] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task_id", "client", "visit", "version", "damping", "posterior", "factor", "lease_seconds")
+    __slots__ = ("task_id", "client", "visit", "version", "damping", "posterior", "factor", "lease_seconds", "coordinates")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     VISIT_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class Task(_message.Message):
     POSTERIOR_FIELD_NUMBER: _ClassVar[int]
     FACTOR_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COORDINATES_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     client: str
     visit: int
@@ -148,7 +149,18 @@ class Task(_message.Message):
     posterior: PayloadRef
     factor: PayloadRef
     lease_seconds: float
-    def __init__(self, task_id: _Optional[str] = ..., client: _Optional[str] = ..., visit: _Optional[int] = ..., version: _Optional[int] = ..., damping: _Optional[float] = ..., posterior: _Optional[_Union[PayloadRef, _Mapping]] = ..., factor: _Optional[_Union[PayloadRef, _Mapping]] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    coordinates: Coordinates
+    def __init__(self, task_id: _Optional[str] = ..., client: _Optional[str] = ..., visit: _Optional[int] = ..., version: _Optional[int] = ..., damping: _Optional[float] = ..., posterior: _Optional[_Union[PayloadRef, _Mapping]] = ..., factor: _Optional[_Union[PayloadRef, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., coordinates: _Optional[_Union[Coordinates, _Mapping]] = ...) -> None: ...
+
+class Coordinates(_message.Message):
+    __slots__ = ("centre", "scale", "constant")
+    CENTRE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    CONSTANT_FIELD_NUMBER: _ClassVar[int]
+    centre: _containers.RepeatedScalarFieldContainer[float]
+    scale: _containers.RepeatedScalarFieldContainer[float]
+    constant: int
+    def __init__(self, centre: _Optional[_Iterable[float]] = ..., scale: _Optional[_Iterable[float]] = ..., constant: _Optional[int] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ()
