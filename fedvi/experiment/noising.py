@@ -13,6 +13,7 @@ from fedvi.experiment.config import KindSection, Study
 from fedvi.federation.progress import Schedule
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.base import LocalSolver
+from fedvi.inference.coordinates import Foreseen
 from fedvi.inference.units import unit_model
 from fedvi.models.base import Model
 from fedvi.models.conjugate import ConjugateModel
@@ -97,8 +98,10 @@ def solver_of(
     if modelling.grouped(study):
         # The solver clips what one record contributes, so all rows of a patient are one record.
         supplied["model"] = unit_model(typing.cast(Model, model))
-    if "typical_norm" in known:
-        supplied |= {"typical_norm": typical_norm, "rounds": schedule.rounds}
+    if "foreseen" in known and study.data.max_records is not None:
+        supplied["foreseen"] = Foreseen(
+            schedule.rounds, len(study.clients), study.data.max_records, typical_norm
+        )
     noise = arguments.pop("noise_multiplier", None)
     sampler = _sampler(study, arguments.pop("sampler", "full"))
     if "clip_norm" in known:

@@ -11,7 +11,7 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
 from fedvi.expfam.low_rank_gaussian import LowRankGaussian
-from fedvi.inference.coordinates import Coordinates
+from fedvi.inference.coordinates import Coordinates, Survey
 from fedvi.privacy import events
 from fedvi.typing import Eta, Key, Records
 
@@ -193,6 +193,7 @@ class LocalSolver(NamedTuple):
       mark: what is printed beside claims about its releases; empty if nothing needs saying.
       stand: (family, Fold, Standing before or None) → Standing, by the server after each fold; named
         as ``finish`` is. None: q is prior + Σ factors.
+      survey: what its first answer is, where that is about columns alone; None if there is no such answer.
       renews: whether an answer is a fresh statistic that takes the place of the factor. It is folded
         as it is, s = 1: how far the posterior moves is up to ``stand``.
       adds_up: the shapes of an answer's arrays, by name, if their sum over clients is all that a server
@@ -218,6 +219,7 @@ class LocalSolver(NamedTuple):
     noised_count: int | None = None
     streams: bool = False
     adds_up: Mapping[str, tuple[int, ...]] | None = None
+    survey: Survey | None = None
 
 
 def compiled_once(make: _Make) -> _Make:

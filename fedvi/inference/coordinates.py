@@ -1,8 +1,11 @@
-"""Public coordinates of a regression's columns, learnt from the first sums: NumPy alone, for servers too."""
+"""Public coordinates of a regression's columns, and the survey of columns that they are learnt from.
+
+NumPy alone, since servers use it.
+"""
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -11,7 +14,116 @@ from fedvi.expfam.gaussian import GaussianEta
 if TYPE_CHECKING:
     from fedvi.inference.base import Fold, Standing
 
-__all__ = ["Coordinates", "fold_inward", "of_survey", "standing_inward", "standing_outward"]
+__all__ = [
+    "LENGTH",
+    "Coordinates",
+    "Foreseen",
+    "Survey",
+    "fold_inward",
+    "length_for",
+    "of_survey",
+    "planned_survey",
+    "standing_inward",
+    "standing_outward",
+    "typical_norm",
+]
+
+LENGTH = 1.5
+"""The root mean square of rows for a clip norm of 1, where typical slopes have a mean square of 0.1.
+
+A typical gradient is then half as long as the clip norm. From 1 to 2 figures hardly differ.
+"""
+
+_INTERCEPT = "(Intercept)"
+_TYPICAL_CURVATURE = 0.1
+# Of fewer rounds, a survey would take more than a fifth.
+_ENOUGH_ROUNDS = 5
+# Where the noise of one sum is a larger share of all declared records, a survey tells too little.
+_MOST_NOISE = 0.5
+
+
+class Foreseen(NamedTuple):
+    """What is public of a study before any record is read.
+
+    Attributes:
+      rounds: how often each client answers.
+      clients: how many there are.
+      records: the largest number of records, or of units, that one of them declares.
+      typical_norm: a guess of the root mean square of ‖x‖; None if nothing is known of the columns, which
+        then count as standardised.
+    """
+
+    rounds: int = 1
+    clients: int = 1
+    records: int = 1
+    typical_norm: float | None = None
+
+
+class Survey(TypedDict):
+    """What the first answer of a client is, where it is about the columns alone; JSON can hold it.
+
+    A record contributes (x, x²) / unit, of the constant column × emphasis, clipped to norm 1: 2D numbers,
+    with the same noise as the answers that follow.
+
+    Attributes:
+      constant: the index of the column that is 1.
+      unit: as above. Of a row as long as foreseen, the contribution's norm is about 1/√2.
+      emphasis: as above. All centres and scales rest on the count of records, so it is told better.
+      length: the root mean square of ‖x̃‖ that coordinates are made for.
+      curvature: what a typical record adds to the precision of the coefficient of a column of variance 1.
+    """
+
+    constant: int
+    unit: float
+    emphasis: float
+    length: float
+    curvature: float
+
+
+def planned_survey(
+    names: Sequence[str],
+    foreseen: Foreseen,
+    noise_multiplier: float,
+    rate: float,
+    curvature: float,
+) -> Survey | None:
+    """Returns the survey that a regression's study begins with; None where it would not pay.
+
+    It takes one round of T, and so 1/T of the budget's μ². It is left out without an intercept, which
+    columns are centred by; without noise; of fewer than 5 rounds; and where the noise of one of its sums is
+    above half of the declared number of records.
+
+    Args:
+      names: of the coefficients.
+      foreseen: what is public.
+      noise_multiplier: of an answer.
+      rate: the share of records that an answer is computed from.
+      curvature: see ``Survey``.
+    """
+    if _INTERCEPT not in names or foreseen.rounds < _ENOUGH_ROUNDS or noise_multiplier == 0.0:
+        return None
+    norm, emphasis = typical_norm(names, foreseen), len(names) ** 0.25
+    unit = math.sqrt(2.0 * (norm**2 + emphasis**2 - 1.0))
+    noise = noise_multiplier * unit * math.sqrt(foreseen.clients) / rate
+    if noise > _MOST_NOISE * foreseen.clients * foreseen.records:
+        return None
+    return Survey(
+        constant=list(names).index(_INTERCEPT),
+        unit=unit,
+        emphasis=emphasis,
+        length=length_for(curvature),
+        curvature=curvature,
+    )
+
+
+def typical_norm(names: Sequence[str], foreseen: Foreseen) -> float:
+    """Returns a public guess of the root mean square of ‖x‖."""
+    return math.sqrt(len(names)) if foreseen.typical_norm is None else foreseen.typical_norm
+
+
+def length_for(curvature: float) -> float:
+    """Returns the root mean square of rows for a clip norm of 1: slopes are about √curvature."""
+    return LENGTH * math.sqrt(_TYPICAL_CURVATURE / curvature)
 
 
 class Coordinates(NamedTuple):
@@ -63,28 +175,22 @@ class Coordinates(NamedTuple):
 
 
 def of_survey(
-    sums: GaussianEta,
-    noise: float,
-    pull: np.ndarray,
-    constant: int,
-    length: float,
-    emphasis: float,
+    survey: Survey, sums: GaussianEta, noise: float, precision: np.ndarray
 ) -> Coordinates:
     """Makes coordinates in which all columns that stand out of the noise count alike.
 
     With N = Σ x_c, a column has the mean μ_j = Σ x_j / N and the sum of squares s_j = Σ x_j² − N μ_j².
-    Its scale is √(N / (max(s_j, u) + p_j)): u, the sd of the noise in a sum, for what cannot be told
-    from none, and p_j, what the prior counts for in records.
+    Its scale is √(N / (max(s_j, u) + p_j)), times what makes rows as long as ``survey`` says: u, the sd of
+    the noise in a sum, for what cannot be told from none, and p_j, what the prior counts for in records.
 
     Args:
-      sums: (Σ x_j, diag of Σ x_j²), with noise: [D] and [D, D].
+      survey: what was asked for.
+      sums: (Σ x_j, diag of Σ x_j²), with noise, the constant column's × emphasis: [D] and [D, D].
       noise: u.
-      pull: p, [D].
-      constant: c.
-      length: the root mean square of ‖x̃‖, which scales are chosen for.
-      emphasis: by how much the two sums over the constant column were multiplied.
+      precision: of the prior, [D].
     """
-    counted = float(sums.h[constant] + sums.J[constant, constant]) / (2.0 * emphasis)
+    constant, pull = survey["constant"], precision / survey["curvature"]
+    counted = float(sums.h[constant] + sums.J[constant, constant]) / (2.0 * survey["emphasis"])
     count = max(counted, noise, 1.0)
     centre = sums.h / count
     centre[constant] = 0.0
@@ -94,7 +200,7 @@ def of_survey(
     scale = np.sqrt(count / (seen + pull))
     whole = float((scale**2 * np.maximum(squares, 0.0)).sum()) / count
     # The constant column alone has a length of about 1.
-    return Coordinates(centre, scale * length / math.sqrt(max(whole, 1.0)), constant)
+    return Coordinates(centre, scale * survey["length"] / math.sqrt(max(whole, 1.0)), constant)
 
 
 def fold_inward(at: Coordinates, fold: "Fold") -> "Fold":

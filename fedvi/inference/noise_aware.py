@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -12,6 +12,7 @@ from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import coordinates
 from fedvi.inference.base import Fold, Standing
+from fedvi.inference.coordinates import Survey
 from fedvi.typing import Eta
 
 __all__ = ["anew", "of_changes", "of_sites"]
@@ -25,24 +26,6 @@ _FARTHEST = 2.0
 _SURE = 1.5
 # How far a gradient is from what was foretold before noise alone is not the cause, in sds of a χ².
 _RARE = 5.0
-
-
-class Survey(TypedDict):
-    """What is known of surveys before there is one; JSON can hold it.
-
-    Attributes:
-      constant: the index of the column that is 1.
-      unit: what the numbers of an answer are in units of.
-      length: the root mean square of the rows that coordinates are made for.
-      emphasis: what the constant column's sums are multiplied by.
-      curvature: what a typical record adds to the precision along a column of size 1.
-    """
-
-    constant: int
-    unit: float
-    length: float
-    emphasis: float
-    curvature: float
 
 
 def of_sites(
@@ -67,9 +50,9 @@ def of_sites(
 
     - *Curvature*: the mean H̄ of ΣH over folds, recent ones weighing more. Noise alone has eigenvalues
       up to e = u'·√(2D), with u' what is left of u in the mean (the edge of Wigner's semicircle); an
-      eigenvalue λ above it becomes √(λ² − e²); what lies below is told by its trace and, as far as that
-      stands out of noise, by its diagonal (``_unseen``). The sum is cleaned, never a site: cleaning
-      each would invent precision.
+      eigenvalue λ above it becomes √(λ² − e²). Of an eigenvector below it, what the true curvature has
+      along it is estimated from the whole spectrum (``_hidden``), from 0 to e. The sum is cleaned, never a
+      site: cleaning each would invent precision.
     - *Step*: m ← m + (J_0 + Ĥ)⁻¹ · (gradient of the posterior at m), where Ĥ is H̄ with eigenvalues
       raised to e, since what lies below the edge may be as steep as that and too long a step diverges,
       and to κ·s·√D, which keeps the noise of one step below 1/κ in norm. What is below −e is no noise
@@ -83,10 +66,15 @@ def of_sites(
     - *Report*: the mean of the steps, and its covariance, which has three parts in each eigenvector of
       H̄, with eigenvalue λ, j that of J_0 and f the share of the way from the prior to the optimum that
       the steps have made: what records leave open, 1/(λ + j); what is missing of the way,
-      (1 − f)²·λ/(j(λ + j)), so that where noise allows no step the prior's 1/j remains (where noise hides
-      λ, both in the mean over what it may be); and the noise that
+      (1 − f)²·λ/(j(λ + j)), so that where noise allows no step the prior's 1/j remains; and the noise that
       the mean of the steps carries, which is that of each gradient (s², and (1/r − 1)·λ for sites from
-      a share r of the records) times what later steps left of it.
+      a share r of the records) times what later steps left of it. Of an eigenvector that noise hides, λ is
+      the estimate less 1.5 u', since it errs by about u'.
+    - *Surprise*: the gradient that a fold finds at m, and what the one before it and the likely curvature
+      along the step between them foretold, differ by noise where the log likelihood is nearly quadratic
+      over a step: about 2s² a coordinate, and u'² times the squared step. Where they differ by more than
+      5 sds of that χ², the steps are too long for the curvature that they trust. The largest change of a
+      mean that such a difference makes, in sds of the report, is averaged over folds as the steps are.
 
     All of it is post-processing of what was released.
 
@@ -104,35 +92,39 @@ def of_sites(
     once; widening); the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
     Frobenius norm, here of a symmetric matrix; averaging is Shamir and Zhang (2013), arXiv:1212.1824.
     """
-    if survey is not None and (before is None or before.coordinates is None):
-        return _surveyed(family, fold, before, gradient_sd, survey)
-    told = functools.partial(
-        _of_sites, family, gradient_sd=gradient_sd, curvature_sd=curvature_sd, rate=rate, floor=floor
-    )
     at = None if before is None else before.coordinates
-    if at is None:
-        return told(fold, before)
-    found = told(
-        coordinates.fold_inward(at, fold), coordinates.standing_inward(at, before)
+    if survey is not None and at is None:
+        return _surveyed(family, fold, gradient_sd, survey)
+    told = functools.partial(
+        _of_sites,
+        family,
+        gradient_sd=gradient_sd,
+        curvature_sd=curvature_sd,
+        rate=rate,
+        floor=floor,
     )
+    if at is None or before is None:
+        return told(fold, before)
+    # Who has sent a survey alone has said nothing of θ yet.
+    spoken = {*before.sites, *fold.asked} - set(fold.surveys)
+    if not spoken:
+        return before
+    fold = fold._replace(
+        factors={name: eta for name, eta in fold.factors.items() if name in spoken},
+        asked={name: eta for name, eta in fold.asked.items() if name in spoken},
+    )
+    found = told(coordinates.fold_inward(at, fold), coordinates.standing_inward(at, before))
     return coordinates.standing_outward(at, found)
 
 
-def _surveyed(
-    family: Any, fold: Fold, before: Standing | None, gradient_sd: float, survey: Survey
-) -> Standing:
+def _surveyed(family: Any, fold: Fold, gradient_sd: float, survey: Survey) -> Standing:
     """Makes coordinates of the first surveys; q is what it was."""
+    noise = gradient_sd * survey["unit"] * math.sqrt(len(fold.surveys))
     sums = tree.total(fold.surveys.values(), family.zeros())
-    at = coordinates.of_survey(
-        sums,
-        gradient_sd * survey["unit"] * math.sqrt(len(fold.surveys)),
-        np.diagonal(fold.prior.J) / survey["curvature"],
-        survey["constant"],
-        survey["length"],
-        survey["emphasis"],
-    )
+    at = coordinates.of_survey(survey, sums, noise, np.diagonal(fold.prior.J))
     q = family.project(fold.known, fold.prior)
-    return Standing(q, q, GaussianEta(np.zeros(family.size), 0.0 * q.J), 0, 0.0, coordinates=at)
+    nothing = GaussianEta(np.zeros(family.size), np.zeros((family.size, family.size)))
+    return Standing(q, q, nothing, folds=0, squares=0.0, coordinates=at)
 
 
 def _of_sites(
@@ -146,13 +138,6 @@ def _of_sites(
     floor: float,
 ) -> Standing:
     """Does what `of_sites` says, in the coordinates of what it is given."""
-    if before is not None:
-        # Who has sent a survey alone has said nothing of θ yet.
-        spoken = {*before.sites, *fold.asked} - set(fold.surveys)
-        fold = fold._replace(
-            factors={name: eta for name, eta in fold.factors.items() if name in spoken},
-            asked={name: eta for name, eta in fold.asked.items() if name in spoken},
-        )
     size, noise = family.size, math.sqrt(len(fold.factors))
     # The prior's own factor may make it improper for a while; a precision is built on it.
     prior = family.project(fold.known, fold.prior)
@@ -202,7 +187,7 @@ def _of_sites(
     shrunk = np.clip(_hidden(values, entry), 0.0, edge)
     likely = np.where(values > edge, kept, shrunk)
     told = np.where(values > edge, kept, np.maximum(shrunk - _SURE * entry, 0.0))
-    surprise, gradient = 0.0, None
+    gradient = None
     if is_exact:
         slope = fold.posterior.h - fold.posterior.J @ centre
     else:
@@ -230,16 +215,16 @@ def _of_sites(
     covariance = _rebuilt(spread, vectors, walk)
     precision = np.linalg.inv(covariance)
     precision = (precision + precision.T) / 2.0
-    if gradient is not None and before is not None and before.gradient is not None:
-        # What the quadratic model of the fold before says of this fold's gradient, and how it is.
+    surprise, earlier = 0.0, 0.0
+    if before is not None and before.gradient is not None and gradient is not None:
         way = centre - before.gradient.J
         off = gradient.h - before.gradient.h + vectors @ (likely * (vectors.T @ way))
         scatter = 2.0 * (gradient_sd * noise) ** 2 + (entry * _length(way, np.eye(size))) ** 2
         scatter += 2.0 * (1.0 / rate - 1.0) * likely.mean()
         if off @ off > scatter * (size + _RARE * math.sqrt(2.0 * size)):
             moved = np.linalg.solve(_rebuilt(held, vectors, raised), off)
-            surprise = float((np.abs(moved) / np.sqrt(np.diagonal(covariance))).max())
-    earlier = 0.0 if before is None else before.surprise
+            surprise = (np.abs(moved) / np.sqrt(np.diagonal(covariance))).max().item()
+        earlier = before.surprise
     return Standing(
         handed_out=GaussianEta(sharp @ mean, sharp),
         reported=GaussianEta(precision @ average, precision),
@@ -256,11 +241,11 @@ def _of_sites(
 
 
 def _hidden(values: np.ndarray, sd: float) -> np.ndarray:
-    """Returns what a symmetric matrix has along its eigenvectors, in the mean, where noise has turned them.
+    """Returns v_kᵀ A v_k of the eigenvectors v_k of A + noise: its mean over the noise, [D].
 
-    Of A + noise with eigenvalues λ_k, v_kᵀ A v_k is about λ_k − 2s²·h(λ_k), where s² = D u²/2 is the variance
-    of the semicircle and h(λ) = Σ_j (λ − λ_j) / ((λ − λ_j)² + η²) / D the Hilbert transform of the
-    spectrum, smoothed over η, a part 1/√D of the semicircle's radius. Of noise alone that is 0.
+    Where λ_k are the eigenvalues of A + noise, it is about λ_k − 2s²·h(λ_k). Here s² = D u²/2 is the
+    variance of the semicircle, and h(λ) = Σ_j (λ − λ_j) / ((λ − λ_j)² + η²) / D the Hilbert transform of
+    the spectrum, smoothed over η, 1/√D of the semicircle's radius. Where A is 0, so are these.
 
     Args:
       values: λ, [D], rising.

@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 from fedvi.models.arguments import Scale, checked_names, checked_scale, prior_scales
 
 __all__ = [
+    "TYPICAL_CURVATURE",
     "Bernoulli",
     "GeneralisedLinearModel",
     "Layout",
@@ -26,6 +27,9 @@ __all__ = [
     "normal_log_prior",
     "regression",
 ]
+
+TYPICAL_CURVATURE = 0.1
+"""p(1 − p) of a yes or no is ¼ at most, and about this where a regression tells them apart."""
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -110,6 +114,11 @@ class Normal:
     noise_scale: float
     conjugate: ClassVar[bool] = True
 
+    @property
+    def typical_curvature(self) -> float:
+        """1 / noise_scale², of every record."""
+        return float(self.noise_scale**-2.0)
+
     def log_density(
         self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
     ) -> Float[Array, "..."]:
@@ -138,6 +147,11 @@ class WithOffset:
     response: Response
     conjugate: ClassVar[bool] = False
 
+    @property
+    def typical_curvature(self) -> float:
+        """That of the response."""
+        return _typical(self.response)
+
     def log_density(
         self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... k"]
     ) -> Float[Array, "..."]:
@@ -155,6 +169,10 @@ class WithOffset:
     ) -> Float[Array, "..."] | None:
         """Returns how steep log p(outcome | a + offset) may be in a; see ``steepest`` of a model."""
         return _steepest(self.response, *_moved(linear_predictor, y))
+
+
+def _typical(response: Any) -> float:
+    return float(getattr(response, "typical_curvature", TYPICAL_CURVATURE))
 
 
 def _steepest(response: Any, linear_predictor: Any, y: Any) -> Any:
@@ -198,6 +216,14 @@ class GeneralisedLinearModel:
         return self.response.conjugate
 
     @property
+    def typical_curvature(self) -> float:
+        """w: what a typical record adds to the precision of a coefficient whose column has variance 1.
+
+        A public guess, from the response alone; ``TYPICAL_CURVATURE`` where that does not say.
+        """
+        return _typical(self.response)
+
+    @property
     def noise_scale(self) -> float | None:
         """The known standard deviation of a row's noise; None for other than linear models."""
         return self.response.noise_scale if isinstance(self.response, Normal) else None
@@ -223,9 +249,9 @@ class GeneralisedLinearModel:
     ) -> Float[Array, "..."] | None:
         """Returns how large |∂ log p(y | a) / ∂a| may well be, whatever the outcome, elementwise.
 
-        Of y it depends on what is no outcome alone: an offset, a number of trials. So a weight that follows
-        from it leaves the expectation of the slope at 0, where clipping slopes would not. None where outcomes
-        scatter evenly to both sides, or the response does not say.
+        It depends on a and on what is no outcome in y (an offset, a number of trials), but not on what came
+        out. So slopes weighed by it still have the mean 0, which clipped slopes would not. None where
+        outcomes scatter evenly to both sides, or the response does not say.
         """
         return _steepest(self.response, linear_predictor, y)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi.models.arguments import Scale, checked_scale
-from fedvi.models.glm import GeneralisedLinearModel, regression
+from fedvi.models.glm import TYPICAL_CURVATURE, GeneralisedLinearModel, regression
 
 __all__ = ["Binomial", "binomial"]
 
@@ -27,6 +27,11 @@ class Binomial:
 
     typical_trials: float = 1.0
     conjugate: ClassVar[bool] = False
+
+    @property
+    def typical_curvature(self) -> float:
+        """That of as many yes-or-no answers as a record typically has."""
+        return TYPICAL_CURVATURE * self.typical_trials
 
     def log_density(
         self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]

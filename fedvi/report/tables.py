@@ -82,15 +82,16 @@ def last_move(shift: float, rounds: int = 2, surprise: float = 0.0) -> str:
     >>> last_move(6.8, 1)
     'the only round moved a mean by 6.8 posterior sd from the prior, and cannot tell what another would do'
     >>> print(last_move(0.1, 20, 2.5))  # doctest: +NORMALIZE_WHITESPACE
-    the steps missed their aim by up to 2.5 posterior sd, more than noise explains: NOT CONVERGED (settled is
-    below 0.3), and neither means nor intervals can be relied on; a narrower prior makes steps shorter, and
+    steps missed their aim by up to 2.5 posterior sd, more than noise explains: NOT CONVERGED (settled is
+    below 0.3), rely on neither means nor intervals; a narrower prior makes steps shorter, and
     `clip_norm = "auto"` suits them to the columns
     """
     if not surprise < SETTLED:
         return (
-            f"the steps missed their aim by up to {number(surprise, 2)} posterior sd, more than noise explains: "
-            f"NOT CONVERGED (settled is below {SETTLED:g}), and neither means nor intervals can be relied on; a "
-            'narrower prior makes steps shorter, and `clip_norm = "auto"` suits them to the columns'
+            f"steps missed their aim by up to {number(surprise, 2)} posterior sd, more than noise "
+            f"explains: NOT CONVERGED (settled is below {SETTLED:g}), rely on neither means nor "
+            'intervals; a narrower prior makes steps shorter, and `clip_norm = "auto"` suits them to '
+            "the columns"
         )
     if shift < SETTLED:
         return f"over the last round no mean moved by more than {number(shift, 2)} posterior sd"

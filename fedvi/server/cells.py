@@ -132,9 +132,7 @@ def _read_answer(value: Any, get: Get, like: Eta) -> Answer:
     value = dict(value)
     # Answers that were stored by versions before this one hold none.
     survey = value.pop("survey", None)
-    change = Change(
-        _read_eta(value["change"], get, like), survey and _read_eta(survey, get, like)
-    )
+    change = Change(_read_eta(value["change"], get, like), survey and _read_eta(survey, get, like))
     return Answer(**{**value, "task": _read_task(value["task"], get, like), "change": change})
 
 

@@ -314,7 +314,9 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         memory={**state.memory, group: damping_rules.Memory(damping, total)},
     )
     if spec.stand is not None:
-        surveys = {n: c.survey for n, c in changes.items() if c.survey is not None}
+        surveys = {
+            name: change.survey for name, change in changes.items() if change.survey is not None
+        }
         state = state._replace(standing=stand(spec, state, asked, damping, surveys))
     update = Update(state.version, tuple(changes), staleness, damping, 0, None)
     return noted(spec, state, rounds_before, update)
@@ -372,8 +374,8 @@ def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Se
         fold = Fold(spec.prior, spec.prior, after.posterior, factors, asked, damping)
         if finished.survey is not None:
             # As if each had sent an equal part of the sum, and its noise.
-            part = tree.scale(finished.survey, 1.0 / len(members))
-            fold = fold._replace(surveys=dict.fromkeys(members, part))
+            equal: GaussianEta = tree.scale(finished.survey, 1.0 / len(members))
+            fold = fold._replace(surveys=dict.fromkeys(members, equal))
         standing = spec.stand(spec.family, fold, state.standing)
         after = after._replace(
             standing=standing._replace(handed_out=tree.freeze(standing.handed_out))

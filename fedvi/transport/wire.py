@@ -264,8 +264,7 @@ def task_to(
         posterior=ref_to(posterior),
         factor=ref_to(factor),
         lease_seconds=lease_seconds,
-        coordinates=at
-        and pb.Coordinates(centre=at.centre, scale=at.scale, constant=at.constant),
+        coordinates=at and pb.Coordinates(centre=at.centre, scale=at.scale, constant=at.constant),
     )
 
 
@@ -306,7 +305,9 @@ def _coordinates_from(message: pb.Coordinates) -> Coordinates:
             f"coordinates have {size} centres and {at.scale.size} scales, and column {at.constant} is "
             "said to be constant, expected as many of both, and a constant column with centre 0"
         )
-    if not (np.isfinite(at.centre).all() and np.isfinite(at.scale).all() and (at.scale > 0.0).all()):
+    if not (
+        np.isfinite(at.centre).all() and np.isfinite(at.scale).all() and (at.scale > 0.0).all()
+    ):
         raise errors.ProtocolError(
             "coordinates hold a number that is not finite, or a scale that is not above 0"
         )

@@ -27,7 +27,7 @@ __all__ = ["policy_schema", "study_schema"]
 _DIALECT = "http://json-schema.org/draft-07/schema#"
 _Schema = dict[str, Any]
 # What a study cannot name, because the rest of it says so.
-_SUPPLIED = ("family", "max_records", "mechanism", "model", "sampler", "size", "unit")
+_SUPPLIED = ("family", "foreseen", "max_records", "mechanism", "model", "sampler", "size", "unit")
 _OF_THE_FORMULA = ("levels", "names", "offset", "outcomes")
 
 

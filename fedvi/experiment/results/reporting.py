@@ -380,7 +380,11 @@ def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:
     found = []
     for update in result["history"]:
         gap = update["gap"]
-        moved = None if gap is None else Gap(**{field: float(gap[field]) for field in Gap._fields if field in gap})
+        # Results of versions before this one foretell nothing.
+        known = (
+            {} if gap is None else {name: float(gap[name]) for name in Gap._fields if name in gap}
+        )
+        moved = Gap(**known) if known else None
         found.append(
             Round(
                 version=int(update["version"]),

@@ -12,15 +12,25 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
-from fedvi.inference.blocks import blocks_of, is_large, length_of
+from fedvi.inference.block_sums import noised_in_blocks
+from fedvi.inference.blocks import is_large
 from fedvi.inference.clipping import MOST_ROWS, longest_part
+from fedvi.inference.column_sums import noised_column_sums
+from fedvi.inference.coordinates import (
+    Coordinates,
+    Foreseen,
+    Survey,
+    length_for,
+    planned_survey,
+    typical_norm,
+)
 from fedvi.inference.finish import finish_site
 from fedvi.inference.local_latents import refuse_site_effects
-from fedvi.inference.coordinates import Coordinates
-from fedvi.inference.noise_aware import Survey, of_sites
+from fedvi.inference.noise_aware import of_sites
 from fedvi.inference.predictor import filled_up, has_predictor
 from fedvi.inference.solvers.gradient import single_precision
 from fedvi.models.base import Model
+from fedvi.models.glm import TYPICAL_CURVATURE
 from fedvi.privacy.release import (
     Batch,
     Bounded,
@@ -31,7 +41,6 @@ from fedvi.privacy.release import (
     clipped_sum_of_parts,
     float_limit,
     float_sum,
-    float_sum_of,
     release,
 )
 from fedvi.typing import Key
@@ -42,18 +51,12 @@ __all__ = ["site_release"]
 _FORMED = 1 << 22
 # Smaller norms count as this.
 _LEAST = 1e-300
-INTERCEPT = "(Intercept)"
 # The smallest normal number of float32, and one that no rounding makes infinite.
 _TINY, _LARGE = 2.0**-126, 2.0**126
 # Predictors count as no wider than this, in sds: beyond it, expectations over q make steps too long.
 _WIDEST = 1.0
-# Fewer rounds leave no share of the budget for a survey.
-_ENOUGH_ROUNDS = 5
 # Of the clip norm: that it is tightened for rounding does not clip what was weighed.
 _NEARLY = 1.0 - 2.0**-8
-LENGTH = 1.5
-# Roundings of float64 behind one term of a sum, beside the sum itself.
-_ROUNDINGS = 8
 
 
 def site_release(
@@ -66,8 +69,7 @@ def site_release(
     floor: float = 1.0,
     nodes: int = 20,
     draws: int = 8,
-    typical_norm: float | None = None,
-    rounds: int = 1,
+    foreseen: Foreseen | None = None,
 ) -> LocalSolver:
     """Returns the solver whose answer is a fresh statistic of its records at the broadcast q.
 
@@ -78,12 +80,28 @@ def site_release(
     No client keeps anything from visit to visit. Many visits, each with more noise, do better than few:
     20 to 50 rounds where noise is large.
 
+    *Coordinates.* Of a GLM with an intercept, and ``clip_norm`` "auto", the first answer is a survey of the
+    columns, Σ x and Σ x². From it the server makes public coordinates x̃, in which columns are centred and
+    of one length (``coordinates``), and g and H are computed, clipped and noised in these: a column that
+    is long, or far from 0, takes no more of C than it tells. Where a survey would not pay
+    (``planned_survey``), there is none.
+
+    *Weights.* Clipping a gradient biases it, as it shortens the rare long ones more than the many that
+    balance them. So a GLM's g and H are first multiplied by the weight min(1, C / longest), ``longest``
+    being how long (g, c·svec(H)) may well become for some outcome (``steepest``): it depends on x and q,
+    not on what came out, so that at the true θ the mean of g is still 0. Clipping remains, for what is
+    longer still.
+
+    *Spread.* Of a GLM, the sd of xᵀθ under q counts as 1 at most. The mean of the curvature over a wider
+    spread is nearly 0, and a step by it runs far beyond the optimum, and back.
+
     Guarantee: one visit costs ``sampler.event(mechanism.event(shift))``, shift C when a record is added
     or removed and 2C when it is substituted (`clipped_sum_of_parts`: every record's vector has a norm of
-    C at most). It depends on the records, the broadcast q and its own keys alone, so that visits compose
-    adaptively. Fresh statistics carry no noise from one visit into the next.
+    C at most). It depends on the records, the broadcast q, the broadcast coordinates and its own keys
+    alone, so that visits compose adaptively. Fresh statistics carry no noise from one visit into the next.
 
-    Without noise and clipping the fixed point is the variational optimum of all records together.
+    Without noise and clipping the fixed point is the variational optimum of all records together, where
+    that leaves no predictor wider than 1.
 
     It is reached where the log likelihood is concave in θ. Where it is not (an unknown scale, Student-t
     errors, a mixture), eigenvalues of its curvature count by their size and no step is longer than a few
@@ -99,18 +117,26 @@ def site_release(
         whose log likelihood is twice differentiable, and concave, with ``draws`` draws of θ.
       sampler: one of ``fedvi.privacy.sampling``.
       mechanism: one of ``fedvi.privacy.mechanisms``.
-      clip_norm: C, the L2 bound on what one record contributes. In a GLM, that is at most
-        ‖x‖·|y − mean|, and for a binary y at most ‖x‖.
+      clip_norm: C, the L2 bound on what one record contributes; or "auto". In a GLM, that is at most
+        ‖x‖·|y − mean|, and for a binary y at most ‖x‖. "auto" is 1 with a survey, whose coordinates are
+        made for it; without one, what suits rows as long as the columns' declarations suggest; and ∞
+        without noise.
       curvature_share: how much of C² a record's curvature takes if its gradient has norm C, that is,
         if ‖x‖ = C in a logistic model, where H is x xᵀ/4 at most: so c = (4 / C)·√(share / (1 − share)).
         It takes D² numbers to tell a curvature and D to tell a gradient, so most belongs to these;
         where all curvature drowns (100 coefficients, small ε), 0.05 is better, and intervals rest
         on the prior.
-      floor: κ ≥ 0: the noise of one step has a norm of at most about 1/κ, in units of θ.
+      floor: κ ≥ 0: the noise of one step has a norm of at most about 1/κ, in units of θ; in coordinates,
+        of 1/(2κ), in units of the coefficients of columns of variance 1.
       nodes: Gauss–Hermite nodes a record, of a GLM.
       draws: Monte Carlo draws of θ, the same for all records, of any other model.
+      foreseen: what is public of the study, which "auto" follows from; left out, of a single visit.
 
-    Source: specs/pvi.md §2.5; Khan and Rue (2023), arXiv:2107.04562, for the natural gradient.
+    Raises:
+      SolverError: an argument is out of its range, or the family is no full Gaussian.
+
+    Source: specs/pvi.md §2.5; Khan and Rue (2023), arXiv:2107.04562, for the natural gradient; Künsch,
+    Stefanski and Carroll (1989), JASA 84, for weights that leave a regression's score unbiased.
     """
     refuse_site_effects(model, "site_release")
     if not isinstance(family, FullGaussian):
@@ -118,21 +144,13 @@ def site_release(
             f"solver `site_release` needs the full Gaussian family, found {type(family).__name__}",
             'write family kind = "full_gaussian", or use solver kind `dp_optimisation`',
         )
-    is_auto, survey = clip_norm == "auto", None
-    if is_auto:
-        clip_norm = 1.0
-        streams = has_predictor(model)
-        if streams and INTERCEPT in model.names and rounds >= _ENOUGH_ROUNDS and mechanism.noise_multiplier:
-            constant = model.names.index(INTERCEPT)
-            norm = math.sqrt(model.size) if typical_norm is None else typical_norm
-            emphasis=model.size**0.25
-            survey = Survey(
-                constant=constant,
-                unit=math.sqrt(2.0*(norm**2+emphasis**2-1)),
-                length=LENGTH,
-                emphasis=emphasis,
-                curvature=0.1,
-            )
+    survey = None
+    if clip_norm == "auto":
+        clip_norm, survey = _auto(model, sampler, mechanism, foreseen or Foreseen())
+    if isinstance(clip_norm, str):
+        raise errors.SolverError(
+            f'clip_norm is {clip_norm!r}, expected a number above 0, or "auto"'
+        )
     if not clip_norm > 0.0:
         raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
     if not 1e-6 <= curvature_share <= 1.0 - 1e-6:
@@ -151,24 +169,34 @@ def site_release(
     weight = 4.0 / unit * math.sqrt(curvature_share / (1.0 - curvature_share))
     streams = has_predictor(model)
     summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws)
-    surveyed = survey and _compiled_survey(
-        family, sampler, mechanism, clip_norm, survey["constant"], survey["unit"], survey["emphasis"]
+    surveyed = survey and noised_column_sums(
+        family.size,
+        sampler,
+        mechanism,
+        clip_norm,
+        survey["constant"],
+        survey["emphasis"],
+        survey["unit"],
     )
     noise = mechanism.noise_multiplier * unit / sampler.rate
 
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
     ) -> tuple[Any, Released, dict[str, Any]]:
-        mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
-        keys = tuple(key_of(purpose) for purpose in ("sampling", "guide", "noise"))
+        sampling_key, guide_key, noise_key = (
+            key_of(purpose) for purpose in ("sampling", "guide", "noise")
+        )
         told = {"valid_units": int(np.count_nonzero(shard.mask))}
-        valid, by_blocks = jnp.asarray(shard.mask), streams and is_large(shard.mask)
-        records = shard.records if by_blocks else single_precision(shard.records)
+        valid = jnp.asarray(shard.mask)
         if surveyed and task.coordinates is None:
-            return state, surveyed[by_blocks](keys, records, valid), told
-        at = task.coordinates or Coordinates(np.zeros(family.size), np.ones(family.size), 0)
-        at = tuple(np.asarray(part, np.float32) for part in at[:2]) + (np.int32(at[2]),)
-        return state, summed[by_blocks](keys, mean, root, at, records, valid), told
+            return state, surveyed(sampling_key, noise_key, shard.records, valid), told
+        given = _given(family, task)
+        if streams and is_large(shard.mask):
+            released = summed.by_blocks(sampling_key, noise_key, shard.records, valid, *given)
+        else:
+            records = single_precision(shard.records)
+            released = summed.at_once(sampling_key, noise_key, records, valid, *given, guide_key)
+        return state, released, told
 
     return LocalSolver(
         name="site_release",
@@ -189,13 +217,51 @@ def site_release(
             gradient_sd=noise,
             curvature_sd=noise / weight,
             rate=float(sampler.rate),
-            # In units of the coefficient of a column of size 1, also in coordinates.
-            floor=float(floor) * (LENGTH / math.sqrt(family.size) if survey else 1.0),
+            # In units of the coefficient of a column of size 1; half that in coordinates, where all are.
+            floor=floor * (2.0 * survey["length"] / math.sqrt(family.size) if survey else 1.0),
             survey=survey,
         ),
+        survey=survey,
         renews=True,
         streams=streams,
         adds_up={"gradient": (family.size,), "curvature": (family.size * (family.size + 1) // 2,)},
+    )
+
+
+def _auto(
+    model: Model, sampler: Sampler, mechanism: Mechanism, foreseen: Foreseen
+) -> tuple[float, Survey | None]:
+    """Returns the clip norm that "auto" stands for, and the survey, if there is one."""
+    noise = mechanism.noise_multiplier
+    if noise == 0.0:
+        return math.inf, None  # nothing is hidden, and so nothing needs a bound
+    curvature = getattr(model, "typical_curvature", TYPICAL_CURVATURE)
+    if has_predictor(model):
+        survey = planned_survey(model.names, foreseen, noise, sampler.rate, curvature)
+        if survey is not None:
+            return 1.0, survey
+    return typical_norm(model.names, foreseen) / length_for(curvature), None
+
+
+def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:
+    """Returns the mean and root of the broadcast q, and the coordinates of the answer.
+
+    Raises:
+      ProtocolError: if these are of another number of columns.
+    """
+    mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
+    at = task.coordinates
+    if at is None:
+        at = Coordinates(np.zeros(family.size), np.ones(family.size), 0)
+    if len(at.centre) != family.size:
+        raise errors.ProtocolError(
+            f"task {task.task_id} has coordinates of {len(at.centre)} columns, and the model has "
+            f"{family.size}"
+        )
+    return (
+        mean,
+        root,
+        (np.float32(at.centre), np.float32(at.scale), np.int32(at.constant)),
     )
 
 
@@ -217,8 +283,16 @@ def _compiled(
     in_closed_form = has_predictor(model)
 
     @jax.jit
-    def summed(keys: Any, mean: Any, root: Any, at: Any, records: Any, valid: Any) -> Released:
-        sampling_key, guide_key, noise_key = keys
+    def summed(
+        sampling_key: Any,
+        noise_key: Any,
+        records: Any,
+        valid: Any,
+        mean: Any,
+        root: Any,
+        at: Any,
+        guide_key: Any = None,
+    ) -> Released:
         batch = sampler.draw(sampling_key, valid)
         if in_closed_form and batch.mask.shape[0] <= MOST_ROWS:
             batch = filled_up(batch)
@@ -246,8 +320,6 @@ def _compiled(
             bounded = clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism)
         return release(noise_key, bounded, mechanism)
 
-    draw = jax.jit(sampler.draw)
-    noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
     # In float64, and indices of 32 bits: those of 64 are not the same with JAX's 64 bits and without.
     exact = np.where(rows == columns, 1.0, math.sqrt(2.0))
     triangle = rows.astype(np.int32), columns.astype(np.int32), exact
@@ -259,89 +331,8 @@ def _compiled(
         found = _of_predictor(model, nodes, mean, root, at, drawn, weight, clip_norm)
         return _wide_sum(*found, weight, triangle, limit, mask)
 
-    def by_blocks(
-        keys: Any, mean: Any, root: Any, at: Any, records: Any, valid: Any
-    ) -> Released:
-        sampling_key, _, noise_key = keys
-        batch = draw(sampling_key, valid)
-        count = batch.mask.shape[0]
-        length = length_of(count)
-        blocks, terms = -(-count // length), length + _ROUNDINGS
-        size = family.size + len(rows)
-        limit = float_limit(clip_norm, terms, blocks, count, size, mechanism, double=True)
-        limit *= 1.0 - 2.0**-20
-        sums = (
-            block_sum(mean, root, at, single_precision(block.records), block.mask, limit)
-            for block in blocks_of(records, batch.indices, batch.mask, length)
-        )
-        return noised(
-            noise_key,
-            float_sum_of(sums, blocks, terms, clip_norm, count, sampler, mechanism),
-        )
-
-    return _Summed(summed, by_blocks)
-
-
-@compiled_once
-def _compiled_survey(
-    family: Any, sampler: Sampler, mechanism: Mechanism, clip_norm: float, constant: int, unit: float, emphasis: float
-) -> "_Summed":
-    """Returns the compiled sums of (x, x²), laid out as a gradient and the diagonal of a curvature."""
-    rows, columns = np.tril_indices(family.size)
-    diagonal = np.flatnonzero(rows == columns)
-    share = np.where(np.arange(family.size) == constant, emphasis, 1.0) / unit
-    once, share = share, share.astype(np.float32)
-
-    def laid_out(first: Any, second: Any) -> dict[str, Any]:
-        whole = jnp.zeros((*second.shape[:-1], len(rows)), second.dtype)
-        return {"gradient": first, "curvature": whole.at[..., diagonal].set(second)}
-
-    @jax.jit
-    def surveyed(keys: Any, records: Any, valid: Any) -> Released:
-        batch = filled_up(sampler.draw(keys[0], valid))
-        length = min(batch.mask.shape[0], max(1, _FORMED // len(rows)))
-        parts = -(-batch.mask.shape[0] // length)
-        indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))
-
-        def of_part(index: Any) -> Any:
-            x = records["x"][jax.lax.dynamic_slice_in_dim(indices, index * length, length)] 
-            return laid_out(x * share, x**2 * share)
-
-        bounded = clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism)
-        return release(keys[2], bounded, mechanism)
-
-    draw = jax.jit(sampler.draw)
-    noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
-
-    @functools.partial(jax.jit, static_argnames="limit")
-    def block_sum(x: Any, mask: Any, limit: float) -> dict[str, Any]:
-        usable = mask & jnp.isfinite(x).all(axis=1)
-        x = jnp.where(usable[:, None] & (jnp.abs(x) >= _TINY), x, jnp.zeros_like(x))
-        with jax.enable_x64(True):
-            wide = x.astype(jnp.float64)
-            wide = jnp.concatenate([wide * once, wide**2 * once], axis=1)
-            norm = jnp.sqrt((wide**2).sum(axis=1))
-            kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
-            total = jnp.matmul(kept, wide, precision=jax.lax.Precision.HIGHEST)
-            return laid_out(*jnp.split(total, 2))
-
-    def by_blocks(keys: Any, records: Any, valid: Any) -> Released:
-        batch = draw(keys[0], valid)
-        count = batch.mask.shape[0]
-        length = length_of(count)
-        blocks, terms = -(-count // length), length + _ROUNDINGS
-        size = family.size + len(rows)
-        limit = float_limit(clip_norm, terms, blocks, count, size, mechanism, double=True)
-        limit *= 1.0 - 2.0**-20
-        sums = (
-            block_sum(single_precision(block.records)["x"], block.mask, limit)
-            for block in blocks_of(records, batch.indices, batch.mask, length)
-        )
-        return noised(
-            keys[2], float_sum_of(sums, blocks, terms, clip_norm, count, sampler, mechanism)
-        )
-
-    return _Summed(surveyed, by_blocks)
+    size = family.size + len(rows)
+    return _Summed(summed, noised_in_blocks(sampler, mechanism, clip_norm, size, block_sum))
 
 
 class _Summed(NamedTuple):
@@ -361,7 +352,7 @@ def _of_predictor(
     weight: float,
     clip_norm: float,
 ) -> tuple[Any, Any, Any]:
-    """Returns x [B, D] in coordinates and what g and H of each record are multiples by, of x and of x xᵀ: [B] each."""
+    """Returns x̃ [B, D], and by what g and H of each record are multiples of x̃ and of x̃ x̃ᵀ: [B] each."""
     exact, shares = np.polynomial.hermite_e.hermegauss(nodes)
     points, weights = exact.astype(np.float32), (shares / shares.sum()).astype(np.float32)
     x, y = records["x"], records["y"]
@@ -374,7 +365,7 @@ def _of_predictor(
     x = (x - x[:, constant][:, None] * centre) * scale
     slope, bend = product(slope, weights), -product(bend, weights)
     steepest = model.steepest(predictor, y[:, None])
-    if steepest is not None:
+    if steepest is not None and math.isfinite(clip_norm):
         square = (x**2).sum(axis=1)
         first, second = product(steepest, weights), weight * bend
         longest = jnp.sqrt(first**2 * square + (second * square) ** 2)
