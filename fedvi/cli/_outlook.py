@@ -19,7 +19,7 @@ def show(found: Outlook) -> None:
             [
                 mode.solver + (" *" if mode.current else ""),
                 number(mode.noise_multiplier, 3),
-                number(mode.clip_norm, 3),
+                mode.clip_norm if isinstance(mode.clip_norm, str) else number(mode.clip_norm, 3),
                 number(signal and signal.coefficients, 2),
                 number(signal and signal.curvature, 2),
                 number(mode.summed, 2),

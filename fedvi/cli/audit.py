@@ -27,7 +27,8 @@ from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import load_study
 from fedvi.federation.damping import Memory
 from fedvi.federation.fold import fold, posterior_of
-from fedvi.inference.base import Change, LocalSolver, Shard, Task
+from fedvi.inference.base import Change, Fold, LocalSolver, Shard, Task
+from fedvi.inference.coordinates import Coordinates
 from fedvi.models.conjugate import FromFile
 from fedvi.privacy import events, random, sampling
 from fedvi.privacy.release import Mechanism, Sampler
@@ -239,7 +240,7 @@ def _replayed(
     visits = assembly.schedule.rounds
 
     def advance(task: Task, answer: Change) -> Task:
-        return _next(assembly, task, answer)
+        return _next(assembly, shipped, task, answer)
 
     recorders: list[Recorder] = []
     samplers: list[SamplerRecorder] = []
@@ -258,7 +259,11 @@ def _replayed(
         random_batches = assembly.sampler is not None and assembly.sampler.rate < 1.0
         solver = assembly.solver_with(wrap, watch if random_batches else None)
         alone = len(set(map(id, assembly.solvers.values()))) == 1
-        if alone or runs.same_answer(shipped, solver, keys, task, shard):
+        kinds = [task]
+        if shipped.survey is not None:
+            at = Coordinates(np.zeros(assembly.family.size), np.ones(assembly.family.size), 0)
+            kinds.append(task._replace(coordinates=at))
+        if alone or all(runs.same_answer(shipped, solver, keys, kind, shard) for kind in kinds):
             inside.append(seen[-1])
             names = clients if len(clients) > 1 else (*clients, f"{clients[0]} again")
             return replay.replay(
@@ -277,8 +282,14 @@ def _replayed(
     return replay.replay_without_mechanism(shipped, keys, task, shard, visits, advance)
 
 
-def _next(assembly: Assembly, task: Task, answer: Change) -> Task:
+def _next(assembly: Assembly, solver: LocalSolver, task: Task, answer: Change) -> Task:
     """The client's next task as its server would make it, were it the only client that answers."""
+    if answer.survey is not None and solver.stand is not None:
+        prior, client = assembly.prior, task.client
+        told = Fold(prior, prior, prior, {client: task.factor}, {client: task.posterior}, 1.0)
+        told = told._replace(surveys={client: answer.survey})
+        at = solver.stand(assembly.family, told, None).coordinates
+        return task._replace(version=task.version + 1, coordinates=at)
     floor = 1.0 / len(assembly.clients)
     posterior, delta = task.posterior, answer.delta
     damping = assembly.step_rule.choose(

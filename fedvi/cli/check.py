@@ -118,6 +118,7 @@ def _rows(found: Plan, assembly: Assembly) -> list[tuple[str, str]]:
                 f"multiplier {number(found.noise_multiplier)} × clip norm {number(found.clip_norm)} "
                 f"= std {number(found.noise_std)}",
             ),
+            *_clip_norm(found),
             (
                 "batches",
                 f"sampling rate {number(found.sampling_rate)}, "
@@ -142,6 +143,22 @@ def _rows(found: Plan, assembly: Assembly) -> list[tuple[str, str]]:
     if found.epsilon_rdp and found.accountant != "rdp":
         rows.append(("beside, by rdp", f"ε {_costs(found.epsilon_rdp)} (an upper bound, looser)"))
     return rows
+
+
+def _clip_norm(found: Plan) -> Iterator[tuple[str, str]]:
+    """Says what "auto" means in this plan."""
+    if found.survey:
+        yield (
+            "first answers",
+            "sums of the columns and of their squares, at the price of any other answer; the server "
+            "centres and scales the columns by them, for a clip norm of 1",
+        )
+    elif found.clip_norm_auto:
+        yield (
+            "clip norm",
+            'found from what the columns are declared to be ("auto"); a survey of the columns first '
+            "would tell too little, or the model has no use for one",
+        )
 
 
 def _together(assembly: Assembly) -> tuple[statement.Claim, ...]:

@@ -590,7 +590,8 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
     if not answers.private:
         return answers, drafted
     norm = suggested_clip_norm(answers.chosen_solver, numbers)
-    answers = dataclasses.replace(answers, clip_norm=float(f"{norm:.2g}"))
+    norm = norm if isinstance(norm, str) else float(f"{norm:.2g}")
+    answers = dataclasses.replace(answers, clip_norm=norm)
     return answers, drafting.draft(answers)
 
 

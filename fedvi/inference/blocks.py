@@ -7,12 +7,13 @@ to the last bit whether they are in memory or on the disk, by the same programs 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedvi.inference.clipping import MOST_ROWS
 from fedvi.typing import Records
 
-__all__ = ["BLOCK", "Block", "blocks_of", "is_large", "length_of", "rows_at"]
+__all__ = ["BLOCK", "Block", "blocks_of", "is_large", "length_of", "rows_at", "single_precision"]
 
 BLOCK = 1 << 16
 """Rows of one block, at most."""
@@ -83,3 +84,18 @@ def rows_at(records: Records, indices: np.ndarray) -> Records:
 
 def _filled(column: np.ndarray, short: int) -> np.ndarray:
     return np.concatenate([column, np.zeros((short, *column.shape[1:]), column.dtype)])
+
+
+def single_precision(records: dict[str, Any]) -> dict[str, Any]:
+    """Moves floating columns to float32; indices stay as they are.
+
+    What float32 cannot hold becomes infinite, and in silence: whether a warning is raised, and perhaps made
+    an error, may depend on no record.
+    """
+    with np.errstate(over="ignore"):
+        return {
+            name: jnp.asarray(column, jnp.float32)
+            if jnp.issubdtype(column.dtype, jnp.floating)
+            else jnp.asarray(column)
+            for name, column in records.items()
+        }

@@ -215,15 +215,20 @@ def _of_sites(
     covariance = _rebuilt(spread, vectors, walk)
     precision = np.linalg.inv(covariance)
     precision = (precision + precision.T) / 2.0
-    surprise, earlier = 0.0, 0.0
-    if before is not None and before.gradient is not None and gradient is not None:
+    surprise = earlier = 0.0
+    if (
+        before is not None
+        and before.gradient is not None
+        and gradient is not None
+        and before.sites.keys() == answered.keys()
+    ):
         way = centre - before.gradient.J
         off = gradient.h - before.gradient.h + vectors @ (likely * (vectors.T @ way))
-        scatter = 2.0 * (gradient_sd * noise) ** 2 + (entry * _length(way, np.eye(size))) ** 2
-        scatter += 2.0 * (1.0 / rate - 1.0) * likely.mean()
-        if off @ off > scatter * (size + _RARE * math.sqrt(2.0 * size)):
+        expected = 2.0 * (gradient_sd * noise) ** 2 + (entry * _length(way, np.eye(size))) ** 2
+        expected += 2.0 * (1.0 / rate - 1.0) * likely.mean()
+        if off @ off > expected * (size + _RARE * math.sqrt(2.0 * size)):
             moved = np.linalg.solve(_rebuilt(held, vectors, raised), off)
-            surprise = (np.abs(moved) / np.sqrt(np.diagonal(covariance))).max().item()
+            surprise = float((np.abs(moved) / np.sqrt(np.diagonal(covariance))).max())
         earlier = before.surprise
     return Standing(
         handed_out=GaussianEta(sharp @ mean, sharp),
@@ -412,6 +417,8 @@ def anew(standing: Standing, clients: Collection[str], noise: float) -> Standing
     return standing._replace(
         folds=0,
         squares=noise,
+        gradient=None,
+        surprise=0.0,
         # Without sites they are of running means, which stand in the factors that are left.
         weights={}
         if standing.sites

@@ -12,9 +12,8 @@ import tqdm.auto as tqdm
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.inference.base import Fold, LocalSolver, Shard, Standing, Task
-from fedvi.inference.blocks import is_large
+from fedvi.inference.blocks import is_large, single_precision
 from fedvi.inference.solvers import vips as solver_of
-from fedvi.inference.solvers.gradient import single_precision
 from fedvi.inference.solvers.vips import conjugate_form
 from fedvi.models.conjugate import AnyWidth, ConjugateModel, FromFile
 from fedvi.models.glm import GeneralisedLinearModel

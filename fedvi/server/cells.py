@@ -155,29 +155,28 @@ def _read_stage(value: Any, get: Get, like: Eta) -> StageEnd:
     return StageEnd(**{**value, **tuples})
 
 
-def _etas_of(referred: bool) -> tuple[str, ...]:
-    return ("handed_out", "reported", "curvature", *(("reference",) if referred else ()))
+# Of a standing; those that it has not are None, and states of versions before this one lack some.
+_ETAS = ("handed_out", "reported", "curvature", "reference", "gradient")
 
 
 def _write_standing(standing: Standing | None, put: Put) -> Any:
     if standing is None:
         return None
-    etas = _etas_of(standing.reference is not None)
+    etas = {name: getattr(standing, name) for name in _ETAS}
     return {
         **standing._asdict(),
         "weights": dict(standing.weights),
         "sites": {name: _write_eta(site, put) for name, site in standing.sites.items()},
         "centres": {name: put(centre) for name, centre in standing.centres.items()},
         "coordinates": _write_coordinates(standing.coordinates),
-        **{name: _write_eta(getattr(standing, name), put) for name in etas},
+        **{name: eta and _write_eta(eta, put) for name, eta in etas.items()},
     }
 
 
 def _read_standing(value: Any, get: Get, like: Eta) -> Standing | None:
     if value is None:
         return None
-    # States of versions before this one have no reference.
-    etas = _etas_of(value.get("reference") is not None)
+    etas = {name: value.get(name) for name in _ETAS}
     value = {
         **value,
         "weights": {name: tuple(weights) for name, weights in value["weights"].items()},
@@ -189,7 +188,8 @@ def _read_standing(value: Any, get: Get, like: Eta) -> Standing | None:
         },
         "coordinates": _read_coordinates(value.get("coordinates")),
     }
-    return Standing(**{**value, **{name: _read_eta(value[name], get, like) for name in etas}})
+    etas = {name: eta and _read_eta(eta, get, like) for name, eta in etas.items()}
+    return Standing(**{**value, **etas})
 
 
 _plain = _Form(lambda value, _: value, lambda value, _, __: value)

@@ -127,7 +127,7 @@ class Answers:
     unit_column: str | None = None
     max_records: int | None = None
     solver: str | None = None
-    clip_norm: float = 1.0
+    clip_norm: float | str = 1.0
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     separator: str = ","
     files: str = "{}.csv"
@@ -253,8 +253,10 @@ def _solver(answers: Answers) -> list[str]:
         _line("kind", kind, why[kind]),
         _line(
             "clip_norm",
-            "auto" if kind == "site_release" else answers.clip_norm,
-            f"longest contribution of one {answers.unit}: `fedvi check` says what suits",
+            answers.clip_norm,
+            f"longest contribution of one {answers.unit}: `fedvi check` says what suits"
+            if answers.clip_norm != "auto"
+            else f"longest contribution of one {answers.unit}: `fedvi check` says how it is found",
         ),
     ]
     if kind == "dp_optimisation":

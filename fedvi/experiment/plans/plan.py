@@ -9,7 +9,7 @@ from fedvi import errors
 from fedvi.experiment import site_effects
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.config import Study
-from fedvi.experiment.plans.signals import noise_left
+from fedvi.experiment.plans.signals import given_clip_norm, noise_left
 from fedvi.models.conjugate import ConjugateModel
 from fedvi.privacy import events
 
@@ -36,6 +36,8 @@ class Plan:
       messages_per_client: how many messages, at most.
       steps_per_message: how many noised sums are behind one message; 0 without noise.
       clip_norm, noise_multiplier, noise_std: of one noised sum; None without noise.
+      clip_norm_auto: whether the study leaves it to the solver to find ``clip_norm``.
+      survey: whether the first answer of each client is about its columns alone.
       sampling_rate: the probability that a unit is in a batch; None without noise.
       batch_capacity: static number of units in a batch; None without noise.
       rows_per_unit: how many rows of one unit are used, at most; None where a record is one row.
@@ -63,6 +65,8 @@ class Plan:
     clip_norm: float | None
     noise_multiplier: float | None
     noise_std: float | None
+    clip_norm_auto: bool
+    survey: bool
     sampling_rate: float | None
     batch_capacity: int | None
     rows_per_unit: int | None
@@ -116,6 +120,8 @@ def plan(study: Study | Assembly) -> Plan:
         clip_norm=solver.clip_norm,
         noise_multiplier=noise,
         noise_std=noise * solver.clip_norm if noise and solver.clip_norm else None,
+        clip_norm_auto=given_clip_norm(study.solver.kind, study.solver.arguments) == "auto",
+        survey=solver.survey is not None,
         sampling_rate=sampler and sampler.rate,
         batch_capacity=sampler and sampler.capacity,
         rows_per_unit=study.data.rows_per_unit if assembly.grouped else None,

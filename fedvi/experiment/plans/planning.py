@@ -17,11 +17,11 @@ from fedvi.experiment import factories
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import KindSection
 from fedvi.experiment.plans.signals import (
-    TYPICAL_CURVATURE,
     TYPICAL_SPREAD,
     PublicNumbers,
     Signal,
     defaults_of,
+    given_clip_norm,
     is_known,
     signal,
     suggested_clip_norm,
@@ -32,9 +32,8 @@ from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers.vips import conjugate_form
 from fedvi.inference.units import unit_model
 from fedvi.models.conjugate import ConjugateModel
-from fedvi.models.glm import GeneralisedLinearModel, WithOffset
+from fedvi.models.glm import TYPICAL_CURVATURE, GeneralisedLinearModel
 from fedvi.models.site_effects import SiteEffects
-from fedvi.models.trials import Binomial
 from fedvi.privacy import calibrate, events, mechanisms, sampling
 from fedvi.privacy.sums import of_messages
 
@@ -52,8 +51,6 @@ _ADDS_UP = (*_NEWTON, "virtual_clients")
 _ROUNDS = 20
 # Below this share of the way to the answer, a plan is said to have too few rounds.
 _SHORT_OF_ROUNDS = 0.5
-# A level that so many of the records have is to be told from the noise, or it is warned of.
-_RARE = 1.0 / 50.0
 
 
 class Mode(NamedTuple):
@@ -73,7 +70,7 @@ class Mode(NamedTuple):
     solver: str
     current: bool
     noise_multiplier: float | None
-    clip_norm: float | None
+    clip_norm: float | str | None
     signal: Signal | None
     summed: float | None
     note: str
@@ -146,11 +143,7 @@ def outlook(assembly: Assembly) -> Outlook | None:
     modes = tuple(_mode(assembly, numbers, kind) for kind in kinds)
     recommended, reason = _recommended(assembly, numbers, modes)
     own = next((mode for mode in modes if mode.current), None)
-    warnings = (
-        ()
-        if own is None
-        else (*_warnings(own), *_of_levels(own, numbers, assembly), *_of_newton(own, assembly))
-    )
+    warnings = () if own is None else (*_warnings(own), *_of_newton(own, assembly))
     return Outlook(numbers, modes, recommended, reason, warnings)
 
 
@@ -162,13 +155,7 @@ def _prior_sd(assembly: Assembly) -> float:
 def _curvature(model: Any) -> float:
     """What a record tells of a coefficient: known of a linear model, else that of its yes-or-no trials."""
     model = _regression(model)
-    scale = model.noise_scale if model is not None else None
-    if scale is not None:
-        return float(scale**-2.0)
-    response = getattr(model, "response", None)
-    response = response.response if isinstance(response, WithOffset) else response
-    trials = response.typical_trials if isinstance(response, Binomial) else 1.0
-    return TYPICAL_CURVATURE * trials
+    return TYPICAL_CURVATURE if model is None else model.typical_curvature
 
 
 def _variance(assembly: Assembly) -> float:
@@ -224,7 +211,9 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
         accountant, note = of_messages(accountant), 'under view = "message"'
     if current:
         solver = assembly.solvers[assembly.clients[0]]
-        noise, clip_norm = assembly.noise_multiplier, solver.clip_norm
+        noise = assembly.noise_multiplier
+        given = given_clip_norm(kind, study.solver.arguments)
+        clip_norm = given if given == "auto" else solver.clip_norm
         assert noise is not None
         assert clip_norm is not None
     else:
@@ -266,7 +255,7 @@ def _typical(assembly: Assembly, settings: Mapping[str, Any]) -> dict[str, dict[
     }
 
 
-def _cost(assembly: Assembly, kind: str, clip_norm: float) -> tuple[Any, events.Event]:
+def _cost(assembly: Assembly, kind: str, clip_norm: float | str) -> tuple[Any, events.Event]:
     """Returns another solver's sampler and what a visit of it costs, at some noise.
 
     It keeps the study's sampler, or takes whole shards where it has no use for batches.
@@ -376,33 +365,6 @@ def _recommended(
     if able[best] < 1.0:
         reason += "; but the noise drowns it too"
     return best, reason
-
-
-def _of_levels(own: Mode, numbers: PublicNumbers, assembly: Assembly) -> tuple[str, ...]:
-    """Warns of levels whose own curvature drowns: ``noise_aware`` shrinks what is hidden to its mean.
-
-    A column of 0 and 1 that a share s of the records have has a variance of about s, and tells s times
-    what a standardised one does.
-    """
-    used = dict.fromkeys(part.column for part in _coded(assembly))
-    if own.signal is None or own.solver != "site_release" or not used:
-        return ()
-    share = numbers.variance / own.signal.curvature
-    if share <= _RARE:
-        return ()
-    few = f"about {share:.0%}" if share < 0.5 else "half"
-    return (
-        f"coefficients of levels ({', '.join(used)}) that fewer than {few} of the records have may get too "
-        "small an sd, the more so the rarer the level: what its records tell of the precision is below "
-        "the noise, and what others tell stands in for most of it. To mend it: merge levels that "
-        "are known to be rare, or take their intervals for too narrow",
-    )
-
-
-def _coded(assembly: Assembly) -> list[Any]:
-    """Returns the parts of a formula's coefficients that are 1 at a level and else 0."""
-    coefficients = () if assembly.design is None else assembly.design.coefficients
-    return [part for parts in coefficients for part in parts if part.code is not None]
 
 
 def _of_newton(own: Mode, assembly: Assembly) -> tuple[str, ...]:

@@ -12,22 +12,21 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.inference import solvers as solver_kinds
+from fedvi.inference.coordinates import LENGTH
 from fedvi.inference.statistics import step_of
+from fedvi.models.glm import TYPICAL_CURVATURE
 
 __all__ = [
-    "TYPICAL_CURVATURE",
     "TYPICAL_SPREAD",
     "PublicNumbers",
     "Signal",
     "defaults_of",
+    "given_clip_norm",
     "is_known",
     "noise_left",
     "signal",
     "suggested_clip_norm",
 ]
-
-TYPICAL_CURVATURE = 0.1
-"""p(1 − p) of a yes or no is ¼ at most, and about this where a regression tells them apart."""
 
 TYPICAL_SPREAD = 0.35
 """The sd of a number that is scaled by its bounds: its centre is their middle, its scale half their width.
@@ -89,7 +88,7 @@ def signal(
     kind: str,
     numbers: PublicNumbers,
     noise_multiplier: float,
-    clip_norm: float,
+    clip_norm: float | str,
     rate: float = 1.0,
     **settings: Any,
 ) -> Signal:
@@ -114,7 +113,8 @@ def signal(
       P = a·M·p·f, n = s₀·z·C·√(9M/5T) / rate, that of the curvature s₀·n / c. The floor κ shortens a
       step to P₁ / (P₁ + κ·s₀·√D·n₁), P₁ = 1 + a·M·p and n₁ the noise of one round; f is how far T
       such steps come, on the same average. With μ-Gaussian privacy z = k·√T / μ, so that
-      n = (k/μ)·s₀·C·√(9M/5): rounds cost nothing but time.
+      n = (k/μ)·s₀·C·√(9M/5): rounds cost nothing but time. C "auto" stands for coordinates in which
+      columns have variance 1, the prior's sds are s₀·√v and rows are 1.5 C long; the floor there is 2κ.
     - `vips` of a regression: gradients and curvatures too, of norms √(wD) and wD beside the typical ones
       t_G and t_H, with shares r_G and r_H of C², so that a record's vector has a length of
       ℓ = √(r_G·wD/t_G² + r_H·w²D²/t_H²) and a = min(1, C / ℓ). An answer has noise of z·C·t/(rate·√r) in
@@ -137,7 +137,7 @@ def signal(
       kind: of the solver.
       numbers: what is public of the study.
       noise_multiplier: z.
-      clip_norm: C.
+      clip_norm: C, or "auto" where a solver takes that.
       rate: of the sampler.
       settings: of the solver, such as ``steps``, ``parts``, ``floor`` or ``alpha``; those left out
         have its defaults.
@@ -148,23 +148,27 @@ def signal(
     Source: specs/pvi.md §2 and its amendments; the docstrings of the solvers and of ``noise_aware``.
 
     >>> adult = PublicNumbers(coefficients=108, records=2_442, clients=10, rounds=50)
-    >>> found = signal("site_release", adult, 52.78, 2.0)
+    >>> found = signal("site_release", adult, 52.78, "auto")
     >>> found.coefficients > 1.0 > found.curvature
     True
     """
-    estimate = _known(kind)
-    return estimate(numbers, noise_multiplier, clip_norm, rate, defaults_of(kind) | settings)
+    estimate, settings = _known(kind), defaults_of(kind) | settings
+    if clip_norm == "auto":
+        scale = math.sqrt(numbers.variance)
+        numbers = numbers._replace(prior_sd=numbers.prior_sd * scale, variance=1.0)
+        clip_norm = math.sqrt(numbers.coefficients * numbers.curvature / TYPICAL_CURVATURE) / LENGTH
+        settings["floor"] *= 2.0
+    return estimate(numbers, noise_multiplier, float(clip_norm), rate, settings)
 
 
-def suggested_clip_norm(kind: str, numbers: PublicNumbers, **settings: Any) -> float:
+def suggested_clip_norm(kind: str, numbers: PublicNumbers, **settings: Any) -> float | str:
     """Returns a clip norm to try: what suits records that are as ``signal`` assumes.
 
-    For gradients it is twice their typical length: below that length signal and noise fall together
-    and clipping biases what it shortens; above, noise alone grows. Typical is √(wD) for
-    `dp_optimisation`; for `site_release` the C at which √(wD + c²w²D²) = C, c = 4·√r / C, which is
-    C² = wD·(1 + √(1 + 64·r)) / 2, r = share / (1 − share). `vips` measures in typical lengths, and takes
-    one. Changes are so noisy that there it is the least that lets all of one pass in T rounds,
-    √(2D)·p / (T·G). Rows of 0 and 1 are shorter than standardised ones, and ask for less.
+    "auto" of a solver whose default that is. For gradients it is twice their typical length, √(wD): below
+    that length signal and noise fall together and clipping biases what it shortens; above, noise alone
+    grows. `vips` measures in typical lengths, and takes one. Changes are so noisy that there it is the
+    least that lets all of one pass in T rounds, √(2D)·p / (T·G). Rows of 0 and 1 are shorter than
+    standardised ones, and ask for less.
 
     Raises:
       ConfigError: nothing is known of such a solver.
@@ -174,13 +178,12 @@ def suggested_clip_norm(kind: str, numbers: PublicNumbers, **settings: Any) -> f
     """
     _known(kind)
     settings = defaults_of(kind) | settings
-    length = numbers.curvature * numbers.coefficients
-    if kind == "site_release":
-        return _ROOM * math.sqrt(length * (1.0 + math.sqrt(1.0 + 64.0 * _odds(settings))) / 2.0)
+    if settings["clip_norm"] == "auto":
+        return "auto"
     if kind == "vips":
         return 1.0
     if kind == "dp_optimisation":
-        return _ROOM * math.sqrt(length)
+        return _ROOM * math.sqrt(numbers.curvature * numbers.coefficients)
     return _change(numbers) / (numbers.rounds * _gain(kind, settings))
 
 
@@ -290,6 +293,12 @@ def defaults_of(kind: str) -> dict[str, Any]:
     """Returns the settings of a solver that a study may leave out."""
     known = inspect.signature(getattr(solver_kinds, kind)).parameters.values()
     return {item.name: item.default for item in known if item.default is not item.empty}
+
+
+def given_clip_norm(kind: str, settings: Mapping[str, Any]) -> Any:
+    """Returns the clip norm as a study has it, or the solver's default; None of a solver from outside."""
+    default = defaults_of(kind).get("clip_norm") if kind in solver_kinds.__all__ else None
+    return settings.get("clip_norm", default)
 
 
 def noise_left(rounds: int, settings: Mapping[str, Any]) -> float:

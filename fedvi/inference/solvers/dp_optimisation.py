@@ -19,13 +19,12 @@ from fedvi.inference.base import (
     compiled_once,
     finish_natural,
 )
-from fedvi.inference.blocks import is_large, rows_at
+from fedvi.inference.blocks import is_large, rows_at, single_precision
 from fedvi.inference.clipping import MOST_ROWS, Parts, clipped, longest_part
 from fedvi.inference.finish import SHARPEST, finish_whitened, to_low_rank
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.inference.predictor import filled_up, gradients, has_predictor
-from fedvi.inference.solvers.gradient import single_precision
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.release import (

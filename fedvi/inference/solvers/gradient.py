@@ -18,6 +18,7 @@ from fedvi.inference.base import (
     compiled_once,
     finish_natural,
 )
+from fedvi.inference.blocks import single_precision
 from fedvi.inference.finish import to_natural
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
@@ -26,7 +27,7 @@ from fedvi.privacy import events
 from fedvi.privacy.release import Released, disclose
 from fedvi.typing import Key
 
-__all__ = ["climber", "gradient", "local_optimum", "single_precision"]
+__all__ = ["climber", "gradient", "local_optimum"]
 
 _WHAT = "natural parameters of an approximate local optimum"
 
@@ -137,18 +138,3 @@ def climber(local: Local, steps: int, draws: int, learning_rate: float) -> Calla
 
     compiled: Callable[..., Any] = climb
     return compiled
-
-
-def single_precision(records: dict[str, Any]) -> dict[str, Any]:
-    """Moves floating columns to float32; indices stay as they are.
-
-    What float32 cannot hold becomes infinite, and in silence: whether a warning is raised, and perhaps made
-    an error, may depend on no record.
-    """
-    with np.errstate(over="ignore"):
-        return {
-            name: jnp.asarray(column, jnp.float32)
-            if jnp.issubdtype(column.dtype, jnp.floating)
-            else jnp.asarray(column)
-            for name, column in records.items()
-        }

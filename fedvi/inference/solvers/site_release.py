@@ -13,7 +13,7 @@ from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.block_sums import noised_in_blocks
-from fedvi.inference.blocks import is_large
+from fedvi.inference.blocks import is_large, single_precision
 from fedvi.inference.clipping import MOST_ROWS, longest_part
 from fedvi.inference.column_sums import noised_column_sums
 from fedvi.inference.coordinates import (
@@ -28,7 +28,6 @@ from fedvi.inference.finish import finish_site
 from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.noise_aware import of_sites
 from fedvi.inference.predictor import filled_up, has_predictor
-from fedvi.inference.solvers.gradient import single_precision
 from fedvi.models.base import Model
 from fedvi.models.glm import TYPICAL_CURVATURE
 from fedvi.privacy.release import (
@@ -362,7 +361,7 @@ def _of_predictor(
     predictor = product(x, mean)[:, None] + spread[:, None] * points[None, :]
     _, slope, bend = model.derivatives(predictor, y[:, None])
     centre, scale, constant = at
-    x = (x - x[:, constant][:, None] * centre) * scale
+    x = (x - x[:, constant][:, None] * centre[None, :]) * scale[None, :]
     slope, bend = product(slope, weights), -product(bend, weights)
     steepest = model.steepest(predictor, y[:, None])
     if steepest is not None and math.isfinite(clip_norm):

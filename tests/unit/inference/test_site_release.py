@@ -12,8 +12,9 @@ import pytest
 
 from fedvi import errors, expfam, models
 from fedvi.expfam import tree
-from fedvi.inference import solvers
+from fedvi.inference import block_sums, solvers
 from fedvi.inference.base import Shard, Task
+from fedvi.inference.coordinates import Coordinates, Foreseen, length_for
 from fedvi.inference.finish import finish_site
 from fedvi.inference.units import unit_model
 from fedvi.privacy import mechanisms, random, sampling
@@ -52,19 +53,25 @@ def released(solver, data, mask=None, seed=0):
 
 
 def exact(data, clip_norm=math.inf):
-    """Gradient and curvature of every record by 20-point quadrature in float64, clipped jointly."""
+    """Gradient and curvature by 20-point quadrature in float64, weighed and then clipped jointly.
+
+    The sd of a predictor counts as 1 at most.
+    """
     mean, root = FAMILY.location_root(task().posterior)
     nodes, weights = np.polynomial.hermite_e.hermegauss(20)
     x, y = data["x"].astype(np.float64), data["y"].astype(np.float64)
-    spread = np.linalg.norm(x @ root, axis=1)
+    spread = np.minimum(np.linalg.norm(x @ root, axis=1), 1.0)
     p = 1.0 / (1.0 + np.exp(-((x @ mean)[:, None] + spread[:, None] * nodes)))
     weights = weights / weights.sum()
     gradient = (y - p @ weights)[:, None] * x
     curvature = ((p * (1.0 - p)) @ weights)[:, None, None] * x[:, :, None] * x[:, None, :]
     unit = clip_norm if math.isfinite(clip_norm) else 1.0
     weight = 4.0 / unit * 0.5
-    norm = np.sqrt((gradient**2).sum(1) + weight**2 * (curvature**2).sum((1, 2)))
-    kept = np.minimum(1.0, clip_norm / norm)
+    bend = weight * np.linalg.norm(curvature, axis=(1, 2))
+    longest = np.hypot(np.maximum(p, 1.0 - p) @ weights * np.linalg.norm(x, axis=1), bend)
+    kept = np.minimum(1.0, (1.0 - 2.0**-8) * clip_norm / longest)
+    norm = kept * np.hypot(np.linalg.norm(gradient, axis=1), bend)
+    assert (norm <= clip_norm).all()  # of a yes or no, nothing is left to clip
     return (kept[:, None] * gradient).sum(0), (kept[:, None, None] * curvature).sum(0)
 
 
@@ -90,10 +97,15 @@ def test_any_other_model_gives_the_same_by_draws():
     for model, given in ((MODEL, data), (unit_model(MODEL), grouped)):
         keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
         at = task()._replace(posterior=sharp)
-        made = solver(mechanisms.gaussian(0.0), model=model)
+        # Without a bound: of a GLM, records that might pass it are weighed down first.
+        made = solver(mechanisms.gaussian(0.0), model=model, clip_norm=math.inf)
         value = made.update(keys, (), at, Shard(given, np.ones(RECORDS, bool)))[1].value
         found.append(np.concatenate([np.asarray(value[name]) for name in sorted(value)]))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3, atol=2e-3)
+
+
+def as_it_is(size):
+    return jnp.zeros(size), jnp.ones(size), jnp.int32(0)
 
 
 def noiseless_total(data, mask, *, formed: bool, clip_norm=CLIP, model=MODEL):
@@ -104,7 +116,8 @@ def noiseless_total(data, mask, *, formed: bool, clip_norm=CLIP, model=MODEL):
     twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)
     mean, root = (jnp.asarray(p, jnp.float32) for p in FAMILY.location_root(task().posterior))
     batch = Batch(jnp.arange(RECORDS), jnp.asarray(mask), WHOLE)
-    found = module._of_predictor(model, 20, mean, root, jax.tree.map(jnp.asarray, data))
+    given = jax.tree.map(jnp.asarray, data)
+    found = module._of_predictor(model, 20, mean, root, as_it_is(SIZE), given, weight, clip_norm)
     if not formed:
         triangle = (rows, columns, twice)
         return module._ghost_sum(*found, weight, triangle, clip_norm, batch, mechanism)
@@ -148,19 +161,22 @@ def test_norms_alone_give_the_sum_of_formed_contributions():
 def test_one_record_moves_the_sum_by_the_clip_norm_at_most(formed, odd):
     """Fails on a norm of the gradient alone, and on off-diagonal entries × 2 instead of √2."""
     everyone = np.ones(RECORDS, bool)
+    # Of a yes or no, what might be too long is weighed down and leaves nothing to clip.
+    model = models.linear(["a", "b", "c"], noise_scale=0.5) if odd == 3.0 else MODEL
+    total = functools.partial(noiseless_total, formed=formed, model=model)
     data, changed = records(), records()
     changed["x"] = data["x"].copy()
     changed["x"][7] = odd
     without = everyone & (np.arange(RECORDS) != 7)
-    base = flat(noiseless_total(data, everyone, formed=formed))
+    base = flat(total(data, everyone))
     for other, limit in (
-        (flat(noiseless_total(changed, without, formed=formed)), CLIP),
-        (flat(noiseless_total(changed, everyone, formed=formed)), 2.0 * CLIP),
+        (flat(total(changed, without)), CLIP),
+        (flat(total(changed, everyone)), 2.0 * CLIP),
     ):
         assert np.isfinite(other).all()
         assert np.linalg.norm(base - other) <= limit
-    added = flat(noiseless_total(changed, everyone, formed=formed))
-    removed = flat(noiseless_total(changed, without, formed=formed))
+    added = flat(total(changed, everyone))
+    removed = flat(total(changed, without))
     moved = np.linalg.norm(added - removed)
     assert moved <= CLIP
     if odd == 3.0:
@@ -198,9 +214,11 @@ def test_what_a_record_contributes_depends_on_no_row():
     def found(indices):
         batch = module.filled_up(Batch(indices, jnp.ones(count, bool), sampling.full(count)))
         taken = {"x": jnp.asarray(x)[batch.indices], "y": jnp.asarray(y)[batch.indices]}
-        return module._of_predictor(model, 20, mean, root, taken)[1:]
+        at = jnp.linspace(-1.0, 1.0, size), jnp.linspace(0.5, 3.0, size), jnp.int32(0)
+        return module._of_predictor(model, 20, mean, root, at, taken, 2.0, 1.0)
 
     still = [np.asarray(part)[:count] for part in found(jnp.arange(count))]
+    np.testing.assert_array_equal(still[0][:, 0], 0.5 * (x[:, 0] + x[:, 0]))
     for shift in range(1, 9):
         order = np.roll(np.arange(count), shift)
         for part, moved in zip(still, found(jnp.asarray(order)), strict=True):
@@ -245,6 +263,7 @@ def test_the_site_is_symmetric_and_replaces_the_factor():
     ("settings", "message"),
     [
         ({"clip_norm": 0.0}, r"clip_norm is 0"),
+        ({"clip_norm": "aut"}, r"clip_norm is 'aut', expected a number above 0, or \"auto\""),
         ({"curvature_share": 1.0}, r"curvature_share is 1"),
         ({"floor": -1.0}, r"floor is -1"),
         ({"nodes": 1}, r"nodes is 1"),
@@ -331,7 +350,7 @@ def test_no_slope_or_curvature_moves_the_sum_by_more_than_the_clip_norm(clip_nor
             return module._ghost_sum(
                 x, slope, bend, weight, triangle, clip_norm, batch, mechanism
             ).total
-        terms = count + module._ROUNDINGS
+        terms = count + block_sums._ROUNDINGS
         limit = float_limit(clip_norm, terms, 1, count, 5, mechanism, double=True)
         limit *= 1.0 - 2.0**-20
 
@@ -355,3 +374,134 @@ def test_no_slope_or_curvature_moves_the_sum_by_more_than_the_clip_norm(clip_nor
     found = flat_of(jax.jit(lambda rows: jax.lax.map(changed, rows))(odd))
     moved = np.linalg.norm(found - without, axis=1) * mechanism.grid(clip_norm).step
     assert 0.9 < moved.max() / clip_norm <= 1.0
+
+
+LOGIT = models.logistic(["(Intercept)", "b", "c"])
+FORESEEN = Foreseen(rounds=20, clients=1, records=10**6)
+
+
+def coordinates() -> Coordinates:
+    return Coordinates(np.array([0.0, 0.4, -2.0]), np.array([1.2, 0.3, 2.0]), 0)
+
+
+def surveyed_data() -> dict[str, np.ndarray]:
+    data = records()
+    data["x"][:, 0] = 1.0
+    return data
+
+
+def test_an_answer_in_coordinates_is_that_of_their_columns():
+    """At an infinite clip norm, the site is the one that columns as they are make."""
+    data, at = surveyed_data(), task()._replace(coordinates=coordinates())
+    found = []
+    for asked in (task(), at):
+        given = solver(mechanisms.gaussian(0.0), clip_norm=math.inf)
+        keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
+        value = given.update(keys, (), asked, Shard(data, np.ones(RECORDS, bool)))[1].value
+        found.append(given.finish({name: np.asarray(part) for name, part in value.items()}, asked))
+    np.testing.assert_allclose(found[0].delta.h, found[1].delta.h, rtol=2e-5, atol=2e-4)
+    np.testing.assert_allclose(found[0].delta.J, found[1].delta.J, rtol=2e-5, atol=2e-4)
+
+
+def test_coordinates_of_another_model_are_refused_before_any_record_is_read():
+    given = solver(mechanisms.gaussian(1.0), model=LOGIT, clip_norm="auto", foreseen=FORESEEN)
+    wrong = task()._replace(coordinates=Coordinates(np.zeros(2), np.ones(2), 0))
+    keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
+    with pytest.raises(errors.ProtocolError, match=r"c/0 has coordinates of 2 columns, .* has 3"):
+        given.update(keys, (), wrong, Shard({}, np.ones(RECORDS, bool)))
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_the_first_answer_sums_the_columns_and_their_squares(scale):
+    data = surveyed_data()
+    data["x"][:, 1] *= scale
+    mechanism = mechanisms.gaussian(1e-4)
+    given = solver(mechanism, model=LOGIT, clip_norm="auto", foreseen=FORESEEN)
+    survey = given.survey
+    assert survey is not None
+    found = given.finish(released(given, data), task())
+    # It is about columns alone: the factor stays.
+    np.testing.assert_array_equal(found.delta.h, 0.0)
+    np.testing.assert_array_equal(found.delta.J, 0.0)
+    x = data["x"].astype(np.float64)
+    emphasis = np.array([survey["emphasis"], 1.0, 1.0]) / survey["unit"]
+    vectors = np.concatenate([x, x**2], 1) * np.tile(emphasis, 2)
+    norm = np.linalg.norm(vectors, axis=1)
+    assert (norm.max() > 2.0) == (scale == 100.0)  # some are clipped
+    total = np.minimum(1.0, 1.0 / norm) @ vectors * survey["unit"]
+    # The noise has an sd of 1e-4, and the clip norm is tightened by less than 1 part in 10⁵.
+    np.testing.assert_allclose(found.survey.h, total[:3], rtol=2e-5, atol=5e-3)
+    np.testing.assert_allclose(np.diagonal(found.survey.J), total[3:], rtol=2e-5, atol=5e-3)
+    np.testing.assert_array_equal(found.survey.J, np.diag(np.diagonal(found.survey.J)))
+
+
+def test_a_survey_costs_what_any_answer_costs():
+    survey, plain = (
+        solver(mechanisms.rounded_gaussian(1.3), model=LOGIT, clip_norm=norm, foreseen=FORESEEN)
+        for norm in ("auto", 1.0)
+    )
+    assert survey.survey is not None
+    assert plain.survey is None
+    assert survey.cost == plain.cost
+    keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
+    shard = Shard(surveyed_data(), np.ones(RECORDS, bool))
+    asked = task()._replace(coordinates=coordinates())
+    for given in (task(), asked):
+        assert survey.update(keys, (), given, shard)[1].event == plain.cost
+
+
+def test_auto_is_what_columns_are_declared_to_be_where_there_is_no_survey():
+    mechanism = mechanisms.rounded_gaussian(1.0)
+    for foreseen in (None, Foreseen(1, 1, 10**6)):
+        given = solver(mechanism, model=LOGIT, clip_norm="auto", foreseen=foreseen)
+        assert given.survey is None
+        assert given.clip_norm == pytest.approx(math.sqrt(3.0) / length_for(0.1))
+    given = solver(
+        mechanism, model=MODEL, clip_norm="auto", foreseen=Foreseen(20, 1, 10**6, typical_norm=0.6)
+    )
+    assert given.clip_norm == pytest.approx(0.6 / length_for(0.1))
+    assert solver(mechanisms.gaussian(0.0), model=LOGIT, clip_norm="auto").clip_norm == math.inf
+
+
+RESPONSES = {
+    "logistic": (models.logistic(["a"]), [0.0, 1.0], np.array([[0.0], [1.0]])),
+    "poisson": (models.poisson(["a"]), None, np.arange(400.0)[:, None]),
+}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_weights_leave_the_mean_of_a_gradient_at_zero_where_clipping_would_not(name):
+    """At the true θ, over outcomes by the model's own law; rows so long that half are weighed down."""
+    model = RESPONSES[name][0]
+    outcomes = RESPONSES[name][2].ravel().astype(np.float32)
+    x, theta, clip_norm, weight = 6.0, 0.3, 1.0, 0.1
+    rows = {"x": np.full((len(outcomes), 1), x, np.float32), "y": outcomes}
+    at = as_it_is(1)
+    point = jnp.asarray([theta], jnp.float32), jnp.asarray([[1e-6]], jnp.float32)
+    _, slope, _ = module._of_predictor(
+        model, 20, *point, at, jax.tree.map(jnp.asarray, rows), weight, clip_norm
+    )
+    _, plain, _ = module._of_predictor(
+        model, 20, *point, at, jax.tree.map(jnp.asarray, rows), weight, math.inf
+    )
+    law = np.exp([float(model.log_density(x * theta, y)) for y in outcomes])
+    assert law.sum() == pytest.approx(1.0, abs=1e-4)
+    slope, plain = np.asarray(slope, np.float64), np.asarray(plain, np.float64)
+    clipped = plain * np.minimum(1.0, clip_norm / (np.abs(plain) * x))
+    size = law @ np.abs(slope)
+    assert abs(law @ slope) < 5e-3 * size
+    assert abs(law @ clipped) > 20 * abs(law @ slope)
+    # What is weighed seldom needs to be clipped.
+    assert law @ (np.abs(slope) * x > clip_norm) < 0.01
+
+
+def test_steps_are_short_where_the_broadcast_is_wide():
+    """At N(0, 100 I), the mean curvature over q would be a tenth of that at its mean."""
+    wide = task()._replace(posterior=FAMILY.isotropic(10.0))
+    given = solver(mechanisms.gaussian(0.0), clip_norm=math.inf)
+    keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
+    data = records()
+    value = given.update(keys, (), wide, Shard(data, np.ones(RECORDS, bool)))[1].value
+    site = given.finish({name: np.asarray(part) for name, part in value.items()}, wide).delta
+    at_mean = 0.25 * data["x"].T.astype(np.float64) @ data["x"]
+    assert (np.linalg.eigvalsh(site.J) > 0.7 * np.linalg.eigvalsh(at_mean)).all()

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedvi.inference.blocks import single_precision
 from fedvi.inference.lanes import PARTS, striped
-from fedvi.inference.solvers.gradient import single_precision
 from fedvi.models.conjugate import Ragged
 from fedvi.models.factor_statistics import FactorAnalysis
 from fedvi.models.lda import LatentDirichlet

@@ -433,6 +433,58 @@ def test_what_the_priors_own_factor_was_first_is_durable_and_outlives_a_removal(
         assert tree.equal(store.load().standing.reference, first)
 
 
+def finish_surveyed(value, task):
+    """As those of site release that begin with a survey."""
+    if task.coordinates is None:
+        survey = GaussianEta(np.array([60.0, 20.0]), np.diag([60.0, 90.0]))
+        return Change(tree.subtract(task.factor, task.factor), survey)
+    return finish_site(value, task)
+
+
+def test_surveys_and_the_coordinates_of_them_are_durable_and_outlive_a_removal(tmp_path):
+    survey = {"constant": 0, "unit": 2.0, "emphasis": 1.0, "length": 1.5, "curvature": 0.1}
+    sites = functools.partial(
+        of_sites, gradient_sd=0.3, curvature_sd=0.2, rate=1.0, floor=0.5, survey=survey
+    )
+    spec = make_spec(
+        synchronous(4), stand=sites, renews=True, finish=dict.fromkeys(THREE, finish_surveyed)
+    )
+    run = Run(spec)
+
+    def reloaded():
+        with contextlib.closing(SqliteServerStore(tmp_path / "state", spec)) as store:
+            store.save(run.state)
+        with contextlib.closing(SqliteServerStore(tmp_path / "state", spec)) as store:
+            return store.load()
+
+    run.work("a", "b")
+    assert run.state.standing is None
+    kept = {answer.task.client: answer.change.survey for answer in reloaded().answers}
+    np.testing.assert_array_equal(kept["a"].h, [60.0, 20.0])
+    run.work("c")
+    # It took a round, and moved nothing: no gap, by which a schedule might stop.
+    assert run.state.history[-1].rounds == 1
+    assert run.state.history[-1].gap is None
+    assert tree.equal(protocol.reported(run.spec, run.state), spec.prior)
+    at = run.state.standing.coordinates
+    np.testing.assert_allclose(at.centre, [0.0, 1.0 / 3.0])
+    task = run.offer("a")
+    assert task.coordinates is at
+    # Without b, whose survey is part of what is public now.
+    run.remove("b")
+    np.testing.assert_array_equal(reloaded().standing.coordinates.scale, at.scale)
+    run.work("c")
+    assert run.send(task) == "accepted"
+    run.work("a", "c")
+    standing = run.state.standing
+    assert standing.folds == 2
+    assert set(standing.sites) == {"a", "c"}
+    again = reloaded().standing
+    assert tree.equal(again.gradient, standing.gradient)
+    assert again.surprise == standing.surprise
+    assert run.state.history[-1].gap.surprise == standing.surprise
+
+
 def test_a_removal_is_durable_and_a_line_without_one_reads_as_before(tmp_path):
     spec = make_spec(synchronous(3), stand=functools.partial(of_changes, noise_sd=0.1))
     run = Run(spec)

@@ -29,6 +29,7 @@ from fedvi.federation.messages import (
     Welcome,
 )
 from fedvi.inference.base import Task
+from fedvi.inference.coordinates import Coordinates
 from fedvi.privacy.ledger import Anchor
 from fedvi.transport import bundle, codec, wire
 from fedvi.transport._wire import federation_pb2 as pb
@@ -37,7 +38,9 @@ DIGEST = "ab" * 32
 SESSION = "0e" * 16
 ANCHOR = Anchor(4, "cd" * 32)
 ETA = GaussianEta(h=np.array([1.0]), J=np.array([[-2.0]]))
-TASK = Task("north/3", "north", 3, 9, ETA, GaussianEta(np.zeros(1), np.zeros((1, 1))), 0.5)
+AT = Coordinates(np.array([0.0]), np.array([1.5]), 0)
+FACTOR = GaussianEta(np.zeros(1), np.zeros((1, 1)))
+TASK = Task("north/3", "north", 3, 9, ETA, FACTOR, 0.5, AT)
 EVENT = '{"kind":"unprotected","what":"x"}'
 TENSORS = (Tensor("h", "<i4", (2,), b"\1\0\0\0\2\0\0\0", 0.25),)
 PAYLOAD = Payload(TENSORS, EVENT, codec.digest(EVENT, TENSORS))
@@ -63,6 +66,7 @@ def samples():
         welcome,
         wire.next_task_to(NextTask("north", SESSION), 2.5),
         task,
+        task.coordinates,
         pb.Wait(),
         wire.done_to(Done("finished")),
         pb.NextTaskReply(task=task),
@@ -93,6 +97,7 @@ GOLDEN = {
         "6364636463646364636463646364636463646364636463646364"
     ),
     "Chunk": "0807120200ff",
+    "Coordinates": "0a0800000000000000001208000000000000f83f",
     "Done": "0a0866696e6973686564",
     "ErrorDetail": "0a0d50726f746f636f6c4572726f7212016d1a01682001",
     "GetPayloadRequest": (
@@ -114,11 +119,12 @@ GOLDEN = {
         "0e0e0e0e0e0e"
     ),
     "NextTaskReply": (
-        "0acc010a076e6f7274682f3312056e6f7274681803200929000000000000e03f32510a0b0a016812033c"
-        "66381a01010a0c0a014a12033c66381a0201011a20a2acce57ced21e3c3838301faaa4f3e86128c55395"
-        "036e0fe21cc8b5cfc970a020102a10000000000000f03f00000000000000c03a510a0b0a016812033c66"
-        "381a01010a0c0a014a12033c66381a0201011a203d56e517c2b4be448a8a70c404af1a913a2a64ddd361"
-        "69e0bd5ecc2b3d4ffa4120102a1000000000000000000000000000000000410000000000003e40"
+        "0ae2010a076e6f7274682f3312056e6f7274681803200929000000000000e03f32510a0b0a016812"
+        "033c66381a01010a0c0a014a12033c66381a0201011a20a2acce57ced21e3c3838301faaa4f3e861"
+        "28c55395036e0fe21cc8b5cfc970a020102a10000000000000f03f00000000000000c03a510a0b0a"
+        "016812033c66381a01010a0c0a014a12033c66381a0201011a203d56e517c2b4be448a8a70c404af"
+        "1a913a2a64ddd36169e0bd5ecc2b3d4ffa4120102a10000000000000000000000000000000004100"
+        "00000000003e404a140a0800000000000000001208000000000000f83f"
     ),
     "NextTaskRequest": ("0a056e6f7274681100000000000004401a100e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e"),
     "PayloadRef": (
@@ -148,11 +154,12 @@ GOLDEN = {
     ),
     "SubmitPart": "12060807120200ff",
     "Task": (
-        "0a076e6f7274682f3312056e6f7274681803200929000000000000e03f32510a0b0a016812033c66381a"
-        "01010a0c0a014a12033c66381a0201011a20a2acce57ced21e3c3838301faaa4f3e86128c55395036e0f"
-        "e21cc8b5cfc970a020102a10000000000000f03f00000000000000c03a510a0b0a016812033c66381a01"
-        "010a0c0a014a12033c66381a0201011a203d56e517c2b4be448a8a70c404af1a913a2a64ddd36169e0bd"
-        "5ecc2b3d4ffa4120102a1000000000000000000000000000000000410000000000003e40"
+        "0a076e6f7274682f3312056e6f7274681803200929000000000000e03f32510a0b0a016812033c66"
+        "381a01010a0c0a014a12033c66381a0201011a20a2acce57ced21e3c3838301faaa4f3e86128c553"
+        "95036e0fe21cc8b5cfc970a020102a10000000000000f03f00000000000000c03a510a0b0a016812"
+        "033c66381a01010a0c0a014a12033c66381a0201011a203d56e517c2b4be448a8a70c404af1a913a"
+        "2a64ddd36169e0bd5ecc2b3d4ffa4120102a10000000000000000000000000000000004100000000"
+        "00003e404a140a0800000000000000001208000000000000f83f"
     ),
     "TensorSpec": "0a016812033c69341a010221000000000000d03f",
     "Wait": "",
@@ -314,6 +321,11 @@ def task_from(message):
         (task_from, "Task", {"factor__tensors__0__dtype": "<i8"}, "announced"),
         (task_from, "Task", {"factor__tensors__0__scale": 1.0}, "scale"),
         (task_from, "Task", {"lease_seconds": math.inf}, "lease_seconds is inf"),
+        (task_from, "Task", {"coordinates__scale": [1.0, 2.0]}, "1 centres and 2 scales"),
+        (task_from, "Task", {"coordinates__constant": 1}, "column 1 is said to be constant"),
+        (task_from, "Task", {"coordinates__centre": [0.5]}, "a constant column with centre 0"),
+        (task_from, "Task", {"coordinates__scale": [math.nan]}, "a number that is not finite"),
+        (task_from, "Task", {"coordinates__scale": [0.0]}, "a scale that is not above 0"),
         (wire.header_from, "SubmitHeader", {"payload": None}, "payload is missing"),
         (wire.header_from, "SubmitHeader", {"offset": 9}, "offset is 9, expected at most 8"),
         (wire.header_from, "SubmitHeader", {"payload__tensors__0__name": ""}, "name is empty"),

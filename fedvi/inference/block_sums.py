@@ -1,0 +1,61 @@
+"""The noised sum of a visit, block by block in float64: for shards of any size."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedvi.inference.blocks import blocks_of, length_of, single_precision
+from fedvi.privacy.release import (
+    Mechanism,
+    Released,
+    Sampler,
+    float_limit,
+    float_sum_of,
+    release,
+)
+
+__all__ = ["noised_in_blocks"]
+
+# Roundings of float64 behind one term of a sum, beside the sum itself.
+_ROUNDINGS = 8
+
+
+def noised_in_blocks(
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float,
+    size: int,
+    block_sum: Callable[..., dict[str, Any]],
+) -> Callable[..., Released]:
+    """Returns (sampling key, noise key, records, valid, *given) → the noised sum over a batch.
+
+    Guarantee: that of `float_sum_of`, if ``block_sum`` keeps its promise.
+
+    Args:
+      sampler, mechanism, clip_norm: as of the visit.
+      size: how many numbers a record's vector has.
+      block_sum: (*given, records, mask, limit) → the float64 sum of the vectors of a block's rows. It
+        clips each to norm ``limit``; its own float64 arithmetic may miss that by 2⁻²⁰ of it, and takes at
+        most eight roundings a term.
+    """
+    draw = jax.jit(sampler.draw)
+    noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
+
+    def by_blocks(
+        sampling_key: Any, noise_key: Any, records: Any, valid: Any, *given: Any
+    ) -> Released:
+        batch = draw(sampling_key, valid)
+        count = batch.mask.shape[0]
+        length = length_of(count)
+        blocks, terms = -(-count // length), length + _ROUNDINGS
+        limit = float_limit(clip_norm, terms, blocks, count, size, mechanism, double=True)
+        limit *= 1.0 - 2.0**-20
+        sums = (
+            block_sum(*given, single_precision(block.records), block.mask, limit)
+            for block in blocks_of(records, batch.indices, batch.mask, length)
+        )
+        bounded = float_sum_of(sums, blocks, terms, clip_norm, count, sampler, mechanism)
+        return noised(noise_key, bounded)
+
+    return by_blocks

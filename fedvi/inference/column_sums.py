@@ -1,0 +1,63 @@
+"""Noised sums of columns and of their squares: the survey that a regression's study begins with."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvi.inference.base import compiled_once
+from fedvi.inference.block_sums import noised_in_blocks
+from fedvi.privacy.release import Mechanism, Released, Sampler
+
+__all__ = ["noised_column_sums"]
+
+_TINY, _LEAST = 2.0**-126, 1e-300
+
+
+@compiled_once
+def noised_column_sums(
+    size: int,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float,
+    constant: int,
+    emphasis: float,
+    unit: float,
+) -> Callable[..., Released]:
+    """Returns (sampling key, noise key, records, valid) → Σ (x, x²) / unit with noise.
+
+    It has the arrays of any other answer, and so their shapes: ``gradient`` [D] holds Σ x, and the diagonal
+    of ``curvature`` [D(D+1)/2] Σ x², in float64 until they are noised.
+
+    Guarantee: a record's vector is clipped to norm C, as those of other answers are, and depends on no
+    other record (`noised_in_blocks`). A row with a number that is not finite is zero.
+
+    Args:
+      size: D.
+      sampler, mechanism, clip_norm: as of other answers.
+      constant, emphasis, unit: see ``Survey``.
+    """
+    rows, columns = np.tril_indices(size)
+    diagonal = np.flatnonzero(rows == columns).astype(np.int32)
+    share = np.where(np.arange(size) == constant, emphasis, 1.0) / unit
+    share = np.tile(share, 2)[None, :]
+
+    @functools.partial(jax.jit, static_argnames="limit")
+    def block_sum(records: Any, mask: Any, limit: float) -> dict[str, Any]:
+        x = records["x"]
+        usable = mask & jnp.isfinite(x).all(axis=1)
+        # Some devices flush such small numbers, and others do not: norm and sum are to see the same.
+        x = jnp.where(usable[:, None] & (jnp.abs(x) >= _TINY), x, jnp.zeros_like(x))
+        with jax.enable_x64(True):
+            wide = x.astype(jnp.float64)
+            vectors = jnp.concatenate([wide, wide**2], axis=1) * share
+            norm = jnp.sqrt((vectors**2).sum(axis=1))
+            kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
+            total = jnp.matmul(kept, vectors, precision=jax.lax.Precision.HIGHEST)
+            squares = jnp.zeros(len(rows), total.dtype).at[diagonal].set(total[size:])
+            return {"gradient": total[:size], "curvature": squares}
+
+    return noised_in_blocks(sampler, mechanism, clip_norm, size + len(rows), block_sum)

@@ -1,0 +1,181 @@
+"""Coordinates of a regression's columns: what they preserve, and what a survey makes of them, and when."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvi import expfam
+from fedvi.expfam.gaussian import GaussianEta
+from fedvi.inference.base import Fold, Standing
+from fedvi.inference.coordinates import (
+    LENGTH,
+    Coordinates,
+    Foreseen,
+    Survey,
+    fold_inward,
+    length_for,
+    of_survey,
+    planned_survey,
+    standing_inward,
+    standing_outward,
+)
+from tests.studies import random_eta
+
+NAMES = ("(Intercept)", "a", "b", "c")
+SIZE = len(NAMES)
+FAMILY = expfam.full_gaussian(SIZE)
+
+
+def some(seed: int) -> Coordinates:
+    generator = np.random.default_rng(seed)
+    constant = int(generator.integers(SIZE))
+    centre = generator.normal(size=SIZE)
+    centre[constant] = 0.0
+    return Coordinates(centre, np.exp(generator.normal(size=SIZE)), constant)
+
+
+def rows(seed: int, constant: int, count: int = 50) -> np.ndarray:
+    x = np.random.default_rng(seed).normal(size=(count, SIZE)) * [1.0, 0.1, 3.0, 1.0] + 2.0
+    x[:, constant] = 1.0
+    return x
+
+
+@given(seed=st.integers(0, 10_000))
+def test_predictors_gradients_and_curvatures_are_those_of_theta(seed):
+    at, generator = some(seed), np.random.default_rng(seed)
+    x, theta = rows(seed, at.constant), generator.normal(size=SIZE)
+    inside = at.columns(x.T).T
+    np.testing.assert_allclose(inside @ at.coefficients(theta), x @ theta, atol=1e-10)
+    np.testing.assert_allclose(at.coefficients_back(at.coefficients(theta)), theta, atol=1e-12)
+    # A site that was summed in coordinates is the site of the columns as they are.
+    slope, bend = generator.normal(size=(2, len(x)))
+    summed = GaussianEta(slope @ inside, (bend * inside.T) @ inside)
+    found = at.outward(summed)
+    np.testing.assert_allclose(found.h, slope @ x, atol=1e-9)
+    np.testing.assert_allclose(found.J, (bend * x.T) @ x, atol=1e-9)
+
+
+@given(seed=st.integers(0, 10_000))
+def test_a_gaussian_is_the_same_law_inside(seed):
+    at, eta = some(seed), random_eta(FAMILY, seed)
+    mean, _ = FAMILY.moments(eta)
+    inside = at.inward(eta)
+    np.testing.assert_allclose(
+        FAMILY.moments(inside)[0], at.coefficients(mean), rtol=1e-7, atol=1e-9
+    )
+    back = at.outward(inside)
+    np.testing.assert_allclose(back.h, eta.h, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(back.J, eta.J, rtol=1e-9, atol=1e-9)
+
+
+def test_folds_and_standings_go_in_and_come_back():
+    at, etas = some(3), [random_eta(FAMILY, seed) for seed in range(8)]
+    place = np.arange(SIZE, dtype=float)
+    standing = Standing(
+        etas[0],
+        etas[1],
+        GaussianEta(place, etas[2].J),
+        folds=3,
+        squares=0.5,
+        sites={"a": GaussianEta(etas[3].h, place + 1.0)},
+        reference=etas[4],
+        gradient=GaussianEta(etas[5].h, place - 1.0),
+        coordinates=at,
+    )
+    back = standing_outward(at, standing_inward(at, standing))
+    for was, now in zip(
+        _arrays(standing),
+        _arrays(back),
+        strict=True,
+    ):
+        np.testing.assert_allclose(now, was, rtol=1e-9, atol=1e-9)
+    shared = etas[6]
+    fold = Fold(etas[0], etas[1], etas[2], {"a": etas[3], "b": shared}, {"a": shared}, 1.0)
+    inside = fold_inward(at, fold)
+    assert inside.factors["b"] is inside.asked["a"]  # what is shared stays shared
+    np.testing.assert_allclose(inside.known.h, at.columns(etas[1].h))
+
+
+def _arrays(standing: Standing) -> list[np.ndarray]:
+    etas = [standing.handed_out, standing.reported, standing.curvature, standing.sites["a"]]
+    etas += [standing.reference, standing.gradient]
+    return [part for eta in etas for part in eta]
+
+
+SURVEY = Survey(constant=0, unit=4.0, emphasis=1.5, length=LENGTH, curvature=0.1)
+
+
+def sums(x: np.ndarray) -> GaussianEta:
+    weight = np.where(np.arange(SIZE) == SURVEY["constant"], SURVEY["emphasis"], 1.0)
+    return GaussianEta(x.sum(0) * weight, np.diag((x**2).sum(0) * weight))
+
+
+def test_without_noise_columns_become_centred_and_alike():
+    x = rows(1, 0, 5_000)
+    at = of_survey(SURVEY, sums(x), 0.0, np.full(SIZE, 1e-9))
+    inside = at.columns(x.T).T
+    np.testing.assert_allclose(inside[:, 1:].mean(0), 0.0, atol=1e-9)
+    np.testing.assert_allclose((inside**2).mean(0), LENGTH**2 / SIZE, rtol=1e-6)
+    assert np.mean((inside**2).sum(1)) == pytest.approx(LENGTH**2)
+
+
+def test_a_strong_prior_keeps_its_column_short():
+    x = rows(1, 0, 500)
+    at = of_survey(SURVEY, sums(x), 0.0, np.array([1e-9, 1e4, 1e-9, 1e-9]))
+    inside = (at.columns(x.T) ** 2).mean(1)
+    assert inside[1] < 0.01 * inside[2]
+
+
+@pytest.mark.parametrize("column", ["constant", "zero", "twice"])
+def test_columns_that_say_nothing_leave_coordinates_finite(column):
+    """A column that is 0 throughout, or constant, or another's double."""
+    x = rows(1, 0, 500)
+    x[:, 2] = {"constant": 1.0, "zero": 0.0, "twice": 2.0 * x[:, 3]}[column]
+    generator = np.random.default_rng(0)
+    for noise in (0.0, 30.0, 1e6):
+        told = sums(x)
+        noisy = GaussianEta(
+            told.h + noise * generator.normal(size=SIZE),
+            told.J + np.diag(noise * generator.normal(size=SIZE)),
+        )
+        at = of_survey(SURVEY, noisy, noise, np.full(SIZE, 0.16))
+        assert np.isfinite(at.centre).all()
+        assert (at.scale > 0.0).all()
+        assert at.centre[0] == 0.0
+        # No column is blown up: the noise, and the prior, bound its scale.
+        assert at.scale.max() <= 1.1 * LENGTH * math.sqrt(max(500.0, 4.0 * noise) / 1.6)
+
+
+def test_a_length_suits_how_much_a_record_tells():
+    """A known noise of 0.1 makes slopes 10 √10 times as steep as those of a yes or no."""
+    assert length_for(0.1) == LENGTH
+    assert length_for(100.0) == pytest.approx(LENGTH / math.sqrt(1000.0))
+
+
+def planned(noise=10.0, names=NAMES, rate=1.0, **foreseen):
+    foreseen = {"rounds": 20, "clients": 4, "records": 1_000} | foreseen
+    return planned_survey(names, Foreseen(**foreseen), noise, rate, 0.1)
+
+
+def test_a_survey_is_planned_where_it_pays_and_nowhere_else():
+    found = planned()
+    assert found is not None
+    # √(2·(D + √D − 1)) with D = 4: the norm of (x, x²) of a row of ones, ×1/√2 of it.
+    assert found["unit"] == pytest.approx(math.sqrt(2.0 * (4.0 + 2.0 - 1.0)))
+    assert found["constant"] == 0
+    assert found["emphasis"] == pytest.approx(math.sqrt(2.0))
+    assert planned(names=NAMES[1:]) is None
+    assert planned(rounds=4) is None
+    assert planned(rounds=5) is not None
+    assert planned(noise=0.0) is None
+    # The noise of a sum, z·unit·√M / rate, against half of M·N_max.
+    most = 0.5 * 4_000 / (math.sqrt(10.0) * 2.0)
+    assert planned(noise=0.999 * most) is not None
+    assert planned(noise=1.001 * most) is None
+    assert planned(noise=0.999 * most / 4.0, rate=0.25) is not None
+    assert planned(noise=1.001 * most / 4.0, rate=0.25) is None
+    # Shorter rows are told better.
+    assert planned(noise=1.2 * most, typical_norm=1.2) is not None
