@@ -178,6 +178,11 @@ def _checked(path: str, value: Any, parameter: inspect.Parameter) -> Any:
     """Checks a plain annotated argument, so that a wrong type is named before it is used."""
     # `float | None` is left out of a study or is a float: TOML has no None.
     kinds = set(typing.get_args(parameter.annotation)) - {type(None)} or {parameter.annotation}
+    fixed = {kind for kind in kinds if typing.get_origin(kind) is typing.Literal}
+    texts = [text for kind in fixed for text in typing.get_args(kind)]
+    if isinstance(value, str) and value in texts:
+        return value
+    kinds -= fixed
     kind: Any = float if kinds == {float, int} else kinds.pop() if len(kinds) == 1 else None
     if kind not in _CHECKED:
         return value
@@ -187,6 +192,7 @@ def _checked(path: str, value: Any, parameter: inspect.Parameter) -> Any:
     # A bool is an int to Python, and NaN a float.
     fits = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
     if not fits or value != value:
-        raise errors.ConfigError(f"{path} is {value!r}, expected {words}", hint)
+        others = "".join(f', or "{text}"' for text in texts)
+        raise errors.ConfigError(f"{path} is {value!r}, expected {words}{others}", hint)
     # A study may write 1 for 1.0; a factory gets what it asks for.
     return float(value) if kind is float else value

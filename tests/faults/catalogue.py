@@ -139,8 +139,8 @@ _PRIVACY = (
     _fault(
         "one-key-for-sampling-and-noise",
         "inference/solvers/site_release.py",
-        'for purpose in ("sampling", "guide", "noise"))',
-        'for purpose in ("noise", "guide", "noise"))',
+        'key_of(purpose) for purpose in ("sampling", "guide", "noise")',
+        'key_of(purpose) for purpose in ("noise", "guide", "noise")',
         "What was sampled tells something of the noise.",
         "contracts/test_solvers.py",
     ),

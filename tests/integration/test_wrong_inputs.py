@@ -151,7 +151,7 @@ TABLE = [
     Wrong(
         "text for a number of a kind",
         changes={"clip_norm = 2.0": 'clip_norm = "2"'},
-        said="solver.clip_norm is '2', expected a number",
+        said="solver.clip_norm is '2', expected a number, or \"auto\"",
         hint="write it without quotes; `inf` is a number too",
     ),
     Wrong(

@@ -298,6 +298,8 @@ def _type(annotation: Any) -> _Schema:
     if annotation in _TYPES:
         return dict(_TYPES[annotation])
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return {"enum": list(inner)}
     if origin in (typing.Union, types.UnionType):
         some = [_type(item) for item in inner if item is not type(None)]
         if {"type": "number"} in some:

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def site_release(
     model: Model,
     sampler: Sampler,
     mechanism: Mechanism,
-    clip_norm: float | str = "auto",
+    clip_norm: float | Literal["auto"] = "auto",
     curvature_share: float = 0.2,
     floor: float = 1.0,
     nodes: int = 20,
@@ -147,9 +147,7 @@ def site_release(
     if clip_norm == "auto":
         clip_norm, survey = _auto(model, sampler, mechanism, foreseen or Foreseen())
     if isinstance(clip_norm, str):
-        raise errors.SolverError(
-            f'clip_norm is {clip_norm!r}, expected a number above 0, or "auto"'
-        )
+        raise errors.SolverError(f'clip_norm is {clip_norm!r}, expected a number, or "auto"')
     if not clip_norm > 0.0:
         raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
     if not 1e-6 <= curvature_share <= 1.0 - 1e-6:
