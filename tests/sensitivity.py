@@ -26,6 +26,7 @@ from fedvi.audit.recording import Recorder
 from fedvi.expfam import tree
 from fedvi.inference import blocks, solvers
 from fedvi.inference.base import Shard, Task
+from fedvi.inference.coordinates import Coordinates, Foreseen
 from fedvi.inference.vips import VIPS
 from fedvi.models.lda import LatentDirichlet
 from fedvi.privacy import events, mechanisms, random, sampling
@@ -249,15 +250,16 @@ class _OfSolver:
         family: Any,
         posterior: Any,
         large: bool,
+        at: Coordinates | None,
     ) -> None:
         self._recorder = Recorder(mechanism)
         self._solver = make(mechanism=self._recorder)
-        self._family, self._posterior, self._large = family, posterior, large
+        self._family, self._posterior, self._large, self._at = family, posterior, large, at
         self._script: Any = ()
 
     def __call__(self, table: Table, mask: np.ndarray) -> list[np.ndarray]:
         family, posterior = self._family, self._posterior
-        task = Task("c/0", "c", 0, 0, posterior, family.zeros(), 1.0)
+        task = Task("c/0", "c", 0, 0, posterior, family.zeros(), 1.0, self._at)
         keys = functools.partial(random.insecure_root(0).key, "c", task.task_id)
         # A solver adds up blocks of rows above so many records.
         most = 64 if self._large else blocks.MOST_ROWS
@@ -276,6 +278,9 @@ class _OfSolver:
 
 FULL = expfam.full_gaussian(SIZE)
 LINEAR = models.linear(NAMES, noise_scale=1.0)
+SURVEYED = models.linear(("(Intercept)", "b"), noise_scale=1.0)
+# Columns far from even, which no survey would come to.
+AT = Coordinates(np.array([0.0, 3.0]), np.array([0.5, 40.0]), 0)
 
 
 def _solver_case(
@@ -290,15 +295,16 @@ def _solver_case(
     large: bool = False,
     table: Callable[[int], Table] = _parallel,
     odd: Callable[[], list[Table]] = odd_rows,
+    at: Coordinates | None = None,
     **options: Any,
 ) -> Case:
     sampler = sampler or sampling.full(capacity)
     mechanism = mechanism or mechanisms.rounded_gaussian(2.0)
     posterior = tree.to_numpy(family.isotropic(1.0)) if prior is None else prior
-    built = functools.partial(make, family, sampler=sampler, clip_norm=CLIP, **options)
+    built = functools.partial(make, family, sampler=sampler, **{"clip_norm": CLIP, **options})
     return Case(
         f"{name}, {capacity:,}",
-        lambda: _OfSolver(built, mechanism, family, posterior, large),
+        lambda: _OfSolver(built, mechanism, family, posterior, large, at),
         built(mechanism=mechanism).cost,
         table,
         odd,
@@ -488,6 +494,21 @@ def _every_case() -> list[Case]:
                 ("negative binomial", models.negative_binomial(NAMES, 1.0), _parallel, _odd_counts),
             )
         ),
+        *(
+            _solver_case(
+                f"site_release, {label}", release, count, model=SURVEYED, clip_norm="auto",
+                foreseen=Foreseen(20, 1, 10**6), **more,
+            )
+            for label, count, more in (
+                ("survey", 409, {}),
+                ("survey", 41_944, {}),
+                ("survey, Poisson", 409, {"sampler": poisson}),
+                ("survey, discrete noise", 409, {"mechanism": DISCRETE}),
+                ("after a survey", 409, {"at": AT}),
+                ("after a survey, in blocks", 4_096, {"at": AT, "large": True}),
+            )
+        ),
+        _solver_case("site_release, logistic after a survey", release, 409, model=logistic, at=AT),
         _solver_case("site_release, by draws", release, 409, model=_Any(LINEAR), draws=2),
         *(
             _solver_case("dp_optimisation", descent, count, model=LINEAR, steps=2)

@@ -196,7 +196,7 @@ class Screen:
         if planned:
             yield Text(_meter(min(1.0, over / planned), max(1, width)))
         if run["gap"] is not None:
-            yield _line(tables.last_move(run["gap"]).partition(":")[0])
+            yield _line(f"gap {tables.number(run['gap'], 2)} posterior sd over the last round")
         if run["awaited"]:
             left = run["deadline_seconds"]
             until = "" if left is None else f" for {span(left)}"

@@ -225,7 +225,7 @@ def _progress(quiet: bool) -> "Iterator[_Shown]":
         def show(moment: Moment) -> None:
             gap, stage = moment.update.gap, moment.update.stage
             if gap is not None:
-                bar.update(task, gap=f"{tables.number(gap.mean_shift, 2)} sd")
+                bar.update(task, gap=f"{tables.number(gap.largest, 2)} sd")
             bar.update(
                 task,
                 total=moment.rounds if stage is None else stage.rounds,
@@ -248,6 +248,7 @@ def _logger(console: Any) -> Callable[[Moment], None]:
     """Prints one line a completed round, for logs and pipes, with who answered since the last."""
     answered: list[str] = []
     missing: list[str] = []
+    rounds = [0]
 
     def log(moment: Moment) -> None:
         answered.extend(moment.update.clients)
@@ -255,12 +256,15 @@ def _logger(console: Any) -> Callable[[Moment], None]:
         if not moment.update.clients:
             console.print(_done(moment.update), highlight=False, soft_wrap=True, markup=False)
         gap = moment.update.gap
-        if gap is None:
+        # Of all complete rounds, a survey of columns alone has none.
+        if gap is None and moment.update.rounds == rounds[-1]:
             return
+        rounds.append(moment.update.rounds)
+        moved = "columns surveyed" if gap is None else f"gap {tables.number(gap.largest, 3)} sd"
         console.print(
             f"{_round(moment)}  {_answered(answered)}{_missing(missing)}  "
             f"{moment.elapsed_seconds:.1f} s  version {moment.update.version}  "
-            f"damping {moment.update.damping:g}  gap {tables.number(gap.mean_shift, 3)} sd  "
+            f"damping {moment.update.damping:g}  {moved}  "
             f"ε so far {tables.bound(moment.epsilon, 3)}",
             highlight=False,
             soft_wrap=True,

@@ -69,7 +69,8 @@ def show(run: dict[str, Any], as_json: bool) -> None:
         )
     if run["gap"] is not None:
         lines.append(
-            f"over the last round no mean moved by more than {run['gap']:.2g} posterior sd"
+            f"over the last round no mean moved, or missed its aim, by more than {run['gap']:.2g} "
+            "posterior sd"
         )
     if run["awaited"]:
         lines.append(
