@@ -1,14 +1,19 @@
-"""How often intervals from `site_release` cover the truth: noise-aware, and as if there were no noise.
+"""How often a study's default intervals cover the truth, for the worst coefficient of each kind of columns.
 
-    python benchmarks/coverage.py --size 6 --simulations 1000
+    python benchmarks/coverage.py --simulations 400
+    python benchmarks/coverage.py --designs skewed rare --sizes 15 --records 200 --epsilon 1 4
 
-Every simulation draws coefficients and records anew, splits them over the clients, and runs the rounds
-of a synchronous study: the solver of the clients, and what the server makes of their answers.
+Every simulation draws coefficients and records anew, splits them over the sites, and runs a synchronous
+study as `fedvi init` drafts it: `site_release`, `clip_norm = "auto"`, 20 rounds, prior N(0, 2.5²),
+substitute. Widths are told beside those of an oracle that sees the records: sds of the normal law at their
+optimum.
 """
 
 import argparse
+import itertools
 import math
 import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,114 +21,182 @@ from fedvi import expfam, models
 from fedvi.expfam import tree
 from fedvi.inference import solvers
 from fedvi.inference.base import Fold, Shard, Task
+from fedvi.inference.coordinates import Foreseen
 from fedvi.privacy import accountants, calibrate, events, mechanisms, random, sampling
-from fedvi.transport import codec
+from fedvi.privacy.release import decoded
+from fedvi.report.tables import SETTLED
 
-DELTA = 1e-5
-
-
-def records(generator, count, size, theta):
-    """Returns correlated covariates (0.5 between neighbours) with an intercept, and binary outcomes."""
-    noise = generator.normal(size=(count, size - 1))
-    x = noise.copy()
-    for column in range(1, size - 1):
-        x[:, column] = 0.5 * x[:, column - 1] + math.sqrt(0.75) * noise[:, column]
-    x = np.concatenate([np.ones((count, 1)), x], axis=1)
-    y = generator.uniform(size=count) < 1.0 / (1.0 + np.exp(-x @ theta))
-    return x.astype(np.float32), y.astype(np.float32)
+DELTA, PRIOR_SD, SITES = 1e-5, 2.5, 4
 
 
-def simulate(solver, family, given, seed):
-    """Runs one study; returns the truth, the report, and the precision as if there were no noise."""
+def unit(generator, count, size):
+    """Standardised columns, 0.5 correlated with their neighbours."""
+    x = generator.normal(size=(count, size))
+    for column in range(1, size):
+        x[:, column] = 0.5 * x[:, column - 1] + math.sqrt(0.75) * x[:, column]
+    return x
+
+
+def bounds(generator, count, size):
+    """Scaled by bounds to [-1, 1], of which they fill about a third, off centre."""
+    centre = np.linspace(-0.5, 0.5, size)
+    return np.clip(centre + 0.35 * generator.normal(size=(count, size)), -1.0, 1.0)
+
+
+def skewed(generator, count, size):
+    """Scaled by bounds that a few large values ask for: most are near the lower one."""
+    return np.clip(-1.0 + 0.1 * np.exp(generator.normal(size=(count, size))), -1.0, 1.0)
+
+
+def rare(generator, count, size):
+    """0 or 1, 1 in 2 % to 50 % of the records."""
+    return (generator.uniform(size=(count, size)) < np.geomspace(0.02, 0.5, size)).astype(float)
+
+
+def correlated(generator, count, size):
+    """Scaled by bounds, each 0.95 correlated with each."""
+    common = generator.normal(size=(count, 1))
+    alone = generator.normal(size=(count, size))
+    return np.clip(0.35 * (math.sqrt(0.95) * common + math.sqrt(0.05) * alone), -1.0, 1.0)
+
+
+DESIGNS = {
+    design.__name__: (design, norm)
+    for design, norm in (
+        (unit, 1.0),
+        (bounds, 0.35),
+        (skewed, 0.35),
+        (rare, 0.5),
+        (correlated, 0.35),
+    )
+}
+
+
+class Cell(NamedTuple):
+    """What intervals of one cell were worth.
+
+    Attributes:
+      worst, mean: coverage of the worst coefficient, and in the mean over them.
+      width: median over coefficients of the geometric mean of sd ÷ the oracle's.
+      oracle: coverage of the oracle's worst coefficient.
+      warned: the share of runs that said of themselves that they did not converge.
+    """
+
+    worst: float
+    mean: float
+    width: float
+    oracle: float
+    warned: float
+
+
+def best(x, y):
+    """Returns the posterior's mode, and sds of the normal law there, [D] both."""
+    theta, prior = np.zeros(x.shape[1]), np.eye(x.shape[1]) / PRIOR_SD**2
+    for _ in range(50):
+        p = 1.0 / (1.0 + np.exp(-x @ theta))
+        precision = prior + (x.T * (p * (1.0 - p))) @ x
+        step = np.linalg.solve(precision, x.T @ (y - p) - prior @ theta)
+        theta = theta + step * min(1.0, 5.0 / np.linalg.norm(step))
+    return theta, np.sqrt(np.diag(np.linalg.inv(precision)))
+
+
+def simulate(solver, family, design, records, rounds, seed):
+    """Runs one study; returns the truth, its last standing, and all records."""
     generator = np.random.default_rng(seed)
-    theta = generator.normal(size=given.size) / math.sqrt(given.size)
-    x, y = records(generator, given.records, given.size, theta)
+    size, count = family.size, SITES * records
+    theta = generator.normal(size=size)
+    x = np.concatenate([np.ones((count, 1)), design(generator, count, size - 1)], axis=1)
+    x = x.astype(np.float32)
+    theta[0] -= (x.astype(float) @ theta).mean()  # about as many yes as no
+    y = (generator.uniform(size=count) < 1.0 / (1.0 + np.exp(-x @ theta))).astype(np.float32)
     shards = [
-        Shard({"x": part, "y": outcome}, np.ones(len(part), bool))
-        for part, outcome in zip(
-            np.split(x, given.clients), np.split(y, given.clients), strict=True
-        )
+        Shard({"x": part, "y": outcome}, np.ones(records, bool))
+        for part, outcome in zip(np.split(x, SITES), np.split(y, SITES), strict=True)
     ]
-    prior, root = family.isotropic(1.0), random.insecure_root(seed)
-    factors = [family.zeros()] * given.clients
+    prior, root = family.isotropic(PRIOR_SD), random.insecure_root(seed)
+    factors = {str(site): family.zeros() for site in range(SITES)}
     standing, q = None, prior
-    for visit in range(given.rounds):
-        for client, shard in enumerate(shards):
-            task = Task(f"{client}/{visit}", str(client), visit, visit, q, factors[client], 1.0)
+    for visit in range(rounds):
+        surveys, at = {}, None if standing is None else standing.coordinates
+        for name, shard in zip(factors, shards, strict=True):
+            task = Task(f"{name}/{visit}", name, visit, visit, q, factors[name], 1.0, at)
 
             def key(purpose, task=task):
                 return root.key(task.client, task.task_id, purpose)
 
-            value, _ = codec.decode(codec.encode(solver.update(key, (), task, shard)[1]))
-            factors[client] = tree.add(factors[client], solver.finish(value, task).delta)
-        posterior = tree.total(factors, prior)
-        named = {str(client): factor for client, factor in enumerate(factors)}
-        fold = Fold(prior, prior, posterior, named, dict.fromkeys(named, q), 1.0)
+            value = decoded(solver.update(key, (), task, shard)[1]).value
+            change = solver.finish({part: np.asarray(value[part]) for part in value}, task)
+            factors[name] = tree.add(factors[name], change.delta)
+            if change.survey is not None:
+                surveys[name] = change.survey
+        posterior = tree.total(factors.values(), prior)
+        fold = Fold(prior, prior, posterior, dict(factors), dict.fromkeys(factors, q), 1.0, surveys)
         standing = solver.stand(family, fold, standing)
         q = standing.handed_out
-    # Noise may have made some of its eigenvalues negative; then nothing is known there.
-    values, vectors = np.linalg.eigh(standing.curvature.J)
-    bare = prior.J + (vectors * np.maximum(values, 0.0)) @ vectors.T
-    return theta, standing.reported, bare
+    return theta, standing, x.astype(float), y
+
+
+def judged(name, size, records, epsilon, rounds, simulations):
+    """Returns the Cell of one design, and whether its study begins with a survey."""
+    design, square = DESIGNS[name]
+    family = expfam.full_gaussian(size)
+    names = ["(Intercept)", *(f"x{index}" for index in range(1, size))]
+    model = models.logistic(names, prior_scale=PRIOR_SD)
+    foreseen = Foreseen(rounds, SITES, records, math.sqrt(1.0 + (size - 1) * square))
+
+    def planned(noise):
+        return events.repeat(events.Gaussian(noise, add_remove=1.0, substitute=2.0), rounds)
+
+    noise = calibrate.calibrate(planned, accountants.pld("substitute"), epsilon, DELTA)
+    mechanism = mechanisms.rounded_gaussian(noise)
+    solver = solvers.site_release(
+        family, model, sampling.full(records), mechanism, foreseen=foreseen
+    )
+    hits, exact, widths, warned = [], [], [], []
+    for seed in range(simulations):
+        theta, standing, x, y = simulate(solver, family, design, records, rounds, seed)
+        mean, sd = family.moments(standing.reported)
+        mode, own = best(x, y)
+        hits.append(np.abs(mean - theta) < 1.959964 * sd)
+        exact.append(np.abs(mode - theta) < 1.959964 * own)
+        widths.append(np.log(sd / own))
+        warned.append(not standing.surprise < SETTLED)
+    covered = np.mean(hits, axis=0)
+    width = float(np.median(np.exp(np.mean(widths, axis=0))))
+    cell = Cell(
+        covered.min(), covered.mean(), width, np.mean(exact, axis=0).min(), float(np.mean(warned))
+    )
+    return cell, solver.survey is not None
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, kind, default, meaning in (
-        ("size", int, 6, "coefficients, with the intercept"),
-        ("records", int, 20_000, "of all clients together"),
-        ("clients", int, 10, "of equal size"),
-        ("rounds", int, 10, "visits to each client"),
-        ("epsilon", float, 1.0, "under add_remove, at delta 1e-5"),
-        ("share", float, 0.2, "curvature_share"),
-        ("floor", float, 1.0, "of a step"),
-        ("simulations", int, 1_000, "each with its own data"),
-        ("seed", int, 0, "of the first simulation"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning} ({default})")
+    parser.add_argument("--designs", nargs="+", choices=DESIGNS, default=list(DESIGNS))
+    parser.add_argument("--sizes", type=int, nargs="+", default=[5, 15], help="D (5 15)")
+    parser.add_argument(
+        "--records", type=int, nargs="+", default=[200, 1_000, 2_000], help="of a site"
+    )
+    parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 4.0], help="(1 4)")
+    parser.add_argument("--rounds", type=int, default=20, help="answers of a site (20)")
+    parser.add_argument("--simulations", type=int, default=20, help="a cell (20; 400 to judge)")
     given = parser.parse_args()
-    family = expfam.full_gaussian(given.size)
-    model = models.logistic([f"x{i}" for i in range(given.size)], prior_scale=1.0)
-    capacity = given.records // given.clients
-    # Of a record with covariates of sd 1: three in four are not clipped.
-    clip_norm = 1.2 * math.sqrt(given.size)
-
-    def made(noise):
-        return solvers.site_release(
-            family, model, sampling.full(capacity), mechanisms.rounded_gaussian(noise),
-            clip_norm=clip_norm, curvature_share=given.share, floor=given.floor,
-        )  # fmt: skip
-
-    def planned(noise):
-        return events.repeat(events.Gaussian(noise, add_remove=1.0, substitute=2.0), given.rounds)
-
-    noise = calibrate.calibrate(planned, accountants.pld("add_remove"), given.epsilon, DELTA)
-    other = accountants.pld("substitute").epsilon(planned(noise), DELTA)
     print(
-        f"D = {given.size}, {given.records:,} records, {given.clients} clients, {given.rounds} rounds: "
-        f"noise multiplier {noise:.3g}, epsilon {given.epsilon:g} add_remove, {other:.3g} substitute"
+        f"{SITES} sites, substitute, {given.simulations} simulations a cell: % of truths covered by 95 % "
+        "intervals, worst coefficient and mean; width ÷ the oracle's; the oracle's worst; % of runs warned"
     )
-    solver, started = made(noise), time.monotonic()
-    assert events.repeat(solver.cost, given.rounds) == planned(noise)
-    hits, bare, errors, widths = [], [], [], []
-    for number in range(given.simulations):
-        theta, eta, without = simulate(solver, family, given, given.seed + number)
-        mean, sd = family.moments(eta)
-        bare_sd = np.sqrt(np.diag(np.linalg.inv(without)))
-        hits.append(np.abs(mean - theta) < 1.959964 * sd)
-        bare.append(np.abs(mean - theta) < 1.959964 * bare_sd)
-        errors.append((mean - theta) / sd)
-        widths.append(sd / bare_sd)
-    rate, uncorrected = 100.0 * np.mean(hits), 100.0 * np.mean(bare)
-    # Coordinates of one simulation are correlated: the error is over simulations.
-    error = 100.0 * np.std(np.mean(hits, axis=1)) / math.sqrt(given.simulations)
-    print(
-        f"nominal 95 % intervals: {rate:.1f} % noise-aware (standard error {error:.1f}; by coefficient "
-        f"{100 * np.min(np.mean(hits, 0)):.1f} to {100 * np.max(np.mean(hits, 0)):.1f}), "
-        f"{uncorrected:.1f} % as if there were no noise; sds {np.mean(widths):.2f} times those; "
-        f"errors of sd {np.std(errors):.2f} and mean {np.mean(errors):+.2f} in reported sds; "
-        f"{given.simulations} simulations, {time.monotonic() - started:.0f} s"
-    )
+    cells = itertools.product(given.designs, given.sizes, given.records, given.epsilon)
+    for name, size, records, epsilon in cells:
+        began = time.monotonic()
+        cell, surveyed = judged(name, size, records, epsilon, given.rounds, given.simulations)
+        worst, mean, oracle, warned = (
+            100.0 * part for part in (cell.worst, cell.mean, cell.oracle, cell.warned)
+        )
+        print(
+            f"{name:10} D {size:3} n {records:5} ε {epsilon:3g} {'survey' if surveyed else '      '}: "
+            f"{worst:5.1f} {mean:5.1f}  {cell.width:5.2f}  {oracle:5.1f}  {warned:3.0f}   "
+            f"{time.monotonic() - began:.0f} s",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def test_what_noise_hides_is_estimated_along_each_eigenvector():
 
 
 def swings(bends, *, noise=1.0, rounds=12, clients=lambda fold: ("a",)):
-    """Returns the surprise after each fold; the gradient bends ``bends`` times as much as curvatures say."""
+    """Returns surprises, of gradients that bend ``bends`` times as much as curvatures say."""
     generator, H, standing, found = np.random.default_rng(5), 400.0 * np.eye(D), None, []
     sites = {}
     for fold in range(rounds):
