@@ -22,8 +22,8 @@ __all__ = ["anew", "of_changes", "of_sites"]
 _EMPHASIS = 2.0
 # The longest step in sds of the prior, of few coordinates; of many it is √D, the prior's own norm.
 _FARTHEST = 2.0
-# Of a direction that noise hides, a report counts what the curvature is above by this many sds of noise.
-_SURE = 1.5
+# Of a direction that noise hides, a report doubts the estimate as if it were off by so many sds of noise.
+_DOUBT = 2.0
 # How far a gradient is from what was foretold before noise alone is not the cause, in sds of a χ².
 _RARE = 5.0
 
@@ -68,8 +68,8 @@ def of_sites(
       the steps have made: what records leave open, 1/(λ + j); what is missing of the way,
       (1 − f)²·λ/(j(λ + j)), so that where noise allows no step the prior's 1/j remains; and the noise that
       the mean of the steps carries, which is that of each gradient (s², and (1/r − 1)·λ for sites from
-      a share r of the records) times what later steps left of it. Of an eigenvector that noise hides, λ is
-      the estimate less 1.5 u', since it errs by about u'.
+      a share r of the records) times what later steps left of it. Of an eigenvector that noise hides,
+      λ is l²/(l + 2u') for the estimate l, which errs by about u'.
     - *Surprise*: the gradient that a fold finds at m, and what the one before it and the likely curvature
       along the step between them foretold, differ by noise where the log likelihood is nearly quadratic
       over a step: about 2s² a coordinate, and u'² times the squared step. Where they differ by more than
@@ -186,7 +186,7 @@ def _of_sites(
         held, believed = _bounded(prior.J, reference.J, _rebuilt(0.0, vectors, carried))
     shrunk = np.clip(_hidden(values, entry), 0.0, edge)
     likely = np.where(values > edge, kept, shrunk)
-    told = np.where(values > edge, kept, np.maximum(shrunk - _SURE * entry, 0.0))
+    told = np.where(values > edge, kept, shrunk**2 / np.maximum(shrunk + _DOUBT * entry, 1e-300))
     gradient = None
     if is_exact:
         slope = fold.posterior.h - fold.posterior.J @ centre

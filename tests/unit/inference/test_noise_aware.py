@@ -128,7 +128,7 @@ def test_intervals_cover_where_columns_of_all_frequencies_hide_in_noise():
 
 
 def test_what_noise_hides_is_estimated_along_each_eigenvector():
-    """Eigenvalues as they are, the planted bug, are off by more than 2.5 u; a report takes 1.5 u off."""
+    """Eigenvalues as they are, the planted bug, are off by more than 2.5 u; a report doubts them by 2 u."""
     generator, noise = np.random.default_rng(4), 10.0
     for H in (np.zeros((D, D)), np.diag([0.0] * 4 + [30.0] * 4)):
         off, plain = [], []
