@@ -231,7 +231,7 @@ def test_records_are_read_after_their_price_was_charged_and_nobody_hears_what_wa
     tmp_path: Path,
 ) -> None:
     study = write_study(tmp_path)
-    (tmp_path / "north.csv").write_text("y,x0\n4711,1\n")  # no column x1
+    (tmp_path / "north.csv").write_text("y,x0\nquux,1\n")  # no column x1
     with serve(study) as server:
         result = client(study, server.addresses.listen)
     assert "x1" in refusal(result, 2)
@@ -240,7 +240,7 @@ def test_records_are_read_after_their_price_was_charged_and_nobody_hears_what_wa
     assert server.outcome is not None
     assert server.outcome.status == "failed"
     state = repr(server.outcome.state)
-    assert "4711" not in state
+    assert "quux" not in state
     assert "x1" not in state
 
 

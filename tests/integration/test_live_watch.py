@@ -97,7 +97,7 @@ def test_it_shows_the_run_its_clients_and_what_happened_within_80_columns():
     for words in (
         "heart: running",
         "synchronous, round 3 of 4, version 3, mutual TLS, up 5 min",
-        "the last round moved a mean by 1.2 posterior sd",
+        "gap 1.2 posterior sd over the last round",
         "awaits north for 60 s",
         "ε so far of 2",
         "0.5 ██░░░░░░░░",
