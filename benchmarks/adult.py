@@ -127,7 +127,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, help="50, or 3 without protection")
-    parser.add_argument("--clip", type=lambda text: text if text == "auto" else float(text), default=2.5)
+    parser.add_argument(
+        "--clip", type=lambda text: text if text == "auto" else float(text), default=2.5
+    )
     parser.add_argument("--share", type=float, default=0.05, help="curvature_share")
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--split", choices=["balanced", *SKEWS], default="balanced")

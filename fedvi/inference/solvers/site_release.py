@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -143,11 +143,11 @@ def site_release(
             f"solver `site_release` needs the full Gaussian family, found {type(family).__name__}",
             'write family kind = "full_gaussian", or use solver kind `dp_optimisation`',
         )
-    survey = None
+    given, survey = cast(Any, clip_norm), None
+    if isinstance(given, str) and given != "auto":
+        raise errors.SolverError(f'clip_norm is {given!r}, expected a number, or "auto"')
     if clip_norm == "auto":
         clip_norm, survey = _auto(model, sampler, mechanism, foreseen or Foreseen())
-    if isinstance(clip_norm, str):
-        raise errors.SolverError(f'clip_norm is {clip_norm!r}, expected a number, or "auto"')
     if not clip_norm > 0.0:
         raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
     if not 1e-6 <= curvature_share <= 1.0 - 1e-6:

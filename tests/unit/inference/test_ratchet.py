@@ -1,5 +1,7 @@
 """Keys of steps: the same however many are taken together, and none of the past is left."""
 
+import gc
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,13 @@ from fedvi.privacy import random
 
 ROOT = random.insecure_root(3).key("ratchet")
 MANY = 3 * ratchet._EPOCH + 5
+
+
+@pytest.fixture(autouse=True)
+def room_for_many_counts():
+    """At night each test compiles for so many counts that two leave no room: see ``room_for_programs``."""
+    jax.clear_caches()
+    gc.collect()
 
 
 def words(keys):
