@@ -13,6 +13,7 @@ from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import coordinates
 from fedvi.inference.base import Fold, Standing
 from fedvi.inference.coordinates import Survey
+from fedvi.inference.supported import supported_curvature
 from fedvi.typing import Eta
 
 __all__ = ["anew", "of_changes", "of_sites"]
@@ -22,8 +23,6 @@ __all__ = ["anew", "of_changes", "of_sites"]
 _EMPHASIS = 2.0
 # The longest step in sds of the prior, of few coordinates; of many it is √D, the prior's own norm.
 _FARTHEST = 2.0
-# Of a direction that noise hides, a report doubts the estimate as if it were off by so many sds of noise.
-_DOUBT = 2.0
 # How far a gradient is from what was foretold before noise alone is not the cause, in sds of a χ².
 _RARE = 5.0
 
@@ -63,13 +62,12 @@ def of_sites(
       is, but bounded by that of its first fit (``_bounded``).
     - *Handed out*: m with precision J_0 + the cleaned H̄, without what follows. Sites are expectations
       over it, and if noise had widened it they would lead to another optimum than the pooled one.
-    - *Report*: the mean of the steps, and its covariance, which has three parts in each eigenvector of
-      H̄, with eigenvalue λ, j that of J_0 and f the share of the way from the prior to the optimum that
-      the steps have made: what records leave open, 1/(λ + j); what is missing of the way,
-      (1 − f)²·λ/(j(λ + j)), so that where noise allows no step the prior's 1/j remains; and the noise that
-      the mean of the steps carries, which is that of each gradient (s², and (1/r − 1)·λ for sites from
-      a share r of the records) times what later steps left of it. Of an eigenvector that noise hides,
-      λ is l²/(l + 2u') for the estimate l, which errs by about u'.
+    - *Report*: the mean of the steps, and its covariance, which has three parts along each axis of
+      ``supported_curvature``, with λ the curvature that it supports there, j that of J_0 and f the share of
+      the way from the prior to the optimum that the steps have made: what records leave open, 1/(λ + j);
+      what is missing of the way, (1 − f)²·λ/(j(λ + j)), so that where noise allows no step the prior's 1/j
+      remains; and the noise that the mean of the steps carries, which is that of each gradient (s², and
+      (1/r − 1)·λ for sites from a share r of the records) times what later steps left of it.
     - *Surprise*: the gradient that a fold finds at m, and what the one before it and the likely curvature
       along the step between them foretold, differ by noise where the log likelihood is nearly quadratic
       over a step: about 2s² a coordinate, and u'² times the squared step. Where they differ by more than
@@ -186,7 +184,6 @@ def _of_sites(
         held, believed = _bounded(prior.J, reference.J, _rebuilt(0.0, vectors, carried))
     shrunk = np.clip(_hidden(values, entry), 0.0, edge)
     likely = np.where(values > edge, kept, shrunk)
-    told = np.where(values > edge, kept, shrunk**2 / np.maximum(shrunk + _DOUBT * entry, 1e-300))
     gradient = None
     if is_exact:
         slope = fold.posterior.h - fold.posterior.J @ centre
@@ -202,17 +199,21 @@ def _of_sites(
     average = mean
     if before is not None and before.folds:
         average = before.curvature.h + weight * (mean - before.curvature.h)
-    pulled = _along(vectors, believed)
+    axes, told = vectors, likely
+    if entry > 0.0:
+        axes, told = supported_curvature(curvature, entry, believed)
+    pulled = _along(axes, believed)
     if is_exact:
         missing, walk = np.zeros(size), np.zeros(size)
     else:
+        stiff = _along(axes, _rebuilt(0.0, vectors, raised)) + pulled
         variance = (gradient_sd * noise) ** 2 + (1.0 / rate - 1.0) * told
-        missing, walk = _made_of_steps(folds, (told + pulled) / (raised + pulled))
-        walk = walk * variance / (raised + pulled) ** 2 * excess
+        missing, walk = _made_of_steps(folds, (told + pulled) / stiff)
+        walk = walk * variance / stiff**2 * excess
     open_ = 1.0 / (told + pulled)
     precision = 1.0 / (open_ * (1.0 + missing**2 * told / pulled))
-    spread = np.linalg.inv(_rebuilt(believed, vectors, np.maximum(precision - pulled, 0.0)))
-    covariance = _rebuilt(spread, vectors, walk)
+    spread = np.linalg.inv(_rebuilt(believed, axes, np.maximum(precision - pulled, 0.0)))
+    covariance = _rebuilt(spread, axes, walk)
     precision = np.linalg.inv(covariance)
     precision = (precision + precision.T) / 2.0
     surprise = earlier = 0.0
