@@ -4,9 +4,10 @@ Cost is the processor's, of the test's process and of the children that it waite
 teardown included where nothing else is said: a test that sleeps or waits costs nothing.
 """
 
+import contextlib
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -32,21 +33,33 @@ class Tiers:
     def __init__(self, limit: float | None) -> None:
         self.limit = limit
         self.seconds: dict[str, float] = {}
-        # Without set-up, which tests of a module may share.
+        # Without fixtures that tests share.
         self.own: dict[str, float] = {}
         self.began = time.monotonic()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
+        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Takes the mark `nightly` from cases in ``but``, and from those that are not in ``only``."""
+        """Takes the mark `nightly` from cases in ``but``, and from those that are not in ``only``.
+
+        Raises:
+          UsageError: a mark is not as `nightly(but=…)` or `nightly(only=…)` should be, or names cases that
+            there are not.
+        """
+        wrong: set[str] = set()
         named: set[str] = set()
         for item in items:
             mark = item.get_closest_marker("nightly")
-            if mark is None or not mark.kwargs:
+            if mark is None or not (mark.kwargs or mark.args):
                 continue
             test = item.nodeid.split("[")[0]
+            if mark not in item.own_markers or not _is_of_cases(mark):
+                wrong.add(
+                    f"{test} has {mark.args} and {mark.kwargs}, expected one of `but` and `only`, at the "
+                    "test itself, with a tuple of cases"
+                )
+                continue
             but, only = (
                 {f"{test}[{case}]" for case in mark.kwargs.get(name, ())}
                 for name in ("but", "only")
@@ -54,12 +67,17 @@ class Tiers:
             named |= but | only
             if item.nodeid in but or (only and item.nodeid not in only):
                 item.own_markers.remove(mark)
+                if item.get_closest_marker("nightly") is not None:
+                    wrong.add(f"{test} has a second mark, which makes all of it nightly")
         absent = named - {item.nodeid for item in items}
-        # Whoever asks for one case of a test has not collected the others.
-        if absent and not any("::" in asked for asked in config.args):
-            raise pytest.UsageError(
-                f"marks `nightly` name cases that there are not: {', '.join(sorted(absent))}"
-            )
+        # Whoever asks for one case of a test, or for what failed last, has not collected the others.
+        is_partial = any("::" in asked for asked in config.args) or config.getoption("lf", False)
+        if absent and not is_partial:
+            wrong.add(f"they name cases that there are not: {', '.join(sorted(absent))}")
+        if wrong:
+            # A worker tells the process that reports nothing else.
+            session.shouldfail = f"marks `nightly`: {'; '.join(sorted(wrong))}"
+            raise pytest.UsageError(session.shouldfail)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -67,12 +85,18 @@ class Tiers:
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        before = _now()
-        try:
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        if fixturedef.scope != "function":
             return (yield)
-        finally:
-            item.stash[_OWN] = _now() - before
+        with _counted(request.node):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        with _counted(item):
+            return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -95,7 +119,7 @@ class Tiers:
         return sorted(self.seconds.items(), key=lambda one: -one[1])
 
     def above(self) -> list[str]:
-        """The tests that took more than they may, set-up aside."""
+        """The tests that took more than they may, without fixtures that others share."""
         return [
             name
             for name, seconds in self.own.items()
@@ -132,6 +156,24 @@ class Tiers:
 
 
 _BEFORE, _OWN = pytest.StashKey[float](), pytest.StashKey[float]()
+
+
+def _is_of_cases(mark: pytest.Mark) -> bool:
+    """Whether a mark names cases as it should; one string would be a tuple of letters."""
+    if mark.args or mark.kwargs.keys() not in ({"but"}, {"only"}):
+        return False
+    (cases,) = mark.kwargs.values()
+    return isinstance(cases, tuple) and len(cases) > 0 and all(isinstance(x, str) for x in cases)
+
+
+@contextlib.contextmanager
+def _counted(item: pytest.Item) -> Iterator[None]:
+    """Adds what is done meanwhile to a test's own cost."""
+    before = _now()
+    try:
+        yield
+    finally:
+        item.stash[_OWN] = item.stash.get(_OWN, 0.0) + _now() - before
 
 
 def _now() -> float:

@@ -94,10 +94,72 @@ def test_a_long_test_in_the_fast_tier_fails_on_ci_alone(tmp_path, ci, workers):
     assert "FAILED test_some.py::test_quick" not in said
 
 
-def test_a_mark_that_names_a_case_which_is_not_there_is_refused(tmp_path):
-    status, said = run(tmp_path, "-m", "not nightly", tests=TESTS.replace('"b-2"', '"b-3"'))
-    assert status == pytest.ExitCode.USAGE_ERROR, said
+def test_a_fixture_of_one_test_counts_and_one_that_tests_share_does_not(tmp_path):
+    tests = (
+        TESTS
+        + """
+    @pytest.fixture(scope="module")
+    def shared():
+        busy(0.5)
+
+    @pytest.fixture
+    def of_one():
+        busy(0.5)
+
+    def test_with_a_long_fixture(shared, of_one):
+        pass
+
+    def test_with_a_shared_fixture(shared):
+        pass
+"""
+    )
+    status, said = run(tmp_path, "-m", "not nightly", "-k", "fixture", ci=True, tests=tests)
+    assert status == pytest.ExitCode.TESTS_FAILED, said
+    assert "FAILED test_some.py::test_with_a_long_fixture: took 0.5" in said
+    assert "FAILED test_some.py::test_with_a_shared" not in said
+
+
+# `make test` has workers, who tell the process that reports no error of their own.
+@pytest.mark.nightly(but=("2",))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mark_that_names_a_case_which_is_not_there_is_refused(tmp_path, workers):
+    tests = TESTS.replace('"b-2"', '"b-3"')
+    status, said = run(tmp_path, "-m", "not nightly", "-n", str(workers), tests=tests)
+    assert status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED), said
     assert "name cases that there are not: test_some.py::test_of_cases[b-3]" in said
+
+
+@pytest.mark.nightly(but=('"a-1", "b-2"',))
+@pytest.mark.parametrize("inside", ['but="a-1"', 'butt=("a-1",)', '"a-1", "b-2"', "but=()"])
+def test_a_mark_that_is_not_as_it_should_be_is_refused(tmp_path, inside):
+    tests = TESTS.replace('but=("a-1", "b-2")', inside)
+    status, said = run(tmp_path, "-m", "not nightly", tests=tests)
+    assert status == pytest.ExitCode.USAGE_ERROR, said
+    assert "test_some.py::test_of_cases has " in said
+
+
+def test_a_case_cannot_be_kept_of_a_file_that_is_nightly(tmp_path):
+    tests = TESTS + "\n    pytestmark = pytest.mark.nightly\n"
+    status, said = run(tmp_path, "-m", "not nightly", tests=tests)
+    assert status == pytest.ExitCode.USAGE_ERROR, said
+    assert "test_some.py::test_of_two has a second mark" in said
+
+
+def test_what_failed_last_can_be_run_again_without_the_other_cases(tmp_path):
+    tests = (
+        TESTS
+        + """
+    @pytest.mark.nightly(but=("a",))
+    @pytest.mark.parametrize("letter", ["a", "b"])
+    def test_that_fails(letter):
+        assert letter == "a"
+"""
+    )
+    with_cache = ("-o", "addopts=", "-k", "that_fails")
+    run(tmp_path, *with_cache, tests=tests)
+    status, said = run(tmp_path, *with_cache, "--lf", tests=tests)
+    assert status == pytest.ExitCode.TESTS_FAILED, said
+    assert "1 failed" in said
 
 
 def test_both_tiers_are_run_by_what_readme_and_ci_name():

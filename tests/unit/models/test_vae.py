@@ -30,7 +30,6 @@ def parameters(pair, x):
 
 
 @pytest.mark.nightly(only=("convolutional_vae-shape1-50345",))
-@pytest.mark.nightly(but=("convolutional_vae-shape1-50345",))
 @pytest.mark.parametrize(
     ("make", "shape", "count"),
     [
