@@ -30,10 +30,17 @@ def folder() -> Path:
     chosen = caches / key.hexdigest()[:16]
     chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.utime(chosen)
-    others = sorted(caches.iterdir(), key=lambda one: one.stat().st_mtime, reverse=True)
-    for old in others[_KEPT:]:
+    for old in sorted(caches.iterdir(), key=_used, reverse=True)[_KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
     return chosen
+
+
+def _used(folder: Path) -> float:
+    """When a folder was last chosen; of one that another process has just removed, never."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _processor() -> bytes:

@@ -15,7 +15,8 @@ from tests import compiled
 # JAX reads these when it is first imported. What one process compiled the next one loads: the many
 # servers, clients and commands that tests start would otherwise compile the same functions again.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.folder()))
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled.folder())
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # OpenBLAS would take every core for matrices of three rows, and pytest's workers have them already.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

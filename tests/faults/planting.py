@@ -12,11 +12,13 @@ from typing import Literal, NamedTuple
 
 from tests.faults.catalogue import Fault
 
-__all__ = ["Search", "changed", "look_for", "plant"]
+__all__ = ["Search", "changed", "environment", "look_for", "plant"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _LEFT_OUT = shutil.ignore_patterns(".*", "build", "dist", "__pycache__", "shared")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+# What makes tests stricter, or search wider, than somebody's `make test` does: `make nightly` sets some.
+_NOT_HANDED_ON = {"CI", "HYPOTHESIS_PROFILE", "PYTEST_ADDOPTS", "FEDVI_TEST_TIMES"}
 # Says on its first line whose fedvi it runs: an installed one would find nothing.
 _RUN = """
 import sys, pytest, fedvi
@@ -81,12 +83,11 @@ def look_for(tests: Iterable[str], folder: Path, marks: str, timeout: float = 90
         *("--rootdir", str(folder), "-c", str(folder / "pyproject.toml"), "-m", marks),
         *tests,
     ]
-    environment = {name: value for name, value in os.environ.items() if name != "CI"}
     try:
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**environment, "PYTHONPATH": str(folder)},
+            env=environment(folder),
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -105,3 +106,9 @@ def look_for(tests: Iterable[str], folder: Path, marks: str, timeout: float = 90
     if done.returncode == 1 and failed is not None and "::" in failed[1]:
         return Search("found", failed[1], seconds)
     return Search("broken", f"pytest ended with {done.returncode}: {said[-1500:]}", seconds)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Returns the variables of tests in a planted folder: those of `make test`, and that folder's fedvi."""
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_HANDED_ON}
+    return kept | {"PYTHONPATH": str(folder)}

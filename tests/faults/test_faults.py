@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from tests.faults.catalogue import FAULTS
-from tests.faults.planting import ROOT, changed, look_for, plant
+from tests.faults.planting import ROOT, changed, environment, look_for, plant
 from tests.tiers import FAST
 
 NAMES = [fault.name for fault in FAULTS]
@@ -45,3 +45,13 @@ def test_there_are_thirty_and_each_can_be_planted():
 def test_a_fault_whose_code_is_gone_says_so():
     with pytest.raises(ValueError, match=r"has 'no such line' 0 times, expected once"):
         changed(dataclasses.replace(FAULTS[0], right="no such line"))
+
+
+def test_faults_are_looked_for_with_no_more_examples_than_the_fast_tier_tries(
+    monkeypatch, tmp_path
+):
+    for name in ("HYPOTHESIS_PROFILE", "CI", "PYTEST_ADDOPTS"):
+        monkeypatch.setenv(name, "nightly")
+    found = environment(tmp_path)
+    assert found["PYTHONPATH"] == str(tmp_path)
+    assert not {"HYPOTHESIS_PROFILE", "CI", "PYTEST_ADDOPTS"} & set(found)

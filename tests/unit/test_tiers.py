@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import compiled
 from tests.tiers import FAST
 
 ROOT = Path(__file__).parents[2]
@@ -170,3 +171,13 @@ def test_both_tiers_are_run_by_what_readme_and_ci_name():
     assert [line for line in script if line.startswith("make")] == ["make test", "make nightly"]
     markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert any(line.startswith("nightly") for line in markers["markers"])
+
+
+def test_a_folder_of_programs_that_another_run_removes_meanwhile_stops_no_run(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    chosen = compiled.folder()
+    # A link to nothing is listed, and is not there.
+    (chosen.parent / "removed").symlink_to(tmp_path / "nowhere")
+    assert compiled.folder() == chosen
