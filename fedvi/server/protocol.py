@@ -445,8 +445,10 @@ def _read(spec: ServerSpec, task: Task, payload: Payload) -> Change:
             return sums.exact(spec.gather, value, spec.prior, len(spec.clients))
     with strictly(f"{what} cannot be read"):
         change = spec.finish[task.client](value, task)
-        spec.family.check(change.delta, what)
-        check_size(change.delta, what)
+        # Of a survey the change is zero, whatever the client sent.
+        for told in (change.delta, *(() if change.survey is None else (change.survey,))):
+            spec.family.check(told, what)
+            check_size(told, what)
     # In the form that it has when it was stored, so that sums of it have the same bits.
     return change._replace(delta=tree.freeze(change.delta))
 

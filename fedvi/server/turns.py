@@ -348,6 +348,8 @@ def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Se
     finished = spec.finish[task.client](told, task)
     change = finished.delta
     check_size(change, "the sum of a round")
+    if finished.survey is not None:
+        check_size(finished.survey, "the sum of a round")
     damping, memory = 1.0, state.memory
     if not spec.renews:
         before = memory.get(group, damping_rules.Memory())

@@ -485,6 +485,21 @@ def test_surveys_and_the_coordinates_of_them_are_durable_and_outlive_a_removal(t
     assert run.state.history[-1].gap.surprise == standing.surprise
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1e31])
+def test_a_survey_that_nothing_can_be_computed_with_is_refused(number):
+    """One client's would have made coordinates of no number, for everybody and for good."""
+
+    def finish(value, task):
+        change = finish_surveyed(value, task)
+        survey = change.survey._replace(h=np.array([60.0, number]))
+        return change._replace(survey=survey)
+
+    run = Run(make_spec(synchronous(4), renews=True, finish=dict.fromkeys(THREE, finish)))
+    with pytest.raises((errors.FamilyError, errors.ProtocolError), match="the answer to task"):
+        run.work("a")
+    assert not run.state.answers
+
+
 def test_a_removal_is_durable_and_a_line_without_one_reads_as_before(tmp_path):
     spec = make_spec(synchronous(3), stand=functools.partial(of_changes, noise_sd=0.1))
     run = Run(spec)
