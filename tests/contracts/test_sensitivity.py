@@ -9,6 +9,7 @@ import pytest
 from fedvi import errors
 from fedvi.inference import clipping, solvers
 from fedvi.inference.clipping import _weights, longest_part
+from fedvi.inference.coordinates import Coordinates
 from fedvi.inference.svi import DPSVI
 from fedvi.privacy import events, mechanisms, release, sampling
 from tests.sensitivity import CASES, Case, shift, worst
@@ -52,6 +53,34 @@ def test_one_record_moves_what_is_released_by_at_most_what_is_charged(name):
     assert max(found.values()) <= 1.0 + _ROUNDING.get(name, 0.0), found
     # What is compared are tables as bad as they can be, or nearly so: none is near zero.
     assert min(found.values()) >= 0.4, found
+
+
+HOSTILE = {
+    "huge": ([0.0, 3.0], [1.0, 1e30], 0),
+    "beyond float32": ([0.0, 3.0], [1.0, 1e300], 0),
+    "below normal": ([0.0, 3.0], [1.0, 1e-40], 0),
+    "zero": ([0.0, 1.0], [0.0, 0.0], 0),
+    "below zero": ([0.0, 1.0], [-1.0, -2.0], 0),
+    "no number": ([0.0, np.nan], [1.0, 1.0], 0),
+    "far": ([0.0, 1e38], [1.0, 1.0], 0),
+    "of another column": ([0.0, 1.0], [1.0, 1.0], 1),
+}
+
+
+@pytest.mark.nightly(but=("site_release, after a survey, 409",))
+@pytest.mark.parametrize(
+    "name", ["site_release, after a survey, 409", "site_release, after a survey, in blocks, 4,096"]
+)
+def test_no_coordinates_that_a_server_can_send_make_a_record_move_more_than_is_charged(name):
+    totals = CASES[name].totals()
+    case, found = dataclasses.replace(CASES[name], totals=lambda: totals), {}
+    for hostile, (centre, scale, constant) in HOSTILE.items():
+        totals._at = Coordinates(np.array(centre), np.array(scale), constant)
+        with np.errstate(over="ignore"):
+            found[hostile] = max(worst(case).values())
+    assert max(found.values()) <= 1.0, found
+    # Not because no record was left.
+    assert min(found[hostile] for hostile in ("huge", "below zero", "far")) >= 0.4, found
 
 
 def test_every_listed_solver_that_adds_noise_is_among_the_cases():
