@@ -99,8 +99,9 @@ def solver_of(
         # The solver clips what one record contributes, so all rows of a patient are one record.
         supplied["model"] = unit_model(typing.cast(Model, model))
     if "foreseen" in known and study.data.max_records is not None:
+        first = schedule.first_fold(tuple(client.name for client in study.clients))
         supplied["foreseen"] = Foreseen(
-            schedule.rounds, len(study.clients), study.data.max_records, typical_norm
+            schedule.rounds, first, study.data.max_records, typical_norm
         )
     noise = arguments.pop("noise_multiplier", None)
     sampler = _sampler(study, arguments.pop("sampler", "full"))

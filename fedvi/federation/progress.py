@@ -1,5 +1,6 @@
 """What a schedule may see: counts, versions and the public gap, and nothing computed from data."""
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -167,3 +168,22 @@ class Schedule(NamedTuple):
     view: Callable[[Progress], Progress] = _whole
     ending: Callable[[Progress], tuple[str, ...] | None] = _never
     place: Callable[[Progress], StagePlace | None] = _nowhere
+
+    def first_fold(self, clients: tuple[str, ...]) -> int:
+        """Returns how many clients the first fold holds, if those that are asked answer in turn.
+
+        >>> from fedvi.federation.schedules import sequential, synchronous
+        >>> synchronous(rounds=5).first_fold(("north", "south"))
+        2
+        >>> sequential(rounds=5).first_fold(("north", "south"))
+        1
+        """
+        none = (0,) * len(clients)
+        start = Progress(clients, none, none, (), (), 0, math.inf)
+        asked = self.select(start)
+        started = dict.fromkeys(asked, 0)
+        for count in range(1, len(asked)):
+            waiting, left = asked[:count], asked[count:]
+            if self.ready(start._replace(open=left, waiting=waiting, started=started)):
+                return count
+        return max(1, len(asked))

@@ -47,7 +47,7 @@ class Foreseen(NamedTuple):
 
     Attributes:
       rounds: how often each client answers.
-      clients: how many there are.
+      clients: how many answer the first fold, of which coordinates are made.
       records: the largest number of records, or of units, that one of them declares.
       typical_norm: a guess of the root mean square of ‖x‖; None if nothing is known of the columns, which
         then count as standardised.

@@ -51,9 +51,7 @@ def supported_curvature(
     length = np.sqrt(np.maximum(diagonal, sd))
     # Of a column that noise hides, u stands for the curvature that nobody knows.
     scale = length[rows] * length[columns]
-    correlation, variance = _shrunk(
-        curvature[rows, columns] / scale, sd / (math.sqrt(2.0) * scale)
-    )
+    correlation, variance = _shrunk(curvature[rows, columns] / scale, sd / (math.sqrt(2.0) * scale))
     most = np.sqrt(diagonal[rows] * diagonal[columns])
     likely, open_ = np.diag(diagonal), sd**2 * np.eye(size)
     likely[rows, columns] = likely[columns, rows] = np.clip(correlation, -1.0, 1.0) * most

@@ -154,3 +154,20 @@ def test_each_client_may_have_its_own_deadline(given, expected):
 def test_a_deadline_that_cannot_be_is_told_with_its_client(given, message):
     error = refusal(kind="synchronous", rounds=1, deadline_seconds=given)
     assert error.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "size"),
+    [
+        ({"kind": "synchronous", "rounds": 5}, 4),
+        ({"kind": "sequential", "rounds": 5}, 1),
+        ({"kind": "asynchronous", "rounds": 5}, 1),
+        ({"kind": "buffered_asynchronous", "rounds": 5, "buffer": 3}, 3),
+        ({"kind": "scripted", "stages": STAGES}, 1),
+        ({"kind": "scripted", "stages": STAGES[1:]}, 2),
+    ],
+)
+def test_the_first_fold_holds_those_whom_its_schedule_waits_for(schedule, size):
+    """Coordinates are made of it: counting all clients, the planted bug, plans for noise of a larger sum."""
+    found, _, _ = parts.schedule(study_of(**schedule))
+    assert found.first_fold(tuple(NAMES)) == size

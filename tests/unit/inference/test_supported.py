@@ -1,0 +1,82 @@
+"""A report counts on as much curvature as noisy sums support: no more, and not much less."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedvi.inference.supported import supported_curvature
+
+D = 12
+
+
+def noise(generator, size=D):
+    """Of sd 1 in each coordinate of svec."""
+    found = generator.normal(size=(size, size))
+    return (found + found.T) / 2.0
+
+
+def correlated(strength):
+    """A correlation matrix of which a neighbour's is ``strength``."""
+    return strength ** np.abs(np.subtract.outer(np.arange(D), np.arange(D)))
+
+
+def covariance(H, sd, precision):
+    vectors, values = supported_curvature(H, sd, precision)
+    return np.linalg.inv(precision + (vectors * values) @ vectors.T)
+
+
+def test_without_doubt_it_is_the_curvature_itself():
+    H, J = 100.0 * correlated(0.5), np.eye(D)
+    np.testing.assert_allclose(covariance(H, 1e-6, J), np.linalg.inv(H + J), atol=1e-9)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("sd", [5.0, 30.0])
+def test_variances_are_seldom_below_the_true_ones_and_not_far_above(strength, sd):
+    H, J, generator = 100.0 * correlated(strength), np.eye(D), np.random.default_rng(0)
+    true = np.diag(np.linalg.inv(H + J))
+    ratios = np.array(
+        [np.diag(covariance(H + sd * noise(generator), sd, J)) / true for _ in range(100)]
+    )
+    # Sds of the worst coefficient, in the mean over noise; and of all of them, in the geometric mean.
+    assert np.sqrt(ratios).mean(axis=0).min() > 0.97
+    assert np.exp(0.5 * np.log(ratios).mean()) < {0.0: 1.4, 0.5: 2.1, 0.9: 2.6}[strength]
+
+
+def test_a_pair_that_goes_together_stays_a_pair_among_columns_that_do_not():
+    """Shrunk like all the others, the planted bug, both would count as well known."""
+    H, generator = 100.0 * np.eye(D), np.random.default_rng(1)
+    H[0, 1] = H[1, 0] = 95.0
+    found = np.mean(
+        [np.diag(covariance(H + 10.0 * noise(generator), 10.0, np.eye(D))) for _ in range(50)],
+        axis=0,
+    )
+    assert found[:2].min() > 4.0 * found[2:].max()
+
+
+def test_noise_alone_supports_next_to_nothing():
+    generator = np.random.default_rng(2)
+    sds = np.sqrt(
+        [np.diag(covariance(50.0 * noise(generator), 50.0, np.eye(D))) for _ in range(100)]
+    )
+    # Half of the columns have a diagonal above 0 by chance, by about 50 beside a prior of 1.
+    assert np.median(sds) > 0.4
+    assert (sds <= 1.0 + 1e-9).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_few_coefficients_are_served_too(size):
+    H = 100.0 * np.eye(size) + 5.0 * noise(np.random.default_rng(3), size)
+    vectors, values = supported_curvature(H, 5.0, np.eye(size))
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(size), atol=1e-12)
+    assert (values > 70.0).all()
+    assert (values <= np.linalg.eigvalsh(np.diag(np.diag(H)) + np.abs(H))[-1]).all()
+
+
+def test_curvature_that_is_negative_adds_no_precision():
+    H = np.diag([-50.0] * 4 + [100.0] * (D - 4))
+    found = covariance(H, 1.0, np.eye(D))
+    np.testing.assert_allclose(np.diag(found)[:4], 1.0)
+    np.testing.assert_allclose(np.diag(found)[4:], 1.0 / 101.0, rtol=1e-2)
+    assert math.isfinite(found.sum())
