@@ -22,7 +22,7 @@ _POLYA_GAMMA = (
 # Of what noise leaves: by solver, for those whose reported q does not carry it.
 _WITHOUT_NOISE = {
     "dp_optimisation": "intervals do not hold the noise of the descent: they are too wide where steps are "
-    "mostly noise, and may be too narrow elsewhere",
+    "mostly noise, and may be far too narrow elsewhere",
     "vips": "intervals do not hold the noise of the sums, and are too narrow where it is large",
 }
 _HOLDS_IT = "those of solver `site_release` do hold it"

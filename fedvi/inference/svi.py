@@ -12,11 +12,11 @@ import numpy as np
 import tqdm.auto as tqdm
 from numpyro import optim as optimisers
 from numpyro.infer import SVI
-from numpyro.infer.svi import SVIRunResult
 
 from fedvi import errors
-from fedvi.inference import ahead, per_record, ratchet
+from fedvi.inference import ahead, noise_told, per_record, ratchet, response
 from fedvi.inference.clipping import Clipping, Parts, clipped, longest_part, loss_unit
+from fedvi.inference.noise_told import DPSVIRunResult, Latents, NoiseAware
 from fedvi.inference.per_record import Records
 from fedvi.models import guided as parts
 from fedvi.models import numpyro as split
@@ -63,6 +63,8 @@ class DPSVIState(NamedTuple):
         what went before, so that whoever finds a state cannot take the noise off what was released;
         the `DPSVI` itself can make them all again, and is not to be kept.
       fit: a number of the `DPSVI` that it belongs to, which was charged for it; uint32 [2].
+      seen: sums over the steps of what was released, for ``DPSVI.noise_aware``; None where there are no
+        intervals that could be told the noise.
     """
 
     optim_state: Any
@@ -71,6 +73,7 @@ class DPSVIState(NamedTuple):
     step: Any
     noise_key: Any
     fit: Any
+    seen: Any = None
 
 
 class DPSVI(Owned, SVI):  # type: ignore[misc]
@@ -91,6 +94,9 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
     (docs/proofs/float_sum.md). Draws of a record's own latents do not depend on who else is there.
     Parameters are initialised on made-up records. The draws of the guide
     follow from ``rng_key`` and may be known to anybody.
+
+    The guide's own intervals do not hold the noise of the descent: ``noise_aware`` makes some that do, of
+    models like a regression, from what was released.
 
     Losses are NaN, since they depend on records, unless ``loss_bound`` is given: each step then releases
     its loss beside the gradient, within the same clip norm and at no further price. Its noise has std
@@ -189,6 +195,9 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         # Shapes and dtypes of a state.
         self._state_like: Any = None
         self._transforms: dict[str, Any] = {}
+        # The latents whose intervals can be told the noise, or why there are none.
+        self._latents_told: Latents | str = ""
+        self._unlike: str | None = None
         self._like: Any = None
         # A step as what follows from its key, and the rest; by whether it is stable.
         self._parted: dict[bool, ahead.Split] = {}
@@ -267,6 +276,17 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
             )
             if self._is_aligned:
                 self._transforms = self._guided.global_transforms(constrained, rng_key)
+            self._latents_told = noise_told.latents_of(
+                self._guided,
+                self.guide,
+                constrained,
+                rng_key,
+                clip=self._clip,
+                clipping=self._clipping,
+                transforms=self._transforms if self._is_aligned else None,
+            )
+            if isinstance(self._latents_told, Latents):
+                self._transforms = self._latents_told.transforms
         run = self._charged(params, constrained, rng_key)
         state = DPSVIState(
             started.optim_state,
@@ -275,6 +295,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
             jnp.zeros((), jnp.int32),
             ratchet.started(random.key(self._secret, "run", run)),
             jnp.asarray(self._fit),
+            self._nothing_seen(),
         )
         like = jax.tree.map(_shape, state)
         if like != self._state_like:
@@ -330,8 +351,10 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         init_state: DPSVIState | None = None,
         init_params: dict[str, Any] | None = None,
         **kwargs: Any,
-    ) -> SVIRunResult:
+    ) -> DPSVIRunResult:
         """Takes ``num_steps`` steps in compiled scans; arguments and result are those of ``SVI.run``.
+
+        The result says beside what its intervals are worth: ``remark``, ``noise_aware()``, ``intervals()``.
 
         It compiles by itself, and is not to be called under ``jit``, ``vmap`` or ``scan``: ``update`` is.
 
@@ -378,7 +401,47 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
                 bar.update(count)
                 if self._loss_bound is not None and progress_bar:
                     bar.set_postfix_str(f"loss of the last {count}: {float(some.mean()):.4f}")
-        return SVIRunResult(self.get_params(state), state, jnp.concatenate(losses))
+        return DPSVIRunResult.of(self, self.get_params(state), state, jnp.concatenate(losses))
+
+    def noise_aware(self, svi_state: DPSVIState) -> NoiseAware:
+        """Returns a Gaussian for the latents that is told the noise of all steps until this state.
+
+        Of models like a regression: gradients that were released, at places that are public, tell where the
+        log likelihood is steep, how steep, and how surely (``response.told``). Marginals have the
+        correlations that a mean-field guide leaves out. What clipping takes is in no release, and so in no
+        interval: use a clip norm that few gradients exceed.
+
+        Guarantee: it is a function of what the steps released and of what is public, and costs nothing.
+        Proof: docs/proofs/descent_noise.md.
+
+        Args:
+          svi_state: of ``update`` or ``run`` (or ``result.state``).
+
+        Raises:
+          SolverError: there is no honest interval, for a reason that is said: a guide that is no
+            automatic Gaussian, records with latents of their own, learnt parameters, more than 256 latents,
+            gradients that are rescaled or clipped with the prior, a network or a mixture, too few steps,
+            a log likelihood or a prior that is not concave.
+          PrivacyError: under a JAX transformation.
+        """
+        random._refuse_a_trace("intervals are computed outside of JAX")
+        found, latents = self._taken_apart, self._latents_told
+        self._check(svi_state)
+        if self._unlike is None and isinstance(latents, Latents):
+            self._unlike = noise_told.unlike_a_regression(found, latents)
+        reason = latents if isinstance(latents, str) else self._unlike
+        if reason or isinstance(latents, str):
+            raise errors.SolverError(str(reason))
+        plan, density = self.privacy, functools.partial(latents.log_prior, found)
+        noise = plan.mechanism.noise_multiplier
+        sd = plan.clip_norm * noise / plan.sampler.rate if noise else 0.0
+        slope, bend = jax.jit(jax.grad(density)), jax.jit(jax.hessian(density))
+
+        def prior(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            there = jnp.asarray(at, float)
+            return np.asarray(slope(there)), -np.asarray(bend(there))
+
+        return NoiseAware(latents, response.told(svi_state.seen, sd, prior))
 
     def evaluate(self, svi_state: DPSVIState, *args: Any, **kwargs: Any) -> Private:
         """Returns the loss on the records that are given, as ``SVI``, for nobody else to see.
@@ -491,11 +554,11 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
             noise_key, secrets = ratchet.taken(state.noise_key, state.step, number)
             rng_key, keys = jax.lax.scan(_split, state.rng_key, None, length=number)
             drawn = jax.vmap(lambda secret: self._drawn(secret, columns))(secrets)
-            optim_state, losses = jax.lax.scan(
+            optim_state, (losses, told) = jax.lax.scan(
                 one, state.optim_state, (jax.vmap(parted.ahead)(keys), drawn)
             )
-            step = state.step + number
-            return DPSVIState(optim_state, None, rng_key, step, noise_key, state.fit), losses
+            step, seen = state.step + number, _seen(state, told)
+            return DPSVIState(optim_state, None, rng_key, step, noise_key, state.fit, seen), losses
 
         # One size alone is compiled if there is one that goes in evenly.
         together = next((n for n in range(together, together // 4, -1) if count % n == 0), together)
@@ -533,8 +596,9 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         noise_key, secrets = ratchet.taken(state.noise_key, state.step, 1)
         rng_key, key = _split(state.rng_key, None)
         drawn = self._drawn(secrets[0], columns)
-        optim_state, loss = self._next(state.optim_state, key, columns, stable, *drawn)
-        new = DPSVIState(optim_state, None, rng_key, state.step + 1, noise_key, state.fit)
+        optim_state, (loss, told) = self._next(state.optim_state, key, columns, stable, *drawn)
+        seen = _seen(state, jax.tree.map(lambda part: part[None], told))
+        new = DPSVIState(optim_state, None, rng_key, state.step + 1, noise_key, state.fit, seen)
         # An overwritten key, of a state whose step was set back, is known to anybody.
         is_left = (state.step < self.privacy.steps) & jax.random.key_data(secrets[0]).any()
         return _where(is_left, new, state), jnp.where(is_left, loss, jnp.nan)
@@ -573,21 +637,24 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         batch: Batch,
         places: Any,
         noise: Noise,
-    ) -> tuple[Any, jax.Array]:
-        """Takes one step, whether or not one is left: that, and the next keys, is for the caller."""
+    ) -> tuple[Any, tuple[jax.Array, Any]]:
+        """Takes one step, whether or not one is left: that, and the next keys, is for the caller.
+
+        Returns the optimiser's state, and beside it the loss and what was seen of θ.
+        """
         params = self.optim.get_params(optim_state)
         released = self._released(params, step_key, columns, batch, places, noise)
 
-        def climb(found: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-            gradient, loss = found
+        def climb(found: tuple[Any, jax.Array, Any]) -> tuple[Any, tuple[jax.Array, Any]]:
+            gradient, loss, told = found
             # The value is for optimisers of optax that ask for one; NaN if it is not released.
             moved = self.optim.update(gradient, optim_state, value=loss)
             if not stable:
-                return moved, loss
+                return moved, (loss, told)
             finite = functools.reduce(
                 jnp.logical_and, [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(moved)]
             )
-            return _where(finite, moved, optim_state), loss
+            return _where(finite, moved, optim_state), (loss, told)
 
         # What leaves is the value of a Released whose event was charged by `init`.
         return post_process(climb, released).value
@@ -656,7 +723,8 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         places: Any,
         noise: Noise,
     ) -> Released:
-        """Returns the noised gradient of the loss with respect to the parameters, and the loss."""
+        """Returns the noised gradient of the loss with respect to the parameters, the loss, and what is
+        told of θ: a public place and the noised gradient of the log likelihood there."""
         plan, found = self.privacy, self._taken_apart
         bounded = self._bounded(params, step_key, columns, batch, places)
         released = decoded(release_with(noise, bounded))
@@ -666,24 +734,46 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         def public(params: Any) -> Any:
             return -found.public_term(self.constrain_fn(params), step_key)
 
-        def whole(total: Any) -> tuple[Any, jax.Array]:
+        def whole(total: Any) -> tuple[Any, jax.Array, Any]:
             loss = jnp.asarray(jnp.nan)
             if self._loss_bound is not None:
                 total, loss = total
                 loss = loss * (self._loss_bound / loss_unit(plan.clip_norm) / plan.sampler.rate)
             # Divided by the public rate, never by the realised size of the batch.
             mean = jax.tree.map(lambda part: part / plan.sampler.rate, total)
+            told = self._told(mean, params, step_key)
             if self._is_aligned:
                 _, pull_back = jax.vjp(
                     lambda params: self._latents(self.constrain_fn(params), step_key), params
                 )
                 (mean,) = pull_back(mean)
             if self._clip == "elbo":
-                return mean, loss
+                return mean, loss, told
             value, exact = jax.value_and_grad(public)(params)
-            return jax.tree.map(jnp.add, mean, exact), loss + value
+            return jax.tree.map(jnp.add, mean, exact), loss + value, told
 
         return post_process(whole, released)
+
+    def _told(self, mean: Any, params: Any, step_key: Any) -> tuple[Any, Any] | None:
+        """Returns the latents' draw and the log likelihood's noised gradient there, [D] both."""
+        latents, found = self._latents_told, self._taken_apart
+        if isinstance(latents, str):
+            return None
+        constrained = self.constrain_fn(params)
+        if found.particles == 1:
+            place = latents.flat(self._latents(constrained, step_key))
+        else:
+            # The gradient is the mean over draws; where it is linear, that at their mean.
+            keys = jax.random.split(step_key, found.particles)
+            draws = jax.vmap(lambda key: latents.flat(self._latents(constrained, key)))(keys)
+            place = draws.mean(axis=0)
+        if self._is_aligned:
+            return place, -latents.flat(mean)
+        return place, -noise_told.locations(self.guide, latents, mean)
+
+    def _nothing_seen(self) -> Any:
+        latents = self._latents_told
+        return None if isinstance(latents, str) else response.nothing(latents.size)
 
     @property
     def _records(self) -> int:
@@ -783,6 +873,11 @@ def _split(key: Any, _: None) -> tuple[Any, Any]:
     """Returns the key of the steps to come and that of a step, as NumPyro's ``SVI`` splits it."""
     keys = jax.random.split(key)
     return keys[0], keys[1]
+
+
+def _seen(state: DPSVIState, told: Any) -> Any:
+    """Adds what steps told to the sums of a state."""
+    return None if told is None else response.added(state.seen, state.step, *told)
 
 
 def _size(tree: Any) -> int:

@@ -186,6 +186,18 @@ class Guided:
                 split._record_terms(run, self.plate).values(), jnp.result_type(float)
             )
 
+    def prior_at(self, latents: Mapping[str, Any], key: Any) -> Float[Array, ""]:
+        """Returns log p of all sites outside of the plate at global latents in their own supports."""
+        args, kwargs = self.layout.call(self.layout.made_up(split._ONE))
+        model = handlers.substitute(handlers.seed(self.model, key), data=dict(latents))
+        with split._numpyro_rules(), handlers.trace() as sites, _Rows(self.plate, 1, 0):
+            model(*args, **kwargs, **self.static)
+            total = jnp.zeros(())
+            for site in sites.values():
+                if _is_sample(site) and not split._is_inside(site, self.plate):
+                    total = total + jnp.sum(_scaled(_log_prob(site), site, 1.0))
+            return total
+
     def global_latents(self, params: Mapping[str, Any], key: Any) -> dict[str, Any]:
         """Returns the guide's draw of every global latent of the model, in its own support."""
         model, _ = self.traces(params, key, self.layout.made_up(split._ONE), 0)

@@ -1,0 +1,313 @@
+"""What a run of `DPSVI` says of its intervals: those that are told the noise, or why there are none."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import autoguide
+from numpyro.infer.svi import SVIRunResult
+from scipy.special import ndtri
+
+from fedvi import errors
+from fedvi.inference import response
+from fedvi.models import numpyro as split
+from fedvi.models.guided import Guided
+from fedvi.typing import Key
+
+__all__ = [
+    "DPSVIRunResult",
+    "Latents",
+    "NoiseAware",
+    "latents_of",
+    "locations",
+    "unlike_a_regression",
+]
+
+# More latents would make the sums dearer than a step.
+_MOST = 256
+# A record of a regression moves few combinations of the latents: one, or one a class or parameter.
+_FEW, _FEW_SHARE, _ROUNDING = 3, 3, 1e-3
+_GAUSSIAN = (
+    autoguide.AutoNormal,
+    autoguide.AutoDiagonalNormal,
+    autoguide.AutoMultivariateNormal,
+    autoguide.AutoLowRankMultivariateNormal,
+)
+_PARTS = "loc", "scale", "scale_tril", "cov_factor"
+_GUIDES_OWN = "intervals of the guide do not hold the noise of the descent"
+_CLIPPED = "no interval holds what clipping takes"
+
+
+class Latents:
+    """The global latents of a model as one vector of real numbers, by name.
+
+    Args:
+      transforms: name → map from the real numbers to the support.
+      like: name → an unconstrained value, or its shape and dtype.
+    """
+
+    def __init__(self, transforms: Mapping[str, Any], like: Mapping[str, Any]) -> None:
+        self.transforms = dict(transforms)
+        self.shapes = {name: jnp.shape(like[name]) for name in sorted(like)}
+        self.size = sum(int(np.prod(shape, dtype=int)) for shape in self.shapes.values())
+
+    def flat(self, values: Mapping[str, Any]) -> Any:
+        """Returns the vector [D] of unconstrained values."""
+        return jnp.concatenate([jnp.ravel(values[name]) for name in self.shapes])
+
+    def parted(self, vector: Any) -> dict[str, Any]:
+        """Cuts a vector into unconstrained values."""
+        found, start = {}, 0
+        for name, shape in self.shapes.items():
+            stop = start + int(np.prod(shape, dtype=int))
+            found[name] = vector[start:stop].reshape(shape)
+            start = stop
+        return found
+
+    def constrained(self, vector: Any) -> dict[str, Any]:
+        """Returns values in their supports."""
+        with split._numpyro_rules():
+            return {name: self.transforms[name](v) for name, v in self.parted(vector).items()}
+
+    def log_prior(self, found: Guided, vector: Any) -> Any:
+        """Returns the log density of the unconstrained vector before any record."""
+        key = jax.random.key(0)
+        values = self.parted(vector)
+        with split._numpyro_rules():
+            total = found.prior_at(self.constrained(vector), key)
+            for name, value in values.items():
+                there = self.transforms[name](value)
+                total = total + jnp.sum(self.transforms[name].log_abs_det_jacobian(value, there))
+            return total
+
+
+class NoiseAware:
+    """A Gaussian for the global latents that is told the noise; made by ``DPSVI.noise_aware``.
+
+    Methods are named as those of NumPyro's automatic guides, and return latents in their own supports,
+    for ``Predictive(model, posterior_samples=…)``.
+
+    Attributes:
+      mean, covariance: of the unconstrained latents, names in alphabetical order; NumPy, [D] and [D, D].
+      hidden: in how many of the D directions noise hides the curvature of the log likelihood: there
+        intervals rest mostly on the prior.
+      remark: what to say beside intervals.
+    """
+
+    def __init__(self, latents: Latents, told: response.Told) -> None:
+        self.mean, self.covariance, self.hidden = told
+        self._latents = latents
+        hides = ""
+        if self.hidden:
+            hides = (
+                f"noise hides the curvature in {self.hidden} of {latents.size} directions, where "
+                "intervals rest mostly on the prior; "
+            )
+        self.remark = f"{hides}{_CLIPPED}: use a clip norm that few gradients exceed"
+
+    def sample(self, rng_key: Key, sample_shape: tuple[int, ...] = ()) -> dict[str, Any]:
+        """Returns draws of the latents, with ``sample_shape`` in front."""
+        root = np.linalg.cholesky(self.covariance)
+        count = int(np.prod(sample_shape, dtype=int))
+        noise = np.asarray(jax.random.normal(rng_key, (count, self._latents.size)), float)
+        draws = jax.vmap(self._latents.constrained)(jnp.asarray(self.mean + noise @ root.T, float))
+        return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in draws.items()}
+
+    def quantiles(self, quantiles: Sequence[float] | float) -> dict[str, Any]:
+        """Returns quantiles of each latent's marginal, along the first axis if several are asked for.
+
+        As those of NumPyro's guides, they are those of the unconstrained latents, mapped: right where the
+        map goes element by element.
+        """
+        sds = np.sqrt(np.diagonal(self.covariance))
+        points = [self.mean + float(ndtri(q)) * sds for q in np.atleast_1d(quantiles)]
+        found = jax.vmap(self._latents.constrained)(jnp.asarray(np.stack(points), float))
+        if np.ndim(quantiles):
+            return found
+        return {name: value[0] for name, value in found.items()}
+
+    def median(self) -> dict[str, Any]:
+        """Returns the median of each latent's marginal."""
+        return self.quantiles(0.5)
+
+    def intervals(self, level: float = 0.95) -> dict[str, Any]:
+        """Returns the central interval of each latent: its ends along the first axis."""
+        if not 0.0 < level < 1.0:
+            raise errors.ConfigError(f"level is {level}, expected a number between 0 and 1")
+        return self.quantiles([(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+
+    def __str__(self) -> str:
+        """Tells medians and 95 % intervals, a line for each number, and the remark."""
+        found = {
+            name: np.asarray(value) for name, value in self.quantiles([0.5, 0.025, 0.975]).items()
+        }
+        rows = [
+            (f"{name}[{', '.join(map(str, at))}]" if at else name, *value[(slice(None), *at)])
+            for name, value in found.items()
+            for at in np.ndindex(value.shape[1:])
+        ]
+        wide = max(6, *(len(row[0]) for row in rows))
+        lines = [f"{'latent':{wide}} {'median':>10} {'2.5 %':>10} {'97.5 %':>10}"]
+        lines += [
+            f"{row[0]:{wide}}" + "".join(f" {number:10.4g}" for number in row[1:]) for row in rows
+        ]
+        return "\n".join([*lines, self.remark])
+
+
+class DPSVIRunResult(SVIRunResult):  # type: ignore[misc]
+    """What `DPSVI.run` returns: NumPyro's ``SVIRunResult`` that knows what its intervals are worth.
+
+    It unpacks into (params, state, losses) as NumPyro's does. The guide's own intervals, from ``params``,
+    take a noised optimum for the optimum; ``noise_aware()`` is told the noise.
+    """
+
+    _fit: Any = None
+
+    @classmethod
+    def of(cls, fit: Any, params: Any, state: Any, losses: Any) -> "DPSVIRunResult":
+        """Returns the result of ``fit``, a `DPSVI`."""
+        result = cls(params, state, losses)
+        result._fit = fit
+        return result
+
+    def noise_aware(self) -> NoiseAware:
+        """Returns the Gaussian for the latents that is told the noise; see ``DPSVI.noise_aware``.
+
+        Raises:
+          SolverError: there is none, for a reason that is said.
+        """
+        if self._fit is None:
+            raise errors.SolverError(
+                "this copy of a result has lost the fit that it is of",
+                "svi.noise_aware(result.state)",
+            )
+        found: NoiseAware = self._fit.noise_aware(self.state)
+        return found
+
+    def intervals(self, level: float = 0.95) -> dict[str, Any]:
+        """Returns central intervals of the latents that are told the noise, as ``NoiseAware.intervals``.
+
+        Raises:
+          SolverError: there are none, for a reason that is said.
+        """
+        return self.noise_aware().intervals(level)
+
+    @property
+    def remark(self) -> str:
+        """Says what intervals of this run are worth; empty where there was no noise, or in a copy."""
+        if self._fit is None or not self._fit.privacy.mechanism.noise_multiplier:
+            return ""
+        try:
+            found = self.noise_aware()
+        except errors.SolverError as error:
+            reason = str(error).split("\n", 1)[0]
+            return f"{_GUIDES_OWN}, and no others are honest: {reason}"
+        return f"{_GUIDES_OWN}, those of noise_aware() do; {found.remark}"
+
+    def __repr__(self) -> str:
+        """Tells the fields, and the remark."""
+        fields = ", ".join(
+            f"{name}={value!r}" for name, value in zip(self._fields, self, strict=True)
+        )
+        return f"{type(self).__name__}({fields}, remark={self.remark!r})"
+
+    def __reduce__(self) -> Any:
+        """Pickles the fields alone: the fit holds secrets."""
+        return type(self), tuple(self)
+
+
+def latents_of(
+    found: Guided,
+    guide: Any,
+    params: Mapping[str, Any],
+    key: Key,
+    *,
+    clip: str,
+    clipping: str,
+    transforms: Mapping[str, Any] | None = None,
+) -> Latents | str:
+    """Returns the latents whose intervals can be told the noise, or says why there are none.
+
+    Nothing depends on records. Whether the model is like a regression is for ``unlike_a_regression``.
+
+    Args:
+      found: model and guide.
+      guide: as the caller passed it.
+      params: of both, constrained.
+      key: any.
+      clip, clipping: of the `DPSVI`.
+      transforms: of the global latents, if they are known already.
+    """
+    if type(guide) not in _GAUSSIAN:
+        name = getattr(guide, "__name__", type(guide).__name__)
+        return f"the guide {name} is none of NumPyro's automatic Gaussian ones"
+    if clip != "likelihood":
+        return f"clip={clip!r} clips the prior together with the records"
+    if clipping not in ("flat", "per_site"):
+        return f"clipping={clipping!r} rescales every gradient, and moves where their sum vanishes"
+    if found.has_local:
+        return "records have latents of their own"
+    others = sorted(set(params) - _own(guide))
+    if others:
+        return f"the model has parameters beside its latents: {', '.join(others)}"
+    try:
+        known = found.global_transforms(params, key) if transforms is None else transforms
+    except errors.ModelError as error:
+        return str(error).split("\n", 1)[0]
+
+    def real() -> dict[str, Any]:
+        values = found.global_latents(params, key)
+        with split._numpyro_rules():
+            return {name: known[name].inv(values[name]) for name in known}
+
+    latents = Latents(known, jax.eval_shape(real))
+    if latents.size > _MOST:
+        return f"there are {latents.size} latents, expected at most {_MOST}"
+    return latents
+
+
+def locations(guide: Any, latents: Latents, gradient: Mapping[str, Any]) -> Any:
+    """Returns the part of a gradient for the guide's parameters that is that for the latents, [D].
+
+    A Gaussian guide draws location + noise, so that the gradient for the location is that at the draw.
+    """
+    if isinstance(guide, autoguide.AutoNormal):
+        return latents.flat(
+            {name: gradient[f"{name}_{guide.prefix}_loc"] for name in latents.shapes}
+        )
+    return latents.flat(guide._unpack_latent(gradient[f"{guide.prefix}_loc"]))
+
+
+def unlike_a_regression(found: Guided, latents: Latents) -> str:
+    """Says why a model is not like a regression, or nothing, by what is public.
+
+    Over all θ, the gradients of one made-up record of a regression span few dimensions: one, or one a
+    class or a parameter of the outcome. Those of networks and mixtures span many.
+    """
+    keys = jax.random.split(jax.random.key(0))
+    row = [column[0] for column in found.layout.made_up(split._ONE)]
+
+    def term(vector: Any) -> Any:
+        return found.record_term_at(latents.constrained(vector), keys[1], row)
+
+    most = max(_FEW, latents.size // _FEW_SHARE)
+    places = jax.random.normal(keys[0], (2 * most + 4, latents.size))
+    slopes = np.asarray(jax.jit(jax.vmap(jax.grad(term)))(places), float)
+    norms = np.linalg.norm(slopes, axis=1)
+    usable = np.isfinite(norms) & (norms > 0.0)
+    lengths = np.linalg.svd(slopes[usable] / norms[usable, None], compute_uv=False)
+    if not len(lengths) or (lengths > _ROUNDING * lengths[0]).sum() <= most:
+        return ""
+    return (
+        f"a record's gradients span more than {most} of {latents.size} dimensions, as those of networks "
+        "and mixtures do, whose posterior no one Gaussian is"
+    )
+
+
+def _own(guide: Any) -> set[str]:
+    """Returns names of the parameters of an automatic Gaussian guide."""
+    if isinstance(guide, autoguide.AutoNormal):
+        return {f"{name}_{guide.prefix}_{part}" for name in guide._init_locs for part in _PARTS}
+    return {f"{guide.prefix}_{part}" for part in _PARTS}

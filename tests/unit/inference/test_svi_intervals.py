@@ -1,0 +1,183 @@
+"""Intervals of `DPSVI`: told the noise where they can be, and where not, said to be none."""
+
+import copy
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import Predictive, Trace_ELBO, autoguide
+from numpyro.infer.svi import SVIRunResult
+
+import fedvi
+from fedvi import errors
+from fedvi.inference.noise_told import DPSVIRunResult
+from tests.unit.inference.test_svi import KINDS
+
+pytestmark = pytest.mark.numpyro
+
+N, STEPS = 60, 60
+ADAM = numpyro.optim.Adam(0.05)
+
+
+def linear(x, y=None):
+    b = numpyro.sample("b", dist.Normal(1.0, 2.0).expand([2]).to_event(1))
+    a = numpyro.sample("a", dist.Normal(0.0, 0.5))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Normal(a + x @ b, 1.0), obs=y)
+
+
+def records():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(N, 2)).astype(np.float32)
+    return x, (x.sum(axis=1) + random.normal(size=N)).astype(np.float32)
+
+
+def exact(x, y):
+    """The posterior of (a, b) in closed form."""
+    full = np.column_stack([np.ones(N), x]).astype(float)
+    prior = np.diag([4.0, 0.25, 0.25])
+    covariance = np.linalg.inv(prior + full.T @ full)
+    return covariance @ (full.T @ y + prior @ [0.0, 1.0, 1.0]), covariance
+
+
+def fitted(model=linear, guide=autoguide.AutoDiagonalNormal, data=None, noise=0.0, **options):
+    settings = {"delta": 1e-3, "insecure_seed": 0} if noise else {"clip_norm": float("inf")}
+    data = data or records()
+    plan = fedvi.privacy.sgd(
+        steps=STEPS,
+        max_records=len(data[0]),
+        sampler="full",
+        noise_multiplier=noise,
+        **settings,
+    )
+    svi = fedvi.DPSVI(model, guide(model), ADAM, Trace_ELBO(), plan, **options)
+    return svi, svi.run(jax.random.key(0), STEPS, *data, progress_bar=False)
+
+
+@pytest.mark.nightly(but=("AutoDiagonalNormal-full", "AutoNormal-aligned"))
+@pytest.mark.parametrize("gradients", ["full", "aligned"])
+@pytest.mark.parametrize(
+    "guide",
+    [
+        autoguide.AutoNormal,
+        autoguide.AutoDiagonalNormal,
+        autoguide.AutoMultivariateNormal,
+        autoguide.AutoLowRankMultivariateNormal,
+    ],
+    ids=lambda guide: guide.__name__,
+)
+def test_without_noise_intervals_are_those_of_the_exact_posterior(guide, gradients):
+    # Sixty steps from a random start: none of these guides has converged.
+    _, result = fitted(guide=guide, gradients=gradients)
+    mean, covariance = exact(*records())
+    found = result.noise_aware()
+    np.testing.assert_allclose(found.mean, mean, atol=2e-3)
+    np.testing.assert_allclose(found.covariance, covariance, rtol=2e-2, atol=1e-4)
+    assert result.remark == ""
+
+
+@functools.cache
+def noisy():
+    """One noised run, which several tests look at."""
+    return fitted(noise=6.0)
+
+
+def test_noise_is_told_and_the_result_says_that_the_guide_does_not_hold_it():
+    _, plain = fitted()
+    _, result = noisy()
+    for name, interval in result.intervals().items():
+        assert (np.diff(interval, axis=0) > 1.5 * np.diff(plain.intervals()[name], axis=0)).all()
+    assert "do not hold the noise of the descent" in repr(result)
+    assert "no interval holds what clipping takes" in str(result.noise_aware())
+
+
+def test_draws_and_quantiles_are_of_one_law():
+    found = noisy()[1].noise_aware()
+    draws = found.sample(jax.random.key(1), (4000,))
+    assert {name: value.shape for name, value in draws.items()} == {"a": (4000,), "b": (4000, 2)}
+    for name, ends in found.intervals(0.5).items():
+        inside = (draws[name] > ends[0]) & (draws[name] < ends[1])
+        # A share of 4,000 at one half has a standard error of 0.008.
+        np.testing.assert_allclose(inside.mean(axis=0), 0.5, atol=0.04)
+    outcomes = Predictive(linear, posterior_samples=draws)(jax.random.key(2), records()[0])["y"]
+    assert outcomes.shape == (4000, N)
+    with pytest.raises(errors.ConfigError, match="level is 95, expected a number between 0 and 1"):
+        found.intervals(95)
+
+
+def test_a_result_is_numpyros_and_loses_the_fit_in_a_copy():
+    svi, result = noisy()
+    assert isinstance(result, SVIRunResult)
+    params, state, losses = result
+    assert params is result.params
+    assert losses.shape == (STEPS,)
+    for again in (copy.deepcopy(result._replace(state=0)), jax.tree.map(jnp.asarray, result)):
+        with pytest.raises(errors.SolverError, match="lost the fit"):
+            again.noise_aware()
+    np.testing.assert_array_equal(svi.noise_aware(state).mean, result.noise_aware().mean)
+
+
+@pytest.mark.nightly
+def test_sums_are_the_same_step_by_step_and_in_two_runs():
+    x, y = records()
+    _, once = noisy()
+    plan = fedvi.privacy.sgd(
+        steps=STEPS,
+        max_records=N,
+        sampler="full",
+        noise_multiplier=6.0,
+        delta=1e-3,
+        insecure_seed=0,
+    )
+    svi = fedvi.DPSVI(linear, autoguide.AutoDiagonalNormal(linear), ADAM, Trace_ELBO(), plan)
+    part = svi.run(jax.random.key(0), STEPS - 2, x, y, progress_bar=False).state
+    for _ in range(2):
+        part, _ = svi.update(part, x, y)
+    for a, b in zip(part.seen, once.state.seen, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3 * float(jnp.abs(b).max()))
+
+
+REFUSED = {
+    "flow": ({}, "AutoIAFNormal is none of NumPyro's automatic Gaussian ones"),
+    "network": ({}, r"parameters beside its latents: net\$params"),
+    "logistic": ({"clipping": "normalised"}, "clipping='normalised' rescales"),
+    "hierarchical": ({"clip": "elbo"}, "clip='elbo' clips the prior"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_where_no_interval_is_honest_there_is_none(kind):
+    options, reason = REFUSED[kind]
+    model, guide, data = KINDS[kind]
+    plan = fedvi.privacy.sgd(
+        steps=5, max_records=24, sampler="full", noise_multiplier=6.0, delta=1e-3, insecure_seed=0
+    )
+    svi = fedvi.DPSVI(model, guide(model), ADAM, Trace_ELBO(), plan, **options)
+    state = svi.init(jax.random.key(0), *data())
+    assert state.seen is None
+    with pytest.raises(errors.SolverError, match=reason):
+        svi.noise_aware(state)
+    said = DPSVIRunResult.of(svi, None, state, None).remark
+    assert "no others are honest" in said
+    assert "do not hold the noise of the descent" in said
+
+
+def test_a_network_with_a_prior_is_no_regression():
+    def network(x, y=None):
+        first = numpyro.sample("first", dist.Normal(0.0, 1.0).expand([2, 6]).to_event(2))
+        last = numpyro.sample("last", dist.Normal(0.0, 1.0).expand([6]).to_event(1))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("y", dist.Normal(jnp.tanh(x @ first) @ last, 1.0), obs=y)
+
+    plan = fedvi.privacy.sgd(
+        steps=5, max_records=N, sampler="full", noise_multiplier=6.0, delta=1e-3, insecure_seed=0
+    )
+    guide = autoguide.AutoDiagonalNormal(network)
+    svi = fedvi.DPSVI(network, guide, ADAM, Trace_ELBO(), plan)
+    state = svi.init(jax.random.key(0), *records())
+    with pytest.raises(errors.SolverError, match="as those of networks and mixtures do"):
+        svi.noise_aware(state)
