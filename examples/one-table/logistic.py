@@ -84,6 +84,7 @@ def main():
 
     best = np.mean((test[0] @ b > 0.0) == test[1])
     print(f"{'true coefficients':22} accuracy {best:.4f}")
+    print(result.remark)
     tell(svi)
     print(
         "The other private fit was charged as much to a ledger of its own: publish one of the two."
