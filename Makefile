@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROTOS_VENV ?= .venv-protos
-STUDY ?= examples/heart-disease/study.toml
+STUDIES ?= examples/heart-disease/study.toml examples/heart-disease/study-sums.toml
 UV_VERSION := 0.13.8
 
 BIN := $(VENV)/bin
@@ -40,8 +40,8 @@ EDITABLE = $$pip install --quiet --disable-pip-version-check --no-deps --no-buil
 help:  ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(CORE)  ## fit one private posterior over four hospitals, beside the pooled one
-	$(BIN)/fedvi simulate $(STUDY) --pooled
+demo: $(CORE)  ## fit private posteriors over four hospitals, beside the pooled one: nobody trusted, and sums alone
+	@set -e; for study in $(STUDIES); do echo "$$study"; $(BIN)/fedvi simulate "$$study" --pooled; done
 
 test: lint  ## before a commit: lint, then the fast tier of tests
 	$(BIN)/pytest -n auto --dist loadfile -m "not nightly"

@@ -15,7 +15,7 @@ from fedvi.cli.main import main
 from fedvi.data.schema import parse_schema
 from fedvi.data.splits import skewed
 
-HEART = "heart-disease/study.toml"
+HEART = "heart-disease/study-descent.toml"
 STUDY = """
 [study]
 name = "trauma-curve"

@@ -39,7 +39,7 @@ def root(tmp_path):
 @pytest.fixture
 def spec(examples):
     """A run of the heart-disease study by its digest, with clients of other names."""
-    digest = load_study(examples / "heart-disease" / "study.toml").digest
+    digest = load_study(examples / "heart-disease" / "study-descent.toml").digest
     spec = make_spec(("north", "south"))
     headers = {name: each._replace(study_digest=digest) for name, each in spec.headers.items()}
     return spec._replace(study_digest=digest, headers=headers)
@@ -83,7 +83,7 @@ def failures(checks):
 
 
 def test_nothing_is_wrong_with_a_site_that_is_let_in(root, server, tmp_path, examples):
-    study = examples / "heart-disease" / "study.toml"
+    study = examples / "heart-disease" / "study-descent.toml"
     arguments = (
         study,
         "--server",
@@ -129,7 +129,7 @@ def test_a_certificate_that_the_roster_does_not_let_in_is_named(
         checks = found("--server", server, "--tls", party(root, "boss", "admin"), code=0)
         assert checks["ready"][0] == "ok"
         return
-    study = examples / "heart-disease" / "study.toml"
+    study = examples / "heart-disease" / "study-descent.toml"
     for given in ((), (study,)):
         checks = found(*given, "--server", server, "--tls", north, code=4)
         assert said in failures(checks)["roster"]
@@ -303,7 +303,7 @@ def test_a_study_that_cannot_be_read_is_named(root, server, tmp_path):
 
 
 def test_the_ledger_is_compared_with_the_servers(root, spec, server, tmp_path, examples):
-    study = examples / "heart-disease" / "study.toml"
+    study = examples / "heart-disease" / "study-descent.toml"
     folder = tmp_path / "client"
     store = SqliteClientStore(folder, spec.headers["north"])
     arguments = (study, "--server", server, "--tls", party(root, "north"), "--state", folder)
@@ -323,7 +323,7 @@ def test_the_ledger_is_compared_with_the_servers(root, spec, server, tmp_path, e
 
 
 def test_a_client_that_the_study_does_not_know_is_named(root, server, examples):
-    study = examples / "heart-disease" / "study.toml"
+    study = examples / "heart-disease" / "study-descent.toml"
     failed = failures(found(study, "--server", server, "--tls", party(root, "west"), code=1))
     assert failed == {"study and protocol": "client 'west' is not in the study"}
 

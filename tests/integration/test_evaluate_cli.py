@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from fedvi.cli.main import main
 from tests.studies import raw_study
 
-TRAUMA, HEART = "trauma/study.toml", "heart-disease/study.toml"
+TRAUMA, HEART = "trauma/study.toml", "heart-disease/study-descent.toml"
 PNG = b"\x89PNG"
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 browser, page = browsers.browser, browsers.page
 
-TRAUMA, HEART = "trauma/study.toml", "heart-disease/study.toml"
+TRAUMA, HEART = "trauma/study.toml", "heart-disease/study-descent.toml"
 SITES = ("cleveland", "budapest", "switzerland", "long-beach")
 
 

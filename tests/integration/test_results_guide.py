@@ -29,7 +29,7 @@ def here(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every command of the page was run, on the heart-disease study."""
     pytest.importorskip("arviz")
     folder = tmp_path_factory.mktemp("results")
-    study = examples / "heart-disease" / "study.toml"
+    study = examples / "heart-disease" / "study-descent.toml"
     records = (examples / "heart-disease" / "data" / "processed.cleveland.data").read_text()
     for name in ("new.csv", "public.csv"):
         (folder / name).write_text(records)

@@ -24,7 +24,7 @@ ROUNDS = 8
 
 def hospitals(examples: Path, folder: Path, relation: str = "substitute") -> Path:
     """The heart-disease example by VIPS; with seeded noise, so that it comes out the same."""
-    raw = load_study(examples / "heart-disease/study.toml").as_dict()
+    raw = load_study(examples / "heart-disease/study-descent.toml").as_dict()
     raw["solver"] = {"kind": "vips", "sampler": "full"}
     raw["schedule"] = {"kind": "synchronous", "rounds": ROUNDS}
     raw["privacy"]["relation"] = relation

@@ -16,7 +16,7 @@ from fedvi.data.schema import parse_schema
 from fedvi.data.source import ArraySource, concatenate
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-HEART = ["heart-disease/study.toml", "heart-disease/study-nonprivate.toml"]
+HEART = ["heart-disease/study-descent.toml", "heart-disease/study-nonprivate.toml"]
 # Records and values of num from 0 to 4, as the README of the UCI files counts them. Budapest's
 # processed file has merged 1 to 4 into 1.
 HEART_CLIENTS = {

@@ -26,7 +26,7 @@ def mistakes(raw: Any, schema: dict[str, Any] = STUDY) -> list[str]:
 
 
 def private() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "examples/heart-disease/study.toml").read_text())
+    return tomllib.loads((ROOT / "examples/heart-disease/study-descent.toml").read_text())
 
 
 def studies_in_tests() -> list[Any]:
