@@ -3,10 +3,10 @@
     python benchmarks/coverage.py --simulations 400
     python benchmarks/coverage.py --designs skewed rare --sizes 15 --records 200 --epsilon 1 4
 
-Every simulation draws coefficients and records anew, splits them over the sites, and runs a synchronous
-study as `fedvi init` drafts it: `site_release`, `clip_norm = "auto"`, 20 rounds, prior N(0, 2.5²),
-substitute. Widths are told beside those of an oracle that sees the records: sds of the normal law at their
-optimum.
+Every simulation draws coefficients and records anew, and runs a synchronous study as `fedvi init` drafts
+it: `site_release`, `clip_norm = "auto"`, 20 rounds, prior N(0, 2.5²), substitute. Answers of the four sites
+are only ever added, so one site stands for all of them: with their records, and twice the noise of one.
+Widths are told beside those of an oracle that sees the records: sds of the normal law at their optimum.
 """
 
 import argparse
@@ -109,28 +109,22 @@ def simulate(solver, family, design, records, rounds, seed):
     x = x.astype(np.float32)
     theta[0] -= (x.astype(float) @ theta).mean()  # about as many yes as no
     y = (generator.uniform(size=count) < 1.0 / (1.0 + np.exp(-x @ theta))).astype(np.float32)
-    shards = [
-        Shard({"x": part, "y": outcome}, np.ones(records, bool))
-        for part, outcome in zip(np.split(x, SITES), np.split(y, SITES), strict=True)
-    ]
+    shard = Shard({"x": x, "y": y}, np.ones(count, bool))
     prior, root = family.isotropic(PRIOR_SD), random.insecure_root(seed)
-    factors = {str(site): family.zeros() for site in range(SITES)}
-    standing, q = None, prior
+    factor, standing, q = family.zeros(), None, prior
     for visit in range(rounds):
-        surveys, at = {}, None if standing is None else standing.coordinates
-        for name, shard in zip(factors, shards, strict=True):
-            task = Task(f"{name}/{visit}", name, visit, visit, q, factors[name], 1.0, at)
+        at = None if standing is None else standing.coordinates
+        task = Task(str(visit), "all", visit, visit, q, factor, 1.0, at)
 
-            def key(purpose, task=task):
-                return root.key(task.client, task.task_id, purpose)
+        def key(purpose, task=task):
+            return root.key(task.client, task.task_id, purpose)
 
-            value = decoded(solver.update(key, (), task, shard)[1]).value
-            change = solver.finish({part: np.asarray(value[part]) for part in value}, task)
-            factors[name] = tree.add(factors[name], change.delta)
-            if change.survey is not None:
-                surveys[name] = change.survey
-        posterior = tree.total(factors.values(), prior)
-        fold = Fold(prior, prior, posterior, dict(factors), dict.fromkeys(factors, q), 1.0, surveys)
+        value = decoded(solver.update(key, (), task, shard)[1]).value
+        change = solver.finish({part: np.asarray(value[part]) for part in value}, task)
+        factor = tree.add(factor, change.delta)
+        surveys = {} if change.survey is None else {"all": change.survey}
+        posterior = tree.add(prior, factor)
+        fold = Fold(prior, prior, posterior, {"all": factor}, {"all": q}, 1.0, surveys)
         standing = solver.stand(family, fold, standing)
         q = standing.handed_out
     return theta, standing, x.astype(float), y
@@ -142,15 +136,15 @@ def judged(name, size, records, epsilon, rounds, simulations):
     family = expfam.full_gaussian(size)
     names = ["(Intercept)", *(f"x{index}" for index in range(1, size))]
     model = models.logistic(names, prior_scale=PRIOR_SD)
-    foreseen = Foreseen(rounds, SITES, records, math.sqrt(1.0 + (size - 1) * square))
+    foreseen = Foreseen(rounds, 1, SITES * records, math.sqrt(1.0 + (size - 1) * square))
 
     def planned(noise):
         return events.repeat(events.Gaussian(noise, add_remove=1.0, substitute=2.0), rounds)
 
     noise = calibrate.calibrate(planned, accountants.pld("substitute"), epsilon, DELTA)
-    mechanism = mechanisms.rounded_gaussian(noise)
+    mechanism = mechanisms.rounded_gaussian(noise * math.sqrt(SITES))
     solver = solvers.site_release(
-        family, model, sampling.full(records), mechanism, foreseen=foreseen
+        family, model, sampling.full(SITES * records), mechanism, foreseen=foreseen
     )
     hits, exact, widths, warned = [], [], [], []
     for seed in range(simulations):
