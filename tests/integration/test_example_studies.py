@@ -13,6 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+
+from fedvi.cli.main import main
 
 SECONDS = 300  # a busy machine; on a quiet one each takes about ten
 
@@ -136,13 +139,14 @@ def test_adult_predicts_under_privacy(adult):
     assert "consortium: ε 0.999" in cost
     found = coefficients(cost)
     assert len(found) == 17
-    # Schooling, age and marriage go with income. The median sd was 0.25 ± 0.03 in 14 runs.
+    # Schooling and marriage go with income. Bounds are six sds from the means of ten runs: the median sd
+    # was 0.138 ± 0.011, accuracy 84.27 ± 0.10, and the log-likelihood −0.3375 ± 0.0007.
     assert found["education_num"][0] > 0.5
     assert found["marital[never]"][0] < -1.0
-    assert sorted(sd for _, sd in found.values())[8] < 0.5
+    assert sorted(sd for _, sd in found.values())[8] < 0.206
     figures = fedvi("evaluate", "run", "test.csv", folder=folder)
-    assert number(figures, "accuracy") > 82.5
-    assert number(figures, "mean log-likelihood") > -0.36
+    assert number(figures, "accuracy") > 83.6
+    assert number(figures, "mean log-likelihood") > -0.342
 
 
 def test_adult_can_be_shared_out_unequally(examples, shared, tmp_path):
@@ -164,6 +168,18 @@ def test_two_studies_of_a_model_differ_in_privacy_alone(examples):
         assert private["data"].get("schema") == open_.get("data", {}).get("schema")
         assert open_["privacy"] == {"protection": "none"}
         assert private["privacy"]["epsilon"] > 0
+
+
+def test_private_regressions_are_solved_as_a_draft_would_be(examples, tmp_path):
+    stated = ("--formula", "y ~ x", "--column", "y=binary", "--column", "x=number:0..1")
+    sites = ("--clients", "a,b", "--max-records", "1000")
+    done = CliRunner().invoke(main, ["init", str(tmp_path / "draft"), "--yes", *stated, *sites])
+    assert done.exit_code == 0, done.output
+    drafted = tomllib.loads((tmp_path / "draft" / "study.toml").read_text(encoding="utf-8"))
+    for name in ("adult", "eicu"):
+        study = tomllib.loads((examples / name / "study.toml").read_text(encoding="utf-8"))
+        assert {"sampler": "full"} | study["solver"] == drafted["solver"]
+        assert study["schedule"] == drafted["schedule"]
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +205,8 @@ def test_eicu_finds_age_and_severity_with_noise_and_without(eicu):
     for name, (mean, sd) in coefficients(text).items():
         # A false alarm takes six sds, as the noise is real and has no seed.
         assert abs(mean - exact[name][0]) < 6 * sd, name
+        # 1.3 to 2.1 times as wide in 20 runs; with a clip norm of 2 it was up to 7.
+        assert sd < 3 * exact[name][1], name
     sites = fedvi("simulate", "--quiet", "study-sites.toml", folder=folder)
     assert "Sites differ by τ = 0.3 (sd, declared)" in sites
     level = coefficients(sites)["(Intercept)"]
