@@ -108,7 +108,7 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     moves = [update.gap for update in state.history if update.gap is not None]
     one_shot = _one_shot_gap(plan, spec, state)
     if moves and one_shot != 0.0:
-        lines.append(tables.last_move(moves[-1].mean_shift, len(moves), moves[-1].surprise))
+        lines.append(tables.last_move(moves[-1].mean_shift, len(moves), *moves[-1][2:]))
     if one_shot is not None:
         lines.append(tables.more_rounds(one_shot))
     for update in state.history:

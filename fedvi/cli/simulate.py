@@ -431,7 +431,7 @@ def _remarks(result: "Result") -> "list[str]":
     gaps = [update.gap for update in result.history if update.gap is not None]
     one_shot = outcome.one_shot_gap(result)
     if gaps and one_shot != 0.0:
-        lines.append(tables.last_move(gaps[-1].mean_shift, len(gaps), gaps[-1].surprise))
+        lines.append(tables.last_move(gaps[-1].mean_shift, len(gaps), *gaps[-1][2:]))
     if one_shot is not None:
         lines.append(tables.more_rounds(one_shot))
     poor = {name: value for name, value in result.residuals.items() if not value < 1e-3}

@@ -20,11 +20,13 @@ class Gap(NamedTuple):
       mean_shift: the largest change of a coordinate's mean, in sds of the later posterior.
       sd_ratio: the largest ratio of a coordinate's sds, later to earlier or the inverse.
       surprise: see ``Standing.surprise``; 0 where nothing is foretold.
+      jitter: see ``Standing.jitter``: how much of ``mean_shift`` noise alone explains.
     """
 
     mean_shift: float
     sd_ratio: float
     surprise: float = 0.0
+    jitter: float = 0.0
 
     @property
     def largest(self) -> float:

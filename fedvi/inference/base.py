@@ -118,6 +118,8 @@ class Standing(NamedTuple):
       surprise: how far gradients were from what those before them and the curvature foretold, as the
         largest change of a mean that follows from it, in posterior sds, and 0 where noise explains it; a
         mean over folds, of which the last weigh most.
+      jitter: the largest change of a mean, in posterior sds, that noise alone makes in a round, but for
+        one round in some hundred; 0 where nobody reckons it.
     """
 
     handed_out: Eta
@@ -132,6 +134,7 @@ class Standing(NamedTuple):
     coordinates: Coordinates | None = None
     gradient: GaussianEta | None = None
     surprise: float = 0.0
+    jitter: float = 0.0
 
 
 class Shard(NamedTuple):

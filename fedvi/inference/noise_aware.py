@@ -23,6 +23,8 @@ __all__ = ["anew", "of_changes", "of_sites"]
 _EMPHASIS = 2.0
 # The longest step in sds of the prior, of few coordinates; of many it is √D, the prior's own norm.
 _FARTHEST = 2.0
+# Of many coordinates, the one that noise moves furthest in a round seldom moves further, in sds.
+_SELDOM = 4.0
 # How far a gradient is from what was foretold before noise alone is not the cause, in sds of a χ².
 _RARE = 5.0
 
@@ -73,6 +75,9 @@ def of_sites(
       over a step: about 2s² a coordinate, and u'² times the squared step. Where they differ by more than
       5 sds of that χ², the steps are too long for the curvature that they trust. The largest change of a
       mean that such a difference makes, in sds of the report, is averaged over folds as the steps are.
+
+    - *Jitter*: the mean of T steps moves by about 3/T of the newest one's distance from it. Noise alone makes
+      that up to 4 sds of what both of them carry.
 
     All of it is post-processing of what was released.
 
@@ -203,6 +208,7 @@ def _of_sites(
     if entry > 0.0:
         axes, told = supported_curvature(curvature, entry, believed)
     pulled = _along(axes, believed)
+    jitter = 0.0
     if is_exact:
         missing, walk = np.zeros(size), np.zeros(size)
     else:
@@ -210,10 +216,16 @@ def _of_sites(
         variance = (gradient_sd * noise) ** 2 + (1.0 / rate - 1.0) * told
         missing, walk = _made_of_steps(folds, (told + pulled) / stiff)
         walk = walk * variance / stiff**2 * excess
+        newest = _carried(folds, (told + pulled) / stiff)[0] * variance / stiff**2 * excess
     open_ = 1.0 / (told + pulled)
     precision = 1.0 / (open_ * (1.0 + missing**2 * told / pulled))
     spread = np.linalg.inv(_rebuilt(believed, axes, np.maximum(precision - pulled, 0.0)))
     covariance = _rebuilt(spread, axes, walk)
+    if not is_exact:
+        # A step moves the mean by a share of the newest one's distance from it. A round has 1 / share steps,
+        # whose moves are alike.
+        moves = (weight / share) ** 2 * np.einsum("dk,k->d", axes**2, newest + walk)
+        jitter = _SELDOM * math.sqrt(float((moves / np.diagonal(covariance)).max()))
     precision = np.linalg.inv(covariance)
     precision = (precision + precision.T) / 2.0
     surprise = earlier = 0.0
@@ -243,6 +255,7 @@ def _of_sites(
         coordinates=None if before is None else before.coordinates,
         gradient=gradient,
         surprise=earlier + weight * (surprise - earlier),
+        jitter=jitter,
     )
 
 
@@ -420,6 +433,7 @@ def anew(standing: Standing, clients: Collection[str], noise: float) -> Standing
         squares=noise,
         gradient=None,
         surprise=0.0,
+        jitter=0.0,
         # Without sites they are of running means, which stand in the factors that are left.
         weights={}
         if standing.sites

@@ -26,12 +26,12 @@ def supported_curvature(
     wider than (E[H] + J)⁻¹. In four steps:
 
     - The diagonal of H is what was seen, d, and not below 0. It errs by u.
-    - A correlation, H_ij / √(d_i d_j), errs by u/√(2 d_i d_j). Its prior is a mixture of normal laws around 0
-      whose weights are fitted to all correlations together; so they shrink together where columns are hardly
-      correlated, and stay where many are (``_shrunk``).
+    - A correlation, H_ij / √(d_i d_j), errs by u/√(2 d_i d_j). Its prior is a mixture of normal laws around
+      0 whose weights are fitted to all correlations together. So they shrink together where columns are
+      hardly correlated, and stay where many are (``_shrunk``).
     - A, with eigenvectors V and eigenvalues a, holds these means; E holds what is left: independent errors
-      whose variances, in the axes V, are t_kl. No entry of a curvature is larger than the root of the product
-      of its two diagonal entries, so t_kl counts as t_kl·a_k a_l / (t_kl + a_k a_l).
+      whose variances, in the axes V, are t_kl. No entry of a curvature is larger than the root of the
+      product of its two diagonal entries, so t_kl counts as t_kl·a_k a_l / (t_kl + a_k a_l).
     - To second order in E, E[(A + E + J)⁻¹] has along k the inverse of a_k + j_k − S_k, where
       S_k = Σ_l t_kl / (a_l + j_l). Beyond it, and twice as careful: a_k counts as a_k² / (a_k + 2 S_k).
 

@@ -60,6 +60,7 @@ class Round(NamedTuple):
       shift: the largest move of a mean over the round, in posterior sds; None within a round.
       sd_ratio: how far the spread of the posterior changed over the round; None within a round.
       surprise: by how much steps missed what they were to reach, in posterior sds.
+      jitter: how much of ``shift`` noise alone explains, in posterior sds.
     """
 
     version: int
@@ -72,6 +73,7 @@ class Round(NamedTuple):
     shift: float | None
     sd_ratio: float | None
     surprise: float = 0.0
+    jitter: float = 0.0
 
 
 class Topic(NamedTuple):

@@ -91,7 +91,7 @@ def banner(contents: Contents) -> tuple[str, ...]:
     if contents.mark:
         found.append(f"MARKED: {contents.mark}")
     moved = _moved_in(contents.rounds)
-    if len(moved) > 1 and not max(moved[-1]) < tables.SETTLED:
+    if len(moved) > 1 and not tables.has_settled(*moved[-1]):
         found.append(_sentence(_last_of(moved)))
     return (*found, *(_sentence(line) for line in contents.warnings))
 
@@ -314,7 +314,8 @@ def _convergence(contents: Contents) -> Section:
     lead = (
         _sentence(_moved(contents)),
         "Each point is the largest move of any posterior mean over a round, in posterior standard "
-        f"deviations. Below {tables.SETTLED:g} further rounds would change little for most purposes.",
+        f"deviations. Below {tables.SETTLED:g}, or where noise explains the move, further rounds would "
+        "change little for most purposes.",
     )
     rows = tuple(
         (
@@ -696,14 +697,14 @@ def _moved(contents: Contents) -> str:
     return _last_of(_moved_in(contents.rounds))
 
 
-def _moved_in(rounds: Sequence[Round]) -> list[tuple[float, float]]:
-    """Returns (shift, surprise) of the rounds that were completed."""
-    return [(row.shift, row.surprise) for row in rounds if row.shift is not None]
+def _moved_in(rounds: Sequence[Round]) -> list[tuple[float, float, float]]:
+    """Returns (shift, surprise, jitter) of the rounds that were completed."""
+    return [(row.shift, row.surprise, row.jitter) for row in rounds if row.shift is not None]
 
 
-def _last_of(moved: Sequence[tuple[float, float]]) -> str:
-    shift, surprise = moved[-1]
-    return tables.last_move(shift, len(moved), surprise)
+def _last_of(moved: Sequence[tuple[float, float, float]]) -> str:
+    shift, surprise, jitter = moved[-1]
+    return tables.last_move(shift, len(moved), surprise, jitter)
 
 
 def _membership(added: int | None, removed: int | None) -> str:

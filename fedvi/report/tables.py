@@ -23,6 +23,7 @@ __all__ = [
     "coefficient_table",
     "console",
     "grid",
+    "has_settled",
     "influence_table",
     "last_move",
     "missed_turns",
@@ -66,19 +67,36 @@ def number(value: float | None, digits: int = 4) -> str:
     return "∞" if math.isinf(value) else f"{value + 0.0:.{digits}g}"
 
 
-def last_move(shift: float, rounds: int = 2, surprise: float = 0.0) -> str:
+def has_settled(shift: float, surprise: float = 0.0, jitter: float = 0.0) -> bool:
+    """Says whether a last round moved means little, or no further than noise does; see ``last_move``.
+
+    >>> (
+    ...     has_settled(0.2),
+    ...     has_settled(0.5),
+    ...     has_settled(0.5, jitter=0.8),
+    ...     has_settled(0.2, surprise=0.4),
+    ... )
+    (True, False, True, False)
+    """
+    return surprise < SETTLED and shift < max(SETTLED, jitter)
+
+
+def last_move(shift: float, rounds: int = 2, surprise: float = 0.0, jitter: float = 0.0) -> str:
     """Says how far the last round moved the posterior, and what to think of it.
 
     Args:
       shift: in posterior sds.
       rounds: how many moved it. The only one moved it from the prior, which tells nothing of the next.
       surprise: by how much steps missed what they were to reach, in posterior sds.
+      jitter: how far noise alone may have moved it, in posterior sds.
 
     >>> last_move(0.004)
     'over the last round no mean moved by more than 0.004 posterior sd'
     >>> print(last_move(0.68))  # doctest: +NORMALIZE_WHITESPACE
     the last round moved a mean by 0.68 posterior sd: NOT CONVERGED (settled is below 0.3); plan more
     rounds, which under privacy share the same ε
+    >>> print(last_move(0.68, jitter=0.9))  # doctest: +NORMALIZE_WHITESPACE
+    the last round moved a mean by 0.68 posterior sd, no further than noise does; intervals hold this noise
     >>> last_move(6.8, 1)
     'the only round moved a mean by 6.8 posterior sd from the prior, and cannot tell what another would do'
     >>> print(last_move(0.1, 20, 2.5))  # doctest: +NORMALIZE_WHITESPACE
@@ -99,6 +117,11 @@ def last_move(shift: float, rounds: int = 2, surprise: float = 0.0) -> str:
         return (
             f"the only round moved a mean by {number(shift, 2)} posterior sd from the prior, and cannot "
             "tell what another would do"
+        )
+    if has_settled(shift, surprise, jitter):
+        return (
+            f"the last round moved a mean by {number(shift, 2)} posterior sd, no further than noise does; "
+            "intervals hold this noise"
         )
     return (
         f"the last round moved a mean by {number(shift, 2)} posterior sd: NOT CONVERGED "

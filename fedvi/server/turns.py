@@ -450,7 +450,8 @@ def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Upda
         now = reported(spec, state)
         gap = folding.gap(spec.family, state.round_start, now)
         if state.standing is not None:
-            gap = gap._replace(surprise=state.standing.surprise)
+            standing = state.standing
+            gap = gap._replace(surprise=standing.surprise, jitter=standing.jitter)
         state = state._replace(round_start=now)
     update = update._replace(
         rounds=_rounds_of_stage(spec, state),

@@ -33,6 +33,7 @@ class _Gap(_Part):
     mean_shift: float
     sd_ratio: float
     surprise: float = 0.0
+    jitter: float = 0.0
 
 
 class _Update(_Part):

@@ -397,6 +397,7 @@ def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:
                 shift=None if moved is None else moved.mean_shift,
                 sd_ratio=None if moved is None else moved.sd_ratio,
                 surprise=0.0 if moved is None else moved.surprise,
+                jitter=0.0 if moved is None else moved.jitter,
             )
         )
     return tuple(found)

@@ -168,6 +168,6 @@ def test_a_deadline_that_cannot_be_is_told_with_its_client(given, message):
     ],
 )
 def test_the_first_fold_holds_those_whom_its_schedule_waits_for(schedule, size):
-    """Coordinates are made of it: counting all clients, the planted bug, plans for noise of a larger sum."""
+    """Coordinates are made of it. Counting all clients, the planted bug, takes its sum for a larger one."""
     found, _, _ = parts.schedule(study_of(**schedule))
     assert found.first_fold(tuple(NAMES)) == size

@@ -173,6 +173,33 @@ def test_a_run_that_swings_is_seen_and_one_that_does_not_is_not():
     assert swings(1.9, noise=3_000.0)[0] == [0.0] * 12
 
 
+@pytest.mark.parametrize("clients", [1, 4])
+def test_a_mean_seldom_moves_further_in_a_round_than_its_jitter_and_often_a_fifth_of_it(clients):
+    """Of a round in which one client answers after the other, one fold's share alone is too little."""
+    shares = []
+    for seed in range(20):
+        generator, standing, sites = np.random.default_rng(seed), None, {}
+        for visit in range(12 * clients):
+            q = PRIOR if standing is None else standing.handed_out
+            mean, noise = WIDE.moments(q)[0], 150.0
+            H = 400.0 / clients * np.eye(D)
+            seen = H + noise / 4.0 * symmetric_noise(generator)
+            gradient = H @ (1.0 - mean) + noise * generator.normal(size=D)
+            sites[str(visit % clients)] = GaussianEta(gradient + seen @ mean, seen)
+            posterior = tree.total(sites.values(), PRIOR)
+            given = Fold(PRIOR, PRIOR, posterior, dict(sites), {str(visit % clients): q}, 1.0)
+            if visit == 11 * clients:
+                before = WIDE.moments(standing.reported)[0]
+            standing = of_sites(
+                WIDE, given, standing,
+                gradient_sd=noise, curvature_sd=noise / 4.0, rate=1.0, floor=1.0,
+            )  # fmt: skip
+        after, sd = WIDE.moments(standing.reported)
+        shares.append(np.abs((after - before) / sd).max() / standing.jitter)
+    assert max(shares) < 1.0
+    assert np.median(shares) > 0.2
+
+
 def test_a_site_that_joins_or_leaves_is_no_surprise():
     found, standing = swings(1.0, clients=lambda fold: ("a",) if fold < 6 else ("a", "b"))
     assert found == [0.0] * 12
