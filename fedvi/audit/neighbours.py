@@ -8,7 +8,7 @@ import numpy as np
 
 from fedvi.inference.base import Shard
 
-__all__ = ["few", "filled", "groups", "hostile", "spread", "stained", "tried", "without"]
+__all__ = ["few", "filled", "first", "groups", "hostile", "spread", "stained", "tried", "without"]
 
 _MOST = 32
 """Shards with one record taken away, and groups of slots, at most."""
@@ -55,6 +55,19 @@ def stained(shard: Shard, changed: int) -> Shard:
         for name, column in shard.records.items()
     }
     return Shard(records, shard.mask)
+
+
+def first(shard: Shard, slots: int) -> Shard:
+    """The first records of a shard, in one of so few slots."""
+    chosen = np.flatnonzero(shard.mask)[:slots]
+    room = slots - len(chosen)
+    records = {
+        name: np.concatenate(
+            [np.asarray(column)[chosen], np.zeros((room, *column.shape[1:]), column.dtype)]
+        )
+        for name, column in shard.records.items()
+    }
+    return Shard(records, np.arange(slots) < len(chosen))
 
 
 def groups(slots: int, rate: float) -> list[np.ndarray]:

@@ -240,6 +240,8 @@ def compiled_once(make: _Make) -> _Make:
             return make(*settings)
         return cached(*settings)
 
+    # An audit that plants faults forgets what was made without them.
+    once.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
     return once  # type: ignore[return-value]
 
 

@@ -1,7 +1,6 @@
 """`fedvi audit` as a user runs it."""
 
 import dataclasses
-import importlib
 import json
 import types
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedvi.audit import profile
+from fedvi.cli import _audited
 from fedvi.cli.audit import audit
 from fedvi.cli.main import main
 from fedvi.experiment import build, noising
@@ -21,9 +21,6 @@ from fedvi.inference import solvers
 from fedvi.inference.base import LocalSolver
 from fedvi.privacy import calibrate, mechanisms, sampling
 from fedvi.privacy.metrics import Public
-
-# The command of the same name hides the module.
-command = importlib.import_module("fedvi.cli.audit")
 
 STUDY = """
 [study]
@@ -54,7 +51,7 @@ name = "b"
 @pytest.fixture(autouse=True)
 def few_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asks of the noise that is refuted what a verdict needs: a factor is a composition more."""
-    monkeypatch.setattr(profile, "_FACTORS", (1.0, command._TELLING))
+    monkeypatch.setattr(profile, "_FACTORS", (1.0, _audited.TELLING))
 
 
 def test_a_study_without_protection_has_nothing_to_audit(tmp_path: Path) -> None:
@@ -130,8 +127,10 @@ def test_a_private_study_passes(tmp_path: Path) -> None:
     assert found.pop("one-run audit") == "report only"
     assert set(found.values()) == {"holds"}
     assert {finding["layer"] for finding in report["findings"]} == {
-        "replay",
         "price",
+        "client",
+        "worst",
+        "replay",
         "sampler",
         "profile",
         "canaries",
@@ -246,8 +245,8 @@ def test_a_plan_that_costs_more_than_was_promised_fails(
     monkeypatch.setattr(noising, "calibrate", changed)
     path = tmp_path / "study.toml"
     path.write_text(PRIVATE.replace("rounds = 1", "rounds = 2"))
-    finding = command._promised(build.assemble(load_study(path)))
+    finding = _audited.promised(build.assemble(load_study(path)))
     assert finding.passed is False
     assert finding.numbers["epsilon"] > 2.5
     monkeypatch.undo()
-    assert command._promised(build.assemble(load_study(path))).passed is True
+    assert _audited.promised(build.assemble(load_study(path))).passed is True

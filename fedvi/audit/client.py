@@ -1,0 +1,482 @@
+"""The client's own loop, interrupted and set back: come here to do something else to a client.
+
+Plays ``Worker`` with a store, a server that says what the audit wants, and a solver whose mechanism is
+recorded. What must hold is said of any client: one release has one message; two releases have noise of
+their own; nothing is read before it is paid for; a secret does not outlive its release.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedvi import errors
+from fedvi.audit.by_hand import play_by_hand
+from fedvi.audit.client_places import Clerk, InMemory, Killed, OnDisk, Place, Secrets
+from fedvi.audit.client_told import (
+    COPY,
+    GONE,
+    HAND,
+    ONE,
+    OTHER,
+    PAID,
+    RECORDS,
+    SENT,
+    Release,
+    Told,
+    findings,
+)
+from fedvi.audit.findings import Finding
+from fedvi.audit.recording import Recorder
+from fedvi.client import inputs
+from fedvi.client.worker import Worker
+from fedvi.expfam import tree
+from fedvi.inference.base import LocalSolver, Shard, Task
+from fedvi.privacy import accountants, ledger, random
+
+__all__ = ["check_client"]
+
+_NAME = "audit"
+
+
+_OF = {
+    "two_tasks": SENT,
+    "lost_answer": ONE,
+    "killed_before_records": COPY,
+    "killed_after_records": ONE,
+    "other_task": OTHER,
+    "other_state": OTHER,
+    "other_records": RECORDS,
+    "no_budget": PAID,
+    "copied": COPY,
+    "by_hand": HAND,
+}
+"""The check that stands for each play, where it cannot be played to its end."""
+
+
+def check_client(
+    solver: LocalSolver,
+    recorder: Recorder | None,
+    task: Task,
+    shard: Shard,
+    seed: int = 0,
+) -> list[Finding]:
+    """Plays the client with a store in memory and one on disk; see the file's head.
+
+    Args:
+      solver: of the study; built with ``recorder`` as its mechanism, if there is one.
+      recorder: around the mechanism; None if the solver takes none: then noise is not looked at.
+      task: one to solve.
+      shard: made-up records.
+      seed: of the secrets that are drawn here in the operating system's place.
+    """
+    told = Told()
+    with tempfile.TemporaryDirectory() as folder:
+        places: list[Place] = [
+            InMemory(_header(task)),
+            OnDisk(Path(folder) / "store", _header(task)),
+        ]
+        for number, place in enumerate(places):
+            secrets = Secrets(seed + number)
+            player = _Player(_tagged(solver), recorder, task, shard, secrets, told, number)
+            for play in (
+                player.two_tasks,
+                player.lost_answer,
+                player.killed_before_records,
+                player.killed_after_records,
+                player.other_task,
+                player.other_state,
+                player.other_records,
+                player.no_budget,
+                player.copied,
+                player.by_hand,
+            ):
+                player.begin()
+                try:
+                    play(place.new())
+                except errors.FedviError as error:
+                    # Whatever is refused here, a client must get on with.
+                    told.expect(_OF[play.__name__], False, f"{play.__name__}: {error.message}")
+    _root(told)
+    return findings(told, recorder is not None)
+
+
+def _root(told: Told) -> None:
+    """The root of a client's secrets must draw anew for the same label, or a copy repeats itself."""
+    root = random.secure_root()
+    drawn = {root.secret(_NAME, "audit/0#0") for _ in range(4)}
+    told.expect(
+        COPY,
+        len(drawn) == 4 and all(len(secret) == 32 for secret in drawn),
+        "the secure root draws one secret twice",
+    )
+
+
+def _header(task: Task) -> ledger.Header:
+    return ledger.Header(_NAME, "0", task.client, "record", "substitute", "message", True)
+
+
+def _tagged(solver: LocalSolver) -> LocalSolver:
+    """Gives a solver a state of its own, so that a client of any solver has one to lose."""
+
+    def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
+        after, released, info = solver.update(key_of, state[0], task, shard)
+        return (after, np.asarray(state[1]) + 1.0), released, info
+
+    return solver._replace(init=lambda eta: (solver.init(eta), np.zeros(1)), update=update)
+
+
+class _Player:
+    """Plays clients with one solver on stores of one kind."""
+
+    def __init__(
+        self,
+        solver: LocalSolver,
+        recorder: Recorder | None,
+        task: Task,
+        shard: Shard,
+        secrets: Secrets,
+        told: Told,
+        number: int,
+    ) -> None:
+        self._solver, self._recorder, self._shard = solver, recorder, shard
+        self._secrets, self._told = secrets, told
+        self._tasks = [task._replace(task_id=f"audit/{visit}", visit=visit) for visit in range(3)]
+        self._number, self._play = 0, 100 * number
+        self._budget = ledger.Budget(1e12, 1e-5, accountants.zcdp("substitute"))
+
+    def begin(self) -> None:
+        """A client of its own: what is computed from now on belongs to no release before."""
+        self._play += 1
+
+    def two_tasks(self, place: Place) -> None:
+        clerk = Clerk(self._tasks[:2])
+        with self._open(place, clerk) as worker:
+            self._finish(worker)
+            self._complete(worker, clerk, 2)
+            self._is_gone(place)
+        self._is_gone(place)
+
+    def lost_answer(self, place: Place) -> None:
+        clerk = Clerk(self._tasks[:1], lost=1)
+        with self._open(place, clerk) as worker:
+            self._tick(worker)
+            with _stopped(ConnectionError):
+                self._tick(worker)
+        with self._open(place, clerk) as worker:
+            self._finish(worker)
+            sent = {submit.payload.sha256 for submit in clerk.received}
+            self._told.expect(ONE, len(sent) == 1, "a retry sends other bytes")
+            self._complete(worker, clerk, 1)
+
+    def killed_before_records(self, place: Place) -> None:
+        clerk = Clerk(self._tasks[:1])
+        first = len(self._secrets.drawn)
+        with self._open(place, clerk, shard=_kill) as worker, _stopped(Killed):
+            self._tick(worker)
+        with self._open(place, clerk) as worker:
+            self._finish(worker)
+            self._complete(worker, clerk, 1)
+        drawn = self._secrets.drawn[first:]
+        self._told.expect(
+            COPY,
+            len(set(drawn)) == len(drawn) >= 2,
+            "a secret that met no record is used again after a crash, as by a copy of the store",
+        )
+
+    def killed_after_records(self, place: Place) -> None:
+        clerk, before = Clerk(self._tasks[:1]), len(self._told.releases)
+        with self._open(place, clerk, solver=_dying(self._solver)) as worker, _stopped(Killed):
+            self._tick(worker)
+        with self._open(place, clerk) as worker:
+            self._finish(worker)
+            self._complete(worker, clerk, 1)
+        begun = self._told.releases[before:]
+        if len(begun) >= 2 and begun[0].calls:
+            one, other = begun[0].calls, begun[1].calls
+            self._told.expect(
+                ONE,
+                len(one) == len(other)
+                and all(
+                    a.key == b.key and np.array_equal(a.output, b.output)
+                    for a, b in zip(one, other, strict=False)
+                ),
+                "a release that was killed and begun again has other noise",
+            )
+
+    def other_task(self, place: Place) -> None:
+        posterior = tree.scale(self._tasks[0].posterior, 2.0)
+        changed = self._tasks[0]._replace(posterior=posterior)
+        self._interrupted(place, "task", task=changed)
+
+    def other_state(self, place: Place) -> None:
+        clerk = Clerk(self._tasks[:1])
+        with self._open(place, clerk) as worker:
+            self._finish(worker)
+        kept = place.open()
+        state = inputs.unpack(kept.load_state() or b"", self._solver.init(self._tasks[0].posterior))
+        place.close()
+        other = inputs.pack((state[0], state[1] + 7.0))
+        self._interrupted(place, "state", state=other, tasks=self._tasks[1:2])
+
+    def other_records(self, place: Place) -> None:
+        changed = _without_one(self._shard)
+        clerk = Clerk(self._tasks[:1])
+        with self._open(place, clerk, solver=_dying(self._solver)) as worker, _stopped(Killed):
+            self._tick(worker)
+        for when in ("an interrupted release", "the next release"):
+            with self._open(place, clerk, shard=lambda: changed) as worker:
+                refused = self._refuses(worker, errors.PrivacyError)
+                self._told.expect(RECORDS, refused, f"{when} takes other records")
+            with self._open(place, clerk) as worker:
+                self._finish(worker)
+            clerk.tasks = self._tasks[1:2]
+
+    def no_budget(self, place: Place) -> None:
+        read: list[int] = []
+        least = ledger.Budget(1e-9, 1e-9, accountants.zcdp("substitute"))
+
+        def shard() -> Shard:
+            read.append(1)
+            return self._shard
+
+        clerk = Clerk(self._tasks[:1])
+        with self._open(place, clerk, shard=shard, budget=least) as worker:
+            refused = self._refuses(worker, errors.BudgetExceeded)
+            self._told.expect(PAID, refused, "a release goes out that no budget pays for")
+            self._told.expect(PAID, not read, "records are read although no budget is left")
+
+        def charged() -> Shard:
+            self._told.expect(
+                PAID,
+                ledger.state(place.open().ledger, "audit/0#0") == "reserved",
+                "records are read before their release is reserved",
+            )
+            return self._shard
+
+        with self._open(place, clerk, shard=charged) as worker:
+            self._finish(worker)
+
+    def copied(self, place: Place) -> None:
+        """Two copies of one client: of before a task, and of the moment in which it was reserved."""
+        clerk = Clerk(self._tasks[:1])
+        with self._open(place, clerk) as worker:
+            self._finish(worker)
+        earlier = place.copy()
+        later = Clerk(self._tasks[1:2])
+        with self._open(place, later, shard=_kill) as worker, _stopped(Killed):
+            self._tick(worker)
+        reserved = place.copy()
+        seen = len(self._secrets.drawn)
+        with self._open(place, later) as worker:
+            self._finish(worker)
+            book = worker.ledger
+        for copy in (earlier, reserved):
+            with self._open(copy, Clerk(self._tasks[1:2], book=book)) as worker:
+                refused = self._refuses(worker, errors.LedgerError)
+                self._told.expect(COPY, refused, "a server that saw more goes on with a copy")
+        older = book._replace(entries=book.entries[:1])
+        with self._open(place, Clerk(self._tasks[2:3], book=older)) as worker:
+            refused = self._refuses(worker, errors.LedgerError)
+            self._told.expect(COPY, refused, "a client goes on with a server that was set back")
+        for copy in (earlier, reserved):
+            with self._open(copy, Clerk(self._tasks[1:2])) as worker:
+                self._finish(worker)
+        drawn = self._secrets.drawn[seen - 1 :]
+        self._told.expect(
+            COPY, len(set(drawn)) == len(drawn) >= 4, "a copy draws a secret that was drawn before"
+        )
+
+    def by_hand(self, place: Place) -> None:
+
+        @contextmanager
+        def opened(link: Any) -> Iterator[Worker]:
+            with self._open(place, link) as worker:
+                yield worker
+
+        play_by_hand(
+            opened,
+            self._tick,
+            self._tasks,
+            self._solver.cost,
+            _header(self._tasks[0]),
+            self._told.expect,
+        )
+
+    def _interrupted(
+        self,
+        place: Place,
+        what: str,
+        task: Task | None = None,
+        state: bytes | None = None,
+        tasks: list[Task] | None = None,
+    ) -> None:
+        """Kills a release and lets it be taken up with another task or another state."""
+        clerk, before = Clerk(tasks or self._tasks[:1]), len(self._told.releases)
+        charges = ledger.reservations(place.open().ledger)
+        place.close()
+        with self._open(place, clerk, solver=_dying(self._solver)) as worker, _stopped(Killed):
+            self._tick(worker)
+        if task is not None:
+            clerk.tasks = [task]
+        with self._open(place, clerk, state=state) as worker:
+            self._finish(worker)
+            charged = ledger.reservations(worker.ledger) - charges
+        begun = self._told.releases[before:]
+        self._told.expect(
+            OTHER, charged == 2, f"another {what} costs {charged} charges, expected 2"
+        )
+        self._told.expect(
+            OTHER,
+            len({release.secret for release in begun}) == len(begun) == 2,
+            f"another {what} is answered under the secret of the one before",
+        )
+
+    @contextmanager
+    def _open(
+        self,
+        place: Place,
+        link: Any,
+        *,
+        solver: LocalSolver | None = None,
+        shard: Callable[[], Shard] | None = None,
+        budget: ledger.Budget | None = None,
+        state: bytes | None = None,
+    ) -> Iterator[Worker]:
+        """Opens the store and a client on it; what is opened again is a client that was started again."""
+        store = place.open()
+        worker = Worker(
+            client=self._tasks[0].client,
+            study_digest="0",
+            link=link,
+            solver=solver or self._solver,
+            shard=shard or (lambda: self._shard),
+            root=self._secrets,  # type: ignore[arg-type]
+            store=store if state is None else _OtherState(store, state),
+            budget=budget or self._budget,
+        )
+        self._place, self._store = place, store
+        try:
+            yield worker
+        finally:
+            place.close()
+
+    def _tick(self, worker: Worker) -> str:
+        """One phase of a client's work; notes the noise of a release, and the secret that it was from."""
+        self._number += 1
+        if self._recorder is not None:
+            self._recorder.start()
+        seen = _Seen()
+        try:
+            with seen.secrets(self._store):
+                return worker.tick()
+        finally:
+            calls = [] if self._recorder is None else self._recorder.stop()
+            if seen.used is not None:
+                name = f"{seen.name} ({self._place.name}, {self._number})"
+                identity = (self._play, seen.name)
+                self._told.releases.append(Release(name, identity, seen.used, calls))
+
+    def _finish(self, worker: Worker) -> None:
+        for _ in range(8):
+            if self._tick(worker) == "done":
+                return
+
+    def _refuses(self, worker: Worker, kind: type[Exception]) -> bool:
+        try:
+            for _ in range(3):
+                self._tick(worker)
+        except kind:
+            return True
+        except errors.FedviError:
+            return False
+        return False
+
+    def _complete(self, worker: Worker, clerk: Clerk, count: int) -> None:
+        """Every release was reserved, sealed and sent, and what arrived has the sealed digest."""
+        kinds = [entry.kind for entry in worker.ledger.entries]
+        self._told.expect(
+            ONE,
+            kinds.count("reserved") == count,
+            f"{kinds.count('reserved')} charges for {count} tasks",
+        )
+        for submit in clerk.received:
+            known = ledger.digest(worker.ledger, f"{submit.task_id}#{submit.attempt}")
+            self._told.expect(
+                SENT,
+                known == submit.payload.sha256,
+                "bytes were sent that the ledger does not hold",
+            )
+
+    def _is_gone(self, place: Place) -> None:
+        for secret in set(self._secrets.drawn):
+            self._told.expect(GONE, not place.holds(secret), f"{place.name} holds a secret")
+
+
+class _Seen:
+    """Notes which secret a release was begun with: what the store holds as its inputs are noted."""
+
+    def __init__(self) -> None:
+        self.used: bytes | None = None
+        self.name = ""
+
+    @contextmanager
+    def secrets(self, store: Any) -> Iterator[None]:
+        original = store.note_inputs
+
+        def note(release_id: str, **what: bytes) -> None:
+            original(release_id, **what)
+            pending = store.pending()
+            self.used, self.name = pending.secret, release_id
+
+        store.note_inputs = note
+        try:
+            yield
+        finally:
+            del store.note_inputs
+
+
+class _OtherState:
+    """A store in which the solver's private state is another one."""
+
+    def __init__(self, store: Any, state: bytes) -> None:
+        self._store, self._state = store, state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def load_state(self) -> bytes:
+        return self._state
+
+
+def _dying(solver: LocalSolver) -> LocalSolver:
+    """Computes an answer, and is killed before it is sealed."""
+
+    def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
+        found = solver.update(key_of, state, task, shard)
+        jax.block_until_ready(jax.tree.leaves(found[0]))
+        raise Killed
+
+    return solver._replace(update=update)
+
+
+def _kill() -> Shard:
+    raise Killed
+
+
+@contextmanager
+def _stopped(kind: type[BaseException]) -> Iterator[None]:
+    try:
+        yield
+    except kind:
+        return
+
+
+def _without_one(shard: Shard) -> Shard:
+    mask = np.array(shard.mask)
+    mask[np.flatnonzero(mask)[0]] = False
+    return Shard(shard.records, mask)

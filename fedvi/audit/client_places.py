@@ -1,0 +1,186 @@
+"""Where the audit's clients keep things, and the server that they talk to: come here for another store."""
+
+import contextlib
+import copy
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedvi.federation.messages import (
+    Done,
+    Failure,
+    Hello,
+    NextTask,
+    Noted,
+    Offer,
+    Receipt,
+    Submit,
+    Welcome,
+)
+from fedvi.inference.base import Task
+from fedvi.privacy.ledger import Header, Ledger, anchor, check_counterpart, open_ledger
+from fedvi.store.memory import MemoryClientStore
+from fedvi.store.sqlite import SqliteClientStore
+
+__all__ = ["Clerk", "InMemory", "Killed", "OnDisk", "Place", "Secrets"]
+
+
+class Killed(BaseException):
+    """The process ends here: no ``Exception``, so that nothing on the way sees it."""
+
+
+class Secrets:
+    """In the place of the operating system's generator: draws anew at every call, and notes what."""
+
+    secure = True
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng((seed, 23))
+        self.drawn: list[bytes] = []
+
+    def secret(self, *_: str | int) -> bytes:
+        """Returns 32 bytes that were not drawn before."""
+        self.drawn.append(self._generator.bytes(32))
+        return self.drawn[-1]
+
+
+class Clerk:
+    """A server that offers tasks until they are answered; loses the reply to the first ``lost`` answers.
+
+    Args:
+      tasks: in this order.
+      lost: how many replies to Submit do not arrive.
+      book: its own ledger of the client; None: it remembers nothing.
+    """
+
+    def __init__(self, tasks: Sequence[Task], lost: int = 0, book: Ledger | None = None) -> None:
+        self.tasks, self.lost, self._book = list(tasks), lost, book
+        self.received: list[Submit] = []
+
+    def handle(self, request: Any) -> Any:
+        """Answers a request."""
+        match request:
+            case Hello():
+                if self._book is None:
+                    return Welcome(0)
+                if request.anchor is not None:
+                    # As a server does; the client does the same with what it is told.
+                    check_counterpart(self._book, request.anchor, "server")
+                return Welcome(0, anchor(self._book))
+            case NextTask():
+                return Offer(self.tasks[0]) if self.tasks else Done("finished", resumable=True)
+            case Failure():
+                return Noted()
+            case Submit():
+                self.received.append(request)
+                if self.lost:
+                    self.lost -= 1
+                    raise ConnectionError("the reply was lost")
+                self.tasks = [task for task in self.tasks if task.task_id != request.task_id]
+                return Receipt("accepted", 1)
+        return Noted()
+
+
+class Place(Protocol):
+    """Where a client's store is: it can be closed, opened again as by a new process, and copied."""
+
+    name: str
+
+    def new(self) -> "Place":
+        """Returns an empty place of the same kind."""
+
+    def open(self) -> Any:
+        """Returns the store; the same one as long as it is not closed."""
+
+    def close(self) -> None:
+        """Ends the process that had it open."""
+
+    def copy(self) -> "Place":
+        """Returns a copy of what a closed store holds."""
+
+    def holds(self, secret: bytes) -> bool:
+        """Says whether a secret's bytes are anywhere in it."""
+
+
+class InMemory:
+    """A store that lasts as long as the process, as in a simulation."""
+
+    name = "memory"
+
+    def __init__(self, header: Header, store: MemoryClientStore | None = None) -> None:
+        self._header = header
+        self._store = store or MemoryClientStore(open_ledger(header))
+
+    def new(self) -> "InMemory":
+        """Returns an empty one."""
+        return InMemory(self._header)
+
+    def open(self) -> MemoryClientStore:
+        """Returns the store."""
+        return self._store
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def copy(self) -> "InMemory":
+        """Returns a copy in its present state."""
+        return InMemory(self._header, copy.deepcopy(self._store))
+
+    def holds(self, secret: bytes) -> bool:
+        """Says whether an attribute of the store is, or holds, the secret."""
+        return _is_in(vars(self._store), secret)
+
+
+class OnDisk:
+    """The store that a deployed client has."""
+
+    name = "disk"
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self._folder, self._header, self._copies = folder, header, 0
+        self._store: SqliteClientStore | None = None
+
+    def new(self) -> "OnDisk":
+        """Returns an empty one, in a folder of its own."""
+        self._copies += 1
+        return OnDisk(self._folder.with_name(f"{self._folder.name}-{self._copies}"), self._header)
+
+    def open(self) -> SqliteClientStore:
+        """Returns the store."""
+        if self._store is None:
+            self._store = SqliteClientStore(self._folder, self._header)
+        return self._store
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def copy(self) -> "OnDisk":
+        """Returns a copy of the folder."""
+        self.close()
+        other = self.new()
+        shutil.copytree(self._folder, other._folder)
+        return other
+
+    def holds(self, secret: bytes) -> bool:
+        """Says whether any file holds the secret, as it is or in hexadecimal."""
+        found = False
+        for path in self._folder.rglob("*"):
+            with contextlib.suppress(IsADirectoryError):
+                found |= any(form in path.read_bytes() for form in (secret, secret.hex().encode()))
+        return found
+
+
+def _is_in(value: Any, secret: bytes) -> bool:
+    if isinstance(value, bytes | bytearray):
+        return secret in value
+    if isinstance(value, dict):
+        return any(_is_in(item, secret) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_is_in(item, secret) for item in value)
+    return hasattr(value, "__dict__") and _is_in(vars(value), secret)

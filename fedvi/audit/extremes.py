@@ -1,0 +1,298 @@
+"""Records that are searched for, so that clips are put to the test: come here to try worse ones.
+
+A study's own columns may never make a gradient and a curvature matter at once, and a fault that shows in
+other columns alone is a fault all the same: what a clip promises, it promises for every record. So a record
+stands alone in its shard, against an empty one and against another record, at several posteriors.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi.audit import compare
+from fedvi.audit.charges import charges
+from fedvi.audit.findings import Finding
+from fedvi.audit.recording import Recorder
+from fedvi.audit.runs import Keys, Run, Runner
+from fedvi.inference.base import LocalSolver, Shard, Task
+from fedvi.typing import IDS
+
+__all__ = ["SLOTS", "Search", "check_extremes"]
+
+SLOTS = 8
+"""Slots of the shards that are tried: few, so that many records can be."""
+
+_CORNERS = 12
+"""Records that are tried as they are; all of them are there to be stretched."""
+
+_FACTORS = (1.0, 1e-3, 30.0, -1e3, 1e6, 1e15, 1e30)
+_KEPT = 24
+"""Records of which all pairs are compared."""
+
+_PUT_TO_THE_TEST = 0.9
+"""The share of the charged shift that a search should reach, or the clip was never needed."""
+
+
+@dataclasses.dataclass
+class Search:
+    """How long records are looked for.
+
+    Attributes:
+      climbs: changes of the worst records that are tried at each posterior.
+      until: on ``time.monotonic``'s clock, or never.
+      seed: of the changes.
+    """
+
+    climbs: int = 60
+    until: float | None = None
+    seed: int = 0
+
+    def is_over(self) -> bool:
+        """Says whether no time is left."""
+        return self.until is not None and time.monotonic() > self.until
+
+
+class _Tried(NamedTuple):
+    ratio: float
+    row: Mapping[str, np.ndarray]
+    run: Run
+
+
+def check_extremes(
+    solver: LocalSolver,
+    recorder: Recorder,
+    keys: Keys,
+    tasks: Mapping[str, Task],
+    rows: Mapping[str, np.ndarray],
+    search: Search,
+    slots: int = SLOTS,
+) -> list[Finding]:
+    """Looks for records that move a total as far as possible, and compares that with what is charged.
+
+    The records that are given are stretched and shrunk by array, up to 1e30, and set to zero; the worst
+    of them are then changed at random, number by number, as long as that makes them worse.
+
+    Args:
+      solver: built with ``recorder`` as its mechanism, and a sampler that takes all of ``slots``.
+      recorder: around the mechanism under audit.
+      keys: the product's derivation of keys.
+      tasks: one for each posterior, by a name for it.
+      rows: records to begin with, [n, …] each: corners of the schema's bounds, rare levels, all outcomes.
+      search: how long.
+      slots: of a shard.
+    """
+    hunts = [
+        _Hunt(name, solver, recorder, keys, task, rows, search, slots)
+        for name, task in tasks.items()
+    ]
+    # A part of the time for each, and what one does not need is for those that follow.
+    for index, hunt in enumerate(hunts):
+        hunt.run(_share(search.until, len(hunts) - index))
+    untried = [hunt.name for hunt in hunts if not hunt.finished]
+    count, moved = sum(hunt.count for hunt in hunts), sum(hunt.moved for hunt in hunts)
+    charged = charges(solver.cost)
+    added = compare.shift(
+        "worst record added or removed",
+        "add_remove",
+        [pair for hunt in hunts for pair in hunt.added],
+        charged,
+    )
+    swapped = compare.shift(
+        "worst record substituted",
+        "substitute",
+        [pair for hunt in hunts for pair in hunt.swapped()],
+        charged,
+    )
+    names = ", ".join(hunt.name for hunt in hunts)
+    found = [
+        finding._replace(
+            layer="worst",
+            figure=f"{finding.figure}; of {count} records tried at {len(hunts)} posteriors",
+            numbers={**finding.numbers, "tried": count, "posteriors": list(tasks)},
+        )
+        for finding in (added, swapped)
+    ]
+    reached = max(finding.numbers["largest"] for finding in found)
+    tested = reached >= _PUT_TO_THE_TEST and not untried
+    silent = sorted({name for hunt in hunts for name in hunt.refused})
+    found.append(
+        Finding(
+            "worst",
+            "clips are put to the test",
+            True if tested else None,
+            f"{moved} of {count} records move a total, by up to {reached:.4g} of what is charged; "
+            f"posteriors: {names}",
+            "records were found that only the clip holds back"
+            if tested
+            else f"no time was left for: {', '.join(untried)}"
+            if untried
+            else "no record was found that needs the clip: what it does was not seen",
+            {"reached": reached, "tried": count, "moved": moved, "untried": untried},
+        )
+    )
+    found.append(
+        Finding(
+            "worst",
+            "extreme records are answered",
+            not silent,
+            "each was answered" if not silent else f"not answered: {', '.join(silent)}",
+            "no record makes a client fall silent"
+            if not silent
+            else "that a client falls silent tells of its records",
+        )
+    )
+    return found
+
+
+def _share(until: float | None, parts: int) -> float | None:
+    if until is None:
+        return None
+    now = time.monotonic()
+    return now + max(0.0, until - now) / parts
+
+
+class _Hunt:
+    """The search at one posterior."""
+
+    def __init__(
+        self,
+        name: str,
+        solver: LocalSolver,
+        recorder: Recorder,
+        keys: Keys,
+        task: Task,
+        rows: Mapping[str, np.ndarray],
+        search: Search,
+        slots: int,
+    ) -> None:
+        self.name, self.count, self.moved, self.finished = name, 0, 0, False
+        self.refused: set[str] = set()
+        self.added: list[tuple[Run, Run]] = []
+        self._rows, self._search, self._slots = rows, search, slots
+        self._runner = Runner(solver, recorder, keys, task, 1, None, None)
+        self._task, self._charged = task, charges(solver.cost)
+        self._best: list[_Tried] = []
+        self._generator = np.random.default_rng((search.seed, len(name)))
+
+    def run(self, until: float | None) -> None:
+        if until is not None and time.monotonic() > until:
+            return
+        self._base = self._runner.first(self._task.client, 1, self._shard(None))
+        for row in self._stretched():
+            self._try(row)
+            if until is not None and time.monotonic() > until:
+                return
+        self.finished = True
+        for _ in range(self._search.climbs):
+            if not self._best or (until is not None and time.monotonic() > until):
+                break
+            start = self._best[int(self._generator.integers(min(3, len(self._best))))]
+            self._try(self._changed(start.row))
+        self.added = [(self._base, tried.run) for tried in self._best]
+
+    def swapped(self) -> list[tuple[Run, Run]]:
+        """Pairs of the worst records, those first that move totals apart."""
+        runs = [tried.run for tried in self._best]
+        return [(one, other) for at, one in enumerate(runs) for other in runs[:at]]
+
+    def _try(self, row: Mapping[str, np.ndarray]) -> None:
+        run = self._runner.like(self._base, self._shard(row))
+        self.count += 1
+        if run.refusals:
+            self.refused.add(run.refusals[0][1])
+        ratio = self._ratio(run)
+        self.moved += ratio > 0.0
+        self._best.append(_Tried(ratio, row, run))
+        # Of equal ratios the later ones stay: directions differ, and pairs of them are what counts.
+        self._best.sort(key=lambda tried: -tried.ratio)
+        if len(self._best) > _KEPT:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Leaves out the one that moves totals least, or one that moves them as another does."""
+        last = self._best[-1]
+        if last.ratio < 0.5 * self._best[0].ratio:
+            self._best.pop()
+            return
+        firsts = [_direction(tried.run, self._base) for tried in self._best]
+        alike = np.array(
+            [[float(one @ other) for other in firsts] if len(firsts) else [] for one in firsts]
+        )
+        np.fill_diagonal(alike, -np.inf)
+        # The second of the two that are most alike.
+        self._best.pop(max(np.unravel_index(int(alike.argmax()), alike.shape)))
+
+    def _ratio(self, run: Run) -> float:
+        worst = 0.0
+        for one, other, charge in zip(self._base.calls, run.calls, self._charged, strict=False):
+            if charge is None or one.total.shape != other.total.shape:
+                continue
+            unit = one.layout.clip_norm / (one.layout.step or 1.0)
+            distance = np.linalg.norm((one.total - other.total).astype(np.float64))
+            worst = max(worst, float(distance) / (unit * charge.add_remove))
+        return worst if np.isfinite(worst) else float(np.finfo(np.float64).max)
+
+    def _shard(self, row: Mapping[str, np.ndarray] | None) -> Shard:
+        records = {}
+        for name, column in self._rows.items():
+            whole = np.zeros((self._slots, *column.shape[1:]), column.dtype)
+            if row is not None:
+                whole[0] = row[name]
+            records[name] = whole
+        mask = np.zeros(self._slots, bool)
+        mask[0] = row is not None
+        return Shard(records, mask)
+
+    def _stretched(self) -> list[dict[str, np.ndarray]]:
+        """The rows as they are, each array of theirs as zero, and stretched by array."""
+        count = len(next(iter(self._rows.values())))
+        whole = [{name: column[at] for name, column in self._rows.items()} for at in range(count)]
+        wide = [name for name, column in self._rows.items() if _is_free(name, column)]
+        found = whole[:_CORNERS]
+        picked = self._generator.permutation(count)
+        for at, factor in enumerate(_FACTORS):
+            row = whole[picked[at % count]]
+            found.append({**row, **{name: _times(row[name], factor) for name in wide}})
+            for name in wide:
+                found.append({**row, name: _times(row[name], factor)})
+                others = {o: np.zeros_like(row[o]) for o in wide if o != name}
+                found.append({**row, **others, name: _times(row[name], factor)})
+        return found
+
+    def _changed(self, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One change of a row: some of its numbers grow, shrink, turn around or become zero."""
+        draw = self._generator
+        changed = {}
+        for name, value in row.items():
+            value = np.array(value)
+            if _is_free(name, self._rows[name]):
+                some = draw.random(value.shape) < draw.choice((0.2, 0.7, 1.0))
+                factors = np.exp(draw.normal(scale=draw.choice((0.1, 1.0, 4.0)), size=value.shape))
+                factors *= draw.choice((1.0, 1.0, 1.0, -1.0, 0.0), size=value.shape)
+                value = np.where(some, _times(value, factors), value).astype(value.dtype)
+            changed[name] = value
+        return changed
+
+
+def _is_free(name: str, column: np.ndarray) -> bool:
+    """Whether an array may hold any number: indices and flags stay in the range of the schema."""
+    return name != IDS and np.asarray(column).dtype.kind == "f"
+
+
+def _times(value: Any, factor: Any) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.asarray(value) * np.asarray(factor, value.dtype), value.dtype)
+
+
+def _direction(run: Run, base: Run) -> np.ndarray:
+    """Where a record moves the totals of the first releases, as a vector of length 1."""
+    parts = [
+        (other.total - one.total).astype(np.float64)
+        for one, other in zip(base.calls[:2], run.calls[:2], strict=False)
+    ]
+    whole = np.concatenate(parts) if parts else np.zeros(1)
+    norm = float(np.linalg.norm(whole))
+    return whole / norm if norm > 0.0 and np.isfinite(norm) else np.zeros_like(whole)

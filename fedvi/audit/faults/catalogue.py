@@ -1,0 +1,10 @@
+"""The list of faults, by what they are about: come here to add one."""
+
+from fedvi.audit.faults.at_clients import AT_CLIENTS
+from fedvi.audit.faults.in_prices import IN_PRICES
+from fedvi.audit.faults.in_releases import IN_RELEASES
+
+__all__ = ["FAULTS"]
+
+FAULTS = (*AT_CLIENTS, *IN_PRICES, *IN_RELEASES)
+"""Clients and what they keep; prices and ledgers; noise, batches and clips."""

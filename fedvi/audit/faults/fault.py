@@ -1,0 +1,52 @@
+"""What a fault is: come here to say more of each."""
+
+from typing import NamedTuple
+
+__all__ = ["NEEDS", "Fault"]
+
+
+class Fault(NamedTuple):
+    """One mistake, as a change of one function's text.
+
+    Attributes:
+      name: of the fault.
+      says: what is wrong, and for whom.
+      place: "module:function", or "module:Class.method", below ``fedvi``.
+      right: text that the function has exactly once.
+      wrong: what stands in its place.
+      layer: of the audit that is expected to find it, and is asked first.
+      needs: what a study must have for the mistake to matter there: words of ``NEEDS``.
+    """
+
+    name: str
+    says: str
+    place: str
+    right: str
+    wrong: str
+    layer: str
+    needs: tuple[str, ...] = ()
+
+
+NEEDS = {
+    "one table": "DPSVI and VIPS, which no study runs (--one-table looks at them)",
+    "view aggregate": 'privacy.view = "aggregate"',
+    "colluding": "clients that work with the observer (privacy.colluding above 0)",
+    "late answers": "rounds that go on without an answer (least_reporting below the number of clients)",
+    "visits": "two visits of each client, or more",
+    "unit client": 'privacy.unit = "client"',
+    "parts": "solver `local_averaging` or `virtual_clients`",
+    "changes": "a solver that clips whole changes, such as `virtual_clients`",
+    "site_release": "solver `site_release`",
+    "unweighed": "a model whose slopes no weight bounds, such as `linear`",
+    "survey": 'a survey of the columns (`site_release` with an intercept and clip_norm "auto")',
+    "dp_optimisation": "solver `dp_optimisation`",
+    "vips": "solver `vips`",
+    "low rank": 'family "low_rank_gaussian"',
+    "predictor": "a generalised linear model in a Gaussian family of full or diagonal precision",
+    "poisson": "the sampler `poisson`",
+    "fixed size": "the sampler `feistel`",
+    "random batches": "batches that hold only some of the records",
+    "rounded noise": 'privacy.mechanism = "rounded_gaussian"',
+    "rdp": "the accountant `rdp`",
+}
+"""What a study may lack, in words."""

@@ -1,0 +1,88 @@
+"""How a fault gets into a function that is in memory, and out again: nothing on a disk is touched."""
+
+import contextlib
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import jax
+
+from fedvi.audit.faults.fault import Fault
+from fedvi.errors import ConfigError
+
+__all__ = ["planted"]
+
+
+@contextlib.contextmanager
+def planted(fault: Fault) -> Iterator[None]:
+    """Replaces the code of one function as long as it lasts.
+
+    The function object stays, and so everybody who holds it has the fault. What was compiled or
+    remembered before is forgotten, now and at the end: build what is to have the fault afterwards.
+
+    Raises:
+      ConfigError: the function does not have the text that is to be replaced, or has it more than once.
+    """
+    function = _function(fault)
+    right, wrong = function.__code__, _changed(fault, function)
+    function.__code__ = wrong
+    _forget()
+    try:
+        yield
+    finally:
+        function.__code__ = right
+        _forget()
+
+
+def _function(fault: Fault) -> FunctionType:
+    module, _, name = fault.place.partition(":")
+    found: Any = importlib.import_module(f"fedvi.{module}")
+    for part in name.split("."):
+        found = inspect.getattr_static(found, part)
+    if isinstance(found, property):
+        found = found.fget
+    found = inspect.unwrap(getattr(found, "__func__", found))
+    assert isinstance(found, FunctionType)
+    return found
+
+
+def _changed(fault: Fault, function: FunctionType) -> CodeType:
+    """Returns the code of the function's text with the fault."""
+    text = textwrap.dedent(inspect.getsource(function))
+    count = text.count(fault.right)
+    if count != 1:
+        raise ConfigError(
+            f"fault {fault.name!r}: {fault.place} has {fault.right!r} {count} times, expected once",
+            "the code changed, and the list of faults must follow",
+        )
+    changed = text.replace(fault.right, fault.wrong)
+    first = function.__code__.co_firstlineno
+    whole = compile(
+        "\n" * (first - 1) + changed, function.__code__.co_filename, "exec", dont_inherit=True
+    )
+    # What decorates the function is not run again: its code alone is wanted.
+    (code,) = (
+        constant
+        for constant in whole.co_consts
+        if isinstance(constant, CodeType) and constant.co_name == function.__name__
+    )
+    return code
+
+
+def _forget() -> None:
+    """Clears what was compiled, and what functions of fedvi remember of earlier calls."""
+    jax.clear_caches()
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("fedvi."):
+            continue
+        for value in list(vars(module).values()):
+            clear = getattr(value, "cache_clear", None)
+            if callable(clear):
+                clear()
+    calibrate = sys.modules.get("fedvi.privacy.calibrate")
+    if calibrate is not None:
+        calibrate._cache.clear()

@@ -1,0 +1,265 @@
+"""``DPSVI`` and ``VIPS`` on tables that differ in one record: come here to look at another call of theirs.
+
+Both are looked at from outside: what a step does to the parameters is what it released. Steps of length 1
+make of a noised mean gradient the difference of two states, and under one seed the noise cancels in the
+difference of two tables, so that what is left is how far the record moved the sum.
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import scipy.stats
+
+from fedvi import errors
+from fedvi.audit.findings import Finding
+from fedvi.audit.noise import FALSE_ALARM
+from fedvi.audit.recording import Recorder
+from fedvi.privacy import events, mechanisms
+from fedvi.privacy.descent import Descent, sgd
+
+__all__ = ["Plan", "check_dpsvi", "check_one_table", "check_vips"]
+
+_SIZE = 3
+_LEAST_NOISE = 20.0
+"""So that many runs have a price: a claim about none of them is made."""
+
+_ROWS, _MOST = 11, 16
+_ROUNDING = 0.02
+"""Of a clip norm: what is lost in float32 to parameters that hold the noise as well."""
+
+
+class Plan(NamedTuple):
+    """What the study's numbers ask of a descent on one table.
+
+    Attributes:
+      noise: multiplier.
+      clip_norm: C.
+      relation: of the promise.
+    """
+
+    noise: float
+    clip_norm: float
+    relation: events.Relation
+
+
+def check_one_table(plan: Plan, seed: int = 0) -> list[Finding]:
+    """Looks at both classes for one data holder, with made-up regressions of three coefficients.
+
+    Args:
+      plan: the study's numbers, where they suit one table.
+      seed: of records and noise.
+    """
+    return [*check_dpsvi(plan, seed), check_vips(plan, seed)]
+
+
+def check_dpsvi(plan: Plan, seed: int = 0) -> list[Finding]:
+    """Takes first steps on tables that differ in one record, of all records and of Poisson batches."""
+    generator = np.random.default_rng(seed)
+    table = generator.normal(size=(_ROWS, _SIZE + 1)).astype(np.float32)
+    odd = _odd(generator)
+    found, moved, worst = [], 0, {"add_remove": 0.0, "substitute": 0.0}
+    for kind in ("full", "poisson"):
+        fit = _Fit(plan, kind, seed)
+        # A row of no numbers counts as zero, as if no record stood there.
+        bare = [fit.step(np.vstack([table, np.full((1, _SIZE + 1), np.nan, np.float32)]))]
+        grown = [fit.step(np.vstack([table, row])) for row in odd]
+        if kind == "full":
+            noise, used_twice = fit.noise(), fit.is_used_twice()
+            # And a table that is shorter by one, under the same seed.
+            bare.append(_Fit(plan, kind, seed).step(table))
+        for one, move in itertools.product(bare, grown):
+            distance = fit.apart(one, move)
+            moved += distance > _ROUNDING
+            worst["add_remove"] = max(worst["add_remove"], distance)
+        for one in grown:
+            for other in grown:
+                worst["substitute"] = max(worst["substitute"], fit.apart(one, other) / 2.0)
+    for relation, largest in worst.items():
+        # A float step is off by a little; NaN is more than any bound.
+        passed = largest <= 1.0 + _ROUNDING
+        found.append(
+            Finding(
+                "one table",
+                f"DPSVI, one record, {relation}",
+                passed if moved else None,
+                f"moves a step by at most {largest:.4g} of what is charged; {len(odd)} records tried",
+                "no record moves a step further than is charged"
+                if passed
+                else "a record moves a step further than is charged",
+                {"largest": largest, "moved": moved},
+            )
+        )
+    return [*found, noise, used_twice]
+
+
+def check_vips(plan: Plan, seed: int = 0) -> Finding:
+    """Runs one round of ``VIPS`` on tables that differ in one record, its mechanism recorded."""
+    from fedvi import models
+    from fedvi.inference.vips import VIPS
+
+    recorder = Recorder(mechanisms.rounded_gaussian(max(plan.noise, _LEAST_NOISE)))
+    made = dataclasses.replace(_descent(plan, "full", seed, 1), mechanism=recorder)
+    model = models.linear([f"x{index}" for index in range(_SIZE)], noise_scale=1.0)
+
+    def total(table: np.ndarray) -> np.ndarray:
+        fit = VIPS(model, made)
+        recorder.start()
+        fit.run({"x": table[:, :-1], "y": table[:, -1]}, progress_bar=False)
+        (call,) = recorder.stop()
+        return call.total * ((call.layout.step or 1.0) / call.layout.clip_norm)
+
+    generator = np.random.default_rng(seed)
+    table = generator.normal(size=(_ROWS, _SIZE + 1)).astype(np.float32)
+    bare = total(table)
+    grown = [total(np.vstack([table, row])) for row in _odd(generator)]
+    largest = max(float(np.linalg.norm(one - bare)) for one in grown)
+    apart = max(float(np.linalg.norm(one - other)) / 2.0 for one in grown for other in grown)
+    worst = max(largest, apart)
+    passed = worst <= 1.0 + 1e-9
+    return Finding(
+        "one table",
+        "VIPS, one record",
+        passed if worst > 0.0 else None,
+        f"moves a sum by at most {worst:.6g} of what is charged",
+        "no record moves a sum of statistics further than is charged"
+        if passed
+        else "a record moves a sum of statistics further than is charged",
+        {"largest": worst},
+    )
+
+
+class _Fit:
+    """A ``DPSVI`` of a small regression whose steps show what they released."""
+
+    def __init__(self, plan: Plan, kind: str, seed: int) -> None:
+        import numpyro
+        import numpyro.distributions as dist
+        from numpyro.infer import Trace_ELBO, autoguide
+
+        from fedvi.inference.svi import DPSVI
+
+        def regression(x: Any, y: Any) -> None:
+            b = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([_SIZE]).to_event(1))
+            with numpyro.plate("records", x.shape[0]):
+                numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+        self._plan = _descent(plan, kind, seed, 2)
+        guide = autoguide.AutoNormal(regression)
+        self._svi = DPSVI(regression, guide, numpyro.optim.SGD(1.0), Trace_ELBO(), self._plan)
+        self._states: dict[int, Any] = {}
+
+    def step(self, table: np.ndarray) -> np.ndarray:
+        """Returns how a first step moves all parameters, in clip norms of the noised sum."""
+        state = self._state(table)
+        # The same state on another table, which is what `DPSVI` refuses outside an audit.
+        self._svi._used.clear()
+        after, _ = self._svi.update(state, table[:, :-1], table[:, -1])
+        return self._moved(state, after)
+
+    def noise(self) -> Finding:
+        """Compares the first steps of several runs, on records that count as zero."""
+        quiet = np.full((_ROWS + 1, _SIZE + 1), np.nan, np.float32)
+        moves = []
+        for _ in range(8):
+            state = self._svi.init(jax.random.key(0), quiet[:, :-1], quiet[:, -1])
+            # What `DPSVI` refuses as used before is judged here by its noise.
+            self._svi._used.clear()
+            after, _ = self._svi.update(state, quiet[:, :-1], quiet[:, -1])
+            moves.append(self._moved(state, after))
+        sigma = self._plan.mechanism.noise_multiplier
+        chances = []
+        for at, one in enumerate(moves):
+            for other in moves[:at]:
+                # Nothing but the noise differs: the public part is that of the same parameters.
+                square = float(((one - other) ** 2).sum() / (2.0 * sigma**2))
+                chances.append(float(scipy.stats.chi2.cdf(square, one.size)))
+        whole = sum(float(((one - np.mean(moves, axis=0)) ** 2).sum()) for one in moves) / sigma**2
+        freedom = (len(moves) - 1) * moves[0].size
+        overall = float(scipy.stats.chi2.cdf(whole, freedom))
+        chance = min(1.0, min(*chances, overall) * (len(chances) + 1))
+        passed = chance >= FALSE_ALARM
+        return Finding(
+            "one table",
+            "DPSVI, noise",
+            passed,
+            f"std {math.sqrt(whole / freedom):.4g} × charged over {freedom} numbers; corrected p "
+            f"{chance:.2g}",
+            "each run's steps have the noise that is charged for, and noise of their own"
+            if passed
+            else "steps have less noise than is charged for, or share it",
+            {"p_value": chance, "ratio": math.sqrt(whole / freedom)},
+        )
+
+    def is_used_twice(self) -> Finding:
+        """Asks for a step from a state that was used: its noise on other records could be taken off."""
+        table = np.ones((_ROWS + 1, _SIZE + 1), np.float32)
+        state = self._svi.init(jax.random.key(0), table[:, :-1], table[:, -1])
+        self._svi.update(state, table[:, :-1], table[:, -1])
+        try:
+            self._svi.update(state, -table[:, :-1], table[:, -1])
+            refused = False
+        except errors.PrivacyError:
+            refused = True
+        return Finding(
+            "one table",
+            "DPSVI, a state serves once",
+            refused,
+            "refused" if refused else "taken",
+            "a state that was used is refused"
+            if refused
+            else "one state, and its noise, serves two tables: their difference shows records",
+        )
+
+    def apart(self, one: np.ndarray, other: np.ndarray) -> float:
+        """Returns how far two steps are apart; infinite where one is no number."""
+        distance = float(np.linalg.norm(one - other))
+        return distance if math.isfinite(distance) else math.inf
+
+    def _state(self, table: np.ndarray) -> Any:
+        if not self._states:
+            self._states[0] = self._svi.init(jax.random.key(0), table[:, :-1], table[:, -1])
+        return self._states[0]
+
+    def _moved(self, before: Any, after: Any) -> np.ndarray:
+        one, other = (
+            np.concatenate(
+                [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(params)]
+            )
+            for params in (
+                self._svi.optim.get_params(state.optim_state) for state in (before, after)
+            )
+        )
+        return (other - one) * self._plan.sampler.rate / self._plan.clip_norm
+
+
+def _descent(plan: Plan, kind: str, seed: int, steps: int) -> Descent:
+    size: dict[str, Any] = {"rate": 0.5} if kind == "poisson" else {}
+    return sgd(
+        steps=steps,
+        max_records=_MOST,
+        noise_multiplier=max(plan.noise, _LEAST_NOISE),
+        delta=1e-5,
+        clip_norm=plan.clip_norm,
+        relation=plan.relation,
+        sampler=kind,
+        runs=64,
+        insecure_seed=seed,
+        **size,
+    )
+
+
+def _odd(generator: np.random.Generator) -> list[np.ndarray]:
+    """Records that are long, short, empty, and opposite, as rows of the columns and the outcome."""
+    rows = [np.full((1, _SIZE + 1), value, np.float32) for value in (0.0, 1.0, 1e30, np.inf)]
+    for factor in (1e-3, 1.0, 30.0, 1e4):
+        row = (factor * generator.normal(size=(1, _SIZE + 1))).astype(np.float32)
+        rows += [
+            row,
+            np.hstack([row[:, :-1], -row[:, -1:]]),
+            np.hstack([row[:, :-1], 0 * row[:, -1:]]),
+        ]
+    return rows

@@ -1,0 +1,143 @@
+"""Records that an audit makes up, from what a study's schema says in public."""
+
+import csv
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.data.schema import Binary, Code, Level, Number
+from fedvi.experiment import loading
+from fedvi.experiment.build import Assembly
+from fedvi.inference.base import Shard
+from fedvi.models.conjugate import FromFile
+
+__all__ = ["corners", "shard_of"]
+
+_RECORDS = 32
+"""Synthetic records of the replay, and corners of the schema, at most."""
+
+_Column: TypeAlias = Number | Level | Binary
+
+
+def shard_of(assembly: Assembly, data: Path | None, seed: int) -> Shard:
+    """Returns records for the replay, padded as a client pads its own.
+
+    Args:
+      assembly: the study.
+      data: a file to read them from; None: they are drawn evenly within the schema's bounds.
+      seed: of the draws.
+
+    Raises:
+      DataError: fewer than 3 records are usable.
+    """
+    client = assembly.clients[0]
+    if data is not None:
+        source = loading.load_shard(assembly, client, data)
+    else:
+        generator = np.random.default_rng(seed)
+        count = min(_RECORDS, assembly.study.data.max_records or _RECORDS)
+        source = _loaded(assembly, count, generator, lambda column, _: _even(column, generator))
+    shard = loading.with_capacity(assembly, {client: source})[client]
+    if int(shard.mask.sum()) < 3:
+        raise errors.DataError(
+            "the replay has fewer than 3 usable records, expected 3 or more",
+            "declare a larger data.max_records, or give --data with more records",
+        )
+    return shard
+
+
+def corners(assembly: Assembly, seed: int) -> dict[str, np.ndarray]:
+    """Returns records at the corners of what the schema allows, as a solver sees them: [n, …] each.
+
+    All numbers at their lowest, all at their highest, and mixtures of both; of levels each in turn, so
+    that one which is rare in every file stands here as well; true and false.
+    """
+    generator = np.random.default_rng(seed)
+    corner = generator.integers(2, size=(_RECORDS, max(1, len(assembly.schema))))
+    corner[0], corner[1] = 0, 1
+    places = {name: place for place, name in enumerate(assembly.schema)}
+
+    def cell(column: _Column, record: int) -> Code:
+        place = next(p for n, p in places.items() if assembly.schema[n] is column)
+        return _corner(column, record, bool(corner[record, place]))
+
+    source = _loaded(assembly, _RECORDS, generator, cell)
+    valid = np.flatnonzero(source.valid)
+    found = {name: np.asarray(column)[valid] for name, column in source.records.items()}
+    # As a solver gets them: on a device floats have 32 bits.
+    return {
+        name: column.astype(np.float32) if column.dtype == np.float64 else column
+        for name, column in found.items()
+    }
+
+
+def _loaded(
+    assembly: Assembly,
+    count: int,
+    generator: np.random.Generator,
+    cell: Callable[[_Column, int], Code],
+) -> Any:
+    """Writes a file such as the study describes, cell by cell, and reads it as a client would."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = _written(assembly, Path(folder), count, generator, cell)
+        return loading.load_shard(assembly, assembly.clients[0], path)
+
+
+def _written(
+    assembly: Assembly,
+    folder: Path,
+    count: int,
+    generator: np.random.Generator,
+    cell: Callable[[_Column, int], Code],
+) -> Path:
+    study = assembly.study
+    if isinstance(assembly.model, FromFile):
+        path = folder / "synthetic.npz"
+        records: dict[str, Any] = assembly.model.made_up(count, generator)
+        np.savez(path, **records)
+        return path
+    path = folder / "synthetic.csv"
+    cells: dict[str, list[str]] = {}
+    for column in assembly.schema.values():
+        cells[column.column] = [str(cell(column, record)) for record in range(count)]
+    if study.data.identity_column is not None:
+        cells[study.data.identity_column] = [f"unit {index}" for index in range(count)]
+    names = list(study.data.columns or cells)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter=study.data.separator)
+        if study.data.columns is None:
+            writer.writerow(names)
+        writer.writerows(
+            [cells.get(name, ["0"] * count)[row] for name in names] for row in range(count)
+        )
+    return path
+
+
+def _even(column: _Column, generator: np.random.Generator) -> Code:
+    match column:
+        case Number(whole=True):
+            low, high = column.bounds
+            return str(int(generator.integers(int(low), int(high) + 1)))
+        case Number():
+            return repr(float(generator.uniform(*column.bounds)))
+    codes = _codes(column)
+    return codes[int(generator.integers(len(codes)))]
+
+
+def _corner(column: _Column, record: int, high: bool) -> Code:
+    if isinstance(column, Number):
+        value = column.bounds[high]
+        return str(int(value)) if column.whole else repr(float(value))
+    codes = _codes(column)
+    # The first record of the lowest, the second of the highest, then each in turn.
+    return codes[-1 if record == 1 else record % len(codes)]
+
+
+def _codes(column: Level | Binary) -> list[Code]:
+    if isinstance(column, Level):
+        return [code for code, _ in column.codes]
+    return sorted(column.true | column.false, key=str)
