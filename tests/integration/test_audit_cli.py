@@ -167,10 +167,22 @@ def test_of_a_solver_without_a_mechanism_it_says_what_is_not_checked(tmp_path: P
     report = findings(tmp_path, study, 0)
     found = verdicts(report)
     assert found["noise and sensitivity"] == "NOT CHECKED"
+    # Nor does the audit know what a solver of the study's own should be charged.
+    assert found["prices counted again"] == "NOT CHECKED"
+    assert found["worst records"] == "NOT CHECKED"
+    assert found["noise of two releases is independent"] == "NOT CHECKED"
     assert report["passed"] is None
     assert found["the plan is within its promise"] == "holds"
     (note,) = (part for part in report["findings"] if part["check"] == "noise and sensitivity")
     assert "takes no mechanism" in note["meaning"]
+
+
+def test_layers_that_no_time_was_left_for_are_no_pass(tmp_path: Path) -> None:
+    report = findings(tmp_path, PRIVATE, 0, "--seconds", "1e-9")
+    assert report["passed"] is None
+    assert set(verdicts(report).values()) == {"NOT CHECKED"}
+    assert {finding["layer"] for finding in report["findings"]} == set(_audited.LAYERS)
+    assert all("no time was left" in finding["meaning"] for finding in report["findings"])
 
 
 def test_a_faulty_study_has_exit_code_2(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""Records that are searched for: they reach the clip, and what was not searched is no pass."""
+
+import functools
+import time
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedvi import expfam, models
+from fedvi.audit.extremes import SLOTS, Search, check_extremes
+from fedvi.audit.faults import FAULTS, planted
+from fedvi.audit.findings import Finding
+from fedvi.audit.recording import Recorder
+from fedvi.expfam import tree
+from fedvi.inference import solvers
+from fedvi.inference.base import Shard, Task
+from fedvi.privacy import mechanisms, random, sampling
+
+NAMES = ("a", "b", "c")
+FAMILY = expfam.full_gaussian(len(NAMES))
+# Columns that a study's own records would have: short, so that no clip is needed.
+ROWS = {
+    "x": np.float32([[0.1, 0.1, 0.0], [-0.1, 0.0, 0.1], [0.1, -0.1, 0.1]]),
+    "y": np.float32([0.1, -0.1, 0.0]),
+}
+
+
+def searched(make: Any = solvers.site_release, search: Search | None = None) -> dict[str, Finding]:
+    recorder = Recorder(mechanisms.rounded_gaussian(2.0))
+    model = models.linear(NAMES, noise_scale=1.0)
+    solver = make(FAMILY, model, sampling.full(SLOTS), recorder, clip_norm=1.0)
+    posterior = tree.to_numpy(FAMILY.isotropic(1.0))
+    task = Task("audit", "a", 0, 0, posterior, FAMILY.zeros(), 1.0)
+
+    def keys(client: str, release: str) -> Any:
+        return functools.partial(random.insecure_root(0).key, client, release)
+
+    found = check_extremes(
+        solver, recorder, keys, {"the prior": task}, ROWS, search or Search(climbs=10)
+    )
+    return {finding.check: finding for finding in found}
+
+
+def test_short_columns_are_stretched_until_the_clip_is_needed():
+    found = searched()
+    assert [finding.passed for finding in found.values()] == [True] * 4
+    reached = found["clips are put to the test"].numbers["reached"]
+    assert 0.99 < reached <= 1.0
+
+
+@pytest.mark.parametrize(
+    "name", ["curvature-left-out-of-the-norm", "off-diagonal-curvature-doubled"]
+)
+def test_what_the_studys_own_columns_would_not_show_is_found(name: str):
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    with planted(fault):
+        found = searched()
+    assert found["worst record added or removed"].passed is False
+    # With an outcome at its mean, a record's gradient is zero and its curvature alone is long.
+    assert found["worst record added or removed"].numbers["largest"] > 1.2
+
+
+def test_without_time_nothing_is_said_to_be_tested():
+    found = searched(search=Search(until=time.monotonic() - 1.0))
+    assert found["clips are put to the test"].passed is None
+    assert found["worst record added or removed"].passed is None
+    assert "no time was left" in found["clips are put to the test"].meaning
+
+
+def test_a_client_that_falls_silent_at_a_record_is_found():
+    def silent(*arguments: Any, **options: Any) -> Any:
+        solver = solvers.site_release(*arguments, **options)
+
+        def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
+            if float(jnp.abs(jnp.asarray(shard.records["x"])).max()) > 1e20:
+                raise ValueError
+            return solver.update(key_of, state, task, shard)
+
+        return solver._replace(update=update)
+
+    found = searched(silent)["extreme records are answered"]
+    assert found.passed is False
+    assert "ValueError" in found.figure
