@@ -198,6 +198,7 @@ class _Fit:
         """Asks for a step from a state that was used: its noise on other records could be taken off."""
         table = np.ones((_ROWS + 1, _SIZE + 1), np.float32)
         state = self._svi.init(jax.random.key(0), table[:, :-1], table[:, -1])
+        self._svi._used.clear()
         self._svi.update(state, table[:, :-1], table[:, -1])
         try:
             self._svi.update(state, -table[:, :-1], table[:, -1])

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
+from fedvi import __version__
 from fedvi.audit import findings
 from fedvi.audit.findings import Finding
 from fedvi.cli import _self_test
@@ -125,6 +126,7 @@ def audit(
     if as_json:
         report = {
             "study": description.study.name,
+            "fedvi": __version__,
             "digest": description.digest,
             "trials": trials,
             "seed": seed,

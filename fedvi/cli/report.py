@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedvi import errors
+from fedvi.cli._audit_quoted import quoted
 
 if TYPE_CHECKING:
     from fedvi.report.contents import Contents
@@ -61,6 +62,11 @@ _MOST_SITES = 40
     help="Of a topic model: the words, one a line, in the order of their numbers. [default: topics are "
     "listed by number]",
 )
+@click.option(
+    "--audit",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Quote what `fedvi audit STUDY.toml --json` printed, in the report and on each statement.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no summary.")
 def report(
     run: Path,
@@ -70,6 +76,7 @@ def report(
     draws: int,
     statements: tuple[str, ...],
     vocabulary: Path | None,
+    audit: Path | None,
     as_json: bool,
 ) -> None:
     """Write a report on a finished run: one HTML page that fetches nothing, the same as Markdown, and
@@ -97,6 +104,8 @@ def report(
     name = "" if public is None else public.name
     words = None if vocabulary is None else _words(vocabulary)
     contents = reporting.gather(run, statements, predictions, name, words)
+    if audit is not None:
+        contents = contents._replace(audit=quoted(audit, contents.digest))
     written = exports.write(contents, run / "report" if out is None else out, wanted)
     if as_json:
         click.echo(json.dumps(values.as_dict(contents), indent=2, allow_nan=False))

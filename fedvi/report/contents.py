@@ -229,6 +229,7 @@ class Contents(NamedTuple):
       consortium: of all sites together; None without protection, and for one site.
       predictions: what ``fedvi evaluate`` says of a public file, plain; None if none was given.
       public_file: the name of that file; or empty.
+      audit: what an audit of the study found, in words; empty where none was given.
     """
 
     study: str
@@ -259,6 +260,7 @@ class Contents(NamedTuple):
     consortium: Statement | None
     predictions: dict[str, Any] | None
     public_file: str
+    audit: str = ""
 
 
 def printable(contents: Contents) -> Contents:

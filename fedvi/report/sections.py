@@ -488,6 +488,8 @@ def _privacy(contents: Contents) -> Section:
         ]
         own = {line for one in contents.statements for line in one.excluded}
         notes += [line for line in contents.consortium.excluded if line not in own and own]
+    if contents.audit:
+        notes.append(contents.audit)
     table = Table("ε by site", (*names, "δ"), tuple(rows), ("site",))
     return Section(
         "privacy", title, lead, figure, (table,), tuple(_sentence(line) for line in notes)
@@ -583,6 +585,8 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
         facts += _parts_of_delta(statement)
     if statement.lifetime:
         facts.append(("for life", statement.lifetime))
+    if contents.audit:
+        facts.append(("audit", contents.audit))
     facts.append(("versions", f"run by fedvi {contents.ran}, stated by fedvi {contents.written}"))
     if statement.head:
         facts.append(("ledger head", statement.head))
