@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fedvi.audit.faults import FAULTS, Fault, catalogue
+from fedvi.audit.faults import FAULTS, Fault
 from fedvi.cli import _self_test
 from fedvi.cli._audited import Audited, Settings
 from fedvi.cli.audit import audit
@@ -57,13 +57,20 @@ def test_a_planted_fault_is_found_within_two_minutes(name: str) -> None:
     assert outcome.seconds < TWO_MINUTES
 
 
-@pytest.mark.nightly(but=("site_release",))
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", STUDIES)
 def test_nothing_is_found_where_nothing_was_planted(name: str) -> None:
     audited = Audited(build.assemble(loaded(name)), Settings(trials=400))
     layers = ("price", "client", "sums", "worst", "replay")
     found = list(audited.findings(layers))
     assert [finding for finding in found if finding.passed is not True] == []
+
+
+def test_no_price_and_no_record_is_found_where_nothing_was_planted() -> None:
+    audited = Audited(build.assemble(loaded("aggregate")), Settings())
+    found = list(audited.findings(("price", "sums", "worst")))
+    assert [finding for finding in found if finding.passed is not True] == []
+    assert len(found) > 15
 
 
 def test_what_a_study_cannot_show_is_said_and_not_planted() -> None:
@@ -101,7 +108,6 @@ def test_the_command_prints_what_was_planted_and_found(
     names = ("sums-priced-without-colluders", "budget-a-tenth-too-generous")
     faults = tuple(BY_NAME[name] for name in names)
     monkeypatch.setattr(_self_test, "FAULTS", faults)
-    monkeypatch.setattr(catalogue, "FAULTS", faults)
     path = written(tmp_path, STUDIES["site_release"])
     shown = CliRunner().invoke(audit, [str(path), "--self-test", "--trials", "400"])
     assert shown.exit_code == 0, shown.output

@@ -151,7 +151,8 @@ IN_RELEASES = (
         "inference.svi:DPSVI._released",
         "mean = jax.tree.map(lambda part: part / plan.sampler.rate, total)",
         "mean = jax.tree.map(\n"
-        "            lambda part: part * self._records / jnp.maximum(batch.mask.sum(), 1), total)",
+        "            lambda part: part * self._records\n"
+        "            / jnp.maximum(batch.mask.sum(), 1).astype(part.dtype), total)",
         "one table",
         ("one table",),
     ),
