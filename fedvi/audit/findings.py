@@ -12,7 +12,7 @@ class Finding(NamedTuple):
     """The outcome of one check.
 
     Attributes:
-      layer: "replay", "price", "sums", "sampler", "profile" or "canaries".
+      layer: "price", "client", "sums", "worst", "one table", "replay", "sampler", "profile" or "canaries".
       check: what was checked, in a few words.
       passed: whether it holds; None where there is no verdict, which is no pass.
       figure: the numbers that were found, as a line of text.
