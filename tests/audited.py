@@ -102,6 +102,7 @@ STUDIES = {
         data_more='id_column = "id"',
         epsilon=8.0,
     ),
+    "in blocks": study(max_records=200_000),
     "client": study(
         solver='kind = "perturbed_update"\nsteps = 20',
         unit="client",

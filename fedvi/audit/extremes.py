@@ -7,7 +7,7 @@ stands alone in its shard, against an empty one and against another record, at s
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from fedvi.audit.runs import Keys, Run, Runner
 from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.typing import IDS
 
-__all__ = ["SLOTS", "Search", "check_extremes"]
+__all__ = ["SLOTS", "Own", "Search", "check_extremes"]
 
 SLOTS = 8
 """Slots of the shards that are tried: few, so that many records can be."""
@@ -31,6 +31,9 @@ _CORNERS = 12
 _FACTORS = (1.0, 1e-3, 30.0, -1e3, 1e6, 1e15, 1e30)
 _KEPT = 24
 """Records of which all pairs are compared."""
+
+_FOLLOWED = 6
+"""Records of each posterior that are tried in a batch of the study's size as well."""
 
 _PUT_TO_THE_TEST = 0.9
 """The share of the charged shift that a search should reach, or the clip was never needed."""
@@ -55,6 +58,20 @@ class Search:
         return self.until is not None and time.monotonic() > self.until
 
 
+class Own(NamedTuple):
+    """A solver at the study's own size.
+
+    Attributes:
+      solver: built with ``recorder``, and a sampler that takes all of ``slots``.
+      recorder: around the mechanism.
+      slots: as many as a batch of the study has rows.
+    """
+
+    solver: LocalSolver
+    recorder: Recorder
+    slots: int
+
+
 class _Tried(NamedTuple):
     ratio: float
     row: Mapping[str, np.ndarray]
@@ -69,6 +86,7 @@ def check_extremes(
     rows: Mapping[str, np.ndarray],
     search: Search,
     slots: int = SLOTS,
+    own: Own | None = None,
 ) -> list[Finding]:
     """Looks for records that move a total as far as possible, and compares that with what is charged.
 
@@ -83,6 +101,7 @@ def check_extremes(
       rows: records to begin with, [n, …] each: corners of the schema's bounds, rare levels, all outcomes.
       search: how long.
       slots: of a shard.
+      own: the same solver for as many rows as the study's batches have, where sums may be made otherwise.
     """
     hunts = [
         _Hunt(name, solver, recorder, keys, task, rows, search, slots)
@@ -93,28 +112,8 @@ def check_extremes(
         hunt.run(_share(search.until, len(hunts) - index))
     untried = [hunt.name for hunt in hunts if not hunt.finished]
     count, moved = sum(hunt.count for hunt in hunts), sum(hunt.moved for hunt in hunts)
-    charged = charges(solver.cost)
-    added = compare.shift(
-        "worst record added or removed",
-        "add_remove",
-        [pair for hunt in hunts for pair in hunt.added],
-        charged,
-    )
-    swapped = compare.shift(
-        "worst record substituted",
-        "substitute",
-        [pair for hunt in hunts for pair in hunt.swapped()],
-        charged,
-    )
     names = ", ".join(hunt.name for hunt in hunts)
-    found = [
-        finding._replace(
-            layer="worst",
-            figure=f"{finding.figure}; of {count} records tried at {len(hunts)} posteriors",
-            numbers={**finding.numbers, "tried": count, "posteriors": list(tasks)},
-        )
-        for finding in (added, swapped)
-    ]
+    found = _moves(hunts, solver, "")
     reached = max(finding.numbers["largest"] for finding in found)
     tested = reached >= _PUT_TO_THE_TEST and not untried
     silent = sorted({name for hunt in hunts for name in hunt.refused})
@@ -133,6 +132,8 @@ def check_extremes(
             {"reached": reached, "tried": count, "moved": moved, "untried": untried},
         )
     )
+    if own is not None:
+        found += _at_own_size(hunts, own, keys, search)
     found.append(
         Finding(
             "worst",
@@ -145,6 +146,45 @@ def check_extremes(
         )
     )
     return found
+
+
+def _moves(hunts: "Sequence[_Hunt]", solver: LocalSolver, where: str) -> list[Finding]:
+    """Compares how far the worst records of all posteriors move totals with what is charged."""
+    charged, count = charges(solver.cost), sum(hunt.count for hunt in hunts)
+    added = [pair for hunt in hunts for pair in hunt.added]
+    swapped = [pair for hunt in hunts for pair in hunt.swapped()]
+    return [
+        finding._replace(
+            layer="worst",
+            figure=f"{finding.figure}; of {count} records tried at {len(hunts)} posteriors",
+            numbers={
+                **finding.numbers, "tried": count, "posteriors": [hunt.name for hunt in hunts]
+            },
+        )
+        for finding in (
+            compare.shift(f"worst record added or removed{where}", "add_remove", added, charged),
+            compare.shift(f"worst record substituted{where}", "substitute", swapped, charged),
+        )
+    ]  # fmt: skip
+
+
+def _at_own_size(hunts: "Sequence[_Hunt]", own: Own, keys: Keys, search: Search) -> list[Finding]:
+    """Tries some of the worst records again, in batches of as many rows as the study's."""
+    again, where = [], ", in a whole batch"
+    for hunt in hunts:
+        if search.is_over():
+            return [
+                Finding(
+                    "worst",
+                    f"worst records{where}",
+                    None,
+                    "not checked",
+                    f"no time was left for: {hunt.name}",
+                )
+            ]
+        again.append(hunt.of(own, keys))
+        again[-1].follow(hunt.worst_rows())
+    return _moves(again, own.solver, where)
 
 
 def _share(until: float | None, parts: int) -> float | None:
@@ -192,6 +232,31 @@ class _Hunt:
             start = self._best[int(self._generator.integers(min(3, len(self._best))))]
             self._try(self._changed(start.row))
         self.added = [(self._base, tried.run) for tried in self._best]
+
+    def of(self, own: Own, keys: Keys) -> "_Hunt":
+        """Returns a search at the same posterior, of another solver and size."""
+        return _Hunt(
+            self.name,
+            own.solver,
+            own.recorder,
+            keys,
+            self._task,
+            self._rows,
+            self._search,
+            own.slots,
+        )
+
+    def worst_rows(self) -> list[Mapping[str, np.ndarray]]:
+        """Some of the worst records, from the worst on."""
+        return [tried.row for tried in self._best[:: _KEPT // _FOLLOWED]]
+
+    def follow(self, rows: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Tries these records and no others."""
+        self._base = self._runner.first(self._task.client, 1, self._shard(None))
+        for row in rows:
+            self._try(row)
+        self.added = [(self._base, tried.run) for tried in self._best]
+        self.finished = True
 
     def swapped(self) -> list[tuple[Run, Run]]:
         """Pairs of the worst records, those first that move totals apart."""

@@ -31,6 +31,7 @@ from fedvi.inference.coordinates import Coordinates
 from fedvi.privacy import events, ledger, random, sampling, statement
 from fedvi.privacy.release import Mechanism, Sampler
 from fedvi.privacy.sums import in_sum, of_messages
+from fedvi.transport import codec
 from fedvi.typing import Key
 
 __all__ = ["LAYERS", "TELLING", "Audited", "Settings", "promised"]
@@ -57,7 +58,7 @@ _CLEAR = 0.05
 _CLIMBS = 24
 """Changes of the worst records that are tried at each posterior."""
 
-_SEARCHED = 60.0
+_SEARCHED = 180.0
 """Seconds that are spent on looking for bad records, at most."""
 
 _FAR = 8.0
@@ -197,6 +198,7 @@ class Audited:
             self._posteriors(solver),
             rows,
             extremes.Search(_CLIMBS, until, self._settings.seed),
+            own=self._of_rows(assembly.sampler.capacity),
         )
 
     def _replay(self) -> Iterator[Finding]:
@@ -246,14 +248,19 @@ class Audited:
         """
         if self._looked_at is None:
             return None
+        of = self._of_rows(extremes.SLOTS)
+        return of.solver, of.recorder
+
+    def _of_rows(self, rows: int) -> extremes.Own:
+        """Builds the study's solver for so many records, all of which are in every batch."""
         recorders: list[Recorder] = []
 
         def wrap(mechanism: Mechanism) -> Recorder:
             recorders.append(Recorder(mechanism))
             return recorders[-1]
 
-        solver = self._assembly.solver_with(wrap, lambda _: sampling.full(extremes.SLOTS))
-        return solver, recorders[-1]
+        solver = self._assembly.solver_with(wrap, lambda _: sampling.full(rows))
+        return extremes.Own(solver, recorders[-1], rows)
 
     def _task(self, client: str) -> Task:
         assembly = self._assembly
@@ -274,6 +281,13 @@ class Audited:
         for name, posterior in candidates.items():
             if posterior is not None and family.is_proper(posterior):
                 found[name] = task._replace(posterior=posterior)
+        if len(found) == 1:
+            # Of a family with other parameters: where an answer leads, and far along that way.
+            change = tree.subtract(self._answered(task), prior)
+            for name, factor in (("after an answer", 1.0), ("far along an answer", 1e3)):
+                posterior = tree.add_scaled(prior, change, factor)
+                if family.is_proper(posterior):
+                    found[name] = task._replace(posterior=posterior)
         if solver.survey is None:
             return found
         size = family.size
@@ -287,6 +301,14 @@ class Audited:
             **{name: task._replace(coordinates=plain) for name, task in found.items()},
             "uneven coordinates": task._replace(coordinates=uneven),
         }
+
+    def _answered(self, task: Task) -> Any:
+        """Returns the posterior that one answer leads to."""
+        solver = self._assembly.solvers[task.client]
+        key_of = self._keys(task.client, task.task_id)
+        _, released, _ = solver.update(key_of, solver.init(task.posterior), task, self._shard)
+        value, _ = codec.decode(codec.encode(released))
+        return _next(self._assembly, solver, task, solver.finish(value, task)).posterior
 
     def _watched(self, shipped: LocalSolver, clients: tuple[str, ...]) -> "_Looked | None":
         assembly = self._assembly

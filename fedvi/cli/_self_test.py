@@ -14,6 +14,7 @@ from fedvi.cli._audited import LAYERS, Audited, Settings
 from fedvi.experiment import build
 from fedvi.experiment.build import Assembly
 from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.inference.blocks import is_large
 from fedvi.inference.predictor import has_predictor
 from fedvi.privacy.sampling.feistel import Feistel
 from fedvi.privacy.sampling.poisson import Poisson
@@ -134,6 +135,7 @@ def _features(assembly: Assembly, settings: Settings) -> set[str]:
         "parts": kind in ("local_averaging", "virtual_clients"),
         "unweighed": predicts and _is_unweighed(assembly.model),
         "survey": solver.survey is not None,
+        "blocks": sampler is not None and sampler.rate == 1.0 and is_large(range(sampler.capacity)),
         "low rank": isinstance(assembly.family, LowRankGaussian),
         "predictor": predicts and not isinstance(assembly.family, LowRankGaussian),
         "poisson": isinstance(sampler, Poisson),

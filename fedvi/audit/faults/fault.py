@@ -38,6 +38,7 @@ NEEDS = {
     "changes": "a solver that clips whole changes, such as `virtual_clients`",
     "site_release": "solver `site_release`",
     "unweighed": "a model whose slopes no weight bounds, such as `linear`",
+    "blocks": "so many declared records that a shard is added up block by block",
     "survey": 'a survey of the columns (`site_release` with an intercept and clip_norm "auto")',
     "dp_optimisation": "solver `dp_optimisation`",
     "vips": "solver `vips`",

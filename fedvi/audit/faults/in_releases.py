@@ -62,6 +62,15 @@ IN_RELEASES = (
         ("site_release", "unweighed"),
     ),
     Fault(
+        "curvature-left-out-of-the-norm-of-a-block",
+        "The same, where a shard is so large that it is added up block by block.",
+        "inference.solvers.site_release:_wide_sum",
+        _CLIPPED,
+        "kept = jnp.minimum(1.0, limit / jnp.maximum(jnp.abs(first) * jnp.sqrt(square), _LEAST))",
+        "worst",
+        ("site_release", "unweighed", "blocks"),
+    ),
+    Fault(
         "off-diagonal-curvature-doubled",
         "Norms are not those of the matrix that is released.",
         "inference.solvers.site_release:_compiled",
