@@ -175,16 +175,17 @@ class _Player:
 
     def killed_before_records(self, place: Place) -> None:
         clerk = Clerk(self._tasks[:1])
-        first = len(self._secrets.drawn)
         with self._open(place, clerk, shard=_kill) as worker, _stopped(Killed):
             self._tick(worker)
+        held = self._held(place)
+        before = len(self._told.releases)
         with self._open(place, clerk) as worker:
             self._finish(worker)
             self._complete(worker, clerk, 1)
-        drawn = self._secrets.drawn[first:]
+        used = [release.secret for release in self._told.releases[before:]]
         self._told.expect(
             COPY,
-            len(set(drawn)) == len(drawn) >= 2,
+            held is not None and len(used) == 1 and held not in used,
             "a secret that met no record is used again after a crash, as by a copy of the store",
         )
 
@@ -270,8 +271,9 @@ class _Player:
         later = Clerk(self._tasks[1:2])
         with self._open(place, later, shard=_kill) as worker, _stopped(Killed):
             self._tick(worker)
+        held = self._held(place)
         reserved = place.copy()
-        seen = len(self._secrets.drawn)
+        before = len(self._told.releases)
         with self._open(place, later) as worker:
             self._finish(worker)
             book = worker.ledger
@@ -286,13 +288,18 @@ class _Player:
         for copy in (earlier, reserved):
             with self._open(copy, Clerk(self._tasks[1:2])) as worker:
                 self._finish(worker)
-        drawn = self._secrets.drawn[seen - 1 :]
+        used = [held, *(release.secret for release in self._told.releases[before:])]
         self._told.expect(
-            COPY, len(set(drawn)) == len(drawn) >= 4, "a copy draws a secret that was drawn before"
+            COPY, len(set(used)) == len(used) >= 4, "a copy uses a secret that was used before"
         )
 
-    def by_hand(self, place: Place) -> None:
+    def _held(self, place: Place) -> bytes | None:
+        """Returns the secret of the release that a store holds as pending."""
+        pending = place.open().pending()
+        place.close()
+        return None if pending is None else bytes(pending.secret)
 
+    def by_hand(self, place: Place) -> None:
         @contextmanager
         def opened(link: Any) -> Iterator[Worker]:
             with self._open(place, link) as worker:

@@ -46,6 +46,14 @@ AT_CLIENTS = (
         "client",
     ),
     Fault(
+        "a-store-that-renews-nothing",
+        "The same, of a simulation's store: the new secret is drawn, and the old one used.",
+        "store.memory:MemoryClientStore.renew",
+        "base.Pending(release_id, secret, task)",
+        "base.Pending(release_id, self._pending.secret, self._pending.task)",
+        "client",
+    ),
+    Fault(
         "records-read-before-they-are-paid-for",
         "Records are read though no budget is left.",
         "client.worker:Worker._solve",
