@@ -76,8 +76,8 @@ def of_sites(
       5 sds of that χ², the steps are too long for the curvature that they trust. The largest change of a
       mean that such a difference makes, in sds of the report, is averaged over folds as the steps are.
 
-    - *Jitter*: the mean of T steps moves by about 3/T of the newest one's distance from it. Noise alone makes
-      that up to 4 sds of what both of them carry.
+    - *Jitter*: the mean of T steps moves by about 3/T of the newest one's distance from it. Noise alone
+      makes that up to 4 sds of what both of them carry.
 
     All of it is post-processing of what was released.
 
@@ -222,8 +222,8 @@ def _of_sites(
     spread = np.linalg.inv(_rebuilt(believed, axes, np.maximum(precision - pulled, 0.0)))
     covariance = _rebuilt(spread, axes, walk)
     if not is_exact:
-        # A step moves the mean by a share of the newest one's distance from it. A round has 1 / share steps,
-        # whose moves are alike.
+        # A step moves the mean by a share of the newest one's distance from it. A round has 1 / share
+        # steps, whose moves are alike.
         moves = (weight / share) ** 2 * np.einsum("dk,k->d", axes**2, newest + walk)
         jitter = _SELDOM * math.sqrt(float((moves / np.diagonal(covariance)).max()))
     precision = np.linalg.inv(covariance)
