@@ -138,6 +138,14 @@ _PRIVACY = (
         "unit/inference/test_noise_aware.py",
     ),
     _fault(
+        "unknown-correlations-taken-for-none",
+        "inference/supported.py",
+        "return vectors, values**2 / np.maximum(values + _DOUBT * lost, _LEAST)",
+        "return vectors, values",
+        "Intervals are as narrow as if noisy curvature were the true one.",
+        "unit/inference/test_supported.py",
+    ),
+    _fault(
         "off-diagonal-curvature-doubled",
         "inference/solvers/site_release.py",
         "twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)",
