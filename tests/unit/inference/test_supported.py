@@ -44,6 +44,19 @@ def test_variances_are_seldom_below_the_true_ones_and_not_far_above(strength, sd
     assert np.exp(0.5 * np.log(ratios).mean()) < {0.0: 1.4, 0.5: 2.1, 0.9: 2.6}[strength]
 
 
+def test_intervals_cover_where_columns_go_together_in_ways_that_noise_hides():
+    """Columns of 24 made-up records: 92 % with what is unknown taken for none, 98 % as it is."""
+    generator, J, hits = np.random.default_rng(0), np.eye(D), []
+    for _ in range(200):
+        x = generator.normal(size=(24, D))
+        H = 100.0 * x.T @ x / 24.0
+        found = covariance(H + 30.0 * noise(generator), 30.0, J)
+        theta = generator.multivariate_normal(np.zeros(D), np.linalg.inv(H + J))
+        hits.append(np.abs(theta) < 1.96 * np.sqrt(np.diag(found)))
+    # Of 2,400 coefficients, twelve of a run together: the standard error is below 0.7 points.
+    assert 0.95 < np.mean(hits) < 0.995
+
+
 def test_a_pair_that_goes_together_stays_a_pair_among_columns_that_do_not():
     """Shrunk like all the others, the planted bug, both would count as well known."""
     H, generator = 100.0 * np.eye(D), np.random.default_rng(1)
