@@ -1,5 +1,6 @@
 """What a schedule may see: counts, versions and the public gap, and nothing computed from data."""
 
+import bisect
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -182,8 +183,10 @@ class Schedule(NamedTuple):
         start = Progress(clients, none, none, (), (), 0, math.inf)
         asked = self.select(start)
         started = dict.fromkeys(asked, 0)
-        for count in range(1, len(asked)):
+
+        def is_folded(count: int) -> bool:
             waiting, left = asked[:count], asked[count:]
-            if self.ready(start._replace(open=left, waiting=waiting, started=started)):
-                return count
-        return max(1, len(asked))
+            return self.ready(start._replace(open=left, waiting=waiting, started=started))
+
+        # Who waits for some waits for fewer, too: halved, since there may be many clients.
+        return 1 + bisect.bisect_left(range(1, max(1, len(asked))), True, key=is_folded)

@@ -88,7 +88,7 @@ def test_json_holds_no_number_that_is_not_one(result: Any) -> None:
     odd = type(update.gap)(math.inf, math.nan)
     strange = dataclasses.replace(result, history=(update._replace(gap=odd),))
     kept = json.loads(json.dumps(outcome.as_dict(strange), allow_nan=False))
-    assert list(kept["history"][0]["gap"].values()) == ["inf", "nan", 0.0]
+    assert list(kept["history"][0]["gap"].values()) == ["inf", "nan", 0.0, 0.0]
     assert kept["privacy"][0]["epsilon"] == {"add_remove": "inf", "substitute": "inf"}
 
 
