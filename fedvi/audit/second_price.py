@@ -47,17 +47,17 @@ def planned(
 
     A record that is clipped to 1 moves a sum by 1, and by 2 where another takes its place. A part's change,
     or a client's, is clipped as a whole: one record may turn it around, which is 2; a client that comes
-    or goes moves its own by 1.
+    or goes moves its own by 1. What the settings leave out is what the solver's own page gives as its default.
     """
     match solver:
         case "site_release" | "vips":
             moves, count = (1.0, 2.0), 1
         case "dp_optimisation":
-            moves, count = (1.0, 2.0), int(settings.get("steps", 200))
+            moves, count = (1.0, 2.0), int(settings.get("steps", 100))
         case "perturbed_update":
             moves, count = ((1.0, 2.0) if unit == "client" else (2.0, 2.0)), 1
         case "local_averaging" | "virtual_clients":
-            parts = int(settings.get("parts", 1))
+            parts = int(settings.get("parts", 10))
             moves = (2.0 * parts, 2.0) if settings.get("by_place") else (2.0, min(2, parts) * 2.0)
             count = 1
         case _:

@@ -1,10 +1,13 @@
 """The second count of prices: beside accountants that it shares no code with, and beside simulated sums."""
 
+import inspect
+
 import numpy as np
 import pytest
 
 from fedvi.audit import second_price
 from fedvi.audit.second_price import Release
+from fedvi.inference import solvers
 from fedvi.privacy import accountants, events
 
 NOISE = events.Gaussian(5.0)
@@ -66,3 +69,15 @@ def test_a_record_turns_a_clients_answer_around_and_a_client_only_leaves():
     client = second_price.planned("perturbed_update", {}, "client", 1.0, 1.0, False)
     assert record == [Release(1.0, 2.0, 2.0)]
     assert client == [Release(1.0, 1.0, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("solver", "setting"),
+    [("dp_optimisation", "steps"), ("local_averaging", "parts"), ("virtual_clients", "parts")],
+)
+def test_a_setting_that_a_study_leaves_out_is_counted_at_the_solvers_default(solver, setting):
+    default = inspect.signature(getattr(solvers, solver)).parameters[setting].default
+    left_out = second_price.planned(solver, {}, "record", 1.0, 1.0, False)
+    given = second_price.planned(solver, {setting: default}, "record", 1.0, 1.0, False)
+    other = second_price.planned(solver, {setting: 1}, "record", 1.0, 1.0, False)
+    assert left_out == given != other
