@@ -101,6 +101,10 @@ def check_client(
                 except errors.FedviError as error:
                     # Whatever is refused here, a client must get on with.
                     told.expect(_OF[play.__name__], False, f"{play.__name__}: {error.message}")
+                except Killed:
+                    told.expect(
+                        _OF[play.__name__], False, f"{play.__name__}: records are read out of turn"
+                    )
     _root(told)
     return findings(told, recorder is not None)
 

@@ -34,10 +34,13 @@ from fedvi.privacy.sums import in_sum, of_messages
 from fedvi.transport import codec
 from fedvi.typing import Key
 
-__all__ = ["LAYERS", "TELLING", "Audited", "Settings", "promised"]
+__all__ = ["BROKE_OFF", "LAYERS", "TELLING", "Audited", "Settings", "promised"]
 
 LAYERS = ("price", "client", "sums", "worst", "one table", "replay", "profile")
 """In the order in which they run: what is found soonest comes first."""
+
+BROKE_OFF = "runs to its end"
+"""The check that fails where a study's code raises what nobody expected: no check looked at the rest."""
 
 TELLING = 1.3
 """A profile that would not refute so much more noise says nothing about the noise that is claimed."""
@@ -117,7 +120,20 @@ class Audited:
                     layer, layer, None, "not checked", "no time was left: give more --seconds"
                 )
                 continue
-            yield from getattr(self, "_" + layer.replace(" ", "_"))()
+            try:
+                yield from getattr(self, "_" + layer.replace(" ", "_"))()
+            except errors.FedviError:
+                raise
+            except Exception as error:
+                # Never what it says, which may quote a record.
+                yield Finding(
+                    layer,
+                    BROKE_OFF,
+                    False,
+                    type(error).__name__,
+                    "the study's code raised an error that is none of fedvi's, on records that the schema "
+                    "allows: the layer saw no more, and a client that falls silent tells of its records",
+                )
 
     def _price(self) -> Iterator[Finding]:
         assembly = self._assembly
@@ -145,7 +161,9 @@ class Audited:
         )
 
     def _client(self) -> Iterator[Finding]:
-        client, shard = self._assembly.clients[0], self._shard
+        client = self._assembly.clients[0]
+        # Made up, whatever the replay reads: what a client is played with is written to files.
+        shard = shard_of(self._assembly, None, self._settings.seed)
         solver, recorder = self._assembly.solvers[client], None
         if self._small is not None:
             solver, recorder = self._small
@@ -210,6 +228,13 @@ class Audited:
     def _profile(self) -> Iterator[Finding]:
         assembly, looked = self._assembly, self._looked_at
         if looked is None:
+            yield Finding(
+                "profile",
+                "profile",
+                None,
+                "not checked",
+                "this solver takes no mechanism whose noise could be tried",
+            )
             return
         solver = assembly.solvers[assembly.clients[0]]
         # Threefry: in draws as small as a trial's it is far faster than ChaCha20, whose bits the replay

@@ -10,7 +10,7 @@ from fedvi import errors
 from fedvi.audit.faults import FAULTS, Fault, planted
 from fedvi.audit.faults.fault import NEEDS
 from fedvi.audit.findings import Finding
-from fedvi.cli._audited import LAYERS, Audited, Settings
+from fedvi.cli._audited import BROKE_OFF, LAYERS, Audited, Settings
 from fedvi.experiment import build
 from fedvi.experiment.build import Assembly
 from fedvi.expfam.low_rank_gaussian import LowRankGaussian
@@ -34,7 +34,8 @@ class Outcome(NamedTuple):
     Attributes:
       fault: its name.
       says: what is wrong.
-      found: whether the audit failed; None where this study cannot show the fault, or no time was left.
+      found: whether a check failed; None where this study cannot show the fault, does not run with it, or
+        no time was left.
       by: the check that failed; or why there is no answer.
       seconds: of a processor.
     """
@@ -54,7 +55,8 @@ def self_test(
 ) -> Iterator[Outcome]:
     """Plants each fault, builds the study with it, and audits that until a check fails.
 
-    A check that fails without a fault finds none. What the study cannot show is not tried.
+    A check that fails without a fault finds none, and neither does a study that breaks before a check
+    fails. What the study cannot show is not tried.
 
     Args:
       description: the study, as loaded.
@@ -87,14 +89,16 @@ def _looked_for(
     try:
         audited = Audited(build.assemble(description), settings)
         for finding in audited.findings((fault.layer, *rest)):
-            if finding.passed is False and finding.check not in failing:
+            if finding.check == BROKE_OFF:
+                unfinished = f"the study does not run with it: {finding.figure}"
+            elif finding.passed is False and finding.check not in failing:
                 return True, f"{finding.layer}: {finding.check}"
             if finding.passed is None and "no time was left" in finding.meaning:
                 unfinished = finding.meaning
     except Exception as error:
-        # Whatever a fault breaks, nothing of that study leaves: that is found as well.
+        # No check saw the fault: that the code broke is no merit of the audit's.
         what = error.message if isinstance(error, errors.FedviError) else type(error).__name__
-        return True, f"the study does not run: {what}"
+        return None, f"the study does not run with it: {what}"
     return (None, unfinished) if unfinished else (False, "no check failed")
 
 

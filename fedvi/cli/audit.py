@@ -102,13 +102,16 @@ def audit(
       fedvi audit study.toml --trials 160000 --canaries --json
       fedvi audit study.toml --self-test --one-table
 
-    Exit codes: 0 nothing found, or nothing to audit; 1 a check failed; 2 the study is wrong. What
-    is NOT CHECKED is no pass: then `passed` is null in the JSON, and the exit code is 0.
+    Exit codes: 0 nothing found, or nothing to audit; 1 a check failed, or the study's code raised an
+    error; 2 the study is wrong. What is NOT CHECKED is no pass: then `passed` is null in the JSON, and
+    the exit code is 0. What a self-test misses is listed, and changes no exit code: that is no fault of
+    the study.
     """
     description = load_study(study)
     if not description.privacy.private:
         if as_json:
-            click.echo(json.dumps({"study": description.study.name, "findings": []}))
+            nothing = _head(description, trials, seed) | {"passed": None, "findings": []}
+            click.echo(json.dumps(nothing, indent=2))
         else:
             click.echo(
                 'nothing to audit: the study says protection = "none", so that every client sends '
@@ -124,12 +127,7 @@ def audit(
         _show(assembly, found, failed)
     planted = _planted(description, assembly, settings, found, as_json) if self_test else None
     if as_json:
-        report = {
-            "study": description.study.name,
-            "fedvi": __version__,
-            "digest": description.digest,
-            "trials": trials,
-            "seed": seed,
+        report = _head(description, trials, seed) | {
             # Null where something could not be judged: that is no pass.
             "passed": False if failed else None if findings.unchecked(found) else True,
             "findings": [findings.as_dict(finding) for finding in found],
@@ -142,12 +140,23 @@ def audit(
         sys.exit(1)
 
 
+def _head(description: Any, trials: int, seed: int) -> dict[str, Any]:
+    """What every audit's JSON begins with."""
+    return {
+        "study": description.study.name,
+        "fedvi": __version__,
+        "digest": description.digest,
+        "trials": trials,
+        "seed": seed,
+    }
+
+
 def _planted(
     description: Any, assembly: Assembly, settings: Settings, found: list[Finding], quiet: bool
 ) -> dict[str, Any]:
     """Plants faults and shows which are found; what the study cannot show is said beforehand."""
+    missing = _self_test.lacking(assembly, settings)
     if not quiet:
-        missing = _self_test.lacking(assembly, settings)
         apart = [name for name, what in missing.items() if what]
         click.echo(
             f"\nself-test: {len(missing)} faults are planted in memory, one at a time. This study cannot "
@@ -158,14 +167,17 @@ def _planted(
     outcomes = []
     for outcome in _self_test.self_test(description, settings, found):
         outcomes.append(outcome)
-        if not quiet and not (outcome.found is None and outcome.seconds == 0.0):
+        if not quiet and not missing[outcome.fault]:
             word = {True: "found", False: "MISSED", None: "NOT TRIED"}[outcome.found]
             click.echo(f"{word} {outcome.fault}: {outcome.by} ({outcome.seconds:.1f} s)")
     told = _self_test.summary(outcomes)
     if not quiet:
+        planted = told["found"] + len(told["missed"])
         click.echo(
-            f"{told['found']} of {told['found'] + len(told['missed'])} planted faults were found; "
-            f"{len(told['not_shown'])} were not planted. {_self_test.MEANING}"
+            f"{told['found']} of {planted} planted faults were found; "
+            f"{len(told['not_shown'])} were not tried. {_self_test.MEANING}"
+            if planted
+            else "no fault was tried: nothing is known of what this audit would find"
         )
     return told
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fedvi.audit.faults import FAULTS, Fault
 from fedvi.cli import _self_test
-from fedvi.cli._audited import Audited, Settings
+from fedvi.cli._audited import BROKE_OFF, Audited, Settings
 from fedvi.cli.audit import audit
 from fedvi.experiment import build
 from fedvi.experiment.config import load_study
@@ -53,7 +53,9 @@ def test_a_planted_fault_is_found_within_two_minutes(name: str) -> None:
     fault = BY_NAME[name]
     (outcome,) = _self_test.self_test(suitable(fault), SETTINGS, [], [fault])
     assert outcome.found is True, outcome
-    assert "does not run" not in outcome.by
+    # By the layer that looks at what is wrong: a profile says of its sampler what it draws.
+    layers = {fault.layer} | ({"sampler"} if fault.layer == "profile" else set())
+    assert outcome.by.partition(":")[0] in layers
     assert outcome.seconds < TWO_MINUTES
 
 
@@ -101,6 +103,44 @@ def test_a_check_that_fails_anyway_finds_no_fault(monkeypatch: pytest.MonkeyPatc
     assert outcome.found is False
 
 
+def test_a_study_that_breaks_with_a_fault_is_no_find_of_the_audits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mistyped name is an error of the change, and no check saw what the change does."""
+    fault = BY_NAME["budget-a-tenth-too-generous"]._replace(wrong="if cost <= no_such_name:")
+    monkeypatch.setattr(_self_test, "LAYERS", ("price",))
+    (outcome,) = _self_test.self_test(loaded("site_release"), Settings(), [], [fault])
+    assert outcome.found is None
+    assert outcome.by == "the study does not run with it: NameError"
+
+
+def test_a_solver_that_raises_fails_the_audit_and_the_other_layers_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    audited = Audited(build.assemble(loaded("site_release")), Settings())
+
+    def broken() -> Any:
+        raise ValueError("row 7 of the file")
+
+    monkeypatch.setattr(audited, "_client", broken)
+    found = list(audited.findings(("client", "price")))
+    assert (found[0].layer, found[0].check, found[0].passed) == ("client", BROKE_OFF, False)
+    # A message of code that saw records may quote one.
+    assert "row 7" not in str(found[0])
+    assert {finding.layer for finding in found[1:]} == {"price"}
+
+
+def test_where_no_fault_could_be_tried_the_command_says_that_nothing_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = (BY_NAME["budget-a-tenth-too-generous"],)
+    monkeypatch.setattr(_self_test, "FAULTS", faults)
+    path = written(tmp_path, STUDIES["site_release"])
+    shown = CliRunner().invoke(audit, [str(path), "--self-test", "--seconds", "0.001"])
+    assert "NOT TRIED budget-a-tenth-too-generous: no time was left" in shown.output
+    assert "no fault was tried: nothing is known" in shown.output
+
+
 @pytest.mark.nightly
 def test_the_command_prints_what_was_planted_and_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,7 +153,7 @@ def test_the_command_prints_what_was_planted_and_found(
     assert shown.exit_code == 0, shown.output
     assert "This study cannot show 1 of them" in shown.output
     assert "found budget-a-tenth-too-generous: price: a ledger stops at its budget" in shown.output
-    assert "1 of 1 planted faults were found; 1 were not planted" in shown.output
+    assert "1 of 1 planted faults were found; 1 were not tried" in shown.output
     listed = CliRunner().invoke(audit, [str(path), "--self-test", "--trials", "400", "--json"])
     told = json.loads(listed.output)["self_test"]
     assert (told["found"], told["missed"]) == (1, [])

@@ -133,7 +133,7 @@ IN_RELEASES = (
         "inference.solvers.perturbed_update:perturbed_update",
         "vectors = _parts.or_nothing(vectors, shard)",
         "vectors = vectors + 0.0",
-        "replay",
+        "worst",
         ("unit client", "visits"),
     ),
     Fault(

@@ -29,9 +29,9 @@ def planted(fault: Fault) -> Iterator[None]:
     """
     function = _function(fault)
     right, wrong = function.__code__, _changed(fault, function)
-    function.__code__ = wrong
-    _forget()
     try:
+        function.__code__ = wrong
+        _forget()
         yield
     finally:
         function.__code__ = right
