@@ -210,7 +210,6 @@ class _Hunt:
     ) -> None:
         self.name, self.count, self.moved, self.finished = name, 0, 0, False
         self.refused: set[str] = set()
-        self.added: list[tuple[Run, Run]] = []
         self._rows, self._search, self._slots = rows, search, slots
         self._runner = Runner(solver, recorder, keys, task, 1, None, None)
         self._task, self._charged = task, charges(solver.cost)
@@ -231,7 +230,6 @@ class _Hunt:
                 break
             start = self._best[int(self._generator.integers(min(3, len(self._best))))]
             self._try(self._changed(start.row))
-        self.added = [(self._base, tried.run) for tried in self._best]
 
     def of(self, own: Own, keys: Keys) -> "_Hunt":
         """Returns a search at the same posterior, of another solver and size."""
@@ -255,8 +253,12 @@ class _Hunt:
         self._base = self._runner.first(self._task.client, 1, self._shard(None))
         for row in rows:
             self._try(row)
-        self.added = [(self._base, tried.run) for tried in self._best]
         self.finished = True
+
+    @property
+    def added(self) -> list[tuple[Run, Run]]:
+        """The worst records, each with an empty shard; also of a search that was cut short."""
+        return [(self._base, tried.run) for tried in self._best]
 
     def swapped(self) -> list[tuple[Run, Run]]:
         """Pairs of the worst records, those first that move totals apart."""

@@ -47,7 +47,7 @@ def planned(
 
     A record that is clipped to 1 moves a sum by 1, and by 2 where another takes its place. A part's change,
     or a client's, is clipped as a whole: one record may turn it around, which is 2; a client that comes
-    or goes moves its own by 1. What the settings leave out is what the solver's own page gives as its default.
+    or goes moves its own by 1. What settings leave out is the default in the solver's documentation.
     """
     match solver:
         case "site_release" | "vips":

@@ -23,7 +23,7 @@ def quoted(path: Path, digest: str) -> str:
     """
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        found, of = report["findings"], report["digest"]
+        found, of = report["findings"], str(report["digest"])
         lines = _lines(report, found)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise errors.ConfigError(
@@ -55,12 +55,16 @@ def _lines(report: dict[str, Any], found: list[dict[str, Any]]) -> list[str]:
         lines.append("no faults were planted to see whether it would find them")
         return lines
     planted = tested["found"] + len(tested["missed"])
+    if not planted:
+        lines.append("no fault could be planted, so that nothing is known of what it would find")
+        return lines
     lines.append(
         f"of {planted} faults planted beforehand it found {tested['found']}"
         + (f" and missed {', '.join(tested['missed'])}" if tested["missed"] else "")
     )
     if tested["not_shown"]:
         lines.append(
-            f"{len(tested['not_shown'])} more were not planted, by reason of study or time"
+            f"{len(tested['not_shown'])} more were not planted, by reason of study or time, or broke "
+            "the study"
         )
     return lines

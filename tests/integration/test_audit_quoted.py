@@ -32,7 +32,7 @@ def test_what_was_found_and_planted_is_told(tmp_path: Path) -> None:
     told = quoted(audit(tmp_path, self_test=planted), DIGEST)
     assert told == (
         "fedvi audit 0.1.0 found nothing in 2 checks, which proves nothing; of 30 faults planted "
-        "beforehand it found 30; 2 more were not planted, by reason of study or time"
+        "beforehand it found 30; 2 more were not planted, by reason of study or time, or broke the study"
     )
 
 
@@ -52,6 +52,19 @@ def test_what_failed_was_missed_or_was_not_checked_is_named(tmp_path: Path) -> N
     assert "FAILED: one" in told
     assert "not checked: two" in told
     assert "of 2 faults planted beforehand it found 1 and missed a-fault" in told
+
+
+def test_where_no_fault_was_tried_nothing_is_known(tmp_path: Path) -> None:
+    planted = {"found": 0, "missed": [], "not_shown": ["a"]}
+    told = quoted(audit(tmp_path, self_test=planted), DIGEST)
+    assert told.endswith(
+        "no fault could be planted, so that nothing is known of what it would find"
+    )
+
+
+def test_a_digest_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="of a study with digest 5"):
+        quoted(audit(tmp_path, digest=5), DIGEST)
 
 
 def test_the_audit_of_another_study_is_refused(tmp_path: Path) -> None:

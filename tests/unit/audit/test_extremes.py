@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedvi import expfam, models
+from fedvi.audit import extremes
 from fedvi.audit.extremes import SLOTS, Search, check_extremes
 from fedvi.audit.faults import FAULTS, planted
 from fedvi.audit.findings import Finding
@@ -67,6 +68,18 @@ def test_without_time_nothing_is_said_to_be_tested():
     assert found["clips are put to the test"].passed is None
     assert found["worst record added or removed"].passed is None
     assert "no time was left" in found["clips are put to the test"].meaning
+
+
+def test_what_was_found_before_time_was_over_still_counts(monkeypatch: pytest.MonkeyPatch):
+    """A search that is cut short keeps the records that it came to."""
+    (fault,) = (fault for fault in FAULTS if fault.name == "curvature-left-out-of-the-norm")
+    clock = iter(range(10**6))
+    monkeypatch.setattr(extremes, "_CORNERS", 0)
+    monkeypatch.setattr(extremes.time, "monotonic", lambda: float(next(clock)))
+    with planted(fault):
+        found = searched(search=Search(until=30.0))
+    assert found["clips are put to the test"].passed is None
+    assert found["worst record added or removed"].passed is False
 
 
 def test_a_client_that_falls_silent_at_a_record_is_found():

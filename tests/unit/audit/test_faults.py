@@ -49,6 +49,23 @@ def test_a_fault_is_gone_where_its_search_was_interrupted():
     assert Sums(5, 2).honest == 3
 
 
+def test_a_fault_is_gone_where_what_was_compiled_cannot_be_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == "sums-priced-without-colluders")
+    forgotten: list[int] = []
+
+    def forget() -> None:
+        forgotten.append(Sums(5, 2).honest)
+        if len(forgotten) == 1:
+            raise RuntimeError
+
+    monkeypatch.setattr(planting, "_forget", forget)
+    with pytest.raises(RuntimeError), planted(fault):
+        pass
+    assert forgotten == [5, 3]
+
+
 def test_a_fault_that_no_longer_fits_is_refused():
     fault = FAULTS[0]._replace(right="what is not there")
     with pytest.raises(errors.ConfigError, match="0 times, expected once"), planted(fault):
