@@ -5,6 +5,7 @@ recorded. What must hold is said of any client: one release has one message; two
 their own; nothing is read before it is paid for; a secret does not outlive its release.
 """
 
+import functools
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -214,9 +215,21 @@ class _Player:
             )
 
     def other_task(self, place: Place) -> None:
-        posterior = tree.scale(self._tasks[0].posterior, 2.0)
-        changed = self._tasks[0]._replace(posterior=posterior)
-        self._interrupted(place, "task", task=changed)
+        """Whatever part of a task is another one: a solver may answer by each of them."""
+        task = self._tasks[0]
+        changed: dict[str, Task] = {
+            "posterior": task._replace(posterior=tree.scale(task.posterior, 2.0)),
+            "factor": task._replace(factor=tree.scale(task.posterior, 0.125)),
+            "damping": task._replace(damping=0.5 * task.damping + 0.125),
+            "version": task._replace(version=task.version + 1),
+            "visit": task._replace(visit=task.visit + 1),
+        }
+        if task.coordinates is not None:
+            moved = task.coordinates._replace(scale=2.0 * task.coordinates.scale)
+            changed["coordinates"] = task._replace(coordinates=moved)
+        for part, other in changed.items():
+            self.begin()
+            self._interrupted(place.new(), f"task ({part})", task=other)
 
     def other_state(self, place: Place) -> None:
         clerk = Clerk(self._tasks[:1])
@@ -229,14 +242,18 @@ class _Player:
         self._interrupted(place, "state", state=other, tasks=self._tasks[1:2])
 
     def other_records(self, place: Place) -> None:
-        changed = _without_one(self._shard)
+        changed = {
+            "a record fewer": _without_one(self._shard),
+            "another record": _with_another(self._shard),
+        }
         clerk = Clerk(self._tasks[:1])
         with self._open(place, clerk, solver=_dying(self._solver)) as worker, _stopped(Killed):
             self._tick(worker)
         for when in ("an interrupted release", "the next release"):
-            with self._open(place, clerk, shard=lambda: changed) as worker:
-                refused = self._refuses(worker, errors.PrivacyError)
-                self._told.expect(RECORDS, refused, f"{when} takes other records")
+            for what, shard in changed.items():
+                with self._open(place, clerk, shard=functools.partial(_same, shard)) as worker:
+                    refused = self._refuses(worker, errors.PrivacyError)
+                    self._told.expect(RECORDS, refused, f"{when} takes {what}")
             with self._open(place, clerk) as worker:
                 self._finish(worker)
             clerk.tasks = self._tasks[1:2]
@@ -491,3 +508,17 @@ def _without_one(shard: Shard) -> Shard:
     mask = np.array(shard.mask)
     mask[np.flatnonzero(mask)[0]] = False
     return Shard(shard.records, mask)
+
+
+def _with_another(shard: Shard) -> Shard:
+    """The same slots are used, and one of them holds other numbers."""
+    at = np.flatnonzero(shard.mask)[0]
+    records = {name: np.array(column) for name, column in shard.records.items()}
+    for column in records.values():
+        if column.dtype.kind == "f":
+            column[at] += 1.0
+    return Shard(records, shard.mask)
+
+
+def _same(shard: Shard) -> Shard:
+    return shard

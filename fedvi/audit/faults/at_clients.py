@@ -38,6 +38,14 @@ AT_CLIENTS = (
         "client",
     ),
     Fault(
+        "an-interrupted-release-compares-the-posterior-alone",
+        "One secret noises the answers to two tasks that differ in the client's factor.",
+        "client.worker:Worker._task_fingerprint",
+        '"task", task, self',
+        '"task", task.posterior, self',
+        "client",
+    ),
+    Fault(
         "a-secret-that-met-no-record-is-kept",
         "A copy of the store from that moment noises changed records as its original did.",
         "client.worker:Worker._taken_up",
@@ -67,6 +75,14 @@ AT_CLIENTS = (
         "store.base:check_inputs",
         "not hmac.compare_digest(freeze.digest, frozen)",
         "not freeze.digest",
+        "client",
+    ),
+    Fault(
+        "records-compared-by-their-slots-alone",
+        "Other numbers stand in the slots of an interrupted release, which its secret noises again.",
+        "client.worker:Worker._digest",
+        '"records", shard)',
+        '"records", shard.mask)',
         "client",
     ),
     Fault(
