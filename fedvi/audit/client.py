@@ -22,6 +22,7 @@ from fedvi.audit.client_told import (
     COPY,
     GONE,
     HAND,
+    KEYS,
     ONE,
     OTHER,
     PAID,
@@ -107,6 +108,7 @@ def check_client(
                         _OF[play.__name__], False, f"{play.__name__}: records are read out of turn"
                     )
     _root(told)
+    _keys(told)
     return findings(told, recorder is not None)
 
 
@@ -119,6 +121,17 @@ def _root(told: Told) -> None:
         len(drawn) == 4 and all(len(secret) == 32 for secret in drawn),
         "the secure root draws one secret twice",
     )
+
+
+def _keys(told: Told) -> None:
+    """Changes one byte of a secret after the other: whoever guesses a key guesses all 32 of them."""
+    secret = bytes(range(32))
+    changed = [secret[:at] + bytes([secret[at] ^ 1]) + secret[at + 1 :] for at in range(32)]
+    keys = [random.key(of, "noise") for of in (secret, *changed)]
+    keys.append(random.key(secret, "sampling"))
+    words = np.stack([np.asarray(jax.random.key_data(key)) for key in keys])
+    # Of 272 random words of 32 bits two are alike once in 10⁵; the secret is always the same one.
+    told.expect(KEYS, len(np.unique(words)) == words.size, "words of keys are alike")
 
 
 def _header(task: Task) -> ledger.Header:

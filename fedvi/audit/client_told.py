@@ -14,6 +14,7 @@ __all__ = [
     "COPY",
     "GONE",
     "HAND",
+    "KEYS",
     "ONE",
     "OTHER",
     "PAID",
@@ -58,6 +59,7 @@ GONE = "a secret is gone once its release is sealed"
 PAID = "records are read once they are paid for"
 HAND = "files by hand are answered once"
 SENT = "what is sent is what was sealed"
+KEYS = "a key takes the whole of its secret"
 
 _GOOD = {
     ONE: "a retry, and a client that was killed, send the same bytes for one charge",
@@ -67,6 +69,7 @@ _GOOD = {
     GONE: "neither the store nor its files hold the secret of a sealed release",
     PAID: "without budget no record is read, and every release is reserved before",
     SENT: "every message has a reservation and a digest in the ledger",
+    KEYS: "every byte of a secret, and the purpose, changes every word of the key",
     HAND: "a task file that is read again gives the same answer, and old or strange ones are refused",
 }
 _BAD = {
@@ -77,6 +80,7 @@ _BAD = {
     GONE: "whoever steals the store strips the noise off what was sent",
     PAID: "records are read before their release is paid for",
     SENT: "something is sent that the ledger does not know",
+    KEYS: "a key can be guessed: it follows from a part of its secret, or is shorter than it seems",
     HAND: "a client by hand answers twice, or takes an old or a strange file",
 }
 

@@ -22,6 +22,14 @@ AT_CLIENTS = (
         "client",
     ),
     Fault(
+        "a-key-that-follows-from-a-part-of-its-secret",
+        "Four bytes can be tried one by one, until the noise of a release is found.",
+        "privacy.random:key",
+        "_hmac(secret,",
+        "_hmac(secret[:4],",
+        "client",
+    ),
+    Fault(
         "a-retry-draws-fresh-noise",
         "An interrupted release is computed again with noise of another secret: their mean has less.",
         "client.worker:Worker._solve",
