@@ -40,7 +40,7 @@ LAYERS = ("price", "client", "sums", "worst", "one table", "replay", "profile")
 """In the order in which they run: what is found soonest comes first."""
 
 BROKE_OFF = "runs to its end"
-"""The check that fails where a study's code raises what nobody expected: no check looked at the rest."""
+"""How the check is called, after its layer, that fails where a study's code raises what nobody expected: no check looked at the rest."""
 
 TELLING = 1.3
 """A profile that would not refute so much more noise says nothing about the noise that is claimed."""
@@ -128,7 +128,7 @@ class Audited:
                 # Never what it says, which may quote a record.
                 yield Finding(
                     layer,
-                    BROKE_OFF,
+                    f"{layer} {BROKE_OFF}",
                     False,
                     type(error).__name__,
                     "the study's code raised an error that is none of fedvi's, on records that the schema "

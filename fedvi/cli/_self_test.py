@@ -89,7 +89,7 @@ def _looked_for(
     try:
         audited = Audited(build.assemble(description), settings)
         for finding in audited.findings((fault.layer, *rest)):
-            if finding.check == BROKE_OFF:
+            if finding.check.endswith(BROKE_OFF):
                 unfinished = f"the study does not run with it: {finding.figure}"
             elif finding.passed is False and finding.check not in failing:
                 return True, f"{finding.layer}: {finding.check}"

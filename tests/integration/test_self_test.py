@@ -124,7 +124,11 @@ def test_a_solver_that_raises_fails_the_audit_and_the_other_layers_run(
 
     monkeypatch.setattr(audited, "_client", broken)
     found = list(audited.findings(("client", "price")))
-    assert (found[0].layer, found[0].check, found[0].passed) == ("client", BROKE_OFF, False)
+    assert (found[0].layer, found[0].check, found[0].passed) == (
+        "client",
+        f"client {BROKE_OFF}",
+        False,
+    )
     # A message of code that saw records may quote one.
     assert "row 7" not in str(found[0])
     assert {finding.layer for finding in found[1:]} == {"price"}
