@@ -40,7 +40,7 @@ LAYERS = ("price", "client", "sums", "worst", "one table", "replay", "profile")
 """In the order in which they run: what is found soonest comes first."""
 
 BROKE_OFF = "runs to its end"
-"""How the check is called, after its layer, that fails where a study's code raises what nobody expected: no check looked at the rest."""
+"""What a layer's check is called that fails where a study's code raises: nothing saw the rest."""
 
 TELLING = 1.3
 """A profile that would not refute so much more noise says nothing about the noise that is claimed."""
