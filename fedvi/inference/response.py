@@ -86,7 +86,7 @@ def told(sums: Sums, noise_sd: float, prior: Callable[[np.ndarray], Any]) -> Tol
     scatter of batches. It is a linear regression with known regressors: θ_t depends on earlier noise
     alone, so that the likelihood of (s, H) is that of least squares whatever the optimiser did.
 
-    - *Noise*: R, the covariance of residuals, no eigenvalue below ``noise_sd``².
+    - *Noise*: R, the covariance of residuals, no eigenvalue below the square of ``noise_sd``.
     - *Curvature*: least squares for a symmetric H. In coordinates in which R is ρI and places scatter by
       S = U diag(s) U', it has entries −(A_ij + A_ji) / (s_i + s_j), with A that of gradients on places. In
       those multiplied by s^¼, diagonal entries err by √ρ, and others by less. So noise alone has

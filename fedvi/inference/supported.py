@@ -13,6 +13,8 @@ _BEFOREHAND = 0.2
 _STEPS = 100
 # The uncertainty of correlations counts twice: what follows stops at its second order.
 _DOUBT = 2.0
+# A trace of less than so many sds of its noise is no sign that there is any curvature.
+_SEEN = 3.0
 # Smaller numbers count as this.
 _LEAST = 1e-300
 
@@ -23,8 +25,10 @@ def supported_curvature(
     """Returns axes V and, along each, the curvature that a report may count on.
 
     Where H is uncertain, so is how wide a posterior of precision H + J is, and its expected covariance is
-    wider than (E[H] + J)⁻¹. In four steps:
+    wider than (E[H] + J)⁻¹. In five steps:
 
+    - If the trace of H is less than 3 sds of its own noise, u√D, nothing is counted on: chance leaves half
+      of the diagonal above 0.
     - The diagonal of H is what was seen, d, and not below 0. It errs by u.
     - A correlation, H_ij / √(d_i d_j), errs by u/√(2 d_i d_j). Its prior is a mixture of normal laws around
       0 whose weights are fitted to all correlations together. So they shrink together where columns are
@@ -46,6 +50,8 @@ def supported_curvature(
     Source: Stephens (2017), False discovery rates: a new deal, Biostatistics 18(2), for the mixture.
     """
     size = len(curvature)
+    if np.trace(curvature) < _SEEN * sd * math.sqrt(size):
+        return np.eye(size), np.zeros(size)
     rows, columns = np.tril_indices(size, -1)
     diagonal = np.maximum(np.diagonal(curvature), 0.0)
     length = np.sqrt(np.maximum(diagonal, sd))

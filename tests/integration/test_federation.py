@@ -194,9 +194,9 @@ def check_same(running: Processes) -> None:
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("study.toml", private("sequential")),
+        ("study-descent.toml", private("sequential")),
         ("study-nonprivate.toml", open_study("synchronous")),
-        ("study.toml", private("asynchronous")),
+        ("study-descent.toml", private("asynchronous")),
     ],
     ids=["sequential-private", "synchronous-open", "asynchronous-private"],
 )
@@ -216,7 +216,7 @@ def test_processes_compute_what_one_process_does_bit_for_bit(
 def test_a_run_whose_clients_were_stopped_and_killed_is_the_undisturbed_one(
     tmp_path: Path, examples: Path
 ) -> None:
-    study = study_file(tmp_path, examples, "study.toml", private("synchronous"))
+    study = study_file(tmp_path, examples, "study-descent.toml", private("synchronous"))
     with processes(study, tmp_path) as running:
         server = running.server()
         clients = {client: running.client(client) for client in CLIENTS}
