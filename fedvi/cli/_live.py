@@ -69,6 +69,7 @@ def follow(connect: Connect, console: Console) -> None:
                     with connect() as stub:
                         while not watched.is_over():
                             watched.listen(stub, draw)
+                            check()
                             watched.ask(stub)
                             draw()
                         watched.listen(stub)
@@ -300,14 +301,16 @@ def _tally(rows: Sequence[dict[str, Any]], shown: Sequence[dict[str, Any]]) -> s
 def _ending() -> Iterator[Callable[[], None]]:
     """Ends the process with the usual codes once the terminal is as it was; yields what asks for it.
 
-    An exception that a signal raises within a callback or a finaliser of gRPC is dropped there, and the
-    signal would be lost: so it is kept, and asked for at every frame.
+    An exception that a signal raises within gRPC may be dropped there, or leave a lock behind that the
+    channel waits for when it is closed. So a signal is kept, and asked for at every frame, within a second
+    or so. A second one raises at once, for a server that hangs.
     """
     came: list[int] = []
 
     def ended(number: int, _: Any) -> None:
         came.append(_CODES[signal.Signals(number)])
-        sys.exit(came[0])
+        if len(came) > 1:
+            sys.exit(came[0])
 
     def asked() -> None:
         if came:
