@@ -18,9 +18,9 @@ from fedvi.typing import Eta
 
 __all__ = ["anew", "of_changes", "of_sites"]
 
-# Averages weigh the t-th of T posteriors by about t²: early ones, far from the end, hardly count, and
-# the noise is 9/5 of that of equal weights.
-_EMPHASIS = 2.0
+# Averages leave out two steps, which are far from the end, and weigh the t-th that follows by about t. The
+# noise is 4/3 of that of equal weights, and what steps that come slowly still have to go hardly counts.
+_LEFT_OUT, _EMPHASIS = 2, 1.0
 # The longest step in sds of the prior, of few coordinates; of many it is √D, the prior's own norm.
 _FARTHEST = 2.0
 # Of many coordinates, the one that noise moves furthest in a round seldom moves further, in sds.
@@ -76,7 +76,7 @@ def of_sites(
       5 sds of that χ², the steps are too long for the curvature that they trust. The largest change of a
       mean that such a difference makes, in sds of the report, is averaged over folds as the steps are.
 
-    - *Jitter*: the mean of T steps moves by about 3/T of the newest one's distance from it. Noise alone
+    - *Jitter*: the mean of T steps moves by about 2/T of the newest one's distance from it. Noise alone
       makes that up to 4 sds of what both of them carry.
 
     All of it is post-processing of what was released.
@@ -148,7 +148,7 @@ def _of_sites(
     folds = 1 if before is None else before.folds + 1
     # Without noise there is nothing to average out, and the newest is the best.
     is_exact = gradient_sd == 0.0 and rate == 1.0
-    weight = 1.0 if is_exact else (_EMPHASIS + 1.0) / (folds + _EMPHASIS)
+    weight = 1.0 if is_exact else _newest(folds)
     sites = tree.subtract(fold.posterior, fold.known)
     curvature = sites.J
     if before is not None:
@@ -280,11 +280,17 @@ def _hidden(values: np.ndarray, sd: float) -> np.ndarray:
     return np.asarray(values - size * sd**2 * transform)
 
 
+def _newest(folds: int) -> float:
+    """Returns how much the newest of T steps weighs in their mean: all, until two are left out."""
+    count = max(1, folds - _LEFT_OUT)
+    return (_EMPHASIS + 1.0) / (count + _EMPHASIS)
+
+
 def _weights_of(folds: int) -> np.ndarray:
-    """Returns how much each of the first T steps weighs in their mean, [T]: about t² / Σ t²."""
+    """Returns how much each of the first T steps weighs in their mean, [T]."""
     found = np.ones(1)
     for fold in range(2, folds + 1):
-        weight = (_EMPHASIS + 1.0) / (fold + _EMPHASIS)
+        weight = _newest(fold)
         found = np.append((1.0 - weight) * found, weight)
     return found
 

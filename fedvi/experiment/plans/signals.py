@@ -36,8 +36,9 @@ sds from the mean 0.33. Bounds are stated without looking at records, and so are
 (docs/guides/hospital.md) age within 18 to 100 has 0.42, and an injury score within 1 to 75 has 0.34.
 """
 
-# The spread of an average over T rounds in which round t weighs about t²: 9/5 that of equal weights.
-_EMPHASIS = 9.0 / 5.0
+# An average of `site_release` leaves out two rounds and weighs the t-th that follows by about t: its
+# variance is 4/3 that of equal weights.
+_LEFT_OUT, _SPREAD = 2, 4.0 / 3.0
 # By how much later answers of `vips` weigh more, where a study does not say.
 _VIPS_EMPHASIS = 2.0
 # A clip norm at the typical length of a gradient shortens half of them, which biases what they say.
@@ -109,12 +110,13 @@ def signal(
 
     - `site_release`: a record's (g, c·H) has a length of √(wD + c²w²D²), so that
       a = min(1, C / that) of it is kept. The sum over M sites has noise of z·C·√M / rate in a
-      round, z the noise multiplier, and its average over T rounds (9/5)/T times the variance.
-      P = a·M·p·f, n = s₀·z·C·√(9M/5T) / rate, that of the curvature s₀·n / c. The floor κ shortens a
+      round, z the noise multiplier, and its average over T rounds 4/3 ÷ (T − 2) times the variance.
+      P = a·M·p·f, n = s₀·z·C·√(4M/3(T − 2)) / rate, that of the curvature s₀·n / c. The floor κ shortens a
       step to P₁ / (P₁ + κ·s₀·√D·n₁), P₁ = 1 + a·M·p and n₁ the noise of one round; f is how far T
       such steps come, on the same average. With μ-Gaussian privacy z = k·√T / μ, so that
-      n = (k/μ)·s₀·C·√(9M/5): rounds cost nothing but time. C "auto" stands for coordinates in which
-      columns have variance 1, the prior's sds are s₀·√v and rows are 1.5 C long; the floor there is 2κ.
+      n = (k/μ)·s₀·C·√(4M/3) where T is large: rounds cost nothing but time. C "auto" stands for
+      coordinates in which columns have variance 1, the prior's sds are s₀·√v and rows are 1.5 C long; the
+      floor there is 2κ.
     - `vips` of a regression: gradients and curvatures too, of norms √(wD) and wD beside the typical ones
       t_G and t_H, with shares r_G and r_H of C², so that a record's vector has a length of
       ℓ = √(r_G·wD/t_G² + r_H·w²D²/t_H²) and a = min(1, C / ℓ). An answer has noise of z·C·t/(rate·√r) in
@@ -197,9 +199,11 @@ def _fresh(
     told = kept * clients * _told(numbers)
     once = numbers.prior_sd * noise * clip_norm * math.sqrt(clients) / rate
     damped = float(settings["floor"]) * numbers.prior_sd * math.sqrt(size) * once
-    left, times = damped / (1.0 + told + damped), np.arange(1.0, rounds + 1.0)
-    travelled = 1.0 - float((times**2 * left**times).sum() / (times**2).sum())
-    averaged = once * math.sqrt(min(1.0, _EMPHASIS / rounds))
+    left, begun = damped / (1.0 + told + damped), min(_LEFT_OUT, rounds - 1)
+    times = np.arange(1.0, rounds - begun + 1.0)
+    weights = times / times.sum()
+    travelled = 1.0 - float((weights * left ** (times + begun)).sum())
+    averaged = once * math.sqrt(min(1.0, _SPREAD / len(times)))
     edge = numbers.prior_sd * averaged / weight * _edge(numbers)
     return Signal(told * travelled / averaged, told / edge, travelled)
 
