@@ -1,4 +1,4 @@
-# Come here to change how fedvi is set up, checked or tried out from a clone.
+# Sets fedvi up, checks it and tries it out, from a clone.
 # Needs Python 3.11 to 3.13, pip and make; everything else goes into $(VENV), from the locks.
 
 PYTHON ?= python3

@@ -58,7 +58,7 @@ def newsgroups() -> tuple[Any, Any]:
 
 
 def synthetic(documents: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the corpus of specs/vips.md §8: V = 600, 100 words a document, 12 topics; and 1,000 more."""
+    """Returns a made-up corpus: V = 600, 100 words a document, 12 topics; and 1,000 more."""
     generator = np.random.default_rng(seed)
     topics = generator.dirichlet(np.full(600, 0.05), 12)
     shares = generator.dirichlet(np.full(12, 0.1), documents + 1_000) @ topics

@@ -1,4 +1,4 @@
-"""Every error that fedvi raises on purpose; come here to add a kind of error or change how hints read."""
+"""Every error that fedvi raises on purpose, each with a hint."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Types that several packages share; come here to see what an η or a key is."""
+"""Types that several packages share, such as η and keys."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""A real browser, headless, for tests of pages: come here to change how it is found or started.
+"""Starts a real browser, headless, for tests of pages.
 
     from tests import browser as browsers
 

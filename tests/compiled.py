@@ -1,4 +1,4 @@
-"""Where tests keep what JAX compiled: come here to change what makes a kept program unfit for use.
+"""Keeps the programs that JAX compiled in tests, for the next run.
 
 The folder outlives clones, so that a second run, or one of another clone, compiles next to nothing.
 """

@@ -1,4 +1,4 @@
-"""How every test runs: come here to change JAX's strictness, the platform, or where data is found.
+"""Sets how every test runs: JAX's strictness, its platform, and where data is found.
 
 The warnings that count as errors, and the shapes checked at run time, are in ``pyproject.toml``.
 Doctests run as a reader would run them, without the rules for JAX below.

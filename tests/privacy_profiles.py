@@ -1,4 +1,4 @@
-"""Privacy profiles by quadrature and by simulation; come here to price one more pair of laws.
+"""Privacy profiles of pairs of laws, by quadrature and by simulation.
 
 Nothing but SciPy's normal distribution function is shared with fedvi's accountants and with
 dp-accounting: no grid of losses, no Fourier transform. A profile is δ(ε) = E_P[(1 − e^(ε − L))₊],

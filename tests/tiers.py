@@ -1,4 +1,4 @@
-"""The two tiers of tests: come here to change which runs what, or how much a test may cost.
+"""Splits tests into two tiers, and limits how long a fast one may take.
 
 Cost is the processor's, of the test's process and of the children that it waited for, set-up and
 teardown included where nothing else is said: a test that sleeps or waits costs nothing.

@@ -1,3 +1,3 @@
-"""Tests of the privacy claim on the code that runs; come here to add a layer to ``fedvi audit``."""
+"""Tests a study's privacy claim on the code that would run it; one module a layer of ``fedvi audit``."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""A client without a network, whose task files come twice, late, or from another story."""
+"""Audits a client without a network whose task files arrive twice, late, or from another run."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""What one run gives away about records made to be found; a report, never a verdict.
+"""Reports what one run gives away about records made to be found; never a verdict.
 
 m canaries, each put into the shard or left out by a coin of its own, with gradients along axes of
 their own on a model of m coordinates. After the run the auditor guesses the coins of the r canaries

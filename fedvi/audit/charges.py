@@ -1,4 +1,4 @@
-"""What an event charges for, release by release; come here when there is a new kind of event."""
+"""Splits each kind of privacy event into the single releases that it charges for."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""The client's own loop, interrupted and set back: come here to do something else to a client.
+"""Interrupts a client's loop, restores its old copies, and checks that no noise is used twice.
 
 Plays ``Worker`` with a store, a server that says what the audit wants, and a solver whose mechanism is
 recorded. What must hold is said of any client: one release has one message; two releases have noise of

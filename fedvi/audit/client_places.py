@@ -1,4 +1,4 @@
-"""Where the audit's clients keep things, and the server that they talk to: come here for another store."""
+"""The stores and the made-up server that an audited client is played with."""
 
 import contextlib
 import copy

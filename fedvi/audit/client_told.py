@@ -1,4 +1,4 @@
-"""What plays of a client have shown, and what that says: come here to judge something else of them."""
+"""Records what audited clients did, and turns it into findings."""
 
 import dataclasses
 import itertools

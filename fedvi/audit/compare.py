@@ -1,4 +1,4 @@
-"""What must be equal, or near, in runs on neighbouring data; come here to compare something else."""
+"""Compares two runs on neighbouring data: what must be equal, and what must be near."""
 
 import math
 from collections.abc import Iterable, Sequence

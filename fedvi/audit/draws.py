@@ -1,4 +1,4 @@
-"""The sampler alone, some thousand draws: does it pick records as the price says?"""
+"""Tests the sampler alone, over thousands of draws, against the price that it claims."""
 
 import math
 from typing import Any

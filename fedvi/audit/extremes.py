@@ -1,4 +1,4 @@
-"""Records that are searched for, so that clips are put to the test: come here to try worse ones.
+"""Searches for the records that put a solver's clips under the most stress.
 
 A study's own columns may never make a gradient and a curvature matter at once, and a fault that shows in
 other columns alone is a fault all the same: what a clip promises, it promises for every record. So a record

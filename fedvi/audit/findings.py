@@ -1,4 +1,4 @@
-"""What an audit says: one finding a check, and the verdict over all of them."""
+"""Defines an audit's result: one finding a check, and the verdict over all of them."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple

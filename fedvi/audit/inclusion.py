@@ -1,4 +1,4 @@
-"""Whether records get into batches as the price says; come here to add a test of sampling.
+"""Tests whether records enter batches as often as the price assumes.
 
 A shard holds one record alone, or copies of it in a group of slots. A total then differs from that of
 an empty shard exactly where one of the group is in the batch, however the solver picks its batches.

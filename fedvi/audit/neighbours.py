@@ -1,4 +1,4 @@
-"""Shards that differ in one record, and hostile ones; come here to add records that an audit tries."""
+"""Makes shards that differ in one record, and records meant to do harm."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Whether noise that was drawn is what was charged for, and fresh; come here to add a test of noise."""
+"""Tests whether the noise that was drawn has the law that was charged for, and is fresh."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""``DPSVI`` and ``VIPS`` on tables that differ in one record: come here to look at another call of theirs.
+"""Audits ``DPSVI`` and ``VIPS`` on tables that differ in one record.
 
 Both are looked at from outside: what a step does to the parameters is what it released. Steps of length 1
 make of a noised mean gradient the difference of two states, and under one seed the noise cancels in the

@@ -1,4 +1,4 @@
-"""Whether charges, stated prices and refusals agree with a second count: come here to check another."""
+"""Compares charges, stated prices and refusals with an independent second count."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""How far one rate exceeds a multiple of another, from two counts; come here for a sharper test.
+"""Bounds by how much one rate exceeds a multiple of another, from two counts.
 
 Two Clopper–Pearson bounds, one on each rate, each pay for their own worst case. Testing the
 difference itself asks for about a third less: the errors of two counts seldom fall together. Where

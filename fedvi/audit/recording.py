@@ -1,4 +1,4 @@
-"""A mechanism and a sampler that write down what goes through them; the mechanism can replay it."""
+"""A mechanism and a sampler that record what goes through them; the mechanism can replay it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Prices counted a second time, from public numbers and textbook formulas: come here to price a solver.
+"""Prices solvers a second time, from public numbers and textbook formulas alone.
 
 Nothing here imports an accountant, a calibration, or the prices of sums and views: were a factor missing
 there, it would be missing here only if two people had made the same mistake. What is computed is what an

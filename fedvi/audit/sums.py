@@ -1,4 +1,4 @@
-"""Whether a server that publishes sums alone shows anything else: come here to play it another trick.
+"""Tests whether a server that may publish sums alone shows anything else.
 
 Plays the study's own server with made-up answers, twice: all that it publishes or hands out must be the
 same, bit for bit, where only what it may not show is another. Reads no record and adds no noise.

@@ -1,4 +1,4 @@
-"""Trials of the shipped sampler, clip and noise on worst-case pairs; come here to add a pair.
+"""Runs the shipped sampler, clip and noise many times on worst-case pairs of inputs.
 
 Trials may draw from any generator of JAX: they run the sampler, clip and noise code that ships, and
 so test its arithmetic, not the generator under it.
@@ -85,7 +85,7 @@ def worst_pairs(step: events.Event, relation: events.Relation, slots: int) -> li
 
     ``nothing else``: all other records contribute zero, the changed one +C, and in the other shard
     nothing (add_remove) or −C (substitute). ``the rest opposed``: all others contribute −C, so that
-    a batch of fixed size tells by which record it left out (specs/accounting.md §0.1).
+    a batch of fixed size tells by which record it left out (docs/proofs/fixed_size.md).
 
     Args:
       step: the event of one noised total.

@@ -1,4 +1,4 @@
-"""What `fedvi audit` looks at in an assembled study, layer by layer: come here to add a layer."""
+"""Runs the layers of `fedvi audit` on an assembled study and collects their findings."""
 
 import dataclasses
 import functools

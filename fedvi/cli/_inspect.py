@@ -1,4 +1,4 @@
-"""What `fedvi data inspect` prints: come here to change how a file is described to whoever holds it."""
+"""Formats what `fedvi data inspect` prints about a file for the person who holds it."""
 
 import json
 from pathlib import Path

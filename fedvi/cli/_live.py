@@ -1,4 +1,4 @@
-"""The view of `fedvi watch` on a terminal: a screen that follows a run. Change what it shows here.
+"""Draws the screen with which `fedvi watch` follows a run on a terminal.
 
 It hears of events as they come, and asks where the run stands every second; a server that is started
 again is found again.

@@ -1,4 +1,4 @@
-"""How `fedvi check` and `fedvi privacy` show which private mode suits a study, and what drowns."""
+"""Shows which private mode suits a study, and which estimates would be lost in the noise."""
 
 from fedvi.experiment.plans.planning import Outlook
 from fedvi.experiment.plans.topics import TopicOutlook

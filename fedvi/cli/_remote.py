@@ -1,4 +1,4 @@
-"""How the operators' commands reach a server: by the socket in its state folder, or over the network.
+"""Connects operators' commands to a server: by the socket in its folder, or over the network.
 
 Kept light: these commands start within 0.3 s, and import neither JAX nor NumPy.
 """

@@ -1,4 +1,4 @@
-"""`fedvi data`: look at a table, draft its schema, share it out; come here to add a tool for data.
+"""`fedvi data`: looks at a table, drafts its schema, and shares it out over simulated clients.
 
 All of it is for whoever holds the records, at their own machine: no server and no client calls it.
 """

@@ -1,4 +1,4 @@
-"""What a site allows, whatever a study or a server asks; come here to add a cap.
+"""A site's own policy: caps and conditions that hold whatever a study or a server asks for.
 
 A policy is a file of the site's own (TOML). It is checked twice: `Policy.check` once, before a study
 is built or a record is read, and `Guard.admit` before each release, against the ledger for life.

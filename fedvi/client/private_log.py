@@ -1,4 +1,4 @@
-"""Keeps what a solver told of private records in a file of the client's own; off unless asked for."""
+"""Writes a solver's private diagnostics to a file of the client's own; off unless asked for."""
 
 import json
 import os

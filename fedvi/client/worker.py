@@ -1,4 +1,4 @@
-"""The client's loop: pull, guard, solve, record, push; one phase a tick.
+"""The client's loop: pull, check the budget, solve, record, push; one phase a tick.
 
     hello ─► compare the two ledgers
 

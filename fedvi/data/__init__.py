@@ -1,4 +1,4 @@
-"""Tables to arrays with public bounds and declared levels; come here to see what `data` offers."""
+"""Turns tables into arrays, with public bounds and declared levels."""
 
 from fedvi.data.arrays import checked_arrays, read_arrays
 from fedvi.data.cells import Table, Wanted, as_texts

@@ -1,4 +1,4 @@
-"""Records that are arrays in a file of NumPy; come here to read another format of arrays.
+"""Reads records that are stored as arrays in a NumPy file.
 
 In a private study no error depends on what a record holds: one that does not fit counts as zero.
 """

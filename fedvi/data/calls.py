@@ -1,4 +1,4 @@
-"""A call in a formula, such as `bs(age, knots=[40, 60])`, taken apart; come here to let one hold more."""
+"""Parses one call in a formula, such as `bs(age, knots=[40, 60])`, into a name and its arguments."""
 
 import ast
 from collections.abc import Mapping

@@ -1,6 +1,4 @@
-"""What a file's reader hands on of a column: texts, or numbers as they are; come here to add a third,
-or to let another word mean true.
-"""
+"""The cells of a column as a file's reader returns them: texts, or numbers as they are."""
 
 import json
 import re

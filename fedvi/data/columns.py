@@ -1,4 +1,4 @@
-"""NumPy's files of columns, ``.npz`` and ``.npy``, to cells; come here to change what their types mean.
+"""Reads NumPy files of columns, ``.npz`` and ``.npy``, into cells.
 
 What can refuse is public: whether the file can be read, and the names, types and lengths of its arrays.
 """

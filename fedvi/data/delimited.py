@@ -1,4 +1,4 @@
-"""CSV and its kin to columns of texts; come here to change how lines are read.
+"""Reads CSV and other delimited text into columns of texts.
 
 In a private study none of the errors here depends on what a record holds: a line that is no CSV, no
 UTF-8, or has too many or too few cells counts as zero.

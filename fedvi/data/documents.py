@@ -1,4 +1,4 @@
-"""Bags of words to arrays of one public width; come here to change what is done with odd documents."""
+"""Turns bags of words into arrays of one public width."""
 
 import gzip
 from collections.abc import Sequence

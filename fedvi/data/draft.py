@@ -1,4 +1,4 @@
-"""A first `[data]` section for a study, from what a file looks like; come here to change its words.
+"""Drafts a `[data]` section of a study from the look of a file.
 
 Bounds that follow from the data tell about them: the largest age in a file is somebody's age, and it would
 stand in a study that everybody reads. So a draft leaves bounds out, and a study does not run without them.

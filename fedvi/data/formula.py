@@ -1,4 +1,4 @@
-"""The text `disease ~ age + sex` as a design matrix; come here to add something to the grammar."""
+"""Builds the design matrix that a formula such as `disease ~ age + sex` describes."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""A formula's text as response, terms and offset, by formulaic; come here to change the grammar."""
+"""Parses a formula's text, by formulaic, into response, terms and offset."""
 
 import math
 import re

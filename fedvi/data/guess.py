@@ -1,4 +1,4 @@
-"""What the columns of a file look like; come here to change how a type is guessed.
+"""Guesses the type of each column of a file.
 
 Everything here is computed from records as they are, and private: it is for whoever holds them.
 """

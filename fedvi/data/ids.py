@@ -1,4 +1,4 @@
-"""Which record is which, where a shard is divided into parts: come here to change how ids are made."""
+"""Gives each record an identifier, so that parts of a shard do not depend on its order."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How a file fits a study's schema, cell by cell; come here to report one more thing about it.
+"""Reports, cell by cell, how a file fits a study's schema.
 
 Everything here is computed from records as they are, and private: it is for whoever holds them. Nothing
 of it takes part in a run, so that no run can depend on it.

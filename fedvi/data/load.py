@@ -1,4 +1,4 @@
-"""From cells to arrays, by the study's schema; come here to change what becomes of a cell.
+"""Turns cells into arrays by the study's schema.
 
 In a private study no error shows a cell, and none depends on what a record holds: a record that
 does not fit counts as zero, and so does a line that is no CSV, no UTF-8, or has too many or too few

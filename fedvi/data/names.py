@@ -1,4 +1,4 @@
-"""The names of a file's columns, and no record of it: come here to list those of another format."""
+"""Reads the column names of a file, and none of its records."""
 
 import csv
 import gzip

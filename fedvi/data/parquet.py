@@ -1,4 +1,4 @@
-"""Parquet files, or a folder of them, to columns of cells; come here to change what its types mean.
+"""Reads Parquet files, or a folder of them, into columns of cells.
 
 Needs the extra ``fedvi[parquet]``. A file is read some records at a time, never as a whole. What can
 refuse is public: whether the file can be read, and the names and types of its columns.

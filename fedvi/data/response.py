@@ -1,4 +1,4 @@
-"""What stands left of `~` in a formula, as the array y; come here to add a kind of response."""
+"""Turns the left side of a formula into the array of outcomes y."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

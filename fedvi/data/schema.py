@@ -1,4 +1,4 @@
-"""What a study may declare about the columns of its tables; come here to add a kind of column."""
+"""Defines what a study may declare about the columns of its tables."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The records of one client as arrays; come here to add a source that is larger than memory."""
+"""Offers the records of one client as arrays, whole or in chunks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Splines of a column with public knots, by formulaic; come here to add another kind of spline.
+"""Spline terms of one column with public knots, by formulaic.
 
 A basis has no part in a sensitivity: whatever a record's row of the design holds, its contribution is
 clipped. Knots and bounds that were taken from the data would tell about them, and are refused.

@@ -1,4 +1,4 @@
-"""Records to simulated clients: come here to add a way to share one table out, for benchmarks and tests."""
+"""Shares one table out over simulated clients, for benchmarks and tests."""
 
 from collections.abc import Sequence
 
@@ -121,7 +121,7 @@ def skewed(
         nothing, or there are too few positive or negative records for them.
 
     Source: Heikkilä et al. (2023), Differentially private partitioned variational inference, TMLR,
-    §5; specs/pvi.md §4.1.
+    §5.
 
     >>> positive = np.arange(80) % 4 == 0
     >>> client = skewed(np.random.default_rng(0), positive, 4, 0.5, -1)

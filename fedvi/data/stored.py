@@ -1,4 +1,4 @@
-"""Prepared records in nameless files: come here to change how a shard larger than memory is kept.
+"""Keeps prepared records of a shard larger than memory in nameless files.
 
 What is on the disk are the records themselves, in the clear, at their owner's own machine. The files
 have no name in any folder, nobody else can open them, and the system takes their room back when the

@@ -1,4 +1,4 @@
-"""Which reader a table's file is for, by the end of its name; come here to add a format."""
+"""Chooses the reader of a table's file from the ending of its name."""
 
 from collections.abc import Iterator
 from pathlib import Path

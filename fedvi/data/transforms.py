@@ -1,4 +1,4 @@
-"""Functions of a column that formulas may hold; come here to add one, or to say why one is refused."""
+"""The functions of a column that a formula may call, and why others are refused."""
 
 import functools
 import math

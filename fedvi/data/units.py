@@ -1,4 +1,4 @@
-"""Rows to units: all rows of a patient side by side; come here to change how rows are grouped."""
+"""Groups rows into units: all rows of a patient side by side."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""One-visit rivals of a study, for comparison: the Bayesian committee machine, "same" and "split"."""
+"""One-visit baselines for comparison: the Bayesian committee machine, "same" and "split"."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -120,7 +120,7 @@ def bcm_same(assembly: Assembly, sources: Mapping[str, ArraySource]) -> Eta:
       assembly: from ``one_visit``.
       sources: client → its records.
 
-    Source: Tresp (2000), A Bayesian committee machine; specs/pvi.md §1.3.
+    Source: Tresp (2000), A Bayesian committee machine; docs/proofs/updates.md §3.
     """
     return simulate.run(assembly, sources).posterior
 
@@ -139,7 +139,7 @@ def bcm_split(
       sources: client → its records.
       shares: client → its power of the prior; they add up to 1. A client of share 0 is left out.
 
-    Source: Ashman et al. (2022), arXiv:2202.12275, BCM with a split prior; specs/pvi.md §1.3.
+    Source: Ashman et al. (2022), arXiv:2202.12275, BCM with a split prior; docs/proofs/updates.md §3.
     """
     family, prior, study = assembly.family, assembly.prior, assembly.study
     visited = tuple(name for name in assembly.clients if shares[name] > 0.0)

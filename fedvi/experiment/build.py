@@ -1,4 +1,4 @@
-"""From a study to the pieces that run it; reads no data."""
+"""Builds the pieces that run a study; reads no data."""
 
 import dataclasses
 import math

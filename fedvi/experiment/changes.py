@@ -1,4 +1,4 @@
-"""Who leaves and who joins a simulated run, and when; come here to script something else of the kind."""
+"""Scripts which clients leave and join a simulated run, and when."""
 
 from collections.abc import Mapping
 

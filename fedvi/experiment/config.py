@@ -1,4 +1,4 @@
-"""What a study file may say: sections, keys, defaults, and how mistakes in it are reported."""
+"""Parses a study file: sections, keys, defaults, and errors that name the line to mend."""
 
 import hashlib
 import json

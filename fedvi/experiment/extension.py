@@ -1,4 +1,4 @@
-"""A study that got further clients while it ran; come here to change what else may differ: nothing."""
+"""Checks that a study which replaces a running one differs only by further clients."""
 
 from pathlib import Path
 

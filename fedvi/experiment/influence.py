@@ -86,7 +86,7 @@ def influence(
         their sum is at least four sds of its noise: of n clients, that of a share has an sd of about
         1/(4√n) at most.
 
-    Source: specs/pvi.md §7 (precision share, leave-one-centre-out) and its amendment (first order).
+    Source: the factors' precisions add up; to first order in a client's factor for the shifts.
 
     >>> family = FullGaussian(1)
     >>> sites = {"a": family.isotropic(1.0, mean=1.0), "b": family.isotropic(0.5, mean=2.0)}

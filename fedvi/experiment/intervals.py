@@ -1,4 +1,4 @@
-"""What a table of coefficients must say of its intervals; come here when a solver's widths change.
+"""Chooses the remark on its intervals that a table of coefficients must carry.
 
 Needs no JAX, so that a server can say it too.
 """

@@ -1,4 +1,4 @@
-"""From a study and a client's file to the records that its solver works on."""
+"""Reads a client's file into the records that its solver works on."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The model that a study asks for, and what of its files the model reads; no data."""
+"""Builds the model that a study asks for, and lists the columns that it reads; no data."""
 
 import inspect
 import math

@@ -1,4 +1,4 @@
-"""The solver that a study asks for, with its noise: calibrated to the promise, or checked against it."""
+"""Builds a study's solver with its noise: calibrated to the promise, or checked against it."""
 
 import dataclasses
 import functools

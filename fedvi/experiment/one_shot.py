@@ -1,4 +1,4 @@
-"""How far one visit a client is from the answer of many, from released factors alone."""
+"""Measures how far one visit a client is from the answer of many, from released factors alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

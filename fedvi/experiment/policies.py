@@ -1,4 +1,4 @@
-"""Puts a site's policy at work on a study: before its code is imported, and before each release."""
+"""Applies a site's policy to a study: before its code is imported, and before each release."""
 
 import contextlib
 from collections.abc import Mapping

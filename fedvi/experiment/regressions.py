@@ -1,4 +1,4 @@
-"""What each built-in regression takes left of `~`, and what exp(coefficient) is; add a model's line here.
+"""Lists the response of each built-in regression, and the meaning of exp(coefficient).
 
 Needs no JAX, so that a server can name a ratio too.
 """

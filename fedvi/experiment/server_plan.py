@@ -1,4 +1,4 @@
-"""What a server must know of a study, as a file: computed once where JAX is, read where it is not.
+"""Writes a server's part of a study to a file where JAX is, and reads it where JAX is not.
 
     FOLDER/plan.json       the plan
     FOLDER/plan/ab/abcd…   arrays of it above 1 MiB, named by their SHA-256

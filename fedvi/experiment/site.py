@@ -1,4 +1,4 @@
-"""One worker, built from a study: what a simulation, a client and a server with a prior share."""
+"""Builds one worker from a study, for a simulation, a client or a server's prior."""
 
 import functools
 from collections.abc import Callable, Mapping

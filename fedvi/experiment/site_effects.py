@@ -1,4 +1,4 @@
-"""How a study asks for effects that differ by site, and what a report says of them; needs no JAX."""
+"""Resolves the effects that a study lets differ by site, and reports them; needs no JAX."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Natural parameters, which clients and server exchange; a new family is one new file listed here."""
+"""Exponential families in natural parameters, which clients and server exchange."""
 
 from fedvi.expfam.beta import beta
 from fedvi.expfam.dirichlet import dirichlet

@@ -1,4 +1,4 @@
-"""What every exponential family offers, and what follows from A alone; come here before adding one."""
+"""The interface of an exponential family, and the functions that follow from A alone."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable

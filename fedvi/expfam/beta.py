@@ -1,4 +1,4 @@
-"""The beta family, for probabilities: change how q over numbers between 0 and 1 is stored.
+"""The beta family, for probabilities.
 
 q(θ) = ∏ᵢ θᵢ^(aᵢ−1) (1 − θᵢ)^(bᵢ−1) / B(aᵢ, bᵢ), stored as η = (a − 1, b − 1) beside
 T(θ) = (log θ, log(1 − θ)): each θᵢ is the first coordinate of a Dirichlet of two.

@@ -1,4 +1,4 @@
-"""The Dirichlet family, for proportions that sum to one: change how q over a simplex is stored.
+"""The Dirichlet family, for proportions that sum to one.
 
 q(θ) = Γ(Σα) / ∏ Γ(αᵢ) · ∏ θᵢ^(αᵢ−1) on the simplex of D numbers, with concentrations α, stored as
 η = α − 1 beside T(θ) = log θ: η = 0 is the factor 1 and, unlike that of ℝᴰ, a proper density. Several

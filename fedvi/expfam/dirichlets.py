@@ -1,4 +1,4 @@
-"""Many Dirichlets of one length side by side: change how q over topics or tables of proportions is stored.
+"""Many Dirichlets of one length side by side, for topics or tables of proportions.
 
 q(θ) = ∏ₖ Dirichlet(θₖ; αₖ) over K rows of V proportions, with the concentrations as one array [K, V]:
 what a ``product`` of K parts would hold in K. η = α − 1 beside T(θ) = log θ, as in ``dirichlet``.

@@ -1,4 +1,4 @@
-"""The gamma family, for rates, precisions and other positive numbers: change how q over them is stored.
+"""The gamma family, for rates, precisions and other positive numbers.
 
 q(θ) = ∏ᵢ βᵢ^αᵢ / Γ(αᵢ) · θᵢ^(αᵢ−1) exp(−βᵢθᵢ), with shape α and rate β, stored as η = (α − 1, β) beside
 T(θ) = (log θ, −θ). The power is α − 1 and not α because η = 0 must be the factor 1; the rate is stored

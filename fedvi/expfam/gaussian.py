@@ -1,8 +1,8 @@
-"""The Gaussian families, full and diagonal, in (h, J): change how q over real θ is represented here.
+"""The Gaussian families, full and diagonal, stored as (h, J).
 
 q(θ) ∝ exp(hᵀθ − ½ θᵀJθ), with precision J and h = J·mean. T(θ) = (θ, −½ θθᵀ), so ⟨η, T⟩ is that
 exponent; for the diagonal family J and the second statistic are vectors. Storing (h, J) rather than
-(h, −½J) is settled (DESIGN §6); it matters as soon as one clips or adds noise in η.
+(h, −½J) matters as soon as one clips or adds noise in η.
 """
 
 import dataclasses
@@ -317,7 +317,7 @@ def diagonal_gaussian(size: int) -> DiagonalGaussian:
     """Returns the mean-field Gaussian family over ℝˢⁱᶻᵉ.
 
     Synchronous updates are slow or diverge under mean field when coordinates correlate
-    (specs/pvi.md §0); the server's step rule then shortens its steps.
+    (docs/proofs/updates.md §3); the server's step rule then shortens its steps.
     """
     return DiagonalGaussian(size)
 

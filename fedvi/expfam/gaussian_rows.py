@@ -1,4 +1,4 @@
-"""Many full Gaussians of one size side by side: change how q over rows of weights is stored.
+"""Many full Gaussians of one size side by side, for rows of weights.
 
 q(θ) = ∏ₚ N(θₚ; Jₚ⁻¹hₚ, Jₚ⁻¹) over P rows of K numbers each, θ flat in C order: what a ``product`` of P
 full Gaussians would hold, as one h [P, K] and one J [P, K, K]. T(θ) = (θₚ, −½ θₚθₚᵀ).

@@ -1,4 +1,4 @@
-"""The normal-gamma family, for locations with unknown precisions: change how q over such pairs is stored.
+"""The normal-gamma family, for locations with unknown precisions.
 
 q(x, τ) = ∏ᵢ N(xᵢ; mᵢ, 1/(λᵢτᵢ)) Gamma(τᵢ; αᵢ, βᵢ), stored as η = (h, J, power, rate) with
 

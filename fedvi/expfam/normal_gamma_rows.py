@@ -1,4 +1,4 @@
-"""Coefficients with an unknown noise precision in common: change how q over both is stored.
+"""Coefficients that share one unknown noise precision, with the posterior of both.
 
 q(w, τ) = ∏_g ∏_r N(w_gr; m_gr, (τ_g Λ_g)⁻¹) Gamma(τ_g; α_g, β_g) over G groups of R rows of D numbers. The
 rows of a group share τ and Λ. Stored as η = (h, J, power, rate) with

@@ -1,4 +1,4 @@
-"""The normal-Wishart family, for means with unknown precision matrices: change how such pairs are stored.
+"""The normal-Wishart family, for means with unknown precision matrices.
 
 q(x, Λ) = ∏ₖ N(xₖ; mₖ, (κₖ Λₖ)⁻¹) Wishart(Λₖ; νₖ, Wₖ) over K pairs of dimension d, stacked. With a = ν/2
 and B = ½ W⁻¹, so that E[Λ] = a B⁻¹, stored as η = (h, J, power, rate) with

@@ -1,4 +1,4 @@
-"""Products of families: change how blocks of θ with families of their own become one q.
+"""Products of families: blocks of θ with a family each become one q.
 
 q(θ) = ∏ₖ qₖ(θₖ) over consecutive pieces θₖ of a flat θ; η is the tuple of the blocks' η.
 """

@@ -1,6 +1,6 @@
 """The special functions of the families on positive numbers, on NumPy and JAX arrays alike.
 
-Come here to change how digamma functions are inverted. All inversions are Newton's, vectorised, with a
+All inversions are Newton's, vectorised, with a
 fixed number of steps, so that they may stand in a compiled function; what is no mean parameter of any
 member gives NaN or nonsense, never an endless loop.
 """

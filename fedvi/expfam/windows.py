@@ -1,4 +1,4 @@
-"""Large arrays, a window at a time: come here to change how much of a mapped file stays in memory.
+"""Processes large arrays one window at a time, so that little of a mapped file stays in memory.
 
 Whoever reads an array that is the map of a file has its pages in the process's memory from then on,
 until the system wants them back. A server goes through several such arrays at each fold. So what

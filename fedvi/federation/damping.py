@@ -49,7 +49,7 @@ def adaptive() -> StepRule:
     Independently of that, s is halved while q would be improper, down to the floor
     1/M, at which a synchronous update without noise is a convex combination of proper members.
 
-    Source: DESIGN §6 and specs/pvi.md §1.5 (the opposition rule); the thresholds are derived above.
+    Source: docs/proofs/updates.md §3; the thresholds are derived above.
     """
 
     def choose(

@@ -58,7 +58,7 @@ def fold(
       damping: s, the same for all of them.
       keep: called with each new factor; returns it, equal, perhaps elsewhere than in memory.
 
-    Source: specs/pvi.md §1.2, the commit step.
+    Source: Ashman et al. (2022), arXiv:2202.12275; docs/proofs/updates.md §1.
     """
     moved = dict(factors)
     for name, change in changes.items():

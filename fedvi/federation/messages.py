@@ -1,4 +1,4 @@
-"""The messages between client and server; every request gets one reply. Change the protocol here.
+"""The messages between client and server; every request gets one reply.
 
 A request's ``session`` (16 bytes, in hexadecimal) says which process of its client asks; the link fills
 it in. It is empty within one process and in files, where no other can stand in for the client.

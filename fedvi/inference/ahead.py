@@ -1,4 +1,4 @@
-"""What a step computes from its key alone, so that it can be computed for many steps together.
+"""Computes what steps take from their keys alone, for many steps in one call.
 
 Random numbers are drawn by dozens of small operations, whatever their count; drawn for a thousand steps
 at once they cost little more than for one.

@@ -1,4 +1,4 @@
-"""Shards of very many records, a block at a time: come here to change how solvers walk over them.
+"""Walks over the records of a very large shard, one block at a time.
 
 Above ``MOST_ROWS`` records a solver adds up blocks, wherever the records lie: what it computes is the same
 to the last bit whether they are in memory or on the disk, by the same programs on the same blocks.

@@ -51,7 +51,8 @@ def finish_site(
     """Turns a gradient G and a curvature H at the broadcast mean m into the site (G + H m, H).
 
     The site takes the place of the client's factor, whatever that was. H is not projected: it is noisy,
-    and only the sum over sites may be (specs/pvi.md §2.5). The answer to a task without coordinates, of
+    and only the sum over sites may be (docs/proofs/updates.md §2).
+    The answer to a task without coordinates, of
     a solver that has some, is a survey, and leaves the factor as it is.
 
     Args:

@@ -1,4 +1,4 @@
-"""Latents that a client infers for itself; come here to change how they enter a visit and leave it.
+"""Latents that a client infers for itself: how they enter a visit and leave it.
 
 A client of a model with site effects climbs its local objective over (θ, u) together,
 

@@ -91,8 +91,8 @@ def of_sites(
       floor: κ.
       survey: what is known of surveys beforehand; None where no client is asked for one.
 
-    Source: specs/pvi.md §2.5 (site release, preconditioner floor) and its amendments (sum first, project
-    once; widening); the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
+    Source: docs/proofs/noise_aware.md and updates.md §2 (sum first, project once);
+    the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
     Frobenius norm, here of a symmetric matrix; averaging is Shamir and Zhang (2013), arXiv:1212.1824.
     """
     at = None if before is None else before.coordinates
@@ -391,7 +391,7 @@ def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: fl
       before: what this returned at the fold before; None at the first.
       noise_sd: of one answer.
 
-    Source: specs/pvi.md §2.5 as amended; this function's proof stands above.
+    Source: docs/proofs/noise_aware.md; this function's proof stands above.
     """
     folds = 1 if before is None else before.folds + 1
     squares = len(fold.asked) * fold.damping**2 + (0.0 if before is None else before.squares)

@@ -1,4 +1,4 @@
-"""What a run of `DPSVI` says of its intervals: those that are told the noise, or why there are none."""
+"""Chooses the intervals of a `DPSVI` run that account for its noise, or says why there are none."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gradients of records through one linear predictor each: come here to make steps of GLMs faster."""
+"""Computes records' gradients through one linear predictor each, which is faster for GLMs."""
 
 from typing import Any, TypeGuard
 
@@ -54,7 +54,7 @@ def gradients(
     Returns:
       (∂/∂c [R, D], ∂/∂raw [R, D] or [R, D, D]), the last not formed.
 
-    Source: the chain rule; the reparameterised objective of specs/pvi.md §2.1.
+    Source: the chain rule; the reparameterised objective of docs/proofs/updates.md §5.
     """
     centre, raw = guide
     draws = whitened.draw((jnp.zeros_like(centre), raw), noise)

@@ -42,7 +42,7 @@ def prior_factor(
       model: whose ``log_prior`` it is.
       steps: see ``gradient``; so are the others.
 
-    Source: DESIGN §6; specs/pvi.md §1.4.
+    Source: docs/proofs/updates.md §4.
     """
     optimum = local_optimum(family, _Remainder(model), steps, draws, learning_rate)
 

@@ -1,4 +1,4 @@
-"""Secret keys of steps: of the past ones nothing is left, and many steps' are made together."""
+"""Derives the secret keys of steps, many at a time, and erases those of the past."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What noised gradients at known places tell of where they vanish: the intervals of `DPSVI`."""
+"""Infers, from noised gradients at known points, where they vanish: the intervals of `DPSVI`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

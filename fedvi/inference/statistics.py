@@ -1,4 +1,4 @@
-"""What a server makes of noisy sums of expected statistics: NumPy alone, for every conjugate model."""
+"""Turns noisy sums of expected statistics into a posterior: NumPy alone, for every conjugate model."""
 
 import functools
 import json
@@ -71,7 +71,7 @@ def finish_statistics(
     Raises:
       ProtocolError: if the arrays are others, or of other shapes.
 
-    Source: specs/vips.md §0 and §1; T is kept apart from the prior (§1).
+    Source: docs/proofs/updates.md §7; T is kept apart from the prior.
     """
     made = _made(model)
     check_shapes(value, {block.name: (block.number_count,) for block in made.blocks})

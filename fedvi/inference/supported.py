@@ -1,4 +1,4 @@
-"""How much curvature a noisy sum of curvatures supports: what a report may rest on. NumPy alone."""
+"""Measures how much curvature a noisy sum of curvatures supports. NumPy alone."""
 
 import math
 

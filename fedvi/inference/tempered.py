@@ -1,4 +1,4 @@
-"""A likelihood to a public power: how a part of a shard speaks for all of it."""
+"""Raises a likelihood to a public power, so that a part of a shard stands in for all of it."""
 
 import dataclasses
 import math

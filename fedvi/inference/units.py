@@ -1,4 +1,4 @@
-"""A unit of several rows as one record; come here to change how a patient's rows become one term.
+"""Treats all rows of a unit, such as a patient, as one record with one clipped term.
 
 A private solver clips what one record contributes. Where the privacy unit is a patient with several
 rows, the solver is given a model whose record *is* the patient: its rows are added up first, and

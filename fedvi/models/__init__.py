@@ -1,4 +1,4 @@
-"""What is inferred; a new built-in model is one new file, its factory listed here."""
+"""Models: each file defines one, and its factory is listed here."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What the factories of regression models check in their arguments, in the same words."""
+"""Checks the arguments that the factories of regression models share."""
 
 import math
 from collections.abc import Sequence

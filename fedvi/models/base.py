@@ -1,4 +1,4 @@
-"""What every model offers to a solver; change that, or how a Gaussian prior is recognised, here."""
+"""The interface of a model, and how a Gaussian prior is recognised."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable

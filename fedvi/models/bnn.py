@@ -1,4 +1,4 @@
-"""Bayesian neural networks, Flax modules in NumPyro models; come here to change layers or their priors."""
+"""Bayesian neural networks: Flax modules inside NumPyro models."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The E step of any model whose latents can be summed out: derivatives of log Z; start a new model here.
+"""The E step of any model whose latents can be summed out, by derivatives of log Z.
 
 With n̄ = E_q[n(θ)] and Z(n̄) = Σ_ℓ f·exp⟨n̄, s(y, ℓ)⟩ for a record y, the expected statistics of its
 latents are ∂ log Z/∂n̄: whoever can write down log Z as a function of JAX has the E step.
@@ -34,7 +34,7 @@ def expectations(
     Returns:
       Two trees like ``shared`` and ``own``, of arrays [B, …].
 
-    Source: specs/vips.md §1; Wainwright and Jordan (2008), Graphical models, Proposition 3.1.
+    Source: docs/proofs/updates.md §7; Wainwright and Jordan (2008), Graphical models, Proposition 3.1.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""What a conjugate-exponential model offers to ``vips``; a new one is a file that has all of this.
+"""The interface that a conjugate-exponential model offers to ``vips``.
 
 A record's latents ℓ have the density p(y, ℓ | θ) = f · exp⟨n(θ), s(y, ℓ)⟩, and q is in the conjugate
 family: a record adds E[s] to q's natural parameters, at the n̄ = E_q[n(θ)] of the q that was handed out.
@@ -320,7 +320,7 @@ def positive_part(matrix: np.ndarray, noise: float, ridge: float) -> np.ndarray:
       noise: u.
       ridge: at least 0.
 
-    Source: specs/vips.md §1 and §8 (project the running total, with a ridge at the noise's edge).
+    Source: docs/proofs/updates.md §7.
     """
     if noise == 0.0:
         return matrix

@@ -1,4 +1,4 @@
-"""Regressions of counts with a log link; come here to add another distribution of counts."""
+"""Regressions of counts with a log link: Poisson and negative binomial."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What a topic model computes of documents, without arrays of words by topics: come here for its steps."""
+"""Variational steps of a topic model on documents, without arrays of words by topics."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Factor analysis and probabilistic PCA as one conjugate model: change what a record tells of loadings."""
+"""Factor analysis and probabilistic PCA as one conjugate model."""
 
 import dataclasses
 import math
@@ -52,7 +52,7 @@ class FactorAnalysis:
     [('factors', 3), ('products', 6), ('squares', 3)]
 
     Source: Ghahramani and Beal (2000), Variational inference for Bayesian mixtures of factor analysers;
-    Bishop (1999), Bayesian PCA; specs/vips.md §5.
+    Bishop (1999), Bayesian PCA; docs/proofs/updates.md §7.
     """
 
     columns: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A NumPyro model and its guide, taken apart by the record plate: what is clipped, and what is not."""
+"""Splits a NumPyro model and its guide at the record plate into clipped and unclipped terms."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Survival with a piecewise constant hazard; come here to change how a subject becomes intervals."""
+"""Survival regression with a piecewise constant hazard."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Hierarchical regressions as NumPyro models; come here to change how groups share strength."""
+"""Hierarchical regressions as NumPyro models, in which groups share strength."""
 
 from collections.abc import Callable
 from typing import Any

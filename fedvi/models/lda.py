@@ -1,4 +1,4 @@
-"""Latent Dirichlet allocation as a conjugate model: come here for topics, and for what reads them."""
+"""Latent Dirichlet allocation as a conjugate model."""
 
 import dataclasses
 import functools
@@ -85,7 +85,7 @@ class LatentDirichlet:
     ((5, 2), 10.0)
 
     Source: Blei, Ng and Jordan (2003); Hoffman, Blei and Bach (2010), algorithm 1; Park et al. (2020),
-    JAIR 68, §4; specs/vips.md §2.
+    JAIR 68, §4; docs/proofs/updates.md §9.
     """
 
     topics: int
@@ -398,7 +398,7 @@ def signal_to_noise(
     >>> round(found.ratio, 2), found.warning[:21]
     (0.25, 'the noise exceeds the')
 
-    Source: specs/vips.md §12.
+    Source: docs/proofs/updates.md §9.
     """
     whole: dict[str, Any] = {"records": records, "rounds": rounds}
     for name, count in whole.items():

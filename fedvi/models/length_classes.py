@@ -1,4 +1,4 @@
-"""Rows of unequal length in loops over arrays of few lengths: come here for another ragged model.
+"""Runs loops over rows of unequal length on arrays of a few fixed lengths.
 
 A row's results depend on that row alone, to the last bit, whichever rows are beside it: its length
 class follows from its own numbers, and every array of a class has the same number of rows.

@@ -1,4 +1,4 @@
-"""Hidden Markov models of discrete symbols as a conjugate model: change what a sequence tells of states."""
+"""Hidden Markov models of discrete symbols as a conjugate model."""
 
 import dataclasses
 import math
@@ -50,7 +50,7 @@ class HiddenMarkov:
     [('starts', 2), ('moves', 4), ('emissions', 10)]
 
     Source: Beal (2003), Variational algorithms for approximate Bayesian inference, chapter 3;
-    specs/vips.md §5.
+    docs/proofs/updates.md §7.
     """
 
     states: int

@@ -1,4 +1,4 @@
-"""Gaussian mixtures as NumPyro models; come here to change their priors."""
+"""Gaussian mixtures as NumPyro models."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gaussian mixtures as a conjugate model, of full covariances: change what a record tells of components.
+"""Gaussian mixtures with full covariances, as a conjugate model.
 
 The mixture whose components nobody samples, for any guide and solver, is ``fedvi.models.mixture``.
 """
@@ -57,7 +57,7 @@ class GaussianMixture:
     >>> [(block.name, block.number_count) for block in model.blocks]
     [('count', 3), ('first', 6), ('second', 9)]
 
-    Source: Bishop (2006), Pattern Recognition and Machine Learning, §10.2; specs/vips.md §5.
+    Source: Bishop (2006), Pattern Recognition and Machine Learning, §10.2; docs/proofs/updates.md §7.
     """
 
     columns: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Linear regression of several outcomes; come here to change how their noise is known."""
+"""Linear regression of several outcomes with known noise."""
 
 import dataclasses
 import math

@@ -41,7 +41,7 @@ class DiscreteNetwork:
     >>> [(block.name, block.shape) for block in model.blocks]
     [('rain', (1, 2)), ('wet', (2, 3))]
 
-    Source: Heckerman (1995), A tutorial on learning with Bayesian networks; specs/vips.md §5.
+    Source: Heckerman (1995), A tutorial on learning with Bayesian networks; docs/proofs/updates.md §7.
     """
 
     variables: tuple[str, ...]

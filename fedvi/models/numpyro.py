@@ -1,4 +1,4 @@
-"""Any NumPyro model as a fedvi model: change here how one is taken apart, or what is refused."""
+"""Wraps any NumPyro model with one plate over the records as a fedvi model."""
 
 import contextlib
 import dataclasses

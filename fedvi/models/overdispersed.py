@@ -1,4 +1,4 @@
-"""Counts whose dispersion is learned, as a NumPyro model; come here to change its prior."""
+"""Regression of counts with a learned dispersion, as a NumPyro model."""
 
 import math
 from typing import Any

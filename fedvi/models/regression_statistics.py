@@ -1,4 +1,4 @@
-"""Regressions as conjugate models: come here for another likelihood that augmentation makes Gaussian."""
+"""Regressions as conjugate models, by augmentations that make their likelihood Gaussian."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ __all__ = ["KnownNoise", "PolyaGamma"]
 _CURVATURE_SHARE = 0.2
 _CENTRED_CURVATURE_SHARE = 0.4
 # Prior precisions that are learnt stay between these, in units of the prior that was declared: noise in
-# the mean feeds back into them, and without a floor they run off to 0 (specs/vips.md §7, P1).
+# the mean feeds back into them, and without a floor they run off to 0 (docs/proofs/updates.md §7).
 _SMALLEST, _LARGEST = 1e-2, 1e4
 _ITERATIONS = 50
 
@@ -144,7 +144,7 @@ class _Coefficients:
         q(α) of a precision α·scale⁻², α ~ Gamma(½, ½), given q(θ), and q(θ) given E[α], in turns; E[α] is
         kept within public bounds.
 
-        Source: specs/vips.md §3, the M step; Tipping (2001) for precisions of each coefficient.
+        Source: docs/proofs/updates.md §8; Tipping (2001) for precisions of each coefficient.
         """
         return self._given(total.h, positive_part(total.J, noise.get("J", 0.0), self.ridge))
 
@@ -228,7 +228,7 @@ class PolyaGamma(_Coefficients):
     >>> [(block.name, block.typical) for block in model.blocks]
     [('h', 0.5), ('J', 0.25)]
 
-    Source: Polson, Scott and Windle (2013), arXiv:1205.0310; specs/vips.md §3.
+    Source: Polson, Scott and Windle (2013), arXiv:1205.0310; docs/proofs/updates.md §8.
     """
 
     trials: float = 1.0

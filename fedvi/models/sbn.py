@@ -1,4 +1,4 @@
-"""Sigmoid belief networks with one layer of hidden units, as a conjugate model: change them here."""
+"""Sigmoid belief networks with one layer of hidden units, as a conjugate model."""
 
 import dataclasses
 import math
@@ -22,11 +22,11 @@ __all__ = ["SigmoidBeliefNetwork"]
 # y − E[y] 0.3 in a root mean square, z(1 − z) 0.1 and z − ½ 0.45.
 _LIT, _BEND, _MISS, _DOUBT, _HALF = 0.4, 0.2, 0.3, 0.1, 0.45
 # Prior precisions of weights that are learnt stay between these, in units of the declared one: noise in
-# the means feeds back into them, and without a floor weights run off (specs/vips.md §7, P1).
+# the means feeds back into them, and without a floor weights run off (docs/proofs/updates.md §7).
 _SMALLEST, _LARGEST = 1e-2, 1e4
 _ITERATIONS = 20
-# The covariance that the first q has, and the deviation of its means (specs/vips.md §7, P2): units that
-# start alike stay alike, and wide ones go out.
+# The covariance that the first q has, and the deviation of its means (docs/proofs/updates.md §8): units
+# that start alike stay alike, and wide ones go out.
 _START_PRECISION, _START_WEIGHT = 100.0, 0.3
 
 
@@ -74,7 +74,7 @@ class SigmoidBeliefNetwork:
     [('h', (4, 3)), ('J', (4, 3))]
 
     Source: Gan, Henao, Carlson and Carin (2015), AISTATS; Park et al. (2020), VIPS, JAIR 68, §6, with the
-    corrections of specs/vips.md §4; Armagan, Clyde and Dunson (2011) for the prior.
+    corrections of docs/proofs/updates.md §8; Armagan, Clyde and Dunson (2011) for the prior.
     """
 
     visible: int
@@ -308,7 +308,7 @@ class SigmoidBeliefNetwork:
         Learnt precisions and q(W), given each other, in turns from the declared prior, precisions between
         public bounds: a function of ``total`` alone.
 
-        Source: specs/vips.md §4, the M step.
+        Source: docs/proofs/updates.md §8.
         """
         weights, biases = total
         shape = (self.visible, self.hidden + 1)

@@ -1,4 +1,4 @@
-"""What is known of a belief network's hidden units given its visible ones: come here to change the E step.
+"""The E step of a sigmoid belief network: its hidden units given the visible ones.
 
 One record after the other, so that all go through the same program, one record wide: in products over
 several rows the last bits of a row depend on where it stands, and no record may move what is known of
@@ -42,7 +42,7 @@ def by_diagonal(messages: Any, centred: Any, sweeps: int) -> tuple[Any, Any, Any
       centred: y − ½, [B, P].
       sweeps: how often.
 
-    Source: specs/vips.md §4; Gan et al. (2015), AISTATS.
+    Source: docs/proofs/updates.md §8; Gan et al. (2015), AISTATS.
     """
     mean, square, hidden = (messages[name] for name in ("mean", "square", "hidden"))
     count, own = hidden.shape[0], mean**2

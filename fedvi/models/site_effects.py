@@ -1,4 +1,4 @@
-"""Regressions in which sites differ by effects of their own; come here to change how they may differ."""
+"""Regressions with effects that differ between sites."""
 
 import dataclasses
 import math
@@ -230,7 +230,7 @@ def site_effects(
       ModelError: another base, a column that it does not have, a repeated one, or a scale that is not
         a positive number.
 
-    Source: specs/pvi.md §1.4, "client-local latents"; Laird and Ware (1982), Random-effects models for
+    Source: docs/proofs/updates.md §4; Laird and Ware (1982), Random-effects models for
     longitudinal data, for the model.
 
     >>> from fedvi.models import logistic

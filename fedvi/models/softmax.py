@@ -1,4 +1,4 @@
-"""Regression of an outcome with several levels; come here to change the link."""
+"""Regression of an outcome with several levels, by a softmax link."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

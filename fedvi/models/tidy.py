@@ -1,4 +1,4 @@
-"""What is made of noisy counts that cannot be negative: come here for another way to post-process them."""
+"""Post-processes noisy counts that cannot be negative."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Regression of events out of trials, both counted in a record; come here to change how trials count."""
+"""Regression of event counts out of known numbers of trials."""
 
 import dataclasses
 from collections.abc import Sequence

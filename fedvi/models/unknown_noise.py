@@ -41,7 +41,8 @@ class UnknownNoise:
     >>> [(block.name, block.number_count) for block in model.blocks]
     [('moments', 6), ('count', 1)]
 
-    Source: Bishop (2006), Pattern Recognition and Machine Learning, exercise 3.12; specs/vips.md §5.
+    Source: Bishop (2006), Pattern Recognition and Machine Learning, exercise 3.12;
+    docs/proofs/updates.md §7.
     """
 
     coefficients: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Variational autoencoders of pictures, in Flax; come here to add a network."""
+"""Variational autoencoders of pictures, in Flax."""
 
 from collections.abc import Callable
 from typing import Any

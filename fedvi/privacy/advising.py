@@ -1,4 +1,4 @@
-"""What a plan means, in words: come here to change what is advised on epsilon, delta, noise and clip.
+"""Explains in words what a plan means, and which change would help most.
 
 Not named after its function: ``fedvi.privacy.advice`` could not be both.
 """

@@ -1,4 +1,4 @@
-"""Faults of earlier versions that make a ledger promise more than held; add one here when one is found."""
+"""Lists faults of earlier versions whose ledgers promise more than held."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Finds the noise that a budget asks for; come here to change how it is searched."""
+"""Searches for the smallest noise that meets a budget."""
 
 import collections
 import dataclasses

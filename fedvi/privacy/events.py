@@ -1,4 +1,4 @@
-"""The records of what was released; come here to add a kind that accountants can price.
+"""The records of what was released; each kind is one that accountants can price.
 
 An event says what a mechanism did, never what it costs: an accountant turns it into
 (epsilon, delta). Events are immutable, hashable and hold public numbers only, so that they can be

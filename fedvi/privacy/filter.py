@@ -1,4 +1,4 @@
-"""A lifetime cap for releases whose number and noise are chosen on the way; come here to change it.
+"""Enforces a lifetime cap on releases whose number and noise are chosen along the way.
 
 `accountants.pld` states the price of a plan. A site that serves study after study has no plan: what
 comes next depends on what came before. This file says what may still be admitted. No JAX.

@@ -1,4 +1,4 @@
-"""What older papers and tools would have claimed; come here to add a method for comparison.
+"""Recomputes what older papers and tools would have claimed, for comparison only.
 
 Historical, not a guarantee: a number from here may lie below the true ε. So none of these methods
 is an `Accountant`: they answer no δ, and nothing that checks a budget accepts them. Use `pld`.

@@ -1,4 +1,4 @@
-"""What δ is made of; come here to add something that moves the noise away from its exact law.
+"""Splits δ into its parts: mechanism, overflow of batches, and sampling tables.
 
     δ = mechanism + overflow of batches + tables that noise is drawn from
 

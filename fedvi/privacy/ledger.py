@@ -1,4 +1,4 @@
-"""What a client has spent, as an append-only hash chain; come here to change what an entry says.
+"""Records what a client has spent, as an append-only hash chain.
 
 Pure: a ledger goes in and a longer one comes out. A store makes it durable, and must do so for
 `spend` before a record is read and for `seal` before anything is sent. No entry holds a clock's

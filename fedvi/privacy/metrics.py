@@ -1,4 +1,4 @@
-"""Numbers about a run, typed by who may see them; come here to change what a log or a report accepts.
+"""Types each number about a run by who may see it.
 
 A number is `Public` (it depends on no data), a `ReleasedMetric` (it was paid for) or `Private` (it
 depends on data and was not). Logs, the wire and reports take what `exportable` lets through: the

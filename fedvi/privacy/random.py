@@ -1,4 +1,4 @@
-"""Secret randomness: come here for keys, for where their secrets come from, or for ChaCha20 itself.
+"""Secret randomness: keys, where their secrets come from, and ChaCha20.
 
 Each release has a secret of 256 bits of its own (``Root.secret``), from the operating system unless
 a simulation asks for a replay. ``key`` turns it into one JAX key a purpose, so that no key serves

@@ -1,4 +1,4 @@
-"""The runs of one plan, counted and charged before they begin; come here to change what starts a run."""
+"""Counts the runs of one plan, and charges each before it begins."""
 
 import os
 import threading

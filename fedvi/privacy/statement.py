@@ -1,4 +1,4 @@
-"""What a client may claim about its releases; come here to change what a privacy statement says."""
+"""States what a client may claim about the privacy of its releases."""
 
 import decimal
 import math

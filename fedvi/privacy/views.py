@@ -1,4 +1,4 @@
-"""What several clients' noise adds up to, by who sees it; come here to add a view.
+"""Prices the summed noise of several clients, by who sees their answers.
 
 Each of M clients adds Gaussian noise with a share of the variance, so that the sum of the answers
 carries the noise that was asked for. How much of it stands between a client and an observer depends

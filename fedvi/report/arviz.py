@@ -1,4 +1,4 @@
-"""Draws for ArviZ, with what they cost: change here what goes into its groups. Needs the extra `report`."""
+"""Hands draws to ArviZ, with what they cost. Needs the extra `report`."""
 
 import importlib
 import warnings

@@ -1,4 +1,4 @@
-"""One answer from the analyses of several synthetic sets; come here to change how they are combined."""
+"""Combines analyses of several synthetic data sets into one answer."""
 
 from typing import NamedTuple
 

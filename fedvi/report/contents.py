@@ -1,4 +1,4 @@
-"""What a report on a run holds, as plain values: come here to add something that every format shows.
+"""Holds the contents of a run's report as plain values, for every format.
 
 All of it was released, follows from what was released, or was public before the run.
 """

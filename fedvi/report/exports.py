@@ -1,4 +1,4 @@
-"""The files of a report, each written whole or not at all: come here to add a format or a column."""
+"""Writes the files of a report, each completely or not at all."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The figures of a report, as SVG with words beside them; needs the extra `report`. Add a figure here.
+"""The figures of a report, as SVG with words beside them; needs the extra `report`.
 
 No figure tells anything by colour alone: lines differ in their dashes, points in their shape. Letters stay
 letters, in whatever sans-serif font the reader's machine has, so that none is fetched.

@@ -1,4 +1,4 @@
-"""What a report says and in which order, in words: come here to change a sentence, a table or a section.
+"""Writes the sections of a report in words, in order.
 
 Every number is written by ``fedvi.report.tables``, so that the page, its Markdown and the terminal agree.
 """

@@ -1,4 +1,4 @@
-"""Tables for a terminal: coefficients, privacy, and the plan of a study. Change how numbers read here.
+"""Tables for a terminal: coefficients, privacy, and the plan of a study.
 
 Every function takes plain values, so that a table can be made from a live result or from a file.
 """

@@ -1,4 +1,4 @@
-"""What operators may ask and do: the AdminService. Change what `fedvi status` and `watch` show here.
+"""The AdminService: what operators may ask of a server and do to its run.
 
 It shows the public transcript and nothing else: who answered, versions, how far the posterior moved,
 and the ledgers, which hold no data.

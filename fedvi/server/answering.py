@@ -1,4 +1,4 @@
-"""What goes back to a caller when something goes wrong, and what is counted: for both services."""
+"""Turns errors into a caller's status, and counts calls; for both services."""
 
 import asyncio
 import logging

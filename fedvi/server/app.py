@@ -1,4 +1,4 @@
-"""The server as a process: its ports, its log and its end. Change how it starts and stops here.
+"""The server as a process: its ports, its log, its start and its end.
 
 clients ──► gate ──► Federation ──► desk ──► coordinator ──► store
 operators ──► gate ──► Admin ────────┘ (one thread: the single writer)

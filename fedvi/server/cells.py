@@ -1,4 +1,4 @@
-"""How the server's state is cut into cells of a database: come here when `ServerState` gets a field.
+"""Splits the server's state into cells of a database, and puts it together again.
 
 A cell is named by a field and an item of it: a client, a group of clients, a position, or nothing.
 Its text is JSON, in which an array stands as a reference to its bytes. What only ever grows (folds,

@@ -1,4 +1,4 @@
-"""The one thread that the coordinator runs in, and the bell that wakes whoever waits for a change.
+"""Runs the coordinator in one thread, and wakes the callers that wait for a change.
 
 gRPC's calls run in an event loop, which nothing may block; the coordinator writes to a disk. So every
 request goes through a queue of one thread: the single writer. Requests that wait there while it writes

@@ -1,4 +1,4 @@
-"""The server's state on disk: come here to change what a restarted server knows.
+"""Saves the server's state to disk, so that a restart continues where it stopped.
 
 `save` is one transaction, on the disk before it returns (WAL, synchronous=FULL); the files that it
 names are on the disk before it begins, and those that nothing names any more are deleted after it.

@@ -1,4 +1,4 @@
-"""Who may call the server, and how often. Every call passes here before anything is looked at."""
+"""Access control: who may call the server, and how often. Every call is checked here first."""
 
 import contextlib
 import time

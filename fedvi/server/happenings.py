@@ -1,4 +1,4 @@
-"""What is worth telling of a run: the differences between two states, in sentences.
+"""Run events: describes what changed between two server states, in sentences.
 
 For the log, the event table and the terminal. Everything here is public: names, counts, versions, and
 how far the posterior moved.

@@ -1,4 +1,4 @@
-"""Where the operational log is kept: what operators may read of a run afterwards, and nothing private."""
+"""Keeps the operational log, which operators may read afterwards and which holds nothing private."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the server writes on standard error; change how a line of its log reads here.
+"""Formats the lines of the server's log on standard error.
 
 A log line is a kind, a sentence and a few named fields: names of clients, counts, versions, public
 figures. Nothing that was computed from records is ever handed to it.

@@ -1,4 +1,4 @@
-"""Who takes part in a run that has begun; come here to change what removing or adding a client does."""
+"""Adds clients to a run that has begun, and removes them."""
 
 from fedvi import errors
 from fedvi.expfam import tree

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: the public transcript as numbers. Add a figure here, never a private one.
+"""Figures for Prometheus, all from the public transcript.
 
 The prometheus client is imported only where metrics are served.
 """

@@ -1,4 +1,4 @@
-"""The read-only page over HTTP: which paths there are, who may ask, and how long one may take.
+"""Serves the read-only page over HTTP: its paths, who may ask, and for how long.
 
 A port of its own: the others speak gRPC, which no browser does. It has no lock either, so it listens on
 this machine alone, answers only who calls it by a name of this machine, and knows no method that changes

@@ -1,4 +1,4 @@
-"""What the page says of a run, as plain values; come here to add something, and never what is private.
+"""Gathers what the browser page shows of a run, as plain public values.
 
 All of it is the public transcript: names, counts, versions, how far the posterior moved, what was charged,
 and the sentences of the operational log.

@@ -1,4 +1,4 @@
-"""The page's HTML from what it says, by the template in assets/; change here how a number reads on it."""
+"""Renders the page's HTML from its contents, by the template in assets/."""
 
 import decimal
 import functools

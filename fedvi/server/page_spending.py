@@ -1,4 +1,4 @@
-"""ε after each release of each client, for the page; change here how many points its plot has."""
+"""Computes ε after each release of each client, for the page's plot."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""What each client has been charged so far, in ε; priced beside the run, which never waits for it."""
+"""Computes what each client has been charged in ε, beside the run, which never waits for it."""
 
 import threading
 from collections.abc import Callable, Mapping

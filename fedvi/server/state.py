@@ -1,4 +1,4 @@
-"""What a run agrees on, and all that the server knows of it; come here to add a field to either."""
+"""Defines what a run agrees on, and everything that the server knows about it."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

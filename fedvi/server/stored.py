@@ -1,4 +1,4 @@
-"""What a server's folder holds, and how it is read: come here to change the database's schema.
+"""The database schema of a server's folder, and the functions that read it.
 
     FOLDER/state.sqlite    cells, arrays, accepted, history, chain (append-only), events, meta
     FOLDER/blobs/ab/abcd…  arrays above 1 MiB, named by their SHA-256

@@ -1,4 +1,4 @@
-"""Rounds of which only the sum is published, the view "aggregate"; come here to change what is summed.
+"""Folds rounds of which only the sum is published, as the view "aggregate" asks for.
 
     answers of one round, whole numbers ─► exact sum ─► finish ─► equal parts, one for each client
 

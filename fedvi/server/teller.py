@@ -1,4 +1,4 @@
-"""Where what happened is told: the log, the operational log, and the price beside each fold."""
+"""Writes run events to the logs, and prices each fold beside the run."""
 
 import logging
 from collections.abc import Callable

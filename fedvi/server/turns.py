@@ -1,4 +1,4 @@
-"""How a run moves on: folds, skipped turns, deadlines, its end; come here to change when it waits."""
+"""Moves a run on: folds, skipped turns, deadlines and the end."""
 
 import collections
 import contextlib

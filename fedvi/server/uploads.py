@@ -1,4 +1,4 @@
-"""Where the bytes of an answer wait until they are complete; come here to change when they are refused.
+"""Keeps the bytes of an answer until all of them have arrived.
 
 Up to ``IN_MEMORY`` bytes they stay in memory. Larger ones go to a file, so that the server's memory
 does not grow with them and so that an upload goes on where it stopped, also after a restart. What is

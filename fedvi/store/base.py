@@ -1,4 +1,4 @@
-"""What a client must not lose, whatever keeps it: come here to change what a client's store promises.
+"""Defines what a client's store must keep, whatever it is made of.
 
     reserve ─► note_inputs ─► seal ─► acknowledge
        │                       │

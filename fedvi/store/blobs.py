@@ -1,4 +1,4 @@
-"""Large byte strings in files named by their SHA-256: come here to change how a blob reaches the disk.
+"""Keeps large byte strings in files that are named by their SHA-256.
 
     FOLDER/ab/abcd…        the bytes whose digest is abcd…
     FOLDER/abcd….part      being written; what a crash left of it is swept away

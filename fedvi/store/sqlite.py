@@ -1,4 +1,4 @@
-"""A client's ledger, secrets and outbox on disk: come here to change what survives a power cut.
+"""Keeps a client's ledger, secrets and outbox on disk, safe from a power cut.
 
     FOLDER/ledger.sqlite   chain (append-only), pending, outbox, state, meta
     FOLDER/lock            held by the one process that may write

@@ -1,4 +1,4 @@
-"""The consortium's certificate authority: a folder at the coordinator; come here to change what it signs.
+"""The consortium's certificate authority: a folder at the coordinator.
 
 FOLDER/ca.pem         its certificate, which every party trusts
 FOLDER/ca.key         its key; whoever has it can make any party

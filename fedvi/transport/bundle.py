@@ -1,4 +1,4 @@
-"""Arrays in transit: what they are, and their bytes in pieces; the sizes of the wire are set here."""
+"""Arrays in transit: their description, their bytes in pieces, and the sizes of the wire."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What stands in a certificate and who vouches for it; come here to change what a certificate says.
+"""Makes and checks certificates: what one says, and who vouches for it.
 
 A party's name stands in the certificate twice: as its common name, and with its role as a URI,
 ``fedvi:client:north``. A server's certificate also holds the DNS names and IP addresses under which

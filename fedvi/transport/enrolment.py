@@ -1,4 +1,4 @@
-"""How a site comes to its certificate: its key is made here, a request travels, a certificate returns."""
+"""Enrols a site: its key is made here, a request travels, and a certificate returns."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How keys, certificates and rosters reach the disk: whole or not at all, and no key over another."""
+"""Writes keys, certificates and rosters whole or not at all, and no key over another."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""Looks step by step at the way to a server and says what is wrong; come here to explain a failure better.
+"""Diagnoses, step by step, why a client cannot reach its server.
 
 gRPC says of every failed handshake that the socket was closed. So this dials with `ssl`, first
 without judging the server, to read its certificate and judge it here in words, then as a client

@@ -1,4 +1,4 @@
-"""The list of certificates that a server lets in; come here to change what makes one refused.
+"""The list of certificates that a server accepts.
 
 An authority's signature is not enough: a certificate counts only as long as the roster lists it as
 active. So a revoked site is out at its next call, without a list of revocations to wait for.

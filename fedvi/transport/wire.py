@@ -1,4 +1,4 @@
-"""Messages to protobuf and back, pure and strict; what a field may hold is said here and nowhere else.
+"""Converts messages to protobuf and back, and checks every field; pure.
 
 For each kind of message, ``x_to`` makes protobuf and ``x_from`` reads it. Reading checks every field:
 whatever was sent, ``x_from`` returns a message or raises ProtocolError with the name of the field.

@@ -1,4 +1,4 @@
-"""The planted faults: come here to add one, after a bug that no test found or beside a new promise."""
+"""The planted faults that the tests must find: one for each past bug or new promise."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A copy of the tree with one fault, and tests run in it: come here to change how faults are looked for."""
+"""Makes a copy of the tree with one fault in it, and runs tests there."""
 
 import os
 import re

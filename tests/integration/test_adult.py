@@ -84,7 +84,7 @@ def test_ten_clients_predict_as_well_as_the_pooled_fit(adult):
         result = run_study(study(sources, x.shape[1], "synchronous", rounds=3), sources)
         scores[skew] = score(result.assembly.family, result.posterior, x_test, y_test)
     accuracy, likelihood = scores["pooled"]
-    # Logistic regression on Adult is known to reach 0.85 and −0.32 (specs/pvi.md §4).
+    # Logistic regression on Adult is known to reach 0.85 and −0.32 (Heikkilä et al., 2023).
     assert accuracy == pytest.approx(0.85, abs=0.01)
     assert likelihood == pytest.approx(-0.32, abs=0.01)
     for name, (found, mean) in scores.items():

@@ -156,7 +156,7 @@ def test_the_result_holds_influence_baselines_and_the_gap_of_one_shot(
     assert shares == sorted(shares)
     assert all(len(row["shift_in_sds"]) == 5 for row in found["influence"])
     same, split = found["baselines"]
-    # specs/pvi.md §0: one shot leaves a real bias, here of the one-round kind.
+    # docs/proofs/updates.md §3: one shot leaves a real bias, here of the one-round kind.
     assert 0.3 < same["mean_shift"] < 0.7
     assert 0.3 < split["mean_shift"] < 0.7
     assert found["one_shot_gap"] is None

@@ -1,8 +1,8 @@
 """How fast a federation comes to the pooled posterior: bounds by round, with exact local optima.
 
 Distances are KL(q_r ‖ q*) in nats, q* the optimum of the same family on all records pooled. The bounds
-on the synthetic problem, and the mean-field ones on the file as it stands, are those of specs/pvi.md §0,
-§1.5 and §5; its table has no full covariance on breast cancer.
+on the synthetic problem, and the mean-field ones on the file as it stands, are those of
+docs/proofs/updates.md §3; its table has no full covariance on breast cancer.
 """
 
 import csv

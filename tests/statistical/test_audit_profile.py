@@ -20,7 +20,7 @@ from fedvi.privacy.accountants import pld
 from fedvi.privacy.release import Batch
 
 RATE, SIGMA, STEPS, SLOTS, DELTA, COUNT = 0.1, 1.0, 20, 40, 1e-5, 20_000
-"""specs/accounting.md §4: ε is 3.591 at δ 1e-5."""
+"""By the privacy loss distribution ε is 3.591 at δ 1e-5."""
 
 STEP = events.PoissonSampled(RATE, events.Gaussian(SIGMA))
 CLAIM = events.repeat(STEP, STEPS)

@@ -1,4 +1,4 @@
-"""Mistakes that somebody could make, planted in memory by ``fedvi audit --self-test``: add one here."""
+"""Mistakes that somebody could make, planted in memory by ``fedvi audit --self-test``."""
 
 from fedvi.audit.faults.catalogue import FAULTS
 from fedvi.audit.faults.fault import Fault

@@ -1,4 +1,4 @@
-"""Mistakes of the client's loop, of its store, and of files that travel by hand."""
+"""Planted faults of the client's loop, of its store, and of files that travel by hand."""
 
 from fedvi.audit.faults.fault import Fault
 

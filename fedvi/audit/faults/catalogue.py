@@ -1,4 +1,4 @@
-"""The list of faults, by what they are about: come here to add one."""
+"""Lists all planted faults, grouped by what they break."""
 
 from fedvi.audit.faults.at_clients import AT_CLIENTS
 from fedvi.audit.faults.in_prices import IN_PRICES

@@ -1,4 +1,4 @@
-"""What a fault is: come here to say more of each."""
+"""Defines a planted fault: its name, what it replaces, and what should find it."""
 
 from typing import NamedTuple
 

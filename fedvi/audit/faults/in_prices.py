@@ -1,4 +1,4 @@
-"""Mistakes of what is charged, stated and refused."""
+"""Planted faults of what is charged, stated and refused."""
 
 from fedvi.audit.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Mistakes of noise, batches and clips, and of what a server shows."""
+"""Planted faults of noise, batches and clips, and of what a server shows."""
 
 from fedvi.audit.faults.fault import Fault
 

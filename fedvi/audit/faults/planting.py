@@ -1,4 +1,4 @@
-"""How a fault gets into a function that is in memory, and out again: nothing on a disk is touched."""
+"""Plants a fault in a function in memory, and removes it again; no file changes."""
 
 import contextlib
 import importlib

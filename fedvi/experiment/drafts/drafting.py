@@ -1,4 +1,4 @@
-"""The study that `fedvi init` drafts, each line with its reason; come here to change what it says.
+"""Drafts the study that `fedvi init` writes, with a reason beside each line.
 
 Needs no JAX and reads no record. What nobody has stated is left as a value that every reader of a study
 refuses, so that a draft cannot run by accident.

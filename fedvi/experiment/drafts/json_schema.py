@@ -1,4 +1,4 @@
-"""The JSON schemas of a study and of a policy, for editors; come here when a section has a new key.
+"""Makes the JSON schemas of a study and of a policy, for editors.
 
 They are made from what reads these files: the sections' fields, and for each ``kind`` the arguments of the
 function that it names. They find misspelt keys, wrong types and unknown kinds; what hangs on several

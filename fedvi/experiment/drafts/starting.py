@@ -1,6 +1,6 @@
-"""The files that stand beside a drafted study: a site's policy, containers, the steps in order.
+"""Drafts the files beside a new study: a site's policy, containers, and the steps in order.
 
-Come here to change what `fedvi init` says of them. ``docker/`` holds the same services for a checkout.
+``docker/`` holds the same services for a checkout.
 """
 
 from fedvi.experiment.drafts.drafting import Answers

@@ -1,4 +1,4 @@
-"""Which private mode suits a study, and whether its signal would drown; come here to change the advice.
+"""Which private mode suits a study, and which estimates would be lost in the noise.
 
 Reads no data: everything follows from public numbers. What is said is an estimate, not a promise.
 """

@@ -1,4 +1,4 @@
-"""How far a private mode's signal stands out of its noise, from public numbers; add a mode's estimate here.
+"""Estimates each private mode's ratio of signal to noise, from public numbers.
 
 Estimates, not promises, and no bounds: ``signal`` says what is assumed.
 """
@@ -147,7 +147,7 @@ def signal(
     Raises:
       ConfigError: nothing is known of such a solver.
 
-    Source: specs/pvi.md §2 and its amendments; the docstrings of the solvers and of ``noise_aware``.
+    Source: docs/proofs/updates.md §2 and §5; the docstrings of the solvers and of ``noise_aware``.
 
     >>> adult = PublicNumbers(coefficients=108, records=2_442, clients=10, rounds=50)
     >>> found = signal("site_release", adult, 52.78, "auto")

@@ -1,4 +1,4 @@
-"""How far a topic model would stand out of its noise; come here to change what is said before a run.
+"""Estimates how far the topics of a topic model would stand above the noise.
 
 Reads no data: everything follows from public numbers. What is said is an estimate, not a promise.
 """

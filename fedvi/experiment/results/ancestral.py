@@ -1,6 +1,6 @@
 """A NumPyro model run forwards: which of its columns it draws, and from what laws.
 
-Come here when a model should predict, or make records, that does not yet. A model of fedvi observes what
+A model of fedvi observes what
 a record holds, ``numpyro.sample("y", …, obs=y)``; run forwards, the same sites say what y could be.
 """
 

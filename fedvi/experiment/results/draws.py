@@ -1,4 +1,4 @@
-"""Draws from a posterior, by the names that people use; come here to name the parameters of a model.
+"""Draws parameters from a posterior and gives them the names that people use.
 
 Everything is a function of the posterior and a seed: it costs nothing beside what was charged.
 """

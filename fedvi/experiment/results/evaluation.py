@@ -1,4 +1,4 @@
-"""How well a posterior predicts records that nobody needs to protect; add a measure of prediction here.
+"""Measures how well a posterior predicts records that need no protection.
 
 Not private: every figure is computed from the test records as they are.
 """

@@ -1,4 +1,4 @@
-"""The files that other tools read a posterior from; come here to add a format.
+"""Writes the files from which other tools read a posterior.
 
 Nothing here reads a record: a file is a function of the posterior and a seed.
 """

@@ -1,4 +1,4 @@
-"""A run that is over, read from its folder; come here to read more of what a run leaves behind."""
+"""Reads a finished run from its folder."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,6 +1,6 @@
 """What the parameters of each conjugate model are called, and how records are made from them.
 
-Come here to let a new conjugate model be exported by name, or make synthetic records: one ``Kind``. All
+A conjugate model needs one ``Kind`` to be exported by name and to make synthetic records. All
 of it is NumPy, and a function of parameters that were released; no record of anybody is read.
 """
 

@@ -1,4 +1,4 @@
-"""How well a conjugate model predicts records that nobody needs to protect; add a model's measure here.
+"""Measures how well a conjugate model predicts records that need no protection.
 
 Not private: every figure is computed from the test records as they are.
 """

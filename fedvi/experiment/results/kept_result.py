@@ -1,4 +1,4 @@
-"""What is read of a kept `result.json`: come here when a result says more, or says it otherwise."""
+"""Reads `result.json`, the stored result of a run."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""What a conjugate model says of the latents of new records: topics, components, factors.
-
-Come here to tell the latents of another conjugate model.
-"""
+"""Infers the latents of new records under a conjugate model: topics, components, factors."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What a linear regression with an unknown noise says of new outcomes, in closed form: change that here.
+"""Closed-form predictions of a linear regression with unknown noise.
 
     xᵀw ~ t_{2α}(xᵀm, √(β/α · xᵀΛ⁻¹x))   and   y ~ t_{2α}(xᵀm, √(β/α · (1 + xᵀΛ⁻¹x)))
 

@@ -1,4 +1,4 @@
-"""New records from a file, a part at a time, each with what is wrong with it; change what is said here.
+"""Reads new records from a file in parts, and says what is wrong with each.
 
 For whoever holds the records: a reason shows a cell. Nothing here runs at a client of a study, where no
 error may tell of a record.

@@ -1,4 +1,4 @@
-"""What a posterior says of new records, with how sure it is; come here to predict another outcome.
+"""Predictions for new records, with their uncertainty.
 
 The mean and sd are over q: what is not known of θ. An interval of an outcome has the outcome's own noise
 as well. Nobody's records but the new ones are read, and nothing here protects those.

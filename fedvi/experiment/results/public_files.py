@@ -1,4 +1,4 @@
-"""Whether a file that is read as public is a site's own; come here to see what is taken for one.
+"""Checks whether a file that is about to be read as public belongs to a site.
 
 A slip is caught, not a will: a copy with one line less is nobody's file for this.
 """

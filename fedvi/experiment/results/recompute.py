@@ -1,4 +1,4 @@
-"""What `fedvi ledger` prints: ledgers read from files, verified, and priced anew from what they hold.
+"""Reads ledgers from files, verifies them, and prices them anew; for `fedvi ledger`.
 
 Needs nothing but the ledger: no study, no data, no result of a run. Changes nothing.
 """

@@ -1,4 +1,4 @@
-"""The ledgers under a report: verified before anything is said of them, then priced from themselves.
+"""Verifies and prices the ledgers behind a report.
 
 Nothing that the run wrote about its price is repeated: every ε here is computed anew, from the ledger.
 """

@@ -1,4 +1,4 @@
-"""Gathers what `fedvi report` shows from the folder of a run; come here to show more of what is kept.
+"""Gathers what `fedvi report` shows from the folder of a run.
 
 Reads what the run released and its ledgers, and no record: all that is found may be shown.
 """

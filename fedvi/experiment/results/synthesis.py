@@ -1,4 +1,4 @@
-"""Synthetic records from a posterior; come here to let another kind of model write some.
+"""Makes synthetic records from a posterior.
 
     θ ~ q,   then records ~ p(· | θ), one θ for each set
 

@@ -1,4 +1,4 @@
-"""What every schedule refuses in its settings; come here to change what `rounds` or `tolerance` may be."""
+"""Checks the settings that all schedules share, such as `rounds` and `tolerance`."""
 
 import math
 

@@ -93,7 +93,7 @@ def dp_optimisation(
       learning_rate: Adam's, at the start, in sds of the broadcast q; it falls to zero along a cosine.
       draws: Monte Carlo draws averaged before the clip.
 
-    Source: specs/pvi.md §2.1; Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749; Heikkilä et al.
+    Source: docs/proofs/updates.md §5; Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749; Heikkilä et al.
     (2023), arXiv:2209.11595, "DP optimisation".
     """
     check_gaussian(family, "dp_optimisation", low_rank=True)

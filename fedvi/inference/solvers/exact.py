@@ -27,7 +27,7 @@ def exact(family: Any, model: Model) -> LocalSolver:
 
     With Λ = XᵀX/s² and b = Xᵀy/s² the likelihood is exp(bᵀθ − ½θᵀΛθ). The full family holds it
     exactly: t_m is the likelihood. In the diagonal family the optimum of the local objective is
-    j = j_c + diag Λ, mean = (diag j_c + Λ)⁻¹ (h_c + b) (specs/pvi.md §1.2).
+    j = j_c + diag Λ, mean = (diag j_c + Λ)⁻¹ (h_c + b) (docs/proofs/updates.md §2).
 
     Site effects of a known τ are further coefficients, integrated out of the answer: in the full family
     t_m is then N(y; Xβ, s²I + Z diag(τ²) Zᵀ), and the posterior that of the mixed model.

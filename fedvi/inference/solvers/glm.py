@@ -80,7 +80,7 @@ def glm(
       evaluations: upper bound on evaluations of F. If it is reached, the best q so far is the
         answer: F never falls, so it is still an improvement.
 
-    Source: specs/pvi.md §1.2; Khan and Rue (2023), arXiv:2107.04562, §3 for the natural gradient.
+    Source: docs/proofs/updates.md §2; Khan and Rue (2023), arXiv:2107.04562, §3 for the natural gradient.
     """
     check_gaussian(family, "glm")
     local = local_problem(family, model)

@@ -1,4 +1,4 @@
-"""Local averaging: every part of a shard speaks for all of it, and the mean of their changes leaves."""
+"""Local averaging: each part of a shard stands in for all of it, and the mean change is released."""
 
 import functools
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def local_averaging(
     How long a visit takes depends on how hard its parts are to fit, and so on their records, unless
     ``steps`` is given; where deadlines or asynchrony make that public, give it.
 
-    Source: specs/pvi.md §2.3; Heikkilä et al. (2023), arXiv:2209.11595, "local averaging".
+    Source: docs/proofs/updates.md §5; Heikkilä et al. (2023), arXiv:2209.11595, "local averaging".
     """
     refuse_site_effects(model, "local_averaging")
     moved = _parts.moved_by_one(model, parts, by_place)

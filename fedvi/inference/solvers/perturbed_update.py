@@ -57,8 +57,8 @@ def perturbed_update(
     neighbour differs in it. A price at C says nothing of one record that is added, which moves the
     change by 2C as above: the units' prices are not each other's. Not claimed of a factor with noise: the
     price σ of the sum of M messages. Each message is seen, at σ / √M; and where only sums are seen,
-    the noise that a factor keeps makes later answers depend on it, which costs more (specs/pvi.md
-    §3.3). A clean factor is a function of the client's records and of what was broadcast and
+    the noise that a factor keeps makes later answers depend on it, which costs more (docs/proofs/updates.md
+    §6). A clean factor is a function of the client's records and of what was broadcast and
     committed, which is public, so that no answer depends on earlier noise otherwise: what
     docs/proofs/aggregate_view.md asks for.
 
@@ -74,7 +74,7 @@ def perturbed_update(
         (``CleanState``). The view ``aggregate`` wants it.
       unit: "record" (which a patient's rows together may be) or "client": what the event prices.
 
-    Source: specs/pvi.md §2.2 and §3.3 (clean factors); the formula is ``literal_update``'s.
+    Source: docs/proofs/updates.md §5 and §6 (clean factors); the formula is ``literal_update``'s.
     """
     if not 0.0 < alpha <= 1.0:
         raise errors.SolverError(f"alpha is {alpha}, expected above 0 and at most 1")
@@ -149,7 +149,7 @@ def literal_update(
     ... ).tolist()
     [0.8, 0.4]
 
-    Source: specs/pvi.md §2.2.
+    Source: docs/proofs/updates.md §5.
     """
     scale = max(1.0, float(np.linalg.norm(change)) / clip_norm)
     return alpha * (change / scale + sigma * clip_norm / math.sqrt(clients) * noise)

@@ -134,8 +134,8 @@ def site_release(
     Raises:
       SolverError: an argument is out of its range, or the family is no full Gaussian.
 
-    Source: specs/pvi.md §2.5; Khan and Rue (2023), arXiv:2107.04562, for the natural gradient; Künsch,
-    Stefanski and Carroll (1989), JASA 84, for weights that leave a regression's score unbiased.
+    Source: docs/proofs/updates.md §2; Khan and Rue (2023), arXiv:2107.04562, for the natural gradient;
+    Künsch, Stefanski and Carroll (1989), JASA 84, for weights that leave a regression's score unbiased.
     """
     refuse_site_effects(model, "site_release")
     if not isinstance(family, FullGaussian):

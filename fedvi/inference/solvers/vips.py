@@ -118,7 +118,8 @@ def vips(
     Raises:
       SolverError, ModelError: an argument is out of its range, or the model has no conjugate form.
 
-    Source: Park, Foulds, Chaudhuri and Welling (2020), VIPS, JAIR 68; corrections in specs/vips.md §6, §7.
+    Source: Park, Foulds, Chaudhuri and Welling (2020), VIPS, JAIR 68; corrected as in
+    docs/proofs/updates.md §7.
     """
     if not isinstance(model, ConjugateModel):
         model = conjugate_form(family, model, row_norm, learn_prior, ridge)

@@ -1,4 +1,4 @@
-"""Virtual clients: the parts of a shard keep clean factors of their own, and their sum leaves noised."""
+"""Virtual clients: parts of a shard keep clean factors, and the noised sum is released."""
 
 import functools
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def virtual_clients(
     unit changes as many rows of each sum as parts hold it (``divided``, ``moved_by_one``), each by
     2C (``clipped_changes``), and the noise is fresh. It would not do to take the client's clean
     total, Σ η_mk, for a cavity: every Δₖ would then depend on every record (2CK); nor to keep the
-    parts' shares of the noise in their factors (specs/pvi.md §3.3). For the views ``message`` and,
+    parts' shares of the noise in their factors (docs/proofs/updates.md §6). For the views ``message`` and,
     since no answer depends on the client's own noise otherwise than by what was published,
     ``aggregate``: a state that was lost begins anew from a part of a sum there.
 
@@ -61,7 +61,7 @@ def virtual_clients(
     How long a visit takes depends on how hard its parts are to fit, and so on their records, unless
     ``steps`` is given; where deadlines or asynchrony make that public, give it.
 
-    Source: specs/pvi.md §2.4 and §3.2 (clean factors); Heikkilä et al. (2023), arXiv:2209.11595,
+    Source: docs/proofs/updates.md §5 and §6 (clean factors); Heikkilä et al. (2023), arXiv:2209.11595,
     "virtual PVI clients", which splits the noise over the parts and keeps it in their factors.
     """
     refuse_site_effects(model, "virtual_clients")

@@ -1,4 +1,4 @@
-"""What an accountant is, and the list of them; come here to list a new one.
+"""Defines what an accountant is, and lists all of them.
 
 `__all__` lists the factories whose bounds a budget may be checked against. What is not an upper
 bound everywhere does not belong here.

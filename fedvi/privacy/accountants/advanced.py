@@ -1,4 +1,4 @@
-"""Prices by strong composition; come here to change how (ε, δ) of many releases are put together."""
+"""Prices by strong composition."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Prices by basic composition, the plainest valid bound; come here to change how ε is added up."""
+"""Prices by basic composition, the plainest valid bound."""
 
 import math
 import sys

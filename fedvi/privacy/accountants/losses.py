@@ -1,4 +1,4 @@
-"""Discretised privacy losses of sampled releases; come here to change grids and convolutions.
+"""Discretises the privacy losses of sampled releases and convolves them.
 
 Wraps dp-accounting, whose discretisation is pessimistic at every grid. Its events and conventions
 stay in this file: it is handed noise multipliers that we computed.

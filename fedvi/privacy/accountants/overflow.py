@@ -1,4 +1,4 @@
-"""What batches that overflow their capacity add to δ; come here to change how it is searched.
+"""Prices what batches that overflow their capacity add to δ.
 
 A draw that is cut adds (1 + e^ε)·β to δ, β = Σ count · overflow. Proof: docs/proofs/overflow.md.
 """

@@ -1,4 +1,4 @@
-"""Prices by privacy loss distributions, the numbers that we state; come here to change them.
+"""Prices by privacy loss distributions; these are the numbers that fedvi states.
 
 What can be priced, the closed form of Gaussian releases, and how the parts are put together; the
 discretised losses of sampled releases are made in `losses`.

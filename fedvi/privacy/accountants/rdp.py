@@ -1,4 +1,4 @@
-"""Prices by Rényi differential privacy; come here to change orders, curves or the conversion.
+"""Prices by Rényi differential privacy.
 
 Looser than `pld`, and with less to trust: sums of curves in place of convolutions, and at one
 order fixed in advance a filter (`fedvi.privacy.filter`), which `pld` is not.

@@ -1,4 +1,4 @@
-"""What one release costs on its own, as (ε, δ); come here to change how sampling amplifies it.
+"""Prices one release on its own as (ε, δ), with amplification by sampling.
 
 `linear` and `advanced` add these prices up. No composition happens here.
 """

@@ -1,4 +1,4 @@
-"""Prices by zero-concentrated differential privacy; come here to change its conversion to (ε, δ).
+"""Prices by zero-concentrated differential privacy.
 
 Exact to state for Gaussian noise, discrete or not, and blind to sampling.
 """

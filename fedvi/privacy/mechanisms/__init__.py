@@ -1,4 +1,4 @@
-"""Noise: each file is one mechanism; a new one is listed here and named by `mechanism` in a study."""
+"""Noise mechanisms: each file is one, listed here and named by `mechanism` in a study."""
 
 from fedvi.privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from fedvi.privacy.mechanisms.gaussian import gaussian

@@ -1,4 +1,4 @@
-"""Float Gaussian noise, for simulation only: come here to change how simulated noise is drawn."""
+"""Gaussian noise in floating point, for simulation only."""
 
 import dataclasses
 import math
@@ -19,9 +19,9 @@ __all__ = ["Gaussian", "gaussian"]
 class Gaussian:
     """total + N(0, (noise_multiplier · clip_norm)² I) in floating point.
 
-    Guarantee: none in a formal sense. The float32 normal generator returns 2²³ values
-    (specs/accounting.md §0.2) and the sum of total and noise is rounded, so the Gaussian mechanism's
-    price holds for an idealised machine only, whatever the key; hence the mark.
+    Guarantee: none in a formal sense. The float32 normal generator returns 2²³ values, and
+    the sum of total and noise is rounded, so the Gaussian mechanism's price holds for an idealised
+    machine only, whatever the key; hence the mark.
     """
 
     noise_multiplier: float

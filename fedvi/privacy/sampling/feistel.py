@@ -1,4 +1,4 @@
-"""Batches of a fixed size, without replacement: come here to change how they are picked."""
+"""Draws batches of a fixed size without replacement."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Poisson batches at a static capacity: come here to change how records are picked at random."""
+"""Draws Poisson batches at a static capacity."""
 
 import bisect
 import dataclasses

@@ -1,4 +1,4 @@
-"""Claims about the data and schemas in ``examples/``; come here when one of them changes."""
+"""Claims about the data and schemas in ``examples/``."""
 
 import csv
 import hashlib

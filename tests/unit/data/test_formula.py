@@ -1,4 +1,4 @@
-"""Claims about formulas and their design matrices; come here with a new piece of grammar."""
+"""Claims about formulas and their design matrices."""
 
 import formulaic
 import numpy as np

@@ -1,4 +1,4 @@
-"""Claims about what a study may declare of its columns; come here with a new key or a new rule."""
+"""Claims about what a study may declare of its columns."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Claims about records in memory and their padding; come here with a new kind of source."""
+"""Claims about records in memory and their padding."""
 
 import numpy as np
 import pytest

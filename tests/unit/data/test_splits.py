@@ -20,8 +20,8 @@ def test_balanced_shares_differ_by_at_most_one_record() -> None:
 @pytest.mark.parametrize(
     ("size_skew", "label_skew", "small", "positives"),
     [
-        # ⌊(1 − ρ) N/M⌋ and, of these, what b + (1 − b) κ leaves positive: the sizes of specs/pvi.md
-        # §4.1, where b = 1 − 5,842/24,421.
+        # ⌊(1 − ρ) N/M⌋ and, of these, what b + (1 − b) κ leaves positive: the sizes of
+        # Adult's training records, where b = 1 − 5,842/24,421.
         (0.75, 0.95, 610, 8),
         (0.7, -3.0, 732, 701),
     ],

@@ -66,7 +66,7 @@ def records(count=RECORDS):
 
 
 def by_hand(model, posterior, counts):
-    """Statistics [N, K, V] of dense documents, in float64, with SciPy's digamma: specs/vips.md §2."""
+    """Statistics [N, K, V] of dense documents, in float64, with SciPy's digamma (updates.md §9)."""
     alpha = posterior.power + 1.0
     beta = np.exp(scipy.special.digamma(alpha) - scipy.special.digamma(alpha.sum(1))[:, None])
     gamma = np.ones((len(counts), model.topics))

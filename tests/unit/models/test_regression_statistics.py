@@ -71,7 +71,7 @@ def rounds_of(model, data, count):
 
 
 def elbo(model, data, mean, covariance):
-    """The bound with the latents' best q, in closed form (specs/vips.md §3), and q's own covariance.
+    """The bound with the latents' best q, in closed form (updates.md §8), and q's own covariance.
 
     KL(PG(b, c) ‖ PG(b, 0)) = b·log cosh(c/2) − c²·E[ω]/2, so that E[ω]·c² cancels.
     """

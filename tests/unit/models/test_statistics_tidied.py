@@ -1,4 +1,4 @@
-"""What conjugate models make of noisy totals: done again, it changes nothing (specs/vips.md §11.8).
+"""What conjugate models make of noisy totals: done again, it changes nothing.
 
 A ridge is no such map, since it lifts each time; nor are precisions that are learnt anew, or counts below
 their noise, of which a part is believed each time. They are left out here.

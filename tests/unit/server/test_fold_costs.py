@@ -1,4 +1,4 @@
-"""What grows with the number of clients at a fold: come here when a server of hundreds becomes slow."""
+"""Claims about which costs of a fold grow with the number of clients."""
 
 import functools
 
