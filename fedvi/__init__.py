@@ -1,9 +1,37 @@
 """fedvi: federated, differentially private variational inference; the public names live here."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedvi import expfam, models, privacy, report
+    from fedvi.errors import FedviError
+    from fedvi.experiment.compiled import compilation_cache
+    from fedvi.experiment.config import Study, load_study
+    from fedvi.experiment.plans.plan import plan
+    from fedvi.experiment.simulate import simulate
+    from fedvi.inference.svi import DPSVI
+    from fedvi.inference.vips import VIPS
+    from fedvi.store.alone import LedgerFolder
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "DPSVI",
+    "VIPS",
+    "FedviError",
+    "LedgerFolder",
+    "Study",
+    "__version__",
+    "compilation_cache",
+    "expfam",
+    "load_study",
+    "models",
+    "plan",
+    "privacy",
+    "report",
+    "simulate",
+]
 
 # Public name -> module that defines it. Imported on first use, so that `fedvi --help` needs no JAX.
 _PUBLIC = {
@@ -17,27 +45,17 @@ _PUBLIC = {
     "plan": "fedvi.experiment.plans.plan",
     "simulate": "fedvi.experiment.simulate",
 }
+_PACKAGES = ("expfam", "models", "privacy", "report")
 
-__all__ = [
-    "DPSVI",
-    "VIPS",
-    "FedviError",
-    "LedgerFolder",
-    "Study",
-    "__version__",
-    "compilation_cache",
-    "load_study",
-    "plan",
-    "simulate",
-]
+# A type checker reads the imports above, and would take every name for known if it saw this.
+if not TYPE_CHECKING:
 
-
-def __getattr__(name: str) -> Any:
-    if name == "privacy":  # so that `import fedvi` is enough for fedvi.privacy.sgd
-        return importlib.import_module("fedvi.privacy")
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'fedvi' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return importlib.import_module(f"fedvi.{name}")
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'fedvi' has no attribute {name!r}")
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -135,7 +135,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         guide: Callable[..., Any],
         optim: Any,
         loss: Any,
-        privacy: Any,
+        privacy: Descent,
         *,
         plate: str | None = None,
         clip: str = "likelihood",

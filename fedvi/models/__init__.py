@@ -65,13 +65,15 @@ _FACTORIES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _CONJUGATE:
-        module, _, kind = _CONJUGATE[name].partition(":")
-        return getattr(importlib.import_module(module), kind)
-    if name not in _FACTORIES:
-        raise AttributeError(f"module 'fedvi.models' has no attribute {name!r}")
-    return getattr(importlib.import_module(_FACTORIES[name]), name)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _CONJUGATE:
+            module, _, kind = _CONJUGATE[name].partition(":")
+            return getattr(importlib.import_module(module), kind)
+        if name not in _FACTORIES:
+            raise AttributeError(f"module 'fedvi.models' has no attribute {name!r}")
+        return getattr(importlib.import_module(_FACTORIES[name]), name)
 
 
 def __dir__() -> list[str]:

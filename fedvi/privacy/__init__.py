@@ -1,20 +1,33 @@
 """What leaves and what it costs: the one door between data and the world.
 
 The names live in the modules (``fedvi.privacy.release``, ``.events``, ``.ledger``, …). Nothing is
-imported here, so that accountants stay free of JAX; ``sgd`` and ``advice``, which users of
-``fedvi.DPSVI`` need, are looked up when they are asked for.
+imported here, so that accountants stay free of JAX; ``sgd``, ``advice`` and ``Descent``, which
+users of ``fedvi.DPSVI`` need, are looked up when they are asked for.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedvi.privacy.advising import advice
+    from fedvi.privacy.descent import Descent, sgd
+
+__all__ = ["Descent", "advice", "sgd"]
 
 # Public name -> module that defines it.
-_PUBLIC = {"advice": "fedvi.privacy.advising", "sgd": "fedvi.privacy.descent"}
+_PUBLIC = {
+    "Descent": "fedvi.privacy.descent",
+    "advice": "fedvi.privacy.advising",
+    "sgd": "fedvi.privacy.descent",
+}
 
-__all__ = ["advice", "sgd"]
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'fedvi.privacy' has no attribute {name!r}")
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'fedvi.privacy' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,3 +1,21 @@
 """What a person reads: tables, plots, and the report of a run."""
 
-__all__: list[str] = []
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedvi.report import arviz, combine, plots
+
+__all__ = ["arviz", "combine", "plots"]
+
+# Imported on first use: a report without figures needs no extra.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'fedvi.report' has no attribute {name!r}")
+        return importlib.import_module(f"fedvi.report.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
