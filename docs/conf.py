@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+import sys
 from pathlib import Path
 
 import click
@@ -82,10 +83,19 @@ def _commands() -> str:
     return page
 
 
+def _picture() -> str:
+    """Which folder imports which; ``architecture.md`` shows it."""
+    sys.path.insert(0, str(_HERE))
+    import rooms
+
+    return rooms.svg(rooms.read(_HERE.parent))
+
+
 def _write_reference() -> None:
-    pages = {name: _reference(name) for name in _PACKAGES} | {"commands": _commands()}
+    pages = {f"{name}.rst": _reference(name) for name in _PACKAGES}
+    pages |= {"commands.rst": _commands(), "rooms.svg": _picture()}
     for name, text in pages.items():
-        path = _HERE / "reference" / f"{name}.rst"
+        path = _HERE / "reference" / name
         # Left alone if it is the same, so that a second build is quick.
         if not path.is_file() or path.read_text() != text:
             path.write_text(text)

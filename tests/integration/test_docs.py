@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"results.md": "test_results_guide.py"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SECONDS = 300  # for one command on a busy machine
-KINDS = {"console", "python", "r", "text", "toml", "{toctree}"}
+KINDS = {"console", "python", "r", "text", "toml", "{image}", "{toctree}"}
 
 _FENCE = re.compile(
     r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n)?^```(?P<kind>\S*)[^\n]*\n(?P<text>.*?)^```$",
