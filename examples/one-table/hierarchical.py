@@ -13,13 +13,13 @@ import argparse
 import jax
 import numpy as np
 import optax
+from hierarchies import hierarchical_logistic
 from numpyro.infer import SVI, Trace_ELBO, init_to_feasible
 from numpyro.infer.autoguide import AutoDiagonalNormal
 from scipy.stats import rankdata
 from telling import add_plan_options, sampling, tell
 
 import fedvi
-from fedvi.models.hierarchical import hierarchical_logistic
 
 HELD_OUT = 4_000
 

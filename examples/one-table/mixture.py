@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from mixtures import gaussian_mixture
 from numpyro.infer import SVI, Trace_ELBO, init_to_value, log_likelihood
 from numpyro.infer.autoguide import AutoDiagonalNormal
 from telling import add_plan_options, sampling, tell
 
 import fedvi
-from fedvi.models.mixture import gaussian_mixture
 
 CLUSTERS, HELD_OUT = 5, 10_000
 CENTRES = 2.0 * np.array([[0, 0], [1, 1], [-1, -1], [-1, 1], [1, -1]])

@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from autoencoders import convolutional_vae, dense_vae
 from numpyro.infer import SVI, Trace_ELBO
 from telling import add_common_options, sampling, tell
 
 import fedvi
-from fedvi.models.vae import convolutional_vae, dense_vae
 
 SIDE = 28
 

@@ -96,9 +96,6 @@ class ExponentialFamily(Protocol):
     def moments(self, eta: Eta) -> tuple[Any, Any]:
         """Returns the mean [D] and the standard deviation [D] of θ under q."""
 
-    def to_distribution(self, eta: Eta) -> Any:
-        """Returns q as a NumPyro distribution with event shape [D]."""
-
 
 def blocks(family: Any, *etas: Eta) -> Iterator[tuple[Eta, ...]]:
     """Cuts natural parameters alike into pieces that the family's methods can take one by one.

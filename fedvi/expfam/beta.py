@@ -136,14 +136,6 @@ class Beta:
         total = a + b
         return a / total, (a * b / (total + 1.0)) ** 0.5 / total
 
-    def to_distribution(self, eta: BetaEta) -> Any:
-        """Returns a ``numpyro.distributions.Beta`` with one event dimension."""
-        import jax.numpy as jnp
-        import numpyro.distributions
-
-        a, b = map(jnp.asarray, self.parameters(eta))
-        return numpyro.distributions.Beta(a, b).to_event(1)
-
 
 def beta(size: int) -> Beta:
     """Returns the family of ``size`` independent betas."""

@@ -138,13 +138,6 @@ class Dirichlet:
         total = alpha.sum(keepdims=True)
         return alpha / total, (alpha * (total - alpha) / (total + 1.0)) ** 0.5 / total
 
-    def to_distribution(self, eta: DirichletEta) -> Any:
-        """Returns a ``numpyro.distributions.Dirichlet``."""
-        import jax.numpy as jnp
-        import numpyro.distributions
-
-        return numpyro.distributions.Dirichlet(jnp.asarray(self.parameters(eta)))
-
 
 def whiten_concentrations(alpha: np.ndarray, change: np.ndarray) -> np.ndarray:
     """Returns the symmetric root of the Fisher metrics of n Dirichlets, applied to changes of α.

@@ -162,12 +162,6 @@ class Dirichlets:
         sd = (alpha * (total - alpha) / (total + 1.0)) ** 0.5 / total
         return (alpha / total).reshape(-1), sd.reshape(-1)
 
-    def to_distribution(self, eta: DirichletsEta) -> Any:
-        """Returns a NumPyro distribution that draws and evaluates; see ``distribution.ByFamily``."""
-        from fedvi.expfam.distribution import ByFamily
-
-        return ByFamily(self, eta)
-
 
 def dirichlets(rows: int, size: int) -> Dirichlets:
     """Returns the family of ``rows`` independent Dirichlets over ``size`` proportions each."""

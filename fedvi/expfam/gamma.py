@@ -152,14 +152,6 @@ class Gamma:
         shape, rate = self.parameters(eta)
         return shape / rate, shape**0.5 / rate
 
-    def to_distribution(self, eta: GammaEta) -> Any:
-        """Returns a ``numpyro.distributions.Gamma`` with one event dimension."""
-        import jax.numpy as jnp
-        import numpyro.distributions
-
-        shape, rate = map(jnp.asarray, self.parameters(eta))
-        return numpyro.distributions.Gamma(shape, rate).to_event(1)
-
 
 def gamma(size: int) -> Gamma:
     """Returns the family of ``size`` independent gammas."""

@@ -179,16 +179,6 @@ class FullGaussian:
         location, covariance = self.location_covariance(eta)
         return location, xp.sqrt(xp.diagonal(covariance))
 
-    def to_distribution(self, eta: GaussianEta) -> Any:
-        """Returns a ``numpyro.distributions.MultivariateNormal``, float32 unless x64 is enabled."""
-        import jax.numpy as jnp
-        import numpyro.distributions
-
-        location, root = self.location_root(GaussianEta(*map(np.asarray, eta)))
-        return numpyro.distributions.MultivariateNormal(
-            jnp.asarray(location), scale_tril=jnp.asarray(root)
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class DiagonalGaussian:
@@ -297,15 +287,6 @@ class DiagonalGaussian:
     def moments(self, eta: GaussianEta) -> tuple[Any, Any]:
         """Returns the mean [D] and the standard deviation [D]."""
         return eta.h / eta.J, eta.J**-0.5
-
-    def to_distribution(self, eta: GaussianEta) -> Any:
-        """Returns a ``numpyro.distributions.Normal`` with one event dimension."""
-        import jax.numpy as jnp
-        import numpyro.distributions
-
-        location, scale = self.moments(eta)
-        normal = numpyro.distributions.Normal(jnp.asarray(location), jnp.asarray(scale))
-        return normal.to_event(1)
 
 
 def full_gaussian(size: int) -> FullGaussian:

@@ -192,12 +192,6 @@ class GaussianRows:
         variance = xp.linalg.diagonal(covariance)
         return location.reshape(-1), xp.sqrt(variance).reshape(-1)
 
-    def to_distribution(self, eta: GaussianEta) -> Any:
-        """Returns a NumPyro distribution that draws and evaluates; see ``distribution.ByFamily``."""
-        from fedvi.expfam.distribution import ByFamily
-
-        return ByFamily(self, eta)
-
 
 def gaussian_rows(rows: int, size: int) -> GaussianRows:
     """Returns the family of ``rows`` independent Gaussians of ``size`` numbers each, covariances full."""

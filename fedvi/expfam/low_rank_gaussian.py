@@ -395,15 +395,6 @@ class LowRankGaussian:
         eta = LowRankEta(np.zeros(self.size), scale**-2.0, K)
         return eta._replace(h=self.times(eta, location))
 
-    def to_distribution(self, eta: LowRankEta) -> Any:
-        """Returns a NumPyro distribution that draws and evaluates; see ``distribution.ByFamily``.
-
-        NumPyro's ``LowRankMultivariateNormal`` adds to a diagonal covariance, and cannot take away.
-        """
-        from fedvi.expfam.distribution import ByFamily
-
-        return ByFamily(self, eta)
-
     def _basis_like(self, array: Any) -> Any:
         return array.__array_namespace__().asarray(self.basis, dtype=array.dtype)
 

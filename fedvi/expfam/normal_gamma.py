@@ -207,12 +207,6 @@ class NormalGamma:
             xp.concatenate([xp.where(known, variance**0.5, math.inf), spread]),
         )
 
-    def to_distribution(self, eta: NormalGammaEta) -> Any:
-        """Returns a NumPyro distribution that draws and evaluates; see ``distribution.ByFamily``."""
-        from fedvi.expfam.distribution import ByFamily
-
-        return ByFamily(self, eta)
-
     def _precisions(self) -> Gamma:
         return Gamma(self.size // 2)
 

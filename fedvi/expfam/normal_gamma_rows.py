@@ -256,12 +256,6 @@ class NormalGammaRows:
         tau, spread = precisions.moments(precisions.from_parameters(shape, rate))
         return xp.concatenate([m.reshape(-1), tau]), xp.concatenate([sd.reshape(-1), spread])
 
-    def to_distribution(self, eta: NormalGammaRowsEta) -> Any:
-        """Returns a NumPyro distribution that draws and evaluates; see ``distribution.ByFamily``."""
-        from fedvi.expfam.distribution import ByFamily
-
-        return ByFamily(self, eta)
-
     @property
     def _shift(self) -> float:
         return 0.5 * self.rows * self.columns - 1.0

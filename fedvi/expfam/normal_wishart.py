@@ -285,12 +285,6 @@ class NormalWishart:
             xp.concatenate([sd.reshape(-1), spreads.reshape(-1)]),
         )
 
-    def to_distribution(self, eta: NormalWishartEta) -> Any:
-        """Returns a NumPyro distribution that draws and evaluates; see ``distribution.ByFamily``."""
-        from fedvi.expfam.distribution import ByFamily
-
-        return ByFamily(self, eta)
-
     @property
     def _triangle_size(self) -> int:
         return self.columns * (self.columns + 1) // 2

@@ -125,12 +125,6 @@ class Product:
         means, sds = zip(*moments, strict=True)
         return xp.concatenate(means), xp.concatenate(sds)
 
-    def to_distribution(self, eta: Eta) -> Any:
-        """Returns a NumPyro distribution that draws and evaluates; see ``distribution.ByFamily``."""
-        from fedvi.expfam.distribution import ByFamily
-
-        return ByFamily(self, eta)
-
     def _with(self, *values: Any) -> Iterator[tuple[Any, ...]]:
         return zip(self.parts, *values, strict=True)
 

@@ -1,6 +1,6 @@
 """Gaussian mixtures with full covariances, as a conjugate model.
 
-The mixture whose components nobody samples, for any guide and solver, is ``fedvi.models.mixture``.
+The mixture whose components nobody samples, for any guide and solver, is in ``examples/one-table``.
 """
 
 import dataclasses

@@ -173,13 +173,3 @@ def test_no_array_of_d_by_d_is_made():
         tracemalloc.stop()
     with jax.enable_x64(True):
         assert family.sample(jax.random.key(0), q, (2,)).shape == (2, 20_000)
-
-
-def test_a_member_is_a_numpyro_distribution_that_may_cross_a_compiled_function():
-    family = LowRankGaussian(4, 2)
-    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        law = family.to_distribution(random_eta(family, 1))
-        draws = jax.jit(lambda given: given.sample(jax.random.key(0), (3,)))(law)
-        found = jax.jit(lambda given, theta: given.log_prob(theta))(law, draws)
-        np.testing.assert_allclose(found, law.log_prob(draws), rtol=1e-12)
-    assert draws.shape == (3, 4)

@@ -68,12 +68,12 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mixtures import gaussian_mixture
 from numpyro.infer import SVI, Trace_ELBO, autoguide
 
 import fedvi
 from fedvi.inference import clipping, per_record
 from fedvi.inference.svi import DPSVI
-from fedvi.models.mixture import gaussian_mixture
 from fedvi.privacy import mechanisms, release, sampling
 
 pytestmark = pytest.mark.numpyro

@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import numpyro
 import pytest
+from autoencoders import dense_vae
 from numpyro.infer import SVI, Trace_ELBO, autoguide
 
 from fedvi.inference import per_record
 from fedvi.inference import svi as descents
 from fedvi.inference.svi import DPSVI
-from fedvi.models.vae import dense_vae
 from tests.unit.inference.test_svi import N, assert_same, logistic, nothing, private, table
 
 pytestmark = pytest.mark.numpyro

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import pytest
+from hierarchies import hierarchical_logistic
 from numpyro import handlers
 from numpyro.infer import Predictive, Trace_ELBO, autoguide
 from numpyro.infer.util import log_density
@@ -13,7 +14,6 @@ from scipy.special import expit
 
 import fedvi
 from fedvi.errors import ModelError
-from fedvi.models.hierarchical import hierarchical_logistic
 
 pytestmark = pytest.mark.numpyro
 

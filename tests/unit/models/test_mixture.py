@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import pytest
+from mixtures import gaussian_mixture
 from numpyro import handlers
 from numpyro.infer import Predictive, Trace_ELBO, autoguide, log_likelihood
 from scipy import stats
 
 import fedvi
 from fedvi.errors import ModelError
-from fedvi.models.mixture import gaussian_mixture
 
 pytestmark = pytest.mark.numpyro
 

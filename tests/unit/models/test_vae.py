@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import pytest
+from autoencoders import convolutional_vae, dense_vae
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 
 import fedvi
 from fedvi.errors import ModelError
-from fedvi.models.vae import convolutional_vae, dense_vae
 
 pytestmark = pytest.mark.numpyro
 

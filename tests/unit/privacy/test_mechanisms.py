@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.errors import KeyReuseError
 
 from fedvi import errors
 from fedvi.privacy import events, mechanisms, random, release, sampling
-from fedvi.privacy.mechanisms import _alias, symmetric
+from fedvi.privacy.mechanisms import _alias
 from fedvi.privacy.release import Bounded, Shift
 
 KEY = random.insecure_root(0).key("noise")
@@ -148,40 +148,6 @@ def test_a_total_of_no_numbers_gets_no_noise(fineness):
     total = {"none": jnp.zeros((2, 0), jnp.int32)}
     noised = mechanisms.rounded_gaussian(1.0, fineness).perturb(KEY, total, 1.0)
     assert noised["none"].shape == (2, 0)
-
-
-@settings(max_examples=20)
-@given(size=st.integers(1, 4), seed=st.integers(0, 2**31))
-def test_svec_keeps_the_frobenius_norm_and_comes_back(size, seed):
-    half = np.random.default_rng(seed).normal(size=(2, size, size)).astype(np.float32)
-    matrix = half + half.transpose(0, 2, 1)
-    vector = symmetric.svec(matrix)
-    assert vector.shape == (2, symmetric.length(size))
-    np.testing.assert_allclose(
-        np.linalg.norm(vector, axis=1), np.linalg.norm(matrix, axis=(1, 2)), rtol=1e-5
-    )
-    np.testing.assert_allclose(symmetric.unsvec(vector), matrix, rtol=1e-5, atol=1e-6)
-
-
-def test_noise_on_svec_is_the_same_in_every_direction():
-    noise = symmetric.unsvec(jax.random.normal(jax.random.key(0), (200_000, 3)))
-    turn = np.asarray([[math.cos(1.0), -math.sin(1.0)], [math.sin(1.0), math.cos(1.0)]], np.float32)
-    turned = turn @ np.asarray(noise) @ turn.T
-    # Variance 1 on the diagonal, 1/2 off it, before and after a rotation; 5 standard errors.
-    for block in (np.asarray(noise), turned):
-        spread = block.var(axis=0)
-        np.testing.assert_allclose(spread, [[1.0, 0.5], [0.5, 1.0]], rtol=5 * math.sqrt(2 / 2e5))
-
-
-@pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 2, 4)])
-def test_svec_of_what_is_not_square_is_refused(shape):
-    with pytest.raises((errors.PrivacyError, TypeError), match=r"svec|shape|Type"):
-        symmetric.svec(jnp.zeros(shape))
-
-
-def test_unsvec_of_a_wrong_length_is_refused():
-    with pytest.raises(errors.PrivacyError, match="unsvec of 5 numbers"):
-        symmetric.unsvec(jnp.zeros(5))
 
 
 def test_the_distance_of_a_sum_counts_every_share():
