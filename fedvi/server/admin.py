@@ -4,9 +4,8 @@ It shows the public transcript and nothing else: who answered, versions, how far
 and the ledgers, which hold no data.
 """
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import fedvi
@@ -76,15 +75,6 @@ class Admin:
         """Divides a client's factor out for good."""
         return await self._answering(context, "RemoveClient", self._remove(context, request.client))
 
-    async def ListClients(self, request: Any, context: Any) -> Any:
-        """Returns the clients as they stand."""
-        run = await self._answering(context, "ListClients", self._now(context))
-        return pb.ListClientsReply(clients=run.clients)
-
-    async def VerifyLedger(self, request: Any, context: Any) -> Any:
-        """Recomputes every chain."""
-        return await self._answering(context, "VerifyLedger", self._verify(context, request.client))
-
     async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Tells what happened after a cursor, and what happens, until the run or the call ends."""
         await self._answering(context, "WatchRun", self._admit(context))
@@ -103,12 +93,6 @@ class Admin:
             if over:
                 return
             await until(change, 1.0)
-
-    async def GetLedger(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Sends one client's chain, line by line, the header first."""
-        lines = await self._answering(context, "GetLedger", self._lines(context, request.client))
-        for line in lines:
-            yield pb.LedgerLine(line=line)
 
     async def _admit(self, context: Any) -> None:
         if self._gate is not None:
@@ -134,16 +118,6 @@ class Admin:
         await self._admit(context)
         await self._desk.remove(client)
         return self._describe()
-
-    async def _lines(self, context: Any, client: str) -> list[str]:
-        await self._admit(context)
-        (book,) = _chosen(self._desk.state.ledgers, client).values()
-        return await asyncio.to_thread(ledgers.to_lines, book)
-
-    async def _verify(self, context: Any, client: str) -> Any:
-        await self._admit(context)
-        books = _chosen(self._desk.state.ledgers, client)
-        return await asyncio.to_thread(_verdicts, books)
 
 
 def describe(
@@ -233,29 +207,3 @@ def _client(
     if epsilon is not None and prices.delta is not None:
         client.epsilon, client.delta = epsilon, prices.delta
     return client
-
-
-def _verdicts(books: Mapping[str, ledgers.Ledger]) -> pb.VerifyLedgerReply:
-    reply = pb.VerifyLedgerReply()
-    for name, book in books.items():
-        fault = ""
-        try:
-            ledgers.verify(book)
-        except errors.LedgerError as error:
-            fault = error.message
-        reached = ledgers.anchor(book)
-        reply.verdicts.add(
-            client=name, ok=not fault, count=reached.entries, hash=reached.hash, text=fault
-        )
-    return reply
-
-
-def _chosen(books: Mapping[str, ledgers.Ledger], client: str) -> Mapping[str, ledgers.Ledger]:
-    """Returns one client's ledger, by its name; all of them without a name."""
-    if not client:
-        return books
-    if client not in books:
-        raise errors.ProtocolError(
-            f"client {client!r} has no ledger", errors.did_you_mean(client, books)
-        )
-    return {client: books[client]}

@@ -607,26 +607,6 @@ def test_an_operator_sees_the_run_and_pauses_resumes_and_stops_it(tmp_path):
     assert server.outcome.status == "stopped"
 
 
-def test_an_operator_reads_and_verifies_the_ledgers(tmp_path):
-    spec = make_spec()
-    with running(spec, tmp_path) as server:
-        link, stub = server.link(spec, "south"), server.admin()
-        task = offered(link, spec, "south")
-        link.handle(Submit("south", task.task_id, answer(task)))
-        lines = [line.line for line in stub.GetLedger(admin_pb2.GetLedgerRequest(client="south"))]
-        book = ledgers.from_lines(lines)
-        assert [entry.kind for entry in book.entries] == ["reserved", "sealed", "sent"]
-        verdicts = stub.VerifyLedger(admin_pb2.VerifyLedgerRequest()).verdicts
-        assert {verdict.client: verdict.ok for verdict in verdicts} == {
-            "south": True,
-            "north": True,
-        }
-        found = next(verdict for verdict in verdicts if verdict.client == "south")
-        assert (found.count, found.hash) == tuple(ledgers.anchor(book))
-        error, _ = refusal(lambda: list(stub.GetLedger(admin_pb2.GetLedgerRequest(client="west"))))
-        assert "client 'west' has no ledger" in str(error)
-
-
 def test_what_happened_is_told_from_a_cursor_on_until_the_run_ends(tmp_path):
     spec = make_spec()
     with running(spec, tmp_path) as server:

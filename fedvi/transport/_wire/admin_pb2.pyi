@@ -110,16 +110,6 @@ class ClientRow(_message.Message):
     charged: int
     def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., visits: _Optional[int] = ..., turns: _Optional[int] = ..., task_id: _Optional[str] = ..., seen_seconds: _Optional[float] = ..., epsilon: _Optional[float] = ..., ledger_count: _Optional[int] = ..., ledger_hash: _Optional[str] = ..., reason: _Optional[str] = ..., delta: _Optional[float] = ..., charged: _Optional[int] = ...) -> None: ...
 
-class ListClientsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListClientsReply(_message.Message):
-    __slots__ = ("clients",)
-    CLIENTS_FIELD_NUMBER: _ClassVar[int]
-    clients: _containers.RepeatedCompositeFieldContainer[ClientRow]
-    def __init__(self, clients: _Optional[_Iterable[_Union[ClientRow, _Mapping]]] = ...) -> None: ...
-
 class WatchRunRequest(_message.Message):
     __slots__ = ("cursor", "once")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
@@ -141,41 +131,3 @@ class RunEvent(_message.Message):
     client: str
     text: str
     def __init__(self, cursor: _Optional[int] = ..., time: _Optional[float] = ..., kind: _Optional[str] = ..., client: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
-
-class GetLedgerRequest(_message.Message):
-    __slots__ = ("client",)
-    CLIENT_FIELD_NUMBER: _ClassVar[int]
-    client: str
-    def __init__(self, client: _Optional[str] = ...) -> None: ...
-
-class LedgerLine(_message.Message):
-    __slots__ = ("line",)
-    LINE_FIELD_NUMBER: _ClassVar[int]
-    line: str
-    def __init__(self, line: _Optional[str] = ...) -> None: ...
-
-class VerifyLedgerRequest(_message.Message):
-    __slots__ = ("client",)
-    CLIENT_FIELD_NUMBER: _ClassVar[int]
-    client: str
-    def __init__(self, client: _Optional[str] = ...) -> None: ...
-
-class VerifyLedgerReply(_message.Message):
-    __slots__ = ("verdicts",)
-    VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ...) -> None: ...
-
-class Verdict(_message.Message):
-    __slots__ = ("client", "ok", "count", "hash", "text")
-    CLIENT_FIELD_NUMBER: _ClassVar[int]
-    OK_FIELD_NUMBER: _ClassVar[int]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
-    HASH_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    client: str
-    ok: bool
-    count: int
-    hash: str
-    text: str
-    def __init__(self, client: _Optional[str] = ..., ok: bool = ..., count: _Optional[int] = ..., hash: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...

@@ -64,21 +64,6 @@ class AdminServiceStub(object):
                 request_serializer=fedvi_dot_v1_dot_admin__pb2.RemoveClientRequest.SerializeToString,
                 response_deserializer=fedvi_dot_v1_dot_admin__pb2.Run.FromString,
                 _registered_method=True)
-        self.ListClients = channel.unary_unary(
-                '/fedvi.v1.AdminService/ListClients',
-                request_serializer=fedvi_dot_v1_dot_admin__pb2.ListClientsRequest.SerializeToString,
-                response_deserializer=fedvi_dot_v1_dot_admin__pb2.ListClientsReply.FromString,
-                _registered_method=True)
-        self.GetLedger = channel.unary_stream(
-                '/fedvi.v1.AdminService/GetLedger',
-                request_serializer=fedvi_dot_v1_dot_admin__pb2.GetLedgerRequest.SerializeToString,
-                response_deserializer=fedvi_dot_v1_dot_admin__pb2.LedgerLine.FromString,
-                _registered_method=True)
-        self.VerifyLedger = channel.unary_unary(
-                '/fedvi.v1.AdminService/VerifyLedger',
-                request_serializer=fedvi_dot_v1_dot_admin__pb2.VerifyLedgerRequest.SerializeToString,
-                response_deserializer=fedvi_dot_v1_dot_admin__pb2.VerifyLedgerReply.FromString,
-                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -122,25 +107,6 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListClients(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetLedger(self, request, context):
-        """The chain of one client as lines of the ledger file, the header first.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def VerifyLedger(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -173,21 +139,6 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RemoveClient,
                     request_deserializer=fedvi_dot_v1_dot_admin__pb2.RemoveClientRequest.FromString,
                     response_serializer=fedvi_dot_v1_dot_admin__pb2.Run.SerializeToString,
-            ),
-            'ListClients': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListClients,
-                    request_deserializer=fedvi_dot_v1_dot_admin__pb2.ListClientsRequest.FromString,
-                    response_serializer=fedvi_dot_v1_dot_admin__pb2.ListClientsReply.SerializeToString,
-            ),
-            'GetLedger': grpc.unary_stream_rpc_method_handler(
-                    servicer.GetLedger,
-                    request_deserializer=fedvi_dot_v1_dot_admin__pb2.GetLedgerRequest.FromString,
-                    response_serializer=fedvi_dot_v1_dot_admin__pb2.LedgerLine.SerializeToString,
-            ),
-            'VerifyLedger': grpc.unary_unary_rpc_method_handler(
-                    servicer.VerifyLedger,
-                    request_deserializer=fedvi_dot_v1_dot_admin__pb2.VerifyLedgerRequest.FromString,
-                    response_serializer=fedvi_dot_v1_dot_admin__pb2.VerifyLedgerReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,87 +303,6 @@ class AdminService(object):
             '/fedvi.v1.AdminService/RemoveClient',
             fedvi_dot_v1_dot_admin__pb2.RemoveClientRequest.SerializeToString,
             fedvi_dot_v1_dot_admin__pb2.Run.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListClients(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/fedvi.v1.AdminService/ListClients',
-            fedvi_dot_v1_dot_admin__pb2.ListClientsRequest.SerializeToString,
-            fedvi_dot_v1_dot_admin__pb2.ListClientsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetLedger(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/fedvi.v1.AdminService/GetLedger',
-            fedvi_dot_v1_dot_admin__pb2.GetLedgerRequest.SerializeToString,
-            fedvi_dot_v1_dot_admin__pb2.LedgerLine.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def VerifyLedger(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/fedvi.v1.AdminService/VerifyLedger',
-            fedvi_dot_v1_dot_admin__pb2.VerifyLedgerRequest.SerializeToString,
-            fedvi_dot_v1_dot_admin__pb2.VerifyLedgerReply.FromString,
             options,
             channel_credentials,
             insecure,
