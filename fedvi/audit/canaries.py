@@ -21,7 +21,9 @@ import scipy.stats
 
 from fedvi import errors
 from fedvi.audit.findings import Finding
-from fedvi.privacy.release import Mechanism, Sampler, clipped_sum, decoded, release
+from fedvi.privacy.base import Mechanism, Sampler
+from fedvi.privacy.bounded import clipped_sum
+from fedvi.privacy.release import decoded, release
 from fedvi.typing import Key
 
 __all__ = ["canaries", "epsilon_lower", "guess_probability"]

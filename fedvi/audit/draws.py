@@ -10,7 +10,7 @@ import scipy.stats
 
 from fedvi.audit.findings import Finding
 from fedvi.privacy import events
-from fedvi.privacy.release import Sampler
+from fedvi.privacy.base import Sampler
 from fedvi.typing import Key
 
 __all__ = ["check_sampler"]

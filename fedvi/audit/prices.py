@@ -17,7 +17,7 @@ from fedvi.audit.charges import Charge, charges
 from fedvi.audit.findings import Finding
 from fedvi.audit.noise import FALSE_ALARM
 from fedvi.privacy import accountants, events, ledger, views
-from fedvi.privacy.release import Mechanism
+from fedvi.privacy.base import Mechanism
 from fedvi.privacy.statement import Claim
 
 __all__ = ["Public", "check_prices"]

@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from fedvi.privacy import events
-from fedvi.privacy.release import Batch, Mechanism, Sampler, Shift
+from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
 from fedvi.typing import Key
 
 __all__ = ["Call", "Layout", "Recorder", "SamplerRecorder"]

@@ -17,7 +17,9 @@ import scipy.special
 
 from fedvi import errors
 from fedvi.privacy import events
-from fedvi.privacy.release import Batch, Mechanism, Sampler, clipped_sum, decoded, release
+from fedvi.privacy.base import Batch, Mechanism, Sampler
+from fedvi.privacy.bounded import clipped_sum
+from fedvi.privacy.release import decoded, release
 from fedvi.typing import Key
 
 __all__ = [

@@ -16,8 +16,8 @@ from fedvi.federation.progress import Patience, Schedule
 from fedvi.inference.base import CleanState, LocalSolver
 from fedvi.privacy import accountants, events, ledger
 from fedvi.privacy.accountants import Accountant
+from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.itemised import with_tables
-from fedvi.privacy.release import Mechanism, Sampler
 from fedvi.privacy.statement import UNVETTED
 from fedvi.privacy.sums import with_sums
 from fedvi.server.protocol import ServerSpec

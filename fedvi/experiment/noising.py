@@ -18,8 +18,8 @@ from fedvi.inference.units import unit_model
 from fedvi.models.base import Model
 from fedvi.models.conjugate import ConjugateModel
 from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
+from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.itemised import with_tables
-from fedvi.privacy.release import Mechanism, Sampler
 
 __all__ = ["Made", "sampler_kind", "solver_of"]
 

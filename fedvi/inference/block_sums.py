@@ -6,14 +6,9 @@ from typing import Any
 import jax
 
 from fedvi.inference.blocks import blocks_of, length_of, single_precision
-from fedvi.privacy.release import (
-    Mechanism,
-    Released,
-    Sampler,
-    float_limit,
-    float_sum_of,
-    release,
-)
+from fedvi.privacy.base import Mechanism, Sampler
+from fedvi.privacy.bounded import float_limit, float_sum_of
+from fedvi.privacy.release import Released, release
 
 __all__ = ["noised_in_blocks"]
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from fedvi import errors
 from fedvi.inference.per_record import Records
-from fedvi.privacy.release import Batch, Bounded, Mechanism, clipped_sum, float_limit, float_sum
+from fedvi.privacy.base import Batch, Mechanism
+from fedvi.privacy.bounded import Bounded, clipped_sum, float_limit, float_sum
 
 __all__ = ["MOST_ROWS", "Clipping", "Parts", "clipped", "longest_part", "loss_unit"]
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from fedvi.inference.base import compiled_once
 from fedvi.inference.block_sums import noised_in_blocks
-from fedvi.privacy.release import Mechanism, Released, Sampler
+from fedvi.privacy.base import Mechanism, Sampler
+from fedvi.privacy.release import Released
 
 __all__ = ["noised_column_sums"]
 

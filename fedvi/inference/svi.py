@@ -23,18 +23,11 @@ from fedvi.models import numpyro as split
 from fedvi.models.guided import Guided
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
+from fedvi.privacy.base import Batch
+from fedvi.privacy.bounded import Bounded
 from fedvi.privacy.descent import Descent
 from fedvi.privacy.metrics import Private
-from fedvi.privacy.release import (
-    Batch,
-    Bounded,
-    Noise,
-    Released,
-    decoded,
-    drawn_ahead,
-    post_process,
-    release_with,
-)
+from fedvi.privacy.release import Noise, Released, decoded, drawn_ahead, post_process, release_with
 from fedvi.privacy.runs import Owned, Runs
 from fedvi.typing import Key
 

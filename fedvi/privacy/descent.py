@@ -8,11 +8,11 @@ from typing import Any
 from fedvi import errors
 from fedvi.privacy import accountants, calibrate, events, mechanisms, sampling
 from fedvi.privacy.advisories import has_whole_batches
+from fedvi.privacy.base import Mechanism, Sampler, Shift
 from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.ledger import Budget, Header
 from fedvi.privacy.mechanisms import _alias
 from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian
-from fedvi.privacy.release import Mechanism, Sampler, Shift
 from fedvi.privacy.runs import Keeper, Runs
 
 __all__ = ["Descent", "sgd"]

@@ -10,9 +10,8 @@ no rounding of floating point stands between what is proved and what is sent.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,27 +19,17 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.privacy import events
+from fedvi.privacy.base import Mechanism
+from fedvi.privacy.bounded import Bounded, zeros_like
 from fedvi.typing import Key
 
 __all__ = [
-    "Batch",
-    "Bounded",
-    "Grid",
-    "Mechanism",
     "Noise",
     "OnGrid",
     "Released",
-    "Sampler",
-    "Shift",
-    "clipped_changes",
-    "clipped_sum",
-    "clipped_sum_of_parts",
     "decoded",
     "disclose",
     "drawn_ahead",
-    "float_limit",
-    "float_sum",
-    "float_sum_of",
     "post_process",
     "public",
     "release",
@@ -48,33 +37,6 @@ __all__ = [
     "repeat",
     "repeat_outside",
 ]
-
-
-class Shift(NamedTuple):
-    """The largest L2 move of a total when one privacy unit changes, by relation.
-
-    ``clip_norm`` is the unit of noise: a mechanism's noise has std noise_multiplier · clip_norm.
-    """
-
-    clip_norm: float
-    add_remove: float
-    substitute: float
-
-
-class Grid(NamedTuple):
-    """The multiples of one step on which totals and noise live; public and static.
-
-    Attributes:
-      step: g, what one unit of the integers is worth.
-      bound: the largest squared L2 norm of one record's integers, ⌊(C / g)²⌋ of the exact C / g.
-      tail: the largest absolute value of the noise in one coordinate, in steps.
-      terms: how many noised totals may be added up; their sum must fit into the integers as well.
-    """
-
-    step: float
-    bound: int
-    tail: int
-    terms: int = 1
 
 
 @jax.tree_util.register_dataclass
@@ -89,85 +51,6 @@ class OnGrid:
 
     integers: Any
     step: float = dataclasses.field(metadata={"static": True})
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """Picks the records of one step, and prices what a step on them costs."""
-
-    @property
-    def rate(self) -> float:
-        """The probability that a record is in a batch; public."""
-
-    @property
-    def capacity(self) -> int:
-        """The static number of rows of a batch; public."""
-
-    def draw(self, key: Key, valid: Any) -> "Batch":
-        """Draws a batch of ``capacity`` rows from the slots; ``valid``, bool, says where a record stands.
-
-        There are as many slots as were declared, however many records there are.
-        """
-
-    def event(self, inner: events.Event) -> events.Event:
-        """Returns the event of running ``inner`` on one batch."""
-
-
-@runtime_checkable
-class Mechanism(Protocol):
-    """Adds noise to a bounded total."""
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Noise std ÷ clip norm; public."""
-
-    @property
-    def mark(self) -> str:
-        """Empty if the noise is what the accountant assumes; otherwise printed beside every claim."""
-
-    def grid(self, clip_norm: float) -> Grid | None:
-        """Returns the grid of totals clipped to ``clip_norm``; None for noise in floating point."""
-
-    def perturb(self, key: Key, total: Any, clip_norm: float) -> Any:
-        """Returns the noised total: total + perturb(key, 0) for every total, integers on a grid."""
-
-    def event(self, shift: Shift) -> events.Event:
-        """Returns the event of one release of a total with this shift."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """Rows picked by a sampler; masked rows do not count.
-
-    Attributes:
-      indices: which slots, int [B].
-      mask: which of them hold a record that counts, bool [B].
-      sampler: what drew them. B is at least its ``capacity``, and follows from public numbers alone: all
-        sizes, limits and programs on the way to a release are made for B.
-    """
-
-    indices: Any
-    mask: Any
-    sampler: Sampler = dataclasses.field(metadata={"static": True})
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Bounded:
-    """A total whose dependence on any one unit is bounded, not yet noised: never leaves.
-
-    Attributes:
-      total: arrays without the record axis; whole numbers of steps if there is a grid.
-      shift: the largest move of ``total``, in L2 over all its leaves together.
-      sampler: what picked the records that were summed.
-      grid: that of the mechanism which the total was made for; None for floats.
-    """
-
-    total: Any = dataclasses.field(repr=False)
-    shift: Shift = dataclasses.field(metadata={"static": True})
-    sampler: Sampler = dataclasses.field(metadata={"static": True})
-    grid: Grid | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 @jax.tree_util.register_pytree_node_class
@@ -206,362 +89,6 @@ class Released:
     def tree_unflatten(cls, event: events.Event, children: tuple[Any]) -> "Released":
         """Joins what ``tree_flatten`` split."""
         return _released(children[0], event)
-
-
-def clipped_sum(
-    contributions: Any, clip_norm: float, batch: Batch, mechanism: Mechanism
-) -> Bounded:
-    """Clips every record's contribution to an L2 ball and adds: Σₙ gₙ · min(1, C / ‖gₙ‖).
-
-    Guarantee: for any two data sets differing in one record, and the same draws of the sampler for
-    all other records, ‖total − total′‖₂ ≤ C when the record is added or removed and ≤ 2C when it is
-    substituted, for every value of ``contributions`` including NaN and infinities (a record with
-    any of them counts as zero). On a grid this is exact. Proof: a record counts only if the squared
-    norm of its integers is at most ⌊K²⌋, K = C / g; the check is exact (``_within``), sums of
-    integers are exact and cannot wrap (``_whole_total``), and all other summands are the same; so
-    the total moves by at most K steps, or 2K. That the other summands are the same is an assumption
-    about what computes ``contributions``: that a record's gradient has the same float32 value
-    whichever row of the batch it stands in, and whatever stands in the others (a record that comes
-    or goes may move them). XLA does not promise it. Rolling the rows of a batch, over ten models on
-    the CPU, changed no integer; on a GPU it was not tried. In floating point the rounding of the sum is not
-    covered, which is one reason why float noise is marked "simulation: no guarantee".
-
-    On a grid the clip is tightened to C − (√d / 2 + K / 10⁶)·g, so that what it leaves still has
-    norm at most C after each of the d entries is rounded to the nearest multiple of g, and in
-    float32; else a clipped record would be lost by the check.
-
-    Args:
-      contributions: a tree of float arrays of one dtype, each [B, …]; the norm is over all leaves
-        of a record.
-      clip_norm: C > 0; ``inf`` switches clipping off, for comparisons without noise.
-      batch: the rows that the contributions were computed from.
-      mechanism: what will noise the total; it says on which grid.
-
-    Returns:
-      The sum over unmasked records, the leaves' shapes without the record axis.
-
-    Raises:
-      PrivacyError: if ``clip_norm`` is not positive, the grid is too coarse for d numbers, or the batch
-        has fewer rows than its sampler's ``capacity``.
-    """
-    return clipped_sum_of_parts(lambda _: contributions, 1, clip_norm, batch, mechanism)
-
-
-def clipped_sum_of_parts(
-    contributions: Callable[[Any], Any],
-    parts: int,
-    clip_norm: float,
-    batch: Batch,
-    mechanism: Mechanism,
-) -> Bounded:
-    """Does what `clipped_sum` does, with the contributions of one part of the batch in memory at a time.
-
-    Guarantee: that of `clipped_sum`, by the same proof: every record is clipped, rounded and checked by
-    itself, and integers are added exactly, in whatever order.
-
-    Args:
-      contributions: index of a part → those of its rows, a tree of float arrays [rows, …]; the parts
-        lie one after the other in the batch, all of equal length, and the last may reach beyond it.
-      parts: how many there are.
-      clip_norm: C > 0; see `clipped_sum`.
-      batch: the rows that are summed.
-      mechanism: what will noise the total.
-
-    Raises:
-      PrivacyError: as `clipped_sum`; or the parts do not cover the batch.
-    """
-    if not clip_norm > 0.0:
-        raise errors.PrivacyError(f"clip_norm is {clip_norm}, expected a positive number")
-    grid, batch_rows = mechanism.grid(clip_norm), _row_count(batch)
-    like = jax.eval_shape(lambda: contributions(0))
-    rows = jax.tree.leaves(like)[0].shape[0]
-    if parts < 1 or not (parts - 1) * rows < max(batch_rows, 1) <= parts * rows:
-        raise errors.PrivacyError(
-            f"{parts} parts of {rows} rows, expected as many as cover the {batch_rows} of the batch"
-        )
-    size = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(like))
-    limit = clip_norm if grid is None else _tightened(grid, size, mechanism, clip_norm)
-    wide = grid is not None and _is_wide(_farthest(parts * rows, grid), grid)
-    masks = jnp.pad(batch.mask, (0, parts * rows - batch_rows)).reshape(parts, rows)
-
-    def total(index: Any) -> Any:
-        flat = _flatten(contributions(index))
-        return _clipped_total(flat, masks[index], limit, grid, wide)
-
-    if parts == 1:
-        vector = total(0)
-    else:
-
-        def add(so_far: Any, index: Any) -> tuple[Any, None]:
-            part = total(index)
-            with jax.enable_x64(wide):
-                return so_far + part, None
-
-        empty = _zeros(jax.eval_shape(total, 0))
-        vector = jax.lax.scan(add, empty, jnp.arange(parts, dtype=jnp.int32))[0]
-    shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
-    return Bounded(_split(vector, like), shift, batch.sampler, grid)
-
-
-def _clipped_total(flat: Any, mask: Any, limit: float, grid: Grid | None, wide: bool) -> Any:
-    """Clips rows [B, d] to ``limit``, which is in steps if there is a grid, and adds them up: [d]."""
-    usable = mask & jnp.isfinite(flat).all(axis=1)
-    flat = jnp.where(usable[:, None], flat, jnp.zeros_like(flat))
-    # Scaled by the largest entry first: the squares of 1e30 overflow in float32.
-    largest = jnp.abs(flat).max(axis=1, initial=0.0)
-    unit = flat / jnp.where(largest > 0.0, largest, jnp.ones_like(largest))[:, None]
-    norm = jnp.maximum(jnp.sqrt((unit * unit).sum(axis=1)), jnp.ones_like(largest))
-    most = jnp.asarray(limit, flat.dtype) / norm
-    if grid is None:
-        return (unit * jnp.minimum(largest, most)[:, None]).sum(axis=0)
-    steps = jnp.minimum(largest / jnp.asarray(grid.step, flat.dtype), most)
-    integers = jnp.round(unit * steps[:, None]).astype(jnp.int32)
-    integers = jnp.where(_within(integers, grid.bound)[:, None], integers, 0)
-    return _whole_total(integers, wide)
-
-
-def clipped_changes(
-    changes: Any,
-    clip_norm: float,
-    batch: Batch,
-    mechanism: Mechanism,
-    add_remove: int,
-    substitute: int,
-) -> Bounded:
-    """Clips whole changes, each fitted on many records, and adds: Σₖ Δₖ · min(1, C / ‖Δₖ‖).
-
-    Where a row is not a record: any of the records that it was fitted on may turn it into any other
-    vector.
-
-    Guarantee: let at most ``add_remove`` rows of ``changes`` differ between two data sets of which
-    one has a unit more, and at most ``substitute`` rows if one unit is another. Then
-    ‖total − total′‖₂ ≤ 2C times that number, for every value of ``changes`` including NaN and
-    infinities; exactly so on a grid. Proof: every summand of ``clipped_sum`` has norm C at most, on
-    the grid too, whatever its row holds. So a row that differs moves the total by 2C at most, under
-    either relation: the row is there before and after, and only what it says changes. Equal rows
-    give equal summands, and the moves of several rows add up to no more than their norms do.
-
-    Args:
-      changes: a tree of float arrays, each [K, …].
-      clip_norm: C, as of ``clipped_sum``.
-      batch: K rows, and the sampler that picked whose records are in them.
-      mechanism: as of ``clipped_sum``.
-      add_remove, substitute: how many rows one unit changes; the caller proves it.
-
-    Raises:
-      PrivacyError: as ``clipped_sum``; or unless both numbers are from 1 to K.
-    """
-    bounded, rows = clipped_sum(changes, clip_norm, batch, mechanism), _row_count(batch)
-    if not (1 <= add_remove <= rows and 1 <= substitute <= rows):
-        raise errors.PrivacyError(
-            f"one unit changes {add_remove} or {substitute} of {rows} rows, expected 1 to {rows}"
-        )
-    shift = Shift(clip_norm, 2.0 * clip_norm * add_remove, 2.0 * clip_norm * substitute)
-    return dataclasses.replace(bounded, shift=shift)
-
-
-def float_limit(
-    clip_norm: float,
-    block: int,
-    blocks: int,
-    rows: int,
-    size: int,
-    mechanism: Mechanism,
-    *,
-    double: bool = False,
-) -> float:
-    """Returns the norm to which rows are clipped so that their `float_sum` moves by C at most.
-
-    That is C less what float sums and rounding to the grid may add; C itself without a grid.
-
-    Args:
-      clip_norm: C.
-      block: b, the most terms behind one block sum.
-      blocks: how many block sums there are; blocks · block ≥ rows.
-      rows: B, those of the batch.
-      size: d, how many numbers are summed.
-      mechanism: what noises the sum.
-      double: whether block sums are float64, as `float_sum` takes it.
-
-    Raises:
-      PrivacyError: if there are too few blocks, if C is not within 2⁻⁷⁰·√d ≤ C and b·C·(1 + γ_b) <
-        2¹²⁸ (so that no block sum of such rows overflows, and underflow stays within the surplus),
-        or if more than 5 % of C is lost.
-    """
-    if block < 1 or blocks * block < rows:
-        raise errors.PrivacyError(
-            f"{blocks} blocks of {block} hold fewer than the {rows} rows of the batch"
-        )
-    grid = mechanism.grid(clip_norm)
-    if grid is None:
-        return clip_norm
-    _check_float_range(clip_norm, block, size, double)
-    surplus = _float_surplus(block, blocks, double) * rows
-    rounding = math.sqrt(size) * grid.step / clip_norm
-    limit = (1.0 - rounding) / (1.0 + surplus)
-    if limit < 1.0 - _LARGEST_SURPLUS:
-        raise errors.PrivacyError(
-            f"the float sum of {rows} rows in blocks of {block}, {size} numbers each, takes "
-            f"{1.0 - limit:.1%} of the clip norm, expected at most {_LARGEST_SURPLUS:.0%}: "
-            f"{surplus:.1%} for the sum and {rounding:.1%} for the grid",
-            "use shorter blocks, smaller batches, or a finer grid (`fineness` of the mechanism)",
-        )
-    return clip_norm * limit
-
-
-def float_sum(
-    block_sum: Callable[[Any], Any],
-    blocks: int,
-    block: int,
-    clip_norm: float,
-    batch: Batch,
-    mechanism: Mechanism,
-    *,
-    double: bool = False,
-) -> Bounded:
-    """Adds float sums of blocks of clipped contributions and rounds once: where only norms exist.
-
-    Guarantee: if every block sum is a float32 sum, or inner product, of at most ``block`` terms
-    c·g with ‖c·g‖₂ ≤ `float_limit` in exact arithmetic, added in any order in float32 without TF32
-    (or all that in float64, if ``double``), and every block without records is zero, then
-    ‖total − total′‖₂ ≤ C when a record is added or removed, and ≤ 2C when it is substituted. Proof:
-    docs/proofs/float_sum.md. All B rows of the batch count, since a record that is removed may move
-    the others to other blocks. As in `clipped_sum` it is assumed that a record's c·g has the same
-    value in whichever row it stands, and without a grid the rounding of the sum of floats is not
-    covered.
-
-    Args:
-      block_sum: index of a block → its sum, a tree of arrays; called within a loop, so that one
-        block's is in memory at a time.
-      blocks: how many there are; blocks · block ≥ B.
-      block: b, the most terms behind one block sum.
-      clip_norm: C.
-      batch: the rows that are summed.
-      mechanism: what noises the sum.
-      double: whether block sums are float64, and ``block_sum`` is traced where JAX has that. Blocks
-        may then be of any length, at the price of float64 arithmetic.
-
-    Raises:
-      PrivacyError: what `float_limit` refuses; block sums of another dtype; a batch with fewer rows than
-        its sampler's ``capacity``.
-    """
-    with jax.enable_x64(double):
-        like, rows = jax.eval_shape(block_sum, np.int32(0)), _row_count(batch)
-    wanted = jnp.float64 if double else jnp.float32
-    for leaf in jax.tree.leaves(like):
-        if leaf.dtype != wanted:
-            raise errors.PrivacyError(
-                f"block sums have dtype {leaf.dtype}, expected {wanted.__name__}"
-            )
-    size = sum(leaf.size for leaf in jax.tree.leaves(like))
-    float_limit(clip_norm, block, blocks, rows, size, mechanism, double=double)
-    shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
-    grid = mechanism.grid(clip_norm)
-    if grid is None:
-        with jax.enable_x64(double):
-            total = _added_up(block_sum, blocks, like, lambda leaf: leaf, double)
-            total = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), total)
-        return Bounded(total, shift, batch.sampler, None)
-    # No sum may wrap. Clipping to a box brings no two totals further apart.
-    farthest = _farthest(rows, grid) + math.isqrt(grid.bound) + 1
-    wide = _is_wide(farthest, grid)
-
-    def exact(leaf: Any) -> Any:
-        return jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)).astype(jnp.float64)
-
-    def whole(leaf: Any) -> Any:
-        boxed = jnp.clip(
-            jnp.round(leaf / jnp.float64(grid.step)), -float(farthest), float(farthest)
-        )
-        return boxed.astype(jnp.int64 if wide else jnp.int32)
-
-    with jax.enable_x64(True):
-        total = jax.tree.map(whole, _added_up(block_sum, blocks, like, exact, double))
-    return Bounded(total, shift, batch.sampler, grid)
-
-
-def float_sum_of(
-    block_sums: Iterable[Any],
-    blocks: int,
-    block: int,
-    clip_norm: float,
-    rows: int,
-    sampler: Sampler,
-    mechanism: Mechanism,
-) -> Bounded:
-    """Does what `float_sum` does with ``double``, of block sums that come from outside one program.
-
-    So records need not all be in memory, and blocks may be summed on several processors. Guarantee: that
-    of `float_sum`, by the same proof, if every block sum is what is asked for there, each of ``blocks``
-    disjoint blocks gives one at most, and those that give none are zero. They are added one after the
-    other, in float64.
-
-    Args:
-      block_sums: trees of float64 arrays, one or more.
-      blocks: how many blocks the batch has; blocks · block ≥ rows.
-      block: b, the most terms behind one block sum.
-      clip_norm: C.
-      rows: B, those of the batch, at least the ``capacity`` of the sampler.
-      sampler: what picked them.
-      mechanism: what noises the sum.
-
-    Raises:
-      PrivacyError: what `float_limit` refuses; block sums of another dtype, none, or more than ``blocks``;
-        fewer rows than the sampler's ``capacity``.
-    """
-    _check_rows(rows, sampler)
-    total, seen = None, 0
-    for part in block_sums:
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(part)]
-        for leaf in leaves:
-            if leaf.dtype != np.float64:
-                raise errors.PrivacyError(f"block sums have dtype {leaf.dtype}, expected float64")
-        # As in `float_sum`: a block that is not finite breaks the promise, and counts as zero.
-        leaves = [
-            leaf if np.isfinite(leaf).all() else np.where(np.isfinite(leaf), leaf, 0.0)
-            for leaf in leaves
-        ]
-        total = leaves if total is None else [a + b for a, b in zip(total, leaves, strict=True)]
-        tree, seen = jax.tree.structure(part), seen + 1
-    if total is None or seen > blocks:
-        raise errors.PrivacyError(f"{seen} block sums, expected 1 to {blocks}")
-    size = sum(leaf.size for leaf in total)
-    float_limit(clip_norm, block, blocks, rows, size, mechanism, double=True)
-    shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
-    grid = mechanism.grid(clip_norm)
-    if grid is None:
-        floats = [jnp.asarray(leaf.astype(np.float32)) for leaf in total]
-        return Bounded(jax.tree.unflatten(tree, floats), shift, sampler, None)
-    farthest = _farthest(rows, grid) + math.isqrt(grid.bound) + 1
-    whole = np.int64 if _is_wide(farthest, grid) else np.int32
-    boxed = [np.clip(np.round(leaf / grid.step), -farthest, farthest) for leaf in total]
-    with jax.enable_x64(True):
-        integers = [jnp.asarray(leaf.astype(whole)) for leaf in boxed]
-    return Bounded(jax.tree.unflatten(tree, integers), shift, sampler, grid)
-
-
-def _added_up(
-    block_sum: Callable[[Any], Any],
-    blocks: int,
-    like: Any,
-    convert: Callable[[Any], Any],
-    double: bool,
-) -> Any:
-    """Converts the block sums and adds them, one after the other."""
-
-    def converted(index: Any) -> Any:
-        with jax.enable_x64(double):
-            part = block_sum(index)
-        return jax.tree.map(convert, part)
-
-    if blocks == 1:
-        return converted(np.int32(0))
-
-    def add(total: Any, index: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, converted(index)), None
-
-    start = jax.tree.map(lambda leaf: convert(jnp.zeros(leaf.shape, leaf.dtype)), like)
-    return jax.lax.scan(add, start, jnp.arange(blocks, dtype=jnp.int32))[0]
 
 
 def release(key: Key, bounded: Bounded, mechanism: Mechanism) -> Released:
@@ -611,7 +138,7 @@ def drawn_ahead(key: Key, like: Any, clip_norm: float, mechanism: Mechanism) -> 
       clip_norm: C.
       mechanism: as `release` takes it.
     """
-    nothing = jax.tree.map(_zeros, like)
+    nothing = jax.tree.map(zeros_like, like)
     return Noise(mechanism.perturb(key, nothing, clip_norm), mechanism, clip_norm)
 
 
@@ -739,27 +266,6 @@ def disclose(value: Any, what: str) -> Released:
     return _released(value, events.Unprotected(what))
 
 
-def _row_count(batch: Batch) -> int:
-    """Returns B, which no record may have a part in: it sets the clip limit of all others."""
-    rows: int = batch.mask.shape[0]
-    _check_rows(rows, batch.sampler)
-    return rows
-
-
-def _check_rows(rows: int, sampler: Sampler) -> None:
-    """Refuses a batch with fewer rows than its sampler draws, or with more than fill it up.
-
-    Kernels take rows in groups, for which solvers add masked rows: fewer than twice the batch and 64.
-    """
-    least, most = sampler.capacity, 2 * sampler.capacity + _FILLED_UP
-    if not least <= rows <= most:
-        raise errors.PrivacyError(
-            f"a batch has {rows} rows, expected {least}, which its sampler draws, to {most}: had it as "
-            "many as there are records, one more or less could move what all others count for",
-            "fill the batch up with masked rows" if rows < least else "draw it by the sampler",
-        )
-
-
 def _check_grid(mechanism: Mechanism, bounded: Bounded) -> None:
     grid = mechanism.grid(bounded.shift.clip_norm)
     if grid != bounded.grid:
@@ -772,11 +278,6 @@ def _check_grid(mechanism: Mechanism, bounded: Bounded) -> None:
 def _noised(noised: Any, bounded: Bounded, mechanism: Mechanism) -> Released:
     value = noised if bounded.grid is None else OnGrid(noised, bounded.grid.step)
     return _released(value, bounded.sampler.event(mechanism.event(bounded.shift)))
-
-
-def _zeros(like: Any) -> Any:
-    with jax.enable_x64(like.dtype.itemsize == 8):
-        return jnp.zeros(like.shape, like.dtype)
 
 
 def _is_alike(one: Any, other: Any) -> bool:
@@ -793,12 +294,6 @@ def _released(value: Any, event: events.Event) -> Released:
     return instance
 
 
-# A solver may fill a batch up to twice its rows, and by so many more.
-_FILLED_UP = 64
-# The most that rounding may take from the clip norm, or float sums add to the shift.
-_LARGEST_SURPLUS = 0.05
-
-
 def _decode(value: Any) -> Any:
     def one(node: Any) -> Any:
         if not isinstance(node, OnGrid):
@@ -812,118 +307,3 @@ def _scaled(integers: Any, step: float) -> Any:
     if isinstance(integers, np.ndarray):
         return integers.astype(np.float64) * step
     return integers.astype(jnp.float32) * jnp.float32(step)
-
-
-def _flatten(contributions: Any) -> Any:
-    """Returns the leaves side by side, [B, d]."""
-    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(contributions)]
-    return jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
-
-
-def _split(vector: Any, like: Any) -> Any:
-    """Splits a vector [d] into the shapes of a tree of contributions, without their first axes."""
-    leaves, tree = jax.tree.flatten(like)
-    shapes = [leaf.shape[1:] for leaf in leaves]
-    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
-    parts = [
-        vector[start:stop].reshape(shape)
-        for start, stop, shape in zip([0, *ends[:-1]], ends, shapes, strict=True)
-    ]
-    return jax.tree.unflatten(tree, parts)
-
-
-def _tightened(grid: Grid, size: int, mechanism: Mechanism, clip_norm: float) -> float:
-    """Returns the clip norm in steps that leaves room for rounding ``size`` numbers."""
-    radius = math.sqrt(grid.bound)
-    room = math.sqrt(size) / 2.0
-    if room > _LARGEST_SURPLUS * radius:
-        width = clip_norm / grid.step  # of which the bound is the square, rounded down
-        most = math.floor((2.0 * _LARGEST_SURPLUS * radius) ** 2)
-        noise = mechanism.noise_multiplier
-        # A thousandth less: at the limit itself the rounding down of the bound would refuse it.
-        largest = 0.999 * noise * width * _LARGEST_SURPLUS / room
-        raise errors.PrivacyError(
-            f"noise_multiplier is {noise:g}, expected at most {largest:.4g} for {size} numbers on "
-            f"a grid of {width:.4g} steps a clip norm: rounding to it takes {room / width:.1%} of "
-            f"the clip norm, expected at most {_LARGEST_SURPLUS:.0%}; this grid carries at most "
-            f"{most} numbers",
-            "give the mechanism a finer grid (`fineness`), a smaller noise multiplier, or release "
-            "fewer numbers",
-        )
-    # A millionth more, for the float32 arithmetic of the clip.
-    return radius * (1.0 - 1e-6) - room
-
-
-def _within(integers: Any, bound: int) -> Any:
-    """Says for each row whether Σ xᵢ² ≤ bound, exactly; int32 [B, d] → bool [B].
-
-    Proof: the sum is taken in float64. While the true sum is at most 2⁵³, every square and every
-    partial sum is a whole number up to 2⁵³ (no term is negative), so each is exact, in any order
-    and with fused multiply-adds. If it is more, the computed sum is at least (1 − d·2⁻⁵³)·2⁵³,
-    above 2⁵² for d < 2⁵². Bounds are below 2⁵²: a mechanism's grid refuses others.
-    """
-    with jax.enable_x64(True):
-        wide = integers.astype(jnp.float64)
-        return (wide * wide).sum(axis=1) <= jnp.float64(bound)
-
-
-def _farthest(rows: int, grid: Grid) -> int:
-    return rows * math.isqrt(grid.bound)
-
-
-def _is_wide(farthest: int, grid: Grid) -> bool:
-    """Whether ``grid.terms`` noised totals, added up, may reach 2³¹ and so need int64."""
-    reach = grid.terms * (farthest + grid.tail)
-    if reach >= 2**63:
-        raise errors.PrivacyError(
-            f"{grid.terms} totals of up to {farthest + grid.tail} steps each may add up to 2**63 "
-            "or more, expected less",
-            "use fewer terms, smaller batches, or a coarser grid (`fineness` of the mechanism)",
-        )
-    return reach >= 2**31
-
-
-def _whole_total(integers: Any, wide: bool) -> Any:
-    """Sums rows whose squared norm is within the grid's bound: int32 [B, d] → int32 or int64 [d].
-
-    No sum wraps: an entry is at most ⌊√bound⌋ in size, so |sum + noise| ≤ B·⌊√bound⌋ + tail, in any
-    order, and ``terms`` of them together reach that many times as far; int64 is taken where this
-    reaches 2³¹, and refused where it reaches 2⁶³.
-    """
-    if not wide:
-        return integers.sum(axis=0, dtype=jnp.int32)
-    with jax.enable_x64(True):
-        return integers.astype(jnp.int64).sum(axis=0)
-
-
-def _check_float_range(clip_norm: float, block: int, size: int, double: bool) -> None:
-    """Refuses clip norms at which block sums overflow, or underflow by more than is counted."""
-    least = 2.0**-70 * math.sqrt(size)
-    if not clip_norm >= least:
-        raise errors.PrivacyError(
-            f"clip_norm is {clip_norm}, expected at least {least:.3g} for a float sum of {size} "
-            "numbers: below it float32 underflow may move the sum further than is counted",
-            "measure the contributions in smaller units",
-        )
-    most = float(np.finfo(np.float32).max) / (block * (1.0 + _block_error(block, double)))
-    if not clip_norm < most:
-        raise errors.PrivacyError(
-            f"clip_norm is {clip_norm}, expected below {most:.3g} for float32 sums of {block} rows: "
-            "at it the sum of a block may overflow, and would be lost",
-            "measure the contributions in larger units, or use shorter blocks",
-        )
-
-
-def _block_error(block: int, double: bool) -> float:
-    """γ_b = b·u / (1 − b·u) of float32 or float64; infinite for blocks too long to have a bound."""
-    share = block * (2.0**-53 if double else 2.0**-24)
-    return share / (1.0 - share) if share < 1.0 else math.inf
-
-
-def _float_surplus(block: int, blocks: int, double: bool) -> float:
-    """Returns twice the error of the float sum in units of B·C: docs/proofs/float_sum.md."""
-    inner = _block_error(block, double)
-    # Blocks are added and divided by the step, which is itself rounded: at most blocks + 6 times.
-    outer = (blocks + 6) * 2.0**-53 / (1.0 - (blocks + 6) * 2.0**-53)
-    # Sums that underflow lose at most 2⁻¹⁴⁹ an operation, below the margin of 1e-6.
-    return 2.0 * (inner + outer * (1.0 + inner)) * (1.0 + 1e-6)

@@ -11,7 +11,8 @@ from fedvi.inference import clipping, solvers
 from fedvi.inference.clipping import _weights, longest_part
 from fedvi.inference.coordinates import Coordinates
 from fedvi.inference.svi import DPSVI
-from fedvi.privacy import events, mechanisms, release, sampling
+from fedvi.privacy import base, events, mechanisms, sampling
+from fedvi.privacy import bounded as bounds
 from tests.sensitivity import CASES, Case, shift, worst
 
 pytestmark = pytest.mark.numpyro
@@ -104,13 +105,13 @@ def test_a_batch_as_long_as_there_are_records_would_be_noticed(monkeypatch, name
 
     def batch(self, key, columns):
         rows = columns[0].shape[0]
-        return release.Batch(jnp.arange(rows), jnp.ones(rows, bool), self.privacy.sampler)
+        return base.Batch(jnp.arange(rows), jnp.ones(rows, bool), self.privacy.sampler)
 
     monkeypatch.setattr(DPSVI, "_batch", batch)
     planted = dataclasses.replace(CASES[name], relations=("add_remove",))
     with pytest.raises(errors.PrivacyError, match=r"expected \d+, which its sampler draws"):
         worst(planted)
-    monkeypatch.setattr(release, "_check_rows", lambda rows, sampler: None)
+    monkeypatch.setattr(bounds, "_check_rows", lambda rows, sampler: None)
     assert worst(planted)["add_remove"] > 1.01
 
 
@@ -135,11 +136,11 @@ def test_a_price_of_half_the_move_would_be_noticed():
 @pytest.mark.parametrize("rows", [0, 1, 15, 97])
 def test_no_sum_takes_a_batch_of_another_size_than_its_sampler_draws(rows):
     mechanism, sampler = mechanisms.rounded_gaussian(1.0), sampling.full(16)
-    batch = release.Batch(jnp.arange(rows), jnp.ones(rows, bool), sampler)
+    batch = base.Batch(jnp.arange(rows), jnp.ones(rows, bool), sampler)
     short = f"a batch has {rows} rows, expected 16, which its sampler draws, to 96"
     with pytest.raises(errors.PrivacyError, match=short):
-        release.clipped_sum(jnp.ones((rows, 2)), 1.0, batch, mechanism)
+        bounds.clipped_sum(jnp.ones((rows, 2)), 1.0, batch, mechanism)
     with pytest.raises(errors.PrivacyError, match=short):
-        release.float_sum(lambda _: jnp.ones(2), 1, 16, 1.0, batch, mechanism)
+        bounds.float_sum(lambda _: jnp.ones(2), 1, 16, 1.0, batch, mechanism)
     with pytest.raises(errors.PrivacyError, match=short):
-        release.float_sum_of([np.ones(2)], 1, 16, 1.0, rows, sampler, mechanism)
+        bounds.float_sum_of([np.ones(2)], 1, 16, 1.0, rows, sampler, mechanism)

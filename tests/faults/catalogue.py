@@ -163,7 +163,7 @@ _PRIVACY = (
     ),
     _fault(
         "batches-as-long-as-there-are-records",
-        "privacy/release.py",
+        "privacy/bounded.py",
         "if not least <= rows <= most:",
         "if rows < 0:",
         "One record more may change what everybody is clipped to.",

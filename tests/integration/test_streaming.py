@@ -27,6 +27,7 @@ from fedvi.experiment.config import parse_study
 from fedvi.inference.base import Shard, Task
 from fedvi.inference.blocks import blocks_of, is_large, length_of
 from fedvi.inference.clipping import MOST_ROWS
+from fedvi.privacy import bounded as bounds
 from fedvi.privacy import random, release, sampling
 
 # Above `MOST_ROWS`, from which on records are added up in blocks, wherever they lie.
@@ -276,10 +277,10 @@ def test_more_blocks_than_there_are_or_none_at_all_are_no_sum() -> None:
     assembly = build.assemble(parse_study(raw(SOLVERS["site_release"][0])))
     part = {"gradient": np.ones(3)}
 
-    def total(parts: list[Any], blocks: int) -> release.Bounded:
+    def total(parts: list[Any], blocks: int) -> bounds.Bounded:
         mechanism: list[Any] = []
         assembly.solver_with(lambda inner: mechanism.append(inner) or inner)
-        return release.float_sum_of(parts, blocks, 64, 1.5, 100, sampling.full(100), mechanism[0])
+        return bounds.float_sum_of(parts, blocks, 64, 1.5, 100, sampling.full(100), mechanism[0])
 
     assert total([part, part], 2).shift.substitute == 3.0
     for parts in ([], [part] * 3):

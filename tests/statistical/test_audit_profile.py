@@ -17,7 +17,7 @@ from fedvi.audit import trials as worst
 from fedvi.audit.draws import check_sampler
 from fedvi.privacy import events, mechanisms, sampling, views
 from fedvi.privacy.accountants import pld
-from fedvi.privacy.release import Batch
+from fedvi.privacy.base import Batch
 
 RATE, SIGMA, STEPS, SLOTS, DELTA, COUNT = 0.1, 1.0, 20, 40, 1e-5, 20_000
 """By the privacy loss distribution ε is 3.591 at δ 1e-5."""

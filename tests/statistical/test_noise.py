@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedvi.privacy import mechanisms, random, release, sampling
+from fedvi.privacy import base, mechanisms, random, release, sampling
+from fedvi.privacy import bounded as bounds
 from fedvi.privacy.mechanisms import _alias
 
 COUNT = 150_000
@@ -16,9 +17,9 @@ COUNT = 150_000
 
 def released_noise(mechanism, clip_norm: float, seed: int) -> np.ndarray:
     """The released value of a total of zeros, in units of its charged standard deviation."""
-    bounded = release.Bounded(
+    bounded = bounds.Bounded(
         jnp.zeros(COUNT, jnp.int32),
-        release.Shift(clip_norm, clip_norm, 2.0 * clip_norm),
+        base.Shift(clip_norm, clip_norm, 2.0 * clip_norm),
         sampling.full(1),
         mechanism.grid(clip_norm),
     )

@@ -60,7 +60,7 @@ IN_PRICES = (
     Fault(
         "parts-priced-as-records",
         "A part's change turns around, and is charged as if it could only leave.",
-        "privacy.release:clipped_changes",
+        "privacy.bounded:clipped_changes",
         "shift = Shift(clip_norm, 2.0 * clip_norm * add_remove, 2.0 * clip_norm * substitute)",
         "shift = Shift(clip_norm, clip_norm * add_remove, clip_norm * substitute)",
         "price",

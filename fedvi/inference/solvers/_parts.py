@@ -22,17 +22,9 @@ from fedvi.inference.units import UnitModel
 from fedvi.inference.whitened_changes import PriorFrame, from_vector, to_vector
 from fedvi.models.base import Model
 from fedvi.privacy import events
-from fedvi.privacy.release import (
-    Batch,
-    Bounded,
-    Mechanism,
-    Released,
-    Sampler,
-    clipped_changes,
-    clipped_sum,
-    post_process,
-    release,
-)
+from fedvi.privacy.base import Batch, Mechanism, Sampler
+from fedvi.privacy.bounded import Bounded, clipped_changes, clipped_sum
+from fedvi.privacy.release import Released, post_process, release
 from fedvi.privacy.sampling import full
 from fedvi.typing import IDS, Key
 

@@ -27,20 +27,9 @@ from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.inference.predictor import filled_up, gradients, has_predictor
 from fedvi.models.base import Model
 from fedvi.privacy import events
-from fedvi.privacy.release import (
-    Batch,
-    Bounded,
-    Mechanism,
-    Released,
-    Sampler,
-    Shift,
-    clipped_sum,
-    decoded,
-    post_process,
-    release,
-    repeat,
-    repeat_outside,
-)
+from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
+from fedvi.privacy.bounded import Bounded, clipped_sum
+from fedvi.privacy.release import Released, decoded, post_process, release, repeat, repeat_outside
 from fedvi.typing import Key
 
 __all__ = ["dp_optimisation"]

@@ -13,7 +13,8 @@ from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers import _parts
 from fedvi.inference.tempered import tempered
 from fedvi.models.base import Model
-from fedvi.privacy.release import Mechanism, Released, Sampler
+from fedvi.privacy.base import Mechanism, Sampler
+from fedvi.privacy.release import Released
 from fedvi.typing import Key
 
 __all__ = ["local_averaging"]

@@ -25,17 +25,9 @@ from fedvi.models.glm import Bernoulli, GeneralisedLinearModel, Normal
 from fedvi.models.length_classes import through_chunks
 from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
 from fedvi.models.trials import Binomial
-from fedvi.privacy.release import (
-    Batch,
-    Mechanism,
-    Released,
-    Sampler,
-    Shift,
-    float_limit,
-    float_sum,
-    float_sum_of,
-    release,
-)
+from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
+from fedvi.privacy.bounded import float_limit, float_sum, float_sum_of
+from fedvi.privacy.release import Released, release
 from fedvi.typing import Key
 
 __all__ = ["conjugate_form", "vips"]

@@ -13,7 +13,8 @@ from fedvi.inference.noise_aware import of_changes
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers import _parts
 from fedvi.models.base import Model
-from fedvi.privacy.release import Mechanism, Released, Sampler
+from fedvi.privacy.base import Mechanism, Sampler
+from fedvi.privacy.release import Released
 from fedvi.typing import Key
 
 __all__ = ["virtual_clients"]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jax import lax
 
 from fedvi import errors
-from fedvi.privacy.release import Grid
+from fedvi.privacy.base import Grid
 from fedvi.typing import Key
 
 __all__ = [

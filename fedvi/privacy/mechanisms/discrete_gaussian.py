@@ -7,8 +7,8 @@ from typing import Any
 
 from fedvi import errors
 from fedvi.privacy import events
+from fedvi.privacy.base import Grid, Shift
 from fedvi.privacy.mechanisms import _alias
-from fedvi.privacy.release import Grid, Shift
 from fedvi.typing import Key
 
 __all__ = ["DiscreteGaussian", "discrete_gaussian"]

@@ -9,7 +9,7 @@ import jax.flatten_util
 
 from fedvi import errors
 from fedvi.privacy import events
-from fedvi.privacy.release import Grid, Shift
+from fedvi.privacy.base import Grid, Shift
 from fedvi.typing import Key
 
 __all__ = ["Gaussian", "gaussian"]

@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 from fedvi.privacy import events
+from fedvi.privacy.base import Grid, Shift
 from fedvi.privacy.mechanisms import _alias
-from fedvi.privacy.release import Grid, Shift
 from fedvi.typing import Key
 
 __all__ = ["TABLE_DISTANCE", "RoundedGaussian", "rounded_gaussian"]

@@ -10,7 +10,7 @@ from jax import lax
 
 from fedvi import errors
 from fedvi.privacy import events
-from fedvi.privacy.release import Batch
+from fedvi.privacy.base import Batch
 from fedvi.privacy.sampling._rows import check_slots
 from fedvi.typing import Key
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedvi.privacy import events
-from fedvi.privacy.release import Batch
+from fedvi.privacy.base import Batch
 from fedvi.privacy.sampling._rows import check_slots
 from fedvi.typing import Key
 

@@ -13,7 +13,7 @@ import scipy.stats
 
 from fedvi import errors
 from fedvi.privacy import events
-from fedvi.privacy.release import Batch
+from fedvi.privacy.base import Batch
 from fedvi.privacy.sampling._rows import check_slots
 from fedvi.typing import Key
 

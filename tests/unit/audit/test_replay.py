@@ -23,7 +23,8 @@ from fedvi.expfam import tree
 from fedvi.expfam.low_rank_gaussian import LowRankEta
 from fedvi.inference import solvers
 from fedvi.inference.base import Shard, Task
-from fedvi.privacy import events, mechanisms, release, sampling
+from fedvi.privacy import base, events, mechanisms, release, sampling
+from fedvi.privacy import bounded as bounds
 from fedvi.privacy.metrics import Private, Public, ReleasedMetric
 from fedvi.privacy.random import insecure_root, key
 
@@ -219,7 +220,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("mechanism", [FLOAT, GRID], ids=["float", "grid"])
 def test_clipping_that_is_off_is_found(plant: Any, mechanism: Any) -> None:
     def unclipped(contributions: Any, clip_norm: float, batch: Any, *rest: Any) -> Any:
-        bounded = release.clipped_sum(contributions, clip_norm, batch, *rest)
+        bounded = bounds.clipped_sum(contributions, clip_norm, batch, *rest)
         step = 1.0 if bounded.grid is None else bounded.grid.step
 
         def total(leaf: Any, like: Any) -> Any:
@@ -242,13 +243,13 @@ def clipped_after_the_sum(contributions: Any, clip_norm: float, batch: Any, mech
         kept = batch.mask.reshape(-1, *[1] * (leaf.ndim - 1))
         return jnp.zeros_like(leaf).at[0].set(jnp.where(kept, leaf, 0.0).sum(axis=0))
 
-    one = release.Batch(batch.indices, jnp.arange(batch.mask.shape[0]) == 0, batch.sampler)
-    return release.clipped_sum(jax.tree.map(summed, contributions), clip_norm, one, mechanism)
+    one = base.Batch(batch.indices, jnp.arange(batch.mask.shape[0]) == 0, batch.sampler)
+    return bounds.clipped_sum(jax.tree.map(summed, contributions), clip_norm, one, mechanism)
 
 
 def clipped_array_by_array(contributions: Any, clip_norm: float, batch: Any, mechanism: Any) -> Any:
     leaves, tree = jax.tree.flatten(contributions)
-    sums = [release.clipped_sum([leaf], clip_norm, batch, mechanism) for leaf in leaves]
+    sums = [bounds.clipped_sum([leaf], clip_norm, batch, mechanism) for leaf in leaves]
     return dataclasses.replace(sums[0], total=jax.tree.unflatten(tree, [s.total[0] for s in sums]))
 
 
@@ -256,9 +257,9 @@ def counted_twice(contributions: Any, clip_norm: float, batch: Any, mechanism: A
     def doubled(array: Any) -> Any:
         return jnp.concatenate([array, array])
 
-    twice = release.Batch(doubled(batch.indices), doubled(batch.mask), batch.sampler)
+    twice = base.Batch(doubled(batch.indices), doubled(batch.mask), batch.sampler)
     rows = jax.tree.map(doubled, contributions)
-    return release.clipped_sum(rows, clip_norm, twice, mechanism)
+    return bounds.clipped_sum(rows, clip_norm, twice, mechanism)
 
 
 @pytest.mark.nightly(but=("clipped_array_by_array",))
@@ -285,7 +286,7 @@ def test_a_substitution_at_the_price_of_a_removal_is_found() -> None:
 def test_a_mask_that_is_ignored_is_found(plant: Any) -> None:
     def unmasked(contributions: Any, clip_norm: float, batch: Any, mechanism: Any) -> Any:
         everything = dataclasses.replace(batch, mask=jnp.ones_like(batch.mask))
-        return release.clipped_sum(contributions, clip_norm, everything, mechanism)
+        return bounds.clipped_sum(contributions, clip_norm, everything, mechanism)
 
     plant(unmasked)
     assert found()["empty slots count for nothing"] is False
@@ -438,7 +439,7 @@ class Planted:
     rate: float = 0.2
 
     def draw(self, key: Any, valid: Any) -> Any:
-        return release.Batch(jnp.arange(SLOTS), valid & self.pick(key), self)
+        return base.Batch(jnp.arange(SLOTS), valid & self.pick(key), self)
 
     def event(self, inner: Any) -> Any:
         return POISSON.event(inner)
@@ -489,7 +490,7 @@ def test_batches_that_avoid_the_last_one_are_found() -> None:
     for step in range(60):
         free = ~inside[:, step - 1] if step else np.ones(SLOTS, bool)
         inside[:, step] = free & (generator.random(SLOTS) < 0.25)
-    charge = charges(POISSON.event(FLOAT.event(release.Shift(1.0, 1.0, 2.0))))
+    charge = charges(POISSON.event(FLOAT.event(base.Shift(1.0, 1.0, 2.0))))
     groups = [np.array([slot]) for slot in range(SLOTS)]
     outcome = {f.check: f for f in check_inclusion(inside, groups, SLOTS, charge * 60)}
     assert outcome["batches do not repeat"].passed is False
@@ -693,7 +694,7 @@ def test_a_late_slot_that_is_always_included_is_found() -> None:
     class Late(Planted):
         def draw(self, key: Any, valid: Any) -> Any:
             coins = jax.random.bernoulli(key, 0.1, (slots,)).at[170].set(True)
-            return release.Batch(jnp.arange(slots), valid & coins, self)
+            return base.Batch(jnp.arange(slots), valid & coins, self)
 
         def event(self, inner: Any) -> Any:
             return fair.event(inner)
@@ -746,7 +747,7 @@ def test_each_rate_of_a_study_with_several_is_checked() -> None:
 
 def test_batches_in_which_no_tried_record_shows_are_no_pass() -> None:
     never = np.zeros((4, 10), bool)
-    charge = charges(POISSON.event(FLOAT.event(release.Shift(1.0, 1.0, 2.0))))
+    charge = charges(POISSON.event(FLOAT.event(base.Shift(1.0, 1.0, 2.0))))
     groups = [np.array([slot]) for slot in range(4)]
     (finding,) = check_inclusion(never, groups, 4, charge * 10)
     assert finding.passed is None

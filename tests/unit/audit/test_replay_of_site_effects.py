@@ -16,7 +16,8 @@ from fedvi.expfam import tree
 from fedvi.inference import solvers
 from fedvi.inference.base import Shard, Task
 from fedvi.models.site_effects import site_effects
-from fedvi.privacy import mechanisms, release, sampling
+from fedvi.privacy import bounded as bounds
+from fedvi.privacy import mechanisms, sampling
 from fedvi.privacy.random import insecure_root, key
 
 SIZE, SLOTS, CLIP = 2, 32, 0.1
@@ -76,7 +77,7 @@ def test_effects_that_are_left_out_of_the_norm_are_found(monkeypatch: pytest.Mon
             kept = jnp.nan_to_num(leaf * factor.reshape(shape))
             return jnp.where(batch.mask.reshape(shape), kept, 0.0).sum(axis=0)
 
-        bounded = release.clipped_sum(contributions, clip_norm, batch, mechanism)
+        bounded = bounds.clipped_sum(contributions, clip_norm, batch, mechanism)
         return dataclasses.replace(bounded, total=jax.tree.map(total, contributions))
 
     def of_parts(parts: Any, clip_norm: float, _: str, *rest: Any) -> Any:

@@ -29,6 +29,9 @@ from fedvi.privacy import (
     release,
     sampling,
 )
+from fedvi.privacy import (
+    bounded as bounds,
+)
 from fedvi.store.memory import MemoryClientStore
 from fedvi.transport import codec
 
@@ -49,7 +52,7 @@ def noisy_solver(cost: events.Event = NOISE, event: events.Event | None = None) 
 
     def update(key_of, state, job, shard):
         batch = sampler.draw(key_of("sampling"), shard.mask)
-        bounded = release.clipped_sum(shard.records["x"], 1.0, batch, mechanisms.gaussian(20.0))
+        bounded = bounds.clipped_sum(shard.records["x"], 1.0, batch, mechanisms.gaussian(20.0))
         noised = release.release(key_of("noise"), bounded, mechanisms.gaussian(20.0))
         if event is not None:
             noised = release.disclose(noised.value, event.what)

@@ -16,8 +16,8 @@ from fedvi.experiment.config import parse_study
 from fedvi.experiment.plans.plan import plan
 from fedvi.federation import schedules
 from fedvi.privacy import accountants, events, ledger, statement
+from fedvi.privacy.base import Mechanism
 from fedvi.privacy.mechanisms import gaussian
-from fedvi.privacy.release import Mechanism
 from fedvi.typing import ROWS
 from tests.studies import raw_study
 

@@ -17,7 +17,7 @@ from fedvi.federation import schedules
 from fedvi.inference import solvers
 from fedvi.inference.base import LocalSolver
 from fedvi.privacy import mechanisms, sampling
-from fedvi.privacy.release import Sampler
+from fedvi.privacy.base import Sampler
 
 PACKAGES = [models, expfam, solvers, schedules, mechanisms, sampling]
 

@@ -74,7 +74,7 @@ from numpyro.infer import SVI, Trace_ELBO, autoguide
 import fedvi
 from fedvi.inference import clipping, per_record
 from fedvi.inference.svi import DPSVI
-from fedvi.privacy import mechanisms, release, sampling
+from fedvi.privacy import base, mechanisms, sampling
 
 pytestmark = pytest.mark.numpyro
 
@@ -100,7 +100,7 @@ def clipped(gradient, clip_norm, kind):
 
     params = jax.tree.map(jnp.zeros_like, gradient)
     records = per_record.gradients(loss, params, jax.tree.map(lambda leaf: leaf[None], gradient))
-    batch = release.Batch(jnp.arange(1), jnp.ones(1, bool), sampling.full(1))
+    batch = base.Batch(jnp.arange(1), jnp.ones(1, bool), sampling.full(1))
     parts = clipping.Parts(lambda _: records, 1, 1)
     return clipping.clipped(parts, clip_norm, kind, batch, mechanisms.gaussian(0.0)).total
 

@@ -13,7 +13,7 @@ from jax import lax
 from fedvi import errors
 from fedvi.inference import clipping, per_record
 from fedvi.privacy import mechanisms, sampling
-from fedvi.privacy.release import Batch
+from fedvi.privacy.base import Batch
 
 B = 6
 FINE = mechanisms.rounded_gaussian(1.0, 16)

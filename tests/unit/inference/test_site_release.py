@@ -18,7 +18,9 @@ from fedvi.inference.coordinates import Coordinates, Foreseen, length_for
 from fedvi.inference.finish import finish_site
 from fedvi.inference.units import unit_model
 from fedvi.privacy import mechanisms, random, sampling
-from fedvi.privacy.release import Batch, clipped_sum_of_parts, decoded, float_limit, float_sum
+from fedvi.privacy.base import Batch
+from fedvi.privacy.bounded import clipped_sum_of_parts, float_limit, float_sum
+from fedvi.privacy.release import decoded
 from fedvi.typing import ROWS
 from tests.studies import random_eta, raw_study, run_study, split
 

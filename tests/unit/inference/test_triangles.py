@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedvi.inference import clipping, per_record
 from fedvi.privacy import mechanisms, sampling
-from fedvi.privacy.release import Batch
+from fedvi.privacy.base import Batch
 
 B, K = 6, 4
 FINE = mechanisms.rounded_gaussian(1.0, 16)

@@ -27,8 +27,8 @@ from fedvi.models import (
 )
 from fedvi.models.base import Model, gaussian_prior
 from fedvi.models.hazards import Events
+from fedvi.privacy.bounded import clipped_sum
 from fedvi.privacy.mechanisms.gaussian import Gaussian
-from fedvi.privacy.release import clipped_sum
 from fedvi.privacy.sampling.full import Full
 
 NAMES = ["(Intercept)", "age", "dose"]

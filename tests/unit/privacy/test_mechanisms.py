@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from jax.errors import KeyReuseError
 
 from fedvi import errors
-from fedvi.privacy import events, mechanisms, random, release, sampling
+from fedvi.privacy import base, events, mechanisms, random, release, sampling
+from fedvi.privacy import bounded as bounds
+from fedvi.privacy.base import Shift
+from fedvi.privacy.bounded import Bounded
 from fedvi.privacy.mechanisms import _alias
-from fedvi.privacy.release import Bounded, Shift
 
 KEY = random.insecure_root(0).key("noise")
 ON_GRID = ("rounded_gaussian", "discrete_gaussian")
@@ -23,7 +25,7 @@ ON_GRID = ("rounded_gaussian", "discrete_gaussian")
 @pytest.mark.parametrize("name", mechanisms.__all__)
 def test_every_mechanism_satisfies_the_protocol(name):
     mechanism = getattr(mechanisms, name)(1.5)
-    assert isinstance(mechanism, release.Mechanism)
+    assert isinstance(mechanism, base.Mechanism)
     assert hash(mechanism) == hash(getattr(mechanisms, name)(1.5))
     assert bool(mechanism.mark) == (name == "gaussian")
     event = mechanism.event(Shift(0.5, 0.5, 1.0))
@@ -84,8 +86,8 @@ def test_a_sum_that_is_not_clipped_has_no_grid(name):
 @pytest.mark.parametrize("name", ON_GRID)
 def test_without_noise_the_total_passes_and_costs_everything(name):
     mechanism = getattr(mechanisms, name)(0.0)
-    batch = release.Batch(jnp.arange(2), jnp.ones(2, bool), sampling.full(2))
-    bounded = release.clipped_sum(jnp.ones((2, 3)), 5.0, batch, mechanism)
+    batch = base.Batch(jnp.arange(2), jnp.ones(2, bool), sampling.full(2))
+    bounded = bounds.clipped_sum(jnp.ones((2, 3)), 5.0, batch, mechanism)
     released = release.release(KEY, bounded, mechanism)
     np.testing.assert_array_equal(released.value, [2.0, 2.0, 2.0])
     assert released.event.noise_multiplier == 0.0
@@ -102,8 +104,8 @@ def test_a_total_of_floats_gets_no_integer_noise():
 
 
 def test_a_total_is_released_by_the_mechanism_that_it_was_made_for():
-    batch = release.Batch(jnp.arange(2), jnp.ones(2, bool), sampling.full(2))
-    bounded = release.clipped_sum(jnp.ones((2, 3)), 1.0, batch, mechanisms.rounded_gaussian(2.0))
+    batch = base.Batch(jnp.arange(2), jnp.ones(2, bool), sampling.full(2))
+    bounded = bounds.clipped_sum(jnp.ones((2, 3)), 1.0, batch, mechanisms.rounded_gaussian(2.0))
     with pytest.raises(errors.PrivacyError, match="on the grid"):
         release.release(KEY, bounded, mechanisms.rounded_gaussian(1.0))
 

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedvi import errors
-from fedvi.privacy import events, mechanisms, random, release, sampling
+from fedvi.privacy import base, events, mechanisms, random, release, sampling
+from fedvi.privacy import bounded as bounds
 
 FLOAT = mechanisms.gaussian(1.0)
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-def batch(count: int, mask=None) -> release.Batch:
+def batch(count: int, mask=None) -> base.Batch:
     keep = jnp.ones(count, bool) if mask is None else jnp.asarray(mask)
-    return release.Batch(jnp.arange(count), keep, sampling.full(count))
+    return base.Batch(jnp.arange(count), keep, sampling.full(count))
 
 
 @given(
@@ -32,13 +33,13 @@ def test_one_record_moves_a_clipped_sum_by_at_most_its_shift(
     contributions, replacement, clip_norm, index
 ):
     total = np.asarray(
-        release.clipped_sum(jnp.asarray(contributions), clip_norm, batch(5), FLOAT).total
+        bounds.clipped_sum(jnp.asarray(contributions), clip_norm, batch(5), FLOAT).total
     )
     mask = np.arange(5) != index
-    without = release.clipped_sum(jnp.asarray(contributions), clip_norm, batch(5, mask), FLOAT)
+    without = bounds.clipped_sum(jnp.asarray(contributions), clip_norm, batch(5, mask), FLOAT)
     replaced = contributions.copy()
     replaced[index] = replacement
-    other = np.asarray(release.clipped_sum(jnp.asarray(replaced), clip_norm, batch(5), FLOAT).total)
+    other = np.asarray(bounds.clipped_sum(jnp.asarray(replaced), clip_norm, batch(5), FLOAT).total)
     # float32 rounding of a sum of 5 terms of norm C.
     slack = 1e-5 * clip_norm
     assert np.isfinite(total).all()
@@ -49,27 +50,25 @@ def test_one_record_moves_a_clipped_sum_by_at_most_its_shift(
 
 @given(contributions=hnp.arrays(np.float32, (4, 3), elements=st.floats(-1, 1, width=32)))
 def test_short_contributions_are_summed_as_they_are(contributions):
-    total = release.clipped_sum(jnp.asarray(contributions), 2.0, batch(4), FLOAT).total
+    total = bounds.clipped_sum(jnp.asarray(contributions), 2.0, batch(4), FLOAT).total
     np.testing.assert_allclose(total, contributions.sum(0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_record_that_is_not_finite_counts_as_zero(bad):
     rows = jnp.asarray([[1.0, 0.0], [bad, 0.5]], jnp.float32)
-    total = release.clipped_sum(rows, 1.0, batch(2), FLOAT).total
+    total = bounds.clipped_sum(rows, 1.0, batch(2), FLOAT).total
     np.testing.assert_array_equal(total, [1.0, 0.0])
 
 
 def test_a_huge_record_is_clipped_not_lost():
-    total = release.clipped_sum(
-        jnp.asarray([[1e30, 1e30]], jnp.float32), 1.0, batch(1), FLOAT
-    ).total
+    total = bounds.clipped_sum(jnp.asarray([[1e30, 1e30]], jnp.float32), 1.0, batch(1), FLOAT).total
     assert np.linalg.norm(total) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_the_norm_is_joint_over_all_leaves():
     tree = {"a": jnp.asarray([[3.0]]), "b": jnp.asarray([[4.0]])}
-    total = release.clipped_sum(tree, 1.0, batch(1), FLOAT).total
+    total = bounds.clipped_sum(tree, 1.0, batch(1), FLOAT).total
     assert float(total["a"][0]) == pytest.approx(0.6)
     assert float(total["b"][0]) == pytest.approx(0.8)
 
@@ -77,7 +76,7 @@ def test_the_norm_is_joint_over_all_leaves():
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, float("nan")])
 def test_a_clip_norm_that_bounds_nothing_is_refused(clip_norm):
     with pytest.raises(errors.PrivacyError, match="clip_norm"):
-        release.clipped_sum(jnp.ones((1, 1)), clip_norm, batch(1), FLOAT)
+        bounds.clipped_sum(jnp.ones((1, 1)), clip_norm, batch(1), FLOAT)
 
 
 def test_nothing_else_makes_a_released():
@@ -101,7 +100,7 @@ def test_nothing_is_released_by_no_release():
 
 
 def test_what_is_not_released_does_not_show_in_a_log():
-    bounded = release.clipped_sum(jnp.full((2, 1), 0.4321), 1.0, batch(2), FLOAT)
+    bounded = bounds.clipped_sum(jnp.full((2, 1), 0.4321), 1.0, batch(2), FLOAT)
     assert "0.8" not in repr(bounded)
     assert "0.4321" not in repr(bounded)
 
@@ -109,7 +108,7 @@ def test_what_is_not_released_does_not_show_in_a_log():
 def test_a_release_costs_what_its_sampler_and_mechanism_say():
     sampler = sampling.poisson(0.25, 100)
     drawn = sampler.draw(jax.random.key(0), jnp.ones(100, bool))
-    bounded = release.clipped_sum(jnp.ones((drawn.indices.shape[0], 2)), 0.5, drawn, FLOAT)
+    bounded = bounds.clipped_sum(jnp.ones((drawn.indices.shape[0], 2)), 0.5, drawn, FLOAT)
     released = release.release(jax.random.key(1), bounded, mechanisms.gaussian(3.0))
     assert released.event == events.PoissonSampled(
         0.25, events.Gaussian(3.0, 1.0, 2.0), sampler.overflow
@@ -118,7 +117,7 @@ def test_a_release_costs_what_its_sampler_and_mechanism_say():
 
 def test_repeated_releases_compose_and_post_processing_is_free():
     def step(value, key):
-        bounded = release.clipped_sum(jnp.ones((4, 2)), 1.0, batch(4), FLOAT)
+        bounded = bounds.clipped_sum(jnp.ones((4, 2)), 1.0, batch(4), FLOAT)
         noised = release.release(key, bounded, mechanisms.gaussian(2.0))
         return release.post_process(lambda total: value + total, noised)
 
@@ -131,7 +130,7 @@ def test_repeated_releases_compose_and_post_processing_is_free():
 def test_the_event_survives_jit():
     @jax.jit
     def run(key):
-        bounded = release.clipped_sum(jnp.ones((3, 2)), 1.0, batch(3), FLOAT)
+        bounded = bounds.clipped_sum(jnp.ones((3, 2)), 1.0, batch(3), FLOAT)
         return release.release(key, bounded, mechanisms.gaussian(1.5))
 
     assert run(jax.random.key(0)).event == events.Gaussian(1.5, 1.0, 2.0)
@@ -142,7 +141,7 @@ def test_a_disclosure_is_unprotected_by_name():
 
 
 def test_noise_has_the_stated_standard_deviation():
-    bounded = release.Bounded(jnp.zeros(100_000), release.Shift(0.5, 0.5, 1.0), sampling.full(1))
+    bounded = bounds.Bounded(jnp.zeros(100_000), base.Shift(0.5, 0.5, 1.0), sampling.full(1))
     released = release.release(jax.random.key(2), bounded, mechanisms.gaussian(4.0))
     found = np.asarray(released.value)
     # 5 standard errors of mean and sd: false alarm below 2e-6, and the seed is fixed.
@@ -151,7 +150,7 @@ def test_noise_has_the_stated_standard_deviation():
 
 
 def test_unclipped_sums_cannot_be_noised_into_a_claim():
-    bounded = release.clipped_sum(jnp.ones((2, 2)), float("inf"), batch(2), FLOAT)
+    bounded = bounds.clipped_sum(jnp.ones((2, 2)), float("inf"), batch(2), FLOAT)
     with pytest.raises(errors.PrivacyError, match="finite clip_norm"):
         release.release(jax.random.key(0), bounded, mechanisms.gaussian(1.0))
     unprotected = release.release(jax.random.key(0), bounded, mechanisms.gaussian(0.0))
@@ -183,7 +182,7 @@ ADVERSARIAL = st.one_of(
 
 def integer_total(contributions, mechanism, clip_norm=1.0, mask=None) -> list[int]:
     rows = batch(len(contributions), mask)
-    total = release.clipped_sum(jnp.asarray(contributions), clip_norm, rows, mechanism).total
+    total = bounds.clipped_sum(jnp.asarray(contributions), clip_norm, rows, mechanism).total
     assert total.dtype in (jnp.int32, jnp.int64)
     return [int(number) for number in np.asarray(total)]
 
@@ -247,11 +246,11 @@ def test_the_bound_needs_the_tightened_clip_or_the_check(monkeypatch, bug):
         return jnp.ones(integers.shape[0], bool)
 
     if bug in ("no tightening", "neither"):
-        monkeypatch.setattr(release, "_tightened", lambda grid, size, *rest: math.sqrt(grid.bound))
+        monkeypatch.setattr(bounds, "_tightened", lambda grid, size, *rest: math.sqrt(grid.bound))
     if bug == "clip off":
-        monkeypatch.setattr(release, "_tightened", lambda grid, size, *rest: 1e6)
+        monkeypatch.setattr(bounds, "_tightened", lambda grid, size, *rest: 1e6)
     if bug != "no tightening":
-        monkeypatch.setattr(release, "_within", everything)
+        monkeypatch.setattr(bounds, "_within", everything)
     rows = 3.0 * rows if bug == "clip off" else rows
     # Either guard alone holds the bound; the second is there in case the first is wrong.
     broken = bug in ("neither", "clip off")
@@ -268,24 +267,24 @@ def test_the_bound_needs_the_tightened_clip_or_the_check(monkeypatch, bug):
 def test_the_integer_check_is_exact(rows, offset):
     squares = [sum(int(x) ** 2 for x in row) for row in rows]
     bound = min(2**52 - 1, max(0, squares[0] + offset))
-    found = release._within(jnp.asarray(rows), bound)
+    found = bounds._within(jnp.asarray(rows), bound)
     assert found.tolist() == [square <= bound for square in squares]
 
 
 @given(row=hnp.arrays(np.int32, (1, 9), elements=st.integers(-(2**20), 2**20)))
 def test_the_integer_check_is_exact_at_its_edge(row):
     square = sum(int(x) ** 2 for x in row[0])
-    assert bool(release._within(jnp.asarray(row), square)[0])
-    assert not bool(release._within(jnp.asarray(row), square - 1)[0])
+    assert bool(bounds._within(jnp.asarray(row), square)[0])
+    assert not bool(bounds._within(jnp.asarray(row), square - 1)[0])
 
 
 def test_a_grid_too_coarse_for_so_many_numbers_is_refused():
     mechanism = mechanisms.rounded_gaussian(100.0, fineness=1)
     with pytest.raises(errors.PrivacyError, match="at most 16 numbers") as caught:
-        release.clipped_sum(jnp.ones((2, 17)), 1.0, batch(2), mechanism)
+        bounds.clipped_sum(jnp.ones((2, 17)), 1.0, batch(2), mechanism)
     assert "17 numbers" in caught.value.message
     assert "fineness" in caught.value.hint
-    release.clipped_sum(jnp.ones((2, 16)), 1.0, batch(2), mechanism)
+    bounds.clipped_sum(jnp.ones((2, 16)), 1.0, batch(2), mechanism)
 
 
 @pytest.mark.nightly
@@ -298,7 +297,7 @@ def test_no_honest_sum_wraps(sign):
     most = (2**31 - 1 - grid.tail) // reach
     for rows, dtype in ((most, jnp.int32), (most + 1, jnp.int64)):
         contributions = jnp.full((rows, 1), 2.0 * sign)
-        bounded = release.clipped_sum(contributions, 1.0, batch(rows), mechanism)
+        bounded = bounds.clipped_sum(contributions, 1.0, batch(rows), mechanism)
         assert bounded.total.dtype == dtype
         each = integer_total(contributions[:1], mechanism)[0]
         assert int(np.asarray(bounded.total)[0]) == rows * each
@@ -309,16 +308,16 @@ def test_no_honest_sum_wraps(sign):
 
 
 def test_a_sum_that_is_summed_too_narrow_wraps(monkeypatch):
-    monkeypatch.setattr(release, "_is_wide", lambda farthest, grid: False)
+    monkeypatch.setattr(bounds, "_is_wide", lambda farthest, grid: False)
     mechanism = mechanisms.rounded_gaussian(0.1)
     rows = 60_000
-    total = release.clipped_sum(jnp.full((rows, 1), 2.0), 1.0, batch(rows), mechanism).total
+    total = bounds.clipped_sum(jnp.full((rows, 1), 2.0), 1.0, batch(rows), mechanism).total
     assert int(total[0]) < 0
 
 
 def test_released_integers_are_decoded_to_what_they_are_worth():
     mechanism = mechanisms.rounded_gaussian(2.0)
-    bounded = release.clipped_sum({"a": jnp.ones((3, 2))}, 4.0, batch(3), mechanism)
+    bounded = bounds.clipped_sum({"a": jnp.ones((3, 2))}, 4.0, batch(3), mechanism)
     released = release.release(jax.random.key(1), bounded, mechanism)
     step = mechanism.grid(4.0).step
     assert isinstance(released.value, release.OnGrid)
@@ -337,7 +336,7 @@ def test_a_loop_carries_decoded_numbers():
     mechanism = mechanisms.rounded_gaussian(2.0)
 
     def step(value, key):
-        bounded = release.clipped_sum(jnp.ones((4, 2)) + value[None], 1.0, batch(4), mechanism)
+        bounded = bounds.clipped_sum(jnp.ones((4, 2)) + value[None], 1.0, batch(4), mechanism)
         return release.decoded(release.release(key, bounded, mechanism))
 
     released = release.repeat(step, jnp.zeros(2), jax.random.split(jax.random.key(0), 5))
@@ -346,7 +345,7 @@ def test_a_loop_carries_decoded_numbers():
 
 @pytest.mark.parametrize("mechanism", [FLOAT, mechanisms.rounded_gaussian(4.0)])
 def test_noise_drawn_ahead_gives_the_same_release(mechanism):
-    bounded = release.clipped_sum(
+    bounded = bounds.clipped_sum(
         {"a": jnp.ones((4, 2)), "b": jnp.ones((4, 1))}, 1.0, batch(4), mechanism
     )
     key = jax.random.key(3)
@@ -362,7 +361,7 @@ def test_noise_drawn_ahead_is_for_one_clip_norm_grid_and_layout():
     total = jnp.zeros(2, jnp.int32)
 
     def bounded(clip_norm, size=2, mechanism=mechanism):
-        return release.clipped_sum(jnp.ones((4, size)), clip_norm, batch(4), mechanism)
+        return bounds.clipped_sum(jnp.ones((4, size)), clip_norm, batch(4), mechanism)
 
     ahead = release.drawn_ahead(jax.random.key(0), total, 1.0, mechanism)
     release.release_with(ahead, bounded(1.0))
@@ -380,7 +379,7 @@ def test_noise_drawn_ahead_is_for_one_clip_norm_grid_and_layout():
 
 
 def float_sum(blocks, block, clip_norm, picked, mechanism):
-    return release.float_sum(
+    return bounds.float_sum(
         lambda index: blocks[index], len(blocks), block, clip_norm, picked, mechanism
     )
 
@@ -396,7 +395,7 @@ def test_a_float_sum_moves_by_at_most_its_declared_shift(seed, block, spread):
     mechanism = mechanisms.rounded_gaussian(1.0)
     generator = np.random.default_rng(seed)
     terms = generator.normal(size=(rows, size)) * np.exp2(-spread * generator.random((rows, 1)))
-    limit = release.float_limit(clip_norm, block, rows // block, rows, size, mechanism)
+    limit = bounds.float_limit(clip_norm, block, rows // block, rows, size, mechanism)
     terms *= limit / np.maximum(limit, np.linalg.norm(terms, axis=1, keepdims=True) * (1 + 1e-6))
     terms = terms.astype(np.float32)
     compacted = np.concatenate([np.delete(terms, seed % rows, axis=0), np.zeros((1, size))])
@@ -411,12 +410,12 @@ def test_a_float_sum_moves_by_at_most_its_declared_shift(seed, block, spread):
     move = squared_move(np.asarray(one.total).tolist(), np.asarray(two.total).tolist())
     assert move <= (clip_norm / one.grid.step) ** 2
     assert 0.95 * clip_norm < limit < clip_norm
-    assert one.shift == release.Shift(clip_norm, clip_norm, 2.0 * clip_norm)
+    assert one.shift == base.Shift(clip_norm, clip_norm, 2.0 * clip_norm)
 
 
 def test_rows_of_a_float_sum_are_clipped_to_less_by_what_rounding_adds():
     mechanism = mechanisms.rounded_gaussian(1.0)
-    limit = release.float_limit(1.0, 32, 128, 4096, 4, mechanism)
+    limit = bounds.float_limit(1.0, 32, 128, 4096, 4, mechanism)
     # 2 γ_b B C = 1.6 % of C at b = 32 and B = 4,096, and √d g.
     assert limit == pytest.approx((1.0 - 2 / 4096) / (1.0 + 2 * 32 * 2**-24 * 4096), 1e-4)
     bounded = float_sum(jnp.zeros((128, 4)), 32, 1.0, batch(4096), mechanism)
@@ -429,7 +428,7 @@ def test_without_a_grid_a_float_sum_is_one_of_floats():
     bounded = float_sum(blocks, 2, 1.0, batch(4), FLOAT)
     assert bounded.grid is None
     np.testing.assert_array_equal(bounded.total, blocks.sum(axis=0))
-    assert release.float_limit(1.0, 2, 2, 4, 4, FLOAT) == 1.0
+    assert bounds.float_limit(1.0, 2, 2, 4, 4, FLOAT) == 1.0
 
 
 def test_a_float_sum_that_says_too_little_is_refused():
@@ -461,12 +460,12 @@ def test_a_float_sum_whose_blocks_may_overflow_or_underflow_is_refused():
 def test_noise_too_large_for_its_grid_names_what_is_allowed():
     rows = jnp.ones((2, 1))
     with pytest.raises(errors.PrivacyError, match=r"noise_multiplier is 2e\+06") as caught:
-        release.clipped_sum(rows, 1.0, batch(2), mechanisms.rounded_gaussian(2e6))
+        bounds.clipped_sum(rows, 1.0, batch(2), mechanisms.rounded_gaussian(2e6))
     largest = float(str(caught.value).split("expected at most ")[1].split()[0])
     allowed = mechanisms.rounded_gaussian(largest)
-    assert release.clipped_sum(rows, 1.0, batch(2), allowed).grid.bound > 0
+    assert bounds.clipped_sum(rows, 1.0, batch(2), allowed).grid.bound > 0
     with pytest.raises(errors.PrivacyError, match="noise_multiplier"):
-        release.clipped_sum(rows, 1.0, batch(2), mechanisms.rounded_gaussian(1.01 * largest))
+        bounds.clipped_sum(rows, 1.0, batch(2), mechanisms.rounded_gaussian(1.01 * largest))
 
 
 @pytest.mark.nightly
@@ -475,7 +474,7 @@ def test_totals_that_are_added_up_are_wide_enough_for_their_sum():
 
     def dtype(terms):
         mechanism = mechanisms.discrete_gaussian(1.0, terms, fineness=1)
-        return release.clipped_sum(rows, 1.0, batch(2), mechanism).total.dtype
+        return bounds.clipped_sum(rows, 1.0, batch(2), mechanism).total.dtype
 
     # A share reaches 2·4096·√terms + 2¹⁶: one alone fits into 31 bits, 5,000 together do not.
     assert dtype(1) == jnp.int32

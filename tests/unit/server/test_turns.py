@@ -24,6 +24,7 @@ from fedvi.federation.messages import (
 from fedvi.federation.progress import Patience
 from fedvi.inference.base import finish_natural
 from fedvi.privacy import accountants, events, ledger, mechanisms, release, sampling
+from fedvi.privacy import bounded as bounds
 from fedvi.privacy.release import disclose
 from fedvi.server import protocol
 from fedvi.transport import codec
@@ -383,7 +384,7 @@ def noised(task):
     """Answers with something that cost a noised release."""
     mechanism, key = mechanisms.gaussian(20.0), jax.random.key(0)
     batch = sampling.full(1).draw(key, np.ones(1, bool))
-    bounded = release.clipped_sum(np.ones((1, 1), np.float32), 1.0, batch, mechanism)
+    bounded = bounds.clipped_sum(np.ones((1, 1), np.float32), 1.0, batch, mechanism)
     value = {"h": np.asarray(task.posterior.h), "J": np.asarray(task.posterior.J)}
     return codec.encode(
         release.post_process(lambda _: value, release.release(key, bounded, mechanism))
