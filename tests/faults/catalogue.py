@@ -203,7 +203,7 @@ _PRIVACY = (
     ),
     _fault(
         "ledger-that-was-cut-and-glued",
-        "privacy/ledger.py",
+        "privacy/_chain.py",
         "if entry.previous_hash != previous:",
         "if not entry.previous_hash:",
         "An entry may be taken out of a ledger unseen.",

@@ -238,7 +238,7 @@ def broken(path, count, event=ROUND, header=HEADER):
     rows, previous = [], ledgers.anchor(ledgers.open_ledger(header)).hash
     for entry in found.entries:
         changed = entry._replace(previous_hash=previous, hash="")
-        changed = changed._replace(hash=ledgers._entry_hash(changed))
+        changed = changed._replace(hash=_chain._entry_hash(changed))
         rows.append(changed)
         previous = changed.hash
     return written(path, ledgers.Ledger(header, tuple(rows)))

@@ -113,7 +113,7 @@ IN_PRICES = (
     Fault(
         "ledger-that-was-cut-and-glued",
         "An entry may be made cheaper unseen.",
-        "privacy.ledger:_check_entry",
+        "privacy._chain:_check_entry",
         "if entry.previous_hash != previous:",
         "if not entry.previous_hash:",
         "price",

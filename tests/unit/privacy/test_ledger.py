@@ -263,11 +263,11 @@ def test_the_first_bad_entry_is_named(ledger, position, change, reason):
 
 def forged(entries):
     """Builds lines with right hashes for any contents, as whoever owns the file can."""
-    from fedvi.privacy import ledger as module
+    from fedvi.privacy import _chain as module
 
     made = open_ledger(HEADER)
     for fields in entries:
-        made = module._append(made, **fields)
+        made = module.append(made, **fields)
     return made
 
 
