@@ -12,8 +12,9 @@ from scipy.special import ndtri
 
 from fedvi import errors
 from fedvi.inference import response
-from fedvi.models import numpyro as split
-from fedvi.models.guided import Guided
+from fedvi.models.guided_terms import Guided
+from fedvi.models.made_up import ONE
+from fedvi.models.plates import numpyro_rules
 from fedvi.typing import Key
 
 __all__ = [
@@ -68,14 +69,14 @@ class Latents:
 
     def constrained(self, vector: Any) -> dict[str, Any]:
         """Returns values in their supports."""
-        with split._numpyro_rules():
+        with numpyro_rules():
             return {name: self.transforms[name](v) for name, v in self.parted(vector).items()}
 
     def log_prior(self, found: Guided, vector: Any) -> Any:
         """Returns the log density of the unconstrained vector before any record."""
         key = jax.random.key(0)
         values = self.parted(vector)
-        with split._numpyro_rules():
+        with numpyro_rules():
             total = found.prior_at(self.constrained(vector), key)
             for name, value in values.items():
                 there = self.transforms[name](value)
@@ -259,7 +260,7 @@ def latents_of(
 
     def real() -> dict[str, Any]:
         values = found.global_latents(params, key)
-        with split._numpyro_rules():
+        with numpyro_rules():
             return {name: known[name].inv(values[name]) for name in known}
 
     latents = Latents(known, jax.eval_shape(real))
@@ -287,7 +288,7 @@ def unlike_a_regression(found: Guided, latents: Latents) -> str:
     class or a parameter of the outcome. Those of networks and mixtures span many.
     """
     keys = jax.random.split(jax.random.key(0))
-    row = [column[0] for column in found.layout.made_up(split._ONE)]
+    row = [column[0] for column in found.layout.made_up(ONE)]
 
     def term(vector: Any) -> Any:
         return found.record_term_at(latents.constrained(vector), keys[1], row)

@@ -19,8 +19,10 @@ from fedvi.inference.clipping import Clipping, Parts, clipped, longest_part, los
 from fedvi.inference.noise_told import DPSVIRunResult, Latents, NoiseAware
 from fedvi.inference.per_record import Records
 from fedvi.models import guided as parts
-from fedvi.models import numpyro as split
-from fedvi.models.guided import Guided
+from fedvi.models.guided_terms import Guided
+from fedvi.models.layout import layout
+from fedvi.models.made_up import ONE
+from fedvi.models.plates import numpyro_rules
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
 from fedvi.privacy.base import Batch
@@ -230,16 +232,16 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         if self._guided is not None:
             # Another run on the same table: what was compiled for it serves again.
             self._columns(args, kwargs)
-        at = parts.layout(args, kwargs)
+        at = layout(args, kwargs)
         most = self._records
         if at.rows > most:
             raise errors.PrivacyError(
                 f"the table has {at.rows} rows, expected at most the {most} of max_records",
                 "plan for as many as there may be: fedvi.privacy.sgd(max_records=…)",
             )
-        made_up = at.call(at.made_up(split._ONE))
+        made_up = at.call(at.made_up(ONE))
         try:
-            with split._numpyro_rules(), parts.unseen(self.guide):
+            with numpyro_rules(), parts.unseen(self.guide):
                 started = super().init(rng_key, *made_up[0], init_params=init_params, **made_up[1])
         except errors.FedviError:
             raise
@@ -498,7 +500,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         return _size(params) + (self._loss_bound is not None)
 
     def _columns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        at, known = parts.layout(args, kwargs), self._taken_apart.layout
+        at, known = layout(args, kwargs), self._taken_apart.layout
         if (at.tree, at.columns, at.rows) != (known.tree, known.columns, known.rows):
             raise errors.ModelError(
                 f"the arguments are {at.describe()} with {at.rows} rows, expected those of `init`: "
@@ -775,11 +777,11 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
     def _latents(self, constrained: Any, key: Any) -> dict[str, Any]:
         """The guide's draw of the global latents, unconstrained."""
         values = self._taken_apart.global_latents(constrained, key)
-        with split._numpyro_rules():
+        with numpyro_rules():
             return {name: self._transforms[name].inv(value) for name, value in values.items()}
 
     def _constrained(self, latents: dict[str, Any]) -> dict[str, Any]:
-        with split._numpyro_rules():
+        with numpyro_rules():
             return {name: self._transforms[name](value) for name, value in latents.items()}
 
 

@@ -4,15 +4,12 @@ import contextlib
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
-from numpyro import handlers
-from numpyro.distributions.kl import kl_divergence
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import (
     AutoDelta,
@@ -23,283 +20,25 @@ from numpyro.infer.autoguide import (
 from numpyro.primitives import Messenger
 
 from fedvi import errors
-from fedvi.models import numpyro as split
+from fedvi.models.guided_terms import Guided, density_of, is_sample, scaled_term
+from fedvi.models.layout import Layout
+from fedvi.models.made_up import (
+    ENOUGH,
+    ONE,
+    Pair,
+    other_pairs,
+    usual_pair,
+    wider_pairs,
+)
+from fedvi.models.plates import (
+    is_factor,
+    is_inside,
+    is_same,
+    kind_of,
+    numpyro_rules,
+)
 
-__all__ = ["Guided", "Layout", "guided", "layout", "unseen"]
-
-
-class Layout(NamedTuple):
-    """Which leaves of a call's arguments have the record axis, and what each record holds.
-
-    Attributes:
-      tree: the structure of (args, kwargs).
-      rest: each leaf that is no record column, as it was passed; None where a column is.
-      columns: shape without the record axis and dtype of each column as JAX takes it, None elsewhere:
-        float32 for NumPy's float64, unless JAX's 64 bits are enabled.
-      rows: the length of the record axis.
-    """
-
-    tree: Any
-    rest: tuple[Any, ...]
-    columns: tuple[jax.ShapeDtypeStruct | None, ...]
-    rows: int
-
-    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Returns the record columns of a call with this layout, in order."""
-        leaves = jax.tree.leaves((args, dict(kwargs)), is_leaf=_is_none)
-        return [
-            leaf for leaf, column in zip(leaves, self.columns, strict=True) if column is not None
-        ]
-
-    def call(self, columns: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns (args, kwargs) with other columns in the places of the first."""
-        left = iter(columns)
-        leaves = [
-            other if column is None else next(left)
-            for other, column in zip(self.rest, self.columns, strict=True)
-        ]
-        return jax.tree.unflatten(self.tree, leaves)
-
-    def describe(self) -> str:
-        """Says in words what the arguments are; by name where they were passed by name."""
-        numbered = jax.tree.unflatten(self.tree, range(len(self.columns)))
-        paths = [path for path, _ in jax.tree.flatten_with_path(numbered)[0]]
-        return ", ".join(
-            (f"{_name(path)} " if path[0].idx or len(path) > 2 else "")
-            + (_kind(other) if column is None else _table(column))
-            for path, column, other in zip(paths, self.columns, self.rest, strict=True)
-        )
-
-    def made_up(self, *kinds: str) -> list[Any]:
-        """Returns columns of made-up records, one for each kind; see ``models.numpyro``."""
-        return [
-            jnp.asarray(np.stack([split._placeholder(column, kind) for kind in kinds]))
-            for column in self.columns
-            if column is not None
-        ]
-
-
-def layout(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], public: Collection[str] = ()
-) -> Layout:
-    """Finds the record columns among a call's arguments: every array of one dimension or more.
-
-    Numbers, strings, None and arrays without an axis are public and passed on as they are.
-
-    Args:
-      args, kwargs: as ``update`` or ``run`` were called.
-      public: names of keyword arguments that hold no records.
-
-    Raises:
-      ModelError: if there is no array, one holds no numbers, or two have record axes of different
-        lengths.
-    """
-    given = (args, dict(kwargs))
-    paths, tree = jax.tree.flatten_with_path(given, is_leaf=_is_none)
-    rest: list[Any] = []
-    columns: list[jax.ShapeDtypeStruct | None] = []
-    rows, first = 0, ""
-    for path, leaf in paths:
-        name = _name(path)
-        if not hasattr(leaf, "shape") or not leaf.shape or _is_public(path, public):
-            rest.append(leaf)
-            columns.append(None)
-            continue
-        kind = _dtype(leaf, name)
-        if not first:
-            rows, first = leaf.shape[0], name
-        if leaf.shape[0] != rows:
-            raise errors.ModelError(
-                f"{name} has {leaf.shape[0]} rows and {first} has {rows}, expected one row a record "
-                "in every array",
-                "pass an array that holds no records as a keyword of DPSVI itself, as for "
-                "numpyro's SVI: DPSVI(model, guide, optim, loss, design=design)",
-            )
-        rest.append(None)
-        columns.append(jax.ShapeDtypeStruct(leaf.shape[1:], kind))
-    if not rows:
-        raise errors.ModelError(
-            "no argument holds records, expected an array with one row a record",
-            "pass the whole table: svi.run(key, steps, x, y)",
-        )
-    return Layout(tree, tuple(rest), tuple(columns), rows)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Guided:
-    """The ELBO as a sum: terms outside of the record plate, and one term a record.
-
-    Made by ``guided``, which checks that the sum is right.
-
-    Attributes:
-      model, guide: NumPyro functions.
-      static: keyword arguments of both, which hold no records.
-      plate: the name of the record plate.
-      layout: where the records stand among the arguments.
-      particles: Monte Carlo draws that are averaged.
-      analytic: whether KL divergences are taken in closed form where there is one.
-      has_local: whether records have latents of their own, drawn for each.
-    """
-
-    model: Callable[..., Any]
-    guide: Callable[..., Any]
-    static: Mapping[str, Any]
-    plate: str
-    layout: Layout
-    particles: int
-    analytic: bool
-    has_local: bool = False
-
-    def public_term(self, params: Mapping[str, Any], key: Any) -> Float[Array, ""]:
-        """Returns the estimate of E_q[log p(θ) − log q(θ)] over all sites outside of the plate."""
-        columns = self.layout.made_up(split._ONE)
-        return self._mean(lambda one: self._terms(params, one, columns, 0, inside=False), key)
-
-    def record_term(
-        self, params: Mapping[str, Any], key: Any, row: list[Any], place: Any
-    ) -> Float[Array, ""]:
-        """Returns the estimate of one record's term: its likelihood, its local latents' log p − log q.
-
-        The plate's own factor size ÷ subsample size is taken out. Global latents are those that
-        ``public_term`` draws with the same key.
-
-        Args:
-          params: of model and guide, constrained.
-          key: of this step.
-          row: one record's columns, without the record axis.
-          place: a word of its own, drawn without regard to other records: its local latents' key.
-        """
-        columns = [column[None] for column in row]
-        return self._mean(lambda one: self._terms(params, one, columns, place, inside=True), key)
-
-    def record_term_at(self, latents: Mapping[str, Any], key: Any, row: list[Any]) -> Any:
-        """As ``record_term``, with the global latents' values given, in their own supports."""
-        columns = [column[None] for column in row]
-        args, kwargs = self.layout.call(columns)
-        watch = split._Watch()
-        model = handlers.substitute(handlers.seed(self.model, key), data=dict(latents))
-        with split._numpyro_rules():
-            with watch, handlers.trace() as sites, _Rows(self.plate, 1, 0):
-                model(*args, **kwargs, **self.static)
-            run = split._Run(sites, watch.plates)
-            return split._total(
-                split._record_terms(run, self.plate).values(), jnp.result_type(float)
-            )
-
-    def prior_at(self, latents: Mapping[str, Any], key: Any) -> Float[Array, ""]:
-        """Returns log p of all sites outside of the plate at global latents in their own supports."""
-        args, kwargs = self.layout.call(self.layout.made_up(split._ONE))
-        model = handlers.substitute(handlers.seed(self.model, key), data=dict(latents))
-        with split._numpyro_rules(), handlers.trace() as sites, _Rows(self.plate, 1, 0):
-            model(*args, **kwargs, **self.static)
-            total = jnp.zeros(())
-            for site in sites.values():
-                if _is_sample(site) and not split._is_inside(site, self.plate):
-                    total = total + jnp.sum(_scaled(_log_prob(site), site, 1.0))
-            return total
-
-    def global_latents(self, params: Mapping[str, Any], key: Any) -> dict[str, Any]:
-        """Returns the guide's draw of every global latent of the model, in its own support."""
-        model, _ = self.traces(params, key, self.layout.made_up(split._ONE), 0)
-        return {name: site["value"] for name, site in model.sites.items() if self._is_global(site)}
-
-    def global_transforms(self, params: Mapping[str, Any], key: Any) -> dict[str, Any]:
-        """Returns each global latent's map from the real numbers to its support.
-
-        Raises:
-          ModelError: if θ is not all that a record's term depends on, or a support moves.
-        """
-        columns = self.layout.made_up(split._ONE)
-        keys = jax.random.split(key)
-        (model, guide), (other, _) = (self.traces(params, one, columns, 0) for one in keys)
-        for name, site in model.sites.items():
-            if site["type"] == "param" and split._learnt(site):
-                raise errors.ModelError(
-                    f"the model has the parameter {name!r}, which aligned gradients do not reach",
-                    "give it a prior with numpyro.sample, or use gradients='full'",
-                )
-        for name, site in {**guide.sites, **model.sites}.items():
-            if _is_sample(site) and not site["is_observed"] and split._is_inside(site, self.plate):
-                raise errors.ModelError(
-                    f"{name!r} is a latent of each record, which aligned gradients do not reach",
-                    "use gradients='full'",
-                )
-        transforms = {}
-        for name, site in model.sites.items():
-            if self._is_global(site):
-                with split._numpyro_rules():
-                    transforms[name] = split._transform(site)
-                    real = transforms[name].inv(site["value"])
-                    if not split._is_same(split._transform(other.sites[name])(real), site["value"]):
-                        raise errors.ModelError(
-                            f"the support of {name!r} depends on another latent, expected a fixed one"
-                        )
-        return transforms
-
-    def _is_global(self, site: dict[str, Any]) -> bool:
-        return (
-            _is_sample(site) and not site["is_observed"] and not split._is_inside(site, self.plate)
-        )
-
-    def _mean(self, term: Callable[[Any], Any], key: Any) -> Any:
-        if self.particles == 1:
-            return term(key)
-        return jax.vmap(term)(jax.random.split(key, self.particles)).mean()
-
-    def _terms(
-        self, params: Mapping[str, Any], key: Any, columns: list[Any], place: Any, inside: bool
-    ) -> Any:
-        model, guide = self.traces(params, key, columns, place)
-        with split._numpyro_rules():
-            total = jnp.zeros(())
-            for name in dict.fromkeys([*model.sites, *guide.sites]):
-                sites = [run.sites.get(name) for run in (model, guide)]
-                ours, theirs = (site if _is_sample(site) else None for site in sites)
-                known = ours if ours is not None else theirs
-                if known is not None and split._is_inside(known, self.plate) is inside:
-                    total = total + self._term(ours, theirs, self._scale(model, guide, inside))
-            return total
-
-    def _scale(self, model: Any, guide: Any, inside: bool) -> float:
-        if not inside:
-            return 1.0
-        size, subsample_size = (model.plates.get(self.plate) or guide.plates[self.plate])[0]
-        return float(size / subsample_size)
-
-    def _term(self, ours: Any, theirs: Any, plate_scale: float) -> Any:
-        if self.analytic and ours is not None and theirs is not None:
-            try:
-                divergence = kl_divergence(theirs["fn"], ours["fn"])
-            except NotImplementedError:
-                pass
-            else:
-                return -jnp.sum(_scaled(divergence, theirs, plate_scale))
-        terms = jnp.zeros(())
-        if ours is not None:
-            terms = terms + jnp.sum(_scaled(_log_prob(ours), ours, plate_scale))
-        if theirs is not None:
-            terms = terms - jnp.sum(_scaled(_log_prob(theirs), theirs, plate_scale))
-        return terms
-
-    def traces(
-        self, params: Mapping[str, Any], key: Any, columns: list[Any], place: Any
-    ) -> tuple["split._Run", "split._Run"]:
-        """Runs guide and model as ``Trace_ELBO`` does with the same key; returns (model, guide)."""
-        args, kwargs = self.layout.call(columns)
-        count = columns[0].shape[0]
-        model_key, guide_key = jax.random.split(key)
-
-        def run(function: Any) -> split._Run:
-            watch = split._Watch()
-            substituted = handlers.substitute(function, data=dict(params))
-            with watch, handlers.trace() as sites, _Rows(self.plate, count, place):
-                substituted(*args, **kwargs, **self.static)
-            return split._Run(sites, watch.plates)
-
-        with split._numpyro_rules():
-            guide = run(handlers.seed(self.guide, guide_key))
-            model = run(handlers.replay(handlers.seed(self.model, model_key), guide.sites))
-        return model, guide
+__all__ = ["guided", "unseen"]
 
 
 def guided(
@@ -335,9 +74,9 @@ def guided(
     analytic = isinstance(loss, TraceMeanField_ELBO)
     draws = loss.num_particles if particles is None else particles
     draft = Guided(model, guide, static, plate or "", at, draws, analytic)
-    one = _first(draft, params, key, [split._ONE])
+    one = _first(draft, params, key, [ONE])
     _check_automatic(guide, one[1])
-    two = _first(draft, params, key, [split._ONE, split._ONE])
+    two = _first(draft, params, key, [ONE, ONE])
     name = _record_plate(one, two, plate)
     found = dataclasses.replace(draft, plate=name)
     found = dataclasses.replace(found, has_local=bool(_local_axes(found, params, key)))
@@ -386,25 +125,6 @@ class _Unseen(Messenger):  # type: ignore[misc]
             and any(frame.size == 1 for frame in message["cond_indep_stack"])
         ):
             message["fn"] = message["fn"].mask(False)
-
-
-class _Rows(Messenger):  # type: ignore[misc]
-    """Hands the record plate the rows that are there, and each record keys of its own."""
-
-    def __init__(self, plate: str, count: int, place: Any) -> None:
-        super().__init__()
-        self._plate, self._count, self._place = plate, count, place
-
-    def process_message(self, message: dict[str, Any]) -> None:
-        # After `seed`, which has drawn a key where numpyro would: streams of keys stay the same.
-        if message["type"] == "plate":
-            size, subsample_size = split._plate_sizes(message)
-            if subsample_size == self._count and size != subsample_size:
-                message["value"] = jnp.arange(self._count)
-        elif message["type"] == "sample" and split._is_inside(message, self._plate):
-            key = message["kwargs"].get("rng_key")
-            if message["value"] is None and key is not None:
-                message["kwargs"]["rng_key"] = jax.random.fold_in(key, self._place)
 
 
 def _first(draft: Guided, params: Mapping[str, Any], key: Any, kinds: list[str]) -> Any:
@@ -524,7 +244,7 @@ def _check_sites(found: Guided, one: Any, two: Any) -> None:
     observed = False
     for run, other, what in zip(one, two, ("model", "guide"), strict=True):
         for name, site in run.sites.items():
-            kind, inside = site["type"], split._is_inside(site, found.plate)
+            kind, inside = site["type"], is_inside(site, found.plate)
             if kind == "mutable":
                 raise errors.ModelError(
                     f"the {what} keeps mutable state in {name!r}, which would carry records from "
@@ -543,7 +263,7 @@ def _check_sites(found: Guided, one: Any, two: Any) -> None:
                 _check_param(name, site, other.sites.get(name), inside, found.plate)
             if kind != "sample":
                 continue
-            if site["is_observed"] and not inside and not split._is_factor(site):
+            if site["is_observed"] and not inside and not is_factor(site):
                 raise errors.ModelError(
                     f"{name!r} is observed outside of plate {found.plate!r}, so that its terms "
                     "belong to no single record",
@@ -554,7 +274,7 @@ def _check_sites(found: Guided, one: Any, two: Any) -> None:
                     f"the latent {name!r} is discrete, expected continuous latents",
                     "sum it out of the likelihood, for example with MixtureSameFamily",
                 )
-            if what == "guide" and split._kind(site) == "Delta" and not _is_auto(found.guide):
+            if what == "guide" and kind_of(site) == "Delta" and not _is_auto(found.guide):
                 raise errors.ModelError(
                     f"the guide's {name!r} is a Delta, which has no density",
                     "draw it from a distribution, such as Normal with a learnt scale",
@@ -589,14 +309,14 @@ def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
     """
     compare = _Compared(found, params, key)
     shapes = [column for column in found.layout.columns if column is not None]
-    unusual = compare.unknown(split._usual(shapes), alone=True)
-    left = dict.fromkeys(unusual, split._ENOUGH)
-    for pair in itertools.chain(split._wider(shapes), split._elsewhere(shapes) if left else ()):
+    unusual = compare.unknown(usual_pair(shapes), alone=True)
+    left = dict.fromkeys(unusual, ENOUGH)
+    for pair in itertools.chain(wider_pairs(shapes), other_pairs(shapes) if left else ()):
         if unusual and not any(left.values()):
             break
         unknown = compare.unknown(pair, alone=bool(unusual))
         left.update({name: left[name] - 1 for name in left if left[name] and name not in unknown})
-    unknown = {name for name, number in left.items() if number == split._ENOUGH}
+    unknown = {name for name, number in left.items() if number == ENOUGH}
     for name, value in compare.usual.items():
         if name in unknown and np.isnan(value):
             raise errors.ModelError(
@@ -626,7 +346,7 @@ class _Compared:
         # Parameters and key are arguments: as constants, other starts would compile another program.
         self._terms = jax.jit(lambda *given: _separate_terms(found, *given))
 
-    def unknown(self, pair: split._Pair, alone: bool) -> set[str]:
+    def unknown(self, pair: Pair, alone: bool) -> set[str]:
         """Refuses what two records show to be mixed; returns the terms that were not finite."""
         first, second = pair
         here, there, swapped = (
@@ -635,15 +355,15 @@ class _Compared:
         self.usual = self.usual or here[0]
         for name, value in here[0].items():
             others = there[0], swapped[0], self.usual
-            if not all(split._is_same(value, other[name]) for other in others):
+            if not all(is_same(value, other[name]) for other in others):
                 raise errors.ModelError(
                     f"the term {name!r} outside of plate {self._found.plate!r} depends on the "
                     "records",
                     "move it inside the plate, or use public constants",
                 )
         for name, value in here[1].items():
-            same = split._is_same(value[0], there[1][name][0])
-            if not same or not split._is_same(value[1], swapped[1][name][1]):
+            same = is_same(value[0], there[1][name][0])
+            if not same or not is_same(value[1], swapped[1][name][1]):
                 raise errors.ModelError(
                     f"the term {name!r} of a record changes when another record does",
                     "a record's terms may use its own row only: no mean over the batch, no "
@@ -653,7 +373,7 @@ class _Compared:
             self._compare_alone(pair, here)
         return {name for part in here[:2] for name, v in part.items() if not np.isfinite(v).all()}
 
-    def _compare_alone(self, pair: split._Pair, here: Any) -> None:
+    def _compare_alone(self, pair: Pair, here: Any) -> None:
         outside, each, local = here
         # A record's own draws go with it, so that its term may depend on nothing but itself.
         draws = [{name: value[rows] for name, value in local.items()} for rows in ([0], [1])]
@@ -662,7 +382,7 @@ class _Compared:
         _, back, _ = self._at(*pair[::-1], draws=turned)
         for name in each:
             own = [alone[1][name][0] for alone in single]
-            if not split._is_same(each[name], own) or not split._is_same(back[name], own[::-1]):
+            if not is_same(each[name], own) or not is_same(back[name], own[::-1]):
                 raise errors.ModelError(
                     f"the term {name!r} of a record depends on its place or on how many records "
                     "there are",
@@ -670,7 +390,7 @@ class _Compared:
                     "records as a column, and weights as a column or through the plate",
                 )
         for name, value in outside.items():
-            if not all(split._is_same(value, alone[0][name]) for alone in single):
+            if not all(is_same(value, alone[0][name]) for alone in single):
                 raise errors.ModelError(
                     f"the term {name!r} outside of plate {self._found.plate!r} depends on how many "
                     "records there are",
@@ -696,7 +416,7 @@ def _separate_terms(found: Guided, params: dict[str, Any], key: Any, columns: li
     """Returns the terms outside of the plate, those of each record, and each record's own draws."""
     model, guide = found.traces(params, key, columns, 0)
     scale = found._scale(model, guide, inside=True)
-    with split._numpyro_rules():
+    with numpyro_rules():
         sites = [
             (f"{what} {name}", site)
             for what, run in (("model", model), ("guide", guide))
@@ -704,11 +424,11 @@ def _separate_terms(found: Guided, params: dict[str, Any], key: Any, columns: li
             if site["type"] == "sample"
         ]
         outside = {
-            name: jnp.sum(_scaled(_log_prob(site), site, 1.0))
+            name: jnp.sum(scaled_term(density_of(site), site, 1.0))
             for name, site in sites
-            if not split._is_inside(site, found.plate)
+            if not is_inside(site, found.plate)
         }
-        inside = [pair for pair in sites if split._is_inside(pair[1], found.plate)]
+        inside = [pair for pair in sites if is_inside(pair[1], found.plate)]
         each = {
             name: _by_record(site, found.plate, columns[0].shape[0], scale) for name, site in inside
         }
@@ -722,7 +442,7 @@ def _separate_terms(found: Guided, params: dict[str, Any], key: Any, columns: li
 
 def _by_record(site: dict[str, Any], plate: str, count: int, plate_scale: float) -> Any:
     """Sums a site's log density over all axes but the record plate's: [count]."""
-    density = _scaled(_log_prob(site), site, plate_scale)
+    density = scaled_term(density_of(site), site, plate_scale)
     axis = _plate_axis(site, plate)
     if jnp.ndim(density) < -axis or density.shape[axis] != count:
         raise errors.ModelError(
@@ -735,12 +455,12 @@ def _by_record(site: dict[str, Any], plate: str, count: int, plate_scale: float)
 
 def _local_axes(found: Guided, params: Mapping[str, Any], key: Any) -> dict[str, int]:
     """Returns the axis of each record's latents along which the records stand."""
-    model, guide = found.traces(params, key, found.layout.made_up(split._ONE), 0)
+    model, guide = found.traces(params, key, found.layout.made_up(ONE), 0)
     return {
         name: _record_axis(site, found.plate)
         for run in (model, guide)
         for name, site in run.sites.items()
-        if _is_sample(site) and not site["is_observed"] and split._is_inside(site, found.plate)
+        if is_sample(site) and not site["is_observed"] and is_inside(site, found.plate)
     }
 
 
@@ -752,60 +472,5 @@ def _plate_axis(site: dict[str, Any], plate: str) -> int:
     return next(int(frame.dim) for frame in site["cond_indep_stack"] if frame.name == plate)
 
 
-def _log_prob(site: dict[str, Any]) -> Any:
-    if site["intermediates"]:
-        return site["fn"].log_prob(site["value"], site["intermediates"])
-    return site["fn"].log_prob(site["value"])
-
-
-def _scaled(density: Any, site: dict[str, Any], plate_scale: float) -> Any:
-    return density if site["scale"] is None else density * (site["scale"] / plate_scale)
-
-
-def _is_sample(site: Any) -> bool:
-    return site is not None and site["type"] == "sample"
-
-
 def _is_auto(guide: Any) -> bool:
     return isinstance(guide, AutoGuide)
-
-
-def _table(column: jax.ShapeDtypeStruct) -> str:
-    return f"{column.dtype}[rows, {', '.join(map(str, column.shape))}]".replace(", ]", "]")
-
-
-def _kind(leaf: Any) -> str:
-    if leaf is None or isinstance(leaf, bool | str):
-        return repr(leaf)
-    return "a number" if not np.ndim(leaf) else "an array without records"
-
-
-def _dtype(leaf: Any, name: str) -> Any:
-    """Returns the type of an array as JAX takes it: under `jit` no other is seen."""
-    kind = getattr(leaf, "dtype", None)
-    if kind is None:
-        raise errors.ModelError(
-            f"{name} is a {type(leaf).__name__}, expected an array with one row a record",
-            "pass its columns as an array, by its .to_numpy() or jax.numpy.asarray",
-        )
-    if not jnp.issubdtype(kind, jnp.number) and not jnp.issubdtype(kind, jnp.bool_):
-        raise errors.ModelError(
-            f"{name} holds {kind}, expected floats, integers or booleans",
-            "number the levels of a category from 0",
-        )
-    return jax.dtypes.canonicalize_dtype(kind)
-
-
-def _is_none(leaf: Any) -> bool:
-    return leaf is None
-
-
-def _is_public(path: tuple[Any, ...], public: Collection[str]) -> bool:
-    return getattr(path[0], "idx", None) == 1 and getattr(path[1], "key", None) in public
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    place, *inner = path
-    if getattr(place, "idx", None) == 1:
-        return f"`{inner[0].key}{jax.tree_util.keystr(tuple(inner[1:]))}`"
-    return f"argument {inner[0].idx + 1}{jax.tree_util.keystr(tuple(inner[1:]))}"

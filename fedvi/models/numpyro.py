@@ -1,49 +1,54 @@
 """Wraps any NumPyro model with one plate over the records as a fedvi model."""
 
-import contextlib
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
-from numpyro import handlers
-from numpyro.distributions import Unit, biject_to, constraints
-from numpyro.distributions.distribution import validation_enabled
-from numpyro.primitives import Messenger
+from numpyro.distributions import constraints
 
 from fedvi import errors
+from fedvi.models.made_up import (
+    ENOUGH,
+    ONE,
+    cast_floats,
+    checked_record,
+    example_shapes,
+    listed,
+    other_pairs,
+    placeholder,
+    placeholders,
+    plate_line,
+    rows_in_words,
+    usual_pair,
+    wider_pairs,
+)
+from fedvi.models.plates import (
+    SEED,
+    Run,
+    global_terms,
+    is_bijectable,
+    is_factor,
+    is_inside,
+    is_same,
+    kind_of,
+    learnt_as,
+    numpyro_rules,
+    record_terms,
+    run_with,
+    total_of,
+    transform_of,
+)
 
 __all__ = ["NumPyroModel", "numpyro_model"]
 
-# NumPyro is run without sampling; this public seed serves models that draw where nothing is used.
-_SEED = 0
-
-# The kinds of made-up records; see _placeholders.
-_ONE = "one"
-_LOW = "low"
-_HIGH = "high"
-
-# Where further made-up numbers lie; integers are their sizes. The first is that of _LOW and _HIGH.
-_RANGES = np.array(
-    [(0.1, 0.9), (-10, 10), (0, 10), (-10, 0), (10, 100), (100, 1e3), (1e3, 1e4), (-100, -10)]
-)
-# So many of them are looked at for every model, and so many pairs of integers after 0 and 1.
-_WIDER, _COUNTED = 4, 8
-# So many mixtures of ranges, by columns or by numbers, are tried where a term is finite in none.
-_MIXTURES = 96
-# In so many pairs is a term compared that is not finite for the usual numbers: one may show nothing.
-_ENOUGH = 8
-
 # Far enough from the largest float32 that a sum does not lead there.
 _LARGE = 1e30
-
-# What a record may hold.
-_KINDS = (jnp.floating, jnp.integer, jnp.bool_)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +107,10 @@ class NumPyroModel:
     def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
         """Returns log p₀(θ), with the Jacobian of the transforms; it involves no record."""
         theta, dtype = self._checked_theta(theta)
-        with _numpyro_rules():
-            run = self._run_at(theta, _placeholders(self._example, [_ONE]))
-            terms = _global_terms(run, self.plate, self._split(theta))
-            return _total(terms.values(), dtype)
+        with numpyro_rules():
+            run = self._run_at(theta, placeholders(self._example, [ONE]))
+            terms = global_terms(run, self.plate, self._split(theta))
+            return total_of(terms.values(), dtype)
 
     def log_likelihood(
         self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
@@ -118,17 +123,17 @@ class NumPyroModel:
           ModelError: the record's names, shapes or kinds of numbers are not the example's.
         """
         theta, dtype = self._checked_theta(theta)
-        arrays = _checked_record(record, self._example, theta.dtype, self.name)
-        with _numpyro_rules():
+        arrays = checked_record(record, self._example, theta.dtype, self.name)
+        with numpyro_rules():
             records = {name: array[jnp.newaxis] for name, array in arrays.items()}
             run = self._run_at(theta, records)
-            return _total(_record_terms(run, self.plate).values(), dtype)
+            return total_of(record_terms(run, self.plate).values(), dtype)
 
     def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
         """Returns each global latent's value in its own support, by site name."""
         theta, dtype = self._checked_theta(theta)
-        with _numpyro_rules():
-            run = self._run_at(theta, _placeholders(self._example, [_ONE]))
+        with numpyro_rules():
+            run = self._run_at(theta, placeholders(self._example, [ONE]))
             return {
                 item.name: jnp.asarray(run.sites[item.name]["value"]).astype(dtype)
                 for item in self._latents
@@ -144,7 +149,7 @@ class NumPyroModel:
         for name in [*values, *known]:
             if name not in values or name not in known:
                 raise errors.ModelError(
-                    f"values has the latents {_listed(values)}, expected {_listed(known)}",
+                    f"values has the latents {listed(values)}, expected {listed(known)}",
                     "give one value for each global latent of the model",
                 )
         arrays = {name: jnp.asarray(values[name]) for name in known}
@@ -154,11 +159,11 @@ class NumPyroModel:
                     f"the value of `{name}` has shape {array.shape}, expected {known[name]}",
                     "give the value in the support of the site, one draw without a batch axis",
                 )
-        with _numpyro_rules():
+        with numpyro_rules():
             dtype = jnp.result_type(float, *arrays.values())
-            records = _cast(_placeholders(self._example, [_ONE]), dtype)
+            records = cast_floats(placeholders(self._example, [ONE]), dtype)
             substitute = {name: array.astype(dtype) for name, array in arrays.items()}
-            run = _run(
+            run = run_with(
                 self.function,
                 records,
                 lambda site: substitute.get(site["name"]),
@@ -167,7 +172,7 @@ class NumPyroModel:
             )
             return jnp.concatenate(
                 [
-                    jnp.ravel(_transform(run.sites[name]).inv(value)).astype(dtype)
+                    jnp.ravel(transform_of(run.sites[name]).inv(value)).astype(dtype)
                     for name, value in substitute.items()
                 ]
             )
@@ -178,17 +183,17 @@ class NumPyroModel:
             item.name: theta[item.start : item.stop].reshape(item.shape) for item in self._latents
         }
 
-    def _run_at(self, theta: Array, records: Mapping[str, Any]) -> "_Run":
+    def _run_at(self, theta: Array, records: Mapping[str, Any]) -> "Run":
         values = self._split(theta)
 
         def value(site: dict[str, Any]) -> Any:
             # The transform is built anew from the running site: one kept from construction would
             # hold bounds rounded to the precision of that time.
             name = site["name"]
-            return _transform(site)(values[name]) if name in values else None
+            return transform_of(site)(values[name]) if name in values else None
 
-        records = _cast(records, theta.dtype)
-        return _run(self.function, records, value, self.plate, self._constants)
+        records = cast_floats(records, theta.dtype)
+        return run_with(self.function, records, value, self.plate, self._constants)
 
     def _checked_theta(self, theta: Any) -> tuple[Array, Any]:
         """Returns θ in the precision to compute in, and the dtype to answer in.
@@ -243,13 +248,13 @@ def numpyro_model(
     ('b[0]', 'b[1]')
     """
     label = name if name is not None else str(getattr(function, "__name__", "model"))
-    shapes = _example_shapes(example, label)
-    with _numpyro_rules():
+    shapes = example_shapes(example, label)
+    with numpyro_rules():
         site_draws: dict[str, Any] = {}
-        one = _first_run(function, _placeholders(shapes, [_ONE]), plate, label, site_draws)
+        one = _first_run(function, placeholders(shapes, [ONE]), plate, label, site_draws)
         _check_structure(one, plate, shapes, label)
         latents = _latents(one, plate, site_draws, label)
-        two = _first_run(function, _placeholders(shapes, [_ONE, _ONE]), plate, label, {})
+        two = _first_run(function, placeholders(shapes, [ONE, ONE]), plate, label, {})
         _check_plate(two, plate, 2, shapes, label)
         _check_same_latents(two, latents, label)
         names = tuple(
@@ -263,143 +268,6 @@ def numpyro_model(
     model = NumPyroModel(function, plate, label, names, shapes, latents, constants)
     _check_terms(model)
     return model
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """One execution: the sites by name, and every plate as (size, subsample size)."""
-
-    sites: Mapping[str, dict[str, Any]]
-    plates: Mapping[str, list[tuple[int, int]]]
-
-
-class _Watch(Messenger):  # type: ignore[misc]
-    """Notes each plate as it is made (a trace keeps the last of a name), and refuses scans."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plates: dict[str, list[tuple[int, int]]] = {}
-
-    def process_message(self, message: dict[str, Any]) -> None:
-        if message["type"] == "control_flow":
-            raise errors.ModelError(
-                "numpyro.contrib.control_flow is used, expected sample sites outside of it",
-                "use a Python loop over sample sites, or jax.lax.scan without sample sites",
-            )
-
-    def postprocess_message(self, message: dict[str, Any]) -> None:
-        if message["type"] == "plate":
-            self.plates.setdefault(message["name"], []).append(_plate_sizes(message))
-
-
-def _run(
-    function: Callable[..., Any],
-    records: Mapping[str, Any],
-    value_fn: Callable[[dict[str, Any]], Any],
-    plate: str,
-    constants: Mapping[str, Any],
-) -> _Run:
-    """Runs the model with ``value_fn(site)`` for its latents; None leaves a site alone.
-
-    ``constants`` are the values of param sites: a network that has one is not initialised.
-    """
-    count = next(iter(records.values())).shape[0]
-
-    def substitute(site: dict[str, Any]) -> Any:
-        if site["type"] == "plate":
-            # A subsampling record plate is handed the rows that are there, not random ones.
-            if site["name"] == plate and site["args"][1] == count:
-                return jnp.arange(count)
-            return None
-        if site["type"] == "param":
-            return constants.get(site["name"])
-        return value_fn(site) if site["type"] == "sample" and not site["is_observed"] else None
-
-    watch = _Watch()
-    seeded = handlers.seed(handlers.substitute(function, substitute_fn=substitute), rng_seed=_SEED)
-    with watch, handlers.trace() as sites:
-        seeded(**records)
-    return _Run(sites, watch.plates)
-
-
-def _global_terms(run: _Run, plate: str, unconstrained: Mapping[str, Array]) -> dict[str, Any]:
-    """The log density of each site outside the record plate, latents with their Jacobian."""
-    terms = {}
-    for name, site in run.sites.items():
-        if site["type"] != "sample" or _is_inside(site, plate):
-            continue
-        terms[name] = _log_density(site, 1.0)
-        if name in unconstrained:
-            value = unconstrained[name]
-            jacobian = _transform(site).log_abs_det_jacobian(value, site["value"])
-            terms[name] = terms[name] + jnp.sum(jacobian)
-    return terms
-
-
-def _record_terms(run: _Run, plate: str) -> dict[str, Any]:
-    """The log density of each site inside the record plate."""
-    size, subsample_size = run.plates[plate][0]
-    return {
-        name: _log_density(site, size / subsample_size)
-        for name, site in run.sites.items()
-        if site["type"] == "sample" and _is_inside(site, plate)
-    }
-
-
-def _log_density(site: dict[str, Any], plate_scale: float) -> Any:
-    density = site["fn"].log_prob(site["value"])
-    if site["scale"] is not None:
-        density = density * (site["scale"] / plate_scale)
-    return jnp.sum(density)
-
-
-def _total(terms: Any, dtype: Any) -> Array:
-    total = jnp.zeros((), dtype)
-    for term in terms:
-        total = total + jnp.asarray(term).astype(dtype)
-    return total
-
-
-@contextlib.contextmanager
-def _numpyro_rules() -> Iterator[None]:
-    """NumPyro mixes dtypes and ranks, which fedvi's own code does not.
-
-    Its checks of arguments see numbers only outside of jit and would refuse placeholders there.
-    """
-    with (
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-        validation_enabled(False),
-    ):
-        yield
-
-
-def _transform(site: dict[str, Any]) -> Any:
-    return biject_to(site["fn"].support)
-
-
-def _plate_sizes(message: dict[str, Any]) -> tuple[int, int]:
-    size, subsample_size = message["args"]
-    return size, size if subsample_size is None else subsample_size
-
-
-def _is_inside(site: dict[str, Any], plate: str) -> bool:
-    return any(frame.name == plate for frame in site["cond_indep_stack"])
-
-
-def _is_factor(site: dict[str, Any]) -> bool:
-    distribution = site["fn"]
-    while not isinstance(distribution, Unit) and hasattr(distribution, "base_dist"):
-        distribution = distribution.base_dist
-    return isinstance(distribution, Unit)
-
-
-def _is_bijectable(site: dict[str, Any]) -> bool:
-    try:
-        _transform(site)
-    except NotImplementedError:
-        return False
-    return True
 
 
 def _coordinates(latent: _Latent, support: Any) -> list[str]:
@@ -422,188 +290,31 @@ def _coordinates(latent: _Latent, support: Any) -> list[str]:
     ]
 
 
-def _placeholders(shapes: Mapping[str, jax.ShapeDtypeStruct], kinds: list[str]) -> dict[str, Any]:
-    """Makes up one record per kind: ones (0 for integers), or two that differ in every number.
-
-    The numbers of the latter lie in (0, 1), which most supports contain, and no two are equal.
-    """
-    return {
-        name: np.stack([_placeholder(shape, kind) for kind in kinds])
-        for name, shape in shapes.items()
-    }
-
-
-def _placeholder(shape: jax.ShapeDtypeStruct, kind: str) -> Any:
-    if not jnp.issubdtype(shape.dtype, jnp.floating):
-        return np.full(shape.shape, kind == _HIGH, shape.dtype)
-    if kind == _ONE:
-        return np.ones(shape.shape, shape.dtype)
-    random = np.random.default_rng(1 if kind == _LOW else 2)
-    low, high = (0.1, 0.4) if kind == _LOW else (0.5, 0.9)
-    return random.uniform(low, high, size=shape.shape).astype(shape.dtype)
-
-
-class _Pair(NamedTuple):
-    """Two made-up records that differ in every number: of each column, without the record axis."""
-
-    first: list[Any]
-    second: list[Any]
-
-
-def _usual(shapes: Sequence[jax.ShapeDtypeStruct]) -> _Pair:
-    return _Pair(*([_placeholder(shape, kind) for shape in shapes] for kind in (_LOW, _HIGH)))
-
-
-def _wider(shapes: Sequence[jax.ShapeDtypeStruct]) -> Iterator[_Pair]:
-    """Yields pairs with floats up to 10 in size, then with larger integers, the rest as usual."""
-    random = np.random.default_rng(3)
-    first, second = _usual(shapes)
-    floats = [jnp.issubdtype(shape.dtype, jnp.floating) for shape in shapes]
-    for which in range(1, _WIDER) if any(floats) else ():
-        yield _chosen(
-            floats,
-            _Pair(first, second),
-            [_within(shape, np.full(shape.shape, which), random) for shape in shapes],
-        )
-    integers = [jnp.issubdtype(shape.dtype, jnp.integer) for shape in shapes]
-    counted = [(2 * k, 2 * k + 1) for k in range(1, _COUNTED + 1)]
-    for pair in [*counted, (29, 99)] if any(integers) else ():
-        numbers = [tuple(np.full(s.shape, size, s.dtype) for size in pair) for s in shapes]
-        yield _chosen(integers, _Pair(first, second), numbers)
-
-
-def _elsewhere(shapes: Sequence[jax.ShapeDtypeStruct]) -> Iterator[_Pair]:
-    """Yields pairs in other ranges: one for all, then mixed by columns and by numbers."""
-    random = np.random.default_rng(4)
-
-    def pair(ranges: Sequence[Any]) -> _Pair:
-        within = [_within(s, which, random) for s, which in zip(shapes, ranges, strict=True)]
-        return _chosen([True] * len(shapes), _usual(shapes), within)
-
-    for which in range(_WIDER, len(_RANGES)):
-        yield pair([np.full(shape.shape, which) for shape in shapes])
-    for trial in range(_MIXTURES):
-        sizes = [shape.shape if trial % 2 else () for shape in shapes]
-        # Most supports contain the usual numbers: half stay there.
-        mixed = [
-            random.integers(1, len(_RANGES), size) * random.integers(0, 2, size) for size in sizes
-        ]
-        yield pair([np.broadcast_to(w, s.shape) for w, s in zip(mixed, shapes, strict=True)])
-
-
-def _within(shape: jax.ShapeDtypeStruct, which: Any, random: Any) -> tuple[Any, Any]:
-    """Makes up two columns, in the lower and the upper half of a range for every number."""
-    if jnp.issubdtype(shape.dtype, jnp.bool_):
-        return np.zeros(shape.shape, bool), np.ones(shape.shape, bool)
-    whole = jnp.issubdtype(shape.dtype, jnp.integer)
-    if whole:
-        # Levels and counts are not negative.
-        which = np.where(_RANGES[which, 0] < 0.0, 0, which)
-    low, high = np.moveaxis(_RANGES[which], -1, 0)
-    middle = (low + high) / 2.0
-    below, above = random.uniform(low, middle), random.uniform(middle, high)
-    if whole:
-        most = np.iinfo(shape.dtype).max
-        below, above = np.minimum(np.floor(below), most), np.minimum(np.ceil(above), most)
-    return np.asarray(below, shape.dtype), np.asarray(above, shape.dtype)
-
-
-def _chosen(kept: Sequence[bool], usual: _Pair, others: Sequence[tuple[Any, ...]]) -> _Pair:
-    pairs = [
-        other if keep else (a, b) for keep, other, a, b in zip(kept, others, *usual, strict=True)
-    ]
-    return _Pair([a for a, _ in pairs], [b for _, b in pairs])
-
-
-def _cast(records: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
-    return {
-        name: jnp.asarray(array, dtype)
-        if jnp.issubdtype(array.dtype, jnp.floating)
-        else jnp.asarray(array)
-        for name, array in records.items()
-    }
-
-
-def _example_shapes(example: Mapping[str, Any], label: str) -> dict[str, jax.ShapeDtypeStruct]:
-    if not example:
-        raise errors.ModelError(
-            f"model `{label}`: example is empty, expected the arrays of one record by name",
-            'write `{"x": np.zeros(3), "y": 0}`',
-        )
-    shapes = {}
-    for name, value in example.items():
-        dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-        if not any(jnp.issubdtype(dtype, kind) for kind in _KINDS):
-            raise errors.ModelError(
-                f"model `{label}`: `{name}` of the example is {dtype}, "
-                "expected floats, integers or booleans",
-                "number the levels of a category from 0",
-            )
-        shapes[name] = jax.ShapeDtypeStruct(np.shape(value), dtype)
-    return shapes
-
-
-def _checked_record(
-    record: Mapping[str, Any],
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-    dtype: Any,
-    label: str,
-) -> dict[str, Array]:
-    if set(record) != set(shapes):
-        raise errors.ModelError(
-            f"model `{label}`: the record has {_listed(record)}, expected {_listed(shapes)}",
-            "give every argument of the model's example, and no others",
-        )
-    arrays = {}
-    for name, expected in shapes.items():
-        array = jnp.asarray(record[name])
-        if array.shape != expected.shape:
-            raise errors.ModelError(
-                f"model `{label}`: `{name}` of the record has shape {array.shape}, "
-                f"expected {expected.shape}",
-                "give one record without the record axis; use jax.vmap over several",
-            )
-        if jnp.issubdtype(expected.dtype, jnp.floating):
-            array = array.astype(dtype)
-        elif not _is_same_kind(array.dtype, expected.dtype):
-            raise errors.ModelError(
-                f"model `{label}`: `{name}` of the record is {array.dtype}, "
-                f"expected {expected.dtype}",
-                "only numbers that the example declares as floating are converted",
-            )
-        arrays[name] = array
-    return arrays
-
-
-def _is_same_kind(a: Any, b: Any) -> bool:
-    return any(jnp.issubdtype(a, kind) and jnp.issubdtype(b, kind) for kind in _KINDS)
-
-
 def _first_run(
     function: Callable[..., Any],
     records: dict[str, Any],
     plate: str,
     label: str,
     draws: dict[str, Any],
-) -> _Run:
+) -> Run:
     """Runs the model with arbitrary latents, notes their unconstrained values, explains failures.
 
     Nothing is sampled, so improper priors work; only what is refused later is left to NumPyro.
     """
-    random = np.random.default_rng(_SEED)
+    random = np.random.default_rng(SEED)
 
     def draw(site: dict[str, Any]) -> Any:
         support = site["fn"].support
-        if support.is_discrete or not _is_bijectable(site) or _is_inside(site, plate):
+        if support.is_discrete or not is_bijectable(site) or is_inside(site, plate):
             return None
-        transform = _transform(site)
+        transform = transform_of(site)
         shape = site["kwargs"]["sample_shape"] + transform.inverse_shape(site["fn"].shape())
         draws[site["name"]] = jnp.asarray(random.uniform(-0.5, 0.5, size=shape), float)
         return transform(draws[site["name"]])
 
     shapes = ", ".join(f"`{name}` {array.shape}" for name, array in records.items())
     try:
-        return _run(function, _cast(records, jnp.result_type(float)), draw, plate, {})
+        return run_with(function, cast_floats(records, jnp.result_type(float)), draw, plate, {})
     except errors.ModelError as error:
         raise errors.ModelError(f"model `{label}`: {error.message}", error.hint) from error
     except Exception as error:
@@ -616,7 +327,7 @@ def _first_run(
         ) from error
 
 
-def _check_structure(run: _Run, plate: str, shapes: Mapping[str, Any], label: str) -> None:
+def _check_structure(run: Run, plate: str, shapes: Mapping[str, Any], label: str) -> None:
     for name, site in run.sites.items():
         if site["type"] == "mutable":
             raise errors.ModelError(
@@ -625,7 +336,7 @@ def _check_structure(run: _Run, plate: str, shapes: Mapping[str, Any], label: st
                 "use layers without running statistics or keys of their own: LayerNorm or GroupNorm, "
                 "no BatchNorm and no Dropout",
             )
-        if site["type"] == "param" and (learnt := _learnt(site)):
+        if site["type"] == "param" and (learnt := learnt_as(site)):
             raise errors.ModelError(
                 f"model `{label}`: `{name}` is a numpyro.param site, and {learnt} no prior; expected "
                 "a prior for all that is learnt",
@@ -636,7 +347,7 @@ def _check_structure(run: _Run, plate: str, shapes: Mapping[str, Any], label: st
     _check_plate(run, plate, 1, shapes, label)
     samples = {name: site for name, site in run.sites.items() if site["type"] == "sample"}
     for name, site in samples.items():
-        inside = _is_inside(site, plate)
+        inside = is_inside(site, plate)
         if inside and not site["is_observed"]:
             raise errors.ModelError(
                 f"model `{label}`: `{name}` is a latent of each record (inside plate `{plate}`), "
@@ -644,57 +355,44 @@ def _check_structure(run: _Run, plate: str, shapes: Mapping[str, Any], label: st
                 "marginalise it out of the record's likelihood (missing outcomes: use "
                 "numpyro.handlers.mask); local latents come with DPSVI",
             )
-        if not inside and site["is_observed"] and not _is_factor(site):
+        if not inside and site["is_observed"] and not is_factor(site):
             raise errors.ModelError(
                 f"model `{label}`: `{name}` is observed outside plate `{plate}`, "
                 "so its terms do not belong to single records",
-                f"move it inside `{_plate_line(plate, shapes)}`; a term of the prior without "
+                f"move it inside `{plate_line(plate, shapes)}`; a term of the prior without "
                 "data is a numpyro.factor",
             )
-    if not any(_is_inside(site, plate) for site in samples.values()):
+    if not any(is_inside(site, plate) for site in samples.values()):
         raise errors.ModelError(
             f"model `{label}`: nothing is observed inside plate `{plate}`, "
             "expected the likelihood of a record",
-            f'write `numpyro.sample("y", ..., obs=y)` inside `{_plate_line(plate, shapes)}`',
+            f'write `numpyro.sample("y", ..., obs=y)` inside `{plate_line(plate, shapes)}`',
         )
 
 
-def _learnt(site: dict[str, Any]) -> str:
-    """Says which leaves of a param site are values to be learnt, and "has"; empty if there are none.
-
-    Where ``random_flax_module`` draws from a prior it leaves a shape, which is a tree without leaves.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(site["value"])
-    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
-    if not paths:
-        return ""
-    first = f"its `{paths[0]}`" if paths[0] else "it"
-    return f"{first} has" if len(paths) == 1 else f"{first} and {len(paths) - 1} more have"
-
-
-def _check_plate(run: _Run, plate: str, count: int, shapes: Mapping[str, Any], label: str) -> None:
+def _check_plate(run: Run, plate: str, count: int, shapes: Mapping[str, Any], label: str) -> None:
     if plate not in run.plates:
         found = ", ".join(f"`{name}` (size {made[0][0]})" for name, made in run.plates.items())
         rename = f', or name your own with `plate="{next(iter(run.plates))}"`' if found else ""
         raise errors.ModelError(
             f"model `{label}` has no plate `{plate}`, expected the terms of a record in one; "
             f"plates found: {found or 'none'}",
-            f"put the observations inside `{_plate_line(plate, shapes)}`{rename}",
+            f"put the observations inside `{plate_line(plate, shapes)}`{rename}",
         )
     sizes = sorted({size for size, _ in run.plates[plate]})
     if len(sizes) > 1:
         raise errors.ModelError(
             f"model `{label}`: plate `{plate}` is made with the sizes "
             f"{' and '.join(map(str, sizes))}, expected one size",
-            f'write `numpyro.plate("{plate}", {_rows(shapes)})` each time',
+            f'write `numpyro.plate("{plate}", {rows_in_words(shapes)})` each time',
         )
     for size, subsample_size in run.plates[plate]:
         if subsample_size != count:
             raise errors.ModelError(
                 f"model `{label}`: plate `{plate}` holds {subsample_size} records when the model "
                 f"is called with {count}; expected {count}, or a record would not count once",
-                f'write `numpyro.plate("{plate}", {_rows(shapes)})`, or '
-                f'`numpyro.plate("{plate}", {size}, subsample_size={_rows(shapes)})`',
+                f'write `numpyro.plate("{plate}", {rows_in_words(shapes)})`, or '
+                f'`numpyro.plate("{plate}", {size}, subsample_size={rows_in_words(shapes)})`',
             )
     for name, made in run.plates.items():
         for size, subsample_size in made:
@@ -706,20 +404,20 @@ def _check_plate(run: _Run, plate: str, count: int, shapes: Mapping[str, Any], l
                 )
 
 
-def _latents(run: _Run, plate: str, draws: Mapping[str, Any], label: str) -> tuple[_Latent, ...]:
+def _latents(run: Run, plate: str, draws: Mapping[str, Any], label: str) -> tuple[_Latent, ...]:
     latents: list[_Latent] = []
     for name, site in run.sites.items():
         if site["type"] != "sample" or site["is_observed"]:
             continue
         if site["fn"].support.is_discrete:
             raise errors.ModelError(
-                f"model `{label}`: the latent `{name}` is discrete ({_kind(site)}), "
+                f"model `{label}`: the latent `{name}` is discrete ({kind_of(site)}), "
                 "expected continuous global latents",
                 "sum it out of the likelihood, for example with MixtureSameFamily",
             )
         if name not in draws:
             raise errors.ModelError(
-                f"model `{label}`: the support of the latent `{name}` ({_kind(site)}) has no map "
+                f"model `{label}`: the support of the latent `{name}` ({kind_of(site)}) has no map "
                 "from real numbers",
                 "reparameterise it, for example with "
                 "numpyro.infer.reparam.ProjectedNormalReparam for directions",
@@ -735,7 +433,7 @@ def _latents(run: _Run, plate: str, draws: Mapping[str, Any], label: str) -> tup
     return tuple(latents)
 
 
-def _check_same_latents(run: _Run, latents: tuple[_Latent, ...], label: str) -> None:
+def _check_same_latents(run: Run, latents: tuple[_Latent, ...], label: str) -> None:
     found = {
         name: np.shape(site["value"])
         for name, site in run.sites.items()
@@ -758,29 +456,29 @@ def _check_terms(model: NumPyroModel) -> None:
     A best effort: it sees floats up to 10 in size and levels up to 17, and others where the likelihood is
     finite for none of these.
     """
-    random = np.random.default_rng(_SEED)
+    random = np.random.default_rng(SEED)
     here, there, probe = (
         jnp.asarray(random.uniform(-0.5, 0.5, size=model.size), float) for _ in range(3)
     )
 
     @jax.jit
     def terms(theta: Any, records: Any) -> Any:
-        with _numpyro_rules():
+        with numpyro_rules():
             run = model._run_at(theta, records)
             supports = {
-                name: _transform(run.sites[name])(value)
+                name: transform_of(run.sites[name])(value)
                 for name, value in model._split(probe).items()
             }
-            prior = _global_terms(run, model.plate, model._split(theta))
-            return supports, prior, _total(_record_terms(run, model.plate).values(), theta.dtype)
+            prior = global_terms(run, model.plate, model._split(theta))
+            return supports, prior, total_of(record_terms(run, model.plate).values(), theta.dtype)
 
     def at(theta: Any, *records: list[Any]) -> Any:
         columns = [np.stack(values) for values in zip(*records, strict=True)]
         return jax.device_get(terms(theta, dict(zip(model._example, columns, strict=True))))
 
     shapes = list(model._example.values())
-    ones = [_placeholder(shape, _ONE) for shape in shapes]
-    first, second = _usual(shapes)
+    ones = [placeholder(shape, ONE) for shape in shapes]
+    first, second = usual_pair(shapes)
     try:
         supports, prior, _ = at(here, ones)
         moved, _, _ = at(there, ones)
@@ -796,7 +494,7 @@ def _check_terms(model: NumPyroModel) -> None:
             "jax.numpy instead of numpy",
         ) from error
     for name in supports:
-        if not _is_same(supports[name], moved[name]):
+        if not is_same(supports[name], moved[name]):
             raise errors.ModelError(
                 f"model `{model.name}`: the support of `{name}` depends on another latent, "
                 "expected a fixed support",
@@ -807,13 +505,13 @@ def _check_terms(model: NumPyroModel) -> None:
     def check_prior(runs: list[Any]) -> None:
         for other_supports, other_prior, _ in runs:
             for name in prior:
-                same = name not in supports or _is_same(supports[name], other_supports[name])
-                if not same or not _is_same(prior[name], other_prior[name]):
+                same = name not in supports or is_same(supports[name], other_supports[name])
+                if not same or not is_same(prior[name], other_prior[name]):
                     raise errors.ModelError(
                         f"model `{model.name}`: the term `{name}` outside plate `{model.plate}` "
                         "depends on the records, or on how many there are; expected a prior "
                         "without data",
-                        f"move it inside `{_plate_line(model.plate, model._example)}`, or use "
+                        f"move it inside `{plate_line(model.plate, model._example)}`, or use "
                         "public constants",
                     )
 
@@ -842,8 +540,8 @@ def _check_terms(model: NumPyroModel) -> None:
             )
     usual = check_sum(runs)
     compared = int(usual)
-    for pair in itertools.chain(_wider(shapes), () if usual else _elsewhere(shapes)):
-        if not usual and compared == _ENOUGH:
+    for pair in itertools.chain(wider_pairs(shapes), () if usual else other_pairs(shapes)):
+        if not usual and compared == ENOUGH:
             break
         runs = [at(here, pair.first), at(here, pair.second), at(here, *pair)]
         check_prior(runs)
@@ -854,31 +552,3 @@ def _check_terms(model: NumPyroModel) -> None:
             "whether records are kept apart was not checked",
             stacklevel=3,
         )
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Same operations on same numbers: only the order of float32 additions may differ."""
-    return bool(np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True))
-
-
-def _kind(site: dict[str, Any]) -> str:
-    distribution = site["fn"]
-    while hasattr(distribution, "base_dist") and type(distribution).__name__ in (
-        "ExpandedDistribution",
-        "Independent",
-        "MaskedDistribution",
-    ):
-        distribution = distribution.base_dist
-    return type(distribution).__name__
-
-
-def _rows(shapes: Mapping[str, Any]) -> str:
-    return f"{next(iter(shapes))}.shape[0]"
-
-
-def _plate_line(plate: str, shapes: Mapping[str, Any]) -> str:
-    return f'with numpyro.plate("{plate}", {_rows(shapes)}):'
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{name}`" for name in names) or "none"

@@ -1,0 +1,238 @@
+"""The terms of a NumPyro model and its guide: those that touch no record, and one for each record."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from numpyro import handlers
+from numpyro.distributions.kl import kl_divergence
+from numpyro.primitives import Messenger
+
+from fedvi import errors
+from fedvi.models.layout import Layout
+from fedvi.models.made_up import (
+    ONE,
+)
+from fedvi.models.plates import (
+    Run,
+    Watch,
+    is_inside,
+    is_same,
+    learnt_as,
+    numpyro_rules,
+    plate_sizes,
+    record_terms,
+    total_of,
+    transform_of,
+)
+
+__all__ = ["Guided", "density_of", "is_sample", "scaled_term"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Guided:
+    """The ELBO as a sum: terms outside of the record plate, and one term a record.
+
+    Made by ``guided``, which checks that the sum is right.
+
+    Attributes:
+      model, guide: NumPyro functions.
+      static: keyword arguments of both, which hold no records.
+      plate: the name of the record plate.
+      layout: where the records stand among the arguments.
+      particles: Monte Carlo draws that are averaged.
+      analytic: whether KL divergences are taken in closed form where there is one.
+      has_local: whether records have latents of their own, drawn for each.
+    """
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    static: Mapping[str, Any]
+    plate: str
+    layout: Layout
+    particles: int
+    analytic: bool
+    has_local: bool = False
+
+    def public_term(self, params: Mapping[str, Any], key: Any) -> Float[Array, ""]:
+        """Returns the estimate of E_q[log p(θ) − log q(θ)] over all sites outside of the plate."""
+        columns = self.layout.made_up(ONE)
+        return self._mean(lambda one: self._terms(params, one, columns, 0, inside=False), key)
+
+    def record_term(
+        self, params: Mapping[str, Any], key: Any, row: list[Any], place: Any
+    ) -> Float[Array, ""]:
+        """Returns the estimate of one record's term: its likelihood, its local latents' log p − log q.
+
+        The plate's own factor size ÷ subsample size is taken out. Global latents are those that
+        ``public_term`` draws with the same key.
+
+        Args:
+          params: of model and guide, constrained.
+          key: of this step.
+          row: one record's columns, without the record axis.
+          place: a word of its own, drawn without regard to other records: its local latents' key.
+        """
+        columns = [column[None] for column in row]
+        return self._mean(lambda one: self._terms(params, one, columns, place, inside=True), key)
+
+    def record_term_at(self, latents: Mapping[str, Any], key: Any, row: list[Any]) -> Any:
+        """As ``record_term``, with the global latents' values given, in their own supports."""
+        columns = [column[None] for column in row]
+        args, kwargs = self.layout.call(columns)
+        watch = Watch()
+        model = handlers.substitute(handlers.seed(self.model, key), data=dict(latents))
+        with numpyro_rules():
+            with watch, handlers.trace() as sites, _Rows(self.plate, 1, 0):
+                model(*args, **kwargs, **self.static)
+            run = Run(sites, watch.plates)
+            return total_of(record_terms(run, self.plate).values(), jnp.result_type(float))
+
+    def prior_at(self, latents: Mapping[str, Any], key: Any) -> Float[Array, ""]:
+        """Returns log p of all sites outside of the plate at global latents in their own supports."""
+        args, kwargs = self.layout.call(self.layout.made_up(ONE))
+        model = handlers.substitute(handlers.seed(self.model, key), data=dict(latents))
+        with numpyro_rules(), handlers.trace() as sites, _Rows(self.plate, 1, 0):
+            model(*args, **kwargs, **self.static)
+            total = jnp.zeros(())
+            for site in sites.values():
+                if is_sample(site) and not is_inside(site, self.plate):
+                    total = total + jnp.sum(scaled_term(density_of(site), site, 1.0))
+            return total
+
+    def global_latents(self, params: Mapping[str, Any], key: Any) -> dict[str, Any]:
+        """Returns the guide's draw of every global latent of the model, in its own support."""
+        model, _ = self.traces(params, key, self.layout.made_up(ONE), 0)
+        return {name: site["value"] for name, site in model.sites.items() if self._is_global(site)}
+
+    def global_transforms(self, params: Mapping[str, Any], key: Any) -> dict[str, Any]:
+        """Returns each global latent's map from the real numbers to its support.
+
+        Raises:
+          ModelError: if θ is not all that a record's term depends on, or a support moves.
+        """
+        columns = self.layout.made_up(ONE)
+        keys = jax.random.split(key)
+        (model, guide), (other, _) = (self.traces(params, one, columns, 0) for one in keys)
+        for name, site in model.sites.items():
+            if site["type"] == "param" and learnt_as(site):
+                raise errors.ModelError(
+                    f"the model has the parameter {name!r}, which aligned gradients do not reach",
+                    "give it a prior with numpyro.sample, or use gradients='full'",
+                )
+        for name, site in {**guide.sites, **model.sites}.items():
+            if is_sample(site) and not site["is_observed"] and is_inside(site, self.plate):
+                raise errors.ModelError(
+                    f"{name!r} is a latent of each record, which aligned gradients do not reach",
+                    "use gradients='full'",
+                )
+        transforms = {}
+        for name, site in model.sites.items():
+            if self._is_global(site):
+                with numpyro_rules():
+                    transforms[name] = transform_of(site)
+                    real = transforms[name].inv(site["value"])
+                    if not is_same(transform_of(other.sites[name])(real), site["value"]):
+                        raise errors.ModelError(
+                            f"the support of {name!r} depends on another latent, expected a fixed one"
+                        )
+        return transforms
+
+    def _is_global(self, site: dict[str, Any]) -> bool:
+        return is_sample(site) and not site["is_observed"] and not is_inside(site, self.plate)
+
+    def _mean(self, term: Callable[[Any], Any], key: Any) -> Any:
+        if self.particles == 1:
+            return term(key)
+        return jax.vmap(term)(jax.random.split(key, self.particles)).mean()
+
+    def _terms(
+        self, params: Mapping[str, Any], key: Any, columns: list[Any], place: Any, inside: bool
+    ) -> Any:
+        model, guide = self.traces(params, key, columns, place)
+        with numpyro_rules():
+            total = jnp.zeros(())
+            for name in dict.fromkeys([*model.sites, *guide.sites]):
+                sites = [run.sites.get(name) for run in (model, guide)]
+                ours, theirs = (site if is_sample(site) else None for site in sites)
+                known = ours if ours is not None else theirs
+                if known is not None and is_inside(known, self.plate) is inside:
+                    total = total + self._term(ours, theirs, self._scale(model, guide, inside))
+            return total
+
+    def _scale(self, model: Any, guide: Any, inside: bool) -> float:
+        if not inside:
+            return 1.0
+        size, subsample_size = (model.plates.get(self.plate) or guide.plates[self.plate])[0]
+        return float(size / subsample_size)
+
+    def _term(self, ours: Any, theirs: Any, plate_scale: float) -> Any:
+        if self.analytic and ours is not None and theirs is not None:
+            try:
+                divergence = kl_divergence(theirs["fn"], ours["fn"])
+            except NotImplementedError:
+                pass
+            else:
+                return -jnp.sum(scaled_term(divergence, theirs, plate_scale))
+        terms = jnp.zeros(())
+        if ours is not None:
+            terms = terms + jnp.sum(scaled_term(density_of(ours), ours, plate_scale))
+        if theirs is not None:
+            terms = terms - jnp.sum(scaled_term(density_of(theirs), theirs, plate_scale))
+        return terms
+
+    def traces(
+        self, params: Mapping[str, Any], key: Any, columns: list[Any], place: Any
+    ) -> tuple["Run", "Run"]:
+        """Runs guide and model as ``Trace_ELBO`` does with the same key; returns (model, guide)."""
+        args, kwargs = self.layout.call(columns)
+        count = columns[0].shape[0]
+        model_key, guide_key = jax.random.split(key)
+
+        def run(function: Any) -> Run:
+            watch = Watch()
+            substituted = handlers.substitute(function, data=dict(params))
+            with watch, handlers.trace() as sites, _Rows(self.plate, count, place):
+                substituted(*args, **kwargs, **self.static)
+            return Run(sites, watch.plates)
+
+        with numpyro_rules():
+            guide = run(handlers.seed(self.guide, guide_key))
+            model = run(handlers.replay(handlers.seed(self.model, model_key), guide.sites))
+        return model, guide
+
+
+class _Rows(Messenger):  # type: ignore[misc]
+    """Hands the record plate the rows that are there, and each record keys of its own."""
+
+    def __init__(self, plate: str, count: int, place: Any) -> None:
+        super().__init__()
+        self._plate, self._count, self._place = plate, count, place
+
+    def process_message(self, message: dict[str, Any]) -> None:
+        # After `seed`, which has drawn a key where numpyro would: streams of keys stay the same.
+        if message["type"] == "plate":
+            size, subsample_size = plate_sizes(message)
+            if subsample_size == self._count and size != subsample_size:
+                message["value"] = jnp.arange(self._count)
+        elif message["type"] == "sample" and is_inside(message, self._plate):
+            key = message["kwargs"].get("rng_key")
+            if message["value"] is None and key is not None:
+                message["kwargs"]["rng_key"] = jax.random.fold_in(key, self._place)
+
+
+def density_of(site: dict[str, Any]) -> Any:
+    if site["intermediates"]:
+        return site["fn"].log_prob(site["value"], site["intermediates"])
+    return site["fn"].log_prob(site["value"])
+
+
+def scaled_term(density: Any, site: dict[str, Any], plate_scale: float) -> Any:
+    return density if site["scale"] is None else density * (site["scale"] / plate_scale)
+
+
+def is_sample(site: Any) -> bool:
+    return site is not None and site["type"] == "sample"

@@ -1,0 +1,153 @@
+"""Which of a call's arguments hold records: their shapes, their rows, and made-up ones of the same kind."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvi import errors
+from fedvi.models.made_up import (
+    placeholder,
+)
+
+__all__ = ["Layout", "layout"]
+
+
+class Layout(NamedTuple):
+    """Which leaves of a call's arguments have the record axis, and what each record holds.
+
+    Attributes:
+      tree: the structure of (args, kwargs).
+      rest: each leaf that is no record column, as it was passed; None where a column is.
+      columns: shape without the record axis and dtype of each column as JAX takes it, None elsewhere:
+        float32 for NumPy's float64, unless JAX's 64 bits are enabled.
+      rows: the length of the record axis.
+    """
+
+    tree: Any
+    rest: tuple[Any, ...]
+    columns: tuple[jax.ShapeDtypeStruct | None, ...]
+    rows: int
+
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Returns the record columns of a call with this layout, in order."""
+        leaves = jax.tree.leaves((args, dict(kwargs)), is_leaf=_is_none)
+        return [
+            leaf for leaf, column in zip(leaves, self.columns, strict=True) if column is not None
+        ]
+
+    def call(self, columns: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns (args, kwargs) with other columns in the places of the first."""
+        left = iter(columns)
+        leaves = [
+            other if column is None else next(left)
+            for other, column in zip(self.rest, self.columns, strict=True)
+        ]
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def describe(self) -> str:
+        """Says in words what the arguments are; by name where they were passed by name."""
+        numbered = jax.tree.unflatten(self.tree, range(len(self.columns)))
+        paths = [path for path, _ in jax.tree.flatten_with_path(numbered)[0]]
+        return ", ".join(
+            (f"{_name(path)} " if path[0].idx or len(path) > 2 else "")
+            + (_kind(other) if column is None else _table(column))
+            for path, column, other in zip(paths, self.columns, self.rest, strict=True)
+        )
+
+    def made_up(self, *kinds: str) -> list[Any]:
+        """Returns columns of made-up records, one for each kind; see ``models.numpyro``."""
+        return [
+            jnp.asarray(np.stack([placeholder(column, kind) for kind in kinds]))
+            for column in self.columns
+            if column is not None
+        ]
+
+
+def layout(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], public: Collection[str] = ()
+) -> Layout:
+    """Finds the record columns among a call's arguments: every array of one dimension or more.
+
+    Numbers, strings, None and arrays without an axis are public and passed on as they are.
+
+    Args:
+      args, kwargs: as ``update`` or ``run`` were called.
+      public: names of keyword arguments that hold no records.
+
+    Raises:
+      ModelError: if there is no array, one holds no numbers, or two have record axes of different
+        lengths.
+    """
+    given = (args, dict(kwargs))
+    paths, tree = jax.tree.flatten_with_path(given, is_leaf=_is_none)
+    rest: list[Any] = []
+    columns: list[jax.ShapeDtypeStruct | None] = []
+    rows, first = 0, ""
+    for path, leaf in paths:
+        name = _name(path)
+        if not hasattr(leaf, "shape") or not leaf.shape or _is_public(path, public):
+            rest.append(leaf)
+            columns.append(None)
+            continue
+        kind = _dtype(leaf, name)
+        if not first:
+            rows, first = leaf.shape[0], name
+        if leaf.shape[0] != rows:
+            raise errors.ModelError(
+                f"{name} has {leaf.shape[0]} rows and {first} has {rows}, expected one row a record "
+                "in every array",
+                "pass an array that holds no records as a keyword of DPSVI itself, as for "
+                "numpyro's SVI: DPSVI(model, guide, optim, loss, design=design)",
+            )
+        rest.append(None)
+        columns.append(jax.ShapeDtypeStruct(leaf.shape[1:], kind))
+    if not rows:
+        raise errors.ModelError(
+            "no argument holds records, expected an array with one row a record",
+            "pass the whole table: svi.run(key, steps, x, y)",
+        )
+    return Layout(tree, tuple(rest), tuple(columns), rows)
+
+
+def _table(column: jax.ShapeDtypeStruct) -> str:
+    return f"{column.dtype}[rows, {', '.join(map(str, column.shape))}]".replace(", ]", "]")
+
+
+def _kind(leaf: Any) -> str:
+    if leaf is None or isinstance(leaf, bool | str):
+        return repr(leaf)
+    return "a number" if not np.ndim(leaf) else "an array without records"
+
+
+def _dtype(leaf: Any, name: str) -> Any:
+    """Returns the type of an array as JAX takes it: under `jit` no other is seen."""
+    kind = getattr(leaf, "dtype", None)
+    if kind is None:
+        raise errors.ModelError(
+            f"{name} is a {type(leaf).__name__}, expected an array with one row a record",
+            "pass its columns as an array, by its .to_numpy() or jax.numpy.asarray",
+        )
+    if not jnp.issubdtype(kind, jnp.number) and not jnp.issubdtype(kind, jnp.bool_):
+        raise errors.ModelError(
+            f"{name} holds {kind}, expected floats, integers or booleans",
+            "number the levels of a category from 0",
+        )
+    return jax.dtypes.canonicalize_dtype(kind)
+
+
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
+def _is_public(path: tuple[Any, ...], public: Collection[str]) -> bool:
+    return getattr(path[0], "idx", None) == 1 and getattr(path[1], "key", None) in public
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    place, *inner = path
+    if getattr(place, "idx", None) == 1:
+        return f"`{inner[0].key}{jax.tree_util.keystr(tuple(inner[1:]))}`"
+    return f"argument {inner[0].idx + 1}{jax.tree_util.keystr(tuple(inner[1:]))}"

@@ -1,0 +1,205 @@
+"""One run of a NumPyro model: its sites, split by the plate over the records, and their log densities."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from numpyro import handlers
+from numpyro.distributions import Unit, biject_to
+from numpyro.distributions.distribution import validation_enabled
+from numpyro.primitives import Messenger
+
+from fedvi import errors
+
+__all__ = [
+    "SEED",
+    "Run",
+    "Watch",
+    "global_terms",
+    "is_bijectable",
+    "is_factor",
+    "is_inside",
+    "is_same",
+    "kind_of",
+    "learnt_as",
+    "numpyro_rules",
+    "plate_sizes",
+    "record_terms",
+    "run_with",
+    "total_of",
+    "transform_of",
+]
+
+# NumPyro is run without sampling; this public seed serves models that draw where nothing is used.
+SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One execution: the sites by name, and every plate as (size, subsample size)."""
+
+    sites: Mapping[str, dict[str, Any]]
+    plates: Mapping[str, list[tuple[int, int]]]
+
+
+class Watch(Messenger):  # type: ignore[misc]
+    """Notes each plate as it is made (a trace keeps the last of a name), and refuses scans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plates: dict[str, list[tuple[int, int]]] = {}
+
+    def process_message(self, message: dict[str, Any]) -> None:
+        if message["type"] == "control_flow":
+            raise errors.ModelError(
+                "numpyro.contrib.control_flow is used, expected sample sites outside of it",
+                "use a Python loop over sample sites, or jax.lax.scan without sample sites",
+            )
+
+    def postprocess_message(self, message: dict[str, Any]) -> None:
+        if message["type"] == "plate":
+            self.plates.setdefault(message["name"], []).append(plate_sizes(message))
+
+
+def run_with(
+    function: Callable[..., Any],
+    records: Mapping[str, Any],
+    value_fn: Callable[[dict[str, Any]], Any],
+    plate: str,
+    constants: Mapping[str, Any],
+) -> Run:
+    """Runs the model with ``value_fn(site)`` for its latents; None leaves a site alone.
+
+    ``constants`` are the values of param sites: a network that has one is not initialised.
+    """
+    count = next(iter(records.values())).shape[0]
+
+    def substitute(site: dict[str, Any]) -> Any:
+        if site["type"] == "plate":
+            # A subsampling record plate is handed the rows that are there, not random ones.
+            if site["name"] == plate and site["args"][1] == count:
+                return jnp.arange(count)
+            return None
+        if site["type"] == "param":
+            return constants.get(site["name"])
+        return value_fn(site) if site["type"] == "sample" and not site["is_observed"] else None
+
+    watch = Watch()
+    seeded = handlers.seed(handlers.substitute(function, substitute_fn=substitute), rng_seed=SEED)
+    with watch, handlers.trace() as sites:
+        seeded(**records)
+    return Run(sites, watch.plates)
+
+
+def global_terms(run: Run, plate: str, unconstrained: Mapping[str, Array]) -> dict[str, Any]:
+    """The log density of each site outside the record plate, latents with their Jacobian."""
+    terms = {}
+    for name, site in run.sites.items():
+        if site["type"] != "sample" or is_inside(site, plate):
+            continue
+        terms[name] = _log_density(site, 1.0)
+        if name in unconstrained:
+            value = unconstrained[name]
+            jacobian = transform_of(site).log_abs_det_jacobian(value, site["value"])
+            terms[name] = terms[name] + jnp.sum(jacobian)
+    return terms
+
+
+def record_terms(run: Run, plate: str) -> dict[str, Any]:
+    """The log density of each site inside the record plate."""
+    size, subsample_size = run.plates[plate][0]
+    return {
+        name: _log_density(site, size / subsample_size)
+        for name, site in run.sites.items()
+        if site["type"] == "sample" and is_inside(site, plate)
+    }
+
+
+def _log_density(site: dict[str, Any], plate_scale: float) -> Any:
+    density = site["fn"].log_prob(site["value"])
+    if site["scale"] is not None:
+        density = density * (site["scale"] / plate_scale)
+    return jnp.sum(density)
+
+
+def total_of(terms: Any, dtype: Any) -> Array:
+    total = jnp.zeros((), dtype)
+    for term in terms:
+        total = total + jnp.asarray(term).astype(dtype)
+    return total
+
+
+@contextlib.contextmanager
+def numpyro_rules() -> Iterator[None]:
+    """NumPyro mixes dtypes and ranks, which fedvi's own code does not.
+
+    Its checks of arguments see numbers only outside of jit and would refuse placeholders there.
+    """
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        validation_enabled(False),
+    ):
+        yield
+
+
+def transform_of(site: dict[str, Any]) -> Any:
+    return biject_to(site["fn"].support)
+
+
+def plate_sizes(message: dict[str, Any]) -> tuple[int, int]:
+    size, subsample_size = message["args"]
+    return size, size if subsample_size is None else subsample_size
+
+
+def is_inside(site: dict[str, Any], plate: str) -> bool:
+    return any(frame.name == plate for frame in site["cond_indep_stack"])
+
+
+def is_factor(site: dict[str, Any]) -> bool:
+    distribution = site["fn"]
+    while not isinstance(distribution, Unit) and hasattr(distribution, "base_dist"):
+        distribution = distribution.base_dist
+    return isinstance(distribution, Unit)
+
+
+def is_bijectable(site: dict[str, Any]) -> bool:
+    try:
+        transform_of(site)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def learnt_as(site: dict[str, Any]) -> str:
+    """Says which leaves of a param site are values to be learnt, and "has"; empty if there are none.
+
+    Where ``random_flax_module`` draws from a prior it leaves a shape, which is a tree without leaves.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(site["value"])
+    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    if not paths:
+        return ""
+    first = f"its `{paths[0]}`" if paths[0] else "it"
+    return f"{first} has" if len(paths) == 1 else f"{first} and {len(paths) - 1} more have"
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Same operations on same numbers: only the order of float32 additions may differ."""
+    return bool(np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True))
+
+
+def kind_of(site: dict[str, Any]) -> str:
+    distribution = site["fn"]
+    while hasattr(distribution, "base_dist") and type(distribution).__name__ in (
+        "ExpandedDistribution",
+        "Independent",
+        "MaskedDistribution",
+    ):
+        distribution = distribution.base_dist
+    return type(distribution).__name__
