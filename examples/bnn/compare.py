@@ -18,7 +18,7 @@ from numpyro.infer import Predictive, log_likelihood
 
 import fedvi
 from fedvi.experiment import build, loading
-from fedvi.experiment.config import ClientSection
+from fedvi.experiment.sections import ClientSection
 from fedvi.models.bnn import regression
 from fedvi.report import tables
 

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from fedvi import errors
 from fedvi.client import app
 from fedvi.client.by_hand import FileLink, Written
-from fedvi.client.policy import Guard
+from fedvi.client.guard import Guard
 from fedvi.client.worker import Worker
 from fedvi.experiment import policies as site_policies
 from fedvi.experiment.build import Assembly, assemble

@@ -1,15 +1,12 @@
 """`fedvi init DIR`: a study of one's own, drafted from a few answers, with all that stands beside it."""
 
 import dataclasses
-import json
 import os
-import re
 import sys
-import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,58 +16,22 @@ from fedvi.experiment.drafts.drafting import KINDS, SOLVERS, Answers
 
 if TYPE_CHECKING:
     from fedvi.data.names import Names
+from fedvi.cli._asking import (
+    Ask,
+    as_address,
+    choice,
+    client_names,
+    count_of,
+    named,
+    positive,
+    slug,
+    within,
+)
+from fedvi.cli._drafted import check_target, files_of, schemas_of, write_all
 
 __all__ = ["init"]
 
 _SOLVERS = tuple(dict.fromkeys((*SOLVERS[True], *SOLVERS[False])))
-
-
-class _Ask(NamedTuple):
-    """How an answer is come by: a flag, else a question on a terminal, else a default.
-
-    Attributes:
-      on: whether there is somebody to ask.
-    """
-
-    on: bool
-
-    def __call__(
-        self,
-        flag: str,
-        given: Any,
-        question: str,
-        default: Any = None,
-        read: Callable[[str], Any] = str,
-    ) -> Any:
-        """Returns the answer; what it is read with says what is wrong with it.
-
-        Raises:
-          ConfigError: there is no answer, nobody to ask and no default; or it cannot be read.
-        """
-        if given is not None:
-            return read(given) if isinstance(given, str) else given
-        if not self.on:
-            if default is None:
-                raise errors.ConfigError(
-                    f"{flag} is missing, and there is nobody to ask",
-                    f"give {flag}, or run `fedvi init` on a terminal without --yes",
-                )
-            return read(default) if isinstance(default, str) else default
-        shown = None if default is None else str(default)
-        return click.prompt(question, default=shown, value_proc=_asked_again(read))
-
-
-def _asked_again(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Wraps a reader, so that a wrong answer is told and the question put again."""
-
-    def again(text: str) -> Any:
-        try:
-            return read(text.strip())
-        except errors.FedviError as error:
-            said = f"{error.message} ({error.hint})" if error.hint else error.message
-            raise click.UsageError(said) from None
-
-    return again
 
 
 @click.command()
@@ -164,21 +125,21 @@ def init(
         --max-records 5000 --column died=binary --column age=number:18..100 --column sex=binary:m/f
     """
     if json_schema is not None:
-        click.echo(_schemas()[json_schema], nl=False)
+        click.echo(schemas_of()[json_schema], nl=False)
         return
-    _check_target(folder)
-    ask = _Ask(not yes and _on_terminal())
+    check_target(folder)
+    ask = Ask(not yes and _on_terminal())
     answers = _answers(ask, folder, source, given)
     server = ask(
         "--server",
         address,
         "Where sites will reach the server",
         "fedvi.example.org:7443",
-        _address,
+        as_address,
     )
     answers, drafted = _checked(answers)
-    files = _files(answers, drafted, server)
-    _write(folder, files)
+    files = files_of(answers, drafted, server)
+    write_all(folder, files)
     for name in files:
         click.echo(f"wrote {folder / name}")
     for key in drafted.open:
@@ -192,17 +153,14 @@ def _on_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-# What is answered
-
-
-def _answers(ask: _Ask, folder: Path, source: Path | None, given: Mapping[str, Any]) -> Answers:
-    default = _slug(folder.resolve().name)
-    name = ask("--name", given["name"], "Name of the study", default, _named("--name"))
+def _answers(ask: Ask, folder: Path, source: Path | None, given: Mapping[str, Any]) -> Answers:
+    default = slug(folder.resolve().name)
+    name = ask("--name", given["name"], "Name of the study", default, named("--name"))
     if ask.on:
         for kind, known in KINDS.items():
             click.echo(f"  {kind:<20} {known.words}")
-    kind = ask("--kind", given["kind"], "What is inferred", "logistic", _choice(tuple(KINDS)))
-    clients = ask("--clients", given["clients"], "Sites, between commas", None, _clients)
+    kind = ask("--kind", given["kind"], "What is inferred", "logistic", choice(tuple(KINDS)))
+    clients = ask("--clients", given["clients"], "Sites, between commas", None, client_names)
     header = _header(source, given["columns"])
     formula, names = _formula(ask, kind, header, given)
     unit_column = given["unit_column"]
@@ -213,7 +171,7 @@ def _answers(ask: _Ask, folder: Path, source: Path | None, given: Mapping[str, A
             unit_column,
             "Column that says whose a row is",
             "patient_id",
-            _within(header),
+            within(header),
         )
     elif unit_column is not None:
         raise errors.ConfigError(
@@ -253,13 +211,13 @@ def _beside(source: Path | None, folder: Path) -> str:
     )
 
 
-def _promise(ask: _Ask, given: Mapping[str, Any]) -> dict[str, Any]:
+def _promise(ask: Ask, given: Mapping[str, Any]) -> dict[str, Any]:
     protection = ask(
         "--protection",
         given["protection"],
         "Promise differential privacy (dp, or none)",
         "dp",
-        _choice(("dp", "none")),
+        choice(("dp", "none")),
     )
     most = given["max_records"]
     if protection == "none":
@@ -272,11 +230,11 @@ def _promise(ask: _Ask, given: Mapping[str, Any]) -> dict[str, Any]:
     if ask.on:
         click.echo("  ε bounds how much one unit can change what is seen; 1 is a common promise.")
     epsilon = ask(
-        "--epsilon", given["epsilon"], "ε over the whole study", "1", _positive("--epsilon")
+        "--epsilon", given["epsilon"], "ε over the whole study", "1", positive("--epsilon")
     )
     if ask.on:
         click.echo("  A unit is a row (record), or all rows of a patient together (patient).")
-    unit = ask("--unit", given["unit"], "Unit", "record", _choice(("record", "patient")))
+    unit = ask("--unit", given["unit"], "Unit", "record", choice(("record", "patient")))
     if ask.on:
         click.echo("  substitute: one unit is another; add_remove: one unit is there or not.")
     relation = ask(
@@ -284,7 +242,7 @@ def _promise(ask: _Ask, given: Mapping[str, Any]) -> dict[str, Any]:
         given["relation"],
         "Neighbouring relation",
         "substitute",
-        _choice(("substitute", "add_remove")),
+        choice(("substitute", "add_remove")),
     )
     if most is None and ask.on:
         most = ask(
@@ -292,14 +250,14 @@ def _promise(ask: _Ask, given: Mapping[str, Any]) -> dict[str, Any]:
             None,
             f"Public upper bound on the {unit}s of any site (0: state it later)",
             "0",
-            _count,
+            count_of,
         )
     delta = ask(
         "--delta",
         given["delta"],
         "δ, far below 1 / that number",
         f"{drafting.default_delta(most or None):g}",
-        _positive("--delta"),
+        positive("--delta"),
     )
     return {
         "epsilon": epsilon,
@@ -355,7 +313,7 @@ def _header(source: Path | None, given: tuple[str, ...]) -> "Names | None":
 
 
 def _formula(
-    ask: _Ask, kind: str, header: "Names | None", given: Mapping[str, Any]
+    ask: Ask, kind: str, header: "Names | None", given: Mapping[str, Any]
 ) -> tuple[str, dict[str, str]]:
     """Returns the formula, and its names → what the file calls them (empty without a file)."""
     names = {} if header is None else drafting.named(header.columns)
@@ -406,7 +364,7 @@ def _without(formula: str, names: Mapping[str, str], column: str) -> str:
 
 
 def _columns(
-    ask: _Ask, kind: str, formula: str, names: Mapping[str, str], given: tuple[str, ...]
+    ask: Ask, kind: str, formula: str, names: Mapping[str, str], given: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
     wanted = drafting.variables(formula)
     stated = dict(map(drafting.parse_column, given))
@@ -436,56 +394,6 @@ def _columns(
     return tables
 
 
-# How an answer is read
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")[:64] or "study"
-
-
-def _choice(known: tuple[str, ...]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in known:
-            raise errors.ConfigError(
-                f"{text!r} is none of {', '.join(known)}", errors.did_you_mean(text, known)
-            )
-        return text
-
-    return read
-
-
-def _clients(text: str) -> tuple[str, ...]:
-    names = tuple(item.strip() for item in text.split(",") if item.strip())
-    if not names:
-        raise errors.ConfigError(
-            f"--clients is {text!r}, expected at least one name", "write --clients north,south"
-        )
-    first: dict[str, str] = {}
-    for name in map(_named("--clients"), names):
-        if name.casefold() in first:
-            raise errors.ConfigError(
-                f"clients: the name {first[name.casefold()]!r} stands twice",
-                "give every client its own name; upper and lower case count as the same",
-            )
-        first[name.casefold()] = name
-    return names
-
-
-def _named(flag: str) -> Callable[[str], str]:
-    """Reads a name as the study will, so that a wrong one is asked for again and not at the end."""
-
-    def read(text: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
-            raise errors.ConfigError(
-                f"{flag}: {text!r} is no name, expected a letter or digit, then at most 63 letters, "
-                "digits, `.`, `_` or `-`",
-                "the name becomes part of file names",
-            )
-        return text
-
-    return read
-
-
 def _formula_text(text: str) -> str:
     if not drafting.variables(text.partition("~")[0]) or "~" not in text:
         raise errors.ConfigError(
@@ -497,53 +405,6 @@ def _formula_text(text: str) -> str:
 
 def _column(name: str) -> Callable[[str], dict[str, Any]]:
     return lambda text: drafting.parse_column(f"{name}={text}")[1]
-
-
-def _within(header: "Names | None") -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if header is not None and text not in header.columns:
-            raise errors.ConfigError(
-                f"--unit-column is {text!r}, which is no column of the file",
-                errors.did_you_mean(text, header.columns),
-            )
-        return text
-
-    return read
-
-
-def _positive(flag: str) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not value > 0:
-            raise errors.ConfigError(
-                f"{flag} is {text!r}, expected a number above 0", "such as 1e-5"
-            )
-        return value
-
-    return read
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise errors.ConfigError(f"{text!r} is no whole number", "write digits alone, such as 5000")
-    return int(text)
-
-
-def _address(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    # What goes into files of other languages: letters, digits and what stands in an address.
-    plain = re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]", host) is not None
-    if not plain or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65_536:
-        raise errors.ConfigError(
-            f"--server is {text!r}, expected HOST:PORT", "such as fedvi.example.org:7443"
-        )
-    return text
-
-
-# What is written
 
 
 def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
@@ -623,89 +484,3 @@ def _check_formula(answers: Answers, stated: Mapping[str, Any]) -> None:
             return
         raise
     check_response(answers.kind, design)
-
-
-def _files(answers: Answers, drafted: drafting.Draft, server: str) -> dict[str, str]:
-    from fedvi.experiment.drafts import starting
-
-    schemas = _schemas()
-    files = {
-        "study.toml": drafted.text,
-        "study.schema.json": schemas["study"],
-        "compose.coordinator.yaml": starting.coordinator_text(answers),
-        "compose.site.yaml": starting.site_text(answers, server),
-        "README.md": starting.steps_text(answers, server, drafted.open),
-    }
-    if answers.private:  # a policy admits no study that promises nothing
-        files |= {
-            "policy.toml": starting.policy_text(answers),
-            "policy.schema.json": schemas["policy"],
-        }
-    return files
-
-
-def _schemas() -> dict[str, str]:
-    from fedvi.experiment.drafts import json_schema
-
-    return {
-        "study": _json(json_schema.study_schema()),
-        "policy": _json(json_schema.policy_schema()),
-    }
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-
-
-_NAMES = (
-    "study.toml",
-    "study.schema.json",
-    "policy.toml",
-    "policy.schema.json",
-    "compose.coordinator.yaml",
-    "compose.site.yaml",
-    "README.md",
-)
-
-
-def _check_target(folder: Path) -> None:
-    """Refuses, before anything is asked, a folder that holds one of the files or cannot be written."""
-    if folder.exists() and not folder.is_dir():
-        raise errors.ConfigError(f"{folder} is no folder", "name a new folder")
-    there = [name for name in _NAMES if os.path.lexists(folder / name)]
-    if there:
-        raise errors.ConfigError(
-            f"{folder} holds {', '.join(there)} already, and nothing is overwritten",
-            "name a new folder, or move what is there",
-        )
-    if not folder.exists() and not folder.absolute().parent.is_dir():
-        raise errors.ConfigError(
-            f"{folder}: the folder {folder.absolute().parent} does not exist", "make it first"
-        )
-
-
-def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes all files or none, and none over another.
-
-    Raises:
-      ConfigError: one is there meanwhile, or the folder cannot be written.
-    """
-    done: list[Path] = []
-    fresh = not folder.exists()
-    try:
-        folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".init-", dir=folder) as beside:
-            for name, text in files.items():
-                (Path(beside) / name).write_text(text, encoding="utf-8")
-            for name in files:
-                # Fails where a file is there, which `replace` would take the place of.
-                os.link(Path(beside) / name, folder / name)
-                done.append(folder / name)
-    except OSError as error:
-        for path in done:
-            path.unlink(missing_ok=True)
-        if fresh and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-        raise errors.ConfigError(
-            f"{folder} cannot be written: {error.strerror}; nothing was", "name another folder"
-        ) from None

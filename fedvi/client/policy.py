@@ -33,26 +33,23 @@ is built or a record is read, and `Guard.admit` before each release, against the
 
 import hashlib
 import importlib.machinery
-import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import pydantic
 
 from fedvi import errors, models
 from fedvi.inference import solvers
-from fedvi.inference.base import Task
 from fedvi.privacy import accountants, mechanisms, sampling
 from fedvi.privacy import ledger as ledgers
-from fedvi.privacy.events import RELATIONS, Event, Relation, Unprotected, compose, counts
+from fedvi.privacy.events import RELATIONS, Event, Relation, Unprotected, counts
 from fedvi.privacy.filter import RdpFilter, rdp_filter
 from fedvi.privacy.itemised import noised_releases, smallest_noise, with_tables
-from fedvi.privacy.statement import LifetimeSpend, lifetime_spend
 from fedvi.privacy.sums import Sums, in_sum, with_sums
 
-__all__ = ["Guard", "Keeper", "Lifetime", "Policy", "Request", "load_policy", "parse_policy"]
+__all__ = ["Policy", "Request", "load_policy", "parse_policy"]
 
 
 class Request(NamedTuple):
@@ -166,9 +163,12 @@ class _Allow(_Section):
 
 
 _VIEWS = ("message", "aggregate")
+
 _UNITS = ("record", "patient", "client")
+
 # A whole client is protected at a price that may be none of a record's: a site says that it wants that.
 _UNITS_LEFT_OUT = ("record", "patient")
+
 _BUILT_IN: dict[str, tuple[str, ...]] = {
     "relations": RELATIONS,
     "views": _VIEWS,
@@ -374,156 +374,6 @@ class Policy(_Section):
                 f"epsilon {epsilon:.6g} at delta {run.delta:g} ({accountant.name}, "
                 f"{request.relation}), expected at most {run.epsilon:g}{seen}"
             )
-
-
-@runtime_checkable
-class Keeper(Protocol):
-    """What keeps the ledger for life: any client store."""
-
-    @property
-    def ledger(self) -> ledgers.Ledger:
-        """The ledger as last stored."""
-
-    def charge(self, ledger: ledgers.Ledger, release_id: str) -> None:
-        """Stores the ledger that charges a release; returns once it is durable."""
-
-
-class Lifetime:
-    """A site's spend over all studies, charged release by release.
-
-    Guarantee: if every release of the site is admitted here before it is made, all of them together
-    are (epsilon, delta)-DP of the policy's [life], for its unit and relation, although studies and
-    their number were chosen adaptively: `RdpFilter`, and the part of δ that is kept for tables.
-
-    Args:
-      policy: with a section [life].
-      keeper: holds a ledger opened with ``policy.lifetime_header``, in a place of its own.
-
-    Raises:
-      LedgerError: the ledger is of another unit or relation, or of one study alone.
-    """
-
-    def __init__(self, policy: Policy, keeper: Keeper) -> None:
-        self._filter = policy.lifetime_filter()
-        self._delta = self._filter.delta / (1 - ledgers.TABLES_SHARE)
-        self._keeper = keeper
-        header = keeper.ledger.header
-        expected = policy.lifetime_header(header.table_distance)
-        if header != expected:
-            raise errors.LedgerError(
-                f"the ledger of {header.client!r} is of {header.study!r}, unit {header.unit!r}, "
-                f"relation {header.relation!r}, expected {expected.study!r}, {expected.unit!r}, "
-                f"{expected.relation!r}",
-                hint="a site keeps one ledger for life in a folder of its own; what it holds was "
-                "charged under its own unit and relation",
-            )
-
-    @property
-    def ledger(self) -> ledgers.Ledger:
-        """The ledger for life, as last stored."""
-        return self._keeper.ledger
-
-    @property
-    def filter(self) -> RdpFilter:
-        """What admits releases."""
-        return self._filter
-
-    def spend(self) -> LifetimeSpend:
-        """Returns what is spent, for a statement."""
-        return lifetime_spend(self.ledger, self._filter)
-
-    def admit(self, release: str, event: Event) -> None:
-        """Charges one release, durably, before the study's own ledger reserves it.
-
-        A crash in between leaves it charged here and nowhere else: counted too often, never too
-        seldom. A name that was charged before is charged again, as another attempt.
-
-        Raises:
-          BudgetExceeded: the release does not fit into what is left for life; nothing was charged.
-          UnsupportedEvent: the release has no Rényi price.
-        """
-        before = self.ledger
-        attempt = 0
-        while ledgers.state(before, name := f"{release}!{attempt}") is not None:
-            attempt += 1
-        after = ledgers.spend(before, name, event, self._filter)
-        self._check_tables(after, name)
-        self._keeper.charge(after, name)
-
-    def _check_tables(self, ledger: ledgers.Ledger, name: str) -> None:
-        distance = noised_releases(ledgers.spent(ledger)) * ledger.header.table_distance
-        room = self._delta * ledgers.TABLES_SHARE
-        cap = self._filter.epsilon
-        if distance > 0 and math.log(distance) + math.log1p(math.exp(cap)) > math.log(room):
-            raise errors.BudgetExceeded(
-                f"release {name!r}: the tables of noise are {distance:.3g} away from their exact "
-                f"law over all studies, which adds more than {room:.3g} to delta",
-                hint="raise delta in [life]",
-            )
-
-
-class Guard:
-    """A policy at work in one study: what a worker asks before it charges a release.
-
-    Args:
-      policy: of the site.
-      request: what the study asks; checked here, once.
-      study_digest: names the study's releases in the ledger for life.
-      lifetime: None only if the policy has no section [life].
-
-    Raises:
-      PolicyRefused: the study exceeds the policy.
-      ConfigError: a policy for life has no ledger for life.
-    """
-
-    def __init__(
-        self, policy: Policy, request: Request, study_digest: str, lifetime: Lifetime | None = None
-    ) -> None:
-        policy.check(request)
-        if policy.life is not None and lifetime is None:
-            raise errors.ConfigError(
-                "the policy has a section [life] and no ledger for life was given",
-                "open one with `policy.lifetime_header`",
-            )
-        if lifetime is not None and request.table_distance > lifetime.ledger.header.table_distance:
-            raise errors.PolicyRefused(
-                f"the study's noise is {request.table_distance:.3g} away from its exact law a "
-                f"release, expected at most {lifetime.ledger.header.table_distance:.3g}, which the "
-                "ledger for life charges",
-                hint="open the ledger for life with a larger `table_distance`",
-            )
-        self._allowed = counts(request.planned)
-        self._study = study_digest
-        self._lifetime = lifetime
-
-    def lifetime_spend(self) -> LifetimeSpend | None:
-        """Returns what is spent for life; None if the policy has no such cap."""
-        return None if self._lifetime is None else self._lifetime.spend()
-
-    def admit(self, task: Task, event: Event, others: Event) -> None:
-        """Charges a task's release to the lifetime; fits `Worker`'s ``admit``.
-
-        Args:
-          task: what is to be answered.
-          event: what the answer costs.
-          others: what all other releases of the study's ledger cost, failed attempts included; with
-            ``event`` it must stay within the plan that was checked, so that [run] holds whatever
-            the study's own budget allows.
-
-        Raises:
-          PolicyRefused: the release goes beyond what was checked.
-          BudgetExceeded: it does not fit into what is left for life.
-        """
-        asked = counts(compose(others, event))
-        if any(self._allowed.get(atom, 0) < count for atom, count in asked.items()):
-            raise errors.PolicyRefused(
-                f"task {task.task_id!r} would release {event}, which goes beyond the plan that the "
-                "policy checked",
-                hint="the server asks for more than the study says, or an attempt failed and its "
-                "price is spent: plan more rounds, or a smaller budget for each",
-            )
-        if self._lifetime is not None:
-            self._lifetime.admit(f"{self._study}/{task.task_id}", event)
 
 
 def load_policy(path: Path) -> Policy:

@@ -2,7 +2,7 @@
 
 Which file to open:
 
-- what a study says: `config`, with `factories` (a `kind` becomes a call), `regressions`, `conjugates`,
+- what a study says: `config` and its `sections`, with `factories` (a `kind` becomes a call), `regressions`, `conjugates`,
   `site_effects`, `policies`;
 - what is built of it: `build`, from `modelling` (the model), `noising` (the solver and its noise) and
   `parts` (all that needs no JAX); `loading` (records), `site` (a worker), `server_plan` (what a server

@@ -4,356 +4,32 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import pydantic
 
 from fedvi import errors
-from fedvi.privacy import accountants
-from fedvi.privacy.events import Relation
+from fedvi.experiment.sections import (
+    DEEPEST,
+    LARGEST,
+    ROWS_PER_UNIT,
+    BaseSection,
+    ClientSection,
+    DataSection,
+    KindSection,
+    PriorSection,
+    PrivacySection,
+    SimulationSection,
+    StudySection,
+    in_short,
+)
 from fedvi.privacy.sums import Sums
 from fedvi.typing import PRIOR
 
-__all__ = [
-    "ClientSection",
-    "DataSection",
-    "KindSection",
-    "PriorSection",
-    "PrivacySection",
-    "Promise",
-    "SimulationSection",
-    "Study",
-    "StudySection",
-    "load_study",
-    "parse_study",
-]
+__all__ = ["Study", "load_study", "parse_study"]
 
 
-# Whole numbers of a TOML file have 64 bits; larger ones would fail wherever they are used.
-_LARGEST = 2**63 - 1
-_DEEPEST = 32
-_ROWS_PER_UNIT = 20
-_PRIVATE_NOISE = "rounded_gaussian"
-# Without a promise, noise is there to be compared with none at all: floats need no grid for that.
-_OPEN_NOISE = "gaussian"
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-
-
-class _Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        ser_json_inf_nan="strings",
-    )
-
-
-class StudySection(_Section):
-    """``[study]``: its name, and the public seed (initialisation and simulated arrival; never noise)."""
-
-    name: str = pydantic.Field(
-        pattern=_NAME, max_length=64, description="Of the study; it becomes part of file names."
-    )
-    seed: int = pydantic.Field(
-        default=0,
-        ge=0,
-        le=_LARGEST,
-        description="Public: initialisation and simulated arrival; never noise.",
-    )
-
-
-class KindSection(pydantic.BaseModel):
-    """A section whose ``kind`` names a factory and whose other keys are its arguments."""
-
-    model_config = pydantic.ConfigDict(extra="allow", frozen=True, strict=True)
-    kind: str
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The keys beside ``kind``."""
-        return dict(self.model_extra or {})
-
-
-class PriorSection(_Section):
-    """``[prior]`` of the built-in models: N(0, scale²) for each coefficient."""
-
-    scale: float = pydantic.Field(
-        default=2.5,
-        ge=1e-6,
-        le=1e6,
-        description="Prior sd of a coefficient; 2.5 suits coefficients on scaled columns.",
-    )
-    intercept_scale: float | None = pydantic.Field(
-        default=None, ge=1e-6, le=1e6, description="That of the intercept; left out, it is scale."
-    )
-
-
-class Promise(NamedTuple):
-    """A privacy guarantee as a study states it."""
-
-    epsilon: float
-    delta: float
-    unit: str
-    relation: Relation
-
-
-class PrivacySection(_Section):
-    """``[privacy]``: the promise. ``protection = "none"`` must be said; then nothing else may be."""
-
-    protection: Literal["dp", "none"] = pydantic.Field(
-        default="dp", description="Whether anything is promised."
-    )
-    epsilon: float | None = pydantic.Field(
-        default=None, gt=0.0, description="Largest privacy loss over the study; 1 is common."
-    )
-    delta: float | None = pydantic.Field(
-        default=None, gt=0.0, lt=0.5, description="Far below 1 / number of records, such as 1e-5."
-    )
-    unit: Literal["record", "patient", "client"] | None = pydantic.Field(
-        default=None,
-        description="What is protected: a row, all rows of a patient, or all that a client holds.",
-    )
-    relation: Relation | None = pydantic.Field(
-        default=None,
-        description="What a neighbour is: one unit more or less, or another in the place of one.",
-    )
-    # "aggregate": the server is trusted, and publishes sums over clients alone.
-    view: Literal["message", "aggregate"] = pydantic.Field(
-        default="message",
-        description="Who the promise holds against: whoever sees every message, or sums alone.",
-    )
-    least_reporting: int | None = pydantic.Field(
-        default=None, ge=1, description="Answers that a published sum needs, at least."
-    )
-    colluding: int | None = pydantic.Field(
-        default=None, ge=0, description="Participants that may tell each other their own noise."
-    )
-    accountant: str = pydantic.Field(
-        default="pld", description="What the promise is checked with; pld is the tightest."
-    )
-    mechanism: str = pydantic.Field(description="Where the noise comes from; best left out.")
-    disjoint: bool = pydantic.Field(
-        default=False, description="Declares that no unit stands at two sites."
-    )
-    records_public: bool = pydantic.Field(
-        default=False, description="Declares that the number of records is published."
-    )
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _noise(cls, given: Any) -> Any:
-        """Chooses the noise where a study names none; a client is no other client."""
-        if isinstance(given, dict) and given.get("unit") == "client":
-            given = {"disjoint": True, **given}
-        if not isinstance(given, dict) or "mechanism" in given:
-            return given
-        protected = given.get("protection", "dp") == "dp"
-        return {**given, "mechanism": _PRIVATE_NOISE if protected else _OPEN_NOISE}
-
-    @property
-    def promise(self) -> Promise | None:
-        """What is promised; None in a study without protection."""
-        if not (self.epsilon and self.delta and self.unit and self.relation):
-            return None
-        return Promise(self.epsilon, self.delta, self.unit, self.relation)
-
-    @property
-    def private(self) -> bool:
-        """Whether the study promises anything."""
-        return self.protection == "dp"
-
-    @pydantic.model_validator(mode="after")
-    def _complete(self) -> "PrivacySection":
-        # No "module:function" here: a budget is checked against certified upper bounds alone.
-        if self.accountant not in accountants.__all__:
-            raise ValueError(
-                f"privacy.accountant is {self.accountant!r}, which is not in fedvi.privacy.accountants"
-                f"|{errors.did_you_mean(self.accountant, accountants.__all__)}"
-            )
-        self._check_view()
-        named = {name: getattr(self, name) for name in ("epsilon", "delta", "unit", "relation")}
-        if self.private:
-            missing = [name for name, value in named.items() if value is None]
-            if missing:
-                raise ValueError(
-                    f"privacy.{missing[0]} is missing|a private study names epsilon, delta, "
-                    'unit ("record", "patient" or "client") and relation ("add_remove" or "substitute"); '
-                    'a study without protection says so: protection = "none"'
-                )
-            if self.records_public and self.relation == "add_remove":
-                raise ValueError(
-                    'privacy.relation is "add_remove" beside records_public = true|a published '
-                    "number of records shows whether one was added or removed: promise "
-                    '"substitute", or leave records_public out'
-                )
-            self._check_whole_clients()
-        else:
-            given = [name for name, value in named.items() if value is not None]
-            if given:
-                raise ValueError(
-                    f'privacy.{given[0]} is given beside protection = "none"|leave out one of the two'
-                )
-        return self
-
-    def _check_whole_clients(self) -> None:
-        if self.unit != "client":
-            return
-        # The number is a part of what a client holds.
-        if self.records_public:
-            raise ValueError(
-                'privacy.records_public is true beside privacy.unit = "client"|leave it out: how many '
-                "records a client holds tells of the client, and is protected with them"
-            )
-        if not self.disjoint:
-            raise ValueError(
-                'privacy.disjoint is false beside privacy.unit = "client"|leave it out: each client is a '
-                "unit of its own, and no other client"
-            )
-
-    def _check_view(self) -> None:
-        if self.view == "message":
-            for name in ("least_reporting", "colluding"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f'privacy.{name} is given beside view = "message"|it says how many answers a '
-                        'sum over clients hides among: write view = "aggregate", or leave it out'
-                    )
-            return
-        if not self.private:
-            raise ValueError(
-                'privacy.view is "aggregate" beside protection = "none"|leave out one of the two'
-            )
-        # Sums of other noise have another price, or none.
-        if self.mechanism != _PRIVATE_NOISE:
-            raise ValueError(
-                f'privacy.mechanism is {_shown(self.mechanism)} beside view = "aggregate"|leave it out: '
-                f'sums of "{_PRIVATE_NOISE}" noise are what that view is priced for'
-            )
-
-
-class DataSection(_Section):
-    """``[data]``: how a client's file is read, and what each column may hold.
-
-    ``unit_column`` names the column that says whose a row is, where the privacy unit is a patient.
-    It is read as text, is no covariate, and never leaves. ``max_records`` then bounds the patients
-    of a client, and ``max_rows_per_unit`` the rows of one patient that are used. ``id_column`` names
-    the column that tells records apart where each is one row: for solvers that divide records into
-    parts. It is read as text, is no covariate, and never leaves, as well.
-    """
-
-    columns: list[str] | None = pydantic.Field(
-        default=None, description="Names of all columns, in order, of files without a header."
-    )
-    separator: str = pydantic.Field(default=",", description="One character between two cells.")
-    max_records: int | None = pydantic.Field(
-        default=None,
-        ge=1,
-        le=10**8,
-        description="Public upper bound on the records (or patients) of any client.",
-    )
-    unit_column: str | None = pydantic.Field(
-        default=None, description='Says whose a row is, with unit = "patient"; never leaves.'
-    )
-    id_column: str | None = pydantic.Field(
-        default=None,
-        description="Tells records apart, for solvers that divide them into parts; never leaves.",
-    )
-    max_rows_per_unit: int | None = pydantic.Field(
-        default=None,
-        ge=1,
-        le=10**4,
-        description=f"Rows of one patient that are used; {_ROWS_PER_UNIT} if left out.",
-    )
-    # Named so because BaseModel has an attribute called schema.
-    columns_schema: dict[str, dict[str, Any]] = pydantic.Field(
-        default={}, alias="schema", description="What each column may hold, by its name."
-    )
-
-    @pydantic.field_validator("separator")
-    @classmethod
-    def _separates(cls, value: str) -> str:
-        if len(value) != 1 or value in '"\r\n\0':
-            raise ValueError(
-                f"data.separator is {_shown(value)}, expected one character"
-                '|use ",", ";" or "\\t"; blanks around a cell are taken off anyway'
-            )
-        return value
-
-    @pydantic.model_validator(mode="after")
-    def _units(self) -> "DataSection":
-        if self.max_rows_per_unit is not None and self.unit_column is None:
-            raise ValueError(
-                "data.max_rows_per_unit is given without data.unit_column|name the column that says "
-                "whose a row is, or leave max_rows_per_unit out: a record is then one row"
-            )
-        if self.id_column is not None and self.unit_column is not None:
-            raise ValueError(
-                "data.id_column is given beside data.unit_column|leave id_column out: where rows are "
-                "grouped into units, the unit is what is told apart"
-            )
-        return self
-
-    @property
-    def identity_column(self) -> str | None:
-        """The column that tells records, or units, apart."""
-        return self.unit_column or self.id_column
-
-    @property
-    def rows_per_unit(self) -> int:
-        """How many rows of one unit are used, at most: a public bound on shapes."""
-        return self.max_rows_per_unit or _ROWS_PER_UNIT
-
-
-class ClientSection(_Section):
-    """``[[clients]]``: a site, its file (relative to the study file), its pace in simulation.
-
-    ``added`` says that it joined a run that had begun without it: ``fedvi server --extend``.
-    """
-
-    name: str = pydantic.Field(
-        pattern=_NAME, max_length=64, description="Of the site; its certificate says the same."
-    )
-    data: str | None = pydantic.Field(
-        default=None, description="Its file, relative to the study file; read in simulation."
-    )
-    latency_seconds: float = pydantic.Field(
-        default=1.0, ge=0.0, description="How long an answer takes in simulation."
-    )
-    added: bool = pydantic.Field(
-        default=False, description="Joined a run that had begun without it."
-    )
-
-    @pydantic.field_validator("data")
-    @classmethod
-    def _path(cls, value: str | None) -> str | None:
-        if value is not None and "\0" in value:
-            raise ValueError(
-                f"clients.data is {_shown(value)}, expected a path without the NUL character"
-                "|write a backslash in a path twice, or use forward slashes"
-            )
-        return value
-
-
-class SimulationSection(_Section):
-    """``[simulation]``: what stands for the network; and seeded noise, which marks every number.
-
-    ``latency_jitter`` multiplies each latency by a uniform factor in [1 − j, 1 + j], from the
-    study's seed.
-    """
-
-    latency_jitter: float = pydantic.Field(
-        default=0.0, ge=0.0, lt=1.0, description="Latencies vary by up to this share."
-    )
-    insecure_seed: int | None = pydantic.Field(
-        default=None,
-        ge=0,
-        le=_LARGEST,
-        description="Noise from a seed: reproducible, and no guarantee.",
-    )
-
-
-class Study(_Section):
+class Study(BaseSection):
     """A whole study, validated; both sides must agree on its ``digest``."""
 
     study: StudySection
@@ -404,7 +80,7 @@ class Study(_Section):
             self._check_whole_clients()
         if self.privacy.unit == "record" and self.data.unit_column is not None:
             raise ValueError(
-                f"data.unit_column is {_shown(self.data.unit_column)} beside "
+                f"data.unit_column is {in_short(self.data.unit_column)} beside "
                 'privacy.unit = "record"|promise unit = "patient" to protect all rows of a patient '
                 "together; or leave unit_column out, and every row is protected by itself"
             )
@@ -415,13 +91,13 @@ class Study(_Section):
         """Refuses what protects no client as a whole: what is clipped must be all that it says."""
         if self.solver.kind != "perturbed_update":
             raise ValueError(
-                f'solver.kind is {_shown(self.solver.kind)} beside privacy.unit = "client"|use '
+                f'solver.kind is {in_short(self.solver.kind)} beside privacy.unit = "client"|use '
                 '"perturbed_update", which clips the whole change of a client; other solvers clip what '
                 "one record, or a part of the records, says"
             )
         if self.data.unit_column is not None:
             raise ValueError(
-                f"data.unit_column is {_shown(self.data.unit_column)} beside "
+                f"data.unit_column is {in_short(self.data.unit_column)} beside "
                 'privacy.unit = "client"|leave unit_column out: all rows of a client are protected '
                 "together, whoever they are of"
             )
@@ -434,7 +110,7 @@ class Study(_Section):
         # Of a script, `parts.schedule` looks at each stage.
         if self.schedule.kind not in ("synchronous", "scripted"):
             raise ValueError(
-                f'schedule.kind is {_shown(self.schedule.kind)} beside privacy.view = "aggregate"|write '
+                f'schedule.kind is {in_short(self.schedule.kind)} beside privacy.view = "aggregate"|write '
                 'kind = "synchronous", or "scripted" with stages of that kind: only there are the answers '
                 "of a round published as one sum"
             )
@@ -578,7 +254,7 @@ def _read_json(path: Path, text: str) -> dict[str, Any]:
         raise _beyond_reading(path) from None
     if not isinstance(raw, dict):
         raise errors.ConfigError(
-            f"{path} holds {_shown(raw)}, expected a table of sections",
+            f"{path} holds {in_short(raw)}, expected a table of sections",
             "a .json study is the study.json that `fedvi simulate --out` keeps",
         )
     return raw
@@ -587,7 +263,7 @@ def _read_json(path: Path, text: str) -> dict[str, Any]:
 def _beyond_reading(path: Path) -> errors.ConfigError:
     return errors.ConfigError(
         f"{path} holds a number of too many digits, or is nested too deeply",
-        f"whole numbers go up to {_LARGEST}; no section of a study is deeper than four tables",
+        f"whole numbers go up to {LARGEST}; no section of a study is deeper than four tables",
     )
 
 
@@ -609,29 +285,20 @@ def _check_values(raw: dict[str, Any]) -> None:
     pending: list[tuple[tuple[Any, ...], Any]] = [((), raw)]
     while pending:
         location, value = pending.pop()
-        if len(location) > _DEEPEST:
+        if len(location) > DEEPEST:
             raise errors.ConfigError(
-                f"{location[0]} is nested more than {_DEEPEST} deep, expected a few tables",
+                f"{location[0]} is nested more than {DEEPEST} deep, expected a few tables",
                 "no section of a study is deeper than four tables",
             )
         if isinstance(value, dict):
             pending += [((*location, key), item) for key, item in value.items()]
         elif isinstance(value, list):
             pending += [((*location, index), item) for index, item in enumerate(value)]
-        elif isinstance(value, int) and abs(value) > _LARGEST:
+        elif isinstance(value, int) and abs(value) > LARGEST:
             raise errors.ConfigError(
-                f"{_path(location)} is {_shown(value)}, expected at most {_LARGEST} in size",
+                f"{_path(location)} is {in_short(value)}, expected at most {LARGEST} in size",
                 "whole numbers have 64 bits; write a larger number with a decimal point",
             )
-
-
-def _shown(value: Any) -> str:
-    """Writes a value that was found, cut to what fits a line."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # too many digits, or too deep
-        return f"a very large {type(value).__name__}"
-    return text if len(text) <= 100 else text[:100] + "…"
 
 
 def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
@@ -653,7 +320,7 @@ def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
         return errors.ConfigError(message, hint)
     if kind == "too_short":
         return errors.ConfigError(f"{path} is empty", _add(str(location[-1]), location[:-1]))
-    found = _shown(problem["input"])
+    found = in_short(problem["input"])
     if kind in ("model_type", "model_attributes_type", "dict_type", "list_type"):
         hint = 'write a list in brackets: ["age", "sex"]' if location[-1] == "columns" else _TABLE
         return errors.ConfigError(f"{path} is {found}, expected {_table(location, kind)}", hint)
@@ -706,7 +373,7 @@ _HINTS = {
     "data.max_records": "declare the largest number of records (of patients, with unit = "
     '"patient") at any client, at most 10^8',
     "data.max_rows_per_unit": "it bounds the rows of one patient that are used, at most 10^4; left out, "
-    f"it is {_ROWS_PER_UNIT}",
+    f"it is {ROWS_PER_UNIT}",
     "prior.scale": "it is the prior's sd of a coefficient; 2.5 suits coefficients on scaled columns",
     "prior.intercept_scale": "it is the prior's sd of the intercept; left out, it is `scale`",
 }

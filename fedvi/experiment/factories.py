@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from fedvi import errors
-from fedvi.experiment.config import KindSection
+from fedvi.experiment.sections import KindSection
 
 __all__ = ["call", "find", "parameters"]
 

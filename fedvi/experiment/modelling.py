@@ -9,8 +9,9 @@ import numpy as np
 from fedvi import data, errors, models
 from fedvi.data.schema import Binary, Number, indicator_name
 from fedvi.experiment import conjugates, factories, site_effects
-from fedvi.experiment.config import KindSection, Study
+from fedvi.experiment.config import Study
 from fedvi.experiment.regressions import check_response
+from fedvi.experiment.sections import KindSection
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
 from fedvi.expfam.low_rank_gaussian import LowRankEta, LowRankGaussian

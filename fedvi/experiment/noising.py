@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from fedvi import errors
 from fedvi.experiment import factories, modelling
-from fedvi.experiment.config import KindSection, Study
+from fedvi.experiment.config import Study
+from fedvi.experiment.sections import KindSection
 from fedvi.federation.progress import Schedule
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.base import LocalSolver

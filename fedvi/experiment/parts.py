@@ -6,7 +6,8 @@ from typing import Any
 
 from fedvi import errors, expfam
 from fedvi.experiment import conjugates, factories, regressions
-from fedvi.experiment.config import KindSection, Study
+from fedvi.experiment.config import Study
+from fedvi.experiment.sections import KindSection
 from fedvi.expfam.base import ExponentialFamily
 from fedvi.federation import damping, schedules
 from fedvi.federation.progress import Patience, Schedule

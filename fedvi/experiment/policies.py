@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedvi import errors
-from fedvi.client.policy import Guard, Lifetime, Policy, load_policy
+from fedvi.client.guard import Guard, Lifetime
+from fedvi.client.policy import Policy, load_policy
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.config import Study
 from fedvi.store.sqlite import SqliteClientStore, read_ledger

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.expfam.windows import release
+from fedvi.expfam.windows import evict
 from fedvi.typing import Eta, Key, Theta
 
 __all__ = [
@@ -108,7 +108,7 @@ def blocks(family: Any, *etas: Eta) -> Iterator[tuple[Eta, ...]]:
     for pieces in [etas] if own is None else own(*etas):
         yield pieces
         for leaf in tree.leaves(pieces):
-            release(leaf)
+            evict(leaf)
 
 
 def inner(eta: Eta, mu: Eta) -> Any:

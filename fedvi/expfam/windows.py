@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["WINDOW", "elementwise", "is_finite", "release", "windows"]
+__all__ = ["WINDOW", "elementwise", "evict", "is_finite", "windows"]
 
 WINDOW = 1 << 20
 """Bytes of an array that are read in one go; smaller arrays are taken whole."""
@@ -38,7 +38,7 @@ def windows(*arrays: Any) -> Iterator[tuple[Any, ...]]:
         pieces = tuple(array[start : start + count] for array in flat)
         yield pieces
         for piece in pieces:
-            release(piece)
+            evict(piece)
 
 
 def elementwise(function: Callable[..., Any], *arrays: Any) -> Any:
@@ -61,7 +61,7 @@ def is_finite(array: Any) -> bool:
     return all(bool(np.isfinite(piece).all()) for (piece,) in windows(array))
 
 
-def release(array: Any) -> None:
+def evict(array: Any) -> None:
     """Lets the pages of a mapped file that an array covers leave the memory; they come back when read.
 
     Does nothing to arrays that are no read-only map, or not in C order.

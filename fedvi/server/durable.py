@@ -21,7 +21,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.expfam.windows import release, windows
+from fedvi.expfam.windows import evict, windows
 from fedvi.privacy import ledger as ledgers
 from fedvi.server import cells, stored
 from fedvi.server.cells import Key, Reference
@@ -398,7 +398,7 @@ class SqliteServerStore:
     def _rest(self) -> None:
         """Lets the pages of all maps leave the process's memory, until they are read again."""
         for array in self._shelf.values():
-            release(array)
+            evict(array)
 
     def _remember(self, array: np.ndarray, reference: Reference) -> None:
         name = id(array)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.windows import release
+from fedvi.expfam.windows import evict
 from fedvi.federation.messages import Payload, Tensor
 from fedvi.transport import codec
 from fedvi.typing import Eta
@@ -110,7 +110,7 @@ def pieces(tensors: Sequence[Tensor], offset: int = 0) -> Iterator[tuple[int, by
             missing = CHUNK - len(piece)
             part, data = data[:missing], data[missing:]
             piece = b"".join((piece, part))
-            release(np.frombuffer(part, np.uint8))
+            evict(np.frombuffer(part, np.uint8))
             if len(piece) == CHUNK:
                 yield at, piece
                 at, piece = at + CHUNK, b""

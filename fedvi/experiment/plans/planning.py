@@ -15,7 +15,6 @@ from fedvi.data.formula import Part
 from fedvi.data.schema import Binary, Number, Schema
 from fedvi.experiment import factories
 from fedvi.experiment.build import Assembly
-from fedvi.experiment.config import KindSection
 from fedvi.experiment.plans.signals import (
     TYPICAL_SPREAD,
     PublicNumbers,
@@ -26,6 +25,7 @@ from fedvi.experiment.plans.signals import (
     signal,
     suggested_clip_norm,
 )
+from fedvi.experiment.sections import KindSection
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.prior_frame import prior_frame

@@ -5,7 +5,8 @@ import hashlib
 import pytest
 
 from fedvi import errors
-from fedvi.client.policy import Guard, Lifetime, Policy, Request, load_policy, parse_policy
+from fedvi.client.guard import Guard, Lifetime
+from fedvi.client.policy import Policy, Request, load_policy, parse_policy
 from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.accountants import pld

@@ -12,7 +12,7 @@ import pytest
 
 from fedvi import errors, expfam, models
 from fedvi.experiment import factories
-from fedvi.experiment.config import KindSection
+from fedvi.experiment.sections import KindSection
 from fedvi.federation import schedules
 from fedvi.inference import solvers
 from fedvi.inference.base import LocalSolver

@@ -9,7 +9,8 @@ import pytest
 
 from fedvi import errors, expfam
 from fedvi.expfam import tree
-from fedvi.expfam.low_rank_gaussian import LowRankEta, LowRankGaussian, random_directions
+from fedvi.expfam.directions import random_directions
+from fedvi.expfam.low_rank_gaussian import LowRankEta, LowRankGaussian
 from tests.studies import random_eta
 
 

@@ -12,7 +12,7 @@ import pytest
 from fedvi.expfam import diagonal_gaussian, tree
 from fedvi.expfam.base import blocks
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.expfam.windows import WINDOW, elementwise, is_finite, release, windows
+from fedvi.expfam.windows import WINDOW, elementwise, evict, is_finite, windows
 from fedvi.store import blobs
 from fedvi.transport import bundle
 
@@ -79,7 +79,7 @@ def test_what_was_read_of_a_mapped_file_leaves_the_memory(mapped, what):
     tensors = bundle.of_eta(eta).tensors
     mapped.sum()
     assert resident(mapped) > 7 << 20
-    release(mapped)
+    evict(mapped)
     {
         "add": lambda: tree.add(eta, eta),
         "total": lambda: tree.total([eta, eta], eta),
@@ -98,5 +98,5 @@ def test_a_map_that_can_be_written_to_keeps_what_was_written(tmp_path):
     with path.open("rb") as file:
         private = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
     private[7] = 1
-    release(private)
+    evict(private)
     assert private[7] == 1
