@@ -353,12 +353,12 @@ class _OfSteps:
         steps: list[float] = []
 
         def total(secret: Any, columns: Any) -> Any:
-            batch, places, _ = svi._drawn(secret, columns)
-            bounded = svi._bounded(params, state.rng_key, columns, batch, places)
+            batch, places, _ = known.drawn(secret, columns)
+            bounded = known.bounded(params, state.rng_key, columns, batch, places)
             steps.append(1.0 if bounded.grid is None else bounded.grid.step)
             return bounded.total
 
-        svi._find_total(state, [jnp.asarray(column) for column in first.values()])
+        known = svi._known_steps(state, [jnp.asarray(column) for column in first.values()])
         return jax.jit(total), steps, state.noise_key[0]
 
     def __call__(self, table: Table, mask: np.ndarray) -> list[np.ndarray]:

@@ -2,8 +2,8 @@
 
 Which file to open:
 
-- what a study says: `config` and its `sections`, with `factories` (a `kind` becomes a call), `regressions`, `conjugates`,
-  `site_effects`, `policies`;
+- what a study says: `config` and its `sections`, with `factories` (a `kind` becomes a call),
+  `regressions`, `conjugates`, `site_effects`, `policies`;
 - what is built of it: `build`, from `modelling` (the model), `noising` (the solver and its noise) and
   `parts` (all that needs no JAX); `loading` (records), `site` (a worker), `server_plan` (what a server
   reads), `compiled`;

@@ -4,20 +4,25 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm.auto as tqdm
-from numpyro import optim as optimisers
 from numpyro.infer import SVI
 
 from fedvi import errors
-from fedvi.inference import ahead, noise_told, per_record, ratchet, response
-from fedvi.inference.clipping import Clipping, Parts, clipped, longest_part, loss_unit
+from fedvi.inference import ahead, noise_told, ratchet, response
+from fedvi.inference.clipping import Clipping
 from fedvi.inference.noise_told import DPSVIRunResult, Latents, NoiseAware
-from fedvi.inference.per_record import Records
+from fedvi.inference.svi_checks import (
+    check_gradients_serve,
+    check_mode,
+    check_mutable,
+    check_optimiser,
+)
+from fedvi.inference.svi_steps import DPSVIState, Steps, size_of
 from fedvi.models import guided as parts
 from fedvi.models.guided_terms import Guided
 from fedvi.models.layout import layout
@@ -25,50 +30,21 @@ from fedvi.models.made_up import ONE
 from fedvi.models.plates import numpyro_rules
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
-from fedvi.privacy.base import Batch
-from fedvi.privacy.bounded import Bounded
 from fedvi.privacy.descent import Descent
 from fedvi.privacy.metrics import Private
-from fedvi.privacy.release import Noise, Released, decoded, drawn_ahead, post_process, release_with
 from fedvi.privacy.runs import Owned, Runs
-from fedvi.typing import Key
 
 __all__ = ["DPSVI", "DPSVIState"]
 
 Clip = Literal["likelihood", "elbo"]
+
 Gradients = Literal["full", "aligned"]
 
 # Batches and noise are drawn for many steps together: so many numbers of them, and so many steps.
 _DRAWN_TOGETHER, _MOST_TOGETHER = 2**20, 1000
-# Of more numbers than these, the gradients of a batch are formed one microbatch after the other.
-_FORMED_TOGETHER = 2**26
+
 # As often does a progress bar move.
 _BAR_MOVES = 20
-
-
-class DPSVIState(NamedTuple):
-    """As NumPyro's ``SVIState``, and what says which noise comes next.
-
-    Attributes:
-      optim_state: the optimiser's.
-      mutable_state: None; modules with running statistics are refused.
-      rng_key: of the draws of the guide, which are public.
-      step: how many steps were taken, int32.
-      noise_key: keys of all noise and batches to come, secret until the last step. They do not tell
-        what went before, so that whoever finds a state cannot take the noise off what was released;
-        the `DPSVI` itself can make them all again, and is not to be kept.
-      fit: a number of the `DPSVI` that it belongs to, which was charged for it; uint32 [2].
-      seen: sums over the steps of what was released, for ``DPSVI.noise_aware``; None where there are no
-        intervals that could be told the noise.
-    """
-
-    optim_state: Any
-    mutable_state: None
-    rng_key: Any
-    step: Any
-    noise_key: Any
-    fit: Any
-    seen: Any = None
 
 
 class DPSVI(Owned, SVI):  # type: ignore[misc]
@@ -173,7 +149,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
             )
         Owned.__init__(self)
         SVI.__init__(self, model, guide, optim, loss, **static_kwargs)
-        _check_optimiser(self.optim)
+        check_optimiser(self.optim)
         self.privacy: Descent = privacy
         self._plate, self._clip, self._clipping = plate, clip, clipping
         self._is_aligned = gradients == "aligned"
@@ -233,7 +209,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
             # Another run on the same table: what was compiled for it serves again.
             self._columns(args, kwargs)
         at = layout(args, kwargs)
-        most = self._records
+        most = int(getattr(self.privacy.sampler, "max_records"))  # noqa: B009
         if at.rows > most:
             raise errors.PrivacyError(
                 f"the table has {at.rows} rows, expected at most the {most} of max_records",
@@ -252,11 +228,11 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
                 "they are called with one record of ones, 0 for integers; all outside of the record "
                 "plate must be finite there, and no shape be fixed to the size of the data set",
             ) from error
-        _check_mutable(started.mutable_state)
+        check_mutable(started.mutable_state)
         params = self.optim.get_params(started.optim_state)
         constrained = self.constrain_fn(params)
         if self._guided is None:
-            _check_gradients_serve(self.optim, started.optim_state, params)
+            check_gradients_serve(self.optim, started.optim_state, params)
             self._guided = parts.guided(
                 self.model,
                 self.guide,
@@ -321,7 +297,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
           ConfigError: forward mode is asked for.
           ModelError: the arguments are not those of ``init``.
         """
-        _check_mode(forward_mode_differentiation)
+        check_mode(forward_mode_differentiation)
         return self._updated(svi_state, False, args, kwargs)
 
     def stable_update(
@@ -332,7 +308,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         **kwargs: Any,
     ) -> tuple[DPSVIState, jax.Array]:
         """As ``update``, but keeps the parameters where the noised step made any not finite."""
-        _check_mode(forward_mode_differentiation)
+        check_mode(forward_mode_differentiation)
         return self._updated(svi_state, True, args, kwargs)
 
     def run(
@@ -358,7 +334,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
           ConfigError: forward mode is asked for, or no steps.
           PrivacyError: under a JAX transformation.
         """
-        _check_mode(forward_mode_differentiation)
+        check_mode(forward_mode_differentiation)
         if num_steps < 1:
             raise errors.ConfigError(f"num_steps is {num_steps}, expected at least 1")
         self._check_owner()
@@ -496,8 +472,8 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
     def _numbers(self, params: Any, constrained: Any, key: Any) -> int:
         """Counts the numbers that a step releases."""
         if self._is_aligned:
-            params = self._latents(constrained, key)
-        return _size(params) + (self._loss_bound is not None)
+            params = self._steps.latents(constrained, key)
+        return size_of(params) + (self._loss_bound is not None)
 
     def _columns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         at, known = layout(args, kwargs), self._taken_apart.layout
@@ -537,290 +513,50 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
             self._use(state)
         return self._step(state, columns, stable)
 
-    def _many_steps(self, state: Any, columns: Any, count: int, together: int, stable: bool) -> Any:
-        """Takes steps that are left, drawing all that is random about several of them together."""
-        parted = self._parted[stable]
+    @property
+    def _steps(self) -> Steps:
+        """The steps of this fit as pure functions."""
+        return Steps(
+            guided=self._taken_apart,
+            guide=self.guide,
+            optim=self.optim,
+            constrain_fn=self.constrain_fn,
+            plan=self.privacy,
+            clip=self._clip,
+            clipping=self._clipping,
+            aligned=self._is_aligned,
+            loss_bound=self._loss_bound,
+            microbatch_size=self._microbatch_size,
+            transforms=self._transforms,
+            latents_told=self._latents_told,
+            like=self._like,
+        )
 
-        def one(optim_state: Any, drawn: Any) -> Any:
-            values, drawn = drawn
-            return parted.after(values, optim_state, columns, drawn)
-
-        def several(state: Any, number: int) -> tuple[Any, jax.Array]:
-            noise_key, secrets = ratchet.taken(state.noise_key, state.step, number)
-            rng_key, keys = jax.lax.scan(_split, state.rng_key, None, length=number)
-            drawn = jax.vmap(lambda secret: self._drawn(secret, columns))(secrets)
-            optim_state, (losses, told) = jax.lax.scan(
-                one, state.optim_state, (jax.vmap(parted.ahead)(keys), drawn)
-            )
-            step, seen = state.step + number, _seen(state, told)
-            return DPSVIState(optim_state, None, rng_key, step, noise_key, state.fit, seen), losses
-
-        # One size alone is compiled if there is one that goes in evenly.
-        together = next((n for n in range(together, together // 4, -1) if count % n == 0), together)
-        whole, rest = divmod(count, together)
-        if whole == 1:
-            state, losses = several(state, together)
-        else:
-            state, losses = jax.lax.scan(
-                lambda state, _: several(state, together), state, None, length=whole
-            )
-        if not rest:
-            return state, losses.reshape(-1)
-        state, last = several(state, rest)
-        return state, jnp.concatenate([losses.reshape(-1), last])
+    def _known_steps(self, state: DPSVIState, columns: list[Any]) -> Steps:
+        """The same, once shapes of what a step releases are known; traced once for all programs."""
+        if self._like is None:
+            self._like = self._steps.like_total(state, columns)
+        return self._steps
 
     def _together(self, state: DPSVIState, columns: list[Any], stable: bool) -> int:
         """Parts a step into what may be drawn ahead and the rest; returns for how many steps it may."""
-        self._find_total(state, columns)
+        steps = self._known_steps(state, columns)
         if stable not in self._parted:
-            drawn = jax.eval_shape(lambda key: self._drawn(key, columns), state.noise_key[0])
-
-            def step(key: Any, optim_state: Any, columns: Any, drawn: Any) -> Any:
-                return self._next(optim_state, key, columns, stable, *drawn)
-
-            self._parted[stable] = ahead.split(
-                step, state.rng_key, state.optim_state, columns, drawn
-            )
-        numbers = self.privacy.sampler.capacity, _size(self._like), self._parted[stable].size
+            self._parted[stable] = steps.parted(state, columns, stable)
+        numbers = self.privacy.sampler.capacity, size_of(self._like), self._parted[stable].size
         return min(max(_DRAWN_TOGETHER // max(numbers), 1), _MOST_TOGETHER)
 
     def _one_step(
         self, state: DPSVIState, columns: list[Any], stable: bool
     ) -> tuple[DPSVIState, jax.Array]:
-        self._find_total(state, columns)
-        noise_key, secrets = ratchet.taken(state.noise_key, state.step, 1)
-        rng_key, key = _split(state.rng_key, None)
-        drawn = self._drawn(secrets[0], columns)
-        optim_state, (loss, told) = self._next(state.optim_state, key, columns, stable, *drawn)
-        seen = _seen(state, jax.tree.map(lambda part: part[None], told))
-        new = DPSVIState(optim_state, None, rng_key, state.step + 1, noise_key, state.fit, seen)
-        # An overwritten key, of a state whose step was set back, is known to anybody.
-        is_left = (state.step < self.privacy.steps) & jax.random.key_data(secrets[0]).any()
-        return _where(is_left, new, state), jnp.where(is_left, loss, jnp.nan)
+        return self._known_steps(state, columns).one(state, columns, stable)
 
-    def _drawn(self, secret: Key, columns: list[Any]) -> tuple[Batch, Any, Noise]:
-        """Draws all that is random about a step but the guide: batch, places, and noise.
-
-        A place is what tells the draws of a record's own latents from those of the others. Were it the
-        row, a record that leaves would change the draws of all after it: so places are independent
-        secret words, which say nothing of who else is there. Coupled with the records in the proof, they
-        leave every other record its draws.
-        """
-        plan, keys = self.privacy, jax.random.split(secret, 3)
-        noise = drawn_ahead(keys[1], self._like, plan.clip_norm, plan.mechanism)
-        return self._batch(keys[0], columns), self._places(keys[2], columns), noise
-
-    def _places(self, key: Key, columns: list[Any]) -> Any:
-        rows = jax.eval_shape(lambda: self._batch(key, columns)).mask.shape
-        if not self._taken_apart.has_local:
-            return jnp.zeros(rows, jnp.uint32)
-        return jax.random.bits(key, rows, jnp.uint32)
-
-    def _batch(self, key: Key, columns: list[Any]) -> Batch:
-        # As many slots as were declared: of how many records there are, no size may tell. Behind the
-        # barrier it is a number of the mask, and no constant that a program could be compiled with.
-        slots = jnp.arange(self._records, dtype=jnp.int32)
-        valid = jax.lax.optimization_barrier(slots < columns[0].shape[0])
-        return self.privacy.sampler.draw(key, valid)
-
-    def _next(
-        self,
-        optim_state: Any,
-        step_key: Any,
-        columns: list[Any],
-        stable: bool,
-        batch: Batch,
-        places: Any,
-        noise: Noise,
-    ) -> tuple[Any, tuple[jax.Array, Any]]:
-        """Takes one step, whether or not one is left: that, and the next keys, is for the caller.
-
-        Returns the optimiser's state, and beside it the loss and what was seen of θ.
-        """
-        params = self.optim.get_params(optim_state)
-        released = self._released(params, step_key, columns, batch, places, noise)
-
-        def climb(found: tuple[Any, jax.Array, Any]) -> tuple[Any, tuple[jax.Array, Any]]:
-            gradient, loss, told = found
-            # The value is for optimisers of optax that ask for one; NaN if it is not released.
-            moved = self.optim.update(gradient, optim_state, value=loss)
-            if not stable:
-                return moved, (loss, told)
-            finite = functools.reduce(
-                jnp.logical_and, [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(moved)]
-            )
-            return _where(finite, moved, optim_state), (loss, told)
-
-        # What leaves is the value of a Released whose event was charged by `init`.
-        return post_process(climb, released).value
-
-    def _bounded(
-        self, params: Any, step_key: Any, columns: list[Any], batch: Batch, places: Any
-    ) -> Bounded:
-        """Returns the clipped sum of the gradients of a batch."""
-        plan = self.privacy
-        parts = self._parts(params, step_key, columns, batch.indices, places)
-        return clipped(
-            parts, plan.clip_norm, self._clipping, batch, plan.mechanism, self._loss_bound
-        )
-
-    def _parts(
-        self, params: Any, step_key: Any, columns: list[Any], indices: Any, places: Any
-    ) -> Parts:
-        """Returns the gradients of the records of a batch, by microbatches."""
-        found = self._taken_apart
-        at = self._latents(self.constrain_fn(params), step_key) if self._is_aligned else params
-
-        def record_loss(at: Any, row: list[Any], place: Any) -> Any:
-            if self._is_aligned:
-                return -found.record_term_at(self._constrained(at), step_key, row)
-            constrained = self.constrain_fn(at)
-            loss = -found.record_term(constrained, step_key, row, place)
-            if self._clip == "elbo":
-                loss = loss - found.public_term(constrained, step_key) / self._records
-            return loss
-
-        def gradients(indices: Any, places: Any) -> Records:
-            rows = [_taken(column, indices) for column in columns]
-            return per_record.gradients(record_loss, at, rows, places)
-
-        rows = indices.shape[0]
-        size = self._microbatch_size
-        if size is None:
-            # Only where all gradients, formed, are too many is it worth a look at which are.
-            few = rows * _size(at) <= _FORMED_TOGETHER
-            size = rows if few else _fitting(gradients, indices, places)
-        size = min(size, longest_part(rows)) if size < rows else rows
-        count = -(-rows // size)
-        if count == 1:
-            return Parts(lambda _: gradients(indices, places), 1, rows)
-        filled = (0, count * size - rows)
-        by_part = [jnp.pad(column, filled).reshape(count, size) for column in (indices, places)]
-        return Parts(lambda part: gradients(*(column[part] for column in by_part)), count, size)
-
-    def _find_total(self, state: DPSVIState, columns: list[Any]) -> None:
-        """Finds shapes and dtypes of what a step releases; traced once for all programs."""
-        if self._like is None:
-
-            def total(key: Key, state: DPSVIState) -> Any:
-                params, batch = self.optim.get_params(state.optim_state), self._batch(key, columns)
-                places = self._places(key, columns)
-                return self._bounded(params, state.rng_key, columns, batch, places).total
-
-            self._like = jax.eval_shape(total, state.noise_key[0], state)
-
-    def _released(
-        self,
-        params: Any,
-        step_key: Any,
-        columns: list[Any],
-        batch: Batch,
-        places: Any,
-        noise: Noise,
-    ) -> Released:
-        """Returns the noised gradient of the loss with respect to the parameters, the loss, and what is
-        told of θ: a public place and the noised gradient of the log likelihood there."""
-        plan, found = self.privacy, self._taken_apart
-        bounded = self._bounded(params, step_key, columns, batch, places)
-        released = decoded(release_with(noise, bounded))
-        if released.event != plan.step and plan.protected:
-            raise errors.PrivacyError(f"a step costs {released.event}, {plan.step} was charged")
-
-        def public(params: Any) -> Any:
-            return -found.public_term(self.constrain_fn(params), step_key)
-
-        def whole(total: Any) -> tuple[Any, jax.Array, Any]:
-            loss = jnp.asarray(jnp.nan)
-            if self._loss_bound is not None:
-                total, loss = total
-                loss = loss * (self._loss_bound / loss_unit(plan.clip_norm) / plan.sampler.rate)
-            # Divided by the public rate, never by the realised size of the batch.
-            mean = jax.tree.map(lambda part: part / plan.sampler.rate, total)
-            told = self._told(mean, params, step_key)
-            if self._is_aligned:
-                _, pull_back = jax.vjp(
-                    lambda params: self._latents(self.constrain_fn(params), step_key), params
-                )
-                (mean,) = pull_back(mean)
-            if self._clip == "elbo":
-                return mean, loss, told
-            value, exact = jax.value_and_grad(public)(params)
-            return jax.tree.map(jnp.add, mean, exact), loss + value, told
-
-        return post_process(whole, released)
-
-    def _told(self, mean: Any, params: Any, step_key: Any) -> tuple[Any, Any] | None:
-        """Returns the latents' draw and the log likelihood's noised gradient there, [D] both."""
-        latents, found = self._latents_told, self._taken_apart
-        if isinstance(latents, str):
-            return None
-        constrained = self.constrain_fn(params)
-        if found.particles == 1:
-            place = latents.flat(self._latents(constrained, step_key))
-        else:
-            # The gradient is the mean over draws; where it is linear, that at their mean.
-            keys = jax.random.split(step_key, found.particles)
-            draws = jax.vmap(lambda key: latents.flat(self._latents(constrained, key)))(keys)
-            place = draws.mean(axis=0)
-        if self._is_aligned:
-            return place, -latents.flat(mean)
-        return place, -noise_told.locations(self.guide, latents, mean)
+    def _many_steps(self, state: Any, columns: Any, count: int, together: int, stable: bool) -> Any:
+        return self._steps.many(state, columns, count, together, self._parted[stable])
 
     def _nothing_seen(self) -> Any:
         latents = self._latents_told
         return None if isinstance(latents, str) else response.nothing(latents.size)
-
-    @property
-    def _records(self) -> int:
-        return int(getattr(self.privacy.sampler, "max_records"))  # noqa: B009
-
-    def _latents(self, constrained: Any, key: Any) -> dict[str, Any]:
-        """The guide's draw of the global latents, unconstrained."""
-        values = self._taken_apart.global_latents(constrained, key)
-        with numpyro_rules():
-            return {name: self._transforms[name].inv(value) for name, value in values.items()}
-
-    def _constrained(self, latents: dict[str, Any]) -> dict[str, Any]:
-        with numpyro_rules():
-            return {name: self._transforms[name](value) for name, value in latents.items()}
-
-
-def _check_optimiser(optim: Any) -> None:
-    if isinstance(optim, optimisers.Minimize):
-        raise errors.ConfigError(
-            "optim is Minimize, which steps by the value of the loss: that is not released",
-            "use one that needs gradients alone, such as numpyro.optim.Adam",
-        )
-
-
-def _check_gradients_serve(optim: Any, optim_state: Any, params: Any) -> None:
-    """Refuses an optimiser that wants more of a step than its gradient: it would fail at the first."""
-    try:
-        jax.eval_shape(lambda: optim.update(params, optim_state, value=jnp.zeros(())))
-    except TypeError as error:
-        raise errors.ConfigError(
-            f"optim cannot take a step with a gradient alone: {error}",
-            "line searches evaluate the loss on records again, which is not released; use one that "
-            "needs gradients alone, such as optax.adam",
-        ) from error
-
-
-def _check_mode(forward: Any) -> None:
-    if forward:
-        raise errors.ConfigError(
-            f"forward_mode_differentiation is {forward!r}, expected False",
-            "the gradient of each record is taken in reverse; use jax.lax.scan in the model in place "
-            "of while_loop",
-        )
-
-
-def _check_mutable(mutable: Any) -> None:
-    if mutable:
-        raise errors.ModelError(
-            f"mutable state in {', '.join(mutable)} would carry records from step to step without "
-            "noise",
-            "use layers without running statistics: LayerNorm or GroupNorm, no BatchNorm",
-        )
 
 
 def _shape(leaf: Any) -> tuple[Any, str]:
@@ -840,44 +576,3 @@ def _leaves(found: Any, expected: Any) -> Iterator[tuple[str, str]]:
 
 def _is_shape(node: Any) -> bool:
     return isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], str)
-
-
-def _fitting(gradients: Callable[..., Records], indices: Any, places: Any) -> int:
-    """Returns how many records' gradients may be formed at a time; all rows if that is not many numbers."""
-    formed: list[int] = []
-
-    def look(indices: Any, places: Any) -> None:
-        records = gradients(indices, places)
-        formed.append(max(records.size - records.spared, 1))
-
-    jax.eval_shape(look, indices, places)
-    return min(max(_FORMED_TOGETHER // formed[0], 1), indices.shape[0])
-
-
-def _taken(column: Any, indices: Any) -> Any:
-    """Returns rows of a table for the slots of a batch; slots beyond the table, which do not count, repeat
-    its last row.
-
-    The table's length ends here: behind the barrier nothing can be compiled together with it, so that a
-    record's gradient is computed by the same program however many there are.
-    """
-    return jax.lax.optimization_barrier(column.at[indices].get(mode="clip"))
-
-
-def _split(key: Any, _: None) -> tuple[Any, Any]:
-    """Returns the key of the steps to come and that of a step, as NumPyro's ``SVI`` splits it."""
-    keys = jax.random.split(key)
-    return keys[0], keys[1]
-
-
-def _seen(state: DPSVIState, told: Any) -> Any:
-    """Adds what steps told to the sums of a state."""
-    return None if told is None else response.added(state.seen, state.step, *told)
-
-
-def _size(tree: Any) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-def _where(condition: Any, new: Any, old: Any) -> Any:
-    return jax.tree.map(functools.partial(jnp.where, condition), new, old)

@@ -10,7 +10,7 @@ from fedvi import errors
 from fedvi.inference import clipping, solvers
 from fedvi.inference.clipping import _weights, longest_part
 from fedvi.inference.coordinates import Coordinates
-from fedvi.inference.svi import DPSVI
+from fedvi.inference.svi_steps import Steps
 from fedvi.privacy import base, events, mechanisms, sampling
 from fedvi.privacy import bounded as bounds
 from tests.sensitivity import CASES, Case, shift, worst
@@ -105,9 +105,9 @@ def test_a_batch_as_long_as_there_are_records_would_be_noticed(monkeypatch, name
 
     def batch(self, key, columns):
         rows = columns[0].shape[0]
-        return base.Batch(jnp.arange(rows), jnp.ones(rows, bool), self.privacy.sampler)
+        return base.Batch(jnp.arange(rows), jnp.ones(rows, bool), self.plan.sampler)
 
-    monkeypatch.setattr(DPSVI, "_batch", batch)
+    monkeypatch.setattr(Steps, "batch", batch)
     planted = dataclasses.replace(CASES[name], relations=("add_remove",))
     with pytest.raises(errors.PrivacyError, match=r"expected \d+, which its sampler draws"):
         worst(planted)

@@ -59,10 +59,10 @@ _PRIVACY = (
     ),
     _fault(
         "divided-by-the-realised-batch",
-        "inference/svi.py",
+        "inference/svi_steps.py",
         "mean = jax.tree.map(lambda part: part / plan.sampler.rate, total)",
         "mean = jax.tree.map(\n"
-        "                lambda part: part * self._records / jnp.maximum(batch.mask.sum(), 1), total\n"
+        "                lambda part: part * self.records / jnp.maximum(batch.mask.sum(), 1), total\n"
         "            )",
         "How many records are in a batch is private, and a step shows it.",
         "unit/inference/test_svi.py::"

@@ -157,10 +157,10 @@ IN_RELEASES = (
     Fault(
         "divided-by-the-realised-batch",
         "How many records are in a batch is private, and a step shows it.",
-        "inference.svi:DPSVI._released",
+        "inference.svi_steps:Steps.released",
         "mean = jax.tree.map(lambda part: part / plan.sampler.rate, total)",
         "mean = jax.tree.map(\n"
-        "            lambda part: part * self._records\n"
+        "            lambda part: part * self.records\n"
         "            / jnp.maximum(batch.mask.sum(), 1).astype(part.dtype), total)",
         "one table",
         ("one table",),
