@@ -7,10 +7,11 @@ import base64
 from typing import Any, NamedTuple
 
 from fedvi import errors
-from fedvi.report import sections
+from fedvi.report import sections, sheets
 from fedvi.report.contents import Contents
 from fedvi.report.figures import Figure
-from fedvi.report.sections import Section, Sheet
+from fedvi.report.sections import Section
+from fedvi.report.sheets import Sheet
 
 __all__ = ["Said", "html", "markdown", "said"]
 
@@ -49,7 +50,7 @@ def said(contents: Contents) -> Said:
         sections.banner(contents),
         sections.in_short(contents),
         sections.sections(contents),
-        sections.sheets(contents),
+        sheets.sheets(contents),
     )
 
 

@@ -3,17 +3,28 @@
 Every number is written by ``fedvi.report.tables``, so that the page, its Markdown and the terminal agree.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedvi.privacy.statement import guessed
 from fedvi.report import figures, tables
-from fedvi.report.contents import Coefficient, Contents, Round, Statement, Topic
+from fedvi.report.contents import Coefficient, Contents, Topic
 from fedvi.report.figures import Figure
+from fedvi.report.wording import (
+    as_sentence,
+    cells_of,
+    last_move_in_words,
+    last_of,
+    membership_in_words,
+    moments_in_words,
+    most_drawn,
+    moves_of,
+    plural,
+    sites_in_words,
+    some_of,
+    source_of,
+)
 
-__all__ = ["Section", "Sheet", "Table", "banner", "in_short", "sections", "sheets"]
-
+__all__ = ["Section", "Table", "banner", "in_short", "sections"]
 
 _NOTE = "note on the ratio"
 
@@ -54,32 +65,6 @@ class Section(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class Sheet(NamedTuple):
-    """A privacy statement, laid out: one printed page.
-
-    Attributes:
-      key: of its address in the page.
-      site: whose.
-      protected: whether anything is claimed.
-      sentence: the claim in one sentence, to be read aloud.
-      alarms: what must not be overlooked, such as a mark.
-      claims: a table, one row a relation; None without protection.
-      facts: (what, value).
-      lists: (title, lines).
-      signed: whether it ends in lines to sign on.
-    """
-
-    key: str
-    site: str
-    protected: bool
-    sentence: str
-    alarms: tuple[str, ...]
-    claims: Table | None
-    facts: tuple[tuple[str, str], ...]
-    lists: tuple[tuple[str, tuple[str, ...]], ...]
-    signed: bool
-
-
 def banner(contents: Contents) -> tuple[str, ...]:
     """Returns what stands above everything: that nothing is protected, marks, and warnings."""
     found = []
@@ -90,10 +75,10 @@ def banner(contents: Contents) -> tuple[str, ...]:
         )
     if contents.mark:
         found.append(f"MARKED: {contents.mark}")
-    moved = _moved_in(contents.rounds)
+    moved = moves_of(contents.rounds)
     if len(moved) > 1 and not tables.has_settled(*moved[-1]):
-        found.append(_sentence(_last_of(moved)))
-    return (*found, *(_sentence(line) for line in contents.warnings))
+        found.append(as_sentence(last_of(moved)))
+    return (*found, *(as_sentence(line) for line in contents.warnings))
 
 
 def in_short(contents: Contents) -> tuple[tuple[str, str], ...]:
@@ -102,11 +87,11 @@ def in_short(contents: Contents) -> tuple[tuple[str, str], ...]:
     done = max((row.rounds for row in contents.rounds), default=0)
     found = [
         *contents.plan,
-        ("sites", _sites_in_words(contents)),
-        ("run", f"{done} rounds, {folds} folds, by {_source(contents)}"),
+        ("sites", sites_in_words(contents)),
+        ("run", f"{done} rounds, {folds} folds, by {source_of(contents)}"),
     ]
-    if _moved_in(contents.rounds):
-        found.append(("convergence", _moved(contents)))
+    if moves_of(contents.rounds):
+        found.append(("convergence", last_move_in_words(contents)))
     together = contents.consortium
     if together is None and len(contents.sites) == 1 and contents.statements:
         together = contents.statements[0]
@@ -136,22 +121,11 @@ def sections(contents: Contents) -> tuple[Section, ...]:
     return tuple(section for section in found if section is not None)
 
 
-def sheets(contents: Contents) -> tuple[Sheet, ...]:
-    """Returns the privacy statements: one for each site that was asked for, and one of all together."""
-    found = [
-        _sheet(contents, statement, f"statement-{number}")
-        for number, statement in enumerate(contents.statements, 1)
-    ]
-    if contents.consortium is not None:
-        found.append(_sheet(contents, contents.consortium, "statement-all"))
-    return tuple(found)
-
-
 def _posterior(contents: Contents) -> Section:
     kind = "coefficient" if contents.gaussian else "quantity"
     lead = [
         f"What is believed after the run, of {contents.size} "
-        f"{kind if contents.size == 1 else _plural(kind)}. "
+        f"{kind if contents.size == 1 else plural(kind)}. "
         + (
             "Given the model, the prior and what the sites released, a coefficient lies within its "
             "interval with probability 0.95."
@@ -167,11 +141,11 @@ def _posterior(contents: Contents) -> Section:
         lead.append(_ratio_in_words(contents, units))
         lead += [_notes_in_words(contents.coefficients)] if noted else []
     # What a coefficient is comes before its number.
-    lead += map(_sentence, contents.remarks)
-    drawn = _drawn(contents)
+    lead += map(as_sentence, contents.remarks)
+    drawn = most_drawn(contents)
     figure: tuple[tuple[str, Figure], ...] = ()
     if contents.gaussian and drawn:
-        caption = "Means (points) and 95 % intervals (lines)" + _some(contents, drawn)
+        caption = "Means (points) and 95 % intervals (lines)" + some_of(contents, drawn)
         figure = ((caption, figures.forest(drawn, ratio)),)
     names = (kind, *(("unit",) if units else ()), "mean", "sd")
     names += ("95\N{NO-BREAK SPACE}% interval",) if contents.gaussian else ()
@@ -181,7 +155,7 @@ def _posterior(contents: Contents) -> Section:
         (
             row.name,
             *((row.unit,) if units else ()),
-            *(_cells(row, ratio) if contents.gaussian else _moments(contents, row)),
+            *(cells_of(row, ratio) if contents.gaussian else moments_in_words(contents, row)),
             *((_note(row),) if noted else ()),
         )
         for row in contents.coefficients
@@ -211,7 +185,7 @@ def _posterior(contents: Contents) -> Section:
         tuple(lead),
         figure,
         (_topics(contents.topics), table) if contents.topics else (table,),
-        tuple(map(_sentence, notes)),
+        tuple(map(as_sentence, notes)),
     )
 
 
@@ -278,23 +252,23 @@ def _prior(contents: Contents) -> Section:
     known = [row for row in contents.coefficients if row.prior_sd]
     if contents.prior_note or not known:
         said = contents.prior_note or "there is no prior with a mean and an sd"
-        return Section("prior", title, (_sentence(f"Not shown: {said}"),))
+        return Section("prior", title, (as_sentence(f"Not shown: {said}"),))
     lead = (
         "How much the run taught. “Learnt” is the share of the prior's variance that is gone, "
         "1 − (posterior sd ÷ prior sd)². Near 100 % the records speak, near 0 the posterior is still the "
         "prior, and what it says of that coefficient was said before any record was seen.",
     )
-    drawn = [row for row in _drawn(contents) if row.prior_sd]
+    drawn = [row for row in most_drawn(contents) if row.prior_sd]
     figure: tuple[tuple[str, Figure], ...] = ()
     if contents.gaussian and drawn:
-        caption = "Prior (dashed, open points) and posterior (solid)" + _some(contents, drawn)
+        caption = "Prior (dashed, open points) and posterior (solid)" + some_of(contents, drawn)
         figure = ((caption, figures.prior_and_posterior(drawn)),)
     rows = tuple(
         (
             row.name,
             tables.number(row.prior_mean),
             tables.number(row.prior_sd),
-            *_moments(contents, row),
+            *moments_in_words(contents, row),
             tables.share(1.0 - (row.sd / row.prior_sd) ** 2) if row.prior_sd else "–",
         )
         for row in known
@@ -307,12 +281,12 @@ def _prior(contents: Contents) -> Section:
 
 def _convergence(contents: Contents) -> Section:
     title = "Convergence between rounds"
-    if not _moved_in(contents.rounds):
+    if not moves_of(contents.rounds):
         return Section(
             "convergence", title, ("No round was completed: nothing is known of convergence.",)
         )
     lead = (
-        _sentence(_moved(contents)),
+        as_sentence(last_move_in_words(contents)),
         "Each point is the largest move of any posterior mean over a round, in posterior standard "
         f"deviations. Below {tables.SETTLED:g}, or where noise explains the move, further rounds would "
         "change little for most purposes.",
@@ -349,7 +323,7 @@ def _convergence(contents: Contents) -> Section:
             ),
         ),
         (Table("Moves by round", names, rows, ()),),
-        tuple(map(_sentence, notes)),
+        tuple(map(as_sentence, notes)),
     )
 
 
@@ -365,7 +339,7 @@ def _participation(contents: Contents) -> Section:
             str(site.answers),
             str(site.charged),
             str(site.missed),
-            _membership(site.added, site.removed),
+            membership_in_words(site.added, site.removed),
             *((tables.number(site.records),) if public else ()),
         )
         for site in contents.sites
@@ -385,7 +359,7 @@ def _participation(contents: Contents) -> Section:
         ("Who answered, how often, and what was charged for it.",),
         () if figure is None else (("Answers by version of the posterior", figure),),
         (Table("Participation by site", names, rows, ("site", "membership")),),
-        tuple(map(_sentence, notes)),
+        tuple(map(as_sentence, notes)),
     )
 
 
@@ -394,7 +368,7 @@ def _influence(contents: Contents) -> Section:
     known = [site for site in contents.sites if site.share is not None]
     moved = [site for site in contents.sites if site.shifts is not None]
     if not known and not moved:
-        return Section("influence", title, (_sentence(f"Not shown: {contents.influence_note}"),))
+        return Section("influence", title, (as_sentence(f"Not shown: {contents.influence_note}"),))
     lead = (
         "What each site contributed, from released factors alone: its share of the precision that the "
         "records added to the prior, and how far the means move if its factor is left out.",
@@ -428,7 +402,7 @@ def _influence(contents: Contents) -> Section:
         lead,
         tuple(drawn),
         (Table("Influence by site", heads, tuple(rows), ("site", "of coefficient")),),
-        tuple(map(_sentence, filter(None, notes))),
+        tuple(map(as_sentence, filter(None, notes))),
     )
 
 
@@ -492,7 +466,7 @@ def _privacy(contents: Contents) -> Section:
         notes.append(contents.audit)
     table = Table("ε by site", (*names, "δ"), tuple(rows), ("site",))
     return Section(
-        "privacy", title, lead, figure, (table,), tuple(_sentence(line) for line in notes)
+        "privacy", title, lead, figure, (table,), tuple(as_sentence(line) for line in notes)
     )
 
 
@@ -563,182 +537,3 @@ def _predictions(contents: Contents) -> Section | None:
             "report, and hold no record of any site.",
         ),
     )
-
-
-def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
-    alarms = []
-    if not statement.protected:
-        alarms.append("NO GUARANTEE: what left this site was not protected (ε = ∞)")
-    if statement.mark:
-        alarms.append(f"MARKED: {statement.mark}")
-    alarms += [f"EXCEEDED: {line}" for line in statement.exceeded]
-    facts = [
-        ("study", contents.study),
-        ("study digest", contents.digest),
-        ("unit", statement.unit),
-        ("view", statement.view),
-        *statement.facts,
-        ("releases reserved", str(statement.releases)),
-    ]
-    if statement.protected:
-        facts.append(("accountant", f"{statement.accountant}, an upper bound"))
-        facts += _parts_of_delta(statement)
-    if statement.lifetime:
-        facts.append(("for life", statement.lifetime))
-    if contents.audit:
-        facts.append(("audit", contents.audit))
-    facts.append(("versions", f"run by fedvi {contents.ran}, stated by fedvi {contents.written}"))
-    if statement.head:
-        facts.append(("ledger head", statement.head))
-    lists = (
-        ("The study declares, and nobody checks", statement.declared),
-        ("It is assumed that", statement.assumed),
-        ("Not covered", statement.excluded),
-    )
-    return Sheet(
-        key=key,
-        site=statement.site,
-        protected=statement.protected,
-        sentence=_claim_in_words(statement),
-        alarms=tuple(alarms),
-        claims=_claims(statement) if statement.claims else None,
-        facts=tuple(facts),
-        lists=tuple((title, lines) for title, lines in lists if lines),
-        signed=bool(statement.head),
-    )
-
-
-def _parts_of_delta(statement: Statement) -> list[tuple[str, str]]:
-    """Says what δ is made of; each part as large as in any of the claims."""
-    largest: dict[str, float] = {}
-    for claim in statement.claims:
-        for what, value in claim.parts:
-            largest[what] = max(value, largest.get(what, 0.0))
-    parts = ", ".join(f"{what} {tables.bound(value)}" for what, value in largest.items())
-    return [("parts of δ, at most", parts)] if parts else []
-
-
-def _claims(statement: Statement) -> Table:
-    several = len({claim.view for claim in statement.claims}) > 1
-    names = ("relation", *(("view",) if several else ()), "means", "ε at most", "δ", "promised ε")
-    rows = tuple(
-        (
-            figures.relation_words(claim.relation),
-            *((claim.view,) if several else ()),
-            claim.neighbours,
-            tables.bound(claim.epsilon),
-            tables.bound(claim.delta),
-            "–" if claim.promised is None else f"{claim.promised:g}",
-        )
-        for claim in statement.claims
-    )
-    return Table("What is claimed", names, rows, ("relation", "view", "means"))
-
-
-def _claim_in_words(statement: Statement) -> str:
-    """Says what is claimed as a sentence, with the odds of a guess."""
-    if not statement.claims:
-        return (
-            f"Nothing is claimed for the {statement.unit}s at {statement.site}: the study declares no "
-            "protection, and its messages may tell what a record holds."
-        )
-    unit, said = statement.unit, []
-    # The study's own view comes first.
-    for claim in statement.claims:
-        if claim.view != statement.claims[0].view:
-            continue
-        what = guessed(claim.relation, unit)
-        said.append(f"{what} in at most {_percent_up(claim.right)} of cases")
-    # Of a whole client there is nothing else to know at its site.
-    where = "at all other sites" if unit == "client" else f"about the data of {statement.site}"
-    return (
-        f"Whoever is within the view below, knows all else {where} and guesses "
-        f"at even odds, is right about {'; or about '.join(said)}."
-    )
-
-
-def _percent_up(value: float) -> str:
-    """Formats a probability rounded up, so that what is printed holds.
-
-    >>> _percent_up(0.98195)
-    '98.2 %'
-    """
-    return f"{math.ceil(round(value * 1000, 6)) / 10:.1f} %"
-
-
-def _cells(row: Coefficient, ratio: str) -> list[str]:
-    named = {f"{ratio}_ratio": row.ratio}
-    named |= {f"{ratio}_lower": row.ratio_lower, f"{ratio}_upper": row.ratio_upper}
-    return tables.coefficient_cells({**row._asdict(), **named}, ratio)
-
-
-def _moments(contents: Contents, row: Coefficient) -> tuple[str, str]:
-    """Formats mean and sd; of what is no Gaussian, such as a word's probability, by digits that count."""
-    if contents.gaussian:
-        return f"{row.mean:.3f}", f"{row.sd:.3f}"
-    return tables.number(row.mean, 3), tables.number(row.sd, 3)
-
-
-def _drawn(contents: Contents) -> list[Coefficient]:
-    """Chooses what is drawn: all, or those furthest from 0 in their own sds."""
-    rows = list(contents.coefficients)
-    if len(rows) <= figures.MOST_ROWS:
-        return rows
-    far = sorted(range(len(rows)), key=lambda index: -abs(rows[index].mean) / rows[index].sd)
-    return [rows[index] for index in sorted(far[: figures.MOST_ROWS])]
-
-
-def _some(contents: Contents, drawn: Sequence[Coefficient]) -> str:
-    if len(drawn) == contents.size:
-        return ""
-    return f": the {len(drawn)} of {contents.size} that are furthest from 0 in their own sds"
-
-
-def _moved(contents: Contents) -> str:
-    """Says how far the last round moved the posterior, or more rounds would after the only one."""
-    if contents.one_shot_gap is not None:
-        return tables.more_rounds(contents.one_shot_gap)
-    return _last_of(_moved_in(contents.rounds))
-
-
-def _moved_in(rounds: Sequence[Round]) -> list[tuple[float, float, float]]:
-    """Returns (shift, surprise, jitter) of the rounds that were completed."""
-    return [(row.shift, row.surprise, row.jitter) for row in rounds if row.shift is not None]
-
-
-def _last_of(moved: Sequence[tuple[float, float, float]]) -> str:
-    shift, surprise, jitter = moved[-1]
-    return tables.last_move(shift, len(moved), surprise, jitter)
-
-
-def _membership(added: int | None, removed: int | None) -> str:
-    found = [f"joined at version {added}"] if added is not None else []
-    found += [f"removed at version {removed}"] if removed is not None else []
-    return ", ".join(found) or "from beginning to end"
-
-
-def _sites_in_words(contents: Contents) -> str:
-    names = [site.name for site in contents.sites]
-    rest = f", and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"{len(names)}: {', '.join(names[:8])}{rest}"
-
-
-def _source(contents: Contents) -> str:
-    return "a simulation in one process" if contents.source == "simulation" else "a server"
-
-
-def _plural(word: str) -> str:
-    return "quantities" if word == "quantity" else f"{word}s"
-
-
-def _sentence(line: str) -> str:
-    """Writes a line as a sentence.
-
-    >>> _sentence("no shifts: none"), _sentence("model.site_scale is learnt")
-    ('No shifts: none.', 'model.site_scale is learnt.')
-    """
-    # Of a name or a symbol, such as ε, the first letter stays as it is.
-    first = line.split(" ", 1)[0].rstrip(".:,")
-    plain = line[:1].isascii() and "." not in first and "_" not in first
-    text = line[:1].upper() + line[1:] if plain else line
-    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -6,8 +6,7 @@ Arrays are announced here, by a reference, and travel as `bundle` says; errors t
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,10 +26,27 @@ from fedvi.federation.messages import (
 )
 from fedvi.inference.base import Task
 from fedvi.inference.coordinates import Coordinates
-from fedvi.privacy.ledger import Anchor
 from fedvi.transport import bundle, codec
 from fedvi.transport._wire import federation_pb2 as pb
 from fedvi.transport.status import from_status, is_retryable, to_status
+from fedvi.transport.wire_fields import (
+    EVENT,
+    NAME,
+    TENSORS,
+    TEXT,
+    anchor_from,
+    anchor_to,
+    checked_count,
+    checked_name,
+    checked_seconds,
+    checked_text,
+    number_of,
+    present,
+    session_of,
+    sha256_of,
+    spec_from,
+    word_of,
+)
 from fedvi.typing import Eta
 
 __all__ = [
@@ -84,22 +100,14 @@ PROTOCOLS = (1, 1)
 LONGEST_WAIT = 25.0
 """Seconds that a NextTask may wait at the server: middle boxes cut what is silent for 30."""
 
-_NAME = 256
-_TEXT = 4096
-_EVENT = 64 << 10
-_RANK = 16
-_SESSION = 16
-# A message has room for a hundred thousand empty ones, which would keep a server busy for seconds.
-_TENSORS = 256
-# What SQLite can count to.
-_COUNT = (1 << 63) - 1
-
 _RECEIPTS = {
     pb.RECEIPT_STATUS_ACCEPTED: "accepted",
     pb.RECEIPT_STATUS_DUPLICATE: "duplicate",
     pb.RECEIPT_STATUS_CONFLICT: "conflict",
 }
+
 _FAILURES = {pb.FailureCode.Value(f"FAILURE_CODE_{word.upper()}"): word for word in FAILURES}
+
 _TASKS = {
     pb.TASK_STATUS_UNKNOWN: "unknown",
     pb.TASK_STATUS_OPEN: "open",
@@ -170,7 +178,7 @@ def hello_to(hello: Hello) -> pb.HelloRequest:
     return pb.HelloRequest(
         client=hello.client,
         study_digest=hello.study_digest,
-        anchor=_anchor_to(hello.anchor),
+        anchor=anchor_to(hello.anchor),
         protocol_min=PROTOCOLS[0],
         protocol_max=PROTOCOLS[1],
         software=software(),
@@ -185,10 +193,10 @@ def hello_from(request: pb.HelloRequest) -> tuple[Hello, int]:
       ProtocolError: if a field is wrong, or there is no such version.
     """
     hello = Hello(
-        _name("client", request.client),
-        _name("study_digest", request.study_digest),
-        _anchor_from(request),
-        _session(request),
+        checked_name("client", request.client),
+        checked_name("study_digest", request.study_digest),
+        anchor_from(request),
+        session_of(request),
     )
     oldest, newest = request.protocol_min, request.protocol_max
     agreed = min(newest, PROTOCOLS[1])
@@ -198,7 +206,7 @@ def hello_from(request: pb.HelloRequest) -> tuple[Hello, int]:
             f"{PROTOCOLS[1]}",
             f"the server runs {software()}: install a version of fedvi that fits it",
         )
-    _text("software", request.software, _NAME)
+    checked_text("software", request.software, NAME)
     return hello, agreed
 
 
@@ -208,7 +216,7 @@ def welcome_to(
     """Makes a HelloReply; ``payload_limit`` is the most bytes that an answer may have."""
     return pb.HelloReply(
         version=welcome.version,
-        anchor=_anchor_to(welcome.anchor),
+        anchor=anchor_to(welcome.anchor),
         protocol=protocol,
         software=software(),
         payload_limit=payload_limit,
@@ -221,11 +229,11 @@ def welcome_from(reply: pb.HelloReply) -> tuple[Welcome, int]:
         raise errors.ProtocolError(
             f"the server chose protocol {reply.protocol}, expected {PROTOCOLS[0]} to {PROTOCOLS[1]}"
         )
-    _text("software", reply.software, _NAME)
+    checked_text("software", reply.software, NAME)
     if reply.payload_limit < 1:
         raise errors.ProtocolError("payload_limit is 0, expected a number of bytes")
     limit = min(reply.payload_limit, bundle.PAYLOAD_LIMIT)
-    return Welcome(_count("version", reply.version), _anchor_from(reply)), limit
+    return Welcome(checked_count("version", reply.version), anchor_from(reply)), limit
 
 
 def next_task_to(request: NextTask, wait_seconds: float = LONGEST_WAIT) -> pb.NextTaskRequest:
@@ -241,13 +249,13 @@ def next_task_from(request: pb.NextTaskRequest) -> tuple[NextTask, float]:
     Raises:
       ProtocolError: if a field is wrong, or the session is missing: this call hands out work.
     """
-    seconds = _seconds("wait_seconds", request.wait_seconds)
+    seconds = checked_seconds("wait_seconds", request.wait_seconds)
     if seconds > LONGEST_WAIT:
         raise errors.ProtocolError(f"wait_seconds is {seconds}, expected at most {LONGEST_WAIT}")
-    session = _session(request)
+    session = session_of(request)
     if not session:
         raise errors.ProtocolError("session is empty, expected 16 bytes")
-    return NextTask(_name("client", request.client), session), seconds
+    return NextTask(checked_name("client", request.client), session), seconds
 
 
 def task_to(
@@ -276,10 +284,10 @@ def task_from(message: pb.Task, client: str, like: Eta) -> Work:
     if not (math.isfinite(damping) and damping >= 0.0):
         raise errors.ProtocolError(f"damping is {damping}, expected a number of at least 0")
     task = Task(
-        task_id=_name("task_id", message.task_id),
+        task_id=checked_name("task_id", message.task_id),
         client=client,
-        visit=_count("visit", message.visit),
-        version=_count("version", message.version),
+        visit=checked_count("visit", message.visit),
+        version=checked_count("version", message.version),
         posterior=None,
         factor=None,
         damping=damping,
@@ -289,12 +297,12 @@ def task_from(message: pb.Task, client: str, like: Eta) -> Work:
     )
     refs = []
     for field in ("posterior", "factor"):
-        manifest, inline = ref_from(_present(message, field), field)
+        manifest, inline = ref_from(present(message, field), field)
         bundle.check_layout(manifest, like)
         if manifest.event:
             raise errors.ProtocolError(f"{field}.event is set, expected none from a server")
         refs.append((manifest, inline))
-    return Work(task, refs[0], refs[1], _seconds("lease_seconds", message.lease_seconds))
+    return Work(task, refs[0], refs[1], checked_seconds("lease_seconds", message.lease_seconds))
 
 
 def _coordinates_from(message: pb.Coordinates) -> Coordinates:
@@ -327,7 +335,7 @@ def done_from(message: pb.Done) -> Done:
     """
     # The reason may be an error's text, with its hint on a line of its own.
     for line in message.reason.split("\n"):
-        _text("reason", line, _TEXT)
+        checked_text("reason", line, TEXT)
     return Done(message.reason, message.resumable)
 
 
@@ -355,11 +363,11 @@ def ref_from(ref: pb.PayloadRef, field: str = "payload") -> tuple[bundle.Manifes
     Raises:
       ProtocolError: if a field is wrong, or the sizes do not add up.
     """
-    if len(ref.tensors) > _TENSORS:
+    if len(ref.tensors) > TENSORS:
         raise errors.ProtocolError(
-            f"{field}.tensors has {len(ref.tensors)} entries, expected at most {_TENSORS}"
+            f"{field}.tensors has {len(ref.tensors)} entries, expected at most {TENSORS}"
         )
-    specs = tuple(_spec_from(spec, f"{field}.tensors") for spec in ref.tensors)
+    specs = tuple(spec_from(spec, f"{field}.tensors") for spec in ref.tensors)
     if len({spec.name for spec in specs}) != len(specs):
         raise errors.ProtocolError(f"{field}.tensors holds a name twice")
     size = sum(codec.check_spec(*spec) for spec in specs)
@@ -372,8 +380,8 @@ def ref_from(ref: pb.PayloadRef, field: str = "payload") -> tuple[bundle.Manifes
     inline = ref.inline if ref.inline or not size else None
     if inline is not None and len(inline) != size:
         raise errors.ProtocolError(f"{field}.inline has {len(inline)} bytes, expected {size}")
-    event = _text(f"{field}.event", ref.event, _EVENT)
-    return bundle.Manifest(specs, event, _sha256(f"{field}.sha256", ref.sha256), size), inline
+    event = checked_text(f"{field}.event", ref.event, EVENT)
+    return bundle.Manifest(specs, event, sha256_of(f"{field}.sha256", ref.sha256), size), inline
 
 
 def get_payload_to(
@@ -390,9 +398,9 @@ def get_payload_to(
 
 def get_payload_from(request: pb.GetPayloadRequest) -> tuple[str, str, int, str]:
     """Reads a GetPayloadRequest; returns client, sha256 in hex, offset, session."""
-    offset = _count("offset", request.offset)
-    client, sha256 = _name("client", request.client), _sha256("sha256", request.sha256)
-    return client, sha256, offset, _session(request)
+    offset = checked_count("offset", request.offset)
+    client, sha256 = checked_name("client", request.client), sha256_of("sha256", request.sha256)
+    return client, sha256, offset, session_of(request)
 
 
 def chunk_to(offset: int, data: bytes) -> pb.Chunk:
@@ -410,7 +418,7 @@ def chunk_from(chunk: pb.Chunk) -> tuple[int, bytes]:
         raise errors.ProtocolError(
             f"chunk.data has {len(chunk.data)} bytes, expected 1 to {bundle.CHUNK}"
         )
-    return _count("chunk.offset", chunk.offset), chunk.data
+    return checked_count("chunk.offset", chunk.offset), chunk.data
 
 
 def header_to(
@@ -436,14 +444,14 @@ def header_to(
 
 def header_from(header: pb.SubmitHeader) -> Header:
     """Reads the header of an upload."""
-    manifest, inline = ref_from(_present(header, "payload"))
-    offset = _count("offset", header.offset)
+    manifest, inline = ref_from(present(header, "payload"))
+    offset = checked_count("offset", header.offset)
     if offset > manifest.size:
         raise errors.ProtocolError(f"offset is {offset}, expected at most {manifest.size}")
     return Header(
-        client=_name("client", header.client),
-        task_id=_name("task_id", header.task_id),
-        attempt=_count("attempt", header.attempt),
+        client=checked_name("client", header.client),
+        task_id=checked_name("task_id", header.task_id),
+        attempt=checked_count("attempt", header.attempt),
         manifest=manifest,
         inline=inline,
         offset=offset,
@@ -453,16 +461,16 @@ def header_from(header: pb.SubmitHeader) -> Header:
 def receipt_to(receipt: Receipt) -> pb.Receipt:
     """Makes a Receipt."""
     return pb.Receipt(
-        status=_number(_RECEIPTS, receipt.status),
+        status=number_of(_RECEIPTS, receipt.status),
         version=receipt.version,
-        anchor=_anchor_to(receipt.anchor),
+        anchor=anchor_to(receipt.anchor),
     )
 
 
 def receipt_from(message: pb.Receipt) -> Receipt:
     """Reads a Receipt."""
-    status = _word("status", _RECEIPTS, message.status)
-    return Receipt(status, _count("version", message.version), _anchor_from(message))
+    status = word_of("status", _RECEIPTS, message.status)
+    return Receipt(status, checked_count("version", message.version), anchor_from(message))
 
 
 def query_to(query: Query) -> pb.QueryTaskRequest:
@@ -478,21 +486,23 @@ def query_to(query: Query) -> pb.QueryTaskRequest:
 def query_from(request: pb.QueryTaskRequest) -> Query:
     """Reads a QueryTaskRequest."""
     return Query(
-        _name("client", request.client),
-        _name("task_id", request.task_id),
-        _sha256("sha256", request.sha256),
-        _session(request),
+        checked_name("client", request.client),
+        checked_name("task_id", request.task_id),
+        sha256_of("sha256", request.sha256),
+        session_of(request),
     )
 
 
 def progress_to(progress: Progress) -> pb.QueryTaskReply:
     """Makes a QueryTaskReply."""
-    return pb.QueryTaskReply(status=_number(_TASKS, progress.status), received=progress.received)
+    return pb.QueryTaskReply(status=number_of(_TASKS, progress.status), received=progress.received)
 
 
 def progress_from(reply: pb.QueryTaskReply) -> Progress:
     """Reads a QueryTaskReply."""
-    return Progress(_word("status", _TASKS, reply.status), _count("received", reply.received))
+    return Progress(
+        word_of("status", _TASKS, reply.status), checked_count("received", reply.received)
+    )
 
 
 def renew_to(renew: Renew) -> pb.RenewLeaseRequest:
@@ -504,8 +514,11 @@ def renew_to(renew: Renew) -> pb.RenewLeaseRequest:
 
 def renew_from(request: pb.RenewLeaseRequest) -> Renew:
     """Reads a RenewLeaseRequest."""
-    client, task_id = _name("client", request.client), _name("task_id", request.task_id)
-    return Renew(client, task_id, _session(request))
+    client, task_id = (
+        checked_name("client", request.client),
+        checked_name("task_id", request.task_id),
+    )
+    return Renew(client, task_id, session_of(request))
 
 
 def renewed_to(renewed: Renewed) -> pb.RenewLeaseReply:
@@ -523,7 +536,7 @@ def failure_to(failure: Failure) -> pb.ReportFailureRequest:
     return pb.ReportFailureRequest(
         client=failure.client,
         task_id=failure.task_id,
-        code=_number(_FAILURES, failure.code),
+        code=number_of(_FAILURES, failure.code),
         session=bytes.fromhex(failure.session),
     )
 
@@ -531,10 +544,10 @@ def failure_to(failure: Failure) -> pb.ReportFailureRequest:
 def failure_from(request: pb.ReportFailureRequest) -> Failure:
     """Reads a ReportFailureRequest."""
     return Failure(
-        _name("client", request.client),
-        _name("task_id", request.task_id),
-        _word("code", _FAILURES, request.code),
-        _session(request),
+        checked_name("client", request.client),
+        checked_name("task_id", request.task_id),
+        word_of("code", _FAILURES, request.code),
+        session_of(request),
     )
 
 
@@ -545,86 +558,4 @@ def goodbye_to(goodbye: Goodbye) -> pb.GoodbyeRequest:
 
 def goodbye_from(request: pb.GoodbyeRequest) -> Goodbye:
     """Reads a GoodbyeRequest."""
-    return Goodbye(_name("client", request.client), _session(request))
-
-
-def _anchor_to(anchor: Anchor | None) -> pb.Anchor | None:
-    return None if anchor is None else pb.Anchor(count=anchor.entries, hash=anchor.hash)
-
-
-def _anchor_from(message: Any) -> Anchor | None:
-    if not message.HasField("anchor"):
-        return None
-    anchor = message.anchor
-    return Anchor(_count("anchor.count", anchor.count), _name("anchor.hash", anchor.hash))
-
-
-def _spec_from(spec: pb.TensorSpec, field: str) -> bundle.Spec:
-    name = _name(f"{field}.name", spec.name)
-    shape = tuple(_count(f"{field}.shape", length) for length in spec.shape)
-    if len(shape) > _RANK:
-        raise errors.ProtocolError(f"{field}.shape has {len(shape)} axes, expected up to {_RANK}")
-    scale = spec.scale if spec.HasField("scale") else None
-    return bundle.Spec(name, _name(f"{field}.dtype", spec.dtype), shape, scale)
-
-
-def _present(message: Any, field: str) -> Any:
-    if not message.HasField(field):
-        raise errors.ProtocolError(f"{field} is missing")
-    return getattr(message, field)
-
-
-def _name(field: str, value: str) -> str:
-    if not value:
-        raise errors.ProtocolError(f"{field} is empty")
-    return _text(field, value, _NAME)
-
-
-def _text(field: str, value: str, longest: int) -> str:
-    if len(value) > longest:
-        raise errors.ProtocolError(
-            f"{field} has {len(value)} characters, expected at most {longest}"
-        )
-    if not value.isprintable():
-        raise errors.ProtocolError(f"{field} is {value[:40]!r}, expected printable characters")
-    return value
-
-
-def _count(field: str, value: int) -> int:
-    if value > _COUNT:
-        raise errors.ProtocolError(f"{field} is {value}, expected at most {_COUNT}")
-    return int(value)
-
-
-def _seconds(field: str, value: float) -> float:
-    if not (math.isfinite(value) and value >= 0.0):
-        raise errors.ProtocolError(f"{field} is {value}, expected 0 or more seconds")
-    return float(value)
-
-
-def _sha256(field: str, value: bytes) -> str:
-    if len(value) != 32:
-        raise errors.ProtocolError(f"{field} has {len(value)} bytes, expected 32")
-    return value.hex()
-
-
-def _session(request: Any) -> str:
-    if len(request.session) not in (0, _SESSION):
-        raise errors.ProtocolError(
-            f"session has {len(request.session)} bytes, expected {_SESSION} or none"
-        )
-    return str(request.session.hex())
-
-
-def _word(field: str, words: dict[Any, str], number: int) -> str:
-    if number not in words:
-        known: Sequence[str] = sorted(words.values())
-        raise errors.ProtocolError(f"{field} is {number}, expected the number of one of {known}")
-    return words[number]
-
-
-def _number(words: dict[Any, str], word: str) -> Any:
-    for number, known in words.items():
-        if known == word:
-            return number
-    raise errors.ProtocolError(f"{word!r} cannot be sent, expected one of {sorted(words.values())}")
+    return Goodbye(checked_name("client", request.client), session_of(request))

@@ -8,7 +8,7 @@ import pytest
 
 from fedvi import errors
 from fedvi.cli._audit_quoted import quoted
-from fedvi.report import sections
+from fedvi.report import sheets
 from fedvi.report.contents import Contents, Statement
 
 DIGEST = "ab" * 32
@@ -87,7 +87,7 @@ def test_a_statement_quotes_it_beside_its_claims() -> None:
     contents = Contents(**dict.fromkeys(Contents._fields, ""))._replace(
         audit="fedvi audit found nothing"
     )
-    sheet = sections._sheet(contents, statement, "key")
+    sheet = sheets._sheet(contents, statement, "key")
     assert ("audit", "fedvi audit found nothing") in sheet.facts
-    plain = sections._sheet(contents._replace(audit=""), statement, "key")
+    plain = sheets._sheet(contents._replace(audit=""), statement, "key")
     assert "audit" not in dict(plain.facts)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedvi.report import contents as values
-from fedvi.report import exports, figures, page, sections
+from fedvi.report import exports, figures, page, sections, sheets
 from fedvi.report.contents import (
     Claimed,
     Coefficient,
@@ -182,10 +182,10 @@ def test_a_claim_is_rounded_up_and_infinity_is_shown() -> None:
     plain = made()
     endless = plain.statements[0].claims[0]._replace(epsilon=math.inf, right=1.0)
     statement = plain.statements[0]._replace(claims=(endless, plain.statements[0].claims[1]))
-    (sheet,) = sections.sheets(plain._replace(statements=(statement,)))
+    (sheet,) = sheets.sheets(plain._replace(statements=(statement,)))
     assert sheet.claims is not None
     assert [row[2] for row in sheet.claims.rows] == ["∞", "2"]
-    (sheet,) = sections.sheets(plain)
+    (sheet,) = sheets.sheets(plain)
     assert sheet.claims is not None
     assert [row[2] for row in sheet.claims.rows] == ["1.001", "2"]
     assert [row[-1] for row in sheet.claims.rows] == ["–", "2"]

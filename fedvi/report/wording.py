@@ -1,0 +1,110 @@
+"""Small pieces of a report's sentences: numbers, lists and plurals in words."""
+
+import math
+from collections.abc import Sequence
+
+from fedvi.report import figures, tables
+from fedvi.report.contents import Coefficient, Contents, Round
+
+__all__ = [
+    "as_sentence",
+    "cells_of",
+    "last_move_in_words",
+    "last_of",
+    "membership_in_words",
+    "moments_in_words",
+    "most_drawn",
+    "moves_of",
+    "percent_up",
+    "plural",
+    "sites_in_words",
+    "some_of",
+    "source_of",
+]
+
+
+def percent_up(value: float) -> str:
+    """Formats a probability rounded up, so that what is printed holds.
+
+    >>> percent_up(0.98195)
+    '98.2 %'
+    """
+    return f"{math.ceil(round(value * 1000, 6)) / 10:.1f} %"
+
+
+def cells_of(row: Coefficient, ratio: str) -> list[str]:
+    named = {f"{ratio}_ratio": row.ratio}
+    named |= {f"{ratio}_lower": row.ratio_lower, f"{ratio}_upper": row.ratio_upper}
+    return tables.coefficient_cells({**row._asdict(), **named}, ratio)
+
+
+def moments_in_words(contents: Contents, row: Coefficient) -> tuple[str, str]:
+    """Formats mean and sd; of what is no Gaussian, such as a word's probability, by digits that count."""
+    if contents.gaussian:
+        return f"{row.mean:.3f}", f"{row.sd:.3f}"
+    return tables.number(row.mean, 3), tables.number(row.sd, 3)
+
+
+def most_drawn(contents: Contents) -> list[Coefficient]:
+    """Chooses what is drawn: all, or those furthest from 0 in their own sds."""
+    rows = list(contents.coefficients)
+    if len(rows) <= figures.MOST_ROWS:
+        return rows
+    far = sorted(range(len(rows)), key=lambda index: -abs(rows[index].mean) / rows[index].sd)
+    return [rows[index] for index in sorted(far[: figures.MOST_ROWS])]
+
+
+def some_of(contents: Contents, drawn: Sequence[Coefficient]) -> str:
+    if len(drawn) == contents.size:
+        return ""
+    return f": the {len(drawn)} of {contents.size} that are furthest from 0 in their own sds"
+
+
+def last_move_in_words(contents: Contents) -> str:
+    """Says how far the last round moved the posterior, or more rounds would after the only one."""
+    if contents.one_shot_gap is not None:
+        return tables.more_rounds(contents.one_shot_gap)
+    return last_of(moves_of(contents.rounds))
+
+
+def moves_of(rounds: Sequence[Round]) -> list[tuple[float, float, float]]:
+    """Returns (shift, surprise, jitter) of the rounds that were completed."""
+    return [(row.shift, row.surprise, row.jitter) for row in rounds if row.shift is not None]
+
+
+def last_of(moved: Sequence[tuple[float, float, float]]) -> str:
+    shift, surprise, jitter = moved[-1]
+    return tables.last_move(shift, len(moved), surprise, jitter)
+
+
+def membership_in_words(added: int | None, removed: int | None) -> str:
+    found = [f"joined at version {added}"] if added is not None else []
+    found += [f"removed at version {removed}"] if removed is not None else []
+    return ", ".join(found) or "from beginning to end"
+
+
+def sites_in_words(contents: Contents) -> str:
+    names = [site.name for site in contents.sites]
+    rest = f", and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{len(names)}: {', '.join(names[:8])}{rest}"
+
+
+def source_of(contents: Contents) -> str:
+    return "a simulation in one process" if contents.source == "simulation" else "a server"
+
+
+def plural(word: str) -> str:
+    return "quantities" if word == "quantity" else f"{word}s"
+
+
+def as_sentence(line: str) -> str:
+    """Writes a line as a sentence.
+
+    >>> as_sentence("no shifts: none"), as_sentence("model.site_scale is learnt")
+    ('No shifts: none.', 'model.site_scale is learnt.')
+    """
+    # Of a name or a symbol, such as ε, the first letter stays as it is.
+    first = line.split(" ", 1)[0].rstrip(".:,")
+    plain = line[:1].isascii() and "." not in first and "_" not in first
+    text = line[:1].upper() + line[1:] if plain else line
+    return text if text.endswith((".", "!", "?")) else f"{text}."
