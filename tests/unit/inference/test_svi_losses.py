@@ -11,7 +11,7 @@ from numpyro.infer import SVI, Trace_ELBO, autoguide
 import fedvi
 from fedvi import errors
 from fedvi.inference import per_record
-from fedvi.inference import svi as descents
+from fedvi.inference import svi_steps as descents
 from fedvi.inference.svi import DPSVI
 from tests.unit.inference.test_svi import STEPS, N, assert_same, logistic, nothing, private, table
 
@@ -125,16 +125,16 @@ def test_a_record_that_leaves_takes_nobody_s_draws_along():
     state = ours.init(jax.random.key(0), x)
     assert ours._taken_apart.has_local
     params, columns = ours.optim.get_params(state.optim_state), [jnp.asarray(x)]
-    batch, places, _ = ours._drawn(state.noise_key[1], columns)
+    batch, places, _ = ours._steps.drawn(state.noise_key[1], columns)
     assert len(np.unique(places)) == rows
     grid = plan.fitted(2).mechanism.grid(1.0)
 
     def moved(left_out, places_of_others):
-        whole = ours._bounded(params, state.rng_key, columns, batch, places)
+        whole = ours._steps.bounded(params, state.rng_key, columns, batch, places)
         some = [columns[0][left_out]]
-        fewer = ours._batch(state.noise_key[0], some)
+        fewer = ours._steps.batch(state.noise_key[0], some)
         others = jnp.append(places_of_others, places[3])
-        less = ours._bounded(params, state.rng_key, some, fewer, others)
+        less = ours._steps.bounded(params, state.rng_key, some, fewer, others)
         pairs = zip(jax.tree.leaves(whole.total), jax.tree.leaves(less.total), strict=True)
         return np.sqrt(sum(int(np.sum((a - b).astype(float) ** 2)) for a, b in pairs)) * grid.step
 
