@@ -1,7 +1,7 @@
 """The interface of an exponential family, and the functions that follow from A alone."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -14,13 +14,17 @@ __all__ = [
     "PROJECTION_FRACTION",
     "ROUNDING_FRACTION",
     "SMALLEST",
+    "DenseGaussian",
     "ExponentialFamily",
+    "FactoredGaussian",
+    "Gaussian",
     "blocks",
     "bregman_kl",
     "check_layout",
     "check_size",
     "dual_entropy",
     "inner",
+    "is_full",
 ]
 
 PROJECTION_FRACTION = 1e-3
@@ -95,6 +99,73 @@ class ExponentialFamily(Protocol):
 
     def moments(self, eta: Eta) -> tuple[Any, Any]:
         """Returns the mean [D] and the standard deviation [D] of θ under q."""
+
+
+@runtime_checkable
+class Gaussian(ExponentialFamily, Protocol):
+    """A family of Gaussians over θ ∈ ℝᴰ, of which every xᵀθ is normal."""
+
+    def isotropic(self, scale: float, mean: float = 0.0) -> Any:
+        """Returns η of N(mean, scale² I)."""
+
+    def along(self, eta: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mean and the sd of xᵀθ, [n] each, for rows of ``x`` [n, D], of NumPy arrays."""
+
+    def trace(self, eta: Any, other: Any) -> Any:
+        """Returns tr(P⁻¹P′), of the precisions of a proper η and of any other."""
+
+
+@runtime_checkable
+class DenseGaussian(Gaussian, Protocol):
+    """A family of Gaussians that holds (h, J): the precision as it is, or the diagonal that it has.
+
+    Attributes:
+      correlated: whether J is [D, D]; else it is [D].
+    """
+
+    correlated: ClassVar[bool]
+
+    def location_root(self, eta: Any) -> tuple[Any, Any]:
+        """Returns the mean [D] and a root of the covariance: lower [D, D], or the sds [D]."""
+
+    def from_moments(self, mean: Any, covariance: Any) -> Any:
+        """Returns η with this mean and covariance, [D, D] or [D]."""
+
+    def from_quadratic(self, h: np.ndarray, precision: np.ndarray) -> Any:
+        """Returns η of exp(hᵀθ − ½ θᵀJθ) with J [D, D]; None if it is no member."""
+
+    def padded(self, eta: Any, precision: np.ndarray) -> Any:
+        """Returns η beside further coordinates that are independent, of mean 0 and these precisions."""
+
+    def marginal(self, eta: Any, size: int) -> Any:
+        """Returns η of the first ``size`` coordinates, the others proper."""
+
+
+@runtime_checkable
+class FactoredGaussian(Gaussian, Protocol):
+    """A family of Gaussians whose precision is never formed: of D and of r coordinates apart."""
+
+    rank: int
+
+    def location(self, eta: Any) -> Any:
+        """Returns the mean [D]."""
+
+    def times(self, eta: Any, vector: Any) -> Any:
+        """Returns P v, [D]."""
+
+    def root_parts(self, eta: Any) -> Any:
+        """Returns a root of the covariance of a proper member, of NumPy arrays in float64."""
+
+    def from_diagonal(self, h: np.ndarray, precision: np.ndarray) -> Any:
+        """Returns η of exp(hᵀθ − ½ Σ jθ²), both [D]."""
+
+    def from_root(self, location: np.ndarray, scale: np.ndarray, inside: np.ndarray) -> Any:
+        """Returns η of the member with this mean and root."""
+
+
+def is_full(family: Any) -> TypeGuard[DenseGaussian]:
+    """Whether a family is of Gaussians in (h, J) with any covariance: J is [D, D]."""
+    return isinstance(family, DenseGaussian) and family.correlated
 
 
 def blocks(family: Any, *etas: Eta) -> Iterator[tuple[Eta, ...]]:

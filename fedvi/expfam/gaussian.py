@@ -8,7 +8,7 @@ exponent; for the diagonal family J and the second statistic are vectors. Storin
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class FullGaussian:
     """
 
     size: int
+    correlated: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_size(self.size)
@@ -83,6 +84,34 @@ class FullGaussian:
         """Returns the mean [D] and a lower-triangular L [D, D] with L Lᵀ = J⁻¹."""
         xp = eta.J.__array_namespace__()
         return xp.linalg.solve(eta.J, eta.h), xp.linalg.cholesky(_symmetric(xp.linalg.inv(eta.J)))
+
+    def along(self, eta: GaussianEta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mean and the sd of xᵀθ, [n] each, for rows of ``x`` [n, D], of NumPy arrays."""
+        location, root = self.location_root(eta)
+        return x @ location, np.sqrt(((x @ root) ** 2).sum(axis=1))
+
+    def trace(self, eta: GaussianEta, other: GaussianEta) -> float:
+        """Returns tr(J⁻¹J′) of a proper η and any other."""
+        return float(np.trace(np.linalg.solve(eta.J, other.J)))
+
+    def from_quadratic(self, h: np.ndarray, precision: np.ndarray) -> GaussianEta | None:
+        """Returns η of exp(hᵀθ − ½ θᵀJθ) with J [D, D]; None if it is no member."""
+        return GaussianEta(h, precision)
+
+    def padded(self, eta: GaussianEta, precision: np.ndarray) -> GaussianEta:
+        """Returns η beside further coordinates that are independent, of mean 0 and these precisions."""
+        wide = np.diag(np.concatenate([np.zeros(self.size), precision]))
+        wide[: self.size, : self.size] = eta.J
+        return GaussianEta(np.concatenate([eta.h, np.zeros(len(precision))]), wide)
+
+    def marginal(self, eta: GaussianEta, size: int) -> GaussianEta:
+        """Returns η of the first ``size`` coordinates, the others proper, by the Schur complement."""
+        cut = slice(0, size), slice(size, None)
+        across = eta.J[cut[0], cut[1]]
+        explained = np.linalg.solve(eta.J[cut[1], cut[1]], np.c_[across.T, eta.h[cut[1]]])
+        precision = eta.J[cut[0], cut[0]] - across @ explained[:, :-1]
+        location = eta.h[cut[0]] - across @ explained[:, -1]
+        return GaussianEta(location, 0.5 * (precision + precision.T))
 
     def log_partition(self, eta: GaussianEta) -> Any:
         """Returns A(η) = ½ hᵀJ⁻¹h − ½ log|J| + (D/2) log 2π."""
@@ -190,6 +219,7 @@ class DiagonalGaussian:
     """
 
     size: int
+    correlated: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_size(self.size)
@@ -287,6 +317,44 @@ class DiagonalGaussian:
     def moments(self, eta: GaussianEta) -> tuple[Any, Any]:
         """Returns the mean [D] and the standard deviation [D]."""
         return eta.h / eta.J, eta.J**-0.5
+
+    def location_root(self, eta: GaussianEta) -> tuple[Any, Any]:
+        """Returns the mean [D] and the standard deviation [D]: a root of a diagonal covariance."""
+        return self.moments(eta)
+
+    def along(self, eta: GaussianEta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mean and the sd of xᵀθ, [n] each, for rows of ``x`` [n, D], of NumPy arrays."""
+        location, sd = self.moments(eta)
+        return x @ location, np.sqrt(((x * sd) ** 2).sum(axis=1))
+
+    def trace(self, eta: GaussianEta, other: GaussianEta) -> float:
+        """Returns tr(J⁻¹J′) of a proper η and any other."""
+        return float((other.J / eta.J).sum())
+
+    def from_quadratic(self, h: np.ndarray, precision: np.ndarray) -> GaussianEta | None:
+        """Returns η of exp(hᵀθ − ½ θᵀJθ) with J [D, D]; None if J is not diagonal."""
+        diagonal = np.diagonal(precision)
+        if not np.array_equal(precision, np.diag(diagonal)):
+            return None
+        return GaussianEta(h, diagonal.copy())
+
+    def padded(self, eta: GaussianEta, precision: np.ndarray) -> GaussianEta:
+        """Returns η beside further coordinates that are independent, of mean 0 and these precisions."""
+        h = np.concatenate([eta.h, np.zeros(len(precision))])
+        return GaussianEta(h, np.concatenate([eta.J, precision]))
+
+    def marginal(self, eta: GaussianEta, size: int) -> GaussianEta:
+        """Returns η of the first ``size`` coordinates."""
+        return GaussianEta(eta.h[:size], eta.J[:size])
+
+    def to_distribution(self, eta: GaussianEta) -> Any:
+        """Returns a ``numpyro.distributions.Normal`` with one event dimension."""
+        import jax.numpy as jnp
+        import numpyro.distributions
+
+        location, scale = self.moments(eta)
+        normal = numpyro.distributions.Normal(jnp.asarray(location), jnp.asarray(scale))
+        return normal.to_event(1)
 
 
 def full_gaussian(size: int) -> FullGaussian:

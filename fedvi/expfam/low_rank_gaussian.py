@@ -175,6 +175,10 @@ class LowRankGaussian:
         precision = np.full(self.size, scale**-2.0)
         return LowRankEta(precision * mean, precision, np.zeros((self.rank, self.rank)))
 
+    def from_diagonal(self, h: np.ndarray, precision: np.ndarray) -> LowRankEta:
+        """Returns η of exp(hᵀθ − ½ Σ jθ²), both [D]."""
+        return LowRankEta(h, precision, np.zeros((self.rank, self.rank)))
+
     def log_partition(self, eta: LowRankEta) -> Any:
         """Returns A(η) = ½ hᵀP⁻¹h − ½ log|P| + (D/2) log 2π."""
         parts = self._parts(eta)
