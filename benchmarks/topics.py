@@ -252,7 +252,8 @@ def private(documents: int, seeds: int) -> None:
 def private_newsgroups() -> None:
     """Prints completion perplexity and signal-to-noise ratios of 20 Newsgroups."""
     from fedvi.data import bag_of_words
-    from fedvi.models.lda import LatentDirichlet, completion_perplexity, signal_to_noise
+    from fedvi.models.lda import LatentDirichlet, completion_perplexity
+    from fedvi.models.topic_signal import signal_to_noise
 
     learnt, held_out = newsgroups()
     records = bag_of_words(learnt, VOCABULARY, 256).records
@@ -308,7 +309,8 @@ def memory() -> None:
 def simulation(documents: int) -> None:
     """Prints completion perplexity of many documents drawn from topics fitted to 20 Newsgroups."""
     from fedvi.data import bag_of_words
-    from fedvi.models.lda import LatentDirichlet, completion_perplexity, signal_to_noise
+    from fedvi.models.lda import LatentDirichlet, completion_perplexity
+    from fedvi.models.topic_signal import signal_to_noise
     from fedvi.privacy.accountants import pld
     from fedvi.privacy.events import Gaussian, PoissonSampled, repeat
     from fedvi.privacy.historical import moments

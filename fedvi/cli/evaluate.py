@@ -12,8 +12,7 @@ from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.results import evaluation, finished, held_out, public_files
 from fedvi.experiment.results.evaluation import Classes, Evaluation, Run
 from fedvi.experiment.results.held_out import HeldOut
-from fedvi.models.base import Model
-from fedvi.models.conjugate import ConjugateModel
+from fedvi.models.conjugate import brings_family
 from fedvi.report import plots, tables
 
 __all__ = ["evaluate"]
@@ -55,7 +54,7 @@ def evaluate(run: Path, test: Path, draws: int | None, plot: Path | None, as_jso
     public_files.check(found.assembly.study, run, test, "TEST")
     records = evaluation.read_records(found.assembly, test)
     model = found.assembly.model
-    if isinstance(model, ConjugateModel) and not isinstance(model, Model):
+    if brings_family(model):
         figures = held_out.measure(model, found.posterior, records, draws or 200)
         _whole_records(found, figures, plot, as_json)
         return

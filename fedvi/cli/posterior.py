@@ -14,8 +14,7 @@ from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, coefficients
 from fedvi.experiment.results import draws as draws_of
 from fedvi.experiment.results import exports, finished
 from fedvi.experiment.results.finished import Finished
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
-from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.expfam.base import Gaussian
 from fedvi.report import tables
 
 __all__ = ["posterior"]
@@ -121,9 +120,7 @@ def _show(found: Finished, rows: Sequence[dict[str, Any]]) -> None:
     console.print(tables.coefficient_table(rows, title, ratio, False, console.width), crop=False)
     lines = [*tables.ratio_notes(rows, ratio), site_effects.remark(study, rows)]
     lines.append(intervals.remark(study))
-    if ":" in study.model.kind and isinstance(
-        found.assembly.family, FullGaussian | DiagonalGaussian | LowRankGaussian
-    ):
+    if ":" in study.model.kind and isinstance(found.assembly.family, Gaussian):
         lines.append(UNCONSTRAINED)
     lines.append(found.claimed)
     if len(rows) == MOST < found.assembly.family.size:

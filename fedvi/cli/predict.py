@@ -1,7 +1,7 @@
 """`fedvi predict RUN FILE`: what a finished run says of new records, with how sure it is."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,14 +11,12 @@ import numpy as np
 from fedvi import data
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
-from fedvi.experiment.results import exports, finished, lines, new_records
+from fedvi.experiment.results import exports, finished, new_records
 from fedvi.experiment.results.finished import Finished
-from fedvi.experiment.results.generative import columns_of
-from fedvi.experiment.results.latents import Latents, latents_of
 from fedvi.experiment.results.predictions import Forecast, Predictor, predictor
-from fedvi.models.base import Model
-from fedvi.models.conjugate import FromFile
-from fedvi.models.unknown_noise import UnknownNoise
+from fedvi.models.capabilities import Latents, PredictsArrays, Tabular, TellsLatents
+from fedvi.models.conjugate import brings_family
+from fedvi.typing import Eta
 
 __all__ = ["predict"]
 
@@ -92,16 +90,15 @@ def predict(
     found = finished.read(run)
     model = found.assembly.model
     parts: Iterator[_Part]
-    whole = isinstance(model, FromFile) and not isinstance(model, Model | UnknownNoise)
-    if isinstance(model, FromFile) and whole:
-        told = latents_of(model, found.posterior)
+    if brings_family(model) and not isinstance(model, PredictsArrays):
+        told = _latents(model, found.posterior)
         parts = _of_latents(found, told, model, file, id_column)
         what, names, used = told.what, list(told.labels), 0
     else:
         how = predictor(found.assembly, found.posterior, level, draws, seed)
         parts = (
-            _of_line(how, model, file, id_column)
-            if isinstance(model, UnknownNoise)
+            _of_arrays(how, model, file, id_column)
+            if isinstance(model, PredictsArrays)
             else _of_outcomes(found, how, file, id_column)
         )
         part = next(parts)
@@ -168,19 +165,16 @@ def _of_outcomes(
         yield _Part(part.first, ids, told, part.reasons, part.notes)
 
 
-def _of_line(
-    how: Predictor, model: UnknownNoise, file: Path, id_column: str | None
+def _of_arrays(
+    how: Predictor, model: PredictsArrays, file: Path, id_column: str | None
 ) -> Iterator[_Part]:
     """Predicts outcomes from arrays, some records at a time."""
-    layout = lines.inputs(model)
+    layout = model.inputs
     if file.suffix.lower() != ".npz":
         raise ConfigError(f"{file.name} is no .npz, expected one with {', '.join(layout)}")
     _check_no_id(id_column)
-
-    def sound(records: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.asarray(np.isfinite(records["x"]).all(axis=1))
-
-    source = data.read_arrays(file, layout, sound, private=True, where=file.name)
+    finite = new_records.all_finite
+    source = data.read_arrays(file, layout, finite, private=True, where=file.name)
     if not source.size:
         raise DataError(f"{file} has no record", "is this the right file?")
     for start in range(0, source.size, _AT_ONCE):
@@ -212,8 +206,23 @@ def _check_no_id(id_column: str | None) -> None:
         raise ConfigError("--id is given beside a .npz, which has no column to copy")
 
 
+def _latents(model: Any, posterior: Eta) -> Latents:
+    """Asks a conjugate model how it tells the latents of new records.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    if isinstance(model, TellsLatents):
+        return model.latents(posterior)
+    raise ConfigError(
+        f"of model {type(model).__name__} neither an outcome nor latents of new records can be told",
+        "`fedvi posterior` writes draws of its parameters; `fedvi synthesise` writes records of models of "
+        "whole records",
+    )
+
+
 def _of_latents(
-    found: Finished, told: Latents, model: FromFile, file: Path, id_column: str | None
+    found: Finished, told: Latents, model: Any, file: Path, id_column: str | None
 ) -> Iterator[_Part]:
     """Tells latents, some records at a time."""
     study, schema = found.assembly.study, found.assembly.schema
@@ -224,7 +233,7 @@ def _of_latents(
         yield _Part(1, None, _told(told, source), _reasons(source), [""] * source.size)
         return
     names = tuple(schema)
-    if len(names) != len(columns_of(model)):
+    if len(names) != len(model.row if isinstance(model, Tabular) else ()):
         raise ConfigError(
             f"{file.name} is no .npz, expected one with {', '.join(model.layout)}",
             "a table serves where a record is one row of numbers, as many as [data.schema] has columns",

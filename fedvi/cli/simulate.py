@@ -17,8 +17,7 @@ from fedvi.experiment.coefficients import UNCONSTRAINED
 from fedvi.experiment.config import load_study
 from fedvi.experiment.simulate import Moment
 from fedvi.experiment.simulate import simulate as run
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
-from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.expfam.base import Gaussian
 from fedvi.report import tables
 
 if TYPE_CHECKING:
@@ -388,9 +387,7 @@ def _remarks(result: "Result") -> "list[str]":
     """The sentences under the tables: scale, the consortium's claim, exclusions, convergence."""
     lines = []
     assembly = result.assembly
-    if ":" in assembly.study.model.kind and isinstance(
-        assembly.family, FullGaussian | DiagonalGaussian | LowRankGaussian
-    ):
+    if ":" in assembly.study.model.kind and isinstance(assembly.family, Gaussian):
         lines.append(UNCONSTRAINED)
     lines += [
         f"consortium: ε {tables.bound(claim.epsilon)} at δ {tables.number(claim.delta)} under "

@@ -11,7 +11,7 @@ from fedvi.experiment import build, loading, simulate
 from fedvi.experiment.build import PRIOR, Assembly
 from fedvi.experiment.config import Study, parse_study
 from fedvi.expfam import tree
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
+from fedvi.expfam.base import DenseGaussian
 from fedvi.inference.base import Fold
 from fedvi.typing import Eta
 
@@ -99,7 +99,7 @@ def one_visit(study: Study) -> Assembly:
             "alone are published",
             "leave --baselines out",
         )
-    gaussian = isinstance(assembly.family, FullGaussian | DiagonalGaussian)
+    gaussian = isinstance(assembly.family, DenseGaussian)
     if PRIOR in assembly.solvers or not gaussian:
         raise errors.ConfigError(
             "baselines divide by powers of the prior, which needs a Gaussian prior and a full or "

@@ -14,6 +14,7 @@ from fedvi.expfam import tree
 from fedvi.federation import damping
 from fedvi.federation.progress import Patience, Schedule
 from fedvi.inference.base import CleanState, LocalSolver
+from fedvi.models.capabilities import HasOutcome
 from fedvi.privacy import accountants, events, ledger
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.base import Mechanism, Sampler
@@ -90,7 +91,7 @@ class Assembly:
         """The units of θ's coordinates, such as "per 10 from 50"; empty where nothing was scaled."""
         names, design = self.model.names, self.design
         # The coordinates of a NumPyro model are not the columns of its formula.
-        if design is None or ":" in self.study.model.kind:
+        if design is None or not isinstance(self.model, HasOutcome):
             return ("",) * len(names)
         return design.units_of(names)
 

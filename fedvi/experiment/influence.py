@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi.expfam import tree
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
-from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.expfam.base import Gaussian
 from fedvi.inference.base import Fold, Standing
 from fedvi.inference.noise_aware import anew
 from fedvi.server.state import Update
@@ -88,7 +87,8 @@ def influence(
 
     Source: the factors' precisions add up; to first order in a client's factor for the shifts.
 
-    >>> family = FullGaussian(1)
+    >>> from fedvi.expfam import full_gaussian
+    >>> family = full_gaussian(1)
     >>> sites = {"a": family.isotropic(1.0, mean=1.0), "b": family.isotropic(0.5, mean=2.0)}
     >>> [
     ...     found.share
@@ -96,9 +96,9 @@ def influence(
     ... ]
     [0.2, 0.8]
     """
-    if not isinstance(family, FullGaussian | DiagonalGaussian | LowRankGaussian):
+    if not isinstance(family, Gaussian):
         return None
-    traces = {name: _trace(family, prior, factors[name]) for name in clients}
+    traces = {name: float(family.trace(prior, factors[name])) for name in clients}
     total = sum(traces.values())
     if curvature_sd > 0.0:
         drowned = curvature_sd * float(np.linalg.norm(np.linalg.inv(prior.J)))
@@ -186,12 +186,3 @@ def left_out(
         return mean_of(others) - mean_of(answered), sd
 
     return moved
-
-
-def _trace(family: Any, prior: Eta, factor: Eta) -> float:
-    """Returns tr(J_0⁻¹J)."""
-    if isinstance(family, LowRankGaussian):
-        return float(family.trace(prior, factor))
-    if prior.J.ndim == 1:
-        return float((factor.J / prior.J).sum())
-    return float(np.trace(np.linalg.solve(prior.J, factor.J)))

@@ -13,8 +13,7 @@ from fedvi.experiment.config import Study
 from fedvi.experiment.regressions import check_response
 from fedvi.experiment.sections import KindSection
 from fedvi.expfam import tree
-from fedvi.expfam.gaussian import FullGaussian, GaussianEta
-from fedvi.expfam.low_rank_gaussian import LowRankEta, LowRankGaussian
+from fedvi.expfam.base import DenseGaussian, FactoredGaussian
 from fedvi.inference import prior_factor
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.base import LocalSolver
@@ -218,18 +217,16 @@ def prior_of(family: Any, model: Model | ConjugateModel) -> tuple[Eta, LocalSolv
     """Returns η_0, and the worker that refines the prior's factor if the prior is not in the family."""
     if isinstance(model, ConjugateModel):
         return tree.to_numpy(model.prior), None
-    if isinstance(family, LowRankGaussian):
+    if isinstance(family, FactoredGaussian):
         alone = diagonal_prior(model)
         if alone is not None:
-            return LowRankEta(*alone, np.zeros((family.rank, family.rank))), None
+            return family.from_diagonal(*alone), None
         return prior_factor.base(family), prior_factor.prior_factor(family, model)
     exact = gaussian_prior(model)
-    if exact is not None:
-        h, precision = exact
-        if isinstance(family, FullGaussian):
-            return GaussianEta(h, precision), None
-        if np.array_equal(precision, np.diag(np.diagonal(precision))):
-            return GaussianEta(h, np.diagonal(precision).copy()), None
+    if exact is not None and isinstance(family, DenseGaussian):
+        found = family.from_quadratic(*exact)
+        if found is not None:
+            return found, None
     return prior_factor.base(family), prior_factor.prior_factor(family, model)
 
 

@@ -1,15 +1,15 @@
 """Measures how far one visit a client is from the answer of many, from released factors alone."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit
 
 from fedvi.experiment.config import Study
 from fedvi.expfam import tree
-from fedvi.expfam.base import ExponentialFamily
-from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.expfam.base import ExponentialFamily, is_full
+from fedvi.expfam.gaussian import GaussianEta
 from fedvi.server.protocol import Update
 from fedvi.typing import PRIOR, Eta
 
@@ -69,7 +69,7 @@ def estimated_gap(run: OneVisit) -> float | None:
     """
     study, family = run.study, run.family
     if (
-        not isinstance(family, FullGaussian)
+        not is_full(family)
         or study.privacy.private
         or study.solver.kind not in ("glm", "exact")
         or study.model.kind not in ("linear", *_CUMULANTS)
@@ -147,7 +147,7 @@ class _Surrogate(NamedTuple):
 
 
 def _surrogate(
-    family: FullGaussian, expected: Expected, constant: int, optimum: Eta, site: Eta
+    family: Any, expected: Expected, constant: int, optimum: Eta, site: Eta
 ) -> _Surrogate:
     mean, covariance = family.location_covariance(optimum)
     total = site.J[constant, constant]
@@ -172,7 +172,7 @@ def _predictor(
 
 
 def _gap(
-    family: FullGaussian,
+    family: Any,
     expected: Expected,
     prior: GaussianEta,
     posterior: GaussianEta,

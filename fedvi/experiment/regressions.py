@@ -1,44 +1,14 @@
-"""Lists the response of each built-in regression, and the meaning of exp(coefficient).
+"""Whether a formula's response is what a regression is of, and what exp(coefficient) is.
 
 Needs no JAX, so that a server can name a ratio too.
 """
 
-from typing import NamedTuple
-
 from fedvi import errors
 from fedvi.data.formula import Design
+from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
 
-__all__ = ["KINDS", "check_response", "ratio"]
+__all__ = ["check_response", "ratio"]
 
-
-class _Regression(NamedTuple):
-    """What a regression is of.
-
-    Attributes:
-      responses: kinds of response that it takes, see ``fedvi.data.response``.
-      needed: the same in words.
-      ratio: of what exp(coefficient) is one: "odds", "rate", "hazard", or "" where it is none.
-    """
-
-    responses: tuple[str, ...]
-    needed: str
-    ratio: str = ""
-
-
-_COUNT = 'a count, a column of type = "count"'
-_TWO_COUNTS = 'two counts: cbind(events, non_events), both columns of type = "count"'
-_REGRESSIONS = {
-    "binomial": _Regression(("counts",), _TWO_COUNTS, "odds"),
-    "linear": _Regression(("number", "count", "binary"), "a number"),
-    "logistic": _Regression(("binary",), "a binary one", "odds"),
-    "multinomial": _Regression(("level",), "a column of levels", "odds"),
-    "multivariate_linear": _Regression(("several", "counts"), "several: cbind(a, b)"),
-    "negative_binomial": _Regression(("count",), _COUNT, "rate"),
-    "poisson": _Regression(("count",), _COUNT, "rate"),
-    "survival": _Regression(("survival",), "a time and an event: Surv(time, event)", "hazard"),
-}
-KINDS = tuple(_REGRESSIONS)
-"""Built-in models that a formula describes."""
 _WORDS = {
     "binary": "binary",
     "count": "a count",
@@ -55,7 +25,7 @@ def ratio(kind: str) -> str:
     >>> ratio("survival"), ratio("linear"), ratio("my_study.models:hospital")
     ('hazard', '', '')
     """
-    found = _REGRESSIONS.get(kind)
+    found = ACCEPTED.get(kind)
     return found.ratio if found else ""
 
 
@@ -69,19 +39,19 @@ def check_response(kind: str, design: Design) -> None:
     Raises:
       ConfigError: it is not; names the kinds that it would fit.
     """
-    response = design.response
-    if response.type == "counts" and design.offset is not None and kind != "binomial":
+    response, wanted = design.response, ACCEPTED.get(kind)
+    of_trials = wanted is not None and wanted.trials
+    if response.type == "counts" and design.offset is not None and not of_trials:
         raise errors.ConfigError(
             f"model.formula: an offset beside the response {response.text!r} of kind {kind!r}",
             'an offset is for one outcome: take it out, or use kind = "binomial"',
         )
-    if kind not in _REGRESSIONS or _fits(kind, design):
+    if wanted is None or _fits(wanted, design):
         return
-    wanted = _REGRESSIONS[kind]
-    use = " or ".join(f'kind = "{name}"' for name in KINDS if _fits(name, design))
-    if kind == "binomial" and response.type in _OF_TRIALS:
+    use = " or ".join(f'kind = "{name}"' for name, each in ACCEPTED.items() if _fits(each, design))
+    if of_trials and response.type in _OF_TRIALS:
         raise errors.ConfigError(
-            f"model.formula: the response {response.text!r} is {_words(design)}, but kind 'binomial' "
+            f"model.formula: the response {response.text!r} is {_words(design)}, but kind {kind!r} "
             f"needs {wanted.needed}",
             f"{_OF_TRIALS[response.type].format(', '.join(response.columns))}; or use {use}",
         )
@@ -102,12 +72,12 @@ _OF_TRIALS = {
 }
 
 
-def _fits(kind: str, design: Design) -> bool:
+def _fits(wanted: Accepted, design: Design) -> bool:
     """Whether a response is what a model is of."""
     response = design.response
-    if kind == "binomial" and len(response.columns) != 2:
+    if wanted.trials and len(response.columns) != 2:
         return False
-    return response.type in _REGRESSIONS[kind].responses
+    return response.type in wanted.responses
 
 
 def _words(design: Design) -> str:

@@ -24,14 +24,14 @@ from fedvi.experiment.changes import Changes
 from fedvi.experiment.config import Study
 from fedvi.experiment.site import client_worker, prior_worker, shard_of
 from fedvi.expfam import tree
-from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.expfam.base import DenseGaussian
 from fedvi.inference import prior_factor
 from fedvi.inference.base import Shard, Standing, Task
 from fedvi.inference.local_latents import takes_newton
 from fedvi.inference.solvers import glm, gradient
 from fedvi.inference.vips import VIPS
+from fedvi.models.capabilities import SharesEffects
 from fedvi.models.conjugate import ConjugateModel
-from fedvi.models.site_effects import SiteEffects
 from fedvi.privacy import accountants, events, ledger, random, statement
 from fedvi.privacy.descent import sgd
 from fedvi.privacy.metrics import Private
@@ -445,15 +445,16 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta
     if isinstance(model, ConjugateModel):
         return _pooled_statistics(assembly, model, sources), 0.0
     flat = [source.flat() for source in sources.values()]
-    if isinstance(model, SiteEffects):
-        model = dataclasses.replace(model, sites=len(flat))
+    if isinstance(model, SharesEffects):
+        shared: Any = model
+        model = dataclasses.replace(shared, sites=len(flat))
         flat = [
             ArraySource({**source.records, SITE: np.full(source.size, index)}, source.valid)
             for index, source in enumerate(flat)
         ]
     together = concatenate(flat)
     records, mask = together.padded(together.size)
-    by_newton = takes_newton(model) and not isinstance(family, LowRankGaussian)
+    by_newton = takes_newton(model) and isinstance(family, DenseGaussian)
     solver = (glm if by_newton else gradient)(family, model)
     parties = [("pooled", solver, Shard(records, np.asarray(mask, bool)))]
     rounds, residual = 1, 0.0

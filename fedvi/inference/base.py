@@ -9,8 +9,8 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
-from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.expfam.base import DenseGaussian, FactoredGaussian
+from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.coordinates import Coordinates, Survey
 from fedvi.privacy import events
 from fedvi.typing import Eta, Key, Records
@@ -266,8 +266,8 @@ def check_gaussian(family: Any, solver: str, low_rank: bool = False) -> None:
     Raises:
       SolverError: the family is no full or diagonal Gaussian, nor a low-rank one where that will do.
     """
-    is_low_rank = isinstance(family, LowRankGaussian)
-    if isinstance(family, FullGaussian | DiagonalGaussian) or (low_rank and is_low_rank):
+    is_low_rank = isinstance(family, FactoredGaussian)
+    if isinstance(family, DenseGaussian) or (low_rank and is_low_rank):
         return
     known = '"full_gaussian" or "diagonal_gaussian"'
     if low_rank:

@@ -9,8 +9,9 @@ import numpy as np
 import scipy.linalg
 
 from fedvi.expfam import tree
+from fedvi.expfam.base import FactoredGaussian
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
-from fedvi.expfam.low_rank_gaussian import LowRankEta, LowRankGaussian
+from fedvi.expfam.low_rank_gaussian import LowRankEta
 from fedvi.inference.base import Change, Task, check_shapes
 from fedvi.inference.whitened_changes import PriorFrame, from_vector
 
@@ -109,7 +110,7 @@ def finish_change(
 
 
 def to_low_rank(
-    family: LowRankGaussian, task: Task, location: np.ndarray, raw: np.ndarray
+    family: FactoredGaussian, task: Task, location: np.ndarray, raw: np.ndarray
 ) -> LowRankEta:
     """Returns η of a low-rank guide, in float64 NumPy; no array is [D, D].
 
@@ -140,9 +141,9 @@ def to_natural(family: Any, task: Task, location: np.ndarray, raw: np.ndarray) -
     The precision is built from triangular factors, so it is finite and proper for every raw of
     moderate size.
     """
-    if isinstance(family, LowRankGaussian):
+    if isinstance(family, FactoredGaussian):
         return to_low_rank(family, task, location, raw)
-    if not isinstance(family, FullGaussian):
+    if not family.correlated:
         mean, root = family.moments(task.posterior)
         return family.from_moments(mean + root * location, (root * np.exp(raw)) ** 2)
     mean, root = family.location_root(task.posterior)

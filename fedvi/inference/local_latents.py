@@ -25,14 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.gaussian import FullGaussian, GaussianEta
-from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.expfam.base import FactoredGaussian
 from fedvi.inference import whitened
 from fedvi.inference.base import Task
 from fedvi.inference.units import UnitModel, unit_model
 from fedvi.models.base import Model
-from fedvi.models.glm import GeneralisedLinearModel
-from fedvi.models.site_effects import SiteEffects, WithScales
+from fedvi.models.capabilities import Regression, SharesEffects
 from fedvi.typing import Eta
 
 __all__ = ["Local", "local_problem", "refuse_site_effects", "takes_newton"]
@@ -58,7 +56,7 @@ class Local:
     family: Any
     model: Model
     size: int
-    effects: SiteEffects | None = None
+    effects: SharesEffects | None = None
 
     @property
     def learns_scales(self) -> bool:
@@ -66,11 +64,17 @@ class Local:
         return self.effects is not None and self.effects.learnt
 
     @property
-    def regression(self) -> GeneralisedLinearModel | None:
+    def site_model(self) -> Model:
+        """The model of a site that nobody has seen; with a learnt τ the effects are in units of τ."""
+        return self.model if self.effects is None else self.effects.new_site()
+
+    @property
+    def regression(self) -> Regression | None:
         """The likelihood as a regression over (θ, u), whose prior is not used; None if it is none."""
         if self.effects is None or isinstance(self.model, UnitModel):
-            return self.model if isinstance(self.model, GeneralisedLinearModel) else None
-        return self.effects.regression()
+            return self.model if isinstance(self.model, Regression) else None
+        found: Regression = self.effects.regression()
+        return found
 
     @property
     def predicting(self) -> int:
@@ -97,16 +101,12 @@ class Local:
         return records if self.effects is None else self.effects.widened(records)
 
     def new_site(self, eta: Eta) -> tuple[Model, Eta]:
-        """Returns a model of a site that nobody has seen, and q(θ) times the prior of its effects.
-
-        Its records are those of ``records``. With a learnt τ the effects are in units of τ.
-        """
+        """Returns ``site_model``, of ``records``, and q(θ) times the prior of its effects."""
         if self.effects is None:
             return self.model, eta
-        if self.effects.learnt:
-            ones = np.ones(self.family.size - self.size)
-            return WithScales(self.effects, standard=True), self._padded(eta, ones)
-        return self.model, self._padded(eta, self._known())
+        learnt = self.effects.learnt
+        precision = np.ones(self.family.size - self.size) if learnt else self._known()
+        return self.site_model, self._shared.padded(eta, precision)
 
     def widen(self, task: Task) -> Task:
         """Returns the task over (θ, u). u starts anew, from its prior at the τ of the broadcast q.
@@ -119,11 +119,12 @@ class Local:
             start = self._known()
             kept = np.zeros_like(start)
         else:
-            mean, _ = dataclasses.replace(self.family, size=self.size).moments(task.posterior)
+            mean, _ = self._shared.moments(task.posterior)
             log_scales = np.clip(mean[self.effects.base.size :], -_WIDEST, _WIDEST)
             kept = start = np.exp(-2.0 * np.tile(log_scales, self.effects.sites))
         return task._replace(
-            posterior=self._padded(task.posterior, start), factor=self._padded(task.factor, kept)
+            posterior=self._shared.padded(task.posterior, start),
+            factor=self._shared.padded(task.factor, kept),
         )
 
     def says_nothing(self, mask: np.ndarray) -> bool:
@@ -192,16 +193,7 @@ class Local:
 
     def narrow(self, eta: Eta) -> Eta:
         """Returns the θ-marginal of a q whose u is proper; by the Schur complement, in float64."""
-        if self.effects is None:
-            return eta
-        cut = slice(0, self.size), slice(self.size, None)
-        if not isinstance(self.family, FullGaussian):
-            return GaussianEta(eta.h[cut[0]], eta.J[cut[0]])
-        across = eta.J[cut[0], cut[1]]
-        explained = np.linalg.solve(eta.J[cut[1], cut[1]], np.c_[across.T, eta.h[cut[1]]])
-        precision = eta.J[cut[0], cut[0]] - across @ explained[:, :-1]
-        location = eta.h[cut[0]] - across @ explained[:, -1]
-        return GaussianEta(location, 0.5 * (precision + precision.T))
+        return eta if self.effects is None else self.family.marginal(eta, self.size)
 
     def narrow_whitened(self, value: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the θ-marginal of a guide in the coordinates of ``whitened``.
@@ -244,13 +236,10 @@ class Local:
         assert self.effects is not None
         return np.tile(np.asarray(self.effects.scales, np.float64) ** -2.0, self.effects.sites)
 
-    def _padded(self, eta: GaussianEta, precision: np.ndarray) -> GaussianEta:
-        h = np.concatenate([eta.h, np.zeros(len(precision))])
-        if not isinstance(self.family, FullGaussian):
-            return GaussianEta(h, np.concatenate([eta.J, precision]))
-        wide = np.diag(np.concatenate([np.zeros(self.size), precision]))
-        wide[: self.size, : self.size] = eta.J
-        return GaussianEta(h, wide)
+    @property
+    def _shared(self) -> Any:
+        """The family over θ alone."""
+        return dataclasses.replace(self.family, size=self.size)
 
 
 def local_problem(family: Any, model: Model) -> Local:
@@ -271,9 +260,9 @@ def local_problem(family: Any, model: Model) -> Local:
     (2, 3)
     """
     inner = model.model if isinstance(model, UnitModel) else model
-    if not isinstance(inner, SiteEffects):
+    if not isinstance(inner, SharesEffects):
         return Local(family, model, family.size)
-    if isinstance(family, LowRankGaussian):
+    if isinstance(family, FactoredGaussian):
         raise errors.SolverError(
             "family `low_rank_gaussian` beside site effects: its directions are of θ, and q is over θ and "
             "the effects of a site",
@@ -286,7 +275,7 @@ def local_problem(family: Any, model: Model) -> Local:
 
 def takes_newton(model: Model) -> bool:
     """Says whether the solver ``glm`` takes a model."""
-    return isinstance(model, GeneralisedLinearModel | SiteEffects)
+    return isinstance(model, Regression | SharesEffects)
 
 
 def refuse_site_effects(model: Model, solver: str) -> None:
@@ -296,7 +285,7 @@ def refuse_site_effects(model: Model, solver: str) -> None:
       SolverError: it has some.
     """
     inner = model.model if isinstance(model, UnitModel) else model
-    if isinstance(inner, SiteEffects):
+    if isinstance(inner, SharesEffects):
         raise errors.SolverError(
             f"solver `{solver}` beside site effects, which all records of a site share: it looks at "
             "records, or at parts of a shard, each by itself, and could not infer them",

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 
 from fedvi.inference import per_record, whitened
-from fedvi.models.glm import GeneralisedLinearModel
-from fedvi.privacy.base import Batch
+from fedvi.models.capabilities import Regression
+from fedvi.privacy.release import Batch
 
 __all__ = ["filled_up", "gradients", "has_predictor"]
 
 _ROWS_TOGETHER = 64
 
 
-def has_predictor(model: Any) -> TypeGuard[GeneralisedLinearModel]:
+def has_predictor(model: Any) -> TypeGuard[Regression]:
     """Whether a record of the model is one row with one linear predictor xᵀθ: what `gradients` is for."""
     # Several rows a record, as in a survival model, add up to no multiple of one x.
-    return isinstance(model, GeneralisedLinearModel) and model.layout is None
+    return isinstance(model, Regression) and model.layout is None
 
 
 def filled_up(batch: Batch) -> Batch:
@@ -32,7 +32,7 @@ def filled_up(batch: Batch) -> Batch:
 
 
 def gradients(
-    model: GeneralisedLinearModel, guide: Any, at: whitened.Frame, noise: Any, rows: Any
+    model: Regression, guide: Any, at: whitened.Frame, noise: Any, rows: Any
 ) -> per_record.Records:
     """Returns each record's gradient of the mean of log p(y | xᵀθ_s) over draws θ_s = c + L B ε_s.
 

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import numpy as np
-
 from fedvi import errors
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
+from fedvi.expfam.base import DenseGaussian
 from fedvi.inference.base import compiled_once
 from fedvi.inference.whitened_changes import PriorFrame
 from fedvi.models.base import Model, gaussian_prior
@@ -24,15 +22,12 @@ def prior_frame(family: Any, model: Model) -> PriorFrame:
     Raises:
       SolverError: for another family.
     """
-    if not isinstance(family, FullGaussian | DiagonalGaussian):
+    if not isinstance(family, DenseGaussian):
         raise errors.SolverError(
             f"changes of {type(family).__name__} cannot be clipped, expected a Gaussian family",
             'use family kind "full_gaussian" or "diagonal_gaussian"; solver kind `dp_optimisation` takes '
             "low_rank_gaussian",
         )
-    eta, exact = family.isotropic(1.0), gaussian_prior(model)
-    if isinstance(family, FullGaussian):
-        return PriorFrame(*family.location_root(eta if exact is None else GaussianEta(*exact)))
-    if exact is not None and np.array_equal(exact[1], np.diag(np.diagonal(exact[1]))):
-        eta = GaussianEta(exact[0], np.diagonal(exact[1]))
-    return PriorFrame(*family.moments(eta))
+    exact = gaussian_prior(model)
+    eta = None if exact is None else family.from_quadratic(*exact)
+    return PriorFrame(*family.location_root(family.isotropic(1.0) if eta is None else eta))

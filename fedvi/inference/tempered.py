@@ -1,14 +1,14 @@
 """Raises a likelihood to a public power, so that a part of a shard stands in for all of it."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi.models.base import Model
-from fedvi.models.glm import GeneralisedLinearModel, Normal, Response
+from fedvi.models.capabilities import Regression
+from fedvi.models.outcomes.base import Response
 
 __all__ = ["TemperedModel", "TemperedResponse", "tempered"]
 
@@ -77,10 +77,10 @@ def tempered(model: Model, power: int) -> Model:
     >>> tempered(linear(["slope"], noise_scale=2.0), 4).noise_scale
     1.0
     """
-    if not isinstance(model, GeneralisedLinearModel):
+    if not isinstance(model, Regression):
         return TemperedModel(model, power)
-    if isinstance(model.response, Normal):
-        response: Response = Normal(model.response.noise_scale / math.sqrt(power))
-    else:
-        response = TemperedResponse(model.response, power)
-    return dataclasses.replace(model, response=response)
+    own = getattr(model.response, "tempered", None)
+    response = TemperedResponse(model.response, power) if own is None else own(power)
+    made: Any = model
+    changed: Model = dataclasses.replace(made, response=response)
+    return changed

@@ -15,8 +15,8 @@ from fedvi.inference.base import Fold, LocalSolver, Shard, Standing, Task
 from fedvi.inference.blocks import is_large, single_precision
 from fedvi.inference.solvers import vips as solver_of
 from fedvi.inference.solvers.vips import conjugate_form
+from fedvi.models.capabilities import Regression
 from fedvi.models.conjugate import AnyWidth, ConjugateModel, FromFile
-from fedvi.models.glm import GeneralisedLinearModel
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
 from fedvi.privacy.descent import Descent
@@ -95,7 +95,7 @@ class VIPS(Owned):
                 f"privacy is a {type(privacy).__name__}, expected a plan",
                 "make it with fedvi.privacy.sgd(epsilon=…, delta=…, steps=…, max_records=…)",
             )
-        if isinstance(model, GeneralisedLinearModel):
+        if isinstance(model, Regression):
             from fedvi.expfam import full_gaussian
 
             of_regression = {name: options.pop(name) for name in _OF_REGRESSIONS if name in options}

@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
 
-from fedvi.expfam.gaussian import FullGaussian
-from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.expfam.base import FactoredGaussian
 from fedvi.inference.base import Task, cavity
 
 __all__ = [
@@ -81,7 +80,7 @@ AnyFrame = Frame | LowRankFrame
 def frame(family: Any, task: Task) -> AnyFrame:
     """Returns a task's frame, in float64 NumPy."""
     without = cavity(task)
-    if isinstance(family, LowRankGaussian):
+    if isinstance(family, FactoredGaussian):
         mean = family.location(task.posterior)
         parts = family.root_parts(task.posterior)
         pull = parts.scale * (without.h - family.times(without, mean))
@@ -90,7 +89,7 @@ def frame(family: Any, task: Task) -> AnyFrame:
         within = parts.r @ without.K @ parts.r.T
         precision = parts.scale**2 * without.d
         return LowRankFrame(mean, parts.scale, parts.q, parts.inside, h, precision, within)
-    if isinstance(family, FullGaussian):
+    if family.correlated:
         mean, root = family.location_root(task.posterior)
         h = root.T @ (without.h - without.J @ mean)
         return Frame(mean, root, h, root.T @ without.J @ root)

@@ -13,7 +13,7 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +28,7 @@ __all__ = [
     "FromFile",
     "Ragged",
     "StartsFrom",
+    "brings_family",
     "from_table",
     "packed",
     "positive_part",
@@ -237,6 +238,11 @@ class StartsFrom(Protocol):
 
         Such as what as many records would add that agreed with ``start``. NumPy, at the server.
         """
+
+
+def brings_family(model: Any) -> TypeGuard[ConjugateModel]:
+    """Whether a model is fitted by its statistics alone, in a family of its own."""
+    return isinstance(model, ConjugateModel) and not hasattr(model, "log_likelihood")
 
 
 def to_table(model: ConjugateModel) -> dict[str, Any]:

@@ -9,7 +9,10 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.normal_gamma_rows import NormalGammaRows, NormalGammaRowsEta
+from fedvi.models.capabilities import Latents, Parameter
 from fedvi.models.conjugate import Block, positive_part
+from fedvi.models.forwards import numbered
+from fedvi.typing import Eta
 
 __all__ = ["FactorAnalysis"]
 
@@ -17,6 +20,7 @@ __all__ = ["FactorAnalysis"]
 _SHARES = (0.3, 0.5, 0.2)
 # How much sharper the first q is than the prior: loadings of which it knew nothing would stay at zero.
 _START_STRENGTH = 100.0
+_LOG_2PI = math.log(2.0 * math.pi)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,3 +269,49 @@ class FactorAnalysis:
     def _variances(self) -> np.ndarray:
         """The squared scale of each group, [G]."""
         return (np.asarray(self.scales) ** 2.0).reshape(self.family.groups, -1).mean(axis=1)
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The columns."""
+        return self.columns
+
+    def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:
+        """Returns "loadings", "centres" and "precisions" of columns."""
+        family, count = self.family, len(self.columns)
+        rows, precisions = np.split(theta, [family.groups * family.rows * family.columns], axis=1)
+        rows = rows.reshape(-1, count, self.factors + 1)
+        column = ("column", self.columns)
+        factor = ("factor", numbered(self.factors, 1))
+        return {
+            "loadings": Parameter(rows[..., :-1], (column, factor)),
+            "centres": Parameter(rows[..., -1], (column,)),
+            "precisions": Parameter(
+                np.broadcast_to(precisions, (len(theta), count)).copy(), (column,)
+            ),
+        }
+
+    def draw(
+        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """Draws factors, then the columns."""
+        scores = random.standard_normal((count, self.factors))
+        noise = random.standard_normal((count, len(self.columns))) / np.sqrt(at["precisions"])
+        return {"x": scores @ at["loadings"].T + at["centres"] + noise}
+
+    def log_density(
+        self, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Returns log N(x; centres, W Wᵀ + Ψ), [n]."""
+        covariance = at["loadings"] @ at["loadings"].T + np.diag(1.0 / at["precisions"])
+        root = np.linalg.cholesky(covariance)
+        apart = np.linalg.solve(root, (records["x"] - at["centres"]).T)
+        constant = np.log(np.diag(root)).sum() + 0.5 * len(root) * _LOG_2PI
+        return np.asarray(-0.5 * (apart**2).sum(axis=0) - constant)
+
+    def latents(self, posterior: Eta) -> Latents:
+        """Tells the mean of each factor."""
+        return Latents(
+            "mean of each factor",
+            tuple(f"factor {k + 1}" for k in range(self.factors)),
+            lambda records: self.scores(posterior, records["x"]),
+        )

@@ -6,55 +6,27 @@ A new likelihood of a linear predictor is a file of its own: a ``Response``, and
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi.models.arguments import Scale, checked_names, checked_scale, prior_scales
+from fedvi.models.outcomes.base import Response, WithOffset, steepest, typical_curvature
+from fedvi.models.outcomes.bernoulli import Bernoulli
+from fedvi.models.outcomes.normal import Normal
 
 __all__ = [
-    "TYPICAL_CURVATURE",
-    "Bernoulli",
     "GeneralisedLinearModel",
     "Layout",
-    "Normal",
-    "Response",
-    "WithOffset",
     "linear",
     "logistic",
     "normal_log_prior",
     "regression",
 ]
 
-TYPICAL_CURVATURE = 0.1
-"""p(1 − p) of a yes or no is ¼ at most, and about this where a regression tells them apart."""
-
 _LOG_2PI = math.log(2.0 * math.pi)
-
-
-@runtime_checkable
-class Response(Protocol):
-    """How an outcome is distributed, given the linear predictor a of its row.
-
-    Frozen and hashable: all of its fields are public. Outcomes of several numbers have them on
-    axes after those of the predictor; otherwise both functions are elementwise and broadcast.
-    """
-
-    conjugate: ClassVar[bool]
-
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
-        """Returns log p(y | a) in the dtype of a."""
-        ...
-
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-        """Returns log p(y | a) and its first and second derivative in a."""
-        ...
 
 
 @runtime_checkable
@@ -69,122 +41,6 @@ class Layout(Protocol):
     ) -> tuple[Float[Array, "k d"], Float[Array, "k ..."]]:
         """Returns the design and the outcomes of a record's k rows."""
         ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Bernoulli:
-    """y in {0, 1} with log odds a = xᵀθ; a fraction in [0, 1] counts as that share of a record."""
-
-    conjugate: ClassVar[bool] = False
-
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
-        """Returns y log σ(a) + (1 − y) log σ(−a), elementwise."""
-        a = jnp.asarray(linear_predictor)
-        y = jnp.asarray(y).astype(a.dtype)
-        # Not y a − log(1 + eᵃ), which cancels: here every term is accurate relative to itself.
-        return y * jax.nn.log_sigmoid(a) + (1.0 - y) * jax.nn.log_sigmoid(-a)
-
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-        """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
-        a = jnp.asarray(linear_predictor)
-        y = jnp.asarray(y).astype(a.dtype)
-        decay = jnp.exp(-jnp.abs(a))
-        scale = 1.0 / (1.0 + decay)
-        positive = jnp.maximum(a, 0.0)
-        # log(1 + decay), not log1p: its absolute error of 1e-16 vanishes in a sum, at 2/3 the time.
-        value = y * (a - positive) - (1.0 - y) * positive - jnp.log(1.0 + decay)
-        slope = y - jnp.where(a >= 0.0, scale, decay * scale)
-        return value, slope, -decay * scale**2
-
-    def steepest(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
-        """Returns the steeper slope of the two outcomes, max(σ(a), σ(−a))."""
-        return jax.nn.sigmoid(jnp.abs(jnp.asarray(linear_predictor)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Normal:
-    """y ~ N(a, noise_scale²) with a = xᵀθ and a known noise."""
-
-    noise_scale: float
-    conjugate: ClassVar[bool] = True
-
-    @property
-    def typical_curvature(self) -> float:
-        """1 / noise_scale², of every record."""
-        return float(self.noise_scale**-2.0)
-
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
-        """Returns log N(y; a, noise_scale²), elementwise."""
-        a = jnp.asarray(linear_predictor)
-        residual = (jnp.asarray(y).astype(a.dtype) - a) / self.noise_scale
-        return -0.5 * residual**2 - (math.log(self.noise_scale) + 0.5 * _LOG_2PI)
-
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-        """Returns log p(y | a) and its first and second derivative in a."""
-        a = jnp.asarray(linear_predictor)
-        slope = (jnp.asarray(y).astype(a.dtype) - a) / self.noise_scale**2
-        return self.log_density(a, y), slope, jnp.full_like(a, -(self.noise_scale**-2.0))
-
-
-@dataclasses.dataclass(frozen=True)
-class WithOffset:
-    """``response`` where a known number is added to every linear predictor: y is (outcome, offset).
-
-    Such as the log of the time over which events were counted. An outcome of several numbers has the
-    offset after them.
-    """
-
-    response: Response
-    conjugate: ClassVar[bool] = False
-
-    @property
-    def typical_curvature(self) -> float:
-        """That of the response."""
-        return _typical(self.response)
-
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... k"]
-    ) -> Float[Array, "..."]:
-        """Returns log p(outcome | a + offset)."""
-        return self.response.log_density(*_moved(linear_predictor, y))
-
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... k"]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-        """Returns log p(outcome | a + offset) and its first and second derivative in a."""
-        return self.response.derivatives(*_moved(linear_predictor, y))
-
-    def steepest(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... k"]
-    ) -> Float[Array, "..."] | None:
-        """Returns how steep log p(outcome | a + offset) may be in a; see ``steepest`` of a model."""
-        return _steepest(self.response, *_moved(linear_predictor, y))
-
-
-def _typical(response: Any) -> float:
-    return float(getattr(response, "typical_curvature", TYPICAL_CURVATURE))
-
-
-def _steepest(response: Any, linear_predictor: Any, y: Any) -> Any:
-    """Asks a response how steep it may be; those of one's own need not say."""
-    found = getattr(response, "steepest", None)
-    return None if found is None else found(linear_predictor, y)
-
-
-def _moved(linear_predictor: Any, y: Any) -> tuple[Any, Any]:
-    a = jnp.asarray(linear_predictor)
-    y = jnp.asarray(y).astype(a.dtype)
-    return a + y[..., -1], y[..., 0] if y.shape[-1] == 2 else y[..., :-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +67,13 @@ class GeneralisedLinearModel:
         return len(self.names)
 
     @property
+    def outcome(self) -> Any:
+        """How a record's outcome is distributed; without its offset, where it has one."""
+        if self.layout is not None:
+            return self.layout
+        return self.response.response if isinstance(self.response, WithOffset) else self.response
+
+    @property
     def conjugate(self) -> bool:
         """Whether the likelihood is Gaussian in θ, so that the ``exact`` solver applies."""
         return self.response.conjugate
@@ -221,7 +84,7 @@ class GeneralisedLinearModel:
 
         A public guess, from the response alone; ``TYPICAL_CURVATURE`` where that does not say.
         """
-        return _typical(self.response)
+        return typical_curvature(self.response)
 
     @property
     def noise_scale(self) -> float | None:
@@ -253,7 +116,7 @@ class GeneralisedLinearModel:
         out. So slopes weighed by it still have the mean 0, which clipped slopes would not. None where
         outcomes scatter evenly to both sides, or the response does not say.
         """
-        return _steepest(self.response, linear_predictor, y)
+        return steepest(self.response, linear_predictor, y)
 
     def log_likelihood(
         self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]

@@ -1,85 +1,17 @@
-"""Survival regression with a piecewise constant hazard."""
+"""Survival with a piecewise constant hazard, and what its factory checks."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi import errors
 from fedvi.models.arguments import Scale, checked_names, checked_scale, prior_scales
-from fedvi.models.counts import rate
 from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.models.outcomes.hazard import Events, Intervals
 
-__all__ = ["Events", "Intervals", "survival"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Events:
-    """y is (events d, time at risk e) with the hazard eᵃ: log p = d a − e eᵃ.
-
-    The density of the times themselves. A Poisson count d of mean e eᵃ has the same likelihood but
-    for d log e − log d!, which does not depend on a (the "Poisson trick").
-    """
-
-    conjugate: ClassVar[bool] = False
-
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
-    ) -> Float[Array, "..."]:
-        """Returns d a − e eᵃ."""
-        return self.derivatives(linear_predictor, y)[0]
-
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-        """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
-        a = jnp.asarray(linear_predictor)
-        y = jnp.asarray(y).astype(a.dtype)
-        events, exposure = y[..., 0], y[..., 1]
-        value, slope, curvature = rate(a)
-        return events * a - exposure * value, events - exposure * slope, -exposure * curvature
-
-
-@dataclasses.dataclass(frozen=True)
-class Intervals:
-    """One subject as rows, one an interval: (0, c₁], (c₁, c₂], …, (c_K₋₁, ∞), with its covariates."""
-
-    cuts: tuple[float, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the log hazards where all covariates are 0, one an interval."""
-        ends = [0.0, *self.cuts]
-        within = [f"baseline ({low:g}, {high:g}]" for low, high in itertools.pairwise(ends)]
-        return (*within, f"baseline ({ends[-1]:g}, ∞)")
-
-    def rows(
-        self, x: Float[Array, " c"], y: Float[Array, "2"]
-    ) -> tuple[Float[Array, "k d"], Float[Array, "k 2"]]:
-        """Returns (indicator of the interval, x) and (event, time at risk) for each interval.
-
-        Args:
-          x: the covariates, without an intercept.
-          y: the time under observation, above 0, and whether it ended with the event, 1 or 0. Rows
-            of zeros, where no record stands, are at risk for no time.
-        """
-        time, event = y[0], y[1]
-        lower = jnp.asarray([0.0, *self.cuts], y.dtype)
-        upper = jnp.asarray([*self.cuts, math.inf], y.dtype)
-        exposure = jnp.clip(time, lower, upper) - lower
-        # An interval includes its end, as in R's Surv. A time was scaled by its bounds and back, and may
-        # have come to lie a rounding beyond.
-        slack = 1.0 + (1e-9 if y.dtype == jnp.float64 else 1e-6)
-        here = (time > lower * slack) & (time <= upper * slack)
-        outcomes = jnp.stack([event * here.astype(y.dtype), exposure], axis=-1)
-        intervals = len(self.cuts) + 1
-        covariates = jnp.broadcast_to(x[None, :], (intervals, x.shape[0]))
-        return jnp.concatenate([jnp.eye(intervals, dtype=x.dtype), covariates], axis=1), outcomes
+__all__ = ["survival"]
 
 
 def survival(

@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.dirichlets import Dirichlets, DirichletsEta, dirichlets
 from fedvi.models.arguments import check_whole
+from fedvi.models.capabilities import Latents, Measure, Parameter
 from fedvi.models.conjugate import Block
 from fedvi.models.document_steps import (
     extrapolated,
@@ -22,15 +23,15 @@ from fedvi.models.document_steps import (
     sound_documents,
     topic_weights,
 )
+from fedvi.models.forwards import numbered, shares
 from fedvi.models.length_classes import over_chunks
 from fedvi.models.tidy import TIDY
+from fedvi.models.topic_signal import signal_to_noise
 
 __all__ = [
     "LatentDirichlet",
-    "SignalToNoise",
     "completion_perplexity",
     "document_topics",
-    "signal_to_noise",
     "top_words",
 ]
 
@@ -353,86 +354,55 @@ class LatentDirichlet:
             found = TIDY[self.tidy](found, spread, self.mass)
         return DirichletsEta(found + (self.eta - 1.0))
 
+    def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:
+        """Returns "topics", each a distribution over words."""
+        values = theta.reshape(-1, self.topics, self.vocabulary)
+        axes = ("topic", numbered(self.topics, 1)), ("word", numbered(self.vocabulary))
+        return {"topics": Parameter(values, axes)}
 
-class SignalToNoise(NamedTuple):
-    """How far topics stand out of the noise.
+    def draw(
+        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """Draws documents of the typical length, which is public: the model is of words given how many."""
+        length = max(1, round(self.length))
+        mixed = random.dirichlet(np.full(self.topics, self.alpha), count)
+        rows = [random.multinomial(length, shares(share @ at["topics"])) for share in mixed]
+        width = self.distinct or max(1, *(int(np.count_nonzero(row)) for row in rows))
+        words, counts = np.zeros((count, width), np.int32), np.zeros((count, width), np.float32)
+        for place, row in enumerate(rows):
+            (stand,) = np.nonzero(row)
+            # As ``fedvi.data.bag_of_words``: the most frequent, of equals those with the smaller numbers.
+            kept = np.sort(stand[np.argsort(-row[stand], kind="stable")[:width]])
+            words[place, : len(kept)], counts[place, : len(kept)] = kept, row[kept]
+        return {"words": words, "counts": counts}
 
-    Attributes:
-      ratio: of the mean concentration that documents add to a cell, to the noise's standard deviation.
-      warning: what follows from it; empty if nothing.
-    """
-
-    ratio: float
-    warning: str
-
-
-def signal_to_noise(
-    model: LatentDirichlet,
-    records: int,
-    rate: float,
-    rounds: int,
-    noise_multiplier: float,
-    clip_norm: float = 1.0,
-    averaging: float = 0.6,
-    delay: float = 1.0,
-) -> SignalToNoise:
-    """Estimates what a private fit would find, from public numbers: N·L_eff / (K·V·sd of the noise).
-
-    A typical document of ``length`` words and norm ``typical_norm`` keeps min(1, ``clip_norm``) of its
-    words when clipped. Below 1, a mean cell of a topic drowns; words that a topic has more of stand out
-    further.
-
-    Args:
-      model: see there.
-      records: N, a public number.
-      rate: the share of documents in a batch, above 0 and at most 1.
-      rounds: J, at least 1.
-      noise_multiplier: σ; at 0 the ratio is infinite.
-      clip_norm, averaging, delay: as of the solver ``vips``.
-
-    Raises:
-      ConfigError: an argument is out of its range.
-
-    >>> model = LatentDirichlet(topics=20, vocabulary=7_702, length=100.0)
-    >>> found = signal_to_noise(model, 18_133, 0.1, 10, 1.2, clip_norm=0.5)
-    >>> round(found.ratio, 2), found.warning[:21]
-    (0.25, 'the noise exceeds the')
-
-    Source: docs/proofs/updates.md §9.
-    """
-    whole: dict[str, Any] = {"records": records, "rounds": rounds}
-    for name, count in whole.items():
-        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-            raise errors.ConfigError(f"{name} is {count!r}, expected a whole number of at least 1")
-    for name, value, fits, wanted in (
-        ("rate", rate, 0.0 < rate <= 1.0, "above 0 and at most 1"),
-        ("noise_multiplier", noise_multiplier, 0.0 <= noise_multiplier < math.inf, "of at least 0"),
-        ("averaging", averaging, 0.0 <= averaging <= 1.0, "from 0 to 1"),
-        ("delay", delay, 1.0 <= delay < math.inf, "of at least 1"),
-    ):
-        if not fits:
-            raise errors.ConfigError(f"{name} is {value}, expected a number {wanted}")
-    if not (0.0 < clip_norm < math.inf or (clip_norm == math.inf and noise_multiplier == 0.0)):
-        raise errors.ConfigError(
-            f"clip_norm is {clip_norm}, expected a finite number above 0",
-            "noise is in proportion to it",
+    def latents(self, posterior: DirichletsEta) -> Latents:
+        """Tells the mean shares of topics of each document."""
+        return Latents(
+            "mean shares of topics of each document",
+            tuple(f"topic {k + 1}" for k in range(self.topics)),
+            lambda records: document_topics(self, posterior, records),
         )
-    squares = 0.0
-    for visit in range(rounds):
-        step = min(1.0, (delay + visit) ** -averaging)
-        squares = (1.0 - step) ** 2 * squares + step**2
-    kept = records * model.length * min(1.0, clip_norm)
-    spread = noise_multiplier * clip_norm * model.blocks[0].typical * math.sqrt(squares) / rate
-    cells = model.topics * model.vocabulary
-    ratio = kept / (cells * spread) if spread > 0.0 else math.inf
-    if ratio >= 1.0:
-        return SignalToNoise(ratio, "")
-    return SignalToNoise(
-        ratio,
-        f"the noise exceeds the mean cell of a topic {1.0 / ratio:.1f} times; expect less than word "
-        "frequencies alone would tell: take a smaller public vocabulary, fewer topics, more "
-        f"documents{', or a larger rate' if rate < 1.0 else ''}",
-    )
+
+    def measure(
+        self, posterior: DirichletsEta, records: Mapping[str, np.ndarray], draws: int, seed: int
+    ) -> Measure:
+        """Returns the completion perplexity: of half of each document's words given the others."""
+        return Measure(
+            "completion perplexity", completion_perplexity(self, posterior, records, seed), 0
+        )
+
+    def signal(
+        self,
+        records: int,
+        rate: float,
+        noise_multiplier: float,
+        clip_norm: float,
+        typical: float | None,
+    ) -> float:
+        """Returns ``topic_signal.signal_to_noise`` of one sum of all, with a typical norm of one's own."""
+        model = self if typical is None else dataclasses.replace(self, typical_norm=typical)
+        return float(signal_to_noise(model, records, rate, 1, noise_multiplier, clip_norm).ratio)
 
 
 def top_words(

@@ -11,7 +11,9 @@ from fedvi import errors
 from fedvi.expfam.dirichlets import Dirichlets, DirichletsEta
 from fedvi.expfam.product import Product
 from fedvi.models.by_gradient import expectations
+from fedvi.models.capabilities import Parameter
 from fedvi.models.conjugate import Block
+from fedvi.models.forwards import levels_drawn, numbered
 from fedvi.models.tidy import onto_simplex
 from fedvi.typing import Eta
 
@@ -253,6 +255,52 @@ class HiddenMarkov:
         whole = symbols.astype(records["symbols"].dtype) == records["symbols"]
         seen = (steps < lengths[:, None]) & whole & (symbols >= 0) & (symbols < self.symbols)
         return jnp.where(seen, symbols, 0), lengths, seen
+
+    def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:
+        """Returns "start", "move" and "emit"."""
+        starts, moves, emissions = self.family.split(theta)
+        count = self.states
+        state = ("state", numbered(count, 1))
+        following = ("next_state", state[1])
+        return {
+            "start": Parameter(starts, (state,)),
+            "move": Parameter(moves.reshape(-1, count, count), (state, following)),
+            "emit": Parameter(
+                emissions.reshape(-1, count, self.symbols),
+                (state, ("symbol", numbered(self.symbols))),
+            ),
+        }
+
+    def draw(
+        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """Draws sequences of the typical length."""
+        # The self is of symbols given lengths; the typical length is public.
+        length = round(self.length if self.typical_length is None else self.typical_length)
+        symbols = np.full((count, self.length), -1, np.int64)
+        state = levels_drawn(np.tile(at["start"], (count, 1)), random)
+        for step in range(length):
+            symbols[:, step] = levels_drawn(at["emit"][state], random)
+            state = levels_drawn(at["move"][state], random)
+        return {"symbols": symbols, "length": np.full(count, length, np.int64)}
+
+    def log_density(
+        self, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Returns the log probability of each sequence by the forward algorithm, scaled at each step."""
+        symbols, length = records["symbols"].astype(np.int64), records["length"]
+        logs = np.zeros(len(symbols))
+        state = np.tile(at["start"], (len(symbols), 1))
+        for step in range(self.length):
+            now = symbols[:, step]
+            seen = (now >= 0) & (now < self.symbols)
+            chance = np.where(seen[:, None], at["emit"].T[np.where(seen, now, 0)], 1.0)
+            joint = state * chance
+            total = joint.sum(axis=1)
+            stands = step < length
+            logs += np.where(stands, np.log(total), 0.0)
+            state = np.where(stands[:, None], (joint / total[:, None]) @ at["move"], state)
+        return logs
 
 
 def _log_normaliser(shared: Mapping[str, Any], potentials: Any, length: Any) -> Any:

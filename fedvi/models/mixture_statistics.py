@@ -9,18 +9,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import scipy.special
 
 from fedvi import errors
 from fedvi.expfam.dirichlet import Dirichlet, DirichletEta
 from fedvi.expfam.normal_wishart import NormalWishart, NormalWishartEta
 from fedvi.expfam.product import Product
+from fedvi.models.capabilities import Latents, Parameter
 from fedvi.models.conjugate import Block, positive_part
+from fedvi.models.forwards import numbered, shares
 from fedvi.typing import Eta
 
 __all__ = ["GaussianMixture"]
 
 # Of the squared clip norm, what counts, sums and squares of a typical record take.
 _SHARES = (0.2, 0.4, 0.4)
+_LOG_2PI = math.log(2.0 * math.pi)
 # Counts by which sums are divided are at least this.
 _LEAST_COUNT = 1e-12
 
@@ -307,3 +311,61 @@ class GaussianMixture:
     @property
     def _degrees(self) -> float:
         return len(self.columns) + 2.0 if self.degrees is None else self.degrees
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The columns."""
+        return self.columns
+
+    def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:
+        """Returns "weights", "means" and "precisions" of components."""
+        weights, pairs = self.family.split(theta)
+        count, d = self.components, len(self.columns)
+        means, triangles = np.split(pairs, [count * d], axis=1)
+        rows, columns = np.tril_indices(d)
+        precisions = np.zeros((len(theta), count, d, d))
+        precisions[..., rows, columns] = triangles.reshape(len(theta), count, -1)
+        precisions[..., columns, rows] = precisions[..., rows, columns]
+        component = ("component", numbered(count, 1))
+        column, other = ("column", self.columns), ("other_column", self.columns)
+        return {
+            "weights": Parameter(weights, (component,)),
+            "means": Parameter(means.reshape(-1, count, d), (component, column)),
+            "precisions": Parameter(precisions, (component, column, other)),
+        }
+
+    def draw(
+        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """Draws each record from a component."""
+        component = random.choice(self.components, count, p=shares(at["weights"]))
+        noise = random.standard_normal((count, len(self.columns)))
+        x = np.empty_like(noise)
+        for k in range(self.components):
+            here = component == k
+            # Λ = L Lᵀ, so that L⁻ᵀ·noise has covariance Λ⁻¹.
+            root = np.linalg.cholesky(at["precisions"][k])
+            x[here] = at["means"][k] + np.linalg.solve(root.T, noise[here].T).T
+        return {"x": x}
+
+    def log_density(
+        self, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Returns log Σₖ wₖ N(x; mₖ, Λₖ⁻¹), [n]."""
+        scores = []
+        for weight, mean, precision in zip(
+            at["weights"], at["means"], at["precisions"], strict=True
+        ):
+            root = np.linalg.cholesky(precision)
+            apart = (records["x"] - mean) @ root
+            constant = math.log(weight) + np.log(np.diag(root)).sum() - 0.5 * len(mean) * _LOG_2PI
+            scores.append(constant - 0.5 * (apart**2).sum(axis=1))
+        return np.asarray(scipy.special.logsumexp(scores, axis=0))
+
+    def latents(self, posterior: Eta) -> Latents:
+        """Tells the probability of each component."""
+        return Latents(
+            "probability of each component",
+            tuple(f"component {k + 1}" for k in range(self.components)),
+            lambda records: self.responsibilities(posterior, records["x"]),
+        )

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,10 @@ from jaxtyping import Array, Float
 
 from fedvi import errors
 from fedvi.models.arguments import Scale, checked_names, checked_scale, prior_scales
-from fedvi.models.glm import GeneralisedLinearModel, Normal
+from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
+from fedvi.models.outcomes.base import Columns
+from fedvi.models.outcomes.normal import Normal
 
 __all__ = ["Outcomes", "multivariate_linear"]
 
@@ -20,6 +24,8 @@ class Outcomes:
     """One record as rows, one an outcome, scaled so that all have the noise ``common``."""
 
     noise_scales: tuple[float, ...]
+    accepts: ClassVar[Accepted] = ACCEPTED["multivariate_linear"]
+    measured: ClassVar[str] = "other"
 
     @property
     def common(self) -> float:
@@ -32,6 +38,14 @@ class Outcomes:
         """Returns the block diagonal design [K, K·C], and the outcomes, both on the common scale."""
         weights = self.common / jnp.asarray(self.noise_scales, x.dtype)
         return jnp.kron(jnp.diag(weights), x[None, :]), y * weights
+
+    def draw_rows(
+        self, theta: np.ndarray, x: np.ndarray, columns: Columns, random: np.random.Generator
+    ) -> list[np.ndarray]:
+        """Draws all outcomes of each row."""
+        means = x @ theta.reshape(-1, x.shape[1]).T
+        noise = random.standard_normal(means.shape) * np.array(self.noise_scales)
+        return list((means + noise).T)
 
 
 def multivariate_linear(

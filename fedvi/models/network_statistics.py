@@ -12,7 +12,9 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.dirichlets import Dirichlets, DirichletsEta
 from fedvi.expfam.product import Product
+from fedvi.models.capabilities import Measure, Parameter
 from fedvi.models.conjugate import Block
+from fedvi.models.forwards import LIKELIHOOD, levels_drawn, numbered
 from fedvi.models.tidy import onto_simplex
 from fedvi.typing import Eta
 
@@ -217,3 +219,58 @@ class DiscreteNetwork:
 
     def _levels_of(self, name: str) -> int:
         return self.levels[self._place(name)]
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The variables."""
+        return self.variables
+
+    def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:
+        """Returns each variable's table, by its name."""
+        found = {}
+        tables = zip(self.blocks, self.levels, self.family.split(theta), strict=True)
+        for block, levels, part in tables:
+            name = block.name
+            axes = (f"{name}_given", numbered(block.shape[0])), (f"{name}_level", numbered(levels))
+            found[name] = Parameter(part.reshape(-1, *block.shape), axes)
+        return found
+
+    def draw(
+        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """Draws variable after variable, parents first."""
+        found: dict[str, np.ndarray] = {}
+        while len(found) < len(self.variables):
+            for name, parents in zip(self.variables, self.parents, strict=True):
+                if name in found or not all(parent in found for parent in parents):
+                    continue
+                row = np.zeros(count, np.int64)
+                for parent in parents:
+                    row = row * self.levels[self.variables.index(parent)] + found[parent]
+                found[name] = levels_drawn(at[name][row], random)
+        return {"levels": np.stack([found[name] for name in self.variables], axis=1)}
+
+    def log_density(
+        self, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """Returns log p(levels), [n]; tables that need a missing level add nothing, as in the fit."""
+        levels = np.asarray(records["levels"], np.int64)
+        places = {name: index for index, name in enumerate(self.variables)}
+        logs = np.zeros(len(levels))
+        for name, parents in zip(self.variables, self.parents, strict=True):
+            own = levels[:, places[name]]
+            known, row = own >= 0, np.zeros_like(own)
+            for parent in parents:
+                level = levels[:, places[parent]]
+                known &= level >= 0
+                row = row * self.levels[places[parent]] + np.maximum(level, 0)
+            logs += np.where(known, np.log(at[name][row, np.maximum(own, 0)]), 0.0)
+        return logs
+
+    def measure(
+        self, posterior: Eta, records: Mapping[str, np.ndarray], draws: int, seed: int
+    ) -> Measure:
+        """Returns the mean log-likelihood: exact, since tables are independent, and a record has one cell
+        of each."""
+        logs = self.log_density(self.tables(posterior), records)
+        return Measure(LIKELIHOOD, float(logs.mean()), 0)

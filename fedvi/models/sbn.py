@@ -9,11 +9,14 @@ import numpy as np
 import scipy.special
 
 from fedvi import errors
+from fedvi.expfam.draws import thetas
 from fedvi.expfam.gaussian import DiagonalGaussian, GaussianEta
 from fedvi.expfam.gaussian_rows import GaussianRows
 from fedvi.expfam.product import Product
 from fedvi.models.arguments import check_whole
+from fedvi.models.capabilities import Measure, Parameter, at_draw
 from fedvi.models.conjugate import Block, positive_part
+from fedvi.models.forwards import numbered
 from fedvi.typing import Eta
 
 __all__ = ["SigmoidBeliefNetwork"]
@@ -28,6 +31,11 @@ _ITERATIONS = 20
 # The covariance that the first q has, and the deviation of its means (docs/proofs/updates.md §8): units
 # that start alike stay alike, and wide ones go out.
 _START_PRECISION, _START_WEIGHT = 100.0, 0.3
+_RECONSTRUCTED = "share of units that are read off right"
+_CONSTANT = "the same, were each unit always what it is most often"
+_AT_LEAST = "mean log-likelihood, at least"
+# Numbers of units that are in memory at a time.
+_AT_ONCE = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -421,6 +429,45 @@ class SigmoidBeliefNetwork:
             precisions[:, :-1] = declared * np.clip(inverse, _SMALLEST, _LARGEST)
         return precisions
 
+    def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:
+        """Returns "weights", "visible_biases" and "hidden_biases"."""
+        rows, biases = self.family.split(theta)
+        rows = rows.reshape(-1, self.visible, self.hidden + 1)
+        visible, hidden = ("visible", numbered(self.visible)), ("hidden", numbered(self.hidden))
+        return {
+            "weights": Parameter(rows[..., :-1], (visible, hidden)),
+            "visible_biases": Parameter(rows[..., -1], (visible,)),
+            "hidden_biases": Parameter(biases, (hidden,)),
+        }
+
+    def draw(
+        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """Draws hidden units, then visible ones."""
+        lit = scipy.special.expit(at["hidden_biases"])
+        hidden = random.uniform(size=(count, self.hidden)) < lit
+        chance = scipy.special.expit(hidden @ at["weights"].T + at["visible_biases"])
+        return {"y": (random.uniform(size=chance.shape) < chance).astype(np.int64)}
+
+    def measure(
+        self, posterior: Eta, records: Mapping[str, np.ndarray], draws: int, seed: int
+    ) -> Measure:
+        """Measures how much of a record the hidden units keep, and bounds its likelihood from below.
+
+        Source: Gan et al. (2015), AISTATS, and Park et al. (2020), JAIR 68, for the pixel-wise prediction.
+        """
+        y = records["y"]
+        chance = self.reconstructed(posterior, y)
+        right = float(((chance > 0.5) == (y > 0.5)).mean())
+        lit = (y > 0.5).mean(axis=0)
+        constant = float(np.maximum(lit, 1.0 - lit).mean())
+        theta = thetas(self.family, posterior, draws, seed)
+        # Not the stream that θ came from, which begins with the same seed.
+        least = log_bound(self, posterior, y, theta, np.random.default_rng((seed, 1))).mean()
+        return Measure(
+            _RECONSTRUCTED, right, draws, ((_CONSTANT, constant), (_AT_LEAST, float(least)))
+        )
+
 
 def generalised_inverse(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns E[1/ζ] and E[ζ] of GIG(p = 0, a, b), density ∝ ζ⁻¹ exp(−(aζ + b/ζ)/2); a, b > 0.
@@ -435,3 +482,48 @@ def generalised_inverse(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.nd
 def _tilted_mean(tilt: np.ndarray) -> np.ndarray:
     """Returns tanh(c/2)/(2c), c > 0: q(b) has a variance."""
     return np.asarray(np.tanh(0.5 * tilt) / (2.0 * tilt))
+
+
+def log_bound(
+    model: SigmoidBeliefNetwork,
+    posterior: Eta,
+    y: np.ndarray,
+    theta: np.ndarray,
+    random: np.random.Generator,
+) -> np.ndarray:
+    """Returns a lower bound on log ∫ p(y | θ) q(θ) dθ of each record, in expectation, [n].
+
+    The log of the mean over draws of p(y, z | θ) / r(z), θ ~ q and z ~ r, with r the E step's law of the
+    hidden units given y. The mean is right on average, so that its log is too low on average.
+
+    Source: Burda, Grosse and Salakhutdinov (2016), arXiv:1509.00519, equation 8.
+    """
+    import jax
+
+    parameters, messages = model.parameters(theta), model.messages(posterior)
+    expected = jax.jit(model.expected)
+    together = max(1, _AT_ONCE // model.visible)
+    found = []
+    for start in range(0, len(y), together):
+        part = y[start : start + together]
+        # Float32 may round a probability to 1: no draw is then out of it.
+        lit = np.asarray(expected(messages, {"y": part})["z"], np.float64)
+        total = np.full(len(part), -np.inf)
+        for index in range(len(theta)):
+            at = at_draw(parameters, index)
+            z = (random.uniform(size=lit.shape) < lit).astype(np.float64)
+            ratio = _bernoulli(at["hidden_biases"], z) - _log_chance(lit, z)
+            along = z @ at["weights"].T + at["visible_biases"]
+            total = np.logaddexp(total, ratio + _bernoulli(along, part))
+        found.append(total - math.log(len(theta)))
+    return np.concatenate(found)
+
+
+def _bernoulli(logits: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """Returns Σ log p(unit) of units that are 0 or 1, at the log odds of 1, over the last axis."""
+    return np.asarray(-np.logaddexp(0.0, np.where(units > 0.5, -logits, logits)).sum(axis=-1))
+
+
+def _log_chance(lit: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """Returns the same of units that were drawn with the probabilities ``lit``."""
+    return np.asarray(np.log(np.where(units > 0.5, lit, 1.0 - lit)).sum(axis=-1))

@@ -13,7 +13,7 @@ from fedvi import errors
 from fedvi.models.arguments import INTERCEPT, Scale, checked_scale
 from fedvi.models.base import Model
 from fedvi.models.glm import GeneralisedLinearModel, normal_log_prior
-from fedvi.models.hazards import Intervals
+from fedvi.models.outcomes.hazard import Intervals
 from fedvi.typing import LOG_SCALE, SITE
 
 __all__ = ["SiteEffects", "WithScales", "site_effects"]
@@ -101,6 +101,15 @@ class SiteEffects:
         found = {"coefficients": theta[: self.base.size]}
         return found | ({"site_scale": jnp.exp(theta[self.base.size :])} if self.learnt else {})
 
+    @property
+    def outcome(self) -> Any:
+        """That of the base."""
+        return self.base.outcome
+
+    def new_site(self) -> Model:
+        """Returns the model of (θ, u) of a site that nobody has seen: with a learnt τ, u in units of τ."""
+        return WithScales(self, standard=True) if self.learnt else self.regression()
+
     def joint(self) -> Model:
         """Returns the model of (θ, u), whose records are those of ``widened``.
 
@@ -170,6 +179,16 @@ class WithScales:
     def size(self) -> int:
         """The number of coordinates of θ and of u."""
         return self.effects.size + len(self.effects.effect_names)
+
+    @property
+    def outcome(self) -> Any:
+        """That of the base."""
+        return self.effects.outcome
+
+    def multipliers(self, theta: Any) -> Any:
+        """Returns θ and u, by which the columns of a widened record are multiplied."""
+        theta = jnp.asarray(theta)
+        return jnp.concatenate([theta[: self.effects.size], self.constrain(theta)["effects"]])
 
     def log_prior(self, theta: Float[ArrayLike, " w"]) -> Float[Array, ""]:
         """Returns log p₀(θ) + Σ log N(u; 0, τ²), or + Σ log N(v; 0, 1)."""

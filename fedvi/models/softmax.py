@@ -5,11 +5,14 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi import errors
 from fedvi.models.arguments import Scale, checked_names, prior_scales
+from fedvi.models.capabilities import Parameter
 from fedvi.models.glm import normal_log_prior
+from fedvi.models.outcomes.categorical import Categorical
 
 __all__ = ["Multinomial", "multinomial"]
 
@@ -35,6 +38,17 @@ class Multinomial:
     def size(self) -> int:
         """(K − 1)·D."""
         return (len(self.levels) - 1) * len(self.columns)
+
+    @property
+    def outcome(self) -> Categorical:
+        """One of the levels."""
+        return Categorical(self.levels)
+
+    def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:
+        """Returns ``{"coefficients": [S, K − 1, D]}`` of draws θ [S, (K − 1)·D]."""
+        axes = ("level", self.levels[1:]), ("coefficient", self.columns)
+        shape = (-1, len(self.levels) - 1, len(self.columns))
+        return {"coefficients": Parameter(theta.reshape(shape), axes)}
 
     def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
         """Returns Σ log N(θ; 0, scale²) over all coefficients."""

@@ -1,88 +1,12 @@
 """Regression of event counts out of known numbers of trials."""
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
-
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi.models.arguments import Scale, checked_scale
-from fedvi.models.glm import TYPICAL_CURVATURE, GeneralisedLinearModel, regression
+from fedvi.models.glm import GeneralisedLinearModel, regression
+from fedvi.models.outcomes.binomial import Binomial
 
-__all__ = ["Binomial", "binomial"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Binomial:
-    """y = (successes s, failures f) with s ~ Binomial(s + f, σ(a)), a = xᵀθ the log odds.
-
-    The number of trials is the record's own, and taken as given: where it is 0, a record says nothing.
-
-    Attributes:
-      typical_trials: s + f of a typical record, a public number. The likelihood does not depend on it: see
-        ``binomial``.
-    """
-
-    typical_trials: float = 1.0
-    conjugate: ClassVar[bool] = False
-
-    @property
-    def typical_curvature(self) -> float:
-        """That of as many yes-or-no answers as a record typically has."""
-        return TYPICAL_CURVATURE * self.typical_trials
-
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
-    ) -> Float[Array, "..."]:
-        """Returns s log σ(a) + f log σ(−a) + log C(s + f, s), elementwise in a and along y's other axes."""
-        a, successes, failures, ways = _terms(linear_predictor, y)
-        return successes * jax.nn.log_sigmoid(a) + failures * jax.nn.log_sigmoid(-a) + ways
-
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-        """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
-        a, successes, failures, ways = _terms(linear_predictor, y)
-        decay = jnp.exp(-jnp.abs(a))
-        larger = 1.0 / (1.0 + decay)
-        smaller = decay * larger
-        positive = a >= 0.0
-        success = jnp.where(positive, larger, smaller)
-        failure = jnp.where(positive, smaller, larger)
-        # log1p: trials multiply what log(1 + decay) would lose.
-        softened = jnp.log1p(decay)
-        value = (
-            successes * (jnp.minimum(a, 0.0) - softened)
-            - failures * (jnp.maximum(a, 0.0) + softened)
-            + ways
-        )
-        # Not s − (s + f) σ(a), which cancels where nearly all trials are of one kind.
-        slope = successes * failure - failures * success
-        return value, slope, -(successes + failures) * larger * smaller
-
-    def steepest(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
-    ) -> Float[Array, "..."]:
-        """Returns the slope of successes three standard deviations, and one, off; of all trials at most."""
-        a, successes, failures, _ = _terms(linear_predictor, y)
-        trials, likelier = successes + failures, jax.nn.sigmoid(jnp.abs(a))
-        scatter = jnp.sqrt(trials * likelier * (1.0 - likelier))
-        return jnp.minimum(trials * likelier, 1.0 + 3.0 * scatter)
-
-
-def _terms(linear_predictor: Any, y: Any) -> tuple[Any, Any, Any, Any]:
-    """Returns a, successes, failures, and the log of the number of their orders, which has no a."""
-    a = jnp.asarray(linear_predictor)
-    y = jnp.asarray(y).astype(a.dtype)
-    successes, failures = y[..., 0], y[..., 1]
-    ways = (
-        jax.lax.lgamma(successes + failures + 1.0)
-        - jax.lax.lgamma(successes + 1.0)
-        - jax.lax.lgamma(failures + 1.0)
-    )
-    return a, successes, failures, ways
+__all__ = ["binomial"]
 
 
 def binomial(

@@ -3,16 +3,18 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.normal_gamma_rows import NormalGammaRows, NormalGammaRowsEta
+from fedvi.models.capabilities import Measure, Parameter
 from fedvi.models.conjugate import Block, positive_part
+from fedvi.models.forwards import LIKELIHOOD
 from fedvi.typing import Eta
 
-__all__ = ["UnknownNoise"]
+__all__ = ["Line", "UnknownNoise"]
 
 # Of the squared clip norm, what the count of a typical record takes: it is one number among many.
 _COUNT_SHARE = 0.05
@@ -52,6 +54,10 @@ class UnknownNoise:
     noise_scale: float = 1.0
     noise_shape: float = 1.0
     ridge: float = 0.5
+    predicted: ClassVar[tuple[str, str]] = (
+        "mean of y, in the unit of the file",
+        "so little is known of the noise that an outcome has no mean: model.noise_shape is at most ½",
+    )
 
     def __post_init__(self) -> None:
         if len(self.coefficients) != len(self.prior_scales) or not self.coefficients:
@@ -192,3 +198,91 @@ class UnknownNoise:
             prior.power + np.maximum(total.power, 0.0),
             prior.rate + 0.5 * scale**2 * moments[None, -1, -1],
         )
+
+    def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:
+        """Returns "coefficients" and "noise_precision"."""
+        return {
+            "coefficients": Parameter(theta[:, :-1], (("coefficient", self.coefficients),)),
+            "noise_precision": Parameter(theta[:, -1]),
+        }
+
+    @property
+    def inputs(self) -> Mapping[str, tuple[int, ...]]:
+        """What an outcome is told from: x."""
+        return {name: shape for name, shape in self.layout.items() if name != "y"}
+
+    def draw_outcomes(
+        self,
+        at: Mapping[str, np.ndarray],
+        given: Mapping[str, np.ndarray],
+        random: np.random.Generator,
+    ) -> dict[str, np.ndarray]:
+        """Draws y given x."""
+        centre = given["x"] @ at["coefficients"]
+        return {"y": centre + random.standard_normal(len(centre)) / np.sqrt(at["noise_precision"])}
+
+    def line(self, posterior: Eta, x: np.ndarray) -> "Line":
+        """Returns what q says of xᵀw and of y beside x [n, D], in closed form.
+
+            xᵀw ~ t_{2α}(xᵀm, √(β/α · xᵀΛ⁻¹x))   and   y ~ t_{2α}(xᵀm, √(β/α · (1 + xᵀΛ⁻¹x)))
+
+        Source: Bishop (2006), Pattern Recognition and Machine Learning, exercise 3.13.
+        """
+        found = self.family.parameters(posterior)
+        m, precision, shape, rate = (np.asarray(each, np.float64)[0] for each in found)
+        # Λ = L Lᵀ, so that xᵀΛ⁻¹x = ‖L⁻¹x‖².
+        along = np.linalg.solve(np.linalg.cholesky(precision), x.T)
+        square = (along**2).sum(axis=0)
+        unit = rate / shape
+        scale, outcome_scale = np.sqrt(unit * square), np.sqrt(unit + unit * square)
+        return Line(2.0 * float(shape), x @ m[0], scale, outcome_scale)
+
+    def predict(
+        self, posterior: Eta, arrays: Mapping[str, np.ndarray], ends: tuple[float, float]
+    ) -> tuple[np.ndarray, ...]:
+        """Returns mean and sd of xᵀw, and quantiles of xᵀw and of y; NaN where α is at most ½."""
+        found = self.line(posterior, arrays["x"])
+        mean = found.centre if found.freedom > 1.0 else np.full_like(found.centre, math.nan)
+        told = [mean, found.sd]
+        for scale in (found.scale, found.outcome_scale):
+            told += [found.quantile(end, scale) for end in ends]
+        return tuple(told)
+
+    def measure(
+        self, posterior: Eta, records: Mapping[str, np.ndarray], draws: int, seed: int
+    ) -> Measure:
+        """Returns the mean log-likelihood, by Student's t."""
+        import scipy.stats
+
+        found = self.line(posterior, records["x"])
+        logs = scipy.stats.t.logpdf(records["y"], found.freedom, found.centre, found.outcome_scale)
+        return Measure(LIKELIHOOD, float(logs.mean()), 0)
+
+
+class Line(NamedTuple):
+    """The laws of xᵀw and of y, of n records: Student's t, by centre and scale.
+
+    Attributes:
+      freedom: 2α.
+      centre: xᵀm, [n].
+      scale: of the law of xᵀw, [n]; no standard deviation.
+      outcome_scale: of the law of y, [n].
+    """
+
+    freedom: float
+    centre: np.ndarray
+    scale: np.ndarray
+    outcome_scale: np.ndarray
+
+    @property
+    def sd(self) -> np.ndarray:
+        """The standard deviation of xᵀw, [n]; infinite unless α > 1."""
+        if self.freedom <= 2.0:
+            return np.full_like(self.scale, math.inf)
+        return self.scale * math.sqrt(self.freedom / (self.freedom - 2.0))
+
+    def quantile(self, probability: float, scale: np.ndarray) -> np.ndarray:
+        """Returns the quantile at one of the two scales, [n]."""
+        import scipy.stats
+
+        return self.centre + float(scipy.stats.t.ppf(probability, self.freedom)) * scale

@@ -123,7 +123,7 @@ _PRIVACY = (
     ),
     _fault(
         "weights-that-look-at-the-outcome",
-        "models/glm.py",
+        "models/outcomes/bernoulli.py",
         "return jax.nn.sigmoid(jnp.abs(jnp.asarray(linear_predictor)))",
         "return jnp.abs(self.derivatives(linear_predictor, y)[1])",
         "Rare outcomes are weighed down more than common ones, and coefficients biased.",

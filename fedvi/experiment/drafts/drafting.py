@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
+from fedvi.models.outcomes.accepted import ACCEPTED
 
 __all__ = [
     "KINDS",
@@ -33,41 +34,35 @@ class _Kind(NamedTuple):
 
     Attributes:
       words: what it is, for a prompt.
-      responses: types of the columns left of `~`, in order; the last stands for all that follow.
       settings: keys of ``[model]`` besides the formula → (value, why).
       left: how the left side of `~` is written.
     """
 
     words: str
-    responses: tuple[str, ...]
     settings: Mapping[str, tuple[Any, str]]
     left: str = "{}"
 
 
 KINDS: Mapping[str, _Kind] = {
-    "logistic": _Kind("a yes or no", ("binary",), {}),
+    "logistic": _Kind("a yes or no", {}),
     "linear": _Kind(
         "a number",
-        ("number",),
         {"noise_scale": (0.5, "known sd of a record around its mean, response scaled as below")},
     ),
-    "binomial": _Kind("how many of so many: events and non-events", ("count",), {}, "cbind({})"),
-    "poisson": _Kind("a count", ("count",), {}),
+    "binomial": _Kind("how many of so many: events and non-events", {}, "cbind({})"),
+    "poisson": _Kind("a count", {}),
     "negative_binomial": _Kind(
         "a count that spreads more than a Poisson count",
-        ("count",),
         {"dispersion": (0.5, "known: the variance of a count is mean + dispersion × mean²")},
     ),
-    "multinomial": _Kind("one of several levels", ("level",), {}),
+    "multinomial": _Kind("one of several levels", {}),
     "multivariate_linear": _Kind(
         "several numbers",
-        ("number",),
         {"noise_scale": (0.5, "known sd around the means, responses scaled as below; or one each")},
         "cbind({})",
     ),
     "survival": _Kind(
         "a time until an event",
-        ("number", "binary"),
         {"cuts": ([], "times at which the baseline hazard may jump; none: it is constant")},
         "Surv({})",
     ),
@@ -412,7 +407,7 @@ def response_types(kind: str, formula: str) -> dict[str, str]:
     >>> response_types("survival", "Surv(time, event) ~ age")
     {'time': 'number', 'event': 'binary'}
     """
-    types = KINDS[kind].responses
+    types = ACCEPTED[kind].columns
     left = variables(formula.partition("~")[0])
     return {name: types[min(index, len(types) - 1)] for index, name in enumerate(left)}
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from fedvi import expfam, models
 from fedvi.client.policy import Policy
-from fedvi.experiment import factories, regressions, site_effects
+from fedvi.experiment import factories, site_effects
 from fedvi.experiment.config import Study
 from fedvi.federation import schedules
 from fedvi.federation.script import scripted
 from fedvi.inference import solvers
+from fedvi.models.outcomes.accepted import ACCEPTED
 from fedvi.privacy import accountants, mechanisms, sampling
 
 __all__ = ["policy_schema", "study_schema"]
@@ -184,7 +185,7 @@ def _named(kinds: Collection[str]) -> _Schema:
 
 def _model(kind: str) -> _Schema:
     factory = getattr(models, kind)
-    if kind not in regressions.KINDS:
+    if kind not in ACCEPTED:
         return _table(factory)
     table = _table(factory, _OF_THE_FORMULA)
     table["properties"] |= {

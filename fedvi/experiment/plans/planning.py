@@ -25,15 +25,14 @@ from fedvi.experiment.plans.signals import (
     signal,
     suggested_clip_norm,
 )
-from fedvi.experiment.sections import KindSection
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
+from fedvi.expfam.base import DenseGaussian
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers.vips import conjugate_form
 from fedvi.inference.units import unit_model
+from fedvi.models.capabilities import Regression, SharesEffects
 from fedvi.models.conjugate import ConjugateModel
-from fedvi.models.glm import TYPICAL_CURVATURE, GeneralisedLinearModel
-from fedvi.models.site_effects import SiteEffects
+from fedvi.models.outcomes.base import TYPICAL_CURVATURE
 from fedvi.privacy import calibrate, events, mechanisms, sampling
 from fedvi.privacy.sums import of_messages
 
@@ -121,7 +120,7 @@ def outlook(assembly: Assembly) -> Outlook | None:
     family, most = assembly.family, study.data.max_records
     if study.privacy.promise is None or budget is None or most is None:
         return None
-    if not isinstance(family, FullGaussian | DiagonalGaussian):
+    if not isinstance(family, DenseGaussian):
         return None
     if isinstance(assembly.model, ConjugateModel):
         return None  # one solver takes it
@@ -132,7 +131,7 @@ def outlook(assembly: Assembly) -> Outlook | None:
         rounds=assembly.schedule.rounds,
         prior_sd=_prior_sd(assembly),
         curvature=_curvature(assembly.model),
-        correlated=isinstance(family, FullGaussian),
+        correlated=family.correlated,
         variance=_variance(assembly),
     )
     kinds = [
@@ -187,10 +186,10 @@ def _variance_of(part: Part, schema: Schema) -> float:
     return (1.0 - 1.0 / levels) / levels  # of levels that are as frequent as each other
 
 
-def _regression(model: Any) -> GeneralisedLinearModel | None:
+def _regression(model: Any) -> Regression | None:
     """Returns a model's regression, without the effects of sites; None if it has none."""
-    base = model.base if isinstance(model, SiteEffects) else model
-    return base if isinstance(base, GeneralisedLinearModel) else None
+    base = model.base if isinstance(model, SharesEffects) else model
+    return base if isinstance(base, Regression) else None
 
 
 def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:

@@ -14,7 +14,7 @@ from fedvi import errors
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.coordinates import LENGTH
 from fedvi.inference.statistics import step_of
-from fedvi.models.glm import TYPICAL_CURVATURE
+from fedvi.models.outcomes.base import TYPICAL_CURVATURE
 
 __all__ = [
     "TYPICAL_SPREAD",

@@ -3,13 +3,12 @@
 Reads no data: everything follows from public numbers. What is said is an estimate, not a promise.
 """
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
 from fedvi.experiment.build import Assembly
 from fedvi.experiment.plans.signals import defaults_of, noise_left
-from fedvi.models.lda import LatentDirichlet, signal_to_noise
+from fedvi.models.capabilities import Topics
 
 __all__ = ["TopicOutlook", "topic_outlook"]
 
@@ -50,26 +49,20 @@ def topic_outlook(assembly: Assembly) -> TopicOutlook | None:
     whose multiplier is smaller where sums alone are seen. The running mean over rounds is the server's own.
 
     Returns:
-      None if the study promises nothing, or is not of ``latent_dirichlet``.
+      None if the study promises nothing, or is of a model without topics.
     """
     study, model, noise = assembly.study, assembly.model, assembly.noise_multiplier
     most, sampler = study.data.max_records, assembly.sampler
-    if not isinstance(model, LatentDirichlet) or study.privacy.promise is None:
+    if not isinstance(model, Topics) or study.privacy.promise is None:
         return None
     if not noise or most is None or sampler is None:
         return None
     given = defaults_of("vips") | study.solver.arguments
     clients, rounds = len(assembly.clients), assembly.schedule.rounds
     typical = (given["typical"] or {}).get("words")
-    found = signal_to_noise(
-        model if typical is None else dataclasses.replace(model, typical_norm=typical),
-        clients * most,
-        sampler.rate,
-        1,  # of what all rounds leave in the mean: it holds the solver's emphasis, too
-        noise * math.sqrt(clients * noise_left(rounds, given)),
-        given["clip_norm"],
-    )
-    ratio = float(found.ratio)
+    # The noise that all rounds leave in the mean, as one sum's: it holds the solver's emphasis, too.
+    left = noise * math.sqrt(clients * noise_left(rounds, given))
+    ratio = model.signal(clients * most, sampler.rate, left, given["clip_norm"], typical)
     return TopicOutlook(
         model.topics,
         model.vocabulary,

@@ -15,7 +15,7 @@ from numpyro.distributions import Unit
 from numpyro.distributions.distribution import validation_enabled
 
 from fedvi import errors
-from fedvi.models.numpyro import NumPyroModel
+from fedvi.models.capabilities import RunsForwards
 
 __all__ = ["Outcome", "law", "outcomes", "sampled"]
 
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
     first: bool = False
 
 
-def outcomes(model: NumPyroModel) -> tuple[Outcome, ...]:
+def outcomes(model: RunsForwards) -> tuple[Outcome, ...]:
     """Returns the columns that a model draws, in its order; all others it is given.
 
     Raises:
@@ -94,7 +94,7 @@ def outcomes(model: NumPyroModel) -> tuple[Outcome, ...]:
 
 
 def law(
-    model: NumPyroModel, outcome: Outcome, latents: Mapping[str, Any], records: Mapping[str, Any]
+    model: RunsForwards, outcome: Outcome, latents: Mapping[str, Any], records: Mapping[str, Any]
 ) -> Any:
     """Returns the distribution of an outcome of each record, at given latents and other columns.
 
@@ -104,7 +104,7 @@ def law(
 
 
 def sampled(
-    model: NumPyroModel,
+    model: RunsForwards,
     drawn: tuple[Outcome, ...],
     theta: np.ndarray,
     given: Mapping[str, np.ndarray],
@@ -143,7 +143,7 @@ def sampled(
         return {name: np.asarray(values) for name, values in records.items()}
 
 
-def _refuse_factor(model: NumPyroModel, name: str, site: Mapping[str, Any]) -> None:
+def _refuse_factor(model: RunsForwards, name: str, site: Mapping[str, Any]) -> None:
     distribution = site["fn"]
     while not isinstance(distribution, Unit) and hasattr(distribution, "base_dist"):
         distribution = distribution.base_dist
@@ -155,7 +155,7 @@ def _refuse_factor(model: NumPyroModel, name: str, site: Mapping[str, Any]) -> N
 
 
 def _outcome(
-    model: NumPyroModel, name: str, value: Any, column: str | None, records: Mapping[str, Any]
+    model: RunsForwards, name: str, value: Any, column: str | None, records: Mapping[str, Any]
 ) -> Outcome:
     if column is not None:
         return Outcome(name, column)
@@ -170,7 +170,7 @@ def _outcome(
     )
 
 
-def _observed(model: NumPyroModel, theta: Any, records: Mapping[str, Any]) -> dict[str, Any]:
+def _observed(model: RunsForwards, theta: Any, records: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: site
         for name, site in _traced(model, model.constrain(theta), records).items()
@@ -180,7 +180,7 @@ def _observed(model: NumPyroModel, theta: Any, records: Mapping[str, Any]) -> di
     }
 
 
-def _traced(model: NumPyroModel, latents: Mapping[str, Any], records: Mapping[str, Any]) -> Any:
+def _traced(model: RunsForwards, latents: Mapping[str, Any], records: Mapping[str, Any]) -> Any:
     # The seed is for models that draw where nothing is used.
     seeded = handlers.seed(handlers.substitute(model.function, data=dict(latents)), rng_seed=0)
     # Columns that are not drawn yet are zeros, which need not be in the support of their laws.
@@ -189,7 +189,7 @@ def _traced(model: NumPyroModel, latents: Mapping[str, Any], records: Mapping[st
     return traced
 
 
-def _made_up(model: NumPyroModel, scale: float, level: int) -> dict[str, Any]:
+def _made_up(model: RunsForwards, scale: float, level: int) -> dict[str, Any]:
     """Returns records in which no two columns hold the same floats, and all integers are ``level``."""
     found: dict[str, Any] = {}
     for place, (name, shape) in enumerate(model.record.items(), start=1):

@@ -8,25 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedvi import errors
 from fedvi.experiment.build import Assembly
-from fedvi.experiment.results import generative
-from fedvi.experiment.results.generative import Parameter
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
-from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.expfam.draws import thetas
 from fedvi.models.base import Model
-from fedvi.models.conjugate import ConjugateModel
-from fedvi.models.site_effects import SiteEffects
-from fedvi.models.softmax import Multinomial
+from fedvi.models.capabilities import Multiplies, Named, Parameter, SharesEffects
+from fedvi.models.conjugate import brings_family
+from fedvi.models.outcomes.base import Columns
 from fedvi.typing import Eta
 
-__all__ = ["GAUSSIAN", "constrained", "flat", "line", "mean_root", "named", "thetas"]
-
-GAUSSIAN = FullGaussian | DiagonalGaussian | LowRankGaussian
-"""Of these, every linear predictor is normal."""
-
-# Numbers that are drawn at most: 2 GB of float64.
-_MOST = 250_000_000
+__all__ = ["constrained", "flat", "multipliers", "named", "outcome_columns", "thetas"]
 
 
 def named(assembly: Assembly, posterior: Eta, count: int, seed: int) -> dict[str, Parameter]:
@@ -47,56 +37,34 @@ def named(assembly: Assembly, posterior: Eta, count: int, seed: int) -> dict[str
     """
     model = assembly.model
     theta = thetas(assembly.family, posterior, count, seed)
-    if isinstance(model, ConjugateModel) and not isinstance(model, Model):
-        kind = generative.kind_of(model)
-        if kind is None:
-            # θ as it is: a class from outside says no more than the names of its coordinates.
-            return {"theta": Parameter(theta, (("coordinate", tuple(model.names)),))}
-        return kind.parameters(model, theta)
-    if isinstance(model, Multinomial):
-        axes = ("level", model.levels[1:]), ("coefficient", model.columns)
-        shape = (-1, len(model.levels) - 1, len(model.columns))
-        return {"coefficients": Parameter(theta.reshape(shape), axes)}
+    if isinstance(model, Named):
+        return model.parameters(theta)
+    if brings_family(model):
+        # θ as it is: a class from outside says no more than the names of its coordinates.
+        return {"theta": Parameter(theta, (("coordinate", tuple(model.names)),))}
     values = constrained(model, theta)
     return {name: Parameter(value, _axes(model, name, value)) for name, value in values.items()}
 
 
-def thetas(family: Any, posterior: Eta, count: int, seed: int) -> np.ndarray:
-    """Draws θ ~ q, float64 [count, D]; the same for the same seed.
+def outcome_columns(assembly: Assembly) -> Columns:
+    """Returns what a study with a formula says of the columns of its outcome."""
+    response = assembly.design.response
+    found = [assembly.schema[name] for name in response.columns]
+    return Columns(
+        response.text,
+        response.columns,
+        tuple(getattr(column, "bounds", (0.0, 1.0)) for column in found),
+        tuple(float(getattr(column, "center", 0.0)) for column in found),
+        tuple(float(getattr(column, "scale", 1.0)) for column in found),
+    )
 
-    Raises:
-      ConfigError: ``count`` is below 1, or there would be too many numbers.
-    """
-    if count < 1:
-        raise errors.ConfigError(f"draws is {count}, expected at least 1")
-    if count * family.size > _MOST:
-        raise errors.ConfigError(
-            f"draws is {count}, of {family.size} numbers each: more than {_MOST:,} in all",
-            f"ask for at most {max(1, _MOST // family.size)}, or take the means of the summary",
-        )
-    if isinstance(family, FullGaussian | DiagonalGaussian):
-        mean, root = mean_root(family, posterior)
-        noise = np.random.default_rng(seed).normal(size=(count, family.size))
-        return mean + (noise @ root.T if root.ndim == 2 else noise * root)
+
+def multipliers(model: Any, theta: np.ndarray) -> np.ndarray:
+    """Returns what x is multiplied by at draws θ [S, D]: θ itself, or what the model says, [S, W]."""
+    if not isinstance(model, Multiplies):
+        return theta
     with jax.enable_x64(True):
-        return np.array(family.sample(jax.random.key(seed), posterior, (count,)), np.float64)
-
-
-def mean_root(family: Any, posterior: Eta) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean [D] of a full Gaussian and a lower root of its covariance [D, D]; of a diagonal one,
-    its sds [D]."""
-    found = family.location_root if isinstance(family, FullGaussian) else family.moments
-    mean, root = found(posterior)
-    return np.asarray(mean), np.asarray(root)
-
-
-def line(family: Any, posterior: Eta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and sd of xᵀθ, [n] each, for each row of x [n, D]; q is one of ``GAUSSIAN``."""
-    if isinstance(family, LowRankGaussian):
-        return family.along(posterior, x)
-    mean, root = mean_root(family, posterior)
-    spread = x @ root if root.ndim == 2 else x * root
-    return x @ mean, np.sqrt((spread**2).sum(axis=1))
+        return np.array(jax.jit(jax.vmap(model.multipliers))(theta))
 
 
 def constrained(model: Model, theta: np.ndarray) -> dict[str, np.ndarray]:
@@ -133,7 +101,7 @@ def flat(parameters: dict[str, Parameter]) -> dict[str, np.ndarray]:
 def _axes(model: Model, name: str, value: np.ndarray) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if name == "coefficients" and value.ndim == 2:
         return (("coefficient", tuple(model.names[: value.shape[1]])),)
-    if name == "site_scale" and isinstance(model, SiteEffects):
+    if name == "site_scale" and isinstance(model, SharesEffects):
         return (("effect", model.labels),)
     return tuple(
         (f"{name}_dim_{axis}", tuple(map(str, range(size))))

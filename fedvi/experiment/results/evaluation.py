@@ -21,9 +21,10 @@ from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.results import ancestral, finished
 from fedvi.experiment.results import draws as draws_of
+from fedvi.expfam.base import Gaussian
 from fedvi.inference.local_latents import local_problem
-from fedvi.models.glm import GeneralisedLinearModel, Normal, WithOffset
-from fedvi.models.numpyro import NumPyroModel
+from fedvi.models.capabilities import HasOutcome, Regression, RunsForwards
+from fedvi.models.outcomes.base import Predicts, Scatters
 from fedvi.typing import Eta, Records
 
 __all__ = [
@@ -290,17 +291,17 @@ class _Predictive(NamedTuple):
 
 def _predictive(assembly: Assembly, posterior: Eta, draws: int, seed: int) -> _Predictive:
     model = assembly.model
-    if isinstance(model, GeneralisedLinearModel) and model.layout is None:
+    if isinstance(model, Regression) and model.layout is None:
         return _by_quadrature(model, assembly.family, posterior)
     return _by_draws(model, assembly.family, posterior, draws, seed)
 
 
-def _by_quadrature(model: GeneralisedLinearModel, family: Any, posterior: Eta) -> _Predictive:
+def _by_quadrature(model: Regression, family: Any, posterior: Eta) -> _Predictive:
     points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
     shares = np.log(weights / weights.sum())
 
     def log_density(records: Records) -> np.ndarray:
-        mean, sd = draws_of.line(family, posterior, records["x"])
+        mean, sd = family.along(posterior, records["x"])
         predictor = mean[None, :] + points[:, None] * sd[None, :]
         with jax.enable_x64(True):
             found = np.asarray(model.log_density(predictor, np.asarray(records["y"])[None]))
@@ -362,23 +363,22 @@ def _outcome(assembly: Assembly) -> tuple[str, int]:
     model, design = assembly.model, assembly.design
     if design is None:
         return "other", 0
-    response = design.response
-    if response.type == "level":
-        return "level", len(response.levels)
-    if response.type in ("number", "count", "binary") and isinstance(_response(model), Normal):
-        return "number", 0
-    if response.type == "binary":
-        return "binary", 2
-    if assembly.study.model.kind == "binomial":
-        return "binomial", 2
-    # A NumPyro model may say anything of a number, but of a count only what its density says.
-    return ("count", 0) if response.type == "count" else ("other", 0)
+    response, outcome = design.response, _law(model)
+    # Of a number, figures need a predictor that is exactly normal.
+    if outcome is not None and (isinstance(model, Regression) or outcome.measured != "number"):
+        kind = outcome.measured
+    else:
+        # A NumPyro model may say anything of a number, but of a count only what its density says.
+        kind = response.type if response.type in ("level", "binary", "count") else "other"
+    return kind, _CLASSES.get(kind, len(response.levels) if kind == "level" else 0)
 
 
-def _response(model: Any) -> Any:
-    """Returns the distribution of a model's outcome, without its offset; None if it has no such."""
-    response = model.response if isinstance(model, GeneralisedLinearModel) else None
-    return response.response if isinstance(response, WithOffset) else response
+_CLASSES = {"binary": 2, "binomial": 2}
+
+
+def _law(model: Any) -> Any:
+    """Returns how a model's outcome is distributed; None if it does not say."""
+    return model.outcome if isinstance(model, HasOutcome) else None
 
 
 def _labels(y: np.ndarray) -> np.ndarray:
@@ -433,14 +433,22 @@ def _groups(score: np.ndarray, came_true: np.ndarray) -> tuple[Group, ...]:
     )
 
 
-def _numbers(assembly: Assembly, posterior: Eta, records: Records) -> Numbers:
-    """Predicts y ~ N(xᵀm + offset, xᵀSx + σ²), which is exact: the noise is known."""
-    noise = _response(assembly.model).noise_scale
-    mean, sd = draws_of.line(assembly.family, posterior, records["x"])
+def _numbers(assembly: Assembly, posterior: Eta, records: Records) -> Numbers | None:
+    """Predicts y by its law at a ~ N(xᵀm + offset, xᵀSx), exactly if y is normal; None without one."""
+    law = _law(assembly.model)
+    if not isinstance(law, Predicts) or not isinstance(law, Scatters):
+        return None
+    mean, sd = assembly.family.along(posterior, records["x"])
     y, labels = records["y"], _labels(records["y"])
     if y.ndim == 2:
         mean = mean + y[:, 1]
-    rank = scipy.special.ndtr((labels - mean) / np.hypot(sd, noise))
+    exact = getattr(law, "predictive_sd", None)
+    if exact is not None:
+        rank = scipy.special.ndtr((labels - mean) / exact(sd))
+    else:
+        points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+        nodes, shares = law.mean(mean + points[:, None] * sd), weights / weights.sum()
+        rank, mean = shares @ law.cdf(labels, nodes), shares @ nodes
     return _summary(labels, mean, rank, rank, _unit(assembly))
 
 
@@ -565,7 +573,7 @@ class _Law(NamedTuple):
 def _drawn(assembly: Assembly, posterior: Eta, records: Records) -> tuple[_Law, ...] | None:
     """Returns the laws of what a NumPyro model draws; None for any other, and where it does not tell."""
     model = assembly.model
-    if not isinstance(model, NumPyroModel):
+    if not isinstance(model, RunsForwards):
         return None
     mean, _ = assembly.family.moments(posterior)
     some = {name: column[:1] for name, column in records.items()}
@@ -604,9 +612,9 @@ def _unit_of_density(assembly: Assembly, drawn: tuple[_Law, ...] | None) -> tupl
     response = None if design is None else design.response
     if response is not None and response.type == "survival":
         return "file", 0.0  # its times are as the file has them
-    kind = assembly.study.model.kind
-    if ":" not in kind:
-        dense = "number", "several", *(() if kind == "binomial" else ("counts",))
+    outcome = _law(assembly.model)
+    if outcome is not None:
+        dense = "number", "several", *(() if outcome.measured == "binomial" else ("counts",))
         columns = response.columns if response and response.type in dense else ()
     elif drawn is None:
         return ("", 0.0) if response and response.type in ("binary", "level") else ("model", 0.0)
@@ -619,7 +627,7 @@ def _unit_of_density(assembly: Assembly, drawn: tuple[_Law, ...] | None) -> tupl
 
 
 def _check_gaussian(family: Any) -> None:
-    if not isinstance(family, draws_of.GAUSSIAN):
+    if not isinstance(family, Gaussian):
         raise errors.ConfigError(
             f"family is {type(family).__name__}, expected a Gaussian",
             "predictions are averaged over a Gaussian q",

@@ -18,9 +18,8 @@ from fedvi import __version__, errors
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.results import draws as draws_of
 from fedvi.experiment.results.finished import FREE, Finished, origin
-from fedvi.experiment.results.generative import Parameter
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
-from fedvi.models.numpyro import NumPyroModel
+from fedvi.expfam.base import DenseGaussian
+from fedvi.models.capabilities import Parameter, RunsForwards
 from fedvi.report import arviz
 
 __all__ = [
@@ -96,20 +95,20 @@ def write_numpyro(run: Finished, path: Path) -> tuple[str, str]:
       ConfigError: q is no Gaussian, or the folder is not there.
     """
     family = run.assembly.family
-    if not isinstance(family, FullGaussian | DiagonalGaussian):
+    if not isinstance(family, DenseGaussian):
         raise errors.ConfigError(
             f"--numpyro: the family is {type(family).__name__}, expected a full or diagonal Gaussian",
             "NumPyro's automatic guides are Gaussians; write draws with --to FILE.npz",
         )
-    mean, root = draws_of.mean_root(family, run.posterior)
-    full = isinstance(family, FullGaussian)
+    mean, root = map(np.asarray, family.location_root(run.posterior))
+    full = family.correlated
     guide = "AutoMultivariateNormal" if full else "AutoDiagonalNormal"
     # NumPyro takes lower triangles with a positive diagonal; a root need not be one.
     scale = np.linalg.cholesky(root @ root.T) if full else root
     content = {"auto_loc": mean, "auto_scale_tril" if full else "auto_scale": scale}
     write_arrays(path, content)
     model = run.assembly.model
-    is_own = isinstance(model, NumPyroModel)
+    is_own = isinstance(model, RunsForwards)
     latents = list(dict.fromkeys(name.split("[")[0] for name in model.names)) if is_own else []
     first = "" if latents == sorted(latents) else _CALL_FIRST
     said = {

@@ -18,7 +18,7 @@ from fedvi.data.schema import Column, Number, Schema, as_code, as_number
 from fedvi.errors import DataError
 from fedvi.experiment.config import Study
 
-__all__ = ["Part", "parts"]
+__all__ = ["Part", "all_finite", "parts"]
 
 _ROWS = 10_000
 _BROKEN = "the line cannot be read"
@@ -85,6 +85,12 @@ def parts(
         first += count
     if first == 1:
         raise DataError(f"{path} has no record", "is this the right file?")
+
+
+def all_finite(records: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Says of each record of some arrays whether all of its numbers are finite: bool [n]."""
+    each = [np.isfinite(array).reshape(len(array), -1).all(axis=1) for array in records.values()]
+    return np.all(each, axis=0)
 
 
 def _wanted(

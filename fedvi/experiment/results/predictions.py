@@ -13,24 +13,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
-import scipy.stats
 from numpyro import distributions as dist
 
 from fedvi import errors
 from fedvi.data.schema import Binary, Level, Number, Schema, indicator_name
 from fedvi.experiment.build import Assembly
-from fedvi.experiment.results import ancestral, lines
+from fedvi.experiment.results import ancestral
 from fedvi.experiment.results import draws as draws_of
+from fedvi.expfam.base import Gaussian
 from fedvi.inference.local_latents import local_problem
-from fedvi.models.counts import NegativeBinomial
-from fedvi.models.glm import Bernoulli, GeneralisedLinearModel, Normal, WithOffset
-from fedvi.models.hazards import Events, Intervals
-from fedvi.models.multivariate import Outcomes
-from fedvi.models.numpyro import NumPyroModel
-from fedvi.models.site_effects import WithScales
-from fedvi.models.softmax import Multinomial
-from fedvi.models.trials import Binomial
-from fedvi.models.unknown_noise import UnknownNoise
+from fedvi.models.capabilities import HasOutcome, PredictsArrays, Regression, RunsForwards
+from fedvi.models.outcomes.base import (
+    MOST_EXPONENT,
+    Columns,
+    Expects,
+    Predicts,
+    Scatters,
+    Several,
+    quantile,
+)
 from fedvi.typing import Eta
 
 __all__ = ["Forecast", "Predictor", "predictor"]
@@ -42,8 +43,6 @@ _NODES = 64
 _APART, _CLOSE = 3.0, 320
 # Numbers of draws × records × outcomes that are computed in one go.
 _AT_ONCE = 1 << 20
-# No rate of this world is e⁷⁰⁰, and its square overflows.
-_MOST_EXPONENT = 340.0
 _LARGEST_COUNT = 2.0**52
 
 
@@ -112,31 +111,30 @@ def predictor(
         raise errors.ConfigError(f"level is {level:g}, expected a number between 0 and 1")
     if draws < 2:
         raise errors.ConfigError(f"draws is {draws}, expected 2 or more", "1000 are a good start")
-    if isinstance(assembly.model, UnknownNoise):
-        return _of_line(assembly.model, posterior, level)
-    if not isinstance(assembly.family, draws_of.GAUSSIAN):
+    model = assembly.model
+    if isinstance(model, PredictsArrays):
+        return _of_arrays(model, posterior, level)
+    if not isinstance(assembly.family, Gaussian):
         raise errors.ConfigError(
             f"the family is {type(assembly.family).__name__}, expected a Gaussian",
             "this model has no outcome to predict; `fedvi synthesise` writes records of it",
         )
     sure = _Sure(level, draws, seed)
-    if isinstance(assembly.model, NumPyroModel):
+    if isinstance(model, RunsForwards):
         return _of_numpyro(assembly, posterior, sure)
-    local = local_problem(assembly.family, assembly.model)
+    local = local_problem(assembly.family, model)
     model, eta = local.new_site(posterior)
     wide = dataclasses.replace(assembly, model=model, family=local.family)
-    regression = _regression(model)
-    if isinstance(model, Multinomial):
-        return _of_levels(wide, eta, sure)
-    if regression is None:
-        raise errors.ConfigError(
-            f"model.kind is {assembly.study.model.kind!r}, which predicts no outcome of a record"
-        )
-    if isinstance(regression.layout, Intervals):
-        return _of_survival(wide, regression, eta, sure, local.records)
-    if isinstance(regression.layout, Outcomes):
-        return _of_several(wide, regression.layout, eta, sure)
-    return _of_one(wide, regression, eta, sure, local.records)
+    outcome = model.outcome if isinstance(model, HasOutcome) else None
+    if isinstance(outcome, Predicts):
+        return _of_one(wide, outcome, eta, sure, local.records)
+    if isinstance(outcome, Several):
+        return _of_several(wide, outcome, eta, sure)
+    if isinstance(outcome, Expects):
+        return _of_draws(wide, outcome, eta, sure, local.records)
+    raise errors.ConfigError(
+        f"model.kind is {assembly.study.model.kind!r}, which predicts no outcome of a record"
+    )
 
 
 class _Sure(NamedTuple):
@@ -160,12 +158,6 @@ class _Sure(NamedTuple):
 _Widen = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def _regression(model: Any) -> GeneralisedLinearModel | None:
-    if isinstance(model, WithScales):
-        return model.effects.regression()
-    return model if isinstance(model, GeneralisedLinearModel) else None
-
-
 def _predicting(design: Any) -> tuple[str, ...]:
     """Returns the columns that a formula has right of `~`."""
     return tuple(name for name in design.columns if name not in design.response.columns)
@@ -177,27 +169,20 @@ def _inputs(design: Any, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray,
     return x, np.zeros(len(x)) if design.offset is None else design.offset.values(columns)
 
 
-def _of_one(
-    assembly: Assembly, model: GeneralisedLinearModel, eta: Eta, sure: _Sure, widen: _Widen
-) -> Predictor:
+def _of_one(assembly: Assembly, law: Predicts, eta: Eta, sure: _Sure, widen: _Widen) -> Predictor:
     """Predicts an outcome with one linear predictor."""
-    design, response = assembly.design, model.response
-    law = response.response if isinstance(response, WithOffset) else response
-    column = assembly.schema[design.response.columns[0]]
-    drawn = isinstance(assembly.model, WithScales)
+    design, columns_of = assembly.design, draws_of.outcome_columns(assembly)
+    # The predictor is exactly normal where θ is what x is multiplied by.
+    drawn = not isinstance(assembly.model, Regression)
     thetas = _coefficients(assembly, eta, sure) if drawn else None
-    what = {
-        Bernoulli: f"probability that {design.response.text} is true",
-        Binomial: f"probability that a trial counts among {design.response.columns[0]}",
-        Normal: f"mean of {design.response.text}, in the unit of the file",
-    }.get(type(law), f"expected number of {design.response.text}")
+    what = law.what(columns_of)
 
     def predict(columns: Mapping[str, np.ndarray]) -> Forecast:
         x, offset = _inputs(design, columns)
         x = widen({"x": x})["x"]
         # The predictor at nodes of its law [S, n], their weights, and its mean and sd.
         if thetas is None:
-            mean, sd = draws_of.line(assembly.family, eta, x)
+            mean, sd = assembly.family.along(eta, x)
             points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
             weights = weights / weights.sum()
             nodes = mean + points[:, None] * sd + offset
@@ -208,31 +193,26 @@ def _of_one(
             weights = np.full(len(nodes), 1.0 / len(nodes))
             ends = list(np.quantile(nodes, sure.ends, axis=0))
             line = None
-        return _forecast(law, column, nodes, weights, ends, line, sure)
+        return _forecast(law, columns_of, nodes, weights, ends, line, sure)
 
     return Predictor(what, ("",), _predicting(design), predict, sure.draws if drawn else 0)
 
 
-def _of_line(model: UnknownNoise, posterior: Eta, level: float) -> Predictor:
-    """Predicts an outcome whose noise is not known, as Student's t says it."""
+def _of_arrays(model: PredictsArrays, posterior: Eta, level: float) -> Predictor:
+    """Predicts the outcome of a model whose records are arrays, as it says it."""
+    ends = (1.0 - level) / 2.0, (1.0 + level) / 2.0
 
     def predict(arrays: Mapping[str, np.ndarray]) -> Forecast:
-        found = lines.line(model, posterior, arrays["x"])
-        mean = found.centre if found.freedom > 1.0 else np.full_like(found.centre, math.nan)
-        ends = (1.0 - level) / 2.0, (1.0 + level) / 2.0
-        told = [mean, found.sd]
-        for scale in (found.scale, found.outcome_scale):
-            told += [found.quantile(end, scale) for end in ends]
+        told = model.predict(posterior, arrays, ends)
         return Forecast(*(each[:, None] for each in told))
 
-    unknown = "so little is known of the noise that an outcome has no mean: model.noise_shape is at most ½"
-    needed = tuple(lines.inputs(model))
-    return Predictor("mean of y, in the unit of the file", ("",), needed, predict, 0, unknown)
+    what, unknown = model.predicted
+    return Predictor(what, ("",), tuple(model.inputs), predict, 0, unknown)
 
 
 def _forecast(
-    law: Any,
-    column: Any,
+    law: Predicts,
+    columns: Columns,
     nodes: np.ndarray,
     weights: np.ndarray,
     ends: list[np.ndarray],
@@ -243,98 +223,51 @@ def _forecast(
 
     ``line`` is the mean and sd of the predictor where it is normal and the nodes are those of quadrature.
     """
-    unit = float(getattr(column, "scale", 1.0))
-    centre = float(getattr(column, "center", 0.0))
+    is_number = law.measured == "number"
+    unit, centre = (columns.scales[0], columns.centres[0]) if is_number else (1.0, 0.0)
 
     def told(a: np.ndarray) -> np.ndarray:
-        if isinstance(law, Bernoulli | Binomial):
-            return np.asarray(scipy.special.expit(a))
-        if isinstance(law, Normal):
-            return centre + unit * a
-        return np.asarray(np.exp(np.clip(a, -_MOST_EXPONENT, _MOST_EXPONENT)))
+        return centre + unit * law.mean(a)
 
     values = told(nodes)
     mean = weights @ values
     sd = np.sqrt(np.maximum(weights @ (values - mean) ** 2, 0.0))
     lower, upper = map(told, ends)
     found = Forecast(*(each[:, None] for each in (mean, sd, lower, upper)))
-    if isinstance(law, Bernoulli | Binomial):  # how many trials a new record has, nobody says
+    if not isinstance(law, Scatters):
         return found
-    if isinstance(law, Normal):
-        noise = law.noise_scale * unit
-        if line is None:
-            new = [_mixed_normal(values, weights, noise, end) for end in sure.ends]
-        else:
-            apart = sure.width * np.hypot(unit * line[1], noise)
-            new = [told(line[0]) - apart, told(line[0]) + apart]
+    exact = getattr(law, "predictive_sd", None)
+    if exact is not None and line is not None:
+        apart = sure.width * exact(line[1], unit)
+        new = [told(line[0]) - apart, told(line[0]) + apart]
     else:
-        new = [_least_count(law, values, weights, end) for end in sure.ends]
+        new = [quantile(law, values, weights, end, unit) for end in sure.ends]
         rough = np.zeros(len(mean), bool) if line is None else _is_rough(law, *line, sure)
         if line is not None and rough.any():
             points = np.linspace(-8.0, 8.0, _CLOSE)
             close = told(line[0][rough] + points[:, None] * line[1][rough])
             shares = scipy.special.softmax(-0.5 * points**2)
             for each, end in zip(new, sure.ends, strict=True):
-                each[rough] = _least_count(law, close, shares, end)
+                each[rough] = quantile(law, close, shares, end, unit)
     return found._replace(outcome_lower=new[0][:, None], outcome_upper=new[1][:, None])
 
 
 def _is_rough(law: Any, mean: np.ndarray, sd: np.ndarray, sure: _Sure) -> np.ndarray:
-    """Says of which counts the quadrature's nodes are too far apart for quantiles, bool [n]."""
-    highest = np.clip(mean + sure.width * sd, -_MOST_EXPONENT, _MOST_EXPONENT)
-    # The variance of the log of a count at that rate.
-    own = np.exp(-highest) + (law.dispersion if isinstance(law, NegativeBinomial) else 0.0)
-    return np.asarray(sd > _APART * np.sqrt(own))
+    """Says of which outcomes the quadrature's nodes are too far apart for quantiles, bool [n].
 
-
-def _mixed_normal(
-    centres: np.ndarray, weights: np.ndarray, noise: float, probability: float
-) -> np.ndarray:
-    """Returns the quantiles of mixtures Σ w N(centre, noise²), [n] of [S, n], by bisection."""
-    mean = weights @ centres
-    reach = 40.0 * (noise + np.sqrt(weights @ (centres - mean) ** 2))
-    low, high = mean - reach, mean + reach
-    for _ in range(80):
-        middle = 0.5 * (low + high)
-        above = weights @ scipy.special.ndtr((middle - centres) / noise) >= probability
-        low, high = np.where(above, low, middle), np.where(above, middle, high)
-    return 0.5 * (low + high)
-
-
-def _least_count(
-    law: Any, rates: np.ndarray, weights: np.ndarray, probability: float
-) -> np.ndarray:
-    """Returns the least k with P(Y ≤ k) ≥ probability, of mixtures over rates [S, n], by bisection."""
-
-    def below(count: np.ndarray) -> np.ndarray:
-        if isinstance(law, NegativeBinomial):
-            shape = 1.0 / law.dispersion
-            chance = scipy.stats.nbinom.cdf(count, shape, shape / (shape + rates))
-        else:
-            chance = scipy.stats.poisson.cdf(count, rates)
-        return np.asarray(weights @ chance)
-
-    low, high = np.full(rates.shape[1], -1.0), np.ones(rates.shape[1])
-    while (short := (below(high) < probability) & (high < _LARGEST_COUNT)).any():
-        high = np.where(short, 4.0 * high, high)
-    while (high - low > 1.0).any():
-        middle = np.floor(0.5 * (low + high))
-        enough = below(middle) >= probability
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return high
+    Means of such an outcome are about e^a: its own sd over its mean is that of its logarithm.
+    """
+    highest = law.mean(np.clip(mean + sure.width * sd, -MOST_EXPONENT, MOST_EXPONENT))
+    return np.asarray(sd * highest > _APART * law.sd(highest))
 
 
 def _coefficients(assembly: Assembly, eta: Eta, sure: _Sure) -> np.ndarray:
     """Draws what x is multiplied by, [S, W]: of a site that nobody has seen, with its effects."""
     theta = draws_of.thetas(assembly.family, eta, sure.draws, sure.seed)
-    model = assembly.model
-    if not isinstance(model, WithScales):
-        return theta
-    effects = draws_of.constrained(model, theta)["effects"]
-    return np.concatenate([theta[:, : model.effects.size], effects], axis=1)
+    return draws_of.multipliers(assembly.model, theta)
 
 
-def _of_several(assembly: Assembly, layout: Outcomes, eta: Eta, sure: _Sure) -> Predictor:
+def _of_several(assembly: Assembly, several: Several, eta: Eta, sure: _Sure) -> Predictor:
     """Predicts several numbers, whose predictors are exactly normal."""
     design = assembly.design
     names = design.response.columns
@@ -343,10 +276,10 @@ def _of_several(assembly: Assembly, layout: Outcomes, eta: Eta, sure: _Sure) -> 
     def predict(columns: Mapping[str, np.ndarray]) -> Forecast:
         x, _ = _inputs(design, columns)
         found = []
-        for index, (column, noise) in enumerate(zip(columns_of, layout.noise_scales, strict=True)):
+        for index, (column, noise) in enumerate(zip(columns_of, several.noise_scales, strict=True)):
             wide = np.zeros((len(x), len(names), x.shape[1]))
             wide[:, index] = x
-            mean, sd = draws_of.line(assembly.family, eta, wide.reshape(len(x), -1))
+            mean, sd = assembly.family.along(eta, wide.reshape(len(x), -1))
             centre, unit = column.center + column.scale * mean, column.scale * sd
             new = sure.width * column.scale * np.hypot(sd, noise)
             apart = sure.width * unit
@@ -357,52 +290,21 @@ def _of_several(assembly: Assembly, layout: Outcomes, eta: Eta, sure: _Sure) -> 
     return Predictor(what, names, _predicting(design), predict, 0)
 
 
-def _of_levels(assembly: Assembly, eta: Eta, sure: _Sure) -> Predictor:
-    """Predicts the probability of each level."""
-    design, model = assembly.design, assembly.model
-    theta = draws_of.thetas(assembly.family, eta, sure.draws, sure.seed)
-    coefficients = theta.reshape(sure.draws, len(model.levels) - 1, len(model.columns))
-
-    def values(x: np.ndarray) -> np.ndarray:
-        logits = np.einsum("skd,nd->snk", coefficients, x)
-        logits = np.concatenate([np.zeros((*logits.shape[:2], 1)), logits], axis=2)
-        return np.asarray(scipy.special.softmax(logits, axis=2))
-
-    def predict(columns: Mapping[str, np.ndarray]) -> Forecast:
-        x, _ = _inputs(design, columns)
-        return _averaged(values, x, len(model.levels), sure)
-
-    what = f"probability of each level of {design.response.text}"
-    return Predictor(what, model.levels, _predicting(design), predict, sure.draws)
-
-
-def _of_survival(
-    assembly: Assembly, model: GeneralisedLinearModel, eta: Eta, sure: _Sure, widen: _Widen
+def _of_draws(
+    assembly: Assembly, outcome: Expects, eta: Eta, sure: _Sure, widen: _Widen
 ) -> Predictor:
-    """Predicts the probability to be without the event until each cut; without cuts, to the end."""
-    design, layout = assembly.design, model.layout
-    assert isinstance(layout, Intervals)
-    assert isinstance(model.response, Events)
-    time = assembly.schema[design.response.columns[0]]
-    times = layout.cuts or (time.bounds[1],)
+    """Predicts what an outcome tells at each θ, averaged over draws."""
+    design, columns_of = assembly.design, draws_of.outcome_columns(assembly)
     thetas = _coefficients(assembly, eta, sure)
-    intervals = len(layout.cuts) + 1
-    ends = np.array([0.0, *layout.cuts, math.inf])
-    exposure = np.clip(np.array(times)[:, None], ends[:-1], ends[1:]) - ends[:-1]
+    what, labels = outcome.quantities(columns_of)
 
     def values(x: np.ndarray) -> np.ndarray:
-        along = thetas[:, intervals:] @ x.T
-        highest = _MOST_EXPONENT
-        baseline = np.exp(np.clip(thetas[:, :intervals], -highest, highest)) @ exposure.T
-        hazard = baseline[:, None, :] * np.exp(np.clip(along, -highest, highest))[:, :, None]
-        return np.asarray(np.exp(-hazard))
+        return outcome.expected(thetas, x, columns_of)
 
     def predict(columns: Mapping[str, np.ndarray]) -> Forecast:
         x, _ = _inputs(design, columns)
-        return _averaged(values, widen({"x": x})["x"], len(times), sure)
+        return _averaged(values, widen({"x": x})["x"], len(labels), sure)
 
-    labels = tuple(f"{cut:g}" for cut in times)
-    what = f"probability to be without {design.response.columns[1]} until each time, in the file's unit"
     return Predictor(what, labels, _predicting(design), predict, sure.draws)
 
 
@@ -496,7 +398,7 @@ class _Drawn:
 
     def __init__(
         self,
-        model: NumPyroModel,
+        model: RunsForwards,
         outcome: ancestral.Outcome,
         latents: Mapping[str, np.ndarray],
         sure: _Sure,
@@ -558,7 +460,7 @@ def _rate(law: Any, key: Any) -> Any:
     return None
 
 
-def _given(model: NumPyroModel, outcome: ancestral.Outcome, schema: Schema) -> tuple[str, ...]:
+def _given(model: RunsForwards, outcome: ancestral.Outcome, schema: Schema) -> tuple[str, ...]:
     """Returns the columns of the schema that a model is given; an indicator comes with its own."""
     indicators = {indicator_name(name): name for name in schema}
     names = [indicators.get(name, name) for name in model.record if name != outcome.column]

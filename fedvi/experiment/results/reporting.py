@@ -21,7 +21,7 @@ from fedvi.experiment.influence import curvature_noise, influence, left_out
 from fedvi.experiment.results import kept_result, report_ledgers
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.federation.fold import Gap
-from fedvi.models.lda import LatentDirichlet
+from fedvi.models.capabilities import Topics
 from fedvi.privacy import ledger
 from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.statement import Claim
@@ -352,7 +352,7 @@ def _topics(study: Study, kept: _Kept, vocabulary: Sequence[str] | None) -> tupl
       ConfigError: the vocabulary is not the model's.
     """
     model = conjugates.model_of(study)
-    if not isinstance(model, LatentDirichlet):
+    if not isinstance(model, Topics):
         if vocabulary is not None:
             raise errors.ConfigError(
                 f"--vocabulary is given, and model.kind is {study.model.kind!r}",

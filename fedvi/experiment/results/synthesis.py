@@ -11,40 +11,35 @@ probabilistic modeling, Patterns 2(7); for several sets Räisä, Jälkö, Kaski 
 statistical inference with differentially private synthetic data, AISTATS.
 """
 
-import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.special
 
 from fedvi import data
 from fedvi.data.schema import Binary, Column, Level
 from fedvi.errors import ConfigError, DataError
 from fedvi.experiment.build import Assembly
-from fedvi.experiment.results import ancestral, generative, lines, new_records
+from fedvi.experiment.results import ancestral, new_records
 from fedvi.experiment.results import draws as draws_of
-from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
+from fedvi.expfam.base import DenseGaussian
 from fedvi.inference.local_latents import local_problem
-from fedvi.models.base import Model
-from fedvi.models.conjugate import ConjugateModel
-from fedvi.models.counts import NegativeBinomial
-from fedvi.models.glm import Bernoulli, GeneralisedLinearModel, Normal, WithOffset
-from fedvi.models.hazards import Intervals
-from fedvi.models.multivariate import Outcomes
-from fedvi.models.numpyro import NumPyroModel
-from fedvi.models.site_effects import WithScales
-from fedvi.models.softmax import Multinomial
-from fedvi.models.trials import Binomial
+from fedvi.models.capabilities import (
+    Generates,
+    GeneratesOutcomes,
+    HasOutcome,
+    RunsForwards,
+    Tabular,
+    at_draw,
+)
+from fedvi.models.conjugate import brings_family
+from fedvi.models.outcomes.base import Draws, DrawsRows
 from fedvi.typing import Eta
 
-__all__ = ["Synthetic", "cells", "events_within", "synthesise"]
+__all__ = ["Synthetic", "cells", "synthesise"]
 
 _TAKE_OUT = "a synthetic outcome needs all that it is drawn from: take the record out"
-# A rate beyond which no count can be drawn, and a hazard at which nobody is left.
-_LARGEST_RATE = 1e15
 
 
 class Synthetic(NamedTuple):
@@ -126,9 +121,7 @@ _Conditional = Callable[[np.ndarray, np.random.SeedSequence], Synthetic]
 
 def _widened(assembly: Assembly, posterior: Eta) -> tuple[Any, Eta]:
     """Returns family and η of what one set is drawn from: with the effects of a new site."""
-    if not isinstance(assembly.family, FullGaussian | DiagonalGaussian):
-        return assembly.family, posterior
-    if isinstance(assembly.model, ConjugateModel) and not isinstance(assembly.model, Model):
+    if not isinstance(assembly.family, DenseGaussian) or brings_family(assembly.model):
         return assembly.family, posterior
     local = local_problem(assembly.family, assembly.model)
     return local.family, local.new_site(posterior)[1]
@@ -137,7 +130,7 @@ def _widened(assembly: Assembly, posterior: Eta) -> tuple[Any, Eta]:
 def _whole(assembly: Assembly) -> _Whole | None:
     """Returns how a model draws whole records; None for one that draws some columns given others."""
     model, schema = assembly.model, assembly.schema
-    if isinstance(model, NumPyroModel):
+    if isinstance(model, RunsForwards):
         drawn = ancestral.outcomes(model)
         if assembly.design is not None or len(drawn) < len(model.record):
             return None
@@ -152,21 +145,18 @@ def _whole(assembly: Assembly) -> _Whole | None:
             return Synthetic(columns, None)
 
         return forwards
-    if not isinstance(model, ConjugateModel) or isinstance(model, Model):
+    if not brings_family(model) or isinstance(model, GeneratesOutcomes):
         return None
-    kind = generative.kind_of(model)
-    if kind is None:
+    if not isinstance(model, Generates):
         raise ConfigError(
             f"model {type(model).__name__} does not say how a record is made from its parameters",
-            "a model of the study's own is not run forwards; draw parameters with `fedvi posterior`",
+            "a model of the study's own is run forwards if it has `parameters` and `draw`, see "
+            "fedvi.models.capabilities; draw parameters with `fedvi posterior`",
         )
-    if kind.records is None:
-        return None
-    make = kind.records
 
     def made(theta: np.ndarray, count: int, seed: np.random.SeedSequence) -> Synthetic:
-        at = {name: each.values[0] for name, each in kind.parameters(model, theta).items()}
-        arrays = make(model, at, count, np.random.default_rng(seed))
+        at = at_draw(model.parameters(theta), 0)
+        arrays = model.draw(at, count, np.random.default_rng(seed))
         return Synthetic(_table(model, schema, arrays), arrays)
 
     return made
@@ -176,9 +166,9 @@ def _table(
     model: Any, schema: Mapping[str, Column], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, list[str]] | None:
     """Returns records that are one row of numbers as a table: of the study's file, or of the model."""
-    names = generative.columns_of(model)
-    if not names:
+    if not isinstance(model, Tabular):
         return None
+    names = model.row
     (rows,) = arrays.values()
     if len(schema) == len(names):
         return {
@@ -223,9 +213,9 @@ def _shown(value: Any) -> str:
 def _conditional(assembly: Assembly, given: Path) -> _Conditional:
     """Returns how outcomes are drawn for the records of a public file."""
     model, design, schema = assembly.model, assembly.design, assembly.schema
-    if isinstance(model, ConjugateModel) and not isinstance(model, Model):
+    if isinstance(model, GeneratesOutcomes):
         return _beside_arrays(model, given)
-    drawn = ancestral.outcomes(model) if isinstance(model, NumPyroModel) else ()
+    drawn = ancestral.outcomes(model) if isinstance(model, RunsForwards) else ()
     if design is not None:
         names = [name for name in design.columns if name not in design.response.columns]
         outcomes: Sequence[str] = design.response.columns
@@ -235,10 +225,11 @@ def _conditional(assembly: Assembly, given: Path) -> _Conditional:
         if len(names) + len(outcomes) < len(model.record):
             absent = ", ".join(sorted({*model.record} - {*names, *outcomes}))
             raise ConfigError(f"the columns {absent} cannot be read from --given {given}")
-    of_trials = assembly.study.model.kind == "binomial"
+    law = model.outcome if isinstance(model, HasOutcome) else None
     # How many trials a record has is given, and only how they came out is drawn.
-    table, columns = _read(assembly, [*outcomes, *names] if of_trials else names, given)
-    trials = sum(columns[name] for name in outcomes) if of_trials else None
+    keeps_total = isinstance(law, Draws) and law.keeps_total
+    table, columns = _read(assembly, [*outcomes, *names] if keeps_total else names, given)
+    own = [columns[name] for name in outcomes] if keeps_total else []
     x, offset = None, None
     if design is not None:
         x = design.matrix(columns)
@@ -246,7 +237,7 @@ def _conditional(assembly: Assembly, given: Path) -> _Conditional:
     count = len(columns[""])
 
     def one(theta: np.ndarray, seed: np.random.SeedSequence) -> Synthetic:
-        if isinstance(model, NumPyroModel):
+        if isinstance(model, RunsForwards):
             if x is None:
                 passed: dict[str, np.ndarray] = {name: columns[name] for name in names}
             else:
@@ -262,7 +253,7 @@ def _conditional(assembly: Assembly, given: Path) -> _Conditional:
             assert x is not None
             random = np.random.default_rng(seed)
             shift = np.zeros(count) if offset is None else offset
-            values = _drawn(assembly, theta, x, shift, trials, random)
+            values = _drawn(assembly, theta, x, shift, own, random)
         made = {
             schema[name].column: cells(schema[name], value)
             for name, value in zip(outcomes, values, strict=True)
@@ -272,13 +263,9 @@ def _conditional(assembly: Assembly, given: Path) -> _Conditional:
     return one
 
 
-def _beside_arrays(model: Any, given: Path) -> _Conditional:
+def _beside_arrays(model: GeneratesOutcomes, given: Path) -> _Conditional:
     """Returns how a conjugate regression draws its outcomes for the arrays of a public file."""
-    kind = generative.kind_of(model)
-    assert kind is not None
-    draw = kind.outcomes
-    assert draw is not None
-    layout = lines.inputs(model)
+    layout = model.inputs
     if given.suffix.lower() != ".npz":
         raise ConfigError(
             f"--given {given} is no .npz, expected one with {', '.join(layout)}",
@@ -286,7 +273,7 @@ def _beside_arrays(model: Any, given: Path) -> _Conditional:
         )
 
     def sound(records: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.all([np.isfinite(each).all(axis=1) for each in records.values()], axis=0)
+        return new_records.all_finite(records)
 
     source = data.read_arrays(given, layout, sound, private=True, where="--given")
     if not source.size:
@@ -298,8 +285,8 @@ def _beside_arrays(model: Any, given: Path) -> _Conditional:
         )
 
     def one(theta: np.ndarray, seed: np.random.SeedSequence) -> Synthetic:
-        at = {name: each.values[0] for name, each in kind.parameters(model, theta).items()}
-        made = draw(model, at, source.records, np.random.default_rng(seed))
+        at = at_draw(model.parameters(theta), 0)
+        made = model.draw_outcomes(at, source.records, np.random.default_rng(seed))
         return Synthetic(None, {**source.records, **made})
 
     return one
@@ -329,110 +316,22 @@ def _drawn(
     theta: np.ndarray,
     x: np.ndarray,
     offset: np.ndarray,
-    trials: Any,
+    own: Sequence[np.ndarray],
     random: np.random.Generator,
 ) -> list[np.ndarray]:
     """Draws the outcomes of a regression at one θ [1, W]: prepared values, one array a column.
 
-    ``trials`` [n] are of a binomial regression alone; None of others.
+    ``own`` are the columns that are replaced, of an outcome that keeps their sum.
     """
     local = local_problem(assembly.family, assembly.model)
-    model: Any = local.model
-    if isinstance(model, Multinomial):
-        coefficients = theta.reshape(len(model.levels) - 1, len(model.columns))
-        logits = np.concatenate([np.zeros((len(x), 1)), x @ coefficients.T], axis=1)
-        # The largest of logits with Gumbel noise is a draw of the softmax.
-        return [np.argmax(logits + random.gumbel(size=logits.shape), axis=1)]
-    at = theta[0]
-    if isinstance(model, WithScales):
-        effects = draws_of.constrained(WithScales(model.effects, standard=True), theta)["effects"]
-        at = np.concatenate([theta[0, : model.effects.size], effects[0]])
-        model = model.effects.regression()
-    if not isinstance(model, GeneralisedLinearModel):
-        raise ConfigError(
-            f"model.kind is {assembly.study.model.kind!r}, which draws no outcome of a record"
-        )
-    wide = local.records({"x": x})["x"]
-    if isinstance(model.layout, Intervals):
-        return _times(assembly, model.layout, at, wide, random)
-    if isinstance(model.layout, Outcomes):
-        means = x @ at.reshape(-1, x.shape[1]).T
-        noise = random.standard_normal(means.shape) * np.array(model.layout.noise_scales)
-        return list((means + noise).T)
-    response = model.response
-    law = response.response if isinstance(response, WithOffset) else response
-    a = wide @ at + offset
-    if isinstance(law, Bernoulli):
-        return [(random.uniform(size=len(a)) < scipy.special.expit(a)).astype(np.float64)]
-    if isinstance(law, Binomial):
-        bounds = [assembly.schema[name].bounds for name in assembly.design.response.columns[:2]]
-        events = events_within(trials, scipy.special.expit(a), bounds, random)
-        return [events, trials - events]
-    if isinstance(law, Normal):
-        return [a + law.noise_scale * random.standard_normal(len(a))]
-    rates = np.exp(np.minimum(a, math.log(_LARGEST_RATE)))
-    if isinstance(law, NegativeBinomial):
-        shape = 1.0 / law.dispersion
-        rates = rates * random.gamma(shape, 1.0 / shape, len(a))
-    return [random.poisson(rates).astype(np.float64)]
-
-
-def events_within(
-    trials: np.ndarray,
-    chance: np.ndarray,
-    bounds: Sequence[tuple[float | int, float | int]],
-    random: np.random.Generator,
-) -> np.ndarray:
-    """Draws how many of a record's trials come out, given that both counts are within their bounds.
-
-    So the number of trials stays, as clipping one count alone would not leave it.
-
-    Args:
-      trials: whole numbers [n].
-      chance: of one trial, [n].
-      bounds: of those that come out, and of the others.
-      random: where draws come from.
-
-    >>> random = np.random.default_rng(0)
-    >>> events_within(np.full(3, 60.0), np.full(3, 0.5), [(0, 10), (0, 50)], random).tolist()
-    [10.0, 10.0, 10.0]
-    """
-    from scipy.stats import binom
-
-    (fewest, most), (fewest_others, most_others) = bounds
-    low = np.maximum.reduce(
-        [np.zeros_like(trials), trials - most_others, np.full_like(trials, fewest)]
+    model = local.site_model
+    law = model.outcome if isinstance(model, HasOutcome) else None
+    (at,) = draws_of.multipliers(model, theta)
+    columns, wide = draws_of.outcome_columns(assembly), local.records({"x": x})["x"]
+    if isinstance(law, Draws):
+        return law.draw(wide @ at + offset, columns, random, own)
+    if isinstance(law, DrawsRows):
+        return law.draw_rows(at, wide, columns, random)
+    raise ConfigError(
+        f"model.kind is {assembly.study.model.kind!r}, which draws no outcome of a record"
     )
-    high = np.minimum.reduce([trials, trials - fewest_others, np.full_like(trials, most)])
-    before, until = binom.cdf(low - 1.0, trials, chance), binom.cdf(high, trials, chance)
-    found = binom.ppf(before + random.uniform(size=len(trials)) * (until - before), trials, chance)
-    # Where that has no mass that a float tells from 0, the bound that is nearest.
-    return np.asarray(np.clip(np.nan_to_num(found), low, np.maximum(low, high)), np.float64)
-
-
-def _times(
-    assembly: Assembly,
-    layout: Intervals,
-    at: np.ndarray,
-    x: np.ndarray,
-    random: np.random.Generator,
-) -> list[np.ndarray]:
-    """Draws times until the event, censored at the end of follow-up: prepared times, and whether it came.
-
-    The hazard is summed until it passes an exponential draw.
-    """
-    intervals = len(layout.cuts) + 1
-    target = random.exponential(size=len(x)) * np.exp(-np.clip(x @ at[intervals:], -340.0, 340.0))
-    hazards = np.exp(np.clip(at[:intervals], -340.0, 340.0))
-    ends = [0.0, *layout.cuts, math.inf]
-    time = np.full(len(x), math.inf)
-    passed = np.zeros(len(x))
-    for (low, high), hazard in zip(itertools.pairwise(ends), hazards, strict=True):
-        within = low + (target - passed) / hazard
-        here = np.isinf(time) & (within <= high)
-        time = np.where(here, within, time)
-        passed = passed + hazard * (high - low)
-    column = assembly.schema[assembly.design.response.columns[0]]
-    last = column.bounds[1]
-    came = (time < last).astype(np.float64)
-    return [(np.minimum(time, last) - column.center) / column.scale, came]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.low_rank_gaussian import LowRankGaussian
+from fedvi.expfam.base import FactoredGaussian
 from fedvi.inference import whitened
 from fedvi.inference.base import (
     LocalSolver,
@@ -94,7 +94,7 @@ def dp_optimisation(
         raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")
     check_learning_rate(learning_rate)
     local = local_problem(family, model)
-    low_rank = isinstance(family, LowRankGaussian)
+    low_rank = isinstance(family, FactoredGaussian)
     climb = _climber(local, sampler, mechanism, clip_norm, steps, learning_rate, draws)
     one_step = sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm)))
 
@@ -320,7 +320,7 @@ def _signals(
 
 
 def _in_family(
-    family: LowRankGaussian, task: Task, value: dict[str, np.ndarray]
+    family: FactoredGaussian, task: Task, value: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     return to_low_rank(family, task, value["location"], value["scale"])._asdict()
 

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.expfam.base import is_full
+from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.base import LocalSolver, Shard, Task, cavity, check_gaussian, finish_natural
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.base import Model
-from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.models.capabilities import Regression
 from fedvi.privacy import events
 from fedvi.privacy.release import Released, disclose
 from fedvi.typing import Key
@@ -44,7 +45,7 @@ def exact(family: Any, model: Model) -> LocalSolver:
     check_gaussian(family, "exact")
     local = local_problem(family, model)
     joint = local.model
-    if not (isinstance(joint, GeneralisedLinearModel) and joint.conjugate):
+    if not (isinstance(joint, Regression) and joint.conjugate):
         raise errors.SolverError(
             "solver `exact` needs a linear model with known noise"
             + (" and a known site_scale" if local.effects else "")
@@ -71,7 +72,7 @@ def exact(family: Any, model: Model) -> LocalSolver:
             )
         b, lam = np.asarray(linear), np.asarray(precision)
         without = cavity(local.widen(task))
-        if isinstance(family, FullGaussian):
+        if is_full(family):
             optimum = GaussianEta(without.h + b, without.J + lam)
         else:
             precision_q = without.J + np.diagonal(lam)

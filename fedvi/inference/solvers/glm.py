@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.gaussian import FullGaussian, GaussianEta
+from fedvi.expfam.base import is_full
+from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.base import (
     LocalSolver,
     Shard,
@@ -22,7 +23,7 @@ from fedvi.inference.base import (
 from fedvi.inference.blocks import blocks_of, is_large, length_of
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.models.base import Model
-from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.models.capabilities import Regression
 from fedvi.privacy import events
 from fedvi.privacy.release import Released, disclose
 from fedvi.typing import Key
@@ -145,12 +146,12 @@ class _Solve(NamedTuple):
 
 @compiled_once
 def _compiled(
-    local: Local, model: GeneralisedLinearModel, nodes: int, tolerance: float, evaluations: int
+    local: Local, model: Regression, nodes: int, tolerance: float, evaluations: int
 ) -> _Solve:
     """Returns the compiled iteration, one for equal settings, so that studies share it too."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     weights = weights / weights.sum()
-    full = isinstance(local.family, FullGaussian)
+    full = is_full(local.family)
     sums_of = functools.partial(_sums, model, points, weights, full)
     iterate = functools.partial(_solve, local, tolerance, evaluations)
 
@@ -204,7 +205,7 @@ def _choose(condition: Any, yes: Callable[[Any], Any], no: Callable[[Any], Any],
 
 
 def _sums(
-    model: GeneralisedLinearModel,
+    model: Regression,
     nodes: np.ndarray,
     weights: np.ndarray,
     full: bool,
@@ -238,12 +239,12 @@ def _sums(
 
 
 def _mean_form(family: Any, eta: GaussianEta) -> tuple[np.ndarray, np.ndarray]:
-    full = isinstance(family, FullGaussian)
+    full = is_full(family)
     return (np.linalg.solve(eta.J, eta.h) if full else eta.h / eta.J), np.asarray(eta.J)
 
 
 def _natural_form(family: Any, mean: np.ndarray, precision: np.ndarray) -> GaussianEta:
-    full = isinstance(family, FullGaussian)
+    full = is_full(family)
     return GaussianEta(precision @ mean if full else precision * mean, precision)
 
 
@@ -264,7 +265,7 @@ def _solve(
     record, and starts from its curvature there if that q is better: from a wide prior the
     precision would otherwise grow by a small factor a step.
     """
-    full = isinstance(local.family, FullGaussian)
+    full = is_full(local.family)
 
     def times(matrix: Any, vector: Any) -> Any:
         return matrix @ vector if full else matrix * vector

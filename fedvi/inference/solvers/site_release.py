@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.gaussian import FullGaussian
+from fedvi.expfam.base import is_full
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.block_sums import noised_in_blocks
 from fedvi.inference.blocks import is_large, single_precision
@@ -29,10 +29,19 @@ from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.noise_aware import of_sites
 from fedvi.inference.predictor import filled_up, has_predictor
 from fedvi.models.base import Model
-from fedvi.models.glm import TYPICAL_CURVATURE
-from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
-from fedvi.privacy.bounded import Bounded, clipped_sum_of_parts, float_limit, float_sum
-from fedvi.privacy.release import Released, release
+from fedvi.models.outcomes.base import TYPICAL_CURVATURE
+from fedvi.privacy.release import (
+    Batch,
+    Bounded,
+    Mechanism,
+    Released,
+    Sampler,
+    Shift,
+    clipped_sum_of_parts,
+    float_limit,
+    float_sum,
+    release,
+)
 from fedvi.typing import Key
 
 __all__ = ["site_release"]
@@ -129,7 +138,7 @@ def site_release(
     Künsch, Stefanski and Carroll (1989), JASA 84, for weights that leave a regression's score unbiased.
     """
     refuse_site_effects(model, "site_release")
-    if not isinstance(family, FullGaussian):
+    if not is_full(family):
         raise errors.SolverError(
             f"solver `site_release` needs the full Gaussian family, found {type(family).__name__}",
             'write family kind = "full_gaussian", or use solver kind `dp_optimisation`',

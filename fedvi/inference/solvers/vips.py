@@ -12,22 +12,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.gaussian import FullGaussian
+from fedvi.expfam.base import is_full
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.blocks import blocks_of, is_large, length_of, single_precision
 from fedvi.inference.lanes import PARTS, lane_count, side_by_side, striped
 from fedvi.inference.statistics import broadcast, finish_statistics, stand_statistics
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
+from fedvi.models.capabilities import Regression
 from fedvi.models.conjugate import Centred, ConjugateModel, Ragged, packed, to_table
-from fedvi.models.counts import NegativeBinomial
-from fedvi.models.glm import Bernoulli, GeneralisedLinearModel, Normal
 from fedvi.models.length_classes import through_chunks
-from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
-from fedvi.models.trials import Binomial
-from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
-from fedvi.privacy.bounded import float_limit, float_sum, float_sum_of
-from fedvi.privacy.release import Released, release
+from fedvi.models.outcomes.base import GivenLatents
+from fedvi.privacy.release import (
+    Batch,
+    Mechanism,
+    Released,
+    Sampler,
+    Shift,
+    float_limit,
+    float_sum,
+    float_sum_of,
+    release,
+)
 from fedvi.typing import Key
 
 __all__ = ["conjugate_form", "vips"]
@@ -209,34 +215,30 @@ def conjugate_form(
             "`site_release` and `dp_optimisation` add up the rows of a unit before they clip",
         )
     response = getattr(model, "response", None)
-    known = Bernoulli | Binomial | NegativeBinomial | Normal
     if (
-        not isinstance(model, GeneralisedLinearModel)
+        not isinstance(model, Regression)
         or model.layout is not None
-        or not isinstance(response, known)
+        or not isinstance(response, GivenLatents)
     ):
         raise errors.SolverError(
             f"solver `vips` needs a conjugate-exponential model, found {_called(model)}",
             "`logistic`, `binomial`, `negative_binomial` and `linear` regression without offset have that "
             "form, of records that are one row each; `site_release` takes any other likelihood",
         )
-    if not isinstance(family, FullGaussian):
+    if not is_full(family):
         raise errors.SolverError(
             f"solver `vips` needs the full Gaussian family for a regression, found "
             f"{type(family).__name__}",
             'write [family] kind = "full_gaussian"',
         )
     norm = math.sqrt(model.size) if row_norm is None else float(row_norm)
-    shared = (model.names, model.prior_scales, norm, learn_prior, ridge)
-    if isinstance(response, Normal):
-        return KnownNoise(*shared, centred=True, noise_scale=response.noise_scale)
-    if isinstance(response, Bernoulli):
-        return PolyaGamma(*shared, centred=True)
-    if isinstance(response, Binomial):
-        return PolyaGamma(*shared, centred=True, trials=response.typical_trials, paired=True)
-    dispersion = response.dispersion
-    counts: dict[str, Any] = {"counts": True, "offset": math.log(dispersion)}
-    return PolyaGamma(*shared, centred=True, trials=1.0 / dispersion, **counts)
+    return response.conjugate_form(
+        coefficients=model.names,
+        prior_scales=model.prior_scales,
+        row_norm=norm,
+        learn_prior=learn_prior,
+        ridge=ridge,
+    )
 
 
 def _called(model: Any) -> str:

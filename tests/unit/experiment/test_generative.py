@@ -7,8 +7,8 @@ import pytest
 import scipy.special
 
 from fedvi import models
-from fedvi.experiment.results import draws, generative
-from fedvi.experiment.results.generative import Parameter
+from fedvi.experiment.results import draws
+from fedvi.models.capabilities import Generates, Named, Parameter, Tabular, at_draw
 
 COUNT = 20_000
 # Of COUNT draws: 4.9 standard errors of a proportion, false alarms below 1e-6 each.
@@ -38,19 +38,19 @@ ALL = {
 
 def parameters(model, seed=3, count=1):
     theta = draws.thetas(model.family, model.start, count, seed)
-    return theta, generative.kind_of(model).parameters(model, theta)
+    return theta, model.parameters(theta)
 
 
 def made(model, seed=3):
     """The parameters of one draw, and many records at it."""
-    kind = generative.kind_of(model)
-    at = {name: each.values[0] for name, each in parameters(model, seed)[1].items()}
-    return at, kind.records(model, at, COUNT, np.random.default_rng(seed))
+    at = at_draw(parameters(model, seed)[1], 0)
+    return at, model.draw(at, COUNT, np.random.default_rng(seed))
 
 
 def test_every_built_in_conjugate_model_is_known():
     kinds = {getattr(models, name) for name in models.CONJUGATE}
     assert {type(model) for model in ALL.values()} == kinds
+    assert all(isinstance(model, Named) for model in ALL.values())
 
 
 @pytest.mark.nightly(but=("topics", "beliefs"))
@@ -101,9 +101,8 @@ def test_records_are_such_as_the_model_knows(name):
 def test_a_line_draws_its_outcome_for_what_it_is_given():
     at = {"coefficients": np.array([1.0, -2.0]), "noise_precision": np.array(4.0)}
     x = np.column_stack([np.ones(COUNT), np.arange(COUNT) % 2])
-    kind = generative.kind_of(LINE)
-    assert kind.records is None
-    y = kind.outcomes(LINE, at, {"x": x}, np.random.default_rng(0))["y"]
+    assert not isinstance(LINE, Generates)
+    y = LINE.draw_outcomes(at, {"x": x}, np.random.default_rng(0))["y"]
     for column, mean in ((0, 1.0), (1, -1.0)):
         mine = y[x[:, 1] == column]
         # Five standard errors of an sd of ½, and of its square.
@@ -119,7 +118,7 @@ def test_a_mixtures_records_have_the_mean_and_covariance_of_each_component():
         "precisions": np.linalg.inv(covariances),
     }
     generator = np.random.default_rng(0)
-    x = generative.kind_of(MIXTURE).records(MIXTURE, at, COUNT, generator)["x"]
+    x = MIXTURE.draw(at, COUNT, generator)["x"]
     component = (x[:, 0] > 50.0).astype(int)
     for k in range(2):
         mine = x[component == k]
@@ -197,5 +196,4 @@ def test_a_belief_networks_units_have_its_joint_law():
 
 
 def test_a_regression_makes_no_records_by_itself():
-    assert generative.kind_of(LINE).records is None
-    assert generative.columns_of(LINE) == ()
+    assert not isinstance(LINE, Generates | Tabular)

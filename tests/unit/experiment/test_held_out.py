@@ -8,7 +8,7 @@ import scipy.stats
 
 from fedvi import errors
 from fedvi.data.source import ArraySource
-from fedvi.experiment.results import draws, generative
+from fedvi.experiment.results import draws
 from fedvi.experiment.results.held_out import measure
 from fedvi.expfam.gaussian import GaussianEta
 from tests.unit.experiment.test_generative import (
@@ -32,7 +32,7 @@ def source(**records):
 def averaged(model, log_density):
     """The mean over records of the log of the mean over the same draws."""
     theta = draws.thetas(model.family, model.start, DRAWS, 0)
-    found = generative.kind_of(model).parameters(model, theta)
+    found = model.parameters(theta)
     rows = [
         log_density({name: each.values[index] for name, each in found.items()})
         for index in range(DRAWS)
@@ -181,7 +181,9 @@ def test_documents_have_a_perplexity_below_that_of_any_word():
 
 def test_what_has_no_likelihood_and_no_record_is_refused():
     class Other(type(MIXTURE)):
-        """A model that came from elsewhere."""
+        """A model that says nothing of a record's likelihood."""
+
+        log_density = None
 
     other = Other(("a", "b"), 2, (1.0, 1.0), row_norm=2.0)
     with pytest.raises(errors.ConfigError, match=r"Other has no likelihood of a record"):

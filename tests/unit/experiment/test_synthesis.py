@@ -13,8 +13,9 @@ from fedvi.data import prepare_columns
 from fedvi.data.schema import parse_schema
 from fedvi.experiment import build
 from fedvi.experiment.config import parse_study
-from fedvi.experiment.results.synthesis import cells, events_within, synthesise
+from fedvi.experiment.results.synthesis import cells, synthesise
 from fedvi.expfam.gaussian import FullGaussian
+from fedvi.models.outcomes.binomial import events_within
 from tests.studies import raw_study
 
 COUNT = 20_000

@@ -30,9 +30,9 @@ from fedvi.models.lda import (
     LatentDirichlet,
     completion_perplexity,
     document_topics,
-    signal_to_noise,
     top_words,
 )
+from fedvi.models.topic_signal import signal_to_noise
 from fedvi.privacy import mechanisms, sampling
 from tests.vips import federate, first_task, shard_of, total
 

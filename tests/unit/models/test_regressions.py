@@ -26,8 +26,7 @@ from fedvi.models import (
     survival,
 )
 from fedvi.models.base import Model, gaussian_prior
-from fedvi.models.hazards import Events
-from fedvi.privacy.bounded import clipped_sum
+from fedvi.models.outcomes.hazard import Events
 from fedvi.privacy.mechanisms.gaussian import Gaussian
 from fedvi.privacy.sampling.full import Full
 

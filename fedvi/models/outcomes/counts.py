@@ -1,0 +1,183 @@
+"""Counts with a log link; come here to add another distribution of counts."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from jaxtyping import Array, ArrayLike, Float, Shaped
+
+from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
+from fedvi.models.outcomes.base import MOST_EXPONENT, Columns
+from fedvi.models.regression_statistics import PolyaGamma
+
+__all__ = ["NegativeBinomial", "Poisson", "rate"]
+
+# A rate beyond which no count can be drawn.
+_LARGEST_RATE = 1e15
+
+
+def rate(
+    linear_predictor: Float[Array, "..."],
+) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    """Returns eᵃ and its first and second derivative, finite for every a that a solver may try.
+
+    Above 30 in float32, and 300 in float64, eᵃ is continued by its quadratic Taylor polynomial: the
+    derivatives stay continuous and positive, and the squares in the norm of a gradient finite, so
+    that a record far out is clipped instead of counted as zero. No count of this world has such a
+    rate (e³⁰ is 10¹³): a posterior has no mass there.
+    """
+    highest = 300.0 if linear_predictor.dtype == jnp.float64 else 30.0
+    inner = jnp.minimum(linear_predictor, highest)
+    beyond = linear_predictor - inner
+    exponential = jnp.exp(inner)
+    value = exponential * (1.0 + beyond + 0.5 * beyond**2)
+    return value, exponential * (1.0 + beyond), exponential
+
+
+class _Count:
+    """What all counts with a log link answer alike."""
+
+    measured: ClassVar[str] = "count"
+    whole: ClassVar[bool] = True
+    keeps_total: ClassVar[bool] = False
+
+    def what(self, columns: Columns) -> str:
+        """Names the mean."""
+        return f"expected number of {columns.text}"
+
+    def mean(self, linear_predictor: np.ndarray) -> np.ndarray:
+        """Returns eᵃ."""
+        return np.asarray(np.exp(np.clip(linear_predictor, -MOST_EXPONENT, MOST_EXPONENT)))
+
+    def draw(
+        self,
+        linear_predictor: np.ndarray,
+        columns: Columns,
+        random: np.random.Generator,
+        given: Sequence[np.ndarray],
+    ) -> list[np.ndarray]:
+        """Draws a count: Poisson, given a rate."""
+        rates = np.exp(np.minimum(linear_predictor, math.log(_LARGEST_RATE)))
+        return [random.poisson(self.drawn_rates(rates, random)).astype(np.float64)]
+
+    def drawn_rates(self, means: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Draws the rates of Poisson counts with these means."""
+        return means
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson(_Count):
+    """y in {0, 1, …} with mean and variance eᵃ."""
+
+    conjugate: ClassVar[bool] = False
+    accepts: ClassVar[Accepted] = ACCEPTED["poisson"]
+
+    def log_density(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns y a − eᵃ − log y!, elementwise."""
+        return self.derivatives(linear_predictor, y)[0]
+
+    def derivatives(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+        """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
+        a = jnp.asarray(linear_predictor)
+        y = jnp.asarray(y).astype(a.dtype)
+        value, slope, curvature = rate(a)
+        return y * a - value - jax.lax.lgamma(y + 1.0), y - slope, -curvature
+
+    def steepest(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns the slope of a count that is three standard deviations, and one, above the mean."""
+        _, mean, _ = rate(jnp.asarray(linear_predictor))
+        return 1.0 + 3.0 * jnp.sqrt(mean)
+
+    def sd(self, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
+        """Returns √mean."""
+        return np.sqrt(means)
+
+    def cdf(self, y: np.ndarray, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
+        """Returns P(Y ≤ y)."""
+        return np.asarray(scipy.stats.poisson.cdf(y, means))
+
+
+@dataclasses.dataclass(frozen=True)
+class NegativeBinomial(_Count):
+    """y in {0, 1, …} with mean μ = eᵃ and variance μ + dispersion · μ²."""
+
+    dispersion: float
+    conjugate: ClassVar[bool] = False
+    accepts: ClassVar[Accepted] = ACCEPTED["negative_binomial"]
+
+    def log_density(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns log p(y | a) with success odds dispersion · eᵃ, elementwise."""
+        b, y, shape, constant = self._terms(linear_predictor, y)
+        return y * jax.nn.log_sigmoid(b) + shape * jax.nn.log_sigmoid(-b) + constant
+
+    def derivatives(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+        """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
+        b, y, shape, constant = self._terms(linear_predictor, y)
+        decay = jnp.exp(-jnp.abs(b))
+        larger = 1.0 / (1.0 + decay)
+        smaller = decay * larger
+        positive = b >= 0.0
+        success = jnp.where(positive, larger, smaller)
+        failure = jnp.where(positive, smaller, larger)
+        softened = jnp.log1p(decay)
+        value = (
+            y * (jnp.minimum(b, 0.0) - softened)
+            - shape * (jnp.maximum(b, 0.0) + softened)
+            + constant
+        )
+        return value, y * failure - shape * success, -(y + shape) * larger * smaller
+
+    def steepest(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
+    ) -> Float[Array, "..."]:
+        """Returns the slope of a count that is three standard deviations, and one, above the mean."""
+        _, mean, _ = rate(jnp.asarray(linear_predictor))
+        wider = 1.0 + self.dispersion * mean
+        return 1.0 / wider + 3.0 * jnp.sqrt(mean / wider)
+
+    def _terms(self, linear_predictor: Any, y: Any) -> tuple[Any, Any, Any, Any]:
+        """Returns log odds, y, the shape 1 / dispersion, and the term that is constant in a."""
+        a = jnp.asarray(linear_predictor)
+        y = jnp.asarray(y).astype(a.dtype)
+        shape = 1.0 / self.dispersion
+        ways = jax.lax.lgamma(y + shape) - jax.lax.lgamma(y + 1.0) - math.lgamma(shape)
+        return a + math.log(self.dispersion), y, shape, ways
+
+    def sd(self, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
+        """Returns √(mean + dispersion · mean²)."""
+        return np.sqrt(means * (1.0 + self.dispersion * means))
+
+    def cdf(self, y: np.ndarray, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
+        """Returns P(Y ≤ y)."""
+        shape = 1.0 / self.dispersion
+        return np.asarray(scipy.stats.nbinom.cdf(y, shape, shape / (shape + means)))
+
+    def drawn_rates(self, means: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Draws rates that are Gamma distributed around the means."""
+        shape = 1.0 / self.dispersion
+        return means * random.gamma(shape, 1.0 / shape, len(means))
+
+    def conjugate_form(self, **shared: Any) -> PolyaGamma:
+        """Returns the regression of Pólya-Gamma latents."""
+        return PolyaGamma(
+            **shared,
+            centred=True,
+            trials=1.0 / self.dispersion,
+            counts=True,
+            offset=math.log(self.dispersion),
+        )

@@ -1,0 +1,128 @@
+"""Times until an event with a piecewise constant hazard; change here how a subject becomes intervals."""
+
+import dataclasses
+import itertools
+import math
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Shaped
+
+from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
+from fedvi.models.outcomes.base import MOST_EXPONENT, Columns
+from fedvi.models.outcomes.counts import rate
+
+__all__ = ["Events", "Intervals"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Events:
+    """y is (events d, time at risk e) with the hazard eᵃ: log p = d a − e eᵃ.
+
+    The density of the times themselves. A Poisson count d of mean e eᵃ has the same likelihood but
+    for d log e − log d!, which does not depend on a (the "Poisson trick").
+    """
+
+    conjugate: ClassVar[bool] = False
+
+    def log_density(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
+    ) -> Float[Array, "..."]:
+        """Returns d a − e eᵃ."""
+        return self.derivatives(linear_predictor, y)[0]
+
+    def derivatives(
+        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+        """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
+        a = jnp.asarray(linear_predictor)
+        y = jnp.asarray(y).astype(a.dtype)
+        events, exposure = y[..., 0], y[..., 1]
+        value, slope, curvature = rate(a)
+        return events * a - exposure * value, events - exposure * slope, -exposure * curvature
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """One subject as rows, one an interval: (0, c₁], (c₁, c₂], …, (c_K₋₁, ∞), with its covariates."""
+
+    cuts: tuple[float, ...]
+    accepts: ClassVar[Accepted] = ACCEPTED["survival"]
+    measured: ClassVar[str] = "other"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the log hazards where all covariates are 0, one an interval."""
+        ends = [0.0, *self.cuts]
+        within = [f"baseline ({low:g}, {high:g}]" for low, high in itertools.pairwise(ends)]
+        return (*within, f"baseline ({ends[-1]:g}, ∞)")
+
+    def rows(
+        self, x: Float[Array, " c"], y: Float[Array, "2"]
+    ) -> tuple[Float[Array, "k d"], Float[Array, "k 2"]]:
+        """Returns (indicator of the interval, x) and (event, time at risk) for each interval.
+
+        Args:
+          x: the covariates, without an intercept.
+          y: the time under observation, above 0, and whether it ended with the event, 1 or 0. Rows
+            of zeros, where no record stands, are at risk for no time.
+        """
+        time, event = y[0], y[1]
+        lower = jnp.asarray([0.0, *self.cuts], y.dtype)
+        upper = jnp.asarray([*self.cuts, math.inf], y.dtype)
+        exposure = jnp.clip(time, lower, upper) - lower
+        # An interval includes its end, as in R's Surv. A time was scaled by its bounds and back, and may
+        # have come to lie a rounding beyond.
+        slack = 1.0 + (1e-9 if y.dtype == jnp.float64 else 1e-6)
+        here = (time > lower * slack) & (time <= upper * slack)
+        outcomes = jnp.stack([event * here.astype(y.dtype), exposure], axis=-1)
+        intervals = len(self.cuts) + 1
+        covariates = jnp.broadcast_to(x[None, :], (intervals, x.shape[0]))
+        return jnp.concatenate([jnp.eye(intervals, dtype=x.dtype), covariates], axis=1), outcomes
+
+    def quantities(self, columns: Columns) -> tuple[str, tuple[str, ...]]:
+        """Names the probability to be without the event until each cut; without cuts, to the end."""
+        labels = tuple(f"{cut:g}" for cut in self._times(columns))
+        return (
+            f"probability to be without {columns.names[1]} until each time, in the file's unit",
+            labels,
+        )
+
+    def expected(self, theta: np.ndarray, x: np.ndarray, columns: Columns) -> np.ndarray:
+        """Returns exp(−cumulated hazard) until each time, [S, n, m]; θ holds the log hazards first."""
+        intervals, most = len(self.cuts) + 1, MOST_EXPONENT
+        ends = np.array([0.0, *self.cuts, math.inf])
+        times = np.array(self._times(columns))
+        exposure = np.clip(times[:, None], ends[:-1], ends[1:]) - ends[:-1]
+        along = theta[:, intervals:] @ x.T
+        baseline = np.exp(np.clip(theta[:, :intervals], -most, most)) @ exposure.T
+        hazard = baseline[:, None, :] * np.exp(np.clip(along, -most, most))[:, :, None]
+        return np.asarray(np.exp(-hazard))
+
+    def draw_rows(
+        self, theta: np.ndarray, x: np.ndarray, columns: Columns, random: np.random.Generator
+    ) -> list[np.ndarray]:
+        """Draws times until the event, censored at the end of follow-up, and whether it came.
+
+        The hazard is summed until it passes an exponential draw.
+        """
+        intervals, most = len(self.cuts) + 1, MOST_EXPONENT
+        target = random.exponential(size=len(x)) * np.exp(
+            -np.clip(x @ theta[intervals:], -most, most)
+        )
+        hazards = np.exp(np.clip(theta[:intervals], -most, most))
+        ends = [0.0, *self.cuts, math.inf]
+        time = np.full(len(x), math.inf)
+        passed = np.zeros(len(x))
+        for (low, high), hazard in zip(itertools.pairwise(ends), hazards, strict=True):
+            within = low + (target - passed) / hazard
+            here = np.isinf(time) & (within <= high)
+            time = np.where(here, within, time)
+            passed = passed + hazard * (high - low)
+        last = columns.bounds[0][1]
+        came = (time < last).astype(np.float64)
+        return [(np.minimum(time, last) - columns.centres[0]) / columns.scales[0], came]
+
+    def _times(self, columns: Columns) -> tuple[float, ...]:
+        return self.cuts or (columns.bounds[0][1],)
