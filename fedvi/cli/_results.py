@@ -9,6 +9,7 @@ from fedvi.experiment import intervals, parts, site_effects
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.coefficients import UNCONSTRAINED
 from fedvi.experiment.one_shot import OneVisit, estimated_gap
+from fedvi.experiment.regressions import is_function
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.expfam.base import Gaussian
 from fedvi.privacy import ledger as ledgers
@@ -95,7 +96,7 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     console.print(table, crop=False)
     said = (site_effects.remark(plan.study, rows), intervals.remark(plan.study))
     lines = [*tables.ratio_notes(rows, parts.ratio(plan.study)), *filter(None, said)]
-    if ":" in plan.study.model.kind and isinstance(spec.family, Gaussian):
+    if is_function(plan.study.model.kind) and isinstance(spec.family, Gaussian):
         lines.append(UNCONSTRAINED)
     lines += [
         f"{sum(bool(update.clients) for update in state.history)} folds; answers: "

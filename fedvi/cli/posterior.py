@@ -11,6 +11,7 @@ from fedvi import errors
 from fedvi.experiment import intervals, parts, site_effects
 from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, coefficients
+from fedvi.experiment.regressions import is_function
 from fedvi.experiment.results import draws as draws_of
 from fedvi.experiment.results import exports, finished
 from fedvi.experiment.results.finished import Finished
@@ -120,7 +121,7 @@ def _show(found: Finished, rows: Sequence[dict[str, Any]]) -> None:
     console.print(tables.coefficient_table(rows, title, ratio, False, console.width), crop=False)
     lines = [*tables.ratio_notes(rows, ratio), site_effects.remark(study, rows)]
     lines.append(intervals.remark(study))
-    if ":" in study.model.kind and isinstance(found.assembly.family, Gaussian):
+    if is_function(study.model.kind) and isinstance(found.assembly.family, Gaussian):
         lines.append(UNCONSTRAINED)
     lines.append(found.claimed)
     if len(rows) == MOST < found.assembly.family.size:

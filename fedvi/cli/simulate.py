@@ -15,6 +15,7 @@ from fedvi.experiment import intervals, outcome, site_effects
 from fedvi.experiment.build import PRIOR
 from fedvi.experiment.coefficients import UNCONSTRAINED
 from fedvi.experiment.config import load_study
+from fedvi.experiment.regressions import is_function
 from fedvi.experiment.simulate import Moment
 from fedvi.experiment.simulate import simulate as run
 from fedvi.expfam.base import Gaussian
@@ -387,7 +388,7 @@ def _remarks(result: "Result") -> "list[str]":
     """The sentences under the tables: scale, the consortium's claim, exclusions, convergence."""
     lines = []
     assembly = result.assembly
-    if ":" in assembly.study.model.kind and isinstance(assembly.family, Gaussian):
+    if is_function(assembly.study.model.kind) and isinstance(assembly.family, Gaussian):
         lines.append(UNCONSTRAINED)
     lines += [
         f"consortium: ε {tables.bound(claim.epsilon)} at δ {tables.number(claim.delta)} under "

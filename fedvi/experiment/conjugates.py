@@ -5,9 +5,8 @@ import json
 from typing import Any
 
 from fedvi import errors, models
-from fedvi.experiment import factories
-from fedvi.experiment.config import Study
-from fedvi.experiment.sections import KindSection
+from fedvi.experiment import factories, regressions
+from fedvi.experiment.config import KindSection, Study
 from fedvi.models.conjugate import ConjugateModel, FromFile
 
 __all__ = ["model_of"]
@@ -23,7 +22,8 @@ def model_of(study: Study) -> Any:
         argument that it refuses.
     """
     kind, solver = study.model.kind, study.solver.kind
-    if kind not in models.CONJUGATE and not (":" in kind and solver == "vips"):
+    outside = solver == "vips" and regressions.is_function(kind)
+    if kind not in models.CONJUGATE and not outside:
         return None
     if solver != "vips":
         raise errors.ConfigError(

@@ -8,10 +8,8 @@ import numpy as np
 
 from fedvi import data, errors, models
 from fedvi.data.schema import Binary, Number, indicator_name
-from fedvi.experiment import conjugates, factories, site_effects
-from fedvi.experiment.config import Study
-from fedvi.experiment.regressions import check_response
-from fedvi.experiment.sections import KindSection
+from fedvi.experiment import conjugates, factories, regressions, site_effects
+from fedvi.experiment.config import KindSection, Study
 from fedvi.expfam import tree
 from fedvi.expfam.base import DenseGaussian, FactoredGaussian
 from fedvi.inference import prior_factor
@@ -19,6 +17,8 @@ from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.base import LocalSolver
 from fedvi.models.base import Model, diagonal_prior, gaussian_prior
 from fedvi.models.conjugate import ConjugateModel
+from fedvi.models.glm import regression
+from fedvi.models.outcomes.base import Response
 from fedvi.models.site_effects import site_effects as with_site_effects
 from fedvi.typing import Eta
 
@@ -137,10 +137,10 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
         )
     design = None if text is None else data.parse_formula(text, schema)
     if design is not None:
-        check_response(study.model.kind, design)
+        regressions.check_response(study.model.kind, design)
     section = KindSection(kind=study.model.kind, **arguments)
     factory = factories.find("model", study.model.kind, models)
-    if ":" in study.model.kind:
+    if regressions.is_function(study.model.kind):
         if study.prior is not None:
             raise errors.ConfigError(
                 f"[prior] is given beside model.kind {study.model.kind!r}",
@@ -180,7 +180,12 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
         "outcomes": design.response.columns,
         **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()},
     }
-    made = factories.call("model", section, factory, supplied)
+    if ":" in study.model.kind:
+        response = factories.call("model", section, factory, {}, Response)
+        scale, wider = supplied.get("prior_scale", 2.5), supplied.get("intercept_scale")
+        made: Model = regression(design.names, scale, wider, response, supplied["offset"])
+    else:
+        made = factories.call("model", section, factory, supplied)
     return design, made if effects is None else _with_effects(made, effects)
 
 

@@ -3,11 +3,13 @@
 Needs no JAX, so that a server can name a ratio too.
 """
 
+import importlib
+
 from fedvi import errors
 from fedvi.data.formula import Design
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
 
-__all__ = ["check_response", "ratio"]
+__all__ = ["accepted", "check_response", "is_function", "ratio"]
 
 _WORDS = {
     "binary": "binary",
@@ -19,27 +21,49 @@ _WORDS = {
 }
 
 
+def accepted(kind: str) -> Accepted | None:
+    """Returns what a regression is of: a built-in one, or an outcome that a study names as "module:Class".
+
+    None of another model, such as a function of NumPyro's: a server imports no module for one, which by
+    custom has a name in small letters.
+    """
+    module, colon, name = kind.partition(":")
+    if not colon or not name[:1].isupper():
+        return ACCEPTED.get(kind)
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception:  # whatever a module of the user's does; who builds the model says so
+        return None
+    said = getattr(found, "accepts", None)
+    return said if isinstance(found, type) and isinstance(said, Accepted) else None
+
+
+def is_function(kind: str) -> bool:
+    """Whether a study names a function of NumPyro's, whose θ is on an unconstrained scale."""
+    return ":" in kind and accepted(kind) is None
+
+
 def ratio(kind: str) -> str:
     """Returns of what exp(coefficient) is a ratio: "odds", "rate", "hazard", or "" for none.
 
     >>> ratio("survival"), ratio("linear"), ratio("my_study.models:hospital")
     ('hazard', '', '')
     """
-    found = ACCEPTED.get(kind)
+    found = accepted(kind)
     return found.ratio if found else ""
 
 
 def check_response(kind: str, design: Design) -> None:
-    """Refuses a formula whose response is not what a built-in model is of.
+    """Refuses a formula whose response is not what a regression is of.
 
     Args:
-      kind: of the model. One of the study's own takes what it likes, but for an offset beside counts.
+      kind: of the model. A function of NumPyro's takes what it likes, but for an offset beside counts.
       design: of the formula.
 
     Raises:
       ConfigError: it is not; names the kinds that it would fit.
     """
-    response, wanted = design.response, ACCEPTED.get(kind)
+    response, wanted = design.response, accepted(kind)
     of_trials = wanted is not None and wanted.trials
     if response.type == "counts" and design.offset is not None and not of_trials:
         raise errors.ConfigError(

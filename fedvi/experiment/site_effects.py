@@ -46,7 +46,7 @@ def wanted(study: Study) -> Wanted | None:
     """
     arguments = study.model.arguments
     given = [key for key in KEYS if key in arguments]
-    if not given or ":" in study.model.kind:
+    if not given or regressions.is_function(study.model.kind):
         return None
     if len(given) == 1:
         missing = next(key for key in KEYS if key not in given)

@@ -18,6 +18,7 @@ from fedvi.experiment import conjugates, intervals, parts, server_plan
 from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, Reading, of_moments, readings
 from fedvi.experiment.config import Study, load_study
 from fedvi.experiment.influence import curvature_noise, influence, left_out
+from fedvi.experiment.regressions import is_function
 from fedvi.experiment.results import kept_result, report_ledgers
 from fedvi.experiment.server_plan import ServerPlan
 from fedvi.federation.fold import Gap
@@ -245,7 +246,7 @@ def _is_gaussian(study: Study) -> bool:
 
 
 def _remarks(study: Study, result: Mapping[str, Any]) -> list[str]:
-    found = [UNCONSTRAINED] if ":" in study.model.kind and _is_gaussian(study) else []
+    found = [UNCONSTRAINED] if is_function(study.model.kind) and _is_gaussian(study) else []
     if study.model.kind == "multinomial":
         schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
         response = parse_formula(str(study.model.arguments["formula"]), schema).response
