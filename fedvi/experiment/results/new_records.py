@@ -89,8 +89,8 @@ def parts(
 
 def all_finite(records: Mapping[str, np.ndarray]) -> np.ndarray:
     """Says of each record of some arrays whether all of its numbers are finite: bool [n]."""
-    each = [np.isfinite(array).reshape(len(array), -1).all(axis=1) for array in records.values()]
-    return np.all(each, axis=0)
+    each = [np.isfinite(array) for array in records.values()]
+    return np.all([known.all(axis=tuple(range(1, known.ndim))) for known in each], axis=0)
 
 
 def _wanted(
