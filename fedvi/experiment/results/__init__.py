@@ -4,9 +4,12 @@
   (its ledgers, verified and priced anew);
 - what is told: `reporting` (the page and its other forms), `exports` (files for other tools), `draws`
   (of named parameters);
-- records that nobody needs to protect: `public_files`, `new_records`, `evaluation` and `held_out` (how
-  well they are predicted), `predictions` (with `lines`, in closed form), `latents`;
-- records that are made: `synthesis`, from `ancestral` (NumPyro models) or `generative` (conjugate ones).
+- records that nobody needs to protect: `public_files`, `new_records`, `evaluation` (with `scores`) and
+  `held_out` (how well they are predicted), `predictions`;
+- records that are made: `synthesis`, with `ancestral` for NumPyro models.
+
+What a model can tell, or draw, it says itself (`fedvi.models.capabilities`, `fedvi.models.outcomes`): no
+file here names one.
 """
 
 __all__: list[str] = []

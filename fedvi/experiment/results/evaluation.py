@@ -21,6 +21,15 @@ from fedvi.experiment import posterior as posteriors
 from fedvi.experiment.build import Assembly, assemble
 from fedvi.experiment.results import ancestral, finished
 from fedvi.experiment.results import draws as draws_of
+from fedvi.experiment.results.scores import (
+    Classes,
+    Numbers,
+    area,
+    area_under_curve,
+    groups_of,
+    summary,
+    weighted_groups,
+)
 from fedvi.expfam.base import Gaussian
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.capabilities import HasOutcome, Regression, RunsForwards
@@ -28,12 +37,8 @@ from fedvi.models.outcomes.base import Predicts, Scatters
 from fedvi.typing import Eta, Records
 
 __all__ = [
-    "Classes",
     "Evaluation",
-    "Group",
-    "Numbers",
     "Run",
-    "area_under_curve",
     "evaluate",
     "read_records",
     "read_run",
@@ -43,63 +48,9 @@ __all__ = [
 _NODES = 64
 # Numbers of one evaluation of the likelihood: what is computed in one go.
 _AT_ONCE = 1 << 20
-_GROUPS = 10
 # Largest count up to which the law of a count is added up, and how much of it may be left beyond.
 _LARGEST_COUNT = 5000
 _LEFT = 1e-6
-
-
-class Group(NamedTuple):
-    """Records with about the same predicted probability.
-
-    Attributes:
-      rows: how many; of a binomial outcome, trials.
-      predicted: mean predicted probability.
-      observed: share of them in which it came true.
-    """
-
-    rows: int
-    predicted: float
-    observed: float
-
-
-class Classes(NamedTuple):
-    """How well an outcome with two or more classes is predicted.
-
-    Of a binomial outcome each trial is a record with two classes.
-
-    Attributes:
-      accuracy: share of records whose most probable class came true.
-      majority: share of the most frequent class of the test records: what a constant would reach.
-      auc: area under the ROC curve; None for more than two classes, or where only one occurs.
-      brier: mean squared distance of the probabilities from what came true. For two classes that of
-        one probability, in [0, 1]; for more the sum over classes, in [0, 2].
-      calibration_error: mean over records of |predicted − observed| of their group (ECE).
-      groups: by tenths of the predicted probability; for more than two classes, of the largest one.
-    """
-
-    accuracy: float
-    majority: float
-    auc: float | None
-    brier: float
-    calibration_error: float
-    groups: tuple[Group, ...]
-
-
-class Numbers(NamedTuple):
-    """How well a number or a count is predicted.
-
-    Attributes:
-      rmse: root of the mean squared error of the predictive mean, in the unit of the file.
-      spread: the same of a constant, the mean of the test records.
-      coverage_50, coverage_95: share of records within the central interval of that probability. An
-        interval of counts holds at least that probability, and more where counts are small.
-    """
-
-    rmse: float
-    spread: float
-    coverage_50: float
-    coverage_95: float
 
 
 class Evaluation(NamedTuple):
@@ -254,27 +205,6 @@ def evaluate(
     )
 
 
-def area_under_curve(score: np.ndarray, positive: np.ndarray) -> float | None:
-    """Returns the probability that a positive scores higher than a negative; ties count one half.
-
-    The rank formula of Mann and Whitney. None where all are positive, or none.
-
-    >>> area_under_curve(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
-    0.875
-    """
-    return _area(score, positive.astype(np.float64), (~positive).astype(np.float64))
-
-
-def _area(score: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> float | None:
-    """Returns the same of scores that so many positives and negatives share, [n] each."""
-    values, place = np.unique(score, return_inverse=True)
-    won, lost = (np.bincount(place, each, len(values)) for each in (positives, negatives))
-    pairs = won.sum() * lost.sum()
-    if not pairs:
-        return None
-    return float((won * (np.cumsum(lost) - 0.5 * lost)).sum() / pairs)
-
-
 class _Predictive(NamedTuple):
     """A way to average over q.
 
@@ -411,7 +341,7 @@ def _classes(predictive: _Predictive, records: Records, levels: int) -> Classes:
     else:
         score, came_true = probabilities.max(axis=1), chosen == labels
         brier = float(((probabilities - hit) ** 2).sum(axis=1).mean())
-    groups = _groups(score, came_true)
+    groups = groups_of(score, came_true)
     off = sum(group.rows * abs(group.predicted - group.observed) for group in groups)
     return Classes(
         accuracy=float((chosen == labels).mean()),
@@ -420,16 +350,6 @@ def _classes(predictive: _Predictive, records: Records, levels: int) -> Classes:
         brier=brier,
         calibration_error=off / len(labels),
         groups=groups,
-    )
-
-
-def _groups(score: np.ndarray, came_true: np.ndarray) -> tuple[Group, ...]:
-    """Divides records by the deciles of the score; equal scores stay together."""
-    edges = np.unique(np.quantile(score, np.linspace(0.0, 1.0, _GROUPS + 1)[1:-1]))
-    group = np.searchsorted(edges, score, "left")
-    return tuple(
-        Group(int(here.sum()), float(score[here].mean()), float(came_true[here].mean()))
-        for here in (group == index for index in np.unique(group))
     )
 
 
@@ -449,7 +369,7 @@ def _numbers(assembly: Assembly, posterior: Eta, records: Records) -> Numbers | 
         points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
         nodes, shares = law.mean(mean + points[:, None] * sd), weights / weights.sum()
         rank, mean = shares @ law.cdf(labels, nodes), shares @ nodes
-    return _summary(labels, mean, rank, rank, _unit(assembly))
+    return summary(labels, mean, rank, rank, _unit(assembly))
 
 
 def _counts(predictive: _Predictive, records: Records) -> Numbers | None:
@@ -465,7 +385,7 @@ def _counts(predictive: _Predictive, records: Records) -> Numbers | None:
         up_to += np.where(labels >= count, mass, 0.0)
         mean, total = mean + count * mass, total + mass
         if count >= labels.max() and (total > 1.0 - _LEFT).all():
-            return _summary(labels, mean, below, up_to, 1.0)
+            return summary(labels, mean, below, up_to, 1.0)
     return None
 
 
@@ -481,12 +401,12 @@ def _trials(predictive: _Predictive, records: Records) -> tuple[Classes | None, 
     trials = events + others
     count = float(trials.sum())
     chosen = chance > 0.5
-    groups = _weighted_groups(chance, trials, events)
+    groups = weighted_groups(chance, trials, events)
     off = sum(group.rows * abs(group.predicted - group.observed) for group in groups)
     classes = Classes(
         accuracy=float(np.where(chosen, events, others).sum() / count),
         majority=float(max(events.sum(), others.sum()) / count),
-        auc=_area(chance, events, others),
+        auc=area(chance, events, others),
         brier=float((events * (1.0 - chance) ** 2 + others * chance**2).sum() / count),
         calibration_error=off / count,
         groups=groups,
@@ -508,7 +428,7 @@ def _events(predictive: _Predictive, records: Records) -> Numbers | None:
         below += np.where(events > count, mass, 0.0)
         up_to += np.where(events >= count, mass, 0.0)
         mean += count * mass
-    return _summary(events, mean, below, up_to, 1.0)
+    return summary(events, mean, below, up_to, 1.0)
 
 
 def _with_events(records: Records, events: np.ndarray, others: np.ndarray) -> dict[str, np.ndarray]:
@@ -516,38 +436,6 @@ def _with_events(records: Records, events: np.ndarray, others: np.ndarray) -> di
     y = np.array(records["y"], np.float64)
     y[:, 0], y[:, 1] = events, others
     return {**records, "y": y}
-
-
-def _weighted_groups(
-    score: np.ndarray, trials: np.ndarray, events: np.ndarray
-) -> tuple[Group, ...]:
-    """Divides trials by the deciles of the score; those of one record, and equal scores, stay together."""
-    order = np.argsort(score, kind="stable")
-    reached = np.cumsum(trials[order])
-    ends = np.searchsorted(reached, reached[-1] * np.linspace(0.0, 1.0, _GROUPS + 1)[1:-1])
-    group = np.searchsorted(np.unique(score[order][ends]), score, "left")
-    found = []
-    for index in np.unique(group):
-        here = group == index
-        rows = float(trials[here].sum())
-        predicted = float(score[here] @ trials[here]) / rows
-        found.append(Group(int(rows), predicted, float(events[here].sum()) / rows))
-    return tuple(found)
-
-
-def _summary(
-    labels: np.ndarray, mean: np.ndarray, below: np.ndarray, up_to: np.ndarray, unit: float
-) -> Numbers:
-    """Compares outcomes with means, and with intervals by P(Y < y) and P(Y ≤ y).
-
-    y is in the central interval of probability p, from the least k with P(Y ≤ k) ≥ (1 − p)/2 to the
-    least with P(Y ≤ k) ≥ (1 + p)/2, if P(Y ≤ y) ≥ (1 − p)/2 and P(Y < y) < (1 + p)/2.
-    """
-    covered = [
-        float(((up_to >= (1.0 - p) / 2.0) & (below < (1.0 + p) / 2.0)).mean()) for p in (0.5, 0.95)
-    ]
-    rmse = unit * math.sqrt(((labels - mean) ** 2).mean())
-    return Numbers(rmse, unit * float(labels.std()), *covered)
 
 
 def _unit(assembly: Assembly) -> float:

@@ -20,7 +20,8 @@ from fedvi.errors import ConfigError, DataError, ModelError
 from fedvi.experiment import build, server_plan
 from fedvi.experiment.config import parse_study
 from fedvi.experiment.results import evaluation
-from fedvi.experiment.results.evaluation import area_under_curve, evaluate
+from fedvi.experiment.results.evaluation import evaluate
+from fedvi.experiment.results.scores import area_under_curve
 from fedvi.expfam.gamma import Gamma
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
 from fedvi.server import protocol
