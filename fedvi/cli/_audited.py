@@ -12,14 +12,12 @@ import jax
 import numpy as np
 
 from fedvi import errors
-from fedvi.audit import canaries as one_run
 from fedvi.audit import client as at_client
-from fedvi.audit import draws, extremes, neighbours, one_table, prices, replay, runs
-from fedvi.audit import profile as profiles
-from fedvi.audit import trials as worst
+from fedvi.audit import extremes, neighbours, one_table, prices, replay, runs
 from fedvi.audit.findings import Finding
 from fedvi.audit.recording import Recorder, SamplerRecorder
 from fedvi.audit.sums import check_sums
+from fedvi.cli._audit_profile import profiled
 from fedvi.cli._audit_records import corners, shard_of
 from fedvi.experiment import noising
 from fedvi.experiment.build import Assembly
@@ -29,12 +27,12 @@ from fedvi.federation.fold import fold, posterior_of
 from fedvi.inference.base import Change, Fold, LocalSolver, Shard, Task
 from fedvi.inference.coordinates import Coordinates
 from fedvi.privacy import events, ledger, random, sampling, statement
-from fedvi.privacy.base import Mechanism, Sampler
-from fedvi.privacy.sums import in_sum, of_messages
+from fedvi.privacy.release import Mechanism, Sampler
+from fedvi.privacy.sums import in_sum
 from fedvi.transport import codec
 from fedvi.typing import Key
 
-__all__ = ["BROKE_OFF", "LAYERS", "TELLING", "Audited", "Settings", "promised"]
+__all__ = ["BROKE_OFF", "LAYERS", "Audited", "Settings", "promised"]
 
 LAYERS = ("price", "client", "sums", "worst", "one table", "replay", "profile")
 """In the order in which they run: what is found soonest comes first."""
@@ -42,23 +40,7 @@ LAYERS = ("price", "client", "sums", "worst", "one table", "replay", "profile")
 BROKE_OFF = "runs to its end"
 """What a layer's check is called that fails where a study's code raises: nothing saw the rest."""
 
-TELLING = 1.3
-"""A profile that would not refute so much more noise says nothing about the noise that is claimed."""
-
-_ROWS = 1e8
-"""Rows that the trials of one worst-case pair may clip: some ten seconds on two cores."""
-
-_MOST_STEPS = 100
-
-# Slots that the profile's trials of a Poisson sampler have at most.
-_SLOTS = 64
-
-_GENERATOR = "the sampler, clip and noise code that ships, driven by another generator, Threefry"
-
-_CLEAR = 0.05
-"""A gap of which no second look is needed."""
-
-_CLIMBS = 24
+_CLIMBS = 96
 """Changes of the worst records that are tried at each posterior."""
 
 _SEARCHED = 180.0
@@ -252,7 +234,7 @@ class Audited:
             )
             return
         ((step, planned),) = atoms.items()
-        yield from _trials(
+        yield from profiled(
             assembly, looked.mechanism, solver.clip_norm, step, planned, self._settings.trials,
             self._settings.canaries, key,
         )  # fmt: skip
@@ -500,97 +482,3 @@ def _next(assembly: Assembly, solver: LocalSolver, task: Task, answer: Change) -
     return task._replace(
         version=task.version + 1, posterior=moved, factor=factors[task.client], damping=damping
     )
-
-
-def _trials(
-    assembly: Assembly,
-    mechanism: Mechanism,
-    clip_norm: float,
-    step: events.Event,
-    planned: int,
-    trials: int,
-    canaries: bool,
-    key: Key,
-) -> list[Finding]:
-    """The sampler, profile and canary layers, at the study's rate, noise and price."""
-    budget = assembly.budget
-    assert budget is not None  # of a private study
-    sampler: Any = assembly.sampler
-    slots = assembly.study.data.max_records or sampler.capacity
-    found = [
-        finding._replace(meaning=f"{finding.meaning} (driven by Threefry)")
-        for finding in draws.check_sampler(sampler, step, slots, jax.random.fold_in(key, 0))
-    ]
-    if isinstance(step, events.PoissonSampled) and ":" not in noising.sampler_kind(assembly.study):
-        # The same sampler for fewer slots: the changed record's chance is the same, and the trials
-        # that a batch of thousands would take go into more steps, which tell more.
-        slots = min(slots, _SLOTS)
-        sampler = sampling.poisson(sampler.rate, slots)
-        step = sampler.event(step.inner)
-    # A batch of everybody is the same in every trial, and is clipped once.
-    rows = 1 if isinstance(step, events.Gaussian) else sampler.capacity
-    sums = assembly.study.sums
-    noises = 1 if sums is None else sums.honest
-    steps = max(1, min(planned, _MOST_STEPS, int(_ROWS / (2 * trials * rows * noises))))
-    claim = events.repeat(step, steps)
-    accountant, what = of_messages(budget.accountant), ""
-    shipped = worst.shipped(sampler, mechanism, clip_norm, steps)
-    if sums is not None:
-        # Whoever sees no message sees so many noises, or more.
-        step, what = in_sum(step, noises), f", in sums of {noises} noises"
-        claim = events.repeat(step, steps)
-        shipped = worst.in_sums(sampler, mechanism, clip_norm, steps, noises)
-    relation = accountant.relation
-    profiled: list[Finding] = []
-    for index, pair in enumerate(worst.worst_pairs(step, relation, slots)):
-        pair_key = jax.random.fold_in(key, 1 + index)
-
-        def run(key: Key, count: int, pair: worst.Case = pair) -> Finding:
-            return profiles.profile(shipped, pair, claim, accountant, budget.delta, key, count)
-
-        finding = run(pair_key, trials)
-        if not finding.passed and finding.numbers["gap"] < _CLEAR:
-            # One correct study in a hundred gets here by chance.
-            finding = run(jax.random.fold_in(pair_key, 1), 4 * trials)
-        profiled.append(
-            finding._replace(
-                figure=f"{finding.figure}; {steps} of {planned} releases{what}",
-                meaning=f"{finding.meaning} ({_GENERATOR})",
-                numbers={**finding.numbers, "steps": steps, "generator": "threefry"},
-            )
-        )
-    found += _telling(profiled)
-    if canaries:
-        found.append(
-            one_run.canaries(
-                sampler,
-                mechanism,
-                clip_norm,
-                planned,
-                slots,
-                budget.delta,
-                jax.random.fold_in(key, 99),
-            )
-        )
-    return found
-
-
-def _telling(profiled: list[Finding]) -> list[Finding]:
-    """Takes the verdict from profiles of which none would refute much more noise than is claimed.
-
-    One pair that tells is enough: the others are there for wrong prices, such as that of fixed
-    batches, and need not be the worst ones of the right price.
-    """
-    factors = [finding.numbers["refuted_factor"] for finding in profiled]
-    if any(factor is not None and factor <= TELLING for factor in factors):
-        return profiled
-    return [
-        finding._replace(
-            passed=None,
-            meaning="these trials tell nothing: they would not refute a claim of "
-            f"{TELLING:g} × the noise either; give more --trials",
-        )
-        if finding.passed
-        else finding
-        for finding in profiled
-    ]

@@ -13,11 +13,8 @@ from fedvi.audit.findings import Finding
 from fedvi.cli._audited import BROKE_OFF, LAYERS, Audited, Settings
 from fedvi.experiment import build
 from fedvi.experiment.build import Assembly
-from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.inference.blocks import is_large
 from fedvi.inference.predictor import has_predictor
-from fedvi.privacy.sampling.feistel import Feistel
-from fedvi.privacy.sampling.poisson import Poisson
 
 __all__ = ["MEANING", "Outcome", "lacking", "self_test", "summary"]
 
@@ -124,31 +121,26 @@ def summary(outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 
 def _features(assembly: Assembly, settings: Settings) -> set[str]:
-    study, sampler = assembly.study, assembly.sampler
-    kind, promise, sums = study.solver.kind, study.privacy.promise, study.sums
+    asked, sampler, sums = assembly.request, assembly.sampler, assembly.study.sums
     solver = assembly.solvers[assembly.clients[0]]
     predicts = has_predictor(assembly.model)
-    found = {kind}
     told = {
         "one table": settings.one_table,
         "view aggregate": sums is not None,
         "colluding": sums is not None and sums.colluding > 0,
-        "late answers": sums is not None and sums.least_reporting < len(study.clients),
-        "visits": assembly.schedule.rounds > 1,
-        "unit client": promise is not None and promise.unit == "client",
-        "parts": kind in ("local_averaging", "virtual_clients"),
+        "late answers": sums is not None and sums.least_reporting < len(assembly.clients),
+        "visits": asked.rounds > 1,
+        "unit client": asked.unit == "client",
+        "parts": asked.solver in ("local_averaging", "virtual_clients"),
         "unweighed": predicts and _is_unweighed(assembly.model),
         "survey": solver.survey is not None,
         "blocks": sampler is not None and sampler.rate == 1.0 and is_large(range(sampler.capacity)),
-        "low rank": isinstance(assembly.family, LowRankGaussian),
-        "predictor": predicts and not isinstance(assembly.family, LowRankGaussian),
-        "poisson": isinstance(sampler, Poisson),
-        "fixed size": isinstance(sampler, Feistel),
+        "predictor": predicts and hasattr(assembly.prior, "J"),
         "random batches": sampler is not None and sampler.rate < 1.0,
-        "rounded noise": study.privacy.mechanism == "rounded_gaussian",
-        "rdp": study.privacy.accountant == "rdp",
     }
-    return found | {name for name, has in told.items() if has}
+    # And what the study calls its kinds.
+    kinds = {asked.solver, asked.family, asked.sampler, asked.mechanism, asked.accountant}
+    return kinds | {name for name, has in told.items() if has}
 
 
 def _is_unweighed(model: Any) -> bool:

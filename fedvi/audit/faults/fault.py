@@ -35,19 +35,18 @@ NEEDS = {
     "visits": "two visits of each client, or more",
     "unit client": 'privacy.unit = "client"',
     "parts": "solver `local_averaging` or `virtual_clients`",
-    "changes": "a solver that clips whole changes, such as `virtual_clients`",
     "site_release": "solver `site_release`",
     "unweighed": "a model whose slopes no weight bounds, such as `linear`",
     "blocks": "so many declared records that a shard is added up block by block",
     "survey": 'a survey of the columns (`site_release` with an intercept and clip_norm "auto")',
     "dp_optimisation": "solver `dp_optimisation`",
     "vips": "solver `vips`",
-    "low rank": 'family "low_rank_gaussian"',
+    "low_rank_gaussian": 'family "low_rank_gaussian"',
     "predictor": "a generalised linear model in a Gaussian family of full or diagonal precision",
     "poisson": "the sampler `poisson`",
-    "fixed size": "the sampler `feistel`",
+    "feistel": "the sampler `feistel`",
     "random batches": "batches that hold only some of the records",
-    "rounded noise": 'privacy.mechanism = "rounded_gaussian"',
+    "rounded_gaussian": 'privacy.mechanism = "rounded_gaussian"',
     "rdp": "the accountant `rdp`",
 }
-"""What a study may lack, in words."""
+"""What a study may lack, in words. Kinds of solvers, families, samplers and so on are those of its file."""

@@ -12,7 +12,7 @@ IN_PRICES = (
         "substitute=shift.substitute / shift.clip_norm,",
         "substitute=shift.add_remove / shift.clip_norm,",
         "price",
-        ("rounded noise",),
+        ("rounded_gaussian",),
     ),
     Fault(
         "sums-priced-without-colluders",
@@ -100,7 +100,7 @@ IN_PRICES = (
         "return events.WithoutReplacement(self.batch, self.max_records, inner)",
         "return events.PoissonSampled(self.batch / self.max_records, inner)",
         "price",
-        ("fixed size",),
+        ("feistel",),
     ),
     Fault(
         "budget-a-tenth-too-generous",

@@ -14,7 +14,7 @@ IN_RELEASES = (
         "noised.append(leaf + part.astype(leaf.dtype))",
         "noised.append(leaf + (part * 7 // 10).astype(leaf.dtype))",
         "replay",
-        ("rounded noise",),
+        ("rounded_gaussian",),
     ),
     Fault(
         "mask-ignored-in-a-clipped-sum",
@@ -107,7 +107,7 @@ IN_RELEASES = (
         "                tuple(part.total for part in parts), parts[0].shift, parts[0].sampler,\n"
         "                parts[0].grid)",
         "worst",
-        ("dp_optimisation", "low rank"),
+        ("dp_optimisation", "low_rank_gaussian"),
     ),
     Fault(
         "one-block-of-statistics-left-out-of-the-norm",

@@ -101,6 +101,10 @@ class Poisson:
         """Returns the Poisson-sampled event with the overflow of this capacity."""
         return events.PoissonSampled(self.rate, inner, self.overflow)
 
+    def resized(self, max_records: int) -> "Poisson":
+        """Returns the sampler for another number of slots, each of which has the same chance as before."""
+        return poisson(self.rate, max_records)
+
 
 def poisson(rate: float, max_records: int, overflow: float | None = None) -> Poisson:
     """Returns a Poisson sampler for shards of up to ``max_records`` records.
