@@ -6,16 +6,17 @@ stands alone in its shard, against an empty one and against another record, at s
 """
 
 import dataclasses
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvi.audit import compare
+from fedvi.audit import ascent, compare
 from fedvi.audit.charges import charges
 from fedvi.audit.findings import Finding
-from fedvi.audit.recording import Recorder
+from fedvi.audit.recording import Call, Recorder
 from fedvi.audit.runs import Keys, Run, Runner
 from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.typing import IDS
@@ -32,6 +33,9 @@ _FACTORS = (1.0, 1e-3, 30.0, -1e3, 1e6, 1e15, 1e30)
 _KEPT = 24
 """Records of which all pairs are compared."""
 
+_HALVES = 2
+"""Random halves of a total's numbers that are climbed on."""
+
 _FOLLOWED = 6
 """Records of each posterior that are tried in a batch of the study's size as well."""
 
@@ -47,11 +51,13 @@ class Search:
       climbs: changes of the worst records that are tried at each posterior.
       until: on ``time.monotonic``'s clock, or never.
       seed: of the changes.
+      by_gradient: the share of the changes that follows a gradient.
     """
 
     climbs: int = 60
     until: float | None = None
     seed: int = 0
+    by_gradient: float = 0.75
 
     def is_over(self) -> bool:
         """Says whether no time is left."""
@@ -91,7 +97,10 @@ def check_extremes(
     """Looks for records that move a total as far as possible, and compares that with what is charged.
 
     The records that are given are stretched and shrunk by array, up to 1e30, and set to zero; the worst
-    of them are then changed at random, number by number, as long as that makes them worse.
+    of them are then changed, along a gradient and at random, as long as that makes them worse. Where a clip
+    holds, a total is as long as it may be wherever one looks, and has no gradient. So the search climbs
+    on parts of it as well, each array and halves drawn at random: where a part has the whole length, a
+    clip that leaves that part out, or counts it wrong, lets most through.
 
     Args:
       solver: built with ``recorder`` as its mechanism, and a sampler that takes all of ``slots``.
@@ -225,11 +234,38 @@ class _Hunt:
             if until is not None and time.monotonic() > until:
                 return
         self.finished = True
-        for _ in range(self._search.climbs):
-            if not self._best or (until is not None and time.monotonic() > until):
-                break
+        first, climbs = self.count, self._search.climbs
+        steep = round(self._search.by_gradient * climbs)
+
+        def may_go_on(climbed: int) -> bool:
+            over = until is not None and time.monotonic() > until
+            return self.count - first < climbed and not over
+
+        # From what changes at random came to; and what is left where gradients end is theirs again.
+        self._change(functools.partial(may_go_on, climbs - steep))
+        for part in _parts(self._base, self._generator):
+            self._ascend(part, functools.partial(may_go_on, climbs))
+        self._change(functools.partial(may_go_on, climbs))
+
+    def _change(self, may_go_on: Callable[[], bool]) -> None:
+        """Changes the worst records at random."""
+        while self._best and may_go_on():
             start = self._best[int(self._generator.integers(min(3, len(self._best))))]
             self._try(self._changed(start.row))
+
+    def _ascend(self, part: "_Part", may_go_on: Callable[[], bool]) -> None:
+        """Climbs from the record that moves this part of a total furthest."""
+        free = [name for name, column in self._rows.items() if _is_free(name, column)]
+        if not free or not self._best:
+            return
+        start = max(self._best, key=lambda tried: self._ratio(tried.run, part))
+        numbers = ascent.Numbers(start.row, free)
+
+        def value(at: np.ndarray) -> float:
+            return self._ratio(self._try({**start.row, **numbers.arrays(at)}), part)
+
+        found = self._ratio(start.run, part)
+        ascent.ascend(value, numbers.at, found, may_go_on, self._generator)
 
     def of(self, own: Own, keys: Keys) -> "_Hunt":
         """Returns a search at the same posterior, of another solver and size."""
@@ -265,11 +301,12 @@ class _Hunt:
         runs = [tried.run for tried in self._best]
         return [(one, other) for at, one in enumerate(runs) for other in runs[:at]]
 
-    def _try(self, row: Mapping[str, np.ndarray]) -> None:
+    def _try(self, row: Mapping[str, np.ndarray]) -> Run:
         run = self._runner.like(self._base, self._shard(row))
         self.count += 1
         if run.refusals:
             self.refused.add(run.refusals[0][1])
+            return run
         ratio = self._ratio(run)
         self.moved += ratio > 0.0
         self._best.append(_Tried(ratio, row, run))
@@ -277,28 +314,29 @@ class _Hunt:
         self._best.sort(key=lambda tried: -tried.ratio)
         if len(self._best) > _KEPT:
             self._drop()
+        return run
 
     def _drop(self) -> None:
         """Leaves out the one that moves totals least, or one that moves them as another does."""
         last = self._best[-1]
-        if last.ratio < 0.5 * self._best[0].ratio:
+        if last.ratio <= 0.5 * self._best[0].ratio:
             self._best.pop()
             return
-        firsts = [_direction(tried.run, self._base) for tried in self._best]
-        alike = np.array(
-            [[float(one @ other) for other in firsts] if len(firsts) else [] for one in firsts]
-        )
+        firsts = np.stack([_direction(tried.run, self._base) for tried in self._best])
+        alike = firsts @ firsts.T
         np.fill_diagonal(alike, -np.inf)
         # The second of the two that are most alike.
         self._best.pop(max(np.unravel_index(int(alike.argmax()), alike.shape)))
 
-    def _ratio(self, run: Run) -> float:
+    def _ratio(self, run: Run, part: "_Part | None" = None) -> float:
+        """How far a record moves a total, or a part of it, in units of what is charged for the whole."""
         worst = 0.0
         for one, other, charge in zip(self._base.calls, run.calls, self._charged, strict=False):
             if charge is None or one.total.shape != other.total.shape:
                 continue
             unit = one.layout.clip_norm / (one.layout.step or 1.0)
-            distance = np.linalg.norm((one.total - other.total).astype(np.float64))
+            moved = (one.total - other.total).astype(np.float64)
+            distance = np.linalg.norm(moved if part is None else moved[part(one)])
             worst = max(worst, float(distance) / (unit * charge.add_remove))
         return worst if np.isfinite(worst) else float(np.finfo(np.float64).max)
 
@@ -342,6 +380,28 @@ class _Hunt:
                 value = np.where(some, _times(value, factors), value).astype(value.dtype)
             changed[name] = value
         return changed
+
+
+_Part = Callable[[Call], Any]
+"""A release → which of its numbers."""
+
+
+def _parts(base: Run, generator: np.random.Generator) -> list[_Part]:
+    """The whole of a total, each array of the first release if it has several, and random halves."""
+    count = len(base.calls[0].layout.leaves) if base.calls else 1
+
+    def half(seed: int, call: Call) -> Any:
+        return np.random.default_rng(seed).random(call.total.size) < 0.5
+
+    def array(place: int, call: Call) -> Any:
+        sizes = [int(np.prod(shape, dtype=np.int64)) for _, shape, _ in call.layout.leaves]
+        return np.repeat(np.arange(len(sizes)), sizes) == place
+
+    arrays = [functools.partial(array, place) for place in range(count)] if count > 1 else []
+    halves = [functools.partial(half, seed) for seed in generator.integers(2**32, size=_HALVES)]
+    if not base.calls or base.calls[0].total.size < 2 * _HALVES:
+        halves = []
+    return [lambda call: slice(None), *arrays, *halves]
 
 
 def _is_free(name: str, column: np.ndarray) -> bool:

@@ -4,6 +4,7 @@ import functools
 import time
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from fedvi.audit.findings import Finding
 from fedvi.audit.recording import Recorder
 from fedvi.expfam import tree
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
-from fedvi.privacy import mechanisms, random, sampling
+from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
+from fedvi.privacy import mechanisms, random, release, sampling
 
 NAMES = ("a", "b", "c")
 FAMILY = expfam.full_gaussian(len(NAMES))
@@ -28,18 +29,21 @@ ROWS = {
 }
 
 
+TASK = Task("audit", "a", 0, 0, tree.to_numpy(FAMILY.isotropic(1.0)), FAMILY.zeros(), 1.0)
+# Of the records of ``sloping``.
+TOWARDS = np.float32([1, -1, 1, 1, -1, 1, -1, -1]) / np.sqrt(np.float32(8))
+
+
+def keys(client: str, release: str) -> Any:
+    return functools.partial(random.insecure_root(0).key, client, release)
+
+
 def searched(make: Any = solvers.site_release, search: Search | None = None) -> dict[str, Finding]:
     recorder = Recorder(mechanisms.rounded_gaussian(2.0))
     model = models.linear(NAMES, noise_scale=1.0)
     solver = make(FAMILY, model, sampling.full(SLOTS), recorder, clip_norm=1.0)
-    posterior = tree.to_numpy(FAMILY.isotropic(1.0))
-    task = Task("audit", "a", 0, 0, posterior, FAMILY.zeros(), 1.0)
-
-    def keys(client: str, release: str) -> Any:
-        return functools.partial(random.insecure_root(0).key, client, release)
-
     found = check_extremes(
-        solver, recorder, keys, {"the prior": task}, ROWS, search or Search(climbs=10)
+        solver, recorder, keys, {"the prior": TASK}, ROWS, search or Search(climbs=10)
     )
     return {finding.check: finding for finding in found}
 
@@ -61,6 +65,41 @@ def test_what_the_studys_own_columns_would_not_show_is_found(name: str):
     assert found["worst record added or removed"].passed is False
     # With an outcome at its mean, a record's gradient is zero and its curvature alone is long.
     assert found["worst record added or removed"].numbers["largest"] > 1.2
+
+
+def sloping(mechanism: Any) -> LocalSolver:
+    """Is charged for a norm of 1, and clips at 2: records of a narrow cone add more, others nearly 0."""
+    sampler = sampling.full(SLOTS)
+
+    @jax.jit
+    def noised(key: Any, x: Any, mask: Any) -> Any:
+        along = x @ TOWARDS / jnp.maximum(jnp.linalg.norm(x, axis=1), 1e-30)
+        rows = jnp.outer(1.1 * jnp.maximum(along, 0.0) ** 8, jnp.float32([0.6, 0.8]))
+        batch = sampler.draw(key, mask)
+        return release.release(key, release.clipped_sum(rows, 2.0, batch, mechanism), mechanism)
+
+    def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
+        found = release.decoded(noised(key_of("noise"), shard.records["x"], shard.mask))
+        return (
+            state,
+            release.post_process(lambda v: {"h": np.asarray(v), "J": np.ones(2)}, found),
+            {},
+        )
+
+    cost = mechanism.event(release.Shift(2.0, 1.0, 2.0))
+    return LocalSolver("sloping", lambda eta: (), update, finish_natural, cost, 4)
+
+
+def test_a_climb_by_gradient_comes_where_changes_at_random_do_not():
+    def largest(by_gradient: float) -> float:
+        recorder = Recorder(mechanisms.rounded_gaussian(2.0))
+        rows = {"x": np.random.default_rng(5).normal(size=(3, len(TOWARDS))).astype(np.float32)}
+        search = Search(climbs=96, by_gradient=by_gradient)
+        found = check_extremes(sloping(recorder), recorder, keys, {"the prior": TASK}, rows, search)
+        return found[0].numbers["largest"]
+
+    assert largest(by_gradient=0.0) < 0.5
+    assert largest(by_gradient=0.75) > 1.05
 
 
 def test_without_time_nothing_is_said_to_be_tested():
