@@ -19,8 +19,14 @@ FALSE_ALARM = 1e-6
 
 _BLOCK = 1024
 
-_TAILS = tuple(np.linspace(2.0, 4.0, 21).tolist())
-"""Sds beyond which numbers are counted: what is cut off there hardly moves a distribution function."""
+_TAILS = tuple(np.linspace(2.02, 4.02, 21).tolist())
+"""Sds beyond which numbers are counted: what is cut off there hardly moves a distribution function.
+
+A little beyond tenths, which are what somebody cuts at: a grid rounds up.
+"""
+
+_AS_CHARGED = 0.05
+"""A scale that is no further off counts as the charged one: its own check says if it is not."""
 
 _MOST_NUMBERS = 2000
 """Of one release, that are compared with each other: as many, evenly spread, if there are more."""
@@ -82,7 +88,7 @@ def _shape(residuals: np.ndarray) -> Finding:
     if finite.size == residuals.size:
         spread = float(np.sqrt((finite**2).mean())) or 1.0
         middle = float(scipy.stats.kstest(finite / spread, "norm").pvalue)
-        tails = _tails(np.abs(finite / spread))
+        tails = _tails(np.abs(finite / (1.0 if abs(spread - 1.0) < _AS_CHARGED else spread)))
     chance = min(1.0, 2.0 * min(middle, tails))
     passed = chance >= FALSE_ALARM
     return Finding(
