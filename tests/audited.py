@@ -1,6 +1,7 @@
 """Small studies whose audits several tests run: each uses code that others do not."""
 
 from pathlib import Path
+from typing import Any
 
 __all__ = ["STUDIES", "study", "written"]
 
@@ -42,26 +43,29 @@ max_records = {max_records}
 """
 
 
-def study(
-    name: str = "small",
-    *,
-    model: str = "linear",
-    family: str = 'kind = "full_gaussian"',
-    solver: str = 'kind = "site_release"\nclip_norm = 1.0',
-    rounds: int = 2,
-    epsilon: float = 4.0,
-    unit: str = "record",
-    relation: str = "substitute",
-    accountant: str = "pld",
-    privacy_more: str = "",
-    max_records: int = 40,
-    clients: int = 2,
-    model_more: str = "",
-    data_more: str = "",
-) -> str:
-    """Returns the text of a study of ``y ~ x + z`` over clients without files."""
-    settings = {k: v for k, v in locals().items() if k != "clients"}
-    text = _TEXT.format(**settings) + _COLUMNS + (_LOGISTIC if model == "logistic" else _LINEAR)
+_USUAL: dict[str, Any] = {
+    "name": "small",
+    "model": "linear",
+    "family": 'kind = "full_gaussian"',
+    "solver": 'kind = "site_release"\nclip_norm = 1.0',
+    "rounds": 2,
+    "epsilon": 4.0,
+    "unit": "record",
+    "relation": "substitute",
+    "accountant": "pld",
+    "privacy_more": "",
+    "max_records": 40,
+    "model_more": "",
+    "data_more": "",
+}
+
+
+def study(clients: int = 2, **changed: Any) -> str:
+    """Returns the text of a study of ``y ~ x + z``, as ``_USUAL`` but for what is ``changed``."""
+    assert changed.keys() <= _USUAL.keys(), changed
+    settings = _USUAL | changed
+    text = _TEXT.format(**settings) + _COLUMNS
+    text += _LOGISTIC if settings["model"] == "logistic" else _LINEAR
     return text + "".join(f'[[clients]]\nname = "c{index}"\n' for index in range(clients))
 
 
@@ -107,7 +111,6 @@ STUDIES = {
         solver='kind = "perturbed_update"\nsteps = 20',
         unit="client",
         epsilon=8.0,
-        privacy_more="",
     ),
 }
 """By what each is there for."""

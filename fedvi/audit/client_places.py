@@ -9,17 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedvi.federation.messages import (
-    Done,
-    Failure,
-    Hello,
-    NextTask,
-    Noted,
-    Offer,
-    Receipt,
-    Submit,
-    Welcome,
-)
+from fedvi.federation import messages
 from fedvi.inference.base import Task
 from fedvi.privacy.ledger import Header, Ledger, anchor, check_counterpart, open_ledger
 from fedvi.store.memory import MemoryClientStore
@@ -58,30 +48,32 @@ class Clerk:
 
     def __init__(self, tasks: Sequence[Task], lost: int = 0, book: Ledger | None = None) -> None:
         self.tasks, self.lost, self._book = list(tasks), lost, book
-        self.received: list[Submit] = []
+        self.received: list[messages.Submit] = []
 
     def handle(self, request: Any) -> Any:
         """Answers a request."""
         match request:
-            case Hello():
+            case messages.Hello():
                 if self._book is None:
-                    return Welcome(0)
+                    return messages.Welcome(0)
                 if request.anchor is not None:
                     # As a server does; the client does the same with what it is told.
                     check_counterpart(self._book, request.anchor, "server")
-                return Welcome(0, anchor(self._book))
-            case NextTask():
-                return Offer(self.tasks[0]) if self.tasks else Done("finished", resumable=True)
-            case Failure():
-                return Noted()
-            case Submit():
+                return messages.Welcome(0, anchor(self._book))
+            case messages.NextTask() if self.tasks:
+                return messages.Offer(self.tasks[0])
+            case messages.NextTask():
+                return messages.Done("finished", resumable=True)
+            case messages.Failure():
+                return messages.Noted()
+            case messages.Submit():
                 self.received.append(request)
                 if self.lost:
                     self.lost -= 1
                     raise ConnectionError("the reply was lost")
                 self.tasks = [task for task in self.tasks if task.task_id != request.task_id]
-                return Receipt("accepted", 1)
-        return Noted()
+                return messages.Receipt("accepted", 1)
+        return messages.Noted()
 
 
 class Place(Protocol):
