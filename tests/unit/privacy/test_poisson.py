@@ -236,3 +236,7 @@ def test_an_overflow_finer_than_the_gaps_table_is_refused_with_what_is_not():
     assert sampling.poisson(1e-4, 10**7, least).overflow <= 2.1 * least
     # The default is met as far as the table goes.
     assert sampling.poisson(0.5, 10**7).overflow < 1e-12
+
+
+def test_a_sampler_for_other_slots_is_made_as_one_of_that_size_is():
+    assert sampling.poisson(0.1, 4000).resized(64) == sampling.poisson(0.1, 64)
