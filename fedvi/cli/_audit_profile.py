@@ -15,9 +15,9 @@ from fedvi.privacy.release import Mechanism
 from fedvi.privacy.sums import in_sum, of_messages
 from fedvi.typing import Key
 
-__all__ = ["profiled"]
+__all__ = ["TELLING", "profiled"]
 
-_TELLING = 1.3
+TELLING = 1.3
 """A profile that would not refute so much more noise says nothing about the noise that is claimed."""
 
 _ROWS = 1e8
@@ -125,13 +125,13 @@ def _telling(profiled: list[Finding]) -> list[Finding]:
     batches, and need not be the worst ones of the right price.
     """
     factors = [finding.numbers["refuted_factor"] for finding in profiled]
-    if any(factor is not None and factor <= _TELLING for factor in factors):
+    if any(factor is not None and factor <= TELLING for factor in factors):
         return profiled
     return [
         finding._replace(
             passed=None,
             meaning="these trials tell nothing: they would not refute a claim of "
-            f"{_TELLING:g} × the noise either; give more --trials",
+            f"{TELLING:g} × the noise either; give more --trials",
         )
         if finding.passed
         else finding

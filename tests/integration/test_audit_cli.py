@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedvi.audit import profile
-from fedvi.cli import _audited
+from fedvi.cli import _audit_profile, _audited
 from fedvi.cli.audit import audit
 from fedvi.cli.main import main
 from fedvi.experiment import build, noising
@@ -51,7 +51,7 @@ name = "b"
 @pytest.fixture(autouse=True)
 def few_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asks of the noise that is refuted what a verdict needs: a factor is a composition more."""
-    monkeypatch.setattr(profile, "_FACTORS", (1.0, _audited.TELLING))
+    monkeypatch.setattr(profile, "_FACTORS", (1.0, _audit_profile.TELLING))
 
 
 def test_a_study_without_protection_has_nothing_to_audit(tmp_path: Path) -> None:
