@@ -11,7 +11,7 @@ from fedvi.audit import trials as worst
 from fedvi.audit.findings import Finding
 from fedvi.experiment.build import Assembly
 from fedvi.privacy import events
-from fedvi.privacy.release import Mechanism
+from fedvi.privacy.base import Mechanism
 from fedvi.privacy.sums import in_sum, of_messages
 from fedvi.typing import Key
 

@@ -27,7 +27,7 @@ from fedvi.federation.fold import fold, posterior_of
 from fedvi.inference.base import Change, Fold, LocalSolver, Shard, Task
 from fedvi.inference.coordinates import Coordinates
 from fedvi.privacy import events, ledger, random, sampling, statement
-from fedvi.privacy.release import Mechanism, Sampler
+from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.sums import in_sum
 from fedvi.transport import codec
 from fedvi.typing import Key

@@ -6,7 +6,8 @@ from typing import Any
 
 from fedvi import errors, models
 from fedvi.experiment import factories, regressions
-from fedvi.experiment.config import KindSection, Study
+from fedvi.experiment.config import Study
+from fedvi.experiment.sections import KindSection
 from fedvi.models.conjugate import ConjugateModel, FromFile
 
 __all__ = ["model_of"]

@@ -9,7 +9,8 @@ import numpy as np
 from fedvi import data, errors, models
 from fedvi.data.schema import Binary, Number, indicator_name
 from fedvi.experiment import conjugates, factories, regressions, site_effects
-from fedvi.experiment.config import KindSection, Study
+from fedvi.experiment.config import Study
+from fedvi.experiment.sections import KindSection
 from fedvi.expfam import tree
 from fedvi.expfam.base import DenseGaussian, FactoredGaussian
 from fedvi.inference import prior_factor

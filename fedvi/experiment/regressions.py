@@ -1,4 +1,4 @@
-"""Whether a formula's response is what a regression is of, and what exp(coefficient) is.
+"""Says whether a formula's response is what a regression is of, and what exp(coefficient) is.
 
 Needs no JAX, so that a server can name a ratio too.
 """

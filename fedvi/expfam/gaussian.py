@@ -347,15 +347,6 @@ class DiagonalGaussian:
         """Returns η of the first ``size`` coordinates."""
         return GaussianEta(eta.h[:size], eta.J[:size])
 
-    def to_distribution(self, eta: GaussianEta) -> Any:
-        """Returns a ``numpyro.distributions.Normal`` with one event dimension."""
-        import jax.numpy as jnp
-        import numpyro.distributions
-
-        location, scale = self.moments(eta)
-        normal = numpyro.distributions.Normal(jnp.asarray(location), jnp.asarray(scale))
-        return normal.to_event(1)
-
 
 def full_gaussian(size: int) -> FullGaussian:
     """Returns the family of Gaussians with full covariance over ℝˢⁱᶻᵉ: the default up to D ≈ 300."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedvi.inference import per_record, whitened
 from fedvi.models.capabilities import Regression
-from fedvi.privacy.release import Batch
+from fedvi.privacy.base import Batch
 
 __all__ = ["filled_up", "gradients", "has_predictor"]
 

@@ -1,4 +1,4 @@
-"""Survival with a piecewise constant hazard, and what its factory checks."""
+"""Survival regression with a piecewise constant hazard, and what its factory checks."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""What a private topic model would find, from public numbers; come here to change the estimate."""
+"""Estimates what a private topic model would find, from public numbers."""
 
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,7 +58,7 @@ def signal_to_noise(
     >>> round(found.ratio, 2), found.warning[:21]
     (0.25, 'the noise exceeds the')
 
-    Source: specs/vips.md §12.
+    Source: docs/proofs/updates.md §9.
     """
     whole: dict[str, Any] = {"records": records, "rounds": rounds}
     for name, count in whole.items():

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from fedvi.cli.main import main
 from fedvi.experiment.results import recompute
-from fedvi.privacy import accountants, events, statement
+from fedvi.privacy import _chain, accountants, events, statement
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.filter import rdp_filter

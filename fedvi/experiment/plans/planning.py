@@ -25,6 +25,7 @@ from fedvi.experiment.plans.signals import (
     signal,
     suggested_clip_norm,
 )
+from fedvi.experiment.sections import KindSection
 from fedvi.expfam.base import DenseGaussian
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.prior_frame import prior_frame

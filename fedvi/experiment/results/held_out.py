@@ -1,4 +1,4 @@
-"""How well a conjugate model predicts records that need no protection, by its own measure if it has one.
+"""Measures how well a conjugate model predicts records that need no protection, by its own measure if any.
 
 Not private: every figure is computed from the test records as they are.
 """

@@ -30,18 +30,9 @@ from fedvi.inference.noise_aware import of_sites
 from fedvi.inference.predictor import filled_up, has_predictor
 from fedvi.models.base import Model
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
-from fedvi.privacy.release import (
-    Batch,
-    Bounded,
-    Mechanism,
-    Released,
-    Sampler,
-    Shift,
-    clipped_sum_of_parts,
-    float_limit,
-    float_sum,
-    release,
-)
+from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
+from fedvi.privacy.bounded import Bounded, clipped_sum_of_parts, float_limit, float_sum
+from fedvi.privacy.release import Released, release
 from fedvi.typing import Key
 
 __all__ = ["site_release"]

@@ -23,17 +23,9 @@ from fedvi.models.capabilities import Regression
 from fedvi.models.conjugate import Centred, ConjugateModel, Ragged, packed, to_table
 from fedvi.models.length_classes import through_chunks
 from fedvi.models.outcomes.base import GivenLatents
-from fedvi.privacy.release import (
-    Batch,
-    Mechanism,
-    Released,
-    Sampler,
-    Shift,
-    float_limit,
-    float_sum,
-    float_sum_of,
-    release,
-)
+from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
+from fedvi.privacy.bounded import float_limit, float_sum, float_sum_of
+from fedvi.privacy.release import Released, release
 from fedvi.typing import Key
 
 __all__ = ["conjugate_form", "vips"]

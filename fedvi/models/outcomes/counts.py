@@ -1,4 +1,4 @@
-"""Counts with a log link; come here to add another distribution of counts."""
+"""Distributions of counts with a log link."""
 
 import dataclasses
 import math

@@ -18,7 +18,7 @@ from fedvi.audit.recording import Recorder
 from fedvi.expfam import tree
 from fedvi.inference import solvers
 from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
-from fedvi.privacy import mechanisms, random, release, sampling
+from fedvi.privacy import base, bounded, mechanisms, random, release, sampling
 
 NAMES = ("a", "b", "c")
 FAMILY = expfam.full_gaussian(len(NAMES))
@@ -76,7 +76,7 @@ def sloping(mechanism: Any) -> LocalSolver:
         along = x @ TOWARDS / jnp.maximum(jnp.linalg.norm(x, axis=1), 1e-30)
         rows = jnp.outer(1.1 * jnp.maximum(along, 0.0) ** 8, jnp.float32([0.6, 0.8]))
         batch = sampler.draw(key, mask)
-        return release.release(key, release.clipped_sum(rows, 2.0, batch, mechanism), mechanism)
+        return release.release(key, bounded.clipped_sum(rows, 2.0, batch, mechanism), mechanism)
 
     def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
         found = release.decoded(noised(key_of("noise"), shard.records["x"], shard.mask))
@@ -86,7 +86,7 @@ def sloping(mechanism: Any) -> LocalSolver:
             {},
         )
 
-    cost = mechanism.event(release.Shift(2.0, 1.0, 2.0))
+    cost = mechanism.event(base.Shift(2.0, 1.0, 2.0))
     return LocalSolver("sloping", lambda eta: (), update, finish_natural, cost, 4)
 
 

@@ -27,6 +27,7 @@ from fedvi.models import (
 )
 from fedvi.models.base import Model, gaussian_prior
 from fedvi.models.outcomes.hazard import Events
+from fedvi.privacy.bounded import clipped_sum
 from fedvi.privacy.mechanisms.gaussian import Gaussian
 from fedvi.privacy.sampling.full import Full
 
