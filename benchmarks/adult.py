@@ -23,8 +23,9 @@ import numpy as np
 
 from fedvi.data.source import ArraySource
 from fedvi.data.splits import balanced, skewed
-from fedvi.experiment import build, simulate
-from fedvi.experiment.config import parse_study
+from fedvi.run import simulate
+from fedvi.study import build
+from fedvi.study.config import parse_study
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "adult"
 NUMBERS = {0: (17, 90), 4: (1, 16), 10: (0, 99_999), 11: (0, 4_356), 12: (1, 99)}

@@ -21,9 +21,10 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, simulate
-from fedvi.experiment.config import parse_study
 from fedvi.federation import schedules
+from fedvi.run import simulate
+from fedvi.study import build
+from fedvi.study.config import parse_study
 
 EPSILONS = (1.0, 4.0, 16.0)
 DELTA = 1e-5

@@ -20,8 +20,9 @@ import scipy.stats
 from click.testing import CliRunner
 
 from fedvi.cli.main import main as fedvi
-from fedvi.experiment import build, loading, simulate
-from fedvi.experiment.config import load_study, parse_study
+from fedvi.run import loading, simulate
+from fedvi.study import build
+from fedvi.study.config import load_study, parse_study
 
 DATA = pathlib.Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 

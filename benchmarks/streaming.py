@@ -75,11 +75,12 @@ def make(path: Path, records: int) -> None:
 
 def client(path: Path, records: int, folder: Path) -> dict[str, Any]:
     """Runs the visits, as `fedvi simulate` would, and tells how long each part took."""
-    from fedvi.experiment import build, site
-    from fedvi.experiment.config import parse_study
     from fedvi.privacy import ledger
+    from fedvi.run import site
     from fedvi.server.coordinator import Coordinator
     from fedvi.store.memory import MemoryClientStore, MemoryServerStore
+    from fedvi.study import build
+    from fedvi.study.config import parse_study
     from fedvi.transport.memory import MemoryLink
 
     assembly = build.assemble(parse_study(study(records)))

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedvi import expfam, models, privacy, report
     from fedvi.errors import FedviError
-    from fedvi.experiment.compiled import compilation_cache
-    from fedvi.experiment.config import Study, load_study
-    from fedvi.experiment.plans.plan import plan
-    from fedvi.experiment.simulate import simulate
     from fedvi.inference.svi import DPSVI
     from fedvi.inference.vips import VIPS
+    from fedvi.planning.plan import plan
+    from fedvi.run.compiled import compilation_cache
+    from fedvi.run.simulate import simulate
     from fedvi.store.alone import LedgerFolder
+    from fedvi.study.config import Study, load_study
 
 __version__ = "0.1.0"
 
@@ -39,11 +39,11 @@ _PUBLIC = {
     "FedviError": "fedvi.errors",
     "LedgerFolder": "fedvi.store.alone",
     "VIPS": "fedvi.inference.vips",
-    "Study": "fedvi.experiment.config",
-    "compilation_cache": "fedvi.experiment.compiled",
-    "load_study": "fedvi.experiment.config",
-    "plan": "fedvi.experiment.plans.plan",
-    "simulate": "fedvi.experiment.simulate",
+    "Study": "fedvi.study.config",
+    "compilation_cache": "fedvi.run.compiled",
+    "load_study": "fedvi.study.config",
+    "plan": "fedvi.planning.plan",
+    "simulate": "fedvi.run.simulate",
 }
 _PACKAGES = ("expfam", "models", "privacy", "report")
 

@@ -9,13 +9,14 @@ import numpy as np
 from fedvi.client.by_hand import FileLink, Written
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, site
-from fedvi.experiment.build import Assembly
-from fedvi.experiment.config import parse_study
 from fedvi.privacy import ledger as ledgers
+from fedvi.run import site
 from fedvi.server.by_hand import Exported, Hand
 from fedvi.server.coordinator import Coordinator
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
+from fedvi.study import build
+from fedvi.study.build import Assembly
+from fedvi.study.config import parse_study
 from fedvi.transport import parcels
 from fedvi.transport.parcels import TaskFile
 from fedvi.transport.roster import Roster
@@ -152,6 +153,6 @@ def nothing() -> None:
 
 def rerun(assembly: Assembly) -> Any:
     """The same study, simulated."""
-    from fedvi.experiment import simulate
+    from fedvi.run import simulate
 
     return simulate.run(assembly, records())

@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi.client import app
-from fedvi.experiment import build, loading, simulate, site
-from fedvi.experiment.build import Assembly
-from fedvi.experiment.config import load_study
 from fedvi.expfam import tree
 from fedvi.federation.messages import Reply, Request, Submit
 from fedvi.privacy import ledger, random
+from fedvi.run import loading, simulate, site
 from fedvi.server import protocol
 from fedvi.server.protocol import ServerState
 from fedvi.store.sqlite import SqliteClientStore
+from fedvi.study import build
+from fedvi.study.build import Assembly
+from fedvi.study.config import load_study
 from fedvi.transport.grpc import GrpcLink
 from fedvi.typing import Eta
 from tests.servers import Running

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, simulate
-from fedvi.experiment.config import parse_study
 from fedvi.expfam.beta import Beta
 from fedvi.expfam.dirichlet import Dirichlet
 from fedvi.expfam.dirichlets import Dirichlets
@@ -19,6 +17,9 @@ from fedvi.expfam.normal_gamma import NormalGamma
 from fedvi.expfam.normal_gamma_rows import NormalGammaRows
 from fedvi.expfam.normal_wishart import NormalWishart
 from fedvi.expfam.product import Product
+from fedvi.run import simulate
+from fedvi.study import build
+from fedvi.study.config import parse_study
 
 REFERENCES = Path(__file__).parent / "references"
 

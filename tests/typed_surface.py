@@ -3,11 +3,11 @@
 from typing import Any, assert_type
 
 import fedvi
-from fedvi.experiment.plans.plan import Plan
-from fedvi.experiment.simulate import Result
 from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.noise_told import DPSVIRunResult
 from fedvi.inference.svi import DPSVIState
+from fedvi.planning.plan import Plan
+from fedvi.run.simulate import Result
 
 __all__ = ["one_table", "packages", "study"]
 

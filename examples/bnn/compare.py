@@ -17,10 +17,11 @@ import numpy as np
 from numpyro.infer import Predictive, log_likelihood
 
 import fedvi
-from fedvi.experiment import build, loading
-from fedvi.experiment.sections import ClientSection
 from fedvi.models.bnn import regression
 from fedvi.report import tables
+from fedvi.run import loading
+from fedvi.study import build
+from fedvi.study.sections import ClientSection
 
 HERE = Path(__file__).resolve().parent
 DRAWS = 500

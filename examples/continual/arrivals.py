@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 import fedvi
-from fedvi.experiment import build
 from fedvi.report import tables
+from fedvi.study import build
 
 HERE = Path(__file__).resolve().parent
 LEAVES = "switzerland"

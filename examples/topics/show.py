@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvi.experiment import build, posterior
-from fedvi.experiment.config import load_study
-from fedvi.experiment.plans.topics import topic_outlook
 from fedvi.models.lda import completion_perplexity
+from fedvi.planning.topics import topic_outlook
+from fedvi.results import posterior
+from fedvi.study import build
+from fedvi.study.config import load_study
 
 HERE = Path(__file__).resolve().parent
 

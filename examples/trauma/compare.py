@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 import fedvi
-from fedvi.experiment import build, loading
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.report import tables
+from fedvi.run import loading
+from fedvi.study import build
 
 HERE = Path(__file__).resolve().parent
 

@@ -9,10 +9,10 @@ from fedvi.audit import draws
 from fedvi.audit import profile as profiles
 from fedvi.audit import trials as worst
 from fedvi.audit.findings import Finding
-from fedvi.experiment.build import Assembly
 from fedvi.privacy import events
 from fedvi.privacy.base import Mechanism
 from fedvi.privacy.sums import in_sum, of_messages
+from fedvi.study.build import Assembly
 from fedvi.typing import Key
 
 __all__ = ["TELLING", "profiled"]

@@ -19,8 +19,6 @@ from fedvi.audit.recording import Recorder, SamplerRecorder
 from fedvi.audit.sums import check_sums
 from fedvi.cli._audit_profile import profiled
 from fedvi.cli._audit_records import corners, shard_of
-from fedvi.experiment import noising
-from fedvi.experiment.build import Assembly
 from fedvi.expfam import tree
 from fedvi.federation.damping import Memory
 from fedvi.federation.fold import fold, posterior_of
@@ -29,6 +27,8 @@ from fedvi.inference.coordinates import Coordinates
 from fedvi.privacy import events, ledger, random, sampling, statement
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.sums import in_sum
+from fedvi.study import noising
+from fedvi.study.build import Assembly
 from fedvi.transport import codec
 from fedvi.typing import Key
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedvi import errors
-from fedvi.experiment import server_plan
-from fedvi.experiment.config import load_study
-from fedvi.experiment.server_plan import ServerPlan
+from fedvi.run import server_plan
+from fedvi.run.server_plan import ServerPlan
 from fedvi.server import logs, protocol
 from fedvi.server.by_hand import Hand, standing
 from fedvi.server.coordinator import Coordinator
@@ -20,6 +19,7 @@ from fedvi.server.protocol import ServerState
 from fedvi.server.sockets import SOCKET
 from fedvi.server.stored import DATABASE
 from fedvi.server.teller import KEPT
+from fedvi.study.config import load_study
 from fedvi.transport import identity
 from fedvi.transport.memory import MemoryLink
 from fedvi.transport.roster import Roster
@@ -59,8 +59,8 @@ class Run(NamedTuple):
         if not self.plan.has_prior_worker:
             return
         # The one part that needs JAX.
-        from fedvi.experiment import build
-        from fedvi.experiment.site import prior_worker
+        from fedvi.run.site import prior_worker
+        from fedvi.study import build
 
         link = MemoryLink(self.hand.coordinator.handle)
         worker = prior_worker(build.assemble(load_study(self.study)), link)

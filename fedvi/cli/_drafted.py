@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvi import errors
-from fedvi.experiment.drafts import drafting
-from fedvi.experiment.drafts.drafting import Answers
+from fedvi.study.drafts import drafting
+from fedvi.study.drafts.drafting import Answers
 
 if TYPE_CHECKING:
     pass
@@ -19,7 +19,7 @@ __all__ = ["check_target", "files_of", "schemas_of", "write_all"]
 
 
 def files_of(answers: Answers, drafted: drafting.Draft, server: str) -> dict[str, str]:
-    from fedvi.experiment.drafts import starting
+    from fedvi.study.drafts import starting
 
     schemas = schemas_of()
     files = {
@@ -38,7 +38,7 @@ def files_of(answers: Answers, drafted: drafting.Draft, server: str) -> dict[str
 
 
 def schemas_of() -> dict[str, str]:
-    from fedvi.experiment.drafts import json_schema
+    from fedvi.study.drafts import json_schema
 
     return {
         "study": _json(json_schema.study_schema()),

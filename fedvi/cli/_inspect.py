@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedvi.data.guess import Guess
     from fedvi.data.inspect import ColumnFit, Fit
     from fedvi.data.names import Names
-    from fedvi.experiment.config import Study
+    from fedvi.study.config import Study
 
 __all__ = ["file", "study"]
 
@@ -88,7 +88,7 @@ def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> N
     """
     from fedvi.data.inspect import inspect_file
     from fedvi.data.schema import parse_schema
-    from fedvi.experiment.config import load_study
+    from fedvi.study.config import load_study
 
     described = load_study(source)
     if not described.data.columns_schema:

@@ -1,7 +1,7 @@
 """Shows which private mode suits a study, and which estimates would be lost in the noise."""
 
-from fedvi.experiment.plans.planning import Outlook
-from fedvi.experiment.plans.topics import TopicOutlook
+from fedvi.planning.advice import Outlook
+from fedvi.planning.topics import TopicOutlook
 from fedvi.report import tables
 
 __all__ = ["show", "show_topics"]

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from fedvi import __version__, errors
-from fedvi.experiment import intervals, parts, site_effects
-from fedvi.experiment import posterior as posteriors
-from fedvi.experiment.coefficients import UNCONSTRAINED
-from fedvi.experiment.one_shot import OneVisit, estimated_gap
-from fedvi.experiment.regressions import is_function
-from fedvi.experiment.server_plan import ServerPlan
 from fedvi.expfam.base import Gaussian
 from fedvi.privacy import ledger as ledgers
 from fedvi.report import tables
+from fedvi.results import posterior as posteriors
+from fedvi.results.one_shot import OneVisit, estimated_gap
+from fedvi.run.server_plan import ServerPlan
 from fedvi.server import protocol
 from fedvi.server.protocol import ServerSpec, ServerState
+from fedvi.study import intervals, parts, site_effects
+from fedvi.study.coefficients import UNCONSTRAINED
+from fedvi.study.regressions import is_function
 
 __all__ = ["RESULT", "check_completed", "content", "show", "write"]
 

@@ -11,10 +11,10 @@ from fedvi.audit.faults import FAULTS, Fault, planted
 from fedvi.audit.faults.fault import NEEDS
 from fedvi.audit.findings import Finding
 from fedvi.cli._audited import BROKE_OFF, LAYERS, Audited, Settings
-from fedvi.experiment import build
-from fedvi.experiment.build import Assembly
 from fedvi.inference.blocks import is_large
 from fedvi.inference.predictor import has_predictor
+from fedvi.study import build
+from fedvi.study.build import Assembly
 
 __all__ = ["MEANING", "Outcome", "lacking", "self_test", "summary"]
 

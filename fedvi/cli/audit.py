@@ -15,10 +15,10 @@ from fedvi.audit import findings
 from fedvi.audit.findings import Finding
 from fedvi.cli import _self_test
 from fedvi.cli._audited import Audited, Settings
-from fedvi.experiment import build
-from fedvi.experiment.build import Assembly
-from fedvi.experiment.config import load_study
 from fedvi.report import tables
+from fedvi.study import build
+from fedvi.study.build import Assembly
+from fedvi.study.config import load_study
 
 __all__ = ["audit"]
 

@@ -8,14 +8,14 @@ import click
 
 from fedvi.cli import _outlook
 from fedvi.client.policy import load_policy
-from fedvi.experiment.build import Assembly, assemble
-from fedvi.experiment.config import load_study
-from fedvi.experiment.plans.plan import Plan, plan
-from fedvi.experiment.plans.planning import outlook
-from fedvi.experiment.plans.topics import topic_outlook
-from fedvi.experiment.policies import check_code
+from fedvi.planning.advice import outlook
+from fedvi.planning.plan import Plan, plan
+from fedvi.planning.topics import topic_outlook
 from fedvi.privacy import accountants, ledger, statement
 from fedvi.report import tables
+from fedvi.study.build import Assembly, assemble
+from fedvi.study.config import load_study
+from fedvi.study.policies import check_code
 
 __all__ = ["check"]
 

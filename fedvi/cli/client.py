@@ -18,13 +18,13 @@ from fedvi.client import app
 from fedvi.client.by_hand import FileLink, Written
 from fedvi.client.guard import Guard
 from fedvi.client.worker import Worker
-from fedvi.experiment import policies as site_policies
-from fedvi.experiment.build import Assembly, assemble
-from fedvi.experiment.config import Study, load_study
-from fedvi.experiment.site import client_worker, file_shard
 from fedvi.federation.messages import Failure, Goodbye
 from fedvi.privacy import ledger
+from fedvi.run.site import client_worker, file_shard
 from fedvi.store.sqlite import SqliteClientStore
+from fedvi.study import policies as site_policies
+from fedvi.study.build import Assembly, assemble
+from fedvi.study.config import Study, load_study
 from fedvi.transport import certificates, files, identity, parcels, probe, status
 from fedvi.transport.grpc import GrpcLink
 from fedvi.transport.memory import Link

@@ -237,7 +237,7 @@ def _study(path: Path | None) -> tuple[str | None, list[Finding]]:
     if path is None:
         return None, []
     # Only here: a doctor without a study starts at once.
-    from fedvi.experiment.config import load_study
+    from fedvi.study.config import load_study
 
     try:
         study = load_study(path)

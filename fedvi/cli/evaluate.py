@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.experiment import posterior as posteriors
-from fedvi.experiment.results import evaluation, finished, held_out, public_files
-from fedvi.experiment.results.evaluation import Evaluation, Run
-from fedvi.experiment.results.held_out import HeldOut
-from fedvi.experiment.results.scores import Classes
 from fedvi.models.conjugate import brings_family
 from fedvi.report import plots, tables
+from fedvi.results import evaluation, finished, held_out, public_files
+from fedvi.results import posterior as posteriors
+from fedvi.results.evaluation import Evaluation, Run
+from fedvi.results.held_out import HeldOut
+from fedvi.results.scores import Classes
 
 __all__ = ["evaluate"]
 

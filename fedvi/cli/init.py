@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedvi import errors
-from fedvi.experiment.drafts import drafting
-from fedvi.experiment.drafts.drafting import KINDS, SOLVERS, Answers
+from fedvi.study.drafts import drafting
+from fedvi.study.drafts.drafting import KINDS, SOLVERS, Answers
 
 if TYPE_CHECKING:
     from fedvi.data.names import Names
@@ -414,7 +414,7 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
       ConfigError, ModelError: an answer is one that `fedvi check` would refuse.
     """
     from fedvi.data.schema import parse_schema
-    from fedvi.experiment.config import parse_study
+    from fedvi.study.config import parse_study
 
     drafted = drafting.draft(answers)
     raw = tomllib.loads(drafted.text)
@@ -431,9 +431,9 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
     if drafted.open:
         _check_formula(answers, stated)
     # Heavy, and only needed now: models are built, as `fedvi check` builds them.
-    from fedvi.experiment.build import assemble
-    from fedvi.experiment.plans.planning import outlook
-    from fedvi.experiment.plans.signals import PublicNumbers, suggested_clip_norm
+    from fedvi.planning.advice import outlook
+    from fedvi.planning.signals import PublicNumbers, suggested_clip_norm
+    from fedvi.study.build import assemble
 
     if drafted.open:
         # About as many coefficients as the formula names columns.
@@ -464,7 +464,7 @@ def _check_formula(answers: Answers, stated: Mapping[str, Any]) -> None:
     """
     from fedvi.data.formula import parse_formula
     from fedvi.data.schema import parse_schema
-    from fedvi.experiment.regressions import check_response
+    from fedvi.study.regressions import check_response
 
     stand_ins: dict[str, dict[str, Any]] = {
         "binary": {},

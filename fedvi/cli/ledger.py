@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.experiment.results import recompute
 from fedvi.privacy import events, statement
 from fedvi.privacy import ledger as ledgers
 from fedvi.report import tables
+from fedvi.results import recompute
 
 __all__ = ["ledger"]
 

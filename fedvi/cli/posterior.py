@@ -8,15 +8,15 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.experiment import intervals, parts, site_effects
-from fedvi.experiment import posterior as posteriors
-from fedvi.experiment.coefficients import MOST, UNCONSTRAINED, coefficients
-from fedvi.experiment.regressions import is_function
-from fedvi.experiment.results import draws as draws_of
-from fedvi.experiment.results import exports, finished
-from fedvi.experiment.results.finished import Finished
 from fedvi.expfam.base import Gaussian
 from fedvi.report import tables
+from fedvi.results import draws as draws_of
+from fedvi.results import exports, finished
+from fedvi.results import posterior as posteriors
+from fedvi.results.finished import Finished
+from fedvi.study import intervals, parts, site_effects
+from fedvi.study.coefficients import MOST, UNCONSTRAINED, coefficients
+from fedvi.study.regressions import is_function
 
 __all__ = ["posterior"]
 

@@ -11,11 +11,11 @@ import numpy as np
 from fedvi import data
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
-from fedvi.experiment.results import exports, finished, new_records
-from fedvi.experiment.results.finished import Finished
-from fedvi.experiment.results.predictions import Forecast, Predictor, predictor
 from fedvi.models.capabilities import Latents, PredictsArrays, Tabular, TellsLatents
 from fedvi.models.conjugate import brings_family
+from fedvi.results import exports, finished, new_records
+from fedvi.results.finished import Finished
+from fedvi.results.predictions import Forecast, Predictor, predictor
 from fedvi.typing import Eta
 
 __all__ = ["predict"]

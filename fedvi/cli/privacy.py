@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from fedvi.cli import _outlook
-from fedvi.experiment.build import assemble
-from fedvi.experiment.config import load_study
-from fedvi.experiment.plans.planning import outlook
-from fedvi.experiment.plans.pricing import Pricing, is_scripted, pricing, with_target
-from fedvi.experiment.plans.topics import topic_outlook
+from fedvi.planning.advice import outlook
+from fedvi.planning.pricing import Pricing, is_scripted, pricing, with_target
+from fedvi.planning.topics import topic_outlook
 from fedvi.privacy.events import RELATIONS
 from fedvi.privacy.statement import guessed
 from fedvi.report import plots, tables
+from fedvi.study.build import assemble
+from fedvi.study.config import load_study
 
 __all__ = ["privacy"]
 

@@ -95,9 +95,9 @@ def report(
 
     Exit codes: 0 written; 2 RUN or the command line is wrong; 5 a ledger does not verify.
     """
-    from fedvi.experiment.results import reporting
     from fedvi.report import contents as values
     from fedvi.report import exports
+    from fedvi.results import reporting
 
     wanted = _wanted(formats)
     predictions = None if public is None else _predictions(run, public, draws)
@@ -135,7 +135,7 @@ def _wanted(formats: str) -> list[str]:
 
 
 def _predictions(run: Path, public: Path, draws: int) -> dict[str, Any]:
-    from fedvi.experiment.results import evaluation, public_files
+    from fedvi.results import evaluation, public_files
 
     found = evaluation.read_run(run)
     public_files.check(found.assembly.study, run, public, "--public")

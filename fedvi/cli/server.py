@@ -11,14 +11,14 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _results
-from fedvi.experiment import extension, server_plan
-from fedvi.experiment.config import Study, load_study
-from fedvi.experiment.server_plan import ServerPlan
 from fedvi.federation.messages import Reply, Request
+from fedvi.run import extension, server_plan
+from fedvi.run.server_plan import ServerPlan
 from fedvi.server import logs, protocol
 from fedvi.server.app import Addresses, App, Outcome, Settings, payload_limit, serve
 from fedvi.server.durable import SqliteServerStore
 from fedvi.server.protocol import ServerSpec, ServerState
+from fedvi.study.config import Study, load_study
 from fedvi.transport import identity
 
 __all__ = ["server"]
@@ -203,7 +203,7 @@ def _prior(study: Path) -> Callable[[Callable[[Request], Reply]], None]:
     """Returns what refines the prior's factor beside the clients: the one part that needs JAX."""
 
     def work(handle: Callable[[Request], Reply]) -> None:
-        from fedvi.experiment.site import run_prior
+        from fedvi.run.site import run_prior
 
         run_prior(load_study(study), handle)
 

@@ -10,24 +10,25 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
-from fedvi.experiment import baselines as committee
-from fedvi.experiment import intervals, outcome, site_effects
-from fedvi.experiment.build import PRIOR
-from fedvi.experiment.coefficients import UNCONSTRAINED
-from fedvi.experiment.config import load_study
-from fedvi.experiment.regressions import is_function
-from fedvi.experiment.simulate import Moment
-from fedvi.experiment.simulate import simulate as run
 from fedvi.expfam.base import Gaussian
 from fedvi.report import tables
+from fedvi.results import baselines as committee
+from fedvi.results import outcome
+from fedvi.run.simulate import Moment
+from fedvi.run.simulate import simulate as run
+from fedvi.study import intervals, site_effects
+from fedvi.study.build import PRIOR
+from fedvi.study.coefficients import UNCONSTRAINED
+from fedvi.study.config import load_study
+from fedvi.study.regressions import is_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
-    from fedvi.experiment.baselines import Baseline
-    from fedvi.experiment.simulate import Result
+    from fedvi.results.baselines import Baseline
+    from fedvi.run.simulate import Result
     from fedvi.server.protocol import Update
 
 __all__ = ["simulate"]

@@ -169,7 +169,7 @@ def _saved(folder: Path) -> dict[str, Any]:
 
 def _digest(folder: Path, origin: str) -> str:
     """Returns what sites compare: the plan's digest, where it can be read; ledgers carry the first."""
-    from fedvi.experiment import server_plan
+    from fedvi.run import server_plan
 
     try:
         plan = server_plan.read(folder / server_plan.FILE)
@@ -186,8 +186,9 @@ def _priced(
     Returns:
       Client → ε, the δ of all of them, and why they are not known if they are not.
     """
-    from fedvi.experiment import parts, server_plan
+    from fedvi.run import server_plan
     from fedvi.server.prices import price
+    from fedvi.study import parts
 
     try:
         plan = server_plan.read(folder / server_plan.FILE)

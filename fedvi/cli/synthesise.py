@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from fedvi.errors import ConfigError
-from fedvi.experiment.results import exports, finished, public_files
-from fedvi.experiment.results.finished import FREE, Finished
-from fedvi.experiment.results.synthesis import Synthetic
-from fedvi.experiment.results.synthesis import synthesise as drawn
+from fedvi.results import exports, finished, public_files
+from fedvi.results.finished import FREE, Finished
+from fedvi.results.synthesis import Synthetic
+from fedvi.results.synthesis import synthesise as drawn
 
 __all__ = ["synthesise"]
 

@@ -373,27 +373,27 @@ _FAMILIES = (
 _RESULTS = (
     _fault(
         "interval-of-another-level",
-        "experiment/results/predictions.py",
+        "results/predictions.py",
         "return (1.0 - self.level) / 2.0, (1.0 + self.level) / 2.0",
         "return 1.0 - self.level, self.level",
         "An interval of 95 % holds 90 %.",
-        "unit/experiment/test_predictions.py",
+        "unit/results/test_predictions.py",
     ),
     _fault(
         "prediction-at-the-mean-alone",
-        "experiment/results/predictions.py",
+        "results/predictions.py",
         "nodes = mean + points[:, None] * sd + offset",
         "nodes = mean + 0.0 * points[:, None] * sd + offset",
         "A predicted probability does not know how unsure the coefficients are.",
-        "unit/experiment/test_predictions.py",
+        "unit/results/test_predictions.py",
     ),
     _fault(
         "ratio-that-is-none",
-        "experiment/coefficients.py",
+        "study/coefficients.py",
         'f"{ratio}_{what}": _exp(value) if read[index].is_ratio else None',
         'f"{ratio}_{what}": float(value) if read[index].is_ratio else None',
         "An odds ratio is printed as its logarithm.",
-        "unit/experiment/test_coefficients.py",
+        "unit/study/test_coefficients.py",
     ),
     _fault(
         "numbers-beyond-their-bounds",
@@ -409,7 +409,7 @@ _RESULTS = (
         "return np.hypot(unit * sd, self.noise_scale * unit)",
         "return unit * sd",
         "An interval of a new outcome is only as wide as one of its mean.",
-        "unit/experiment/test_predictions.py",
+        "unit/results/test_predictions.py",
     ),
     _fault(
         "counts-that-scatter-too-little",
@@ -417,7 +417,7 @@ _RESULTS = (
         "return np.asarray(scipy.stats.nbinom.cdf(y, shape, shape / (shape + means)))",
         "return np.asarray(scipy.stats.poisson.cdf(y, means))",
         "Intervals of overdispersed counts are those of Poisson counts.",
-        "unit/experiment/test_predictions.py",
+        "unit/results/test_predictions.py",
     ),
     _fault(
         "survival-that-stops-at-the-first-cut",
@@ -425,7 +425,7 @@ _RESULTS = (
         "passed = passed + hazard * (high - low)",
         "passed = passed + 0.0 * hazard * (high - low)",
         "Synthetic times forget the hazard that they have lived through.",
-        "unit/experiment/test_synthesis.py",
+        "unit/results/test_synthesis.py",
     ),
     _fault(
         "records-of-the-likeliest-level",
@@ -433,7 +433,7 @@ _RESULTS = (
         "return [np.argmax(logits + random.gumbel(size=logits.shape), axis=1)]",
         "return [np.argmax(logits, axis=1)]",
         "Synthetic levels are always the most probable one.",
-        "unit/experiment/test_synthesis.py",
+        "unit/results/test_synthesis.py",
     ),
     _fault(
         "components-drawn-alike",
@@ -441,15 +441,15 @@ _RESULTS = (
         'component = random.choice(self.components, count, p=shares(at["weights"]))',
         "component = random.choice(self.components, count)",
         "Synthetic records of a mixture have its components in equal parts.",
-        "unit/experiment/test_generative.py",
+        "unit/results/test_generative.py",
     ),
     _fault(
         "likelihood-of-all-draws-together",
-        "experiment/results/held_out.py",
+        "results/held_out.py",
         "float(total.mean() - math.log(draws))",
         "float(total.mean())",
         "Held-out log-likelihood grows with the number of draws.",
-        "unit/experiment/test_held_out.py",
+        "unit/results/test_held_out.py",
     ),
 )
 

@@ -16,15 +16,16 @@ from fedvi.audit import profile as profiles
 from fedvi.audit import trials as worst
 from fedvi.cli.main import main
 from fedvi.data import bag_of_words
-from fedvi.experiment import build, factories, server_plan
-from fedvi.experiment.config import load_study, parse_study
-from fedvi.experiment.results import finished, recompute
 from fedvi.expfam import tree
 from fedvi.inference import solvers
 from fedvi.privacy import events, mechanisms, sampling
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.sums import in_sum
+from fedvi.results import finished, recompute
+from fedvi.run import server_plan
 from fedvi.server import protocol
+from fedvi.study import build, factories
+from fedvi.study.config import load_study, parse_study
 from tests.servers import running
 from tests.sites import assembled, sites_of, study_file, undisturbed, until
 from tests.studies import raw_study, run_study, split

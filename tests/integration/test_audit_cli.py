@@ -15,12 +15,12 @@ from fedvi.audit import profile
 from fedvi.cli import _audit_profile, _audited
 from fedvi.cli.audit import audit
 from fedvi.cli.main import main
-from fedvi.experiment import build, noising
-from fedvi.experiment.config import load_study
 from fedvi.inference import solvers
 from fedvi.inference.base import LocalSolver
 from fedvi.privacy import calibrate, mechanisms, sampling
 from fedvi.privacy.metrics import Public
+from fedvi.study import build, noising
+from fedvi.study.config import load_study
 
 STUDY = """
 [study]

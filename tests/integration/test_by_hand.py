@@ -7,10 +7,10 @@ import pytest
 
 from fedvi import errors
 from fedvi.client.by_hand import FileLink, Written
-from fedvi.experiment import site as sites_of
 from fedvi.expfam import tree
 from fedvi.federation.messages import Begin, Done, Failure, Hello, Submit
 from fedvi.privacy import ledger as ledgers
+from fedvi.run import site as sites_of
 from fedvi.server import protocol
 from fedvi.server.app import payload_limit
 from fedvi.server.by_hand import standing

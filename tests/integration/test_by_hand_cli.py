@@ -16,14 +16,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedvi.cli.main import main
-from fedvi.experiment import outcome, server_plan, simulate
-from fedvi.experiment.config import load_study
 from fedvi.report import tables
+from fedvi.results import outcome
+from fedvi.run import server_plan, simulate
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.durable import SqliteServerStore
 from fedvi.server.journal import Event
 from fedvi.server.state import ServerState
 from fedvi.store.sqlite import read_ledger
+from fedvi.study.config import load_study
 from fedvi.transport import authority
 from tests.hand import CLIENTS, PRIVATE
 from tests.pki import authority_in, party

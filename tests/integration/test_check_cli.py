@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedvi.cli.main import main
-from fedvi.experiment.build import assemble
-from fedvi.experiment.config import parse_study
+from fedvi.study.build import assemble
+from fedvi.study.config import parse_study
 from tests.studies import raw_study
 
 

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedvi.cli.main import main
-from fedvi.experiment.config import load_study, parse_study
 from fedvi.privacy import accountants, events, ledger
+from fedvi.study.config import load_study, parse_study
 
 MARK = "simulation: no guarantee"
 

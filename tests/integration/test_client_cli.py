@@ -14,14 +14,15 @@ from click.testing import CliRunner, Result
 from fedvi import errors
 from fedvi.cli import client as command
 from fedvi.cli.main import main
-from fedvi.experiment import build, loading, site
-from fedvi.experiment.config import load_study
 from fedvi.expfam import tree
 from fedvi.privacy import ledger
+from fedvi.run import loading, site
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.state import ServerState
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.store.sqlite import read_ledger
+from fedvi.study import build
+from fedvi.study.config import load_study
 from fedvi.transport import probe
 from fedvi.transport.memory import MemoryLink
 from tests.pki import DAY, NOW, authority_in, party

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fedvi.experiment import build
-from fedvi.experiment.config import load_study
 from fedvi.expfam import tree
 from fedvi.privacy import ledger
 from fedvi.store.sqlite import read_ledger
+from fedvi.study import build
+from fedvi.study.config import load_study
 from tests.integration.test_client_cli import alone, write_study
 from tests.servers import Running, running
 

@@ -10,14 +10,14 @@ from click.testing import CliRunner, Result
 from fedvi import errors
 from fedvi.cli.main import main
 from fedvi.client.policy import parse_policy
-from fedvi.experiment import build
-from fedvi.experiment.config import load_study, parse_study
-from fedvi.experiment.plans.planning import outlook
 from fedvi.inference import solvers
+from fedvi.planning.advice import outlook
 from fedvi.privacy import events, statement
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.mechanisms import rounded_gaussian
 from fedvi.privacy.views import view_event
+from fedvi.study import build
+from fedvi.study.config import load_study, parse_study
 from tests.sites import study_file
 from tests.studies import raw_study, run_study, synthetic_logistic
 

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 import fedvi
 from fedvi import errors, models, privacy
 from fedvi.cli.main import main
-from fedvi.experiment import build
-from fedvi.experiment.config import parse_study
 from fedvi.expfam import tree
+from fedvi.study import build
+from fedvi.study.config import parse_study
 
 MODULE = "fedvi_test_levels"
 MODEL = '''

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from fedvi import errors
 from fedvi.cli.main import main
 from fedvi.client.worker import Worker
-from fedvi.experiment import site
 from fedvi.privacy import ledger
+from fedvi.run import site
 from fedvi.server.durable import SqliteServerStore
 from fedvi.server.stored import read_state
 from fedvi.store.sqlite import SqliteClientStore

@@ -283,8 +283,9 @@ data = "south.parquet"
     assert f"warning: no record counts, {lost}" in shown
     # A client says it on its own screen, and not in a log that programs collect.
     from fedvi.cli.client import _on_screen
-    from fedvi.experiment import build, site
-    from fedvi.experiment.config import load_study
+    from fedvi.run import site
+    from fedvi.study import build
+    from fedvi.study.config import load_study
 
     assert _on_screen("plain") is None  # no terminal is here
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

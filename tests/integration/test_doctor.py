@@ -16,9 +16,9 @@ from click.testing import CliRunner
 import fedvi
 from fedvi.cli import doctor
 from fedvi.cli.main import main
-from fedvi.experiment.config import load_study
 from fedvi.privacy import ledger as ledgers
 from fedvi.store.sqlite import SqliteClientStore
+from fedvi.study.config import load_study
 from fedvi.transport import authority, certificates, identity, probe, roster
 from fedvi.transport._wire import health_pb2, health_pb2_grpc
 from tests.pki import DAY, NOW, authority_in, party

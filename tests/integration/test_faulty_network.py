@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fedvi.experiment.build import Assembly
 from fedvi.federation import schedules
 from fedvi.server import protocol
 from fedvi.server.durable import SqliteServerStore
 from fedvi.server.protocol import ServerState
+from fedvi.study.build import Assembly
 from fedvi.transport import bundle
 from tests.integration.test_federation import replayed
 from tests.proxy import FAULTS, faulty

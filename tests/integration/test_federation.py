@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedvi.experiment import build, loading, server_plan, site
-from fedvi.experiment.build import Assembly
-from fedvi.experiment.config import load_study
 from fedvi.expfam import tree
 from fedvi.privacy import ledger as ledgers
+from fedvi.run import loading, server_plan, site
 from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.durable import SqliteServerStore
 from fedvi.server.protocol import ServerState, Update
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.store.sqlite import read_ledger
+from fedvi.study import build
+from fedvi.study.build import Assembly
+from fedvi.study.config import load_study
 from fedvi.transport.memory import MemoryLink
 
 pytestmark = pytest.mark.nightly

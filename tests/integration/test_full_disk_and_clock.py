@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedvi import errors
-from fedvi.experiment import server_plan
 from fedvi.federation.messages import Done, NextTask
+from fedvi.run import server_plan
 from fedvi.server import stored
 from fedvi.server.durable import SqliteServerStore
 from fedvi.store.sqlite import read_ledger

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, simulate
-from fedvi.experiment.config import parse_study
+from fedvi.run import simulate
+from fedvi.study import build
+from fedvi.study.config import parse_study
 from tests.studies import raw_study
 
 PRIOR_SD = 2.5

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from fedvi.cli import init as command
 from fedvi.cli.main import main
-from fedvi.experiment.drafts.drafting import KINDS, SOLVERS
+from fedvi.study.drafts.drafting import KINDS, SOLVERS
 from tests.conftest import ROOT
 
 STUDY_FILES = {

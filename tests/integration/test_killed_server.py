@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvi.experiment import server_plan
+from fedvi.run import server_plan
 from fedvi.server import stored
 from fedvi.transport import bundle
 from tests import dying

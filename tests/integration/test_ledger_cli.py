@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from fedvi.cli.main import main
-from fedvi.experiment.results import recompute
 from fedvi.privacy import _chain, accountants, events, statement
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.filter import rdp_filter
 from fedvi.report import tables
+from fedvi.results import recompute
 from fedvi.store.sqlite import SqliteClientStore
 
 # Full batches, which have a price in closed form; sampled ones are priced in one test.

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 from fedvi import errors
-from fedvi.experiment import loading, simulate, site
-from fedvi.experiment.build import Assembly
-from fedvi.experiment.config import load_study
 from fedvi.expfam import tree
 from fedvi.federation.messages import Hello
 from fedvi.privacy import ledger
+from fedvi.run import loading, simulate, site
 from fedvi.server import protocol
 from fedvi.server.durable import SqliteServerStore
 from fedvi.store.sqlite import SqliteClientStore
+from fedvi.study.build import Assembly
+from fedvi.study.config import load_study
 from fedvi.transport._wire import admin_pb2 as pb
 from fedvi.transport.grpc import GrpcLink
 from tests.integration.test_server_cli import FEDVI, fedvi, server

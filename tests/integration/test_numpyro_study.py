@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from scipy import optimize
 
 from fedvi.cli.main import main
-from fedvi.experiment.build import PRIOR, assemble
-from fedvi.experiment.config import load_study
 from fedvi.inference.prior_factor import base
 from fedvi.privacy import accountants, events
+from fedvi.study.build import PRIOR, assemble
+from fedvi.study.config import load_study
 
 pytestmark = pytest.mark.numpyro
 

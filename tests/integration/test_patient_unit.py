@@ -15,9 +15,10 @@ import pytest
 
 from fedvi.data import by_unit
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, loading, simulate
-from fedvi.experiment.config import parse_study
 from fedvi.inference.base import Task
+from fedvi.run import loading, simulate
+from fedvi.study import build
+from fedvi.study.config import parse_study
 from fedvi.typing import ROWS
 from tests.studies import raw_study
 

@@ -19,10 +19,11 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 
 from fedvi.cli import _results
 from fedvi.cli.main import main
-from fedvi.experiment import build, server_plan
-from fedvi.experiment.config import parse_study
-from fedvi.experiment.results import finished
+from fedvi.results import finished
+from fedvi.run import server_plan
 from fedvi.server import protocol
+from fedvi.study import build
+from fedvi.study.config import parse_study
 from tests import forward_models
 from tests.integration.test_report import run_server
 from tests.sites import assembled, study_file

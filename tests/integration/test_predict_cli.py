@@ -13,8 +13,8 @@ import scipy.stats
 from click.testing import CliRunner, Result
 
 from fedvi.cli.main import main
-from fedvi.experiment.results import evaluation, finished, new_records
 from fedvi.models.lda import document_topics
+from fedvi.results import evaluation, finished, new_records
 from tests.integration.test_posterior_cli import ended, mixture, own
 from tests.studies import raw_study
 

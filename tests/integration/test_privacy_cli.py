@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedvi.cli.main import main
-from fedvi.experiment import build
-from fedvi.experiment.config import load_study
-from fedvi.experiment.plans.pricing import pricing, with_target
+from fedvi.planning.pricing import pricing, with_target
 from fedvi.privacy import accountants, historical
+from fedvi.study import build
+from fedvi.study.config import load_study
 
 STUDY = """
 [study]

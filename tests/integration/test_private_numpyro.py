@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import scipy.special
 
-from fedvi.experiment import simulate
-from fedvi.experiment.config import parse_study
+from fedvi.run import simulate
+from fedvi.study.config import parse_study
 
 pytestmark = pytest.mark.numpyro
 

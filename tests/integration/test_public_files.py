@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedvi.cli.main import main
-from fedvi.experiment.config import Study, load_study, parse_study
-from fedvi.experiment.results import public_files
+from fedvi.results import public_files
+from fedvi.study.config import Study, load_study, parse_study
 from tests.sites import study_file
 from tests.studies import raw_study
 

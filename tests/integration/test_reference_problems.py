@@ -97,8 +97,9 @@ def test_without_noise_and_clipping_private_code_agrees_with_the_exact_posterior
 
 
 def trauma_sources(folder):
-    from fedvi.experiment import build, loading
-    from fedvi.experiment.config import load_study
+    from fedvi.run import loading
+    from fedvi.study import build
+    from fedvi.study.config import load_study
 
     study = load_study(folder / "study.toml")
     return study, loading.load_shards(build.assemble(study), folder)
@@ -106,8 +107,9 @@ def trauma_sources(folder):
 
 @pytest.mark.parametrize(("kind", "rounds"), [("sequential", 2), ("synchronous", 4)])
 def test_trauma_reaches_the_pooled_posterior(kind, rounds, examples):
-    from fedvi.experiment import build, simulate
-    from fedvi.experiment.config import parse_study
+    from fedvi.run import simulate
+    from fedvi.study import build
+    from fedvi.study.config import parse_study
 
     study, sources = trauma_sources(examples / "trauma")
     raw = study.model_dump(by_alias=True)
@@ -123,8 +125,9 @@ def test_trauma_reaches_the_pooled_posterior(kind, rounds, examples):
 
 def test_trauma_converges_as_the_reference_does(examples):
     """KL to the pooled posterior after each round, sequential and synchronous at s = 1."""
-    from fedvi.experiment import build, simulate
-    from fedvi.experiment.config import parse_study
+    from fedvi.run import simulate
+    from fedvi.study import build
+    from fedvi.study.config import parse_study
 
     study, sources = trauma_sources(examples / "trauma")
     for kind, name in (("sequential", "pvi_fc_seq_r1"), ("synchronous", "pvi_fc_sync_r1")):

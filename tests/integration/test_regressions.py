@@ -10,11 +10,12 @@ import scipy.stats
 
 import fedvi
 from fedvi import errors, expfam, models
-from fedvi.experiment import build, outcome
-from fedvi.experiment.config import parse_study
 from fedvi.inference import solvers
 from fedvi.inference.base import Shard, Task
 from fedvi.privacy import random
+from fedvi.results import outcome
+from fedvi.study import build
+from fedvi.study.config import parse_study
 from tests.studies import raw_study, run_study, split
 
 SITES = ["c0", "c1", "c2"]

@@ -22,14 +22,14 @@ from PIL import Image
 
 from fedvi.cli import _results
 from fedvi.cli.main import main
-from fedvi.experiment import server_plan, simulate, site
-from fedvi.experiment.build import Assembly
 from fedvi.privacy import ledger
 from fedvi.privacy.accountants.pld import pld
 from fedvi.privacy.events import Gaussian, repeat
+from fedvi.run import server_plan, simulate, site
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.durable import SqliteServerStore
 from fedvi.store.memory import MemoryClientStore
+from fedvi.study.build import Assembly
 from fedvi.transport.memory import MemoryLink
 from tests import browser as browsers
 from tests.sites import assembled, study_file

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from fedvi import errors
-from fedvi.experiment import site
-from fedvi.experiment.build import Assembly
 from fedvi.expfam import tree
 from fedvi.federation import schedules
 from fedvi.privacy import ledger
+from fedvi.run import site
 from fedvi.server.durable import SqliteServerStore
 from fedvi.server.protocol import ServerSpec, ServerState
 from fedvi.server.stored import read_state
 from fedvi.store.sqlite import SqliteClientStore, read_ledger
+from fedvi.study.build import Assembly
 from tests.integration.test_client_cli import alone, client, refusal, write_study
 from tests.servers import Running, running
 from tests.sites import Sites, assembled, sites_of, study_file, until

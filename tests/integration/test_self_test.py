@@ -14,8 +14,8 @@ from fedvi.audit.faults import FAULTS, Fault
 from fedvi.cli import _self_test
 from fedvi.cli._audited import BROKE_OFF, Audited, Settings
 from fedvi.cli.audit import audit
-from fedvi.experiment import build
-from fedvi.experiment.config import load_study
+from fedvi.study import build
+from fedvi.study.config import load_study
 from tests.audited import STUDIES, written
 
 SETTINGS = Settings(trials=20_000, one_table=True)

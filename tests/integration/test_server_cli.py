@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedvi.experiment import server_plan
 from fedvi.federation.messages import Done, Hello, NextTask, Offer, Submit
 from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
+from fedvi.run import server_plan
 from fedvi.transport.grpc import GrpcLink
 from tests import pki
 from tests.servers import encoded

@@ -12,14 +12,15 @@ from click.testing import CliRunner
 from fedvi import errors
 from fedvi.cli import server as server_command
 from fedvi.cli.main import main
-from fedvi.experiment import build, parts, server_plan
-from fedvi.experiment.config import load_study
 from fedvi.federation.messages import Hello, NextTask, Offer
 from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
+from fedvi.run import server_plan
 from fedvi.server import logs
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.durable import SqliteServerStore
+from fedvi.study import build, parts
+from fedvi.study.config import load_study
 from tests.studies import raw_study
 
 SESSION = "5" * 32

@@ -13,12 +13,13 @@ from click.testing import CliRunner
 from fedvi import errors
 from fedvi.cli.main import main
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, server_plan, site_effects
-from fedvi.experiment.build import Assembly
-from fedvi.experiment.config import parse_study
-from fedvi.experiment.plans import plan, planning
-from fedvi.experiment.results import evaluation
 from fedvi.expfam.gaussian import FullGaussian
+from fedvi.planning import advice, plan
+from fedvi.results import evaluation
+from fedvi.run import server_plan
+from fedvi.study import build, site_effects
+from fedvi.study.build import Assembly
+from fedvi.study.config import parse_study
 from tests.studies import raw_study
 
 SITES = [f"c{index}" for index in range(5)]
@@ -191,7 +192,7 @@ def test_a_server_without_jax_says_the_same_of_its_coefficients() -> None:
 def test_a_plan_names_the_effects_and_recommends_what_can_infer_them() -> None:
     assembly = build.assemble(parse_study(private(EFFECTS)))
     assert plan.plan(assembly).model == "logistic, D = 2, site effects on (Intercept)"
-    outlook = planning.outlook(assembly)
+    outlook = advice.outlook(assembly)
     assert outlook is not None
     assert outlook.recommended == "dp_optimisation"
     notes = {mode.solver: mode.note for mode in outlook.modes}

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from fedvi.cli.main import main
-from fedvi.experiment import build
-from fedvi.experiment.config import load_study
 from fedvi.privacy import ledger as ledgers
 from fedvi.store.sqlite import SqliteClientStore, read_ledger
+from fedvi.study import build
+from fedvi.study.config import load_study
 from tests.sites import study_file
 
 COMMAND = "from fedvi.cli.main import main; main()"

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from fedvi.experiment import build, simulate, site
-from fedvi.experiment.config import parse_study
 from fedvi.federation import schedules
 from fedvi.privacy import ledger
+from fedvi.run import simulate, site
 from fedvi.server.coordinator import Coordinator
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
+from fedvi.study import build
+from fedvi.study.config import parse_study
 from fedvi.transport.memory import MemoryLink
 from tests.studies import linear_regression, raw_study
 

@@ -22,13 +22,14 @@ from fedvi.client.inputs import fingerprint
 from fedvi.data.source import ArraySource
 from fedvi.data.stored import StoredColumn, StoredSource
 from fedvi.errors import ConfigError, DataError
-from fedvi.experiment import build, loading, simulate, site
-from fedvi.experiment.config import parse_study
 from fedvi.inference.base import Shard, Task
 from fedvi.inference.blocks import blocks_of, is_large, length_of
 from fedvi.inference.clipping import MOST_ROWS
 from fedvi.privacy import bounded as bounds
 from fedvi.privacy import random, release, sampling
+from fedvi.run import loading, simulate, site
+from fedvi.study import build
+from fedvi.study.config import parse_study
 
 # Above `MOST_ROWS`, from which on records are added up in blocks, wherever they lie.
 RECORDS, CAPACITY = 190_000, 210_000
@@ -346,8 +347,9 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
         """
         import functools, resource, sys
         from pathlib import Path
-        from fedvi.experiment import build, site
-        from fedvi.experiment.config import parse_study
+        from fedvi.study import build
+        from fedvi.run import site
+        from fedvi.study.config import parse_study
         from fedvi.inference.base import Task
         from fedvi.privacy import random
         import json

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, outcome, simulate
-from fedvi.experiment.config import parse_study
-from fedvi.experiment.plans.plan import plan
+from fedvi.planning.plan import plan
+from fedvi.results import outcome
+from fedvi.run import simulate
+from fedvi.study import build
+from fedvi.study.config import parse_study
 from tests.studies import raw_study
 
 CLIENTS, RECORDS, ROUNDS = 4, 300, 12

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from fedvi.data.source import ArraySource
-from fedvi.experiment import build, simulate
-from fedvi.experiment.config import parse_study
 from fedvi.federation.damping import StepRule
+from fedvi.run import simulate
+from fedvi.study import build
+from fedvi.study.config import parse_study
 from tests.studies import raw_study, split
 
 CLIENTS, ROWS = 10, 455

@@ -11,10 +11,11 @@ from click.testing import CliRunner
 
 from fedvi import errors
 from fedvi.cli.main import main
-from fedvi.experiment import build, loading, server_plan
-from fedvi.experiment.config import load_study, parse_study
-from fedvi.experiment.simulate import run
+from fedvi.run import loading, server_plan
+from fedvi.run.simulate import run
 from fedvi.server import stored
+from fedvi.study import build
+from fedvi.study.config import load_study, parse_study
 from tests.integration.test_killed_server import Lives
 from tests.sites import assembled, check_undisturbed, sites_of, study_file, undisturbed
 from tests.studies import raw_study, split

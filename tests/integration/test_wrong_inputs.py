@@ -20,8 +20,8 @@ from hypothesis import given, settings
 
 from fedvi import errors
 from fedvi.cli.main import main
-from fedvi.experiment.build import assemble
-from fedvi.experiment.config import parse_study
+from fedvi.study.build import assemble
+from fedvi.study.config import parse_study
 from tests.pki import authority_in, party
 
 STUDY = """\

@@ -66,7 +66,7 @@ def test_a_type_checker_knows_every_public_name_and_refuses_a_misspelt_one(tmp_p
     errors = [line for line in said.splitlines() if " error: " in line]
     assert len(errors) == 1, said
     assert '"DPSVY"' in errors[0]
-    assert 'def (path: str | pathlib.Path) -> fedvi.experiment.config.Study"' in said.replace(
+    assert 'def (path: str | pathlib.Path) -> fedvi.study.config.Study"' in said.replace(
         "builtins.", ""
     )
     assert "privacy: fedvi.privacy.descent.Descent" in said

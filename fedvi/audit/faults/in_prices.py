@@ -69,7 +69,7 @@ IN_PRICES = (
     Fault(
         "noise-for-one-visit-fewer",
         "The noise is that of a plan which is shorter than this.",
-        "experiment.noising:solver_of",
+        "study.noising:solver_of",
         "return events.repeat(build(noise_multiplier).cost, schedule.rounds)",
         "return events.repeat(build(noise_multiplier).cost, schedule.rounds - 1)",
         "price",

@@ -10,7 +10,6 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from fedvi import errors, expfam, models
-from fedvi.experiment.modelling import prior_of
 from fedvi.expfam import tree
 from fedvi.expfam.low_rank_gaussian import LowRankGaussian
 from fedvi.inference import solvers, whitened
@@ -21,6 +20,7 @@ from fedvi.inference.solvers.dp_optimisation import _climber as private_climber
 from fedvi.inference.solvers.gradient import climber
 from fedvi.models.site_effects import site_effects
 from fedvi.privacy import mechanisms, random, sampling
+from fedvi.study.modelling import prior_of
 from tests.studies import random_eta
 
 

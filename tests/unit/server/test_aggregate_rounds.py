@@ -7,8 +7,6 @@ import pytest
 
 from fedvi import errors
 from fedvi.audit import sums as audit
-from fedvi.experiment import build
-from fedvi.experiment.config import parse_study
 from fedvi.expfam import tree
 from fedvi.federation.messages import Hello, NextTask, Offer, Payload, Receipt, Submit, Tensor
 from fedvi.federation.progress import Patience
@@ -16,6 +14,8 @@ from fedvi.inference.base import Change
 from fedvi.privacy import events
 from fedvi.server import happenings, page_content, protocol, sums, turns
 from fedvi.server.journal import MemoryJournal
+from fedvi.study import build
+from fedvi.study.config import parse_study
 from fedvi.transport import codec
 from fedvi.transport._wire import admin_pb2 as pb
 from tests.studies import raw_study

@@ -8,14 +8,14 @@ import pytest
 
 from fedvi import errors
 from fedvi.audit import sums as audit
-from fedvi.experiment import build, parts
-from fedvi.experiment.config import Study, parse_study
 from fedvi.expfam import tree
 from fedvi.federation.messages import Hello, NextTask, Offer, Submit, Wait
 from fedvi.federation.progress import Patience
 from fedvi.privacy import ledger
 from fedvi.server import protocol, turns
 from fedvi.server.durable import SqliteServerStore
+from fedvi.study import build, parts
+from fedvi.study.config import Study, parse_study
 from tests.studies import raw_study, run_study, synthetic_logistic
 from tests.unit.server.test_aggregate_rounds import NAMES, payload, sent
 

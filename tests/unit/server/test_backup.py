@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from fedvi import errors
 from fedvi.cli.main import main
-from fedvi.experiment.results import recompute
 from fedvi.privacy import ledger
+from fedvi.results import recompute
 from fedvi.server import durable
 from fedvi.server.backup import back_up
 from fedvi.server.coordinator import Coordinator

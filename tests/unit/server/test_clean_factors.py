@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from fedvi.client import inputs
-from fedvi.experiment import build
-from fedvi.experiment.config import parse_study
 from fedvi.expfam import tree
 from fedvi.federation.damping import StepRule
 from fedvi.federation.messages import Failure, Hello, NextTask, Offer, Submit
@@ -23,6 +21,8 @@ from fedvi.privacy import random
 from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian
 from fedvi.server import protocol
 from fedvi.server.durable import SqliteServerStore
+from fedvi.study import build
+from fedvi.study.config import parse_study
 from fedvi.transport import codec
 from fedvi.typing import IDS
 from tests.studies import raw_study

@@ -1,0 +1,404 @@
+"""Which private mode suits a study, and which estimates would be lost in the noise.
+
+Reads no data: everything follows from public numbers. What is said is an estimate, not a promise.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.data.formula import Part
+from fedvi.data.schema import Binary, Number, Schema
+from fedvi.expfam.base import DenseGaussian
+from fedvi.inference import solvers as solver_kinds
+from fedvi.inference.prior_frame import prior_frame
+from fedvi.inference.solvers.vips import conjugate_form
+from fedvi.inference.units import unit_model
+from fedvi.models.capabilities import Regression, SharesEffects
+from fedvi.models.conjugate import ConjugateModel
+from fedvi.models.outcomes.base import TYPICAL_CURVATURE
+from fedvi.planning.signals import (
+    TYPICAL_SPREAD,
+    PublicNumbers,
+    Signal,
+    defaults_of,
+    given_clip_norm,
+    is_known,
+    signal,
+    suggested_clip_norm,
+)
+from fedvi.privacy import calibrate, events, mechanisms, sampling
+from fedvi.privacy.sums import of_messages
+from fedvi.study import factories
+from fedvi.study.build import Assembly
+from fedvi.study.sections import KindSection
+
+__all__ = ["Mode", "Outlook", "outlook"]
+
+# A mode is recommended instead of the study's own only if it is better by this factor.
+_CLEARLY = 1.1
+# `site_release` is recommended before a mode of a ratio up to this part higher.
+_SLOWER = 0.5
+# Modes that release gradients and curvatures at a common q.
+_NEWTON = ("site_release", "vips")
+# Beside the study's own solver: whose answers may be added up unseen, with nothing more said.
+_ADDS_UP = (*_NEWTON, "virtual_clients")
+# So many rounds are enough for steps shortened by noise.
+_ROUNDS = 20
+# Below this share of the way to the answer, a plan is said to have too few rounds.
+_SHORT_OF_ROUNDS = 0.5
+
+
+class Mode(NamedTuple):
+    """One way to run the study for the same promise.
+
+    Attributes:
+      solver: its kind.
+      current: whether the study is written so.
+      noise_multiplier: that the promise asks for; None if the mode is not offered.
+      clip_norm: the study's, or the one to try; None if the mode is not offered.
+      signal: None if the mode is not offered, or nothing is known of it.
+      summed: ``signal.coefficients`` if only the sum of the clients' answers were seen; None where
+        noise may not be shared (``fedvi.privacy.views``).
+      note: why it is not offered, or what it needs besides; or empty.
+    """
+
+    solver: str
+    current: bool
+    noise_multiplier: float | None
+    clip_norm: float | str | None
+    signal: Signal | None
+    summed: float | None
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """What `fedvi check` and `fedvi privacy` say about a private study's modes.
+
+    Attributes:
+      numbers: what all of it is estimated from.
+      modes: the private solvers, in alphabetical order.
+      recommended: one of them; None if none has a ratio.
+      reason: why, in a sentence or two.
+      warnings: what drowns in the study as it is written; empty if nothing does.
+    """
+
+    numbers: PublicNumbers
+    modes: tuple[Mode, ...]
+    recommended: str | None
+    reason: str
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
+        plain = dataclasses.asdict(self)
+        plain["numbers"] = self.numbers._asdict()
+        plain["modes"] = [
+            mode._asdict() | {"signal": mode.signal and mode.signal._asdict()}
+            for mode in self.modes
+        ]
+        plain["warnings"] = list(self.warnings)
+        return plain
+
+
+def outlook(assembly: Assembly) -> Outlook | None:
+    """Estimates how every private mode would do at a study's promise, and recommends one.
+
+    Each mode is priced as `fedvi check` prices the study's own: its noise is calibrated to the
+    promise, by the study's accountant, for the study's rounds. What the study does not say of other
+    modes has its default, but for the clip norm, which is ``suggested_clip_norm``.
+
+    Returns:
+      None if the study promises nothing, declares no largest number of records, has another family
+      than a Gaussian one, or a conjugate model: of topics see ``fedvi.planning.topics``.
+    """
+    study, budget = assembly.study, assembly.budget
+    family, most = assembly.family, study.data.max_records
+    if study.privacy.promise is None or budget is None or most is None:
+        return None
+    if not isinstance(family, DenseGaussian):
+        return None
+    if isinstance(assembly.model, ConjugateModel):
+        return None  # one solver takes it
+    numbers = PublicNumbers(
+        coefficients=assembly.model.size,
+        records=most,
+        clients=len(assembly.clients),
+        rounds=assembly.schedule.rounds,
+        prior_sd=_prior_sd(assembly),
+        curvature=_curvature(assembly.model),
+        correlated=family.correlated,
+        variance=_variance(assembly),
+    )
+    kinds = [
+        kind
+        for kind in solver_kinds.__all__
+        if "mechanism" in factories.parameters(getattr(solver_kinds, kind))
+    ]
+    modes = tuple(_mode(assembly, numbers, kind) for kind in kinds)
+    recommended, reason = _recommended(assembly, numbers, modes)
+    own = next((mode for mode in modes if mode.current), None)
+    warnings = () if own is None else (*_warnings(own), *_of_newton(own, assembly))
+    return Outlook(numbers, modes, recommended, reason, warnings)
+
+
+def _prior_sd(assembly: Assembly) -> float:
+    root = prior_frame(assembly.family, assembly.model).root
+    return float(np.median(np.linalg.norm(root, axis=1) if root.ndim == 2 else root))
+
+
+def _curvature(model: Any) -> float:
+    """What a record tells of a coefficient: known of a linear model, else that of its yes-or-no trials."""
+    model = _regression(model)
+    return TYPICAL_CURVATURE if model is None else model.typical_curvature
+
+
+def _variance(assembly: Assembly) -> float:
+    """The median variance of the formula's columns, from what the schema says; 1 where it says nothing."""
+    if assembly.design is None:
+        return 1.0
+    found = [
+        math.prod(_variance_of(part, assembly.schema) for part in parts)
+        for parts in assembly.design.coefficients
+        if parts
+    ]
+    known = [variance for variance in found if not math.isnan(variance)]
+    return float(np.median(known)) if known else 1.0
+
+
+def _variance_of(part: Part, schema: Schema) -> float:
+    """Returns a public guess of a part's variance; NaN of a function, a count and what is no column."""
+    column = schema.get(part.column)
+    if part.transform is not None or column is None:
+        return math.nan
+    if isinstance(column, Number):
+        low, high = column.bounds
+        if column.whole:
+            return math.nan
+        # Whoever states another centre or scale means to standardise.
+        by_bounds = (column.center, column.scale) == ((low + high) / 2.0, (high - low) / 2.0)
+        return TYPICAL_SPREAD**2 if by_bounds else 1.0
+    levels = 2 if isinstance(column, Binary) else max(2, len(column.levels))
+    return (1.0 - 1.0 / levels) / levels  # of levels that are as frequent as each other
+
+
+def _regression(model: Any) -> Regression | None:
+    """Returns a model's regression, without the effects of sites; None if it has none."""
+    base = model.base if isinstance(model, SharesEffects) else model
+    return base if isinstance(base, Regression) else None
+
+
+def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
+    """Builds, prices and judges one mode of the study."""
+    study, budget = assembly.study, assembly.budget
+    assert budget is not None
+    current = kind == study.solver.kind
+    if assembly.request.unit == "client" and not current:
+        why = "protects records, and no client as a whole"
+        return Mode(kind, False, None, None, None, None, why)
+    settings = dict(study.solver.arguments) if current else {}
+    for name in ("sampler", "noise_multiplier", "clip_norm"):
+        settings.pop(name, None)
+    sampler, note = assembly.sampler, ""
+    accountant = budget.accountant
+    if study.sums is not None and not current and kind not in _ADDS_UP:
+        # It is refused where sums alone are published: its messages pay for themselves.
+        accountant, note = of_messages(accountant), 'under view = "message"'
+    if current:
+        solver = assembly.solvers[assembly.clients[0]]
+        noise = assembly.noise_multiplier
+        given = given_clip_norm(kind, study.solver.arguments)
+        clip_norm = given if given == "auto" else solver.clip_norm
+        assert noise is not None
+        assert clip_norm is not None
+    else:
+        clip_norm = suggested_clip_norm(kind, numbers) if is_known(kind) else 1.0
+        try:
+            sampler, cost = _cost(assembly, kind, clip_norm)
+            noise = calibrate.calibrate(
+                lambda noise: events.repeat(_renoised(cost, noise), numbers.rounds),
+                accountant,
+                budget.epsilon,
+                budget.delta,
+            )
+        except errors.FedviError as error:
+            return Mode(kind, False, None, None, None, None, error.message)
+        if "parts" in defaults_of(kind) and study.data.identity_column is None:
+            note = ", ".join(filter(None, ("needs data.id_column", note)))
+    found = None
+    if kind == "vips":
+        settings |= _typical(assembly, settings)
+    if is_known(kind):
+        found = signal(kind, numbers, noise, clip_norm, sampler.rate, **settings)
+    # Fresh statistics alone hold no noise of their client's from a round before.
+    summed = None
+    if kind in _NEWTON and found is not None:
+        # Under the view "aggregate" they are, and the noise is that of their sum already.
+        terms = numbers.clients if study.sums is None else 1
+        summed = found.coefficients * math.sqrt(terms)
+    return Mode(kind, current, noise, clip_norm, found, summed, note)
+
+
+def _typical(assembly: Assembly, settings: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns what `vips` takes a typical record to be, for a model that it takes."""
+    form = conjugate_form(assembly.family, assembly.model, settings.get("row_norm"), "no", 0.0)
+    return {
+        "typical": {block.name: block.typical for block in form.blocks}
+        | dict(settings.get("typical") or {}),
+        "shares": {block.name: block.share for block in form.blocks}
+        | dict(settings.get("shares") or {}),
+    }
+
+
+def _cost(assembly: Assembly, kind: str, clip_norm: float | str) -> tuple[Any, events.Event]:
+    """Returns another solver's sampler and what a visit of it costs, at some noise.
+
+    It keeps the study's sampler, or takes whole shards where it has no use for batches.
+
+    Raises:
+      FedviError: what the solver refuses.
+    """
+    study = assembly.study
+    most = study.data.max_records
+    assert most is not None
+    factory = factories.find("privacy", study.privacy.mechanism, mechanisms, "mechanism")
+    mechanism = factories.call(
+        "privacy.mechanism",
+        KindSection(kind=study.privacy.mechanism),
+        factory,
+        {"noise_multiplier": assembly.noise_multiplier or 1.0},
+    )
+    model = unit_model(assembly.model) if assembly.grouped else assembly.model
+
+    def cost(sampler: Any) -> events.Event:
+        make = getattr(solver_kinds, kind)
+        return make(assembly.family, model, sampler, mechanism, clip_norm=clip_norm).cost
+
+    sampler = assembly.sampler or sampling.full(most)
+    try:
+        return sampler, cost(sampler)
+    except errors.SolverError:
+        if sampler.rate == 1.0:
+            raise
+        return sampling.full(most), cost(sampling.full(most))
+
+
+def _renoised(event: Any, noise: float) -> events.Event:
+    """Returns what the same sums cost at another noise multiplier: shifts are in clip norms.
+
+    Raises:
+      UnsupportedEvent: what a mechanism from outside says it does.
+    """
+    match event:
+        case events.PoissonSampled() | events.WithoutReplacement() | events.Repeated():
+            return dataclasses.replace(event, inner=_renoised(event.inner, noise))
+        case events.Gaussian() | events.DiscreteGaussian():
+            return dataclasses.replace(event, noise_multiplier=noise)
+        case _:
+            raise errors.UnsupportedEvent(
+                f"a visit costs a {type(event).__name__}, expected noised sums",
+                "only what such mechanisms cost can be priced at another noise",
+            )
+
+
+def _recommended(
+    assembly: Assembly, numbers: PublicNumbers, modes: tuple[Mode, ...]
+) -> tuple[str | None, str]:
+    """Picks the mode whose coefficients stand out most, if that is clearly more than the study's."""
+    regular = _regression(assembly.model) is not None
+    able = {
+        mode.solver: mode.signal.coefficients
+        for mode in modes
+        # The curvature of another likelihood may have any sign, and no Newton step follows it.
+        if mode.signal is not None and (regular or mode.solver != "site_release")
+    }
+    if not able:
+        return None, "none of the modes that are known can run this study"
+    best = max(able, key=lambda kind: able[kind])
+    # Gradient steps stop early, which the ratio does not see: at 10.5 against 13.9 their posterior was
+    # 40 to 60 times as far, in nats, from that of the pooled records (docs/modes.md).
+    if regular and able.get("site_release", 0.0) >= max(1.0, _SLOWER * able[best]):
+        best = "site_release"
+    own = next((mode.solver for mode in modes if mode.current and mode.solver in able), None)
+    if own not in (None, "dp_optimisation") and able[own] * _CLEARLY >= able[best]:
+        best = own
+    why = {
+        "site_release": "every visit releases fresh sums at the common q, whose noise averages out "
+        "over rounds and clients",
+        "dp_optimisation": "it takes gradients of any model, and what records are too few to tell "
+        "stays as it was",
+        "local_averaging": "the noise on a mean over parts falls with their number",
+        "virtual_clients": "the signal grows with the number of parts, and noise is added once",
+        "perturbed_update": "it releases one change a visit",
+        "vips": "every visit releases sums of gradients and curvatures, whose noise averages out in a "
+        "running mean",
+    }
+    others = ", ".join(
+        f"{kind} {value:.2g}"
+        for kind, value in sorted(able.items(), key=lambda item: -item[1])
+        if kind != best
+    )
+    reason = f"{best} promises most, about {able[best]:.2g} to 1 on a coefficient: {why[best]}" + (
+        f" (others: {others})" if others else ""
+    )
+    if best == own:
+        reason = reason.replace("promises most", "is as good as any", 1)
+    told = next(mode.signal for mode in modes if mode.solver == best)
+    if best in _NEWTON and told is not None and told.curvature < 1.0 <= told.coefficients:
+        count = numbers.coefficients
+        reason += (
+            f"; {count} numbers of a gradient stand out, and {count * (count + 1) // 2} of a curvature do "
+            "not, so that widths are more the prior's"
+        )
+    if best in _NEWTON and numbers.rounds < _ROUNDS:
+        reason += f"; {_ROUNDS} rounds and more would cost it nothing but time"
+    if not regular:
+        reason += (
+            "; the model is no regression that fedvi knows, so all ratios are rough, and site_release is "
+            "left out: its Newton steps are for log-likelihoods that are concave in θ"
+        )
+    if able[best] < 1.0:
+        reason += "; but the noise drowns it too"
+    return best, reason
+
+
+def _of_newton(own: Mode, assembly: Assembly) -> tuple[str, ...]:
+    """Warns of Newton steps on a likelihood that nobody has said to be concave."""
+    if own.solver != "site_release" or _regression(assembly.model) is not None:
+        return ()
+    return (
+        "site_release takes Newton steps, and follows log-likelihoods that are concave in θ: not those of "
+        "scales, of Student-t errors, or of mixtures, on which it may wander for ever; to mend it: "
+        "solver dp_optimisation, or keep this one where you know that yours is concave",
+    )
+
+
+def _warnings(own: Mode) -> tuple[str, ...]:
+    if own.signal is None:
+        return ()
+    found = own.signal
+    mend = "more records, fewer coefficients, larger ε, or the same records at fewer sites"
+    said = []
+    if found.coefficients < 1.0:
+        said.append(
+            "the noise probably drowns single coefficients (signal to noise about "
+            f"{found.coefficients:.2g}), which would stay about the prior's, moved by noise, though "
+            f"what many columns say together may stand out; to mend it: {mend}"
+        )
+    elif found.curvature < 1.0:
+        said.append(
+            "the noise probably drowns how precisely single directions are known (signal to noise "
+            f"about {found.curvature:.2g}), and intervals would be too wide, or as of columns that do "
+            f"not go together; to mend it: {mend}"
+        )
+    if found.travelled < _SHORT_OF_ROUNDS:
+        said.append(
+            f"the rounds come about {found.travelled:.0%} of the way to the answer; to mend it: "
+            + ("more rounds" if own.solver in _NEWTON else "a larger clip_norm, or more rounds")
+        )
+    return tuple(said)

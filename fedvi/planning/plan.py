@@ -1,0 +1,196 @@
+"""What `fedvi check` prints: what a study would release, how often, at what price; reads no data."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedvi import errors
+from fedvi.models.conjugate import ConjugateModel
+from fedvi.planning.signals import given_clip_norm, noise_left
+from fedvi.privacy import events
+from fedvi.study import site_effects
+from fedvi.study.build import Assembly, assemble
+from fedvi.study.config import Study
+
+__all__ = ["Plan", "plan"]
+
+# From here on, a mean of rounds is said to be noisier than one release.
+_NOISIER = 1.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The price and the traffic of a study, before it runs.
+
+    Attributes:
+      study: its name.
+      digest: what every site must agree on.
+      model: kind and dimension D.
+      coefficients: the names of θ's coordinates.
+      family: the kind of q.
+      solver: the kind of local solver.
+      schedule: kind and rounds.
+      clients: their names.
+      numbers_per_message: how many distinct numbers leave a client in one message.
+      messages_per_client: how many messages, at most.
+      steps_per_message: how many noised sums are behind one message; 0 without noise.
+      clip_norm, noise_multiplier, noise_std: of one noised sum; None without noise.
+      clip_norm_auto: whether the study leaves it to the solver to find ``clip_norm``.
+      survey: whether the first answer of each client is about its columns alone.
+      sampling_rate: the probability that a unit is in a batch; None without noise.
+      batch_capacity: static number of units in a batch; None without noise.
+      rows_per_unit: how many rows of one unit are used, at most; None where a record is one row.
+      epsilon: relation → ε per client at ``delta``; infinite without protection, None where the
+        accountant has no price, as batches of fixed size under add/remove. Where the number of
+        records is published, only substitution leaves it unchanged and is there.
+      epsilon_rdp: the same by Rényi accounting, looser and printed beside; empty without protection.
+      budget_epsilon, delta, relation, unit, accountant: the promise; None without protection.
+      view: who sees what.
+      mark: printed beside every claim.
+      warnings: what is permitted and probably not meant, one sentence each.
+    """
+
+    study: str
+    digest: str
+    model: str
+    coefficients: tuple[str, ...]
+    family: str
+    solver: str
+    schedule: str
+    clients: tuple[str, ...]
+    numbers_per_message: int
+    messages_per_client: int
+    steps_per_message: int
+    clip_norm: float | None
+    noise_multiplier: float | None
+    noise_std: float | None
+    clip_norm_auto: bool
+    survey: bool
+    sampling_rate: float | None
+    batch_capacity: int | None
+    rows_per_unit: int | None
+    epsilon: dict[str, float | None]
+    epsilon_rdp: dict[str, float | None]
+    budget_epsilon: float | None
+    delta: float | None
+    relation: str | None
+    unit: str | None
+    accountant: str
+    view: str
+    mark: str
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON; an infinite ε becomes the string "inf"."""
+        plain = dataclasses.asdict(self)
+        plain["warnings"] = list(self.warnings)
+        for key in ("epsilon", "epsilon_rdp"):
+            plain[key] = {
+                name: "inf" if value is not None and math.isinf(value) else value
+                for name, value in plain[key].items()
+            }
+        return plain
+
+
+def plan(study: Study | Assembly) -> Plan:
+    """Returns what a study would do; reads no data file.
+
+    Raises:
+      FedviError: if the study cannot be carried out.
+    """
+    assembly = assemble(study) if isinstance(study, Study) else study
+    study = assembly.study
+    solver = assembly.solvers[assembly.clients[0]]
+    noise, sampler = assembly.noise_multiplier, assembly.sampler
+    steps = 0 if noise is None else sum(events.counts(solver.cost).values())
+    promise = study.privacy.promise
+    return Plan(
+        study=study.study.name,
+        digest=study.digest,
+        model=f"{study.model.kind}, D = {assembly.family.size}" + site_effects.in_words(study),
+        coefficients=assembly.model.names,
+        family=_family(assembly),
+        solver=study.solver.kind,
+        schedule=f"{assembly.schedule.name}, {assembly.schedule.rounds} rounds",
+        clients=assembly.clients,
+        numbers_per_message=solver.number_count,
+        messages_per_client=assembly.schedule.rounds,
+        steps_per_message=steps,
+        clip_norm=solver.clip_norm,
+        noise_multiplier=noise,
+        noise_std=noise * solver.clip_norm if noise and solver.clip_norm else None,
+        clip_norm_auto=given_clip_norm(study.solver.kind, study.solver.arguments) == "auto",
+        survey=solver.survey is not None,
+        sampling_rate=sampler and sampler.rate,
+        batch_capacity=sampler and sampler.capacity,
+        rows_per_unit=study.data.rows_per_unit if assembly.grouped else None,
+        epsilon=_prices(assembly, study.privacy.accountant),
+        epsilon_rdp=_prices(assembly, "rdp") if promise else {},
+        budget_epsilon=promise and promise.epsilon,
+        delta=promise and promise.delta,
+        relation=promise and promise.relation,
+        unit=promise and promise.unit,
+        accountant=study.privacy.accountant,
+        view=study.privacy.view,
+        mark=assembly.mark,
+        warnings=(*assembly.warnings, *_of_rounds(assembly)),
+    )
+
+
+def _family(assembly: Assembly) -> str:
+    """Returns what the study calls the family, or the class of one that the model brings itself."""
+    conjugate = isinstance(assembly.model, ConjugateModel)
+    return type(assembly.family).__name__ if conjugate else assembly.study.family.kind
+
+
+def _of_rounds(assembly: Assembly) -> Iterator[str]:
+    """Yields what to do where a client reads nothing of q, and every round releases the same sums anew.
+
+    At one promise the noise of each of J answers is √J times that of one alone, of all records together;
+    the running mean has √S of that. Not of `linear`: its gradients are at the mean that was handed out,
+    and with a noisy curvature the first step is short.
+    """
+    model, rounds = assembly.model, assembly.schedule.rounds
+    if assembly.study.privacy.promise is None or rounds < 2 or assembly.sampler is None:
+        return
+    if not isinstance(model, ConjugateModel):
+        return
+    read = model.messages(model.start)
+    if not isinstance(read, Mapping | tuple) or read:
+        return
+    said = (
+        f"no statistic of model.kind {assembly.study.model.kind!r} depends on the posterior, so that each "
+        f"of {rounds} rounds releases the same sums anew"
+    )
+    if assembly.sampler.rate < 1.0:
+        yield f'{said}; rounds = 1 with sampler = "full" says about as much in one message'
+        return
+    more = math.sqrt(rounds * noise_left(rounds, assembly.study.solver.arguments))
+    if more < _NOISIER:
+        yield f"{said}, and their mean says what one release of the whole budget does: write rounds = 1"
+        return
+    yield (
+        f"{said}, and their mean has about {more:.2g} times the noise of one release of the whole budget: "
+        "write rounds = 1; or leave averaging and emphasis out"
+    )
+
+
+def _prices(assembly: Assembly, name: str) -> dict[str, float | None]:
+    """Returns relation → ε of the whole plan by an accountant; None where it has no price."""
+    privacy = assembly.study.privacy
+    relations = ("substitute",) if privacy.records_public else events.RELATIONS
+    if privacy.promise is None:
+        return dict.fromkeys(relations, math.inf)
+    prices: dict[str, float | None] = {}
+    for relation in relations:
+        accountant = assembly.accountant(name, relation)
+        try:
+            known = accountant.supports(assembly.planned)
+            price = accountant.epsilon(assembly.planned, privacy.promise.delta) if known else None
+        except errors.UnsupportedEvent:  # known in kind, but outside its safe range
+            price = None
+        except errors.PrivacyError:  # no epsilon is finite
+            price = math.inf
+        prices[relation] = price
+    return prices

@@ -1,0 +1,402 @@
+"""What `fedvi privacy` prints: the noise for a target, and what every alternative would cost.
+
+Reads no data: a plan's price follows from the study alone.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fedvi import errors
+from fedvi.privacy import accountants, calibrate, events, historical, sampling, views
+from fedvi.privacy.sums import in_sum
+from fedvi.study import parts
+from fedvi.study.build import Assembly
+from fedvi.study.config import Study, parse_study
+
+__all__ = [
+    "Alternative",
+    "Growth",
+    "Meaning",
+    "Price",
+    "Pricing",
+    "Seen",
+    "is_scripted",
+    "pricing",
+    "with_target",
+]
+
+# At most so many points of ε over rounds: each is a composition of its own.
+_POINTS = 8
+# The share of wrong accusations at which a test for membership is quoted.
+_FALSE_ALARMS = 0.01
+
+
+class Price(NamedTuple):
+    """ε of the whole plan by one accountant, per client.
+
+    Args:
+      accountant: its name.
+      relation: what it prices.
+      epsilon: None if it does not know such events.
+      stated: whether this is the number that the study promises.
+      label: empty for an upper bound; otherwise what is printed beside the number.
+      least: an ε that is not enough for the worst data; None where nobody knows one.
+    """
+
+    accountant: str
+    relation: events.Relation
+    epsilon: float | None
+    stated: bool
+    label: str
+    least: float | None = None
+
+
+class Growth(NamedTuple):
+    """ε after so many rounds, by accountant; None where it does not know such events."""
+
+    rounds: int
+    epsilon: dict[str, float | None]
+
+
+class Alternative(NamedTuple):
+    """The noise that the same promise would ask for if the study were written otherwise.
+
+    Args:
+      sampler: how batches would be picked.
+      relation: what would be promised.
+      noise_multiplier: None if it is not offered.
+      reason: why not; or empty.
+      current: whether the study is written so.
+    """
+
+    sampler: str
+    relation: events.Relation
+    noise_multiplier: float | None
+    reason: str
+    current: bool
+
+
+class Meaning(NamedTuple):
+    """What the plan lets someone infer who knows every other record and sees every message.
+
+    Args:
+      relation: add_remove tells whether a record took part, substitute which of two it was.
+      right: largest probability of a right guess at even odds.
+      found: largest share of true cases found when 1 % of the accusations of others are wrong.
+    """
+
+    relation: events.Relation
+    right: float
+    found: float
+
+
+class Seen(NamedTuple):
+    """The noise that each client would add for the same promise, by who sees what.
+
+    Args:
+      view: see ``fedvi.privacy.views``.
+      noise_multiplier: of one client's noise.
+      reason: why the view is not offered to this study; or empty.
+    """
+
+    view: str
+    noise_multiplier: float
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Pricing:
+    """Everything that the command prints, as plain values.
+
+    Attributes:
+      study: its name.
+      epsilon, delta, relation, unit, view, accountant: the promise.
+      clients, rounds: of the plan.
+      noise_multiplier: given or calibrated; None if the solver adds no noise.
+      clip_norm: the L2 bound on one unit's contribution.
+      prices: by accountant and relation.
+      growth: ε under the promised relation over rounds.
+      alternatives: what the same (ε, δ) asks for under other samplers and relations.
+      meanings: the price in words.
+      views: what the promise would ask of each client under other views.
+      mark, warnings: printed beside everything.
+    """
+
+    study: str
+    epsilon: float
+    delta: float
+    relation: events.Relation
+    unit: str
+    view: str
+    accountant: str
+    clients: int
+    rounds: int
+    noise_multiplier: float | None
+    clip_norm: float | None
+    prices: tuple[Price, ...]
+    growth: tuple[Growth, ...]
+    alternatives: tuple[Alternative, ...]
+    meanings: tuple[Meaning, ...]
+    views: tuple[Seen, ...]
+    mark: str
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON; an infinite ε becomes the text "inf"."""
+        plain = dataclasses.asdict(self)
+        for name in ("prices", "growth", "alternatives", "meanings", "views"):
+            plain[name] = [row._asdict() for row in getattr(self, name)]
+        return _plain(plain)
+
+
+def with_target(
+    study: Study,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    relation: str | None = None,
+    rounds: int | None = None,
+) -> Study:
+    """Returns the study with another promise, its noise left to be calibrated for it.
+
+    A price asks how many turns a client has, and not when. So where a script, or a function of the
+    study's own, says who works when, ``rounds`` counts a client's turns over all of it, and a
+    synchronous schedule of so many stands in for it.
+
+    Raises:
+      ConfigError: a value is not what its key allows, or the study promises nothing.
+    """
+    changes = {"epsilon": epsilon, "delta": delta, "relation": relation}
+    given = {name: value for name, value in changes.items() if value is not None}
+    if not given and rounds is None:
+        return study
+    raw = study.as_dict()
+    raw["privacy"] = {**raw["privacy"], **given}
+    if rounds is not None:
+        schedule = raw["schedule"]
+        if is_scripted(study):
+            parts.schedule(study)  # what cannot be carried out has no price
+            kept = ("damping", "deadline_seconds", "quorum")
+            schedule = {name: schedule[name] for name in kept if name in schedule}
+            schedule["kind"] = "synchronous"
+        raw["schedule"] = schedule | {"rounds": rounds}
+    raw["solver"].pop("noise_multiplier", None)
+    return parse_study(_without_none(raw))
+
+
+def is_scripted(study: Study) -> bool:
+    """Whether the rounds of a study are those of several stages, or of a function of its own."""
+    return study.schedule.kind == "scripted" or ":" in study.schedule.kind
+
+
+def pricing(assembly: Assembly, *, with_historical: bool = False) -> Pricing:
+    """Prices a study's plan in every way that fedvi knows.
+
+    Args:
+      assembly: from ``build.assemble``.
+      with_historical: adds what older papers and tools would have claimed, labelled.
+
+    Raises:
+      ConfigError: the study promises nothing, so that nothing has a price.
+    """
+    promise = assembly.study.privacy.promise
+    if promise is None or assembly.budget is None:
+        raise errors.ConfigError(
+            'privacy.protection is "none": un-noised statistics leave every client (ε = ∞)',
+            "write a [privacy] section with epsilon, delta, unit and relation, and a private solver",
+        )
+    planned, delta = assembly.planned, promise.delta
+    study = assembly.study
+    solver = assembly.solvers[assembly.clients[0]]
+    return Pricing(
+        study=study.study.name,
+        epsilon=promise.epsilon,
+        delta=delta,
+        relation=promise.relation,
+        unit=promise.unit,
+        view=study.privacy.view,
+        accountant=study.privacy.accountant,
+        clients=len(assembly.clients),
+        rounds=assembly.schedule.rounds,
+        noise_multiplier=assembly.noise_multiplier,
+        clip_norm=solver.clip_norm,
+        prices=_prices(assembly, planned, delta, with_historical),
+        growth=_growth(assembly, solver.cost, delta, with_historical),
+        alternatives=_alternatives(assembly, planned),
+        meanings=_meanings(assembly, planned),
+        views=_views(assembly),
+        mark=assembly.mark,
+        warnings=assembly.warnings,
+    )
+
+
+def _prices(
+    assembly: Assembly, planned: events.Event, delta: float, with_historical: bool
+) -> tuple[Price, ...]:
+    privacy = assembly.study.privacy
+    rows = []
+    for relation in _relations(assembly):
+        for name in accountants.__all__:
+            price = _epsilon(assembly.accountant(name, relation), planned, delta)
+            stated = (name, relation) == (privacy.accountant, privacy.relation)
+            least = None
+            if name == "pld" and price is not None:
+                least = accountants.pld(relation).bounds(_seen(assembly, planned), delta)[0]
+            rows.append(Price(name, relation, price, stated, "", least))
+        for name in historical.__all__ if with_historical else ():
+            price = _epsilon(getattr(historical, name)(relation), _seen(assembly, planned), delta)
+            rows.append(Price(name, relation, price, False, historical.LABEL))
+    return tuple(rows)
+
+
+def _seen(assembly: Assembly, event: events.Event) -> events.Event:
+    """Returns what the study's view shows of messages, for whatever is told of no view."""
+    sums = assembly.study.sums
+    return event if sums is None else in_sum(event, sums.honest)
+
+
+def _relations(assembly: Assembly) -> Sequence[events.Relation]:
+    # A published number of records shows whether one was added or removed.
+    return ("substitute",) if assembly.study.privacy.records_public else events.RELATIONS
+
+
+def _epsilon(accountant: Any, event: events.Event, delta: float) -> float | None:
+    if not accountant.supports(event):
+        return None
+    try:
+        return accountant.epsilon(event, delta)
+    except errors.UnsupportedEvent:  # known in kind, but outside its safe range
+        return None
+    except errors.PrivacyError:  # no epsilon is finite
+        return math.inf
+
+
+def _growth(
+    assembly: Assembly, visit: events.Event, delta: float, with_historical: bool
+) -> tuple[Growth, ...]:
+    relation = assembly.study.privacy.relation
+    assert relation is not None
+    most = assembly.schedule.rounds
+    counts = {max(1, round(most * (k + 1) / _POINTS)) for k in range(_POINTS)} | {1}
+    known: dict[str, tuple[Any, events.Event]] = {
+        name: (assembly.accountant(name, relation), visit) for name in accountants.__all__
+    }
+    for name in historical.__all__ if with_historical else ():
+        if name != "fourier":  # it takes seconds a point
+            method = getattr(historical, name)(relation)
+            known[f"{name} (historical)"] = (method, _seen(assembly, visit))
+    return tuple(
+        Growth(
+            count,
+            {
+                name: _epsilon(accountant, events.repeat(event, count), delta)
+                for name, (accountant, event) in known.items()
+            },
+        )
+        for count in sorted(counts)
+    )
+
+
+def _alternatives(assembly: Assembly, planned: events.Event) -> tuple[Alternative, ...]:
+    """Asks what noise the same promise needs under other samplers and relations."""
+    budget, sampler = assembly.budget, assembly.sampler
+    if assembly.noise_multiplier is None or sampler is None or budget is None:
+        return ()
+    most = assembly.study.data.max_records
+    assert most is not None
+    choices: dict[str, Any] = {"full": sampling.full(most)}
+    if sampler.rate < 1:
+        batch = max(1, round(sampler.rate * most))
+        choices[f"poisson, rate {sampler.rate:.4g}"] = sampling.poisson(sampler.rate, most)
+        choices[f"feistel, batch {batch}"] = sampling.feistel(batch, most)
+    rows = []
+    for label, choice in choices.items():
+        for relation in _relations(assembly):
+            accountant = assembly.accountant(assembly.study.privacy.accountant, relation)
+            current = relation == budget.accountant.relation and type(choice) is type(sampler)
+            event_of = _with_sampler(planned, choice)
+            if not accountant.supports(event_of(1.0)):
+                reason = f"batches of a fixed size have no price under {relation}"
+                rows.append(Alternative(label, relation, None, reason, current))
+                continue
+            try:
+                noise = calibrate.calibrate(event_of, accountant, budget.epsilon, budget.delta)
+                rows.append(Alternative(label, relation, noise, "", current))
+            except errors.ConfigError as error:
+                rows.append(Alternative(label, relation, None, error.message, current))
+    return tuple(rows)
+
+
+def _with_sampler(planned: events.Event, sampler: Any) -> Callable[[float], events.Event]:
+    """Returns noise → the plan's event, were its batches picked by another sampler."""
+
+    def event_of(noise: float) -> events.Event:
+        parts = []
+        for atom, count in events.counts(planned).items():
+            inner: Any = atom
+            while isinstance(inner, events.PoissonSampled | events.WithoutReplacement):
+                inner = inner.inner
+            changed = dataclasses.replace(inner, noise_multiplier=noise)
+            parts.append(events.repeat(sampler.event(changed), count))
+        return events.compose(*parts)
+
+    return event_of
+
+
+def _meanings(assembly: Assembly, planned: events.Event) -> tuple[Meaning, ...]:
+    rows = []
+    for relation in _relations(assembly):
+        accountant = assembly.accountant(assembly.study.privacy.accountant, relation)
+        if not accountant.supports(planned):
+            continue
+        # δ(0) bounds the total variation between the messages of two neighbouring data sets.
+        right = 0.5 + 0.5 * accountant.delta(planned, 0.0)
+        # (ε, δ)-DP bounds the true alarms by e^ε times the false ones plus δ, at every ε.
+        grid = [0.5 * step for step in range(1, 9)]
+        found = min(math.exp(e) * _FALSE_ALARMS + accountant.delta(planned, e) for e in grid)
+        rows.append(Meaning(relation, min(1.0, right), min(1.0, found)))
+    return tuple(rows)
+
+
+def _views(assembly: Assembly) -> tuple[Seen, ...]:
+    noise, clients = assembly.noise_multiplier, len(assembly.clients)
+    if noise is None or clients < 2:
+        return ()
+    sums = assembly.study.sums
+    if sums is not None:
+        whole = noise * math.sqrt(sums.honest)
+        return (
+            Seen("message", whole, "were the server not trusted"),
+            Seen("aggregate", noise, ""),
+        )
+    fed_back = "each client's factor carries its own earlier noise, which would feed back"
+    trusted = fed_back
+    if assembly.solvers[assembly.clients[0]].adds_up is not None:
+        fed_back = (
+            "answers keep no noise, but nobody adds them up unseen: every one is seen by the server"
+        )
+        trusted = 'if the server is trusted and all answer: view = "aggregate"'
+    # All but one of the others are honest, as that view has it where a study says nothing else.
+    honest = clients if trusted is fed_back else clients - 1
+    return (
+        Seen("message", noise, ""),
+        Seen("aggregate", views.share(noise, honest), trusted),
+        # One honest client beside the one whose privacy is priced: the fewest that hide anything.
+        Seen("secure_aggregate", views.share(noise, clients, 2), fed_back),
+    )
+
+
+def _without_none(value: Any) -> Any:
+    """Leaves out what a study file leaves out: TOML has no None."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value

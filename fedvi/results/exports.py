@@ -1,0 +1,221 @@
+"""Writes the files from which other tools read a posterior.
+
+Nothing here reads a record: a file is a function of the posterior and a seed.
+"""
+
+import contextlib
+import csv
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from fedvi import __version__, errors
+from fedvi.expfam.base import DenseGaussian
+from fedvi.models.capabilities import Parameter, RunsForwards
+from fedvi.report import arviz
+from fedvi.results import draws as draws_of
+from fedvi.results import posterior as posteriors
+from fedvi.results.finished import FREE, Finished, origin
+
+__all__ = [
+    "attributes",
+    "beside",
+    "inert",
+    "write_arrays",
+    "write_csv",
+    "write_draws",
+    "write_numpyro",
+    "write_rows",
+    "writing",
+]
+
+_SUFFIXES = (".csv", ".nc", ".npz")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_CALL_FIRST = (
+    "the model's latents are not drawn in the order of the alphabet: before numpyro.infer.Predictive, call "
+    "the guide once by itself, with numpyro.handlers.seed(rng_seed=0): guide(...), or NumPyro takes the "
+    "parameters in another order"
+)
+
+
+def write_draws(run: Finished, parameters: dict[str, Parameter], seed: int, path: Path) -> None:
+    """Writes draws by the suffix of ``path``: .nc for ArviZ, .npz for NumPy, .csv for anything.
+
+    A .nc has the claim among its attributes; beside the others stands ``path`` with ``.json`` at its end.
+
+    Raises:
+      ConfigError: the suffix is another one, the folder is not there, or ArviZ is not installed.
+    """
+    suffix, count = path.suffix.lower(), len(next(iter(parameters.values())).values)
+    if suffix not in _SUFFIXES:
+        raise errors.ConfigError(
+            f"--to {path}: the name ends in {suffix!r}, expected {', '.join(_SUFFIXES)}",
+            "`.nc` is for ArviZ, `.npz` for NumPy, `.csv` for R and everything else",
+        )
+    values = {name: parameter.values for name, parameter in parameters.items()}
+    if suffix == ".nc":
+        axes = {name: parameter.axes for name, parameter in parameters.items()}
+        data = arviz.from_draws(values, axes, attributes(run))
+        with writing(path) as file:
+            data.to_netcdf(file.name)
+        return
+    if suffix == ".npz":
+        write_arrays(path, values)
+    else:
+        columns = draws_of.flat(parameters)
+        write_rows(path, list(columns), np.stack(list(columns.values()), axis=1).tolist())
+    shapes = {name: list(value.shape[1:]) for name, value in values.items()}
+    axes_said = {
+        name: [{"axis": axis, "labels": list(labels)} for axis, labels in parameter.axes]
+        for name, parameter in parameters.items()
+    }
+    beside(path, run, {"draws": count, "seed": seed, "shapes": shapes, "axes": axes_said})
+
+
+def write_numpyro(run: Finished, path: Path) -> tuple[str, str]:
+    """Writes a Gaussian q as the parameters of one of NumPyro's automatic guides.
+
+    ``auto_loc`` [D] with ``auto_scale_tril`` [D, D] for ``AutoMultivariateNormal``, or with ``auto_scale``
+    [D] for ``AutoDiagonalNormal``; both over the model's unconstrained latents in the order in which it
+    draws them. Of a regression that is one latent, the coefficients in the order of the table.
+
+    NumPyro orders latents as they are drawn where a guide is first called by itself, or by ``SVI.init``;
+    but by the alphabet where it is first called by ``Predictive``, which maps. Where the two differ, the
+    guide is to be called once before, and it says so.
+
+    Returns:
+      The name of the guide; and what is to be done before ``Predictive``, or nothing.
+
+    Raises:
+      ConfigError: q is no Gaussian, or the folder is not there.
+    """
+    family = run.assembly.family
+    if not isinstance(family, DenseGaussian):
+        raise errors.ConfigError(
+            f"--numpyro: the family is {type(family).__name__}, expected a full or diagonal Gaussian",
+            "NumPyro's automatic guides are Gaussians; write draws with --to FILE.npz",
+        )
+    mean, root = map(np.asarray, family.location_root(run.posterior))
+    full = family.correlated
+    guide = "AutoMultivariateNormal" if full else "AutoDiagonalNormal"
+    # NumPyro takes lower triangles with a positive diagonal; a root need not be one.
+    scale = np.linalg.cholesky(root @ root.T) if full else root
+    content = {"auto_loc": mean, "auto_scale_tril" if full else "auto_scale": scale}
+    write_arrays(path, content)
+    model = run.assembly.model
+    is_own = isinstance(model, RunsForwards)
+    latents = list(dict.fromkeys(name.split("[")[0] for name in model.names)) if is_own else []
+    first = "" if latents == sorted(latents) else _CALL_FIRST
+    said = {
+        "guide": f"numpyro.infer.autoguide.{guide}",
+        "prefix": "auto",
+        "names": list(model.names),
+        "model": run.assembly.study.model.kind,
+        "latents": latents or ["coefficients"],
+        "first": first,
+    }
+    beside(path, run, said)
+    return guide, first
+
+
+def attributes(run: Finished) -> dict[str, str | float]:
+    """Returns the claim and where it is from as numbers and texts, which every format can hold."""
+    privacy = run.assembly.study.privacy
+    promised = [claim for claim in run.claims if claim["relation"] == privacy.relation]
+    claim: Mapping[str, Any] = promised[0] if promised else {}
+    return {
+        "fedvi_version": __version__,
+        "study": run.name,
+        "study_digest": run.digest,
+        "privacy_epsilon": float(claim.get("epsilon", float("inf"))),
+        "privacy_delta": float(claim.get("delta", 0.0)),
+        "privacy_relation": str(claim.get("relation", "")),
+        "privacy_unit": str(claim.get("unit", "")),
+        "privacy_view": str(claim.get("view", "")),
+        "privacy_accountant": str(claim.get("accountant", "")),
+        "privacy_mark": run.mark,
+        "privacy_claims": json.dumps([dict(each) for each in run.claims], ensure_ascii=False),
+        "privacy_statement": run.claimed,
+        "privacy_basis": run.basis,
+    }
+
+
+def beside(path: Path, run: Finished, content: Mapping[str, Any], cost: str = FREE) -> None:
+    """Writes ``path`` with ``.json`` at its end: where the file is from, what it cost, and ``content``."""
+    told = posteriors.plain({**origin(run), "cost": cost, **content})
+    with writing(path.with_name(path.name + ".json")) as file:
+        text = json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        file.write(text.encode())
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name, as ``numpy.savez`` does."""
+    content: dict[str, Any] = dict(arrays)
+    with writing(path) as file:
+        np.savez(file, **content)
+
+
+def write_rows(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV in UTF-8 with a line of names; a float comes back to the last bit."""
+    with writing(path) as file:
+        write_csv(file, [names])
+        write_csv(file, rows)
+
+
+def write_csv(file: IO[bytes], rows: Iterable[Sequence[Any]]) -> None:
+    """Adds lines of CSV to a file that is open for bytes; None is an empty cell."""
+    made = csv.writer(_Encoded(file), lineterminator="\n")
+    made.writerows(rows)
+
+
+def inert(cell: str | None) -> str | None:
+    """Returns a cell that is copied from a file so that no spreadsheet computes it: with a ' before it.
+
+    >>> inert("=1+1"), inert("ann")
+    ("'=1+1", 'ann')
+    """
+    return f"'{cell}" if cell is not None and cell.startswith(_FORMULA) else cell
+
+
+class _Encoded:
+    """Takes text, writes UTF-8."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        return self._file.write(text.encode())
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Any]:
+    """Opens a file for bytes that takes the place of ``path`` when all went well, and not before.
+
+    Raises:
+      ConfigError: the folder is not there, or nothing can be written in it.
+    """
+    try:
+        made = tempfile.NamedTemporaryFile(  # noqa: SIM115
+            dir=path.parent, prefix=f".{path.name}-", suffix=path.suffix, delete=False
+        )
+    except OSError as error:
+        raise errors.ConfigError(
+            f"{path} cannot be written: {error.strerror}", "does the folder exist?"
+        ) from error
+    try:
+        with made:
+            yield made
+        # What is made by mkstemp nobody else may read; a file of results is an ordinary one.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(made.name, 0o666 & ~mask)
+        os.replace(made.name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(made.name)
+        raise

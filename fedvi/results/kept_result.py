@@ -1,0 +1,201 @@
+"""Reads `result.json`, the stored result of a run."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from fedvi import errors
+from fedvi.federation.fold import Gap
+from fedvi.privacy import statement
+from fedvi.study.config import Study, parse_study
+
+__all__ = ["digests", "heads", "read", "told", "unknown_to_ledgers"]
+
+
+class _Part(pydantic.BaseModel):
+    # A result of a later version says more.
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+
+class _Coefficient(_Part):
+    name: str
+    unit: str
+    mean: float
+    sd: float
+    lower: float
+    upper: float
+
+
+class _Gap(_Part):
+    mean_shift: float
+    sd_ratio: float
+    surprise: float = 0.0
+    jitter: float = 0.0
+
+
+class _Update(_Part):
+    version: int
+    rounds: int
+    clients: list[str]
+    missing: list[str] = []
+    removed: list[str] = []
+    added: list[str] = []
+    damping: float
+    gap: _Gap | None
+
+
+class _Moments(_Part):
+    mean: float
+    sd: float
+
+
+class _Lifetime(_Part):
+    epsilon: float
+    cap: float
+    delta: float
+    relation: str
+    releases: int
+
+
+class _Client(_Part):
+    client: str
+    epsilon: dict[str, float]
+    records: int | None = None
+    lifetime: _Lifetime | None = None
+    ledger: str = ""
+
+
+class _Claim(_Part):
+    unit: str
+    relation: str
+    view: str
+    epsilon: float
+    delta: float
+    accountant: str
+    releases: int
+    mark: str
+
+
+class _Influence(_Part):
+    client: str
+    precision_share: float | None
+    shift_in_sds: dict[str, float] | None
+    reason: str
+
+
+class _Named(_Part):
+    name: str
+    ledger: str = ""
+
+
+class _Result(_Part):
+    digest: str
+    mark: str
+    status: str = ""
+    fedvi: str = ""
+    remark: str = ""
+    projected: bool = False
+    one_shot_gap: float | None = None
+    warnings: list[str] = []
+    coefficients: list[_Coefficient]
+    prior: list[_Moments] | None = None
+    history: list[_Update]
+    privacy: list[_Client] = []
+    clients: list[_Named] = []
+    consortium: list[_Claim] = []
+    influence: list[_Influence] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _are_of_one_posterior(self) -> "_Result":
+        count = len(self.coefficients)
+        if self.prior is not None and len(self.prior) != count:
+            raise ValueError(f"{len(self.prior)} rows of the prior, expected {count}")
+        names = [row.name for row in self.coefficients]
+        for row in self.influence or ():
+            # The shifts may be of more coordinates than are listed.
+            if row.shift_in_sds and list(row.shift_in_sds)[:count] != names:
+                raise ValueError(f"the influence of {row.client!r} is of other coefficients")
+        return self
+
+
+assert set(_Gap.model_fields) == set(Gap._fields)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads a result.
+
+    Returns:
+      The values of the file as they stand: infinity is a text.
+
+    Raises:
+      ConfigError: it cannot be read, or holds something else than a result does.
+    """
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise errors.ConfigError(f"{path} holds no result of a run, expected a table of JSON")
+        _Result.model_validate(found)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise errors.ConfigError(
+            f"no result of a run can be read at {path}: {where}: {first['msg'].lower()}",
+            "the file was changed, or is of another version of fedvi",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise errors.ConfigError(
+            f"no result of a run can be read at {path}: {error}", "has the run ended?"
+        ) from error
+    return found
+
+
+def digests(study: Study, result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the study's digest, and that of the study as it began; of a kept study, as it was written.
+
+    ``--out`` keeps the noise that was calibrated in the study, which the study file had not.
+
+    Raises:
+      ConfigError: the result is of another study.
+    """
+    raw = study.as_dict()
+    raw["solver"].pop("noise_multiplier", None)
+    for version in (study, parse_study(_without_none(raw))):
+        if version.digest == result["digest"]:
+            return (version.digest, version.origin_digest)
+    raise errors.ConfigError(
+        f"the result is of the study {str(result['digest'])[:16]}…, and the study beside it is "
+        f"{study.digest[:16]}…",
+        "the folder holds files of two runs",
+    )
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def heads(result: Mapping[str, Any]) -> dict[str, str]:
+    """Returns how far each ledger had come at the end of the run, where the result says so."""
+    rows = [*result.get("privacy", ()), *result.get("clients", ())]
+    return {
+        str(row.get("client", row.get("name"))): str(row["ledger"])
+        for row in rows
+        if "ledger" in row
+    }
+
+
+def told(result: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns client → relation → the ε that the result states; empty of a server, which states none."""
+    return {
+        str(row["client"]): {name: float(value) for name, value in row["epsilon"].items()}
+        for row in result.get("privacy", ())
+    }
+
+
+def unknown_to_ledgers(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the exclusions that no ledger knows, one line each."""
+    return (statement.POOLED,) if "pooled" in result else ()

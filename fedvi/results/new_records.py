@@ -1,0 +1,179 @@
+"""Reads new records from a file in parts, and says what is wrong with each.
+
+For whoever holds the records: a reason shows a cell. Nothing here runs at a client of a study, where no
+error may tell of a record.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import data
+from fedvi.data.cells import Cells, Codes, Numbers, count_of
+from fedvi.data.load import as_declared
+from fedvi.data.schema import Column, Number, Schema, as_code, as_number
+from fedvi.errors import DataError
+from fedvi.study.config import Study
+
+__all__ = ["Part", "all_finite", "parts"]
+
+_ROWS = 10_000
+_BROKEN = "the line cannot be read"
+
+
+class Part(NamedTuple):
+    """Some records, one after the other as in the file.
+
+    Attributes:
+      first: the number of the first, from 1.
+      cells: column of the file → what stands there; None where it has no value, or cannot be read.
+      columns: the prepared columns, zeros where a record does not fit.
+      reasons: of each record why it does not fit; empty if it does.
+      notes: of each record that fits which cells were clipped to the schema's bounds; empty if none was.
+    """
+
+    first: int
+    cells: Mapping[str, Sequence[str | None]]
+    columns: Mapping[str, np.ndarray]
+    reasons: Sequence[str]
+    notes: Sequence[str]
+
+    @property
+    def fits(self) -> np.ndarray:
+        """Whether each record fits: bool [n]."""
+        return np.array([not reason for reason in self.reasons], bool)
+
+
+def parts(
+    study: Study,
+    schema: Schema,
+    names: Iterable[str],
+    path: Path,
+    also: Iterable[str] = (),
+    rows: int = _ROWS,
+) -> Iterator[Part]:
+    """Reads a file by the study's schema, some records at a time; no record is refused or left out.
+
+    Whatever the format, of ``data.tables``: the file names its columns if it has all that are wanted;
+    otherwise the study names them in ``data.columns``. Empty lines are skipped, and a line of text is read
+    by itself, so that a broken one spoils no other.
+
+    Args:
+      study: whose separator and columns.
+      schema: the study's.
+      names: columns of the schema that are needed.
+      path: the file.
+      also: columns of the file that are copied, such as one with names.
+      rows: how many records at a time.
+
+    Raises:
+      ConfigError: the format needs a package that is not installed.
+      DataError: the file is not there, cannot be read, is empty, or lacks a column.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: cannot be read (no such file)", "is the path right?")
+    needed, also = list(dict.fromkeys(names)), list(also)
+    wanted = _wanted(study, schema, path, [*(schema[name].column for name in needed), *also], also)
+    first = 1
+    for table in data.chunks(path, wanted._replace(rows=rows)):
+        count = count_of(next(iter(table.values())))
+        if count:
+            yield _part(schema, needed, table, first, path.name)
+        first += count
+    if first == 1:
+        raise DataError(f"{path} has no record", "is this the right file?")
+
+
+def all_finite(records: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Says of each record of some arrays whether all of its numbers are finite: bool [n]."""
+    each = [np.isfinite(array) for array in records.values()]
+    return np.all([known.all(axis=tuple(range(1, known.ndim))) for known in each], axis=0)
+
+
+def _wanted(
+    study: Study, schema: Schema, path: Path, names: Sequence[str], as_text: Sequence[str]
+) -> data.Wanted:
+    """Returns what is asked of a file, of which nobody knows yet whether it names its columns."""
+    declared = study.data.columns
+    wanted = data.Wanted(
+        tuple(dict.fromkeys(names)),
+        None,
+        study.data.separator,
+        # As in a private study no record is refused: each says for itself that it does not fit.
+        private=True,
+        as_text=frozenset(as_text),
+    )
+    if wanted.names:
+        # What the study does not name either is looked for in the file, and missed there.
+        if declared is None or not {*wanted.names} <= {*declared} or _has(path, wanted):
+            return wanted
+        return wanted._replace(columns=declared)
+    # Any column tells how many records there are; the study's names tell a line of names.
+    known = declared if declared is not None else [column.column for column in schema.values()]
+    one = (wanted._replace(names=(name,)) for name in known)
+    found = next((asked for asked in one if _has(path, asked)), None)
+    return found or wanted._replace(names=(known[0],), columns=declared)
+
+
+def _has(path: Path, wanted: data.Wanted) -> bool:
+    """Whether a file itself names all columns that are wanted."""
+    try:
+        next(data.chunks(path, wanted._replace(rows=1)))
+    except DataError:
+        return False
+    return True
+
+
+def _part(schema: Schema, names: Sequence[str], table: data.Table, first: int, where: str) -> Part:
+    broken = np.any([_is_unreadable(cells) for cells in table.values()], axis=0)
+    reasons = [_BROKEN if each else "" for each in broken]
+    notes: list[list[str]] = [[] for _ in reasons]
+    cells = {name: data.as_texts(column) for name, column in table.items()}
+    columns: dict[str, Any] = {}
+    for name in names:
+        column = schema[name]
+        cells[column.column] = data.as_texts(as_declared(column, table[column.column]))
+        found = data.prepare_columns(table, schema, [name], private=True, where=where)
+        columns |= found.records
+        for index in np.flatnonzero(~found.valid).tolist():
+            reasons[index] = reasons[index] or _reason(column, cells[column.column][index])
+        for index, note in _clipped(column, found.records[name], cells[column.column]):
+            notes[index].append(note)
+    said = ["" if reason else "; ".join(each) for reason, each in zip(reasons, notes, strict=True)]
+    return Part(first, cells, columns, reasons, said)
+
+
+def _is_unreadable(cells: Cells) -> np.ndarray:
+    """Says which cells stand in a line that cannot be read, bool [n]; one without a value can."""
+    if isinstance(cells, Numbers):
+        return np.zeros(len(cells.values), bool)
+    if isinstance(cells, Codes):
+        unread = np.array([text is None for text in (*cells.texts, "")], bool)
+        return unread[cells.places]
+    return np.array([cell is None for cell in cells], bool)
+
+
+def _reason(column: Column, cell: str | None) -> str:
+    said = "has no value" if cell is None else f"holds {cell!r}"
+    return f"`{column.column}` {said}, which the schema drops"
+
+
+def _clipped(
+    column: Column, values: np.ndarray, cells: Sequence[str | None]
+) -> Iterator[tuple[int, str]]:
+    """Yields which records have a cell that was clipped to the bounds, and what is to be said of it."""
+    if not isinstance(column, Number) or column.outside != "clip":
+        return
+    low, high = column.bounds
+    ends = [(bound - column.center) / column.scale for bound in column.bounds]
+    for index in np.flatnonzero(np.isin(values, ends)).tolist():
+        text = cells[index] or ""
+        number = as_number(text)
+        if number is None or not math.isfinite(number) or as_code(text) in column.missing_values:
+            continue
+        if not low <= number <= high:
+            bound = low if number < low else high
+            yield index, f"`{column.column}` holds {text}, clipped to {bound:.12g}"

@@ -1,0 +1,199 @@
+"""Measures how far one visit a client is from the answer of many, from released factors alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import expit
+
+from fedvi.expfam import tree
+from fedvi.expfam.base import ExponentialFamily, is_full
+from fedvi.expfam.gaussian import GaussianEta
+from fedvi.server.protocol import Update
+from fedvi.study.config import Study
+from fedvi.typing import PRIOR, Eta
+
+__all__ = ["OneVisit", "estimated_gap"]
+
+Expected = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+_NODES = 20
+# Pairs of pseudo-records of a client: their sampling moves the estimate by a few per cent.
+_PAIRS = 500
+_ITERATIONS = 200
+_TOLERANCE = 1e-6
+
+
+class OneVisit(NamedTuple):
+    """What a run released, of which at most one answer of each client may have been folded.
+
+    Attributes:
+      study: of the run.
+      names: of θ's coordinates.
+      family: of the posterior.
+      prior: η_0.
+      factors: worker → η_m.
+      history: all folds.
+    """
+
+    study: Study
+    names: Sequence[str]
+    family: ExponentialFamily
+    prior: Eta
+    factors: Mapping[str, Eta]
+    history: Sequence[Update]
+
+
+def estimated_gap(run: OneVisit) -> float | None:
+    """Estimates how far the means would move if more rounds followed a run's only one.
+
+    What a second visit would answer is not known without the records; this is a model of it. A factor
+    of a deterministic solver of a logistic or Poisson regression tells, at the q*_m that its client found,
+    the expected gradient g = h_m − J_m E[θ] and Hessian J_m of its log likelihood exactly. As J_m =
+    Σ_n w_n x_n x_nᵀ with the weights w_n = E A''(x_nᵀθ) and a constant among the columns, it holds the
+    mean and the covariance of the client's covariates, weighted by w. The estimate takes them to be
+    Gaussian under these weights: pseudo-records with those moments, and outcomes for which the gradient is
+    g. Their global optimum is found, and compared with the posterior.
+
+    No bound. Covariates that are far from Gaussian, such as rare binary ones, and few records make it
+    wrong by a factor of two and more. On the trauma and heart-disease examples, in one synchronous or
+    sequential round, it is 0.48 to 1.3 times the truth; on 40 simulated logistic studies of 2 to 8 clients
+    with 30 to 1,000 records, alike or not, a median of 0.96, and 0.56 to 2.4; on eight Poisson studies of 3
+    clients with 20 to 50, 0.54 to 1.7.
+
+    Returns:
+      The largest move of a mean in sds; 0.0 for a conjugate model, whose one visit is exact; None
+      where there is no estimate: clients were visited more often or not at all, answers carry noise, or the
+      model is none of ``logistic`` and ``poisson`` with an intercept, without effects of sites and with a
+      full Gaussian.
+    """
+    study, family = run.study, run.family
+    if (
+        not is_full(family)
+        or study.privacy.private
+        or study.solver.kind not in ("glm", "exact")
+        or study.model.kind not in ("linear", *_CUMULANTS)
+        or "site_effect" in study.model.arguments
+        or PRIOR in run.factors
+        or not family.is_proper(posterior := tree.total(run.factors.values(), run.prior))
+    ):
+        return None
+    optima = _optima(run)
+    if optima is None:
+        return None
+    if study.model.kind == "linear":
+        # A factor is the likelihood itself, whatever it was fitted beside.
+        return 0.0 if all(update.damping == 1.0 for update in run.history) else None
+    if "(Intercept)" not in run.names:
+        return None
+    expected = _CUMULANTS[study.model.kind]
+    constant = run.names.index("(Intercept)")
+    likelihoods = [
+        _surrogate(family, expected, constant, *found)
+        for found in optima.values()
+        if found[1].J.any()
+    ]
+    return _gap(family, expected, run.prior, posterior, likelihoods)
+
+
+def _optima(run: OneVisit) -> dict[str, tuple[Eta, Eta]] | None:
+    """Returns client → (η of the q*_m that it found, its factor there); None unless each was visited once.
+
+    At a first visit the factor was 1, so that the answer was q*_m / q of the broadcast q, and s of it
+    was committed.
+    """
+    versions = [run.prior]
+    found: dict[str, tuple[Eta, Eta]] = {}
+    for update in run.history:
+        if update.removed or update.added:
+            return None
+        served = list(zip(update.clients, update.staleness, strict=True))
+        for name, staleness in served:
+            if name in found:
+                return None
+            site = tree.scale(run.factors[name], 1.0 / update.damping)
+            found[name] = tree.add(versions[-1 - staleness], site), site
+        moved = (run.factors[name] for name in update.clients)
+        versions.append(tree.total(moved, versions[-1]))
+    proper = all(run.family.is_proper(optimum) for optimum, _ in found.values())
+    clients = {client.name for client in run.study.clients}
+    return found if proper and set(found) == clients else None
+
+
+def _expected_logistic(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns E A'(a) and E A''(a) of A(a) = log(1 + eᵃ), a ~ N(mean, sd²), each [P]."""
+    points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    share = expit(mean[:, None] + sd[:, None] * points[None, :])
+    weights = weights / weights.sum()
+    return share @ weights, (share * (1.0 - share)) @ weights
+
+
+def _expected_poisson(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the same of A(a) = eᵃ."""
+    rate = np.exp(mean + 0.5 * sd**2)
+    return rate, rate
+
+
+_CUMULANTS = {"logistic": _expected_logistic, "poisson": _expected_poisson}
+"""Kind of a model → what E A' and E A'' are; in NumPy, since a server has no JAX."""
+
+
+class _Surrogate(NamedTuple):
+    """Pseudo-records of one client: log p = slopeᵀθ − Σ_p weight_p A(x_pᵀθ)."""
+
+    x: np.ndarray
+    weight: np.ndarray
+    slope: np.ndarray
+
+
+def _surrogate(
+    family: Any, expected: Expected, constant: int, optimum: Eta, site: Eta
+) -> _Surrogate:
+    mean, covariance = family.location_covariance(optimum)
+    total = site.J[constant, constant]
+    centre = site.J[constant] / total
+    values, vectors = np.linalg.eigh(site.J / total - np.outer(centre, centre))
+    draws = np.random.default_rng(20221202).normal(size=(_PAIRS, len(mean)))
+    draws = np.concatenate([draws, -draws])
+    # Mean 0 and covariance 1 to rounding, so that the pseudo-records reproduce J_m.
+    root = np.linalg.cholesky(draws.T @ draws / len(draws))
+    draws = np.linalg.solve(root, draws.T).T
+    x = centre[None, :] + draws @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    slope, bend = expected(*_predictor(x, mean, covariance))
+    weight = total / len(x) / bend
+    return _Surrogate(x, weight, site.h - site.J @ mean + (weight * slope) @ x)
+
+
+def _predictor(
+    x: np.ndarray, mean: np.ndarray, covariance: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and sd of xᵀθ for each row of x."""
+    return x @ mean, np.sqrt(np.einsum("pi,ij,pj->p", x, covariance, x))
+
+
+def _gap(
+    family: Any,
+    expected: Expected,
+    prior: GaussianEta,
+    posterior: GaussianEta,
+    likelihoods: list[_Surrogate],
+) -> float | None:
+    """Climbs to the optimum of prior and surrogates from the posterior; None if it is not reached."""
+    start, covariance = family.location_covariance(posterior)
+    mean, precision = start, posterior.J
+    for _ in range(_ITERATIONS):
+        gradient, curvature = prior.h - prior.J @ mean, prior.J
+        for found in likelihoods:
+            slope, bend = expected(*_predictor(found.x, mean, covariance))
+            gradient = gradient + found.slope - (found.weight * slope) @ found.x
+            curvature = curvature + (found.x * (found.weight * bend)[:, None]).T @ found.x
+        move = np.linalg.solve(curvature, gradient)
+        # In sds; long steps are cut to one, for a Newton step may overshoot.
+        length = float(np.sqrt(move @ curvature @ move))
+        step = min(1.0, 1.0 / max(length, 1e-300))
+        mean, precision = mean + step * move, precision + step * (curvature - precision)
+        covariance = np.linalg.inv(precision)
+        if length < _TOLERANCE:
+            sd = np.sqrt(np.diagonal(covariance))
+            return float((np.abs(mean - start) / sd).max())
+    return None

@@ -1,0 +1,73 @@
+"""Checks whether a file that is about to be read as public belongs to a site.
+
+A slip is caught, not a will: a copy with one line less is nobody's file for this.
+"""
+
+import contextlib
+import filecmp
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedvi import errors
+from fedvi.study.config import Study
+
+__all__ = ["check"]
+
+
+def check(study: Study, run: Path, file: Path, called: str) -> None:
+    """Refuses a site's own records where figures or cells of a file are shown as they are.
+
+    A study does not say in which folder it stood. So each `[[clients]].data` is looked for in the folder of
+    the run, all above it, and the working directory; and above the file itself, where the files of all
+    sites are there. Without protection there is nothing to refuse.
+
+    Args:
+      study: of the run.
+      run: the folder of the run.
+      file: that is said to be public.
+      called: how it was given, for errors: an option, or the argument's name.
+
+    Raises:
+      ConfigError: it is a site's file, one of the parts of a site's folder, or has the bytes of one.
+    """
+    if not study.privacy.private or not os.path.exists(file):
+        return
+    for name, data in _sites(study, run, file):
+        parts = _parts(data)
+        if any(os.path.samefile(file, part) for part in (data, *parts)):
+            why = f"which is the file of {name!r}: `[[clients]].data` of the study names it"
+        elif any(_same_bytes(file, part) for part in parts):
+            why = f"which has the same bytes as the file of {name!r}, {data}"
+        else:
+            continue
+        raise errors.ConfigError(
+            f"{called} {file}: {why}. The run protects these records, and what is shown of this file is "
+            "not protected",
+            "name a file that is public, or your own, with no record of any site; one that has a site's "
+            "file's name alone needs another name",
+        )
+
+
+def _sites(study: Study, run: Path, file: Path) -> Iterator[tuple[str, Path]]:
+    """Yields every client with its file, or its folder of files, at each place where that is."""
+    files = [(client.name, Path(client.data)) for client in study.clients if client.data]
+    here = run.resolve()
+    bases = dict.fromkeys([here, *here.parents, Path.cwd()])
+    for base in bases:
+        yield from ((name, base / path) for name, path in files if os.path.exists(base / path))
+    for base in file.resolve().parents:
+        if base not in bases and all(os.path.exists(base / path) for _, path in files):
+            yield from ((name, base / path) for name, path in files)
+
+
+def _parts(data: Path) -> list[Path]:
+    """Returns the files of a site: one, or those of a folder of Parquet."""
+    return sorted(data.glob("*.parquet")) if data.is_dir() else [data]
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    with contextlib.suppress(OSError):  # one that may not be read tells nothing
+        size = one.stat().st_size
+        return size == other.stat().st_size > 0 and filecmp.cmp(one, other, shallow=False)
+    return False

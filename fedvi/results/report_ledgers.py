@@ -1,0 +1,390 @@
+"""Verifies and prices the ledgers behind a report.
+
+Nothing that the run wrote about its price is repeated: every ε here is computed anew, from the ledger.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedvi import errors
+from fedvi.privacy import events, ledger, statement
+from fedvi.privacy.ledger import Ledger
+from fedvi.privacy.statement import Claim
+from fedvi.report.contents import Claimed, Spending, Statement
+from fedvi.results import recompute
+from fedvi.study.config import Study
+
+__all__ = [
+    "check_consortium",
+    "claims_of",
+    "excesses",
+    "joined",
+    "read",
+    "spending",
+    "state",
+    "state_all",
+]
+
+# At most so many points of ε over releases: each is a composition of its own.
+_POINTS = 8
+# An ε that was priced again may differ in its last digits.
+_ROUNDING = 1e-6
+_ELSEWHERE = (
+    "records of the same person at another site: this is the price of this site's records alone, and "
+    "the prices of all sites are added up"
+)
+_VIEWS = {
+    "message": "whoever sees every message that leaves the site, and all that is published",
+    "aggregate": "whoever sees what the server publishes; the server itself is trusted",
+}
+_MECHANISMS = {
+    "rounded_gaussian": "Gaussian noise, rounded, on sums of integers (rounded_gaussian)",
+    "discrete_gaussian": "discrete Gaussian noise on sums of integers (discrete_gaussian)",
+    "gaussian": "Gaussian noise in floating point (gaussian)",
+}
+
+
+def read(
+    path: Path, clients: Sequence[str], digests: Sequence[str], heads: Mapping[str, str]
+) -> dict[str, Ledger]:
+    """Reads and verifies the ledger of every client of a run.
+
+    Args:
+      path: a folder of exported ledgers, or a server's database.
+      clients: of the study.
+      digests: of the study, as its ledgers may carry them.
+      heads: client → how far its ledger had come by the run's own result, ENTRIES:HASH; empty if the
+        result is of a version that kept none.
+
+    Raises:
+      LedgerError: a ledger is damaged, missing, of somebody else, of another study, or not where the
+        result says that it was.
+    """
+    found: dict[str, Ledger] = {}
+    for book in recompute.read(path):
+        if book.ledger is None:
+            raise errors.LedgerError(
+                f"{book.path} does not verify: {book.problem}",
+                "no statement rests on a damaged ledger: `fedvi ledger verify` says more",
+            )
+        header = book.ledger.header
+        if header.client not in clients or header.client in found:
+            raise errors.LedgerError(
+                f"{book.path} is of client {header.client!r}, expected one ledger of each client of the "
+                "study",
+                "the folder holds files of two runs",
+            )
+        if book.path.suffix == ".jsonl" and book.path.stem != header.client:
+            raise errors.LedgerError(
+                f"{book.path} is of client {header.client!r}, expected the client of the file's name",
+                "ledgers were swapped: put each back under its own name",
+            )
+        if header.study_digest not in digests:
+            raise errors.LedgerError(
+                f"{book.path} is of the study {header.study_digest[:16]}…, expected {digests[0][:16]}…",
+                "the folder holds files of two runs",
+            )
+        found[header.client] = book.ledger
+    for name in clients:
+        if name not in found:
+            raise errors.LedgerError(
+                f"{path} holds no ledger of client {name!r}, expected one of each client",
+                "a statement needs all that a client was charged: put its ledger back",
+            )
+        head = str(ledger.anchor(found[name]))
+        if heads.get(name, head) != head:
+            raise errors.LedgerError(
+                f"the ledger of {name!r} ends at {head}, and the result of the run says {heads[name]}",
+                "one of them was changed, or is of another run; of a run that goes on, wait for its end",
+            )
+    return {name: found[name] for name in clients}
+
+
+def claims_of(
+    books: Mapping[str, Ledger],
+    more: Sequence[str],
+    told: Mapping[str, Mapping[str, float]],
+    source: str = "ledger",
+) -> dict[str, tuple[Claim, ...]]:
+    """States what each client's ledger claims, under each relation; nothing without protection.
+
+    Args:
+      books: client → its ledger, verified.
+      more: exclusions that no ledger knows, one line each.
+      told: client → relation → the ε that the run's own result states; empty if it states none.
+      source: what ``books`` are, in a word, for errors.
+
+    Raises:
+      LedgerError: the result states less than the ledger costs.
+    """
+    known: dict[tuple[ledger.Header, events.Event], list[Claim]] = {}
+    found = {}
+    for name, book in books.items():
+        # Ledgers that differ in their client alone cost the same.
+        key = (book.header._replace(client=""), _reserved(book))
+        if key not in known:
+            known[key] = [c for c in recompute.stated([book]) if c.client == name]
+        claims = tuple(
+            claim._replace(client=name, exclusions=(*claim.exclusions, *more))
+            for claim in known[key]
+        )
+        for claim in claims:
+            stated = told.get(name, {}).get(claim.relation, claim.epsilon)
+            # So written that what is no number is refused.
+            if claim.view == book.header.view and not claim.epsilon <= stated * (1 + _ROUNDING):
+                raise errors.LedgerError(
+                    f"the {source} of {name!r} costs epsilon {claim.epsilon:.6g} under {claim.relation}, "
+                    f"and the result of the run says {stated:.6g}",
+                    "the result was changed, or is of another run",
+                )
+        found[name] = claims
+    return found
+
+
+def joined(claims: Mapping[str, tuple[Claim, ...]], disjoint: bool) -> tuple[Claim, ...]:
+    """Joins the claims of all clients into one for each view and relation; none without protection."""
+    parts = [claim for found in claims.values() for claim in found]
+    return statement.consortium(parts, disjoint) if parts else ()
+
+
+def check_consortium(
+    told: Sequence[Mapping[str, Any]], stated: Sequence[Claim], source: str = "ledgers"
+) -> None:
+    """Holds what a result claims for all clients together against what was priced anew.
+
+    A larger ε than was priced is borne: it is an upper bound all the same.
+
+    Args:
+      told: ``consortium`` of the result, of the shape that ``kept_result.read`` has checked.
+      stated: from ``joined``.
+      source: what they were priced from, for errors; of anything but "ledgers" releases are not compared,
+        since a plan has made none.
+
+    Raises:
+      LedgerError: a claim is of no relation and view that were priced, says less, or says it of something
+        else.
+    """
+    priced = {(claim.view, claim.relation): claim for claim in stated}
+    for place, row in enumerate(told):
+        claim = priced.get((row["view"], row["relation"]))
+        if claim is None:
+            known = "; ".join(f"{relation}, view {view}" for view, relation in priced)
+            said = f"{row['relation']}, view {row['view']}"
+            raise _contradiction(f"consortium.{place}", said, source, known or "no claim at all")
+        epsilon, delta = float(row["epsilon"]), float(row["delta"])
+        # So written that what is no number is refused.
+        if not claim.epsilon <= epsilon * (1 + _ROUNDING):
+            of = f"{claim.epsilon:.6g} under {claim.relation}, view {claim.view}"
+            raise _contradiction(f"consortium.{place}.epsilon", f"{epsilon:.6g}", source, of)
+        if not abs(delta - claim.delta) <= _ROUNDING * claim.delta:
+            given = f"{claim.delta:.6g}"
+            raise _contradiction(f"consortium.{place}.delta", f"{delta:.6g}", source, given)
+        for field in ("unit", "accountant", "mark", "releases"):
+            said, found = row[field], getattr(claim, field)
+            if said != found and (field != "releases" or source == "ledgers"):
+                raise _contradiction(f"consortium.{place}.{field}", repr(said), source, repr(found))
+
+
+def _contradiction(field: str, said: str, source: str, given: str) -> errors.LedgerError:
+    return errors.LedgerError(
+        f"`{field}` of the result says {said}, and the {source} of the run give {given}",
+        "the result was changed, or is of another run",
+    )
+
+
+def spending(
+    books: Mapping[str, Ledger], claims: Mapping[str, tuple[Claim, ...]]
+) -> tuple[Spending, ...]:
+    """Prices the beginnings of every ledger that promises something; clients alike are priced once.
+
+    The running ε is for looking: what may be stated is that of all that is planned.
+    """
+    groups: dict[tuple[ledger.Header, tuple[events.Event, ...]], list[str]] = {}
+    for name, book in books.items():
+        made = tuple(entry.event for entry in book.entries if entry.event is not None)
+        groups.setdefault((book.header._replace(client=""), made), []).append(name)
+    found = []
+    for (header, made), names in groups.items():
+        counts = _spread(len(made))
+        for claim in claims[names[0]]:
+            if claim.view != header.view:
+                continue
+            priced = [
+                recompute.priced(
+                    header.accountant,
+                    claim.relation,
+                    header.table_distance,
+                    header.sums,
+                    _grouped(made[:count]),
+                    claim.delta,
+                )
+                for count in counts
+            ]
+            promised = header.epsilon if claim.relation == header.relation else None
+            found.append(
+                Spending(
+                    tuple(names), claim.relation, counts, tuple(priced), claim.epsilon, promised
+                )
+            )
+    return tuple(found)
+
+
+def excesses(book: Ledger) -> tuple[str, ...]:
+    """Lists where a ledger exceeds what was promised; nothing was, without protection."""
+    return tuple(recompute.excesses(book)) if book.header.protected else ()
+
+
+def state(study: Study, book: Ledger, claims: Sequence[Claim], lifetime: str = "") -> Statement:
+    """Writes down what one site claims, with all that it rests on.
+
+    Args:
+      study: whose ledger it is.
+      book: verified.
+      claims: of the same client, one for each relation.
+      lifetime: what the site has spent over all studies, in words; or empty.
+    """
+    header = book.header
+    found = _stated(header, claims, each=True)
+    several = len(study.clients) > 1 and not study.privacy.disjoint
+    return found._replace(
+        site=header.client,
+        excluded=(*found.excluded, *((_ELSEWHERE,) if found.protected and several else ())),
+        facts=_facts(study, book),
+        releases=ledger.reservations(book),
+        head=str(ledger.anchor(book)),
+        mark=header.mark,
+        exceeded=excesses(book),
+        lifetime=lifetime,
+    )
+
+
+def state_all(
+    books: Mapping[str, Ledger], claims: Mapping[str, tuple[Claim, ...]], disjoint: bool
+) -> Statement | None:
+    """Joins the claims of all clients; None without protection, or for a single client."""
+    found = joined(claims, disjoint)
+    if not found or len(books) < 2:
+        return None
+    return _stated(next(iter(books.values())).header, found, each=disjoint)._replace(
+        site=f"all {len(books)} sites", releases=found[0].releases, mark=found[0].mark
+    )
+
+
+def _stated(header: ledger.Header, claims: Sequence[Claim], each: bool) -> Statement:
+    """Writes down what the statement of a site and that of all of them have in common.
+
+    Args:
+      header: of a ledger.
+      claims: one for each relation.
+      each: whether the promise to each client is the one that is to be compared with.
+    """
+
+    def lines(field: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(line for claim in claims for line in getattr(claim, field)))
+
+    return Statement(
+        site="",
+        protected=header.protected and bool(claims),
+        unit=header.unit,
+        view=f"{header.view}: {_VIEWS[header.view]}" if header.view in _VIEWS else header.view,
+        accountant=", ".join(dict.fromkeys(claim.accountant for claim in claims)),
+        claims=tuple(
+            Claimed(
+                relation=claim.relation,
+                view=claim.view,
+                neighbours=statement.neighbours(claim.relation, claim.unit),
+                epsilon=claim.epsilon,
+                delta=claim.delta,
+                promised=header.epsilon if each and _is_promised(header, claim) else None,
+                parts=_parts(claim),
+                right=_right(claim.epsilon, claim.delta),
+            )
+            for claim in claims
+        ),
+        facts=(),
+        releases=0,
+        head="",
+        mark="",
+        exceeded=(),
+        declared=lines("declarations"),
+        assumed=lines("assumptions"),
+        excluded=lines("exclusions"),
+        lifetime="",
+    )
+
+
+def _is_promised(header: ledger.Header, claim: Claim) -> bool:
+    return (claim.relation, claim.view) == (header.relation, header.view)
+
+
+def _facts(study: Study, book: Ledger) -> tuple[tuple[str, str], ...]:
+    header = book.header
+    if not header.protected:
+        return (("mechanism", "none: un-noised statistics may leave"),)
+    found = [("mechanism", _MECHANISMS.get(study.privacy.mechanism, study.privacy.mechanism))]
+    clip_norm = study.solver.arguments.get("clip_norm")
+    if isinstance(clip_norm, int | float):
+        found.append(
+            ("clip norm", f"{clip_norm:g}: the largest part of one {header.unit} in a sum")
+        )
+    if header.planned is not None:
+        found.append(("largest plan", _worded(header.planned)))
+    made = _reserved(book)
+    found.append(("reserved so far", _worded(made) if ledger.reservations(book) else "nothing"))
+    if header.max_records is not None:
+        held = "record" if header.unit == "client" else header.unit
+        found.append(("declared size", f"at most {header.max_records} {held}s"))
+    return tuple(found)
+
+
+def _worded(event: events.Event) -> str:
+    return f"{recompute.words(event)}; noise is the std ÷ clip norm"
+
+
+def _parts(claim: Claim) -> tuple[tuple[str, float], ...]:
+    if claim.items is None:
+        return ()
+    names = {
+        "mechanism": "mechanism",
+        "overflow": "overflow of batches",
+        "tables": "tables of noise",
+    }
+    return tuple((names[name], value) for name, value in claim.items._asdict().items())
+
+
+def _right(epsilon: float, delta: float) -> float:
+    """Returns the largest probability of a right guess between two neighbours at even odds.
+
+    Of any test, true and false alarms keep TPR ≤ e^ε·FPR + δ, both ways; so (TPR + 1 − FPR)/2 is at
+    most (e^ε + δ)/(e^ε + 1).
+
+    >>> _right(0.0, 0.0), _right(math.inf, 1e-5)
+    (0.5, 1.0)
+    """
+    back = math.exp(-epsilon)
+    return min(1.0, (1.0 + delta * back) / (1.0 + back))
+
+
+def _spread(count: int) -> tuple[int, ...]:
+    """Returns some of 1, 2, …, count: the first and the last among them.
+
+    >>> _spread(3), _spread(100)
+    ((1, 2, 3), (1, 15, 29, 43, 58, 72, 86, 100))
+    """
+    if count <= _POINTS:
+        return tuple(range(1, count + 1))
+    return tuple(1 + round(step * (count - 1) / (_POINTS - 1)) for step in range(_POINTS))
+
+
+def _reserved(book: Ledger) -> events.Event:
+    return _grouped([entry.event for entry in book.entries if entry.event is not None])
+
+
+def _grouped(made: Sequence[events.Event]) -> events.Event:
+    """Composes releases, equal ones together, as a budget is checked."""
+    tally: dict[events.Event, int] = {}
+    for event in made:
+        tally[event] = tally.get(event, 0) + 1
+    return events.compose(*(events.repeat(event, count) for event, count in tally.items()))

@@ -1,0 +1,506 @@
+"""Gathers what `fedvi report` shows from the folder of a run.
+
+Reads what the run released and its ledgers, and no record: all that is found may be shown.
+"""
+
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import __version__, errors
+from fedvi.data.formula import parse_formula
+from fedvi.data.schema import parse_schema
+from fedvi.federation.fold import Gap
+from fedvi.models.capabilities import Topics
+from fedvi.privacy import ledger
+from fedvi.privacy.ledger import Ledger
+from fedvi.privacy.statement import Claim
+from fedvi.report import contents, tables
+from fedvi.report.contents import Coefficient, Contents, Round, Site, Topic
+from fedvi.results import kept_result, report_ledgers
+from fedvi.results.influence import curvature_noise, influence, left_out
+from fedvi.run import server_plan
+from fedvi.run.server_plan import ServerPlan
+from fedvi.server import stored
+from fedvi.server.protocol import ServerState
+from fedvi.study import conjugates, intervals, parts
+from fedvi.study.coefficients import MOST, UNCONSTRAINED, Reading, of_moments, readings
+from fedvi.study.config import Study, load_study
+from fedvi.study.regressions import is_function
+
+__all__ = ["MOST_STATEMENTS", "gather"]
+
+MOST_STATEMENTS = 20
+"""Of more sites than this, only the statements that are asked for are written."""
+
+# The name of a server's folder of results; the command line, which writes it, is not to be imported.
+_RESULT = "result"
+# Shifts by client and coefficient that are computed at most.
+_MOST_SHIFTS = 100_000
+# So many words of a topic are listed.
+_MOST_WORDS = 10
+_GAUSSIAN = ("full_gaussian", "diagonal_gaussian", "low_rank_gaussian")
+_CLASSES = (
+    "odds are those of the class before the colon against “{first}”, the first level of {response}"
+)
+_PRIOR_APART = (
+    "the prior is no member of the family of the posterior: it is a factor of its own, refined beside "
+    "the sites, which no mean and sd tells"
+)
+_PRIOR_UNKNOWN = "the run was written by a version of fedvi that kept no prior"
+_NO_HEADS = (
+    "the result does not say how far each ledger had come: whether one was cut since cannot be told from "
+    "this folder, so that every site must compare the head with its own ledger"
+)
+_ONLY_PUBLISHED = (
+    "the study's view is `{view}`: nothing is shown of one site's part in the posterior"
+)
+_NONE = "there is none for this family of posteriors, or for so many sites and coefficients"
+_FIRST_ORDER = (
+    "shifts are those of leaving a site's factor out of the posterior, to first order: the others' "
+    "answers were made beside it"
+)
+_NOISED = "factors carry noise, which can make a share negative, or above 1"
+
+
+class _Run(NamedTuple):
+    """What a folder holds, of either kind.
+
+    Attributes:
+      study: validated.
+      digests: that its ledgers may carry; the study's own first.
+      result: what the run wrote of itself, plain.
+      ledgers: where they stand.
+      plan, state: of a server; None of a simulation.
+    """
+
+    study: Study
+    digests: tuple[str, ...]
+    result: dict[str, Any]
+    ledgers: Path
+    plan: ServerPlan | None
+    state: ServerState | None
+
+
+def gather(
+    folder: Path,
+    sites: Sequence[str] = (),
+    predictions: Mapping[str, Any] | None = None,
+    public_file: str = "",
+    vocabulary: Sequence[str] | None = None,
+) -> Contents:
+    """Reads a finished run, verifies its ledgers, and prices them anew.
+
+    Args:
+      folder: of ``fedvi simulate --out``, or a server's ``--state``.
+      sites: whose statements are wanted; empty for all, of at most ``MOST_STATEMENTS``.
+      predictions: ``Evaluation.as_dict()`` on records that are public.
+      public_file: the name of their file.
+      vocabulary: of a topic model, the words in the order of their numbers.
+
+    Raises:
+      ConfigError: the folder is none of a finished run, its files do not belong together, or a site is
+        no client of the study, or the vocabulary is not the model's.
+      LedgerError: a ledger does not verify, or is not the one that the result speaks of.
+    """
+    run = _read(folder)
+    study, result = run.study, run.result
+    clients = tuple(client.name for client in study.clients)
+    for name in sites:
+        if name not in clients:
+            raise errors.ConfigError(
+                f"--statement names {name!r}, which is no client of the study",
+                errors.did_you_mean(name, clients),
+            )
+    heads, more = kept_result.heads(result), kept_result.unknown_to_ledgers(result)
+    books = report_ledgers.read(run.ledgers, clients, run.digests, heads)
+    claims = report_ledgers.claims_of(books, more, kept_result.told(result))
+    together = report_ledgers.joined(claims, study.privacy.disjoint)
+    report_ledgers.check_consortium(result.get("consortium", ()), together)
+    lifetimes = _lifetimes(result)
+    wanted = [name for name in clients if name in sites] if sites else list(clients)
+    statements = [
+        report_ledgers.state(study, books[name], claims[name], lifetimes.get(name, ""))
+        for name in (wanted if sites or len(wanted) <= MOST_STATEMENTS else [])
+    ]
+    rounds = _rounds(result)
+    coefficients, prior_note = _coefficients(run)
+    kept = _kept(folder, run, coefficients)
+    factors, influence_note = _influence(run)
+    found = Contents(
+        study=study.study.name,
+        digest=run.digests[0],
+        source="simulation" if run.plan is None else "server",
+        status=str(result.get("status", "")),
+        ran=str(result.get("fedvi", "")),
+        written=__version__,
+        plan=tuple(_plan(study)),
+        protected=study.privacy.private,
+        mark=_mark(result, books),
+        warnings=tuple(_warnings(run, books)),
+        gaussian=_is_gaussian(study),
+        ratio=parts.ratio(study),
+        size=len(kept.names),
+        coefficients=coefficients,
+        topics=_topics(study, kept, vocabulary),
+        remarks=tuple(_remarks(study, result)),
+        prior_note=prior_note,
+        rounds_planned=_whole(study.schedule.arguments.get("rounds")),
+        rounds=rounds,
+        one_shot_gap=_number(result.get("one_shot_gap")),
+        sites=tuple(
+            _site(run, name, books[name], claims[name], rounds, factors.get(name))
+            for name in clients
+        ),
+        influence_note=influence_note,
+        noised=study.privacy.private,
+        spending=report_ledgers.spending(books, claims),
+        statements=tuple(statements),
+        consortium=report_ledgers.state_all(books, claims, study.privacy.disjoint),
+        predictions=None if predictions is None else dict(predictions),
+        public_file=public_file,
+    )
+    return contents.printable(found)
+
+
+def _read(folder: Path) -> _Run:
+    study_path, plan_path = folder / "study.json", folder / server_plan.FILE
+    if study_path.is_file():
+        study = load_study(study_path)
+        result = kept_result.read(folder / "result.json")
+        return _Run(
+            study, kept_result.digests(study, result), result, folder / "ledger", None, None
+        )
+    if plan_path.is_file():
+        plan = server_plan.read(plan_path)
+        result = kept_result.read(folder / _RESULT / "result.json")
+        state = stored.read_state(folder, plan.prior)
+        digests = kept_result.digests(plan.study, result)
+        return _Run(plan.study, digests, result, folder / stored.DATABASE, plan, state)
+    raise errors.ConfigError(
+        f"{folder} holds neither study.json nor {server_plan.FILE}, expected the folder of a run",
+        "name the folder of `fedvi simulate --out`, or of a server's --state",
+    )
+
+
+def _plan(study: Study) -> list[tuple[str, str]]:
+    """Says in words what was run."""
+    model = study.model.kind
+    formula = study.model.arguments.get("formula")
+    schedule = study.schedule.kind.replace("_", " ")
+    rounds = study.schedule.arguments.get("rounds")
+    found = [("model", f"{model}: {formula}" if formula else model)]
+    if conjugates.model_of(study) is None:
+        found.append(("family of the posterior", study.family.kind.replace("_", " ")))
+    if study.prior is not None:
+        found.append(("prior sd of a coefficient", f"{study.prior.scale:g}"))
+    found.append(("solver", study.solver.kind))
+    found.append(("schedule", f"{schedule}, {rounds} rounds" if rounds else schedule))
+    promise = study.privacy.promise
+    if promise is None:
+        found.append(("promise", "none: un-noised statistics leave every site (ε = ∞)"))
+    else:
+        found.append(
+            (
+                "promise",
+                f"ε ≤ {promise.epsilon:g}, δ = {promise.delta:g} for each {promise.unit}, relation "
+                f"{promise.relation}, view {study.privacy.view}",
+            )
+        )
+    return found
+
+
+def _warnings(run: _Run, books: Mapping[str, Ledger]) -> list[str]:
+    """Says what a reader must know before any number."""
+    result, found = run.result, []
+    status = str(result.get("status", "completed"))
+    if status != "completed":
+        found.append(
+            f"the run is {status.replace('_', ' ')}: it ended before its schedule did, and the posterior "
+            "is that so far"
+        )
+    if result.get("projected"):
+        found.append(
+            "the product of all factors was improper: the posterior shown is its projection"
+        )
+    if not kept_result.heads(result):
+        found.append(_NO_HEADS)
+    said = result.get("warnings", ()) if run.plan is None else run.plan.warnings
+    found += [str(line) for line in said]
+    for name, book in books.items():
+        found += [f"the ledger of {name}: {line}" for line in report_ledgers.excesses(book)]
+    return found
+
+
+def _mark(result: Mapping[str, Any], books: Mapping[str, Ledger]) -> str:
+    """Returns the mark of the run: none of a ledger's is lost, whatever the result says."""
+    noted = [book.header.mark for book in books.values()]
+    return "; ".join(dict.fromkeys(filter(None, [str(result["mark"]), *noted])))
+
+
+def _is_gaussian(study: Study) -> bool:
+    return conjugates.model_of(study) is None and study.family.kind in _GAUSSIAN
+
+
+def _remarks(study: Study, result: Mapping[str, Any]) -> list[str]:
+    found = [UNCONSTRAINED] if is_function(study.model.kind) and _is_gaussian(study) else []
+    if study.model.kind == "multinomial":
+        schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
+        response = parse_formula(str(study.model.arguments["formula"]), schema).response
+        found.append(_CLASSES.format(response=response.text, first=response.levels[0]))
+    # Of a posterior that is no Gaussian a report draws no interval.
+    of_intervals = intervals.remark(study) if _is_gaussian(study) else ""
+    found += filter(None, [str(result.get("remark") or ""), of_intervals])
+    return found
+
+
+def _coefficients(run: _Run) -> tuple[tuple[Coefficient, ...], str]:
+    """Returns the rows of the posterior, and why they have no prior beside them."""
+    rows, ratio = run.result["coefficients"], parts.ratio(run.study)
+    prior, note = _prior(run, len(rows))
+    read = readings(run.study, [str(row["name"]) for row in rows])
+    found = [_row(row, ratio, how) for row, how in zip(rows, read, strict=True)]
+    if prior is not None:
+        found = [
+            row._replace(prior_mean=mean, prior_sd=sd)
+            for row, mean, sd in zip(found, *prior, strict=True)
+        ]
+    return tuple(found), note
+
+
+def _row(row: Mapping[str, Any], ratio: str, how: Reading) -> Coefficient:
+    """Returns a row of the posterior, without its prior.
+
+    How its ratio is to be read is what the study says: a run of an early version has ratios of splines.
+    """
+    has = bool(ratio) and how.is_ratio
+    exp = [_number(row.get(f"{ratio}_{key}")) for key in ("ratio", "lower", "upper")]
+    return Coefficient(
+        name=str(row["name"]),
+        unit=str(row["unit"]),
+        mean=float(row["mean"]),
+        sd=float(row["sd"]),
+        lower=float(row["lower"]),
+        upper=float(row["upper"]),
+        ratio=exp[0] if has else None,
+        ratio_lower=exp[1] if has else None,
+        ratio_upper=exp[2] if has else None,
+        ratio_note=how.note if ratio else "",
+    )
+
+
+def _prior(run: _Run, count: int) -> tuple[tuple[list[float], list[float]] | None, str]:
+    """Returns mean and sd of the prior by coordinate, or None and why."""
+    if run.plan is None:
+        if "prior" not in run.result:
+            return None, _PRIOR_UNKNOWN
+        rows = run.result["prior"]
+        if rows is None:
+            return None, _PRIOR_APART
+        return ([float(row["mean"]) for row in rows], [float(row["sd"]) for row in rows]), ""
+    if run.plan.has_prior_worker:
+        return None, _PRIOR_APART
+    mean, sd = parts.family(run.study, len(run.plan.names)).moments(run.plan.prior)
+    return (mean[:count].tolist(), sd[:count].tolist()), ""
+
+
+class _Kept(NamedTuple):
+    """Of the posterior's file: names, means and sds of all coordinates."""
+
+    names: list[str]
+    mean: np.ndarray
+    sd: np.ndarray
+
+
+def _kept(folder: Path, run: _Run, coefficients: Sequence[Coefficient]) -> _Kept:
+    """Reads the posterior, whose file must be that of the result.
+
+    Raises:
+      ConfigError: it is another.
+    """
+    path = folder / ("" if run.plan is None else _RESULT) / "posterior.npz"
+    try:
+        # Opened here, since NumPy leaves a damaged file open.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            names, mean, sd = file["names"].tolist(), file["mean"], file["sd"]
+    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise errors.ConfigError(
+            f"no posterior can be read at {path}: {error}", "has the run ended?"
+        ) from error
+    ratio, units = parts.ratio(run.study), [row.unit for row in coefficients]
+    read = readings(run.study, [row.name for row in coefficients])
+    kept = []
+    if len(units) == min(len(names), MOST):
+        kept = of_moments(mean, sd, names[:MOST], units, run.study)
+    # As texts, so that what is no number equals itself.
+    if repr([_row(row, ratio, how) for row, how in zip(kept, read, strict=False)]) != repr(
+        [row._replace(prior_mean=None, prior_sd=None) for row in coefficients]
+    ):
+        raise errors.ConfigError(
+            f"{path} is not the posterior that result.json lists",
+            "the folder holds files of two runs",
+        )
+    return _Kept(names, mean, sd)
+
+
+def _topics(study: Study, kept: _Kept, vocabulary: Sequence[str] | None) -> tuple[Topic, ...]:
+    """Returns each topic's most probable words; empty unless the model has topics.
+
+    Raises:
+      ConfigError: the vocabulary is not the model's.
+    """
+    model = conjugates.model_of(study)
+    if not isinstance(model, Topics):
+        if vocabulary is not None:
+            raise errors.ConfigError(
+                f"--vocabulary is given, and model.kind is {study.model.kind!r}",
+                'leave it out: only "latent_dirichlet" has topics of words',
+            )
+        return ()
+    words = [str(number) for number in range(model.vocabulary)]
+    if vocabulary is not None:
+        if len(vocabulary) != model.vocabulary or len(set(vocabulary)) != len(vocabulary):
+            raise errors.ConfigError(
+                f"--vocabulary has {len(vocabulary):,} words, {len(set(vocabulary)):,} of them different, "
+                f"expected the {model.vocabulary:,} of model.vocabulary, each once",
+                "one word a line, in the order of their numbers in the documents",
+            )
+        words = list(vocabulary)
+    found = []
+    for number, shares in enumerate(kept.mean.reshape(model.topics, model.vocabulary)):
+        best = np.argsort(-shares, kind="stable")[:_MOST_WORDS]
+        told = tuple(float(shares[word]) for word in best)
+        found.append(Topic(f"topic {number}", tuple(words[word] for word in best), told))
+    return tuple(found)
+
+
+def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:
+    found = []
+    for update in result["history"]:
+        gap = update["gap"]
+        # Results of versions before this one foretell nothing.
+        known = (
+            {} if gap is None else {name: float(gap[name]) for name in Gap._fields if name in gap}
+        )
+        moved = Gap(**known) if known else None
+        found.append(
+            Round(
+                version=int(update["version"]),
+                rounds=int(update["rounds"]),
+                clients=tuple(name for name in update["clients"] if name != parts.PRIOR),
+                missing=tuple(name for name in update.get("missing", ()) if name != parts.PRIOR),
+                removed=tuple(update.get("removed", ())),
+                added=tuple(update.get("added", ())),
+                damping=float(update["damping"]),
+                shift=None if moved is None else moved.mean_shift,
+                sd_ratio=None if moved is None else moved.sd_ratio,
+                surprise=0.0 if moved is None else moved.surprise,
+                jitter=0.0 if moved is None else moved.jitter,
+            )
+        )
+    return tuple(found)
+
+
+def _site(
+    run: _Run,
+    name: str,
+    book: Ledger,
+    claims: Sequence[Claim],
+    rounds: Sequence[Round],
+    found: Mapping[str, Any] | None,
+) -> Site:
+    told = {str(row["client"]): row for row in run.result.get("privacy", ())}.get(name, {})
+    public = run.study.privacy.records_public
+    shifts = None if found is None else found["shift_in_sds"]
+    return Site(
+        name=name,
+        answers=sum(update.clients.count(name) for update in rounds),
+        charged=ledger.reservations(book),
+        head=str(ledger.anchor(book)),
+        stated=tuple(
+            (claim.relation, claim.epsilon, claim.delta)
+            for claim in claims
+            if claim.view == book.header.view
+        ),
+        missed=sum(update.missing.count(name) for update in rounds),
+        added=next((update.version for update in rounds if name in update.added), None),
+        removed=next((update.version for update in rounds if name in update.removed), None),
+        records=_whole(told.get("records")) if public else None,
+        share=None if found is None else _number(found["precision_share"]),
+        shifts=None if not shifts else tuple(map(float, shifts.values()))[:MOST],
+        reason="" if found is None else str(found["reason"]),
+    )
+
+
+def _influence(run: _Run) -> tuple[dict[str, dict[str, Any]], str]:
+    """Returns client → what it contributed, and what must be said of all of them."""
+    view = run.study.privacy.view
+    if view != "message":
+        return {}, _ONLY_PUBLISHED.format(view=view)
+    rows = run.result.get("influence") if run.plan is None else _from_state(run.plan, run.state)
+    if not rows:
+        return {}, _NONE
+    notes = [_FIRST_ORDER] if any(row["shift_in_sds"] for row in rows) else []
+    notes += [_NOISED] if run.study.privacy.private else []
+    return {str(row["client"]): row for row in rows}, "; ".join(notes)
+
+
+def _from_state(plan: ServerPlan, state: ServerState | None) -> list[dict[str, Any]] | None:
+    """Computes influence from the factors that a server keeps; see ``fedvi.results.influence``."""
+    if state is None or len(plan.names) * len(plan.clients) > _MOST_SHIFTS:
+        return None
+    family = parts.family(plan.study, len(plan.names))
+    stand, without = server_plan.to_spec(plan).stand, None
+    if stand is not None:
+        without = left_out(family, stand, plan.prior, state.factors, state.standing, state.history)
+    found = influence(
+        family,
+        plan.prior,
+        state.factors,
+        plan.clients,
+        stand is not None,
+        without,
+        curvature_noise(stand),
+    )
+    if found is None:
+        return None
+    return [
+        {
+            "client": row.client,
+            "precision_share": row.share,
+            "shift_in_sds": row.shifts and dict(zip(plan.names, row.shifts, strict=True)),
+            "reason": row.reason,
+        }
+        for row in found
+    ]
+
+
+def _lifetimes(result: Mapping[str, Any]) -> dict[str, str]:
+    """Says what each site spent over all studies that its policy charged."""
+    found = {}
+    for row in result.get("privacy", ()):
+        spent = row.get("lifetime")
+        if spent:
+            found[str(row["client"])] = (
+                f"ε {tables.bound(float(spent['epsilon']))} of {float(spent['cap']):g} at "
+                f"δ {tables.bound(float(spent['delta']))} under {spent['relation']}, "
+                f"{spent['releases']} releases of all studies, as the run wrote it: the site's own "
+                "ledger for life says whether it holds"
+            )
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """Reads a number of a result, where infinity is a text."""
+    if value is None:
+        return None
+    found = float(value)
+    return None if math.isnan(found) else found
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

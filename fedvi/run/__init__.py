@@ -1,0 +1,8 @@
+"""From what a study asks for to a running federation.
+
+Which file to open: `loading` (records), `site` (a worker), `server_plan` (what a server reads, without
+JAX), `simulate` (all of them in one process), `changes` (who leaves and joins), `extension` (more rounds),
+`compiled` (the cache of compiled code).
+"""
+
+__all__: list[str] = []

@@ -1,0 +1,507 @@
+"""Writes a server's part of a study to a file where JAX is, and reads it where JAX is not.
+
+    FOLDER/plan.json       the plan
+    FOLDER/plan/ab/abcd…   arrays of it above 1 MiB, named by their SHA-256
+
+A plan stays a text that can be read, whatever the size of the prior.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedvi import __version__, errors
+from fedvi.expfam import tree
+from fedvi.expfam.windows import windows
+from fedvi.privacy import events, ledger
+from fedvi.privacy.sums import Sums
+from fedvi.server.protocol import ServerSpec
+from fedvi.server.sums import Gather
+from fedvi.store import blobs, files
+from fedvi.study import parts
+from fedvi.study.coefficients import coefficients
+from fedvi.study.config import Study, load_study, parse_study
+from fedvi.typing import Eta
+
+if TYPE_CHECKING:
+    from fedvi.study.build import Assembly
+
+__all__ = [
+    "ARRAYS",
+    "FILE",
+    "Finish",
+    "Part",
+    "ServerPlan",
+    "keep",
+    "make",
+    "prepare",
+    "read",
+    "to_spec",
+]
+
+FILE = "plan.json"
+"""The plan's name within a server's folder."""
+
+ARRAYS = "plan"
+"""The name, within a server's folder, of the folder of a plan's large arrays."""
+
+_FORMAT = 2
+
+_INLINE_BYTES = 1 << 20  # as text, an array of more would be several times as large
+
+
+class Finish(NamedTuple):
+    """A function that a server runs, such as (released value, task) → ``Change``, by name.
+
+    Attributes:
+      function: "module:name".
+      arguments: keyword arguments that JSON can hold.
+    """
+
+    function: str
+    arguments: Mapping[str, Any]
+
+
+class Part(NamedTuple):
+    """What the server knows of one worker.
+
+    Attributes:
+      cost: the event of one answer.
+      finish: how an answer becomes a change of its factor.
+      header: of its ledger; None for the prior's worker, which reads no record.
+    """
+
+    cost: events.Event
+    finish: Finish
+    header: ledger.Header | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerPlan:
+    """A study, and what only its model, its solver and the calibration of its noise can tell.
+
+    Attributes:
+      software: the version of fedvi that made it.
+      study: as validated.
+      names: of θ's coordinates.
+      units: of the same; "" where nothing was scaled.
+      prior: η_0, proper.
+      workers: the prior's worker, if there is one, and the clients in the order of the study.
+      stand: what makes of noisy factors the q that is handed out, see ``LocalSolver.stand``; None if
+        nothing needs to.
+      renews: whether an answer takes the place of a factor, see ``LocalSolver.renews``.
+      rounds: the largest number of answers of one client.
+      table_distance: of the noise of one release from the law that is priced.
+      mark: printed beside every claim; empty if nothing needs saying.
+      warnings: what is permitted and probably not meant, one sentence each.
+      gather: how answers are added up, see ``ServerSpec.gather``; None if each is folded as it is.
+      is_kept: whether it was read from a server's folder.
+    """
+
+    software: str
+    study: Study
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    prior: Eta
+    workers: Mapping[str, Part]
+    stand: Finish | None
+    renews: bool
+    rounds: int
+    table_distance: float
+    mark: str
+    warnings: tuple[str, ...]
+    gather: Gather | None = None
+    is_kept: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Of the study: what a client's Hello must carry."""
+        return self.study.digest
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The data holders, in the order of the study."""
+        return tuple(client.name for client in self.study.clients)
+
+    @property
+    def has_prior_worker(self) -> bool:
+        """Whether the prior is a factor of its own, whose worker needs JAX and runs at the server."""
+        return parts.PRIOR in self.workers
+
+    def rows(self, posterior: Eta) -> list[dict[str, Any]]:
+        """Lists a proper posterior by coordinate; see ``fedvi.study.coefficients``."""
+        family = parts.family(self.study, len(self.names))
+        return coefficients(family, posterior, self.names, self.units, self.study)
+
+
+def prepare(study_path: Path, folder: Path) -> ServerPlan:
+    """Returns the plan of a study file, from ``folder/plan.json`` if it is there and fits.
+
+    Otherwise it is computed by another process, so that this one needs no JAX. A plan fits if study and
+    version of fedvi are those that it was made from. Nothing is written: see ``keep``.
+
+    Raises:
+      FedviError: as ``build.assemble`` does; the study cannot be carried out.
+    """
+    study, path = load_study(study_path), folder / FILE
+    if path.exists():
+        try:
+            found = read(path)
+        except errors.ConfigError:
+            found = None  # of another version, or damaged: what it said can be computed again
+        if found is not None and _fits(found, study):
+            return found
+    return _computed(study_path)
+
+
+def keep(plan: ServerPlan, folder: Path) -> None:
+    """Keeps a plan in a server's folder for the next start, unless it was found there.
+
+    To be called once the state in the folder was opened: a folder that refuses a changed study, or that
+    another server has in use, keeps its own plan.
+
+    Raises:
+      LedgerError: it cannot be written.
+    """
+    if not plan.is_kept:
+        with files.reported(folder / FILE):
+            _write_plan(folder / FILE, plan)
+
+
+def read(path: Path) -> ServerPlan:
+    """Reads a plan that was kept.
+
+    Raises:
+      ConfigError: there is none, or it is damaged or of another version.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise errors.ConfigError(f"no plan of a run can be read at {path}: {error}") from error
+    return dataclasses.replace(_from_json(content, path), is_kept=True)
+
+
+def make(assembly: "Assembly") -> ServerPlan:
+    """Writes down what a server needs of a built study.
+
+    Raises:
+      ConfigError: a solver's ``finish`` is no function that another process could find by name.
+    """
+    spec = assembly.spec
+    return ServerPlan(
+        software=__version__,
+        study=assembly.study,
+        names=assembly.model.names,
+        units=assembly.units,
+        prior=tree.to_numpy(assembly.prior),
+        workers={
+            name: Part(
+                spec.costs[name], _named(spec.finish[name], "finish", name), spec.headers.get(name)
+            )
+            for name in spec.clients
+        },
+        stand=None if spec.stand is None else _named(spec.stand, "stand", assembly.clients[0]),
+        renews=spec.renews,
+        rounds=assembly.schedule.rounds,
+        table_distance=assembly.table_distance,
+        mark=assembly.mark,
+        warnings=assembly.warnings,
+        gather=spec.gather,
+    )
+
+
+def to_spec(plan: ServerPlan) -> ServerSpec:
+    """Returns what the server runs on: equal to ``Assembly.spec``, built without JAX.
+
+    A family, schedule or solver of somebody's own is imported by its name, and may import JAX.
+
+    Raises:
+      ConfigError: a function that the plan names is not there.
+    """
+    family = parts.family(plan.study, len(plan.names))
+    schedule, step_rule, patience = parts.schedule(plan.study)
+    return ServerSpec(
+        study_digest=plan.digest,
+        clients=tuple(plan.workers),
+        family=family,
+        prior=plan.prior,
+        schedule=schedule,
+        step_rule=step_rule,
+        finish={name: _found(part.finish) for name, part in plan.workers.items()},
+        costs={name: part.cost for name, part in plan.workers.items()},
+        patience=patience,
+        headers={
+            name: part.header for name, part in plan.workers.items() if part.header is not None
+        },
+        budget=parts.budget(plan.study, plan.table_distance),
+        seeded_otherwise=plan.study.digest_if_seeded_otherwise,
+        stand=None if plan.stand is None else _found(plan.stand),
+        renews=plan.renews,
+        gather=plan.gather,
+    )
+
+
+def _fits(plan: ServerPlan, study: Study) -> bool:
+    """Says whether a plan is of this study; compared as JSON, which spells infinity one way only."""
+    return plan.software == __version__ and plan.study.as_dict() == study.as_dict()
+
+
+def _named(finish: Callable[..., Any], what: str, worker: str) -> Finish:
+    function, arguments = finish, {}
+    if isinstance(finish, functools.partial) and not finish.args:
+        function, arguments = finish.func, dict(finish.keywords)
+    name = Finish(f"{function.__module__}:{getattr(function, '__qualname__', '')}", arguments)
+    try:
+        same = json.loads(json.dumps(arguments)) == arguments
+        # A function within a function has a name that nobody else can find.
+        same = same and _function(name.function) is function
+    except (errors.ConfigError, TypeError, ValueError):
+        same = False
+    if not same:
+        raise errors.ConfigError(
+            f"the solver of {worker!r} has `{what}` {name.function}, which a server cannot name",
+            "make it a function of a module, or a functools.partial of one with keyword arguments "
+            "that JSON can hold",
+        )
+    return name
+
+
+def _found(name: Finish) -> Callable[..., Any]:
+    function = _function(name.function)
+    return functools.partial(function, **name.arguments) if name.arguments else function
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise errors.ConfigError(
+            f"the plan names {name!r}, which is not there: {error}",
+            "was it made on another machine? Put the module on PYTHONPATH",
+        ) from error
+    return found
+
+
+def to_json(plan: ServerPlan) -> dict[str, Any]:
+    """Returns a plan as plain values; floats keep every bit."""
+    content = {
+        "format": _FORMAT,
+        "software": plan.software,
+        "digest": plan.digest,
+        "study": plan.study.as_dict(),
+        "coefficients": [
+            {"name": name, "unit": unit} for name, unit in zip(plan.names, plan.units, strict=True)
+        ],
+        "prior": [_noted(leaf) for leaf in tree.leaves(plan.prior)],
+        "workers": [
+            {
+                "name": name,
+                "cost": events.to_json(part.cost),
+                "finish": part.finish._asdict(),
+                "header": part.header and ledger.to_lines(ledger.open_ledger(part.header))[0],
+            }
+            for name, part in plan.workers.items()
+        ],
+        "stand": plan.stand and plan.stand._asdict(),
+        "renews": plan.renews,
+        "rounds": plan.rounds,
+        "table_distance": plan.table_distance,
+        "mark": plan.mark,
+        "warnings": list(plan.warnings),
+        "gather": plan.gather and _noted_gather(plan.gather),
+    }
+    return {**content, "sha256": _sha256(content)}
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    """Tells a plan that was damaged or changed, such as one number of its prior; no signature."""
+    rest = {name: value for name, value in content.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _from_json(content: Any, path: Path) -> ServerPlan:
+    try:
+        if content["format"] != _FORMAT:
+            raise errors.ConfigError(
+                f"{path} has format {content['format']!r}, expected {_FORMAT}",
+                "it was written by another version of fedvi: use that one",
+            )
+        if content["sha256"] != _sha256(content):
+            raise errors.ConfigError(
+                f"{path} is not what was written: its sha256 differs",
+                "it was damaged or changed by hand: remove it, and it is computed again",
+            )
+        study = parse_study(content["study"])
+        names = tuple(item["name"] for item in content["coefficients"])
+        leaves = iter(content["prior"])
+        zeros = parts.family(study, len(names)).zeros()
+        prior = tree.map_leaves(lambda leaf: _array(next(leaves), leaf.shape, path), zeros)
+        plan = ServerPlan(
+            software=content["software"],
+            study=study,
+            names=names,
+            units=tuple(item["unit"] for item in content["coefficients"]),
+            prior=tree.to_numpy(prior),
+            workers={
+                item["name"]: Part(
+                    events.from_json(item["cost"]),
+                    Finish(**item["finish"]),
+                    item["header"] and ledger.from_lines([item["header"]]).header,
+                )
+                for item in content["workers"]
+            },
+            stand=content["stand"] and Finish(**content["stand"]),
+            renews=content["renews"],
+            rounds=content["rounds"],
+            table_distance=content["table_distance"],
+            mark=content["mark"],
+            warnings=tuple(content["warnings"]),
+            gather=content["gather"] and _gather(content["gather"]),
+        )
+    except errors.LedgerError as error:
+        raise errors.ConfigError(f"{path} is not whole: {error.message}") from error
+    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        raise errors.ConfigError(f"{path} is no plan of a run: {error!r}") from error
+    if plan.digest != content["digest"]:
+        raise errors.ConfigError(
+            f"{path} is of study {content['digest'][:12]}, and holds one of digest "
+            f"{plan.digest[:12]}",
+            "it was changed by hand: remove it, and it is computed again",
+        )
+    return plan
+
+
+def _noted_gather(gather: Gather) -> dict[str, Any]:
+    shapes = {name: list(shape) for name, shape in gather.shapes.items()}
+    return {"sums": gather.sums._asdict(), "step": gather.step, "shapes": shapes}
+
+
+def _gather(noted: Mapping[str, Any]) -> Gather:
+    shapes = {name: tuple(shape) for name, shape in noted["shapes"].items()}
+    return Gather(Sums(**noted["sums"]), noted["step"], shapes)
+
+
+def _computed(study_path: Path) -> ServerPlan:
+    """Computes a plan in another process.
+
+    Raises:
+      FedviError: what was raised there, or there is no room to work in.
+    """
+    with (
+        files.reported(study_path),
+        tempfile.TemporaryDirectory(prefix="fedvi-plan-") as scratch,
+    ):
+        target = Path(scratch) / FILE
+        # -P: modules are found as by any fedvi command, not in the working directory.
+        command = [sys.executable, "-P", "-m", __spec__.name, str(study_path), str(target)]
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+            # A plan needs no accelerator, which a client on this machine may be using.
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )
+        if not target.exists():
+            last = done.stderr.strip().rpartition("\n")[2]
+            raise errors.FedviError(
+                f"the plan of {study_path} could not be computed: {last or done.returncode}",
+                "`fedvi check` on the same file may tell more",
+            )
+        content = json.loads(target.read_text(encoding="utf-8"))
+        if "error" in content:
+            kind = getattr(errors, content["error"])
+            raise kind(content["message"], content["hint"])
+        # Large arrays are maps of files, which outlive the names that go now.
+        return _from_json(content, target)
+
+
+def _noted(leaf: np.ndarray) -> Any:
+    """Returns what stands in a plan for an array: its numbers, or the digest of its bytes."""
+    return leaf.tolist() if leaf.nbytes <= _INLINE_BYTES else {"sha256": _digest(leaf)}
+
+
+def _digest(leaf: np.ndarray) -> str:
+    hasher = hashlib.sha256()
+    for (piece,) in windows(leaf):
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _array(noted: Any, shape: tuple[int, ...], path: Path) -> np.ndarray:
+    """Returns the array that something stands for in the plan at ``path``; maps a large one.
+
+    Raises:
+      LedgerError: its file is missing, or holds other bytes than were written.
+    """
+    if not isinstance(noted, dict):
+        return np.array(noted).reshape(shape)
+    place, size = (path.parent / ARRAYS, str(noted["sha256"])), 8 * math.prod(shape)
+    blobs.verify(*place, size)
+    return blobs.read(*place, size).view(np.float64).reshape(shape)
+
+
+def _write_plan(path: Path, plan: ServerPlan) -> None:
+    """Writes a plan, its large arrays first, and deletes those of a plan before it."""
+    leaves = tree.leaves(plan.prior)
+    large = {_digest(leaf): leaf for leaf in leaves if leaf.nbytes > _INLINE_BYTES}
+    folder = path.parent / ARRAYS
+    if not large and not folder.exists():
+        _write(path, to_json(plan))
+        return
+    arrays = blobs.Blobs(folder)
+    arrays.put({name: leaf.reshape(-1).view(np.uint8) for name, leaf in large.items()})
+    files.sync(path.parent)
+    _write(path, to_json(plan))
+    arrays.sweep(keep=large)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Writes a file whole or not at all."""
+    text = json.dumps(content, indent=1, allow_nan=False)
+    descriptor, name = tempfile.mkstemp(prefix=FILE, dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    files.sync(path.parent)
+
+
+def _main(study_path: str, target: str) -> None:
+    """Computes the plan of a study file: what the other process runs."""
+    from fedvi.study import build
+
+    try:
+        _write_plan(Path(target), make(build.assemble(load_study(study_path))))
+    except errors.FedviError as error:
+        content = {
+            "error": type(error).__name__,
+            "message": error.message,
+            "hint": error.hint,
+        }
+        _write(Path(target), content)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,495 @@
+"""A whole federation in one process: the same workers, messages and coordinator as over a network."""
+
+import contextlib
+import dataclasses
+import functools
+import heapq
+import itertools
+import math
+import random as public_random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.client.worker import Worker
+from fedvi.data.source import ArraySource, concatenate
+from fedvi.expfam import tree
+from fedvi.expfam.base import DenseGaussian
+from fedvi.inference import prior_factor
+from fedvi.inference.base import Shard, Standing, Task
+from fedvi.inference.local_latents import takes_newton
+from fedvi.inference.solvers import glm, gradient
+from fedvi.inference.vips import VIPS
+from fedvi.models.capabilities import SharesEffects
+from fedvi.models.conjugate import ConjugateModel
+from fedvi.privacy import accountants, events, ledger, random, statement
+from fedvi.privacy.descent import sgd
+from fedvi.privacy.metrics import Private
+from fedvi.run import loading
+from fedvi.run.changes import Changes
+from fedvi.run.site import client_worker, prior_worker, shard_of
+from fedvi.server import protocol
+from fedvi.server.coordinator import Coordinator
+from fedvi.store.base import ClientStore
+from fedvi.store.memory import MemoryClientStore, MemoryServerStore
+from fedvi.store.sqlite import SqliteClientStore
+from fedvi.study import build
+from fedvi.study import policies as site_policies
+from fedvi.study.build import PRIOR, Assembly
+from fedvi.study.config import Study
+from fedvi.transport.memory import MemoryLink
+from fedvi.typing import SITE, Eta
+
+__all__ = ["Clock", "Moment", "Result", "Site", "drive", "run", "simulate"]
+
+
+class Moment(NamedTuple):
+    """Where a simulation stands after a fold: what a progress display shows; all of it public.
+
+    Attributes:
+      update: the server's record of the fold.
+      rounds: how many rounds are planned.
+      elapsed_seconds: real time since the start.
+      simulated_seconds: time on the simulated clock.
+      epsilon: the largest ε that any client has spent, in the study's relation; infinite without
+        protection.
+    """
+
+    update: protocol.Update
+    rounds: int
+    elapsed_seconds: float
+    simulated_seconds: float
+    epsilon: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One client's side of the result.
+
+    Attributes:
+      name: the client.
+      records: how many records it holds, only if the study declares that public.
+      releases: how many answers it sent.
+      numbers: how many numbers left it in all.
+      claims: what its records' privacy cost, by relation; empty without protection.
+    """
+
+    name: str
+    records: int | None
+    releases: int
+    numbers: int
+    claims: tuple[statement.Claim, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A fitted posterior, and what it cost.
+
+    Attributes:
+      assembly: the study, built.
+      posterior: η of the served q, float64.
+      factors: worker → η_m.
+      sites: per client.
+      consortium: the claims for the whole federation.
+      history: all folds.
+      ledgers: client → its ledger.
+      improper: whether Σ factors was improper at the end, so that q is a projection.
+      pooled: η of the non-private fit to all shards pooled, if it was asked for.
+      residuals: worker (and "pooled") → how far, in posterior sds, a deterministic solver stopped
+        from its optimum at the last visit; computed from records, so only of what is unprotected.
+      elapsed_seconds: real time of the run, compilation included.
+      standing: what the server made of noisy factors at last; None where it adds them up.
+    """
+
+    assembly: Assembly
+    posterior: Eta
+    factors: Mapping[str, Eta]
+    sites: tuple[Site, ...]
+    consortium: tuple[statement.Claim, ...]
+    history: tuple[protocol.Update, ...]
+    ledgers: Mapping[str, ledger.Ledger]
+    improper: bool
+    pooled: Eta | None
+    residuals: Mapping[str, float]
+    elapsed_seconds: float
+    standing: Standing | None = None
+
+
+def simulate(
+    study: Study,
+    base: str | Path = ".",
+    *,
+    pooled: bool = False,
+    on_moment: Callable[[Moment], None] | None = None,
+    state: Path | None = None,
+    policies: Mapping[str, Path] | None = None,
+    private_metrics: Path | None = None,
+    on_warning: Callable[[str], None] | None = None,
+    remove: Mapping[str, int] | None = None,
+    add: Mapping[str, int] | None = None,
+    cache: Path | None = None,
+    on_pooled: Callable[[], None] | None = None,
+) -> Result:
+    """Runs a study's federation in this process.
+
+    Workers, coordinator and messages are those of a deployment; only the link, the stores and the
+    clock are stand-ins. Declared latencies and the study's seed order the workers on a simulated
+    clock, so that runs without noise, or with ``insecure_seed``, replay exactly.
+
+    Args:
+      study: from ``load_study``.
+      base: the folder that the clients' data paths are relative to.
+      pooled: fit the same model to all shards pooled, without privacy, for comparison. Only for
+        data that may be pooled: the result then holds an unprotected posterior.
+      on_moment: called after each fold.
+      on_pooled: called before the pooled fit, if there is one: no moment comes any more.
+      state: a new or empty folder for the clients' ledgers, ``state/CLIENT/ledger.sqlite``; None
+        keeps them in memory, as quick as it is forgetful.
+      policies: client → the file of its own policy (``fedvi.client.policy``). What it charges for
+        life is kept beside that file, in a folder named after it with the suffix ``.life``.
+      private_metrics, remove, add: see ``run``.
+      cache: a folder on whose disk prepared records lie, however few they are; None: where they would
+        take much memory, on the system's own.
+      on_warning: called with each of the study's warnings, before data are read; and for a client of
+        whose records most count as zero, or who has more than the study declares. That is private: for
+        the screen of whoever holds all of them.
+
+    Raises:
+      FedviError: before anything is computed, if the study or the data does not fit.
+    """
+    files = policies or {}
+    judged = site_policies.load(files, study)
+    site_policies.check_code(judged, study)
+    assembly = build.assemble(study)
+    if on_warning is not None:
+        for line in assembly.warnings:
+            on_warning(line)
+    with contextlib.ExitStack() as closing:
+        folders = {name: path.with_suffix(".life") for name, path in files.items()}
+        guards = site_policies.guards(judged, folders, assembly, closing)
+        admit = {name: guard.admit for name, guard in guards.items()}
+        disk = loading.Disk(cache, always=cache is not None)
+        sources = loading.load_shards(assembly, Path(base), disk=disk, tell=on_warning)
+        result = run(
+            assembly,
+            sources,
+            pooled=pooled,
+            on_moment=on_moment,
+            state=state,
+            admit=admit,
+            private_metrics=private_metrics,
+            remove=remove,
+            add=add,
+            on_pooled=on_pooled,
+        )
+        spent = {name: guard.lifetime_spend() for name, guard in guards.items()}
+    sites = tuple(_with_lifetime(site, spent.get(site.name)) for site in result.sites)
+    return dataclasses.replace(result, sites=sites)
+
+
+def run(
+    assembly: Assembly,
+    sources: Mapping[str, ArraySource],
+    *,
+    pooled: bool = False,
+    on_moment: Callable[[Moment], None] | None = None,
+    state: Path | None = None,
+    admit: Mapping[str, Callable[[Task, events.Event, events.Event], None]] | None = None,
+    private_metrics: Path | None = None,
+    remove: Mapping[str, int] | None = None,
+    add: Mapping[str, int] | None = None,
+    on_pooled: Callable[[], None] | None = None,
+) -> Result:
+    """Runs a built study on records that are in memory; see ``simulate``.
+
+    Args:
+      assembly: from ``build.assemble``.
+      sources: client → its records, laid out as the model wants them.
+      pooled, on_moment, on_pooled, state: see ``simulate``.
+      admit: client → what its ``Worker`` asks before a task is charged.
+      private_metrics: a folder for what each client's solver told of its records, a file
+        ``CLIENT.jsonl`` that must not leave the client; None, the default, keeps nothing.
+      remove: client → after how many complete rounds its factor is divided out, as by ``fedvi remove``;
+        0 is before the first task.
+      add: client of the study → after how many complete rounds it joins, as by ``fedvi server --extend``;
+        until then the run is that of the others. What a run that ends earlier does not come to is not
+        done; the result's history tells what was.
+
+    Raises:
+      ConfigError: if ``state`` holds something; or a client cannot be removed or added.
+      DataError: if a client has no source, or one exceeds the declared ``max_records``.
+    """
+    started = time.monotonic()
+    study = assembly.study
+    for name in assembly.clients:
+        if name not in sources:
+            raise errors.DataError(f"no records for client {name!r}")
+    shards = {name: shard_of(assembly, name, sources[name]) for name in assembly.clients}
+    clock = Clock()
+    spec = assembly.spec
+    changes = Changes(spec, remove or {}, add or {})
+    with contextlib.ExitStack() as closing:
+        stores = _stores(assembly, state, closing)
+
+        def on_update(update: protocol.Update) -> None:
+            if on_moment is not None:
+                spent = _spent(assembly, stores)
+                elapsed = time.monotonic() - started
+                on_moment(Moment(update, assembly.schedule.rounds, elapsed, clock.now, spent))
+
+        coordinator = Coordinator(changes.first, MemoryServerStore(), on_update, lambda: clock.now)
+        link = MemoryLink(coordinator.handle)
+        workers = {}
+        if PRIOR in assembly.solvers:
+            workers[PRIOR] = prior_worker(assembly, link)
+        for name in assembly.clients:
+            workers[name] = client_worker(
+                assembly,
+                name,
+                link,
+                stores[name],
+                shards[name],
+                admit=(admit or {}).get(name),
+                metrics_folder=private_metrics,
+            )
+        drive(workers, coordinator, _latencies(study), study.study.seed, clock, changes)
+    final = coordinator.state
+    ledgers = {name: stores[name].ledger for name in assembly.clients}
+    sites = tuple(
+        _site(assembly, name, sources[name].size, ledgers[name]) for name in assembly.clients
+    )
+    residuals = _residuals(study, workers)
+    pooled_eta = None
+    if pooled:
+        if on_pooled is not None:
+            on_pooled()
+        pooled_eta, residuals["pooled"] = _pooled(assembly, sources)
+        sites = tuple(_with_pooled_excluded(site) for site in sites)
+    claims = [claim for site in sites for claim in site.claims]
+    return Result(
+        assembly=assembly,
+        posterior=tree.to_numpy(protocol.reported(spec, final)),
+        factors=final.factors,
+        sites=sites,
+        consortium=statement.consortium(claims, study.privacy.disjoint) if claims else (),
+        history=final.history,
+        ledgers=ledgers,
+        improper=final.standing is None and not assembly.family.is_proper(final.posterior),
+        pooled=pooled_eta,
+        residuals=residuals,
+        elapsed_seconds=time.monotonic() - started,
+        standing=final.standing,
+    )
+
+
+def _stores(
+    assembly: Assembly, state: Path | None, closing: contextlib.ExitStack
+) -> dict[str, ClientStore]:
+    """Opens every client's store."""
+    if state is not None and state.exists() and (not state.is_dir() or any(state.iterdir())):
+        raise errors.ConfigError(
+            f"the state folder {state} is not empty, expected a new or empty one",
+            "a simulation starts from the beginning: give a fresh folder, and keep this one, which "
+            "is the record of what was spent",
+        )
+    stores: dict[str, ClientStore] = {}
+    for name in assembly.clients:
+        header = assembly.header(name)
+        if state is None:
+            stores[name] = MemoryClientStore(ledger.open_ledger(header))
+        else:
+            stores[name] = SqliteClientStore(state / name, header)
+        closing.callback(stores[name].close)
+    return stores
+
+
+class Clock:
+    """The simulated clock, in seconds."""
+
+    now = 0.0
+
+
+def drive(
+    workers: Mapping[str, Worker],
+    coordinator: Coordinator,
+    latencies: Mapping[str, Callable[[], float]],
+    seed: int,
+    clock: Clock,
+    changes: Changes | None = None,
+) -> None:
+    """Lets the workers tick in the order of a simulated clock until all are done.
+
+    A worker that solved a task sends its answer one latency later; one that found nothing to do
+    sleeps until something is folded, or somebody is skipped, as a long poll would. Ties are broken
+    by a seeded order. The coordinator, whose clock must be this one, ticks at its deadlines; ``changes``
+    of who takes part are made as soon as they are due.
+    """
+    order = list(workers)
+    public_random.Random(seed).shuffle(order)
+    ticket = itertools.count()
+    if changes is not None:
+        changes.make(coordinator)
+    absent = set() if changes is None else changes.absent
+    queue = [(0.0, next(ticket), name) for name in order if name not in absent]
+    heapq.heapify(queue)
+    asleep: list[str] = []
+    while queue or asleep:
+        before = _standing(coordinator)
+        deadline = coordinator.next_deadline
+        if deadline is not None and (not queue or deadline <= queue[0][0]):
+            clock.now = deadline
+            coordinator.tick()
+        elif queue:
+            clock.now, _, name = heapq.heappop(queue)
+            outcome = workers[name].tick()
+            if outcome == "idle":
+                asleep.append(name)
+            elif outcome != "done":
+                delay = latencies[name]() if outcome == "solved" else 0.0
+                heapq.heappush(queue, (clock.now + delay, next(ticket), name))
+        else:
+            raise errors.ProtocolError(
+                f"the schedule stopped before its end: {', '.join(asleep)} wait for tasks that "
+                "never come",
+                "a schedule must offer a task to some client until it has finished",
+            )
+        for name in () if changes is None else changes.make(coordinator):
+            heapq.heappush(queue, (clock.now, next(ticket), name))
+        if _standing(coordinator) != before:
+            for sleeper in asleep:
+                heapq.heappush(queue, (clock.now, next(ticket), sleeper))
+            asleep = []
+
+
+def _standing(coordinator: Coordinator) -> tuple[Any, ...]:
+    """Returns what a client that waits for work would be woken by."""
+    state = coordinator.state
+    return state.version, state.status, tuple(state.turns.values())
+
+
+def _latencies(study: Study) -> dict[str, Callable[[], float]]:
+    """Returns each worker's latency law; the prior's worker sits beside the server."""
+    jitter = study.simulation.latency_jitter
+
+    def law(name: str, seconds: float) -> Callable[[], float]:
+        generator = public_random.Random(f"{study.study.seed}/{name}")
+        return lambda: seconds * generator.uniform(1.0 - jitter, 1.0 + jitter)
+
+    laws = {client.name: law(client.name, client.latency_seconds) for client in study.clients}
+    return {PRIOR: lambda: 0.0, **laws}
+
+
+def _spent(assembly: Assembly, stores: Mapping[str, ClientStore]) -> float:
+    if assembly.budget is None:
+        return float("inf")
+    costs = {ledger.spent(stores[name].ledger) for name in assembly.clients}
+    accountant, delta = assembly.budget.accountant, assembly.budget.delta
+    return max(accountant.epsilon(cost, delta) for cost in costs)
+
+
+def _residuals(study: Study, workers: Mapping[str, Worker]) -> dict[str, float]:
+    """Collects how well the local solvers converged, where nothing is promised."""
+    if study.privacy.private:
+        return {}
+    found = {name: worker.info.get("residual") for name, worker in workers.items()}
+    return {
+        # Of records that leave unprotected anyway.
+        name: float(metric.reveal() if isinstance(metric, Private) else metric.value)
+        for name, metric in found.items()
+        if metric is not None
+    }
+
+
+def _with_lifetime(site: Site, spent: statement.LifetimeSpend | None) -> Site:
+    claims = tuple(claim._replace(lifetime=spent) for claim in site.claims)
+    return dataclasses.replace(site, claims=claims)
+
+
+def _with_pooled_excluded(site: Site) -> Site:
+    claims = tuple(
+        claim._replace(exclusions=(*claim.exclusions, statement.POOLED)) for claim in site.claims
+    )
+    return dataclasses.replace(site, claims=claims)
+
+
+def _site(assembly: Assembly, name: str, rows: int, book: ledger.Ledger) -> Site:
+    privacy, promise = assembly.study.privacy, assembly.study.privacy.promise
+    releases = sum(entry.kind == "sealed" for entry in book.entries)
+    claims: tuple[statement.Claim, ...] = ()
+    if promise is not None:
+        factory = getattr(accountants, privacy.accountant)
+        priced = [factory(relation) for relation in assembly.relations]
+        claims = statement.claims(book, assembly.planned, promise.delta, priced)
+    return Site(
+        name=name,
+        # All rows, valid or not: how many are valid depends on what they hold.
+        records=rows if privacy.records_public else None,
+        releases=releases,
+        numbers=releases * assembly.solvers[name].number_count,
+        claims=claims,
+    )
+
+
+def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta, float]:
+    """Fits all records together without privacy: what the federation is held against.
+
+    Returns its η, and how far in posterior sds the fit stopped from its optimum (0 if the solver
+    does not tell).
+
+    The whole consortium is one client here, and the prior's factor its only companion.
+    """
+    family, model = assembly.family, assembly.model
+    if isinstance(model, ConjugateModel):
+        return _pooled_statistics(assembly, model, sources), 0.0
+    flat = [source.flat() for source in sources.values()]
+    if isinstance(model, SharesEffects):
+        shared: Any = model
+        model = dataclasses.replace(shared, sites=len(flat))
+        flat = [
+            ArraySource({**source.records, SITE: np.full(source.size, index)}, source.valid)
+            for index, source in enumerate(flat)
+        ]
+    together = concatenate(flat)
+    records, mask = together.padded(together.size)
+    by_newton = takes_newton(model) and isinstance(family, DenseGaussian)
+    solver = (glm if by_newton else gradient)(family, model)
+    parties = [("pooled", solver, Shard(records, np.asarray(mask, bool)))]
+    rounds, residual = 1, 0.0
+    if PRIOR in assembly.solvers:
+        parties.append((PRIOR, assembly.solvers[PRIOR], prior_factor.empty_shard()))
+        rounds = 5
+    root = random.insecure_root(assembly.study.study.seed)
+    posterior = assembly.prior
+    factors = {name: family.zeros() for name, _, _ in parties}
+    for visit in range(rounds):
+        for name, party, shard in parties:
+            task = Task(f"{name}/{visit}", name, visit, 0, posterior, factors[name], 1.0)
+            keys = functools.partial(root.key, "pooled", task.task_id)
+            _, released, info = party.update(keys, party.init(posterior), task, shard)
+            change = party.finish(released.value, task)
+            factors[name] = tree.add(factors[name], change.delta)
+            posterior = tree.add(posterior, change.delta)
+            told = info.get("residual", residual)
+            residual = float(told.reveal() if isinstance(told, Private) else told)
+    return tree.to_numpy(posterior), residual
+
+
+def _pooled_statistics(
+    assembly: Assembly, model: ConjugateModel, sources: Mapping[str, ArraySource]
+) -> Eta:
+    """Fits a conjugate model to all records together: as many rounds as the study has, and no noise."""
+    together = concatenate(list(sources.values()))
+    kept = together.take(np.flatnonzero(together.valid))
+    plan = sgd(
+        noise_multiplier=0.0,
+        clip_norm=math.inf,
+        steps=assembly.schedule.rounds,
+        max_records=max(1, int(together.valid.sum())),
+        sampler="full",
+        float_noise=True,
+    )
+    return VIPS(model, plan).run(kept, progress_bar=False).posterior

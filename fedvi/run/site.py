@@ -1,0 +1,159 @@
+"""Builds one worker from a study, for a simulation, a client or a server's prior."""
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvi.client import app
+from fedvi.client.private_log import private_log
+from fedvi.client.worker import Worker
+from fedvi.data.source import ArraySource
+from fedvi.data.stored import StoredColumn
+from fedvi.federation.messages import Reply, Request
+from fedvi.inference import prior_factor
+from fedvi.inference.base import Shard, Task
+from fedvi.privacy import events, ledger, random
+from fedvi.privacy.metrics import Metric
+from fedvi.run import loading
+from fedvi.store.base import ClientStore
+from fedvi.store.memory import MemoryClientStore
+from fedvi.study import build
+from fedvi.study.build import PRIOR, Assembly
+from fedvi.study.config import Study
+from fedvi.transport.memory import Link, MemoryLink
+
+__all__ = ["client_worker", "file_shard", "prior_worker", "run_prior", "shard_of"]
+
+
+def client_worker(
+    assembly: Assembly,
+    client: str,
+    link: Link,
+    store: ClientStore,
+    shard: Callable[[], Shard],
+    *,
+    admit: Callable[[Task, events.Event, events.Event], None] | None = None,
+    metrics_folder: Path | None = None,
+) -> Worker:
+    """Builds a client of a study.
+
+    Args:
+      assembly: the study, built.
+      client: its name in the study.
+      link: to the coordinator.
+      store: its ledger, secrets and outbox, opened with ``assembly.header(client)``.
+      shard: its records, from ``shard_of`` or ``file_shard``; called only after the budget allowed it.
+      admit: what a policy asks before a task is charged; see ``Worker``.
+      metrics_folder: for what its solver tells of its records, in a file ``CLIENT.jsonl`` that must
+        not leave the client; None keeps nothing.
+    """
+    return Worker(
+        client=client,
+        study_digest=assembly.study.digest,
+        link=link,
+        solver=assembly.solvers[client],
+        shard=shard,
+        root=_root(assembly),
+        store=store,
+        budget=assembly.budget,
+        admit=admit,
+        private_log=_private_log(metrics_folder, client),
+    )
+
+
+def prior_worker(assembly: Assembly, link: Link) -> Worker:
+    """Builds the worker of a prior that is not in the family; it reads no record and keeps nothing.
+
+    Its draws are public and follow from the study's seed, so that a run that is taken up again goes
+    on as it would have.
+    """
+    return Worker(
+        client=PRIOR,
+        study_digest=assembly.study.digest,
+        link=link,
+        solver=assembly.solvers[PRIOR],
+        shard=prior_factor.empty_shard,
+        root=random.insecure_root(assembly.study.study.seed),
+        store=MemoryClientStore(ledger.open_ledger(assembly.header(PRIOR))),
+        budget=assembly.budget,
+    )
+
+
+def run_prior(study: Study, handle: Callable[[Request], Reply]) -> None:
+    """Does the work of a prior that is not in the family, beside a server, until the run is over.
+
+    Args:
+      study: whose prior it is; it is built here, which imports JAX.
+      handle: answers requests, such as ``Coordinator.handle``.
+
+    Raises:
+      FedviError: what ``handle`` raises.
+    """
+    app.run(prior_worker(build.assemble(study), MemoryLink(handle)))
+
+
+def shard_of(assembly: Assembly, client: str, source: ArraySource) -> Callable[[], Shard]:
+    """Pads records to the capacity that the study says, in arrays that nobody can write to.
+
+    Raises:
+      DataError: as ``loading.with_capacity`` does.
+    """
+    shard = loading.with_capacity(assembly, {client: source})[client]
+    records = {name: _locked(column) for name, column in shard.records.items()}
+    held = shard._replace(records=records, mask=_locked(shard.mask))
+    # The same arrays each time: a worker digests them once.
+    return lambda: held
+
+
+def file_shard(
+    assembly: Assembly,
+    client: str,
+    path: Path,
+    *,
+    cache: Path | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Callable[[], Shard]:
+    """Returns what reads a client's file when it is first called, and remembers it.
+
+    Records that would take much memory lie on the disk meanwhile, and on that of the folder ``cache``,
+    if it is given, however few they are. Calling it raises DataError as ``loading.load_shard`` does, and
+    calls ``tell`` as that does: with what is for this site's own screen.
+    """
+
+    @functools.cache
+    def read() -> Shard:
+        disk = loading.Disk(cache, always=cache is not None)
+        source = loading.load_shard(assembly, client, path, disk=disk, tell=tell)
+        return shard_of(assembly, client, source)()
+
+    return read
+
+
+def _root(assembly: Assembly) -> random.Root:
+    """Returns a client's secrets: from the operating system unless nothing is promised, or the
+    study asks for a replay."""
+    study = assembly.study
+    if not study.privacy.private:
+        return random.insecure_root(study.study.seed)
+    seed = study.simulation.insecure_seed
+    return random.secure_root() if seed is None else random.insecure_root(seed)
+
+
+def _private_log(
+    folder: Path | None, client: str
+) -> Callable[[str, Mapping[str, Metric]], None] | None:
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return private_log(folder / f"{client}.jsonl")
+
+
+def _locked(column: Any) -> Any:
+    if isinstance(column, StoredColumn):
+        return column
+    array = np.array(column)
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,421 @@
+"""Builds the pieces that run a study; reads no data."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from fedvi import errors
+from fedvi.client.policy import Request
+from fedvi.expfam import tree
+from fedvi.federation import damping
+from fedvi.federation.progress import Patience, Schedule
+from fedvi.inference.base import CleanState, LocalSolver
+from fedvi.models.capabilities import HasOutcome
+from fedvi.privacy import accountants, events, ledger
+from fedvi.privacy.accountants import Accountant
+from fedvi.privacy.base import Mechanism, Sampler
+from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.statement import UNVETTED
+from fedvi.privacy.sums import with_sums
+from fedvi.server.protocol import ServerSpec
+from fedvi.server.sums import Gather
+from fedvi.study import conjugates, modelling, noising, parts, site_effects
+from fedvi.study.config import Study
+from fedvi.study.parts import PRIOR
+from fedvi.typing import Eta
+
+__all__ = ["PRIOR", "Assembly", "assemble"]
+
+# Of a promise; calibration comes within a thousandth of it.
+_SPENT = 0.98
+# Numbers of a message that nobody guesses: given the sum, each has more than 12.8 bits of noise.
+_UNGUESSABLE = 10
+# Steps of the grid that one noise may reach, and a batch that is filled up may add: with room.
+_LARGEST_TAIL = 2.0**26
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """Everything about a study that is known before any record is read.
+
+    Attributes:
+      study: as validated.
+      schema: the declared columns.
+      design: the formula's design, or None for a model that takes columns by name.
+      model: a ``Model`` on the unconstrained θ, or a ``ConjugateModel``.
+      family: of q.
+      prior: η_0 in the family, proper.
+      schedule: who works when.
+      patience: how long the server waits for a client.
+      solvers: worker → how it answers; the prior's worker among them, if there is one.
+      budget: what each client may spend; None without protection.
+      noise_multiplier: of the mechanism, given or calibrated; None if the solver adds no noise.
+      sampler: of the solver, or None.
+      mark: printed beside every claim; empty if nothing needs saying.
+      table_distance: total variation of the noise of one noised sum, over all of its coordinates,
+        from the law that is priced; of all clients' noises, where sums over clients are; 0 where noise
+        is not drawn from a table.
+      warnings: what is permitted and probably not meant, one sentence each.
+      remake: builds the solver with a changed mechanism and sampler, see ``solver_with``; None if it
+        adds no noise.
+      gather: how the server adds answers up, under the view "aggregate"; else None.
+    """
+
+    study: Study
+    schema: Any
+    design: Any
+    model: Any
+    family: Any
+    prior: Eta
+    schedule: Schedule
+    step_rule: damping.StepRule
+    patience: Patience
+    solvers: Mapping[str, LocalSolver]
+    budget: ledger.Budget | None
+    noise_multiplier: float | None
+    sampler: Any
+    mark: str
+    table_distance: float = 0.0
+    warnings: tuple[str, ...] = ()
+    remake: Callable[..., LocalSolver] | None = None
+    gather: Gather | None = None
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The data holders, in the order of the study."""
+        return tuple(client.name for client in self.study.clients)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units of θ's coordinates, such as "per 10 from 50"; empty where nothing was scaled."""
+        names, design = self.model.names, self.design
+        # The coordinates of a NumPyro model are not the columns of its formula.
+        if design is None or not isinstance(self.model, HasOutcome):
+            return ("",) * len(names)
+        return design.units_of(names)
+
+    @property
+    def planned(self) -> events.Event:
+        """The largest event that one client can release over the whole study."""
+        return events.repeat(self.solvers[self.clients[0]].cost, self.schedule.rounds)
+
+    @property
+    def relations(self) -> tuple[events.Relation, ...]:
+        """The relations under which the plan is priced; a promised one is among them.
+
+        Where the number of records is published, only substitution leaves it unchanged. Batches of
+        fixed size have a price under substitution alone.
+        """
+        privacy = self.study.privacy
+        offered: tuple[events.Relation, ...] = (
+            ("substitute",) if privacy.records_public else events.RELATIONS
+        )
+        return tuple(
+            relation
+            for relation in offered
+            if self.accountant(privacy.accountant, relation).supports(self.planned)
+        )
+
+    def accountant(self, name: str, relation: events.Relation) -> Accountant:
+        """Returns one of ``accountants.__all__``, which here also pays for the noise's tables.
+
+        It is told what messages cost, and prices what the study's view shows of them.
+        """
+        accountant = with_sums(getattr(accountants, name)(relation), self.study.sums)
+        return with_tables(accountant, self.table_distance)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a record is a unit of several rows: what a noisy solver clips as one.
+
+        Solvers without noise clip nothing, and see one record a row.
+        """
+        return modelling.grouped(self.study) and self.remake is not None
+
+    @property
+    def request(self) -> Request:
+        """What the study asks of a client: what the client's own policy judges."""
+        study, promise, noisy = self.study, self.study.privacy.promise, self.remake is not None
+        return Request(
+            model=study.model.kind,
+            family=study.family.kind,
+            schedule=study.schedule.kind,
+            solver=study.solver.kind,
+            sampler=noising.sampler_kind(study) if noisy else "",
+            mechanism=study.privacy.mechanism if noisy else "",
+            accountant=study.privacy.accountant if promise else "",
+            relation=promise.relation if promise else "substitute",
+            view=study.privacy.view,
+            unit=promise.unit if promise else "record",
+            rounds=self.schedule.rounds,
+            planned=self.planned,
+            sums=study.sums,
+            table_distance=self.table_distance,
+            simulated=bool(self.solvers[self.clients[0]].mark)
+            or study.simulation.insecure_seed is not None,
+        )
+
+    def solver_with(
+        self,
+        wrap: Callable[[Mechanism], Mechanism],
+        watch: Callable[[Sampler], Sampler] | None = None,
+    ) -> LocalSolver:
+        """Builds the study's private solver anew, ``wrap`` around its mechanism, ``watch`` its sampler.
+
+        For an audit, which looks at what enters the mechanism. What such a solver releases costs
+        what the changed parts say, and is for nobody but the auditor.
+
+        Raises:
+          ConfigError: the solver adds no noise, or refuses the mechanism.
+        """
+        if self.remake is None:
+            raise errors.ConfigError(
+                f"solver.kind is {self.study.solver.kind!r}, which has no mechanism to look at",
+                'use a private solver such as "dp_optimisation"',
+            )
+        return self.remake(wrap, watch)
+
+    def header(self, client: str) -> ledger.Header:
+        """Returns the header of a worker's ledger; the prior's reads no record and promises nothing."""
+        study, promise = self.study, self.study.privacy.promise
+        header = ledger.Header(
+            study=study.study.name,
+            study_digest=study.origin_digest,
+            client=client,
+            unit=promise.unit if promise else "record",
+            relation=promise.relation if promise else "substitute",
+            view=study.privacy.view,
+            protected=study.privacy.private,
+            note=self.mark,
+        )
+        if study.sums is not None:
+            header = header._replace(**study.sums._asdict())
+        if promise is None or client == PRIOR:
+            return header
+        return header._replace(
+            planned=self.planned,
+            epsilon=promise.epsilon,
+            delta=promise.delta,
+            accountant=study.privacy.accountant,
+            table_distance=self.table_distance,
+            disjoint=study.privacy.disjoint,
+            records_public=study.privacy.records_public,
+            max_records=study.data.max_records,
+            rows_per_unit=study.data.rows_per_unit if self.grouped else None,
+        )
+
+    @property
+    def spec(self) -> ServerSpec:
+        """What the server needs."""
+        return ServerSpec(
+            study_digest=self.study.digest,
+            clients=tuple(self.solvers),
+            family=self.family,
+            prior=self.prior,
+            schedule=self.schedule,
+            step_rule=self.step_rule,
+            finish={name: solver.finish for name, solver in self.solvers.items()},
+            costs={name: solver.cost for name, solver in self.solvers.items()},
+            patience=self.patience,
+            headers={name: self.header(name) for name in self.clients},
+            budget=self.budget,
+            seeded_otherwise=self.study.digest_if_seeded_otherwise,
+            stand=self.solvers[self.clients[0]].stand,
+            renews=self.solvers[self.clients[0]].renews,
+            gather=self.gather,
+        )
+
+
+def assemble(study: Study) -> Assembly:
+    """Builds and checks everything but the data.
+
+    Raises:
+      ConfigError, ModelError, PrivacyError: naming what in the study cannot be carried out.
+    """
+    private = study.privacy.private
+    schema = modelling.schema_of(study)
+    design, model = modelling.model_of(study, schema)
+    size = len(model.names)
+    family = parts.family(study, size)
+    modelling.check_columns(study, schema, design)
+    modelling.check_ids(study)
+    if family.size != size:
+        raise errors.ConfigError(
+            f"family.kind is {study.family.kind!r}, which makes a family of size {family.size}, "
+            f"but the model has {size} coordinates",
+            "a family's function is called with `size` and must keep to it",
+        )
+    schedule, step_rule, patience = parts.schedule(study)
+    budget = parts.budget(study)
+    made = noising.solver_of(
+        study, family, model, schedule, budget, modelling.typical_norm(design, schema)
+    )
+    if made.solver.renews and "damping" in study.schedule.arguments:
+        raise errors.ConfigError(
+            f"schedule.damping is given beside solver.kind {study.solver.kind!r}, whose answers are "
+            "fresh statistics: the server takes a Newton step from them",
+            "leave damping out; solver.floor bounds what noise does to a step",
+        )
+    prior, owned = modelling.prior_of(family, model)
+    if study.sums is not None and owned is not None:
+        raise errors.ConfigError(
+            f"model.kind is {study.model.kind!r}, whose prior is a factor of its own, beside "
+            'privacy.view = "aggregate", expected a prior in the family of q',
+            'give the coefficients normal priors, or promise view = "message"',
+        )
+    solvers: dict[str, LocalSolver] = {}
+    if owned is not None:
+        solvers[PRIOR] = owned
+    solvers |= {client.name: made.solver for client in study.clients}
+    marks = [made.solver.mark] if private else []
+    if private and _has_custom_code(study):
+        marks.append(UNVETTED)
+    if private and study.simulation.insecure_seed is not None:
+        marks.append("seeded noise: no guarantee")
+    return Assembly(
+        study=study,
+        schema=schema,
+        design=design,
+        model=model,
+        family=family,
+        prior=prior,
+        schedule=schedule,
+        step_rule=step_rule,
+        patience=patience,
+        solvers=solvers,
+        budget=made.budget,
+        noise_multiplier=made.noise_multiplier,
+        sampler=made.sampler,
+        mark="; ".join(mark for mark in marks if mark),
+        table_distance=made.table_distance,
+        warnings=(*_warnings(study), *_unspent(study, made), *_guessable(study, made.solver)),
+        remake=made.remake,
+        gather=_gather(study, family, made),
+    )
+
+
+def _unspent(study: Study, made: noising.Made) -> Iterator[str]:
+    """Yields what to promise where the noise that is calibrated to a promise cannot spend it."""
+    promise, spent = study.privacy.promise, made.spent
+    if promise is not None and spent is not None and spent < _SPENT * promise.epsilon:
+        yield (
+            f"privacy.epsilon is {promise.epsilon:g}, and this plan can spend no more than {spent:.3g} of "
+            "it: with less noise, (1 + e^epsilon) times how far the tables of noise are off, and how often "
+            f"batches overflow, is more than delta {promise.delta:g}; promise at most {spent:.3g}, or a "
+            "larger delta"
+        )
+
+
+def _guessable(study: Study, solver: LocalSolver) -> Iterator[str]:
+    """Yields what to do where a digest of a message tells the message, under the view "aggregate"."""
+    if study.sums is not None and solver.number_count < _UNGUESSABLE:
+        yield (
+            f"a message holds {solver.number_count} numbers, fewer than {_UNGUESSABLE}, and may be guessed "
+            "from its digest: under the view `aggregate`, publish neither a ledger nor the head of one, "
+            "which result.json, a report and `fedvi status` print"
+        )
+
+
+def _gather(study: Study, family: Any, made: noising.Made) -> Gather | None:
+    """Returns how answers are added up; refuses a solver whose sums would not be all that is seen."""
+    if study.sums is None:
+        return None
+    if made.solver.adds_up is None or made.step is None:
+        if study.solver.kind == "perturbed_update":
+            hint = (
+                "add clean_factor = true to [solver], which keeps the client's factor without noise"
+            )
+        else:
+            hint = (
+                'use "site_release", "vips", "virtual_clients", or "perturbed_update" with '
+                'clean_factor = true; or promise view = "message"'
+            )
+        raise errors.ConfigError(
+            f'solver.kind is {study.solver.kind!r} beside privacy.view = "aggregate", expected one that '
+            "keeps no noise of its client's from answer to answer: such noise shows in what it answers "
+            "next, which sums do not hide",
+            hint,
+        )
+    state = made.solver.init(family.zeros())
+    if tree.leaves(state) and not isinstance(state, CleanState):
+        raise errors.ConfigError(
+            f"solver.kind is {study.solver.kind!r}, which keeps something from visit to visit that is no "
+            '`CleanState`, beside privacy.view = "aggregate"',
+            "noise that a client keeps shows in what it answers next, which sums do not hide",
+        )
+    if made.solver.renews:
+        _check_all_take_part(study)
+    # Of whole numbers whose sum float64 may not hold, the server refuses the largest: by what records hold.
+    most = 2.0 * (made.sampler.capacity + 1) * (made.solver.clip_norm or math.inf) / made.step
+    if not (most + _LARGEST_TAIL) * len(study.clients) < 2.0**53:
+        raise errors.ConfigError(
+            f"sums over {len(study.clients)} clients of up to {made.sampler.capacity} records in a batch "
+            'may be beyond 2**53 steps of the noise\'s grid, beside privacy.view = "aggregate"',
+            "use smaller batches, or fewer clients",
+        )
+    return Gather(study.sums, made.step, dict(made.solver.adds_up))
+
+
+def _check_all_take_part(study: Study) -> None:
+    """Refuses stages over a part of the clients where a sum takes the place of the one before it.
+
+    It would keep its promise of privacy, and forget what the others had said.
+    """
+    clients = [client.name for client in study.clients]
+    for index, stage in enumerate(study.schedule.arguments.get("stages", ())):
+        over = stage.get("over")
+        missing = [] if over is None else [name for name in clients if name not in over]
+        if missing:
+            raise errors.ConfigError(
+                f"schedule.stages[{index}].over leaves out {', '.join(missing)} beside solver.kind "
+                f'{study.solver.kind!r} and privacy.view = "aggregate", expected all clients: each sum '
+                "takes the place of the one before, and would hold nothing of theirs",
+                'leave `over` out; or use "virtual_clients", or "perturbed_update" with '
+                "clean_factor = true, whose sums are changes",
+            )
+
+
+def _warnings(study: Study) -> tuple[str, ...]:
+    promise, most, of = study.privacy.promise, study.data.max_records, "data.max_records"
+    if promise is not None and promise.unit == "client":
+        most, of = len(study.clients), "the number of clients"
+    found = []
+    # Publishing one unit of N at random, as it is, is (0, 1/N)-private.
+    if promise is not None and most is not None and promise.delta * most >= 1.0:
+        found.append(
+            f"privacy.delta is {promise.delta:g}, not below 1 / {of} = {1.0 / most:.3g}: "
+            f"to publish a {promise.unit} picked at random would keep such a promise. "
+            f"Choose delta far below, such as {_power_of_ten_below(0.1 / most):g}"
+        )
+    if study.privacy.private and study.solver.kind == "vips":
+        # Of a conjugate model `vips` alone takes sums.
+        regression = conjugates.model_of(study) is None
+        other = ". Those of 'site_release' hold it" if regression else ""
+        found.append(
+            "solver.kind is 'vips', whose posterior takes noisy statistics for exact ones: its "
+            f"intervals leave out what the noise does{other}"
+        )
+    parts, records = study.solver.arguments.get("parts"), study.data.max_records
+    if isinstance(parts, int) and records is not None and parts > records:
+        found.append(
+            f"solver.parts is {parts} and data.max_records {records}: most parts hold one record or none"
+        )
+    return (*found, *site_effects.warnings(study))
+
+
+def _power_of_ten_below(value: float) -> float:
+    return float(10.0 ** math.floor(math.log10(value)))
+
+
+def _has_custom_code(study: Study) -> bool:
+    """Says whether what a claim rests on comes from a "module:function"."""
+    kinds = [
+        study.family.kind,
+        study.solver.kind,
+        study.privacy.mechanism,
+        noising.sampler_kind(study),
+    ]
+    if conjugates.model_of(study) is not None:
+        kinds.append(study.model.kind)  # what is clipped has the norm that it says
+    return any(":" in kind for kind in kinds)

@@ -1,0 +1,208 @@
+"""The posterior by coordinate, as plain values for tables and JSON; needs no JAX."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fedvi.data.formula import Design, Part, parse_formula
+from fedvi.data.schema import Level, Number, Schema, parse_schema
+from fedvi.study import regressions
+from fedvi.study.config import Study
+from fedvi.typing import LOG_SCALE, Eta
+
+__all__ = ["MOST", "UNCONSTRAINED", "Reading", "coefficients", "of_moments", "readings"]
+
+MOST = 10_000
+"""So many coordinates are listed at most; all of them are in the arrays of a posterior's file."""
+
+UNCONSTRAINED = (
+    "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p for a p "
+    "between 0 and 1; draws, `fedvi posterior --to`, are of σ and p themselves"
+)
+"""What is said under the table of a NumPyro model."""
+
+# The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal.
+_Z95 = 1.959963984540054
+_BASELINE = "baseline ("
+
+
+class Reading(NamedTuple):
+    """How exp(coefficient) is to be read.
+
+    Attributes:
+      is_ratio: whether it is a ratio at all; that of an intercept is what ratios are of.
+      note: what must be said beside it, or why there is none; empty for a ratio of one unit more of
+        the covariate, all others held fixed.
+    """
+
+    is_ratio: bool = True
+    note: str = ""
+
+
+def coefficients(
+    family: Any,
+    posterior: Eta,
+    names: Sequence[str],
+    units: Sequence[str],
+    study: Study,
+    pooled: Eta | None = None,
+) -> list[dict[str, Any]]:
+    """Lists the posterior of the first ``MOST`` coordinates of θ: mean, sd, 95 % interval, ratio, pooled.
+
+    Args:
+      family: of q.
+      posterior: η of a proper q.
+      names, units: of the coordinates of θ, which for a NumPyro model are the unconstrained ones.
+      study: whose model says of what exp(coefficient) is a ratio, such as "odds": there are then
+        "odds_ratio", "odds_lower", "odds_upper", None where it is none, and "odds_note", see
+        ``readings``. How far sites differ, log τ, also has "scale", "scale_lower" and "scale_upper", the
+        median and the 95 % interval of τ.
+      pooled: η of another fit to stand beside it.
+    """
+    mean, sd = family.moments(posterior)
+    beside = None if pooled is None else family.moments(pooled)
+    return of_moments(mean, sd, names, units, study, beside)
+
+
+def of_moments(
+    mean: Any,
+    sd: Any,
+    names: Sequence[str],
+    units: Sequence[str],
+    study: Study,
+    beside: tuple[Any, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Lists what ``coefficients`` lists, from mean and sd of each coordinate, as a file keeps them.
+
+    Args:
+      mean, sd: arrays by coordinate of θ.
+      names, units, study: see ``coefficients``.
+      beside: mean and sd of another fit to stand beside it.
+    """
+    ratio = regressions.ratio(study.model.kind)
+    read = readings(study, names[:MOST])
+    rows = []
+    for index, (name, unit) in enumerate(zip(names[:MOST], units[:MOST], strict=True)):
+        low, high = mean[index] - _Z95 * sd[index], mean[index] + _Z95 * sd[index]
+        row = {
+            "name": name,
+            "unit": unit,
+            "mean": float(mean[index]),
+            "sd": float(sd[index]),
+            "lower": float(low),
+            "upper": float(high),
+        }
+        if ratio:
+            row |= {
+                f"{ratio}_{what}": _exp(value) if read[index].is_ratio else None
+                for what, value in (("ratio", mean[index]), ("lower", low), ("upper", high))
+            }
+            row[f"{ratio}_note"] = read[index].note
+        if name.startswith(LOG_SCALE):
+            row |= {
+                what: _exp(value)
+                for what, value in (
+                    ("scale", mean[index]),
+                    ("scale_lower", low),
+                    ("scale_upper", high),
+                )
+            }
+        if beside is not None:
+            row |= {"pooled_mean": float(beside[0][index]), "pooled_sd": float(beside[1][index])}
+        rows.append(row)
+    return rows
+
+
+def readings(study: Study, names: Sequence[str]) -> tuple[Reading, ...]:
+    """Says of each coefficient of a study how its exponential is to be read; needs no data.
+
+    No ratio, with the reason: one of several columns of a function, such as a spline, and one of a
+    column that also stands in another function, for nobody can change it alone; a baseline hazard, and
+    log τ. An interaction is a ratio of ratios. A coefficient that also stands inside an interaction
+    is a ratio where the interaction's other covariates are 0, or at their reference levels.
+
+    Args:
+      study: its formula and schema say what each coefficient multiplies.
+      names: of coefficients, which may stand after a class, as "class: coefficient".
+
+    Raises:
+      ConfigError: the formula, or the schema, is none.
+    """
+    text = study.model.arguments.get("formula")
+    if not regressions.ratio(study.model.kind) or not isinstance(text, str):
+        return (Reading(),) * len(names)
+    schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
+    design = parse_formula(text, schema)
+    known = dict(zip(design.names, _of_design(design, schema), strict=True))
+    return tuple(_reading(name, known, design.response.columns[0]) for name in names)
+
+
+def _reading(name: str, known: dict[str, Reading], outcome: str) -> Reading:
+    if name.startswith(_BASELINE):
+        return Reading(False, f"the log of the hazard per unit of {outcome}")
+    if name.startswith(LOG_SCALE):
+        return Reading(False, "the log of how far sites differ")
+    rest = name
+    # A level's name may hold what stands after a class: the longest is the coefficient.
+    while rest and rest not in known:
+        rest = rest.partition(": ")[2]
+    return known.get(rest, Reading())
+
+
+def _of_design(design: Design, schema: Schema) -> Iterator[Reading]:
+    """Yields how to read each coefficient of a design."""
+    functions: dict[str, set[str]] = {}
+    for parts in design.coefficients:
+        for part in parts:
+            functions.setdefault(part.column, set()).add(_function(part))
+    products = [parts for parts in design.coefficients if len(parts) > 1]
+    for parts in design.coefficients:
+        curve = next((part for part in parts if _width(part) > 1), None)
+        other = next((part for part in parts if len(functions[part.column]) > 1), None)
+        if curve is not None:
+            yield Reading(False, f"a part of the curve {_function(curve)}")
+            continue
+        if other is not None:
+            rest = sorted(functions[other.column] - {_function(other)})
+            yield Reading(False, f"{', '.join(rest)} changes with {_function(other)}")
+            continue
+        # What else a product holds must be 0 for the rest of it to be read alone.
+        around = [
+            part
+            for product in products
+            if parts and set(product) > set(parts)
+            for part in product
+            if part not in parts
+        ]
+        fixed = dict.fromkeys(_zero(part, schema) for part in around)
+        where = f"where {' and '.join(fixed)}" if fixed else ""
+        said = ["a ratio of ratios"] if len(parts) > 1 else []
+        yield Reading(True, ", ".join([*said, where] if where else said))
+
+
+def _width(part: Part) -> int:
+    return 1 if part.transform is None else len(part.transform.names)
+
+
+def _function(part: Part) -> str:
+    """Names what a part is of: a column, or a function of it, such as "bs(iss)"."""
+    if part.transform is None:
+        return part.column
+    name = part.transform.names[part.index]
+    return name.rpartition("[")[0] if _width(part) > 1 else name
+
+
+def _zero(part: Part, schema: Schema) -> str:
+    """Says where a part is 0, such as "age is 50" or "cp is typical"."""
+    column = schema.get(part.column)
+    if part.transform is not None or column is None:
+        return f"{_function(part)} is 0"
+    if isinstance(column, Level):
+        return f"{part.column} is {column.levels[0]}"
+    if isinstance(column, Number):
+        return f"{part.column} is {column.center:g}"
+    return f"{part.column} is false"
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(float(value), 700.0))

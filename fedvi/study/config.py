@@ -1,0 +1,408 @@
+"""Parses a study file: sections, keys, defaults, and errors that name the line to mend."""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from fedvi import errors
+from fedvi.privacy.sums import Sums
+from fedvi.study.sections import (
+    DEEPEST,
+    LARGEST,
+    ROWS_PER_UNIT,
+    BaseSection,
+    ClientSection,
+    DataSection,
+    KindSection,
+    PriorSection,
+    PrivacySection,
+    SimulationSection,
+    StudySection,
+    in_short,
+)
+from fedvi.typing import PRIOR
+
+__all__ = ["Study", "load_study", "parse_study"]
+
+
+class Study(BaseSection):
+    """A whole study, validated; both sides must agree on its ``digest``."""
+
+    study: StudySection
+    model: KindSection
+    family: KindSection = KindSection(kind="full_gaussian")
+    prior: PriorSection | None = None
+    solver: KindSection
+    schedule: KindSection
+    privacy: PrivacySection
+    data: DataSection
+    clients: list[ClientSection] = pydantic.Field(min_length=1)
+    simulation: SimulationSection = SimulationSection()
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> "Study":
+        # Ledgers are files named after clients, and some file systems ignore case.
+        names = [client.name.casefold() for client in self.clients]
+        for client, name in zip(self.clients, names, strict=True):
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"clients: the name {client.name!r} stands twice|give every client its own "
+                    "name; upper and lower case count as the same"
+                )
+            if name == PRIOR:
+                raise ValueError(
+                    f"clients: the name {client.name!r} is reserved|choose another name"
+                )
+        late = [client.added for client in self.clients]
+        if all(late) or late != sorted(late):
+            name = self.clients[0].name if all(late) else self.clients[late.index(True)].name
+            raise ValueError(
+                f"clients: {name!r} is marked `added`, and stands before one that is not, or alone|"
+                "clients that joined later come after those that the study began with"
+            )
+        if self.privacy.private and self.data.max_records is None:
+            raise ValueError(
+                "data.max_records is missing|a private study declares the largest number of records "
+                "at any client, as public knowledge: batches and the claim are sized for it. "
+                'With unit = "patient" it counts patients, not rows'
+            )
+        if self.privacy.unit == "patient" and self.data.unit_column is None:
+            raise ValueError(
+                'data.unit_column is missing beside privacy.unit = "patient"|name the column that '
+                'says whose a row is, such as unit_column = "patient_id"; if every patient has one '
+                'row, promise unit = "record"'
+            )
+        if self.privacy.unit == "client":
+            self._check_whole_clients()
+        if self.privacy.unit == "record" and self.data.unit_column is not None:
+            raise ValueError(
+                f"data.unit_column is {in_short(self.data.unit_column)} beside "
+                'privacy.unit = "record"|promise unit = "patient" to protect all rows of a patient '
+                "together; or leave unit_column out, and every row is protected by itself"
+            )
+        self._check_sums()
+        return self
+
+    def _check_whole_clients(self) -> None:
+        """Refuses what protects no client as a whole: what is clipped must be all that it says."""
+        if self.solver.kind != "perturbed_update":
+            raise ValueError(
+                f'solver.kind is {in_short(self.solver.kind)} beside privacy.unit = "client"|use '
+                '"perturbed_update", which clips the whole change of a client; other solvers clip what '
+                "one record, or a part of the records, says"
+            )
+        if self.data.unit_column is not None:
+            raise ValueError(
+                f"data.unit_column is {in_short(self.data.unit_column)} beside "
+                'privacy.unit = "client"|leave unit_column out: all rows of a client are protected '
+                "together, whoever they are of"
+            )
+
+    def _check_sums(self) -> None:
+        """Refuses the view "aggregate" where a single message would show in what is published."""
+        sums, count = self.sums, len(self.clients)
+        if sums is None:
+            return
+        # Of a script, `parts.schedule` looks at each stage.
+        if self.schedule.kind not in ("synchronous", "scripted"):
+            raise ValueError(
+                f'schedule.kind is {in_short(self.schedule.kind)} beside privacy.view = "aggregate"|write '
+                'kind = "synchronous", or "scripted" with stages of that kind: only there are the answers '
+                "of a round published as one sum"
+            )
+        if any(client.added for client in self.clients):
+            raise ValueError(
+                'clients: one is marked `added` beside privacy.view = "aggregate"|start a new study: the '
+                "noise of each client's share was fixed for the clients that it began with"
+            )
+        if sums.least_reporting > count:
+            raise ValueError(
+                f"privacy.least_reporting is {sums.least_reporting}, expected at most {count}, the number "
+                "of clients|left out, it is all of them"
+            )
+        if sums.honest < 1:
+            raise ValueError(
+                f"privacy.colluding is {sums.colluding}, expected below least_reporting, "
+                f"{sums.least_reporting}|a client's answer hides among those of others that work with "
+                'nobody: declare fewer colluding clients, or promise view = "message"'
+            )
+
+    @property
+    def sums(self) -> Sums | None:
+        """Who must answer for a sum to be published; None where every message is taken as seen.
+
+        Left out, all clients must answer, and every participant is taken to know its own noise.
+        """
+        privacy = self.privacy
+        if privacy.view == "message":
+            return None
+        least, colluding = privacy.least_reporting, privacy.colluding
+        return Sums(
+            len(self.clients) if least is None else least, 1 if colluding is None else colluding
+        )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over everything that both sides must agree on: all but local paths and latencies.
+
+        Of an ``insecure_seed``, only whether there is one: noise from a seed protects nothing.
+        """
+        return self._digest(self.simulation.insecure_seed is not None)
+
+    @property
+    def digest_if_seeded_otherwise(self) -> str:
+        """The digest if there were an ``insecure_seed`` where there is none, and the other way round."""
+        return self._digest(self.simulation.insecure_seed is None)
+
+    @property
+    def earlier_digests(self) -> tuple[str, ...]:
+        """The digests of this study before its clients that are ``added``, the last first.
+
+        Whatever has one of them is this study in all but those clients: all else is hashed.
+        """
+        seeded, count = self.simulation.insecure_seed is not None, len(self.clients)
+        begun = sum(not client.added for client in self.clients)
+        return tuple(self._digest(seeded, length) for length in range(count - 1, begun - 1, -1))
+
+    @property
+    def origin_digest(self) -> str:
+        """The digest of the study as it began: what ledgers carry, which go on when a client joins."""
+        return (self.digest, *self.earlier_digests)[-1]
+
+    def _digest(self, seeded: bool, length: int | None = None) -> str:
+        content = self.as_dict()
+        del content["simulation"]
+        if seeded:
+            content["insecure_seed"] = True
+        # Absent where they say nothing: such a study is the one that it always was.
+        for name in ("least_reporting", "colluding"):
+            if content["privacy"][name] is None:
+                del content["privacy"][name]
+        content["clients"] = content["clients"][:length]
+        for client in content["clients"]:
+            del client["data"], client["latency_seconds"]
+            # Absent where it says nothing: a study without it is the one that it always was.
+            if not client["added"]:
+                del client["added"]
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the tables with all defaults, as plain values for JSON; ``parse_study`` reads them.
+
+        JSON has no infinity, which a ``clip_norm`` may be: the text "Infinity" stands for it.
+        """
+        return json.loads(self.model_dump_json(by_alias=True))
+
+
+def load_study(path: str | Path) -> Study:
+    """Reads and validates a study file: TOML, or the resolved study that ``--out`` kept (``.json``).
+
+    Raises:
+      ConfigError: naming the section, the key, the value found and what would be right.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise errors.ConfigError(
+            f"no study file at {path}", "give the path of a .toml file"
+        ) from None
+    except OSError as error:
+        raise errors.ConfigError(
+            f"cannot read {path}: {error.strerror}", "is it a file that you may read?"
+        ) from None
+    except UnicodeDecodeError:
+        raise errors.ConfigError(
+            f"{path} is not a text file in UTF-8", "save it again in that encoding"
+        ) from None
+    except ValueError:
+        raise errors.ConfigError(
+            f"no study file at {str(path)!r}", "give the path of a .toml file"
+        ) from None
+    return parse_study(_read_json(path, text) if path.suffix == ".json" else _read_toml(path, text))
+
+
+def _read_toml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise errors.ConfigError(
+            f"{path} is not valid TOML: {error}",
+            "sections are written [section], keys are written key = value and stand once, "
+            'texts "in quotes"',
+        ) from None
+    except (ValueError, RecursionError):
+        raise _beyond_reading(path) from None
+
+
+def _read_json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text)
+        # JSON can spell half of a character, which no file name, digest or table can hold.
+        json.dumps(raw, ensure_ascii=False).encode()
+    except (json.JSONDecodeError, UnicodeEncodeError) as error:
+        raise errors.ConfigError(
+            f"{path} is not valid JSON: {error}",
+            "a .json study is the study.json that `fedvi simulate --out` keeps; others are .toml",
+        ) from None
+    except (ValueError, RecursionError):
+        raise _beyond_reading(path) from None
+    if not isinstance(raw, dict):
+        raise errors.ConfigError(
+            f"{path} holds {in_short(raw)}, expected a table of sections",
+            "a .json study is the study.json that `fedvi simulate --out` keeps",
+        )
+    return raw
+
+
+def _beyond_reading(path: Path) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"{path} holds a number of too many digits, or is nested too deeply",
+        f"whole numbers go up to {LARGEST}; no section of a study is deeper than four tables",
+    )
+
+
+def parse_study(raw: dict[str, Any]) -> Study:
+    """Validates the tables of a study file.
+
+    Raises:
+      ConfigError: naming the section, the key, the value found and what would be right.
+    """
+    _check_values(raw)
+    try:
+        return Study.model_validate(raw)
+    except pydantic.ValidationError as failure:
+        raise _explain(failure) from None
+
+
+def _check_values(raw: dict[str, Any]) -> None:
+    """Refuses numbers that no computer word holds, and tables in tables without end."""
+    pending: list[tuple[tuple[Any, ...], Any]] = [((), raw)]
+    while pending:
+        location, value = pending.pop()
+        if len(location) > DEEPEST:
+            raise errors.ConfigError(
+                f"{location[0]} is nested more than {DEEPEST} deep, expected a few tables",
+                "no section of a study is deeper than four tables",
+            )
+        if isinstance(value, dict):
+            pending += [((*location, key), item) for key, item in value.items()]
+        elif isinstance(value, list):
+            pending += [((*location, index), item) for index, item in enumerate(value)]
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            raise errors.ConfigError(
+                f"{_path(location)} is {in_short(value)}, expected at most {LARGEST} in size",
+                "whole numbers have 64 bits; write a larger number with a decimal point",
+            )
+
+
+def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
+    """Turns one problem that the validator found into one of ours."""
+    problems = failure.errors()
+    # A misspelt key is missing under its right name too: the unknown one says more.
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    problem = next(unknown, problems[0])
+    location, kind = problem["loc"], problem["type"]
+    path = _path(location)
+    if kind == "extra_forbidden":
+        return errors.ConfigError(
+            f"{path}: unknown key", errors.did_you_mean(str(location[-1]), _known(location))
+        )
+    if kind == "missing":
+        return errors.ConfigError(f"{path} is missing", _add(str(location[-1]), location[:-1]))
+    if kind == "value_error":
+        message, _, hint = str(problem["ctx"]["error"]).partition("|")
+        return errors.ConfigError(message, hint)
+    if kind == "too_short":
+        return errors.ConfigError(f"{path} is empty", _add(str(location[-1]), location[:-1]))
+    found = in_short(problem["input"])
+    if kind in ("model_type", "model_attributes_type", "dict_type", "list_type"):
+        hint = 'write a list in brackets: ["age", "sex"]' if location[-1] == "columns" else _TABLE
+        return errors.ConfigError(f"{path} is {found}, expected {_table(location, kind)}", hint)
+    expected = errors.in_words(problem["msg"])
+    hint = _HINTS.get(path, "write numbers, true and false without quotes, and texts in quotes")
+    if kind == "string_pattern_mismatch":
+        expected = "a letter or digit, then letters, digits, `.`, `_` or `-`"
+        hint = "the name becomes part of file names"
+    if kind == "string_too_long":
+        expected = f"at most {problem['ctx']['max_length']} characters"
+        hint = "the name becomes part of file names"
+    if kind == "literal_error":
+        hint = errors.did_you_mean(str(problem["input"]), _choices(problem["ctx"]["expected"]))
+    return errors.ConfigError(f"{path} is {found}, expected {expected}", hint)
+
+
+def _table(location: tuple[Any, ...], kind: str) -> str:
+    """Says which table, or list, belongs at a location."""
+    name = ".".join(part for part in location if isinstance(part, str))
+    if location[0] == "clients":
+        return f"a table [[{name}]]" + (" for each site" if kind == "list_type" else "")
+    return "a list" if kind == "list_type" else f"a table [{name}]"
+
+
+def _path(location: tuple[Any, ...]) -> str:
+    """Writes where something stands, as the study file would: clients[1].name."""
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
+    ).removeprefix(".")
+
+
+def _choices(expected: str) -> list[str]:
+    """Reads the words in quotes out of the validator's "'a', 'b' or 'c'"."""
+    return expected.split("'")[1::2]
+
+
+def _add(key: str, section: tuple[Any, ...]) -> str:
+    """Says how a missing key or section is written."""
+    if section:
+        return f"add `{key} = …`" + (" under its [[clients]]" if section[0] == "clients" else "")
+    return _SECTIONS.get(key, f"add a section [{key}]")
+
+
+_TABLE = "write a section's name in brackets on a line of its own, and its keys on the lines below"
+
+_HINTS = {
+    "privacy.epsilon": "epsilon is the largest privacy loss, above 0: 1 is a common promise. To promise "
+    'nothing write protection = "none"',
+    "privacy.delta": "delta is far below 1 / number of records, such as 1e-5",
+    "data.max_records": "declare the largest number of records (of patients, with unit = "
+    '"patient") at any client, at most 10^8',
+    "data.max_rows_per_unit": "it bounds the rows of one patient that are used, at most 10^4; left out, "
+    f"it is {ROWS_PER_UNIT}",
+    "prior.scale": "it is the prior's sd of a coefficient; 2.5 suits coefficients on scaled columns",
+    "prior.intercept_scale": "it is the prior's sd of the intercept; left out, it is `scale`",
+}
+
+_SECTIONS = {
+    "clients": "add a [[clients]] entry with a name for each site",
+    "data": "add a [data.schema.NAME] section for each column that the model uses",
+    "model": 'add a section [model] with kind = "logistic" and a formula',
+    "privacy": "add a section [privacy] with epsilon, delta, unit and relation; a study without "
+    'protection says so: protection = "none"',
+    "schedule": 'add a section [schedule] with kind = "synchronous" and rounds',
+    "solver": 'add a section [solver] with a kind, such as "dp_optimisation"',
+    "study": "add a section [study] with a name",
+}
+
+
+def _known(location: tuple[Any, ...]) -> list[str]:
+    """Lists the keys that the section at a location may have."""
+    section: Any = Study
+    for part in location[:-1]:
+        if isinstance(part, int):
+            continue
+        field = next(f for n, f in section.model_fields.items() if (f.alias or n) == part)
+        section = {
+            "study": StudySection,
+            "prior": PriorSection,
+            "privacy": PrivacySection,
+            "data": DataSection,
+            "clients": ClientSection,
+            "simulation": SimulationSection,
+        }.get(part, field.annotation)
+    return [field.alias or name for name, field in section.model_fields.items()]

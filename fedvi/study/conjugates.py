@@ -1,0 +1,69 @@
+"""Studies of conjugate models, which bring their family, their prior and their start; needs no JAX."""
+
+import functools
+import json
+from typing import Any
+
+from fedvi import errors, models
+from fedvi.models.conjugate import ConjugateModel, FromFile
+from fedvi.study import factories, regressions
+from fedvi.study.config import Study
+from fedvi.study.sections import KindSection
+
+__all__ = ["model_of"]
+
+
+def model_of(study: Study) -> Any:
+    """Returns the conjugate model that a study names; None if it names another model.
+
+    A class from outside fedvi is asked for only where the solver is ``vips``, which takes no other.
+
+    Raises:
+      ConfigError: the study says what the model decides by itself, names another solver, or gives it an
+        argument that it refuses.
+    """
+    kind, solver = study.model.kind, study.solver.kind
+    outside = solver == "vips" and regressions.is_function(kind)
+    if kind not in models.CONJUGATE and not outside:
+        return None
+    if solver != "vips":
+        raise errors.ConfigError(
+            f"solver.kind is {solver!r}, which does not fit model.kind {kind!r}",
+            'of a conjugate-exponential model only sums of expected statistics leave: kind = "vips"',
+        )
+    for section, given, why in (
+        # What stands in a study that names none; of a study that was stored it is written out.
+        ("family", study.family != Study.model_fields["family"].default, "which the model brings"),
+        ("prior", study.prior is not None, "which the model's own arguments say"),
+        ("data.unit_column", study.data.unit_column, "and statistics are clipped record by record"),
+        ("data.id_column", study.data.id_column, "which only solvers with parts read"),
+    ):
+        if given:
+            raise errors.ConfigError(
+                f"{section} is given beside model.kind {kind!r}, {why}", "leave it out"
+            )
+    arguments = json.dumps(study.model.arguments, sort_keys=True)
+    return _made(kind, arguments)
+
+
+@functools.lru_cache(maxsize=8)
+def _made(kind: str, arguments: str) -> Any:
+    factory = factories.find("model", kind, models)
+    given = {name: _tupled(value) for name, value in json.loads(arguments).items()}
+    made = factories.call("model", KindSection(kind=kind, **given), factory, {}, ConjugateModel)
+    if not isinstance(made, FromFile):
+        raise errors.ConfigError(
+            f"model.kind is {kind!r}, a {type(made).__name__} without `layout` and `sound`",
+            "a model that reads a client's file says what a record is: see FromFile in "
+            "fedvi.models.conjugate",
+        )
+    if not made.layout:
+        raise errors.ConfigError(
+            f"[model]: kind {kind!r} does not say how long a record is",
+            "of `latent_dirichlet` write distinct = …, the most distinct words of a document",
+        )
+    return made
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value

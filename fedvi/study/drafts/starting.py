@@ -1,0 +1,233 @@
+"""Drafts the files beside a new study: a site's policy, containers, and the steps in order.
+
+``docker/`` holds the same services for a checkout.
+"""
+
+from fedvi.study.drafts.drafting import Answers
+
+__all__ = ["coordinator_text", "policy_text", "site_text", "steps_text"]
+
+
+def policy_text(answers: Answers) -> str:
+    """Writes the policy that admits the drafted study, and nothing that costs more."""
+    relations = f'["{answers.relation}"]'
+    life = answers.epsilon * 4
+    return f"""\
+#:schema ./policy.schema.json
+# What this site allows, whatever the study or the server asks: whoever owns the data decides.
+# `fedvi check study.toml --policy policy.toml` says whether the study keeps to it.
+
+[run]                             # each study by itself
+epsilon = {_number(answers.epsilon)}
+delta = {_number(answers.delta)}
+rounds = {answers.rounds}                       # answers, at most
+# noise_multiplier = 1.0          # the smallest that is allowed
+
+# [life]                          # all studies of this site together; a cap that is kept on disk,
+# site = "this site"              # in a folder beside this file: one policy file for all studies
+# epsilon = {_number(life)}
+# delta = {_number(answers.delta)}
+# unit = "{answers.unit}"
+# relation = "{answers.relation}"
+
+[allow]                           # what is left out allows every built-in
+relations = {relations}
+units = ["{answers.unit}"]
+models = ["{answers.kind}"]
+solvers = ["{answers.chosen_solver}"]
+simulated_noise = false           # noise that guarantees nothing
+"""
+
+
+def coordinator_text(answers: Answers) -> str:
+    """Writes the server's container, for the coordinator's machine."""
+    return f"""\
+# The server of {answers.name}, on the coordinator's machine.
+#
+#   docker compose -f compose.coordinator.yaml up -d
+#   docker compose -f compose.coordinator.yaml exec server fedvi status /state
+#
+# tls/server holds ca.pem, cert.pem, key.pem and roster.json (README.md), readable by uid 10001. The
+# state, ledgers included, is in the volume server-state: back it up with `fedvi backup`.
+services:
+  server:
+    image: ${{FEDVI_IMAGE:-fedvi}}
+    command: [server, /study/study.toml, --state, /state, --listen, "0.0.0.0:7443", --tls, /tls,
+              --metrics, "0.0.0.0:9464", --log-format, json]
+    ports:
+      - "${{FEDVI_PORT:-7443}}:7443"
+      - "127.0.0.1:9464:9464"  # Prometheus, from this machine alone
+    restart: on-failure
+{_HARDENED}    healthcheck:
+      test: [CMD, fedvi, health, /state]
+      interval: 10s
+      timeout: 5s
+      start_period: 60s
+    volumes:
+      - server-state:/state
+      - ${{FEDVI_TLS:-./tls/server}}:/tls:ro
+      - ${{FEDVI_STUDY:-./study.toml}}:/study/study.toml:ro
+
+volumes:
+  server-state:
+"""
+
+
+def site_text(answers: Answers, server: str) -> str:
+    """Writes a client's container, for the machine of a site.
+
+    Args:
+      answers: of the study.
+      server: HOST:PORT of the server.
+    """
+    name = answers.clients[0]
+    option = policy = policy_how = ""
+    if answers.private:
+        option = "\n              --policy, /policy/policy.toml,"
+        policy = "\n      - ${FEDVI_POLICY:?a folder with policy.toml}:/policy"
+        policy_how = """
+# FEDVI_POLICY is a folder of the site's own with policy.toml, writable: what the site charges for life
+# is kept in it. Use the same folder for every study."""
+    given = " FEDVI_POLICY=$PWD/policy" if answers.private else ""
+    return f"""\
+# The client of one site of {answers.name}, beside its data. It dials out only: no port is open.
+#
+#   FEDVI_NAME={name} FEDVI_DATA=$PWD/{name}.csv{given} \\
+#   docker compose -f compose.site.yaml up -d
+#
+# tls holds ca.pem, cert.pem and key.pem (README.md). What is mounted must be readable by uid 10001.
+# Records in another kind of file: FEDVI_FILE=records.parquet says its ending.{policy_how}
+# The ledger is in the volume state: never restore it from a backup, since a copy forgets what was spent.
+services:
+  client:
+    image: ${{FEDVI_IMAGE:-fedvi}}
+    command: [client, /study/study.toml, --as, "${{FEDVI_NAME:?the name of this site in the study}}",
+              --data, "/data/${{FEDVI_FILE:-records.csv}}", --state, /state,
+              --server, "${{FEDVI_SERVER:-{server}}}", --tls, /tls,{option} --log-format, json]
+    restart: on-failure
+{_HARDENED}    healthcheck:
+      test: [CMD, fedvi, health, --client, /state]
+      interval: 10s
+      timeout: 5s
+      start_period: 60s
+    volumes:
+      - state:/state
+      - ${{FEDVI_TLS:-./tls}}:/tls:ro
+      - ${{FEDVI_STUDY:-./study.toml}}:/study/study.toml:ro
+      - ${{FEDVI_DATA:?the file of this site's records}}:/data/${{FEDVI_FILE:-records.csv}}:ro{policy}
+
+volumes:
+  state:
+"""
+
+
+def steps_text(answers: Answers, server: str, open_keys: tuple[str, ...]) -> str:
+    """Writes the steps from here to a posterior, in order.
+
+    Args:
+      answers: of the study.
+      server: HOST:PORT of the server.
+      open_keys: what must still be stated in the study.
+    """
+    host = server.rpartition(":")[0]
+    first = answers.clients[0]
+    policy = " --policy policy.toml" if answers.private else ""
+    signs = "\n".join(
+        f"coordinator$ fedvi ca sign {name}-request.pem --ca authority --name {name} --out {name}.pem"
+        for name in answers.clients
+    )
+    state = (
+        "State what is still open in `study.toml`, from public knowledge and never from the files:\n"
+        + "".join(f"- `{key}`\n" for key in open_keys)
+        + "\n"
+        if open_keys
+        else ""
+    )
+    promise = (
+        f"The promise to each {answers.unit}: ε ≤ {_number(answers.epsilon)} at δ = "
+        f"{_number(answers.delta)}, under `{answers.relation}`."
+        if answers.private
+        else "Nothing is promised: what leaves a site is not noised."
+    )
+    own = (
+        "`policy.toml` is a proposal for each site's own policy, which caps what it will release; each "
+        "site\ndecides about its own. "
+        if answers.private
+        else ""
+    )
+    return f"""\
+# {answers.name}
+
+{promise} The sites: {", ".join(answers.clients)}.
+
+## 1. Agree on the study
+
+{state}```console
+$ fedvi check study.toml{policy}
+$ fedvi simulate study.toml --out trial     # in one process, on made-up records: NAME.csv for each site
+```
+
+{own}The digest that `fedvi check` prints must be the same at every site.
+
+## 2. Certificates
+
+Keys are made where they are used, and stay there; requests and certificates travel.
+
+```console
+coordinator$ fedvi ca init authority --name "{answers.name}"
+coordinator$ fedvi enroll server --dir tls/server --role server --host {host}
+coordinator$ fedvi ca sign tls/server/request.pem --ca authority --role server --out server.pem
+coordinator$ fedvi enroll server --dir tls/server --certificate server.pem --ca authority/ca.pem
+
+{first}$ fedvi enroll {first} --dir tls       # at every site, under its own name; tls/request.pem travels
+{signs}
+{first}$ fedvi enroll {first} --dir tls --certificate {first}.pem --ca ca.pem --fingerprint HEX
+
+coordinator$ cp authority/roster.json tls/server/roster.json
+```
+
+The fingerprint is the one that `fedvi ca list --ca authority` prints: tell it by another way than the file.
+
+## 3. The server
+
+```console
+coordinator$ fedvi server study.toml --listen 0.0.0.0:{server.rpartition(":")[2]} --tls tls/server
+coordinator$ fedvi status .fedvi/{answers.name}/server
+```
+
+Or `docker compose -f compose.coordinator.yaml up -d`.
+
+## 4. The clients
+
+```console
+{first}$ fedvi doctor study.toml --server {server} --tls tls
+{first}$ fedvi client study.toml --as {first} --data {first}.csv --server {server} \\
+    --tls tls{policy}
+```
+
+Or `docker compose -f compose.site.yaml up -d`, with the variables that the file names.
+
+## 5. The report
+
+The server prints the posterior when the schedule is done, and keeps it.
+
+```console
+coordinator$ fedvi ledger verify .fedvi/{answers.name}/server --recompute
+coordinator$ fedvi report .fedvi/{answers.name}/server       # a page, and a statement for each site
+coordinator$ fedvi evaluate .fedvi/{answers.name}/server test.csv      # test records that are public
+```
+"""
+
+
+_HARDENED = """\
+    init: true
+    read_only: true
+    tmpfs: [/tmp]
+    cap_drop: [ALL]
+    security_opt: ["no-new-privileges:true"]
+    stop_grace_period: 30s
+"""
+
+
+def _number(value: float) -> str:
+    return f"{value:.12g}".replace("e-0", "e-")

@@ -1,0 +1,198 @@
+"""How a `kind` in a study becomes a function call: names looked up, arguments checked."""
+
+import importlib
+import inspect
+import math
+import typing
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from fedvi import errors
+from fedvi.study.sections import KindSection
+
+__all__ = ["call", "find", "parameters"]
+
+
+def find(
+    section: str, kind: str, package: ModuleType, key: str = "kind", besides: tuple[str, ...] = ()
+) -> Callable[..., Any]:
+    """Finds the function that a kind names: in a package's ``__all__``, or as "module:function".
+
+    Args:
+      section, key: where the study names it, for messages.
+      kind: what it names.
+      package: whose ``__all__`` lists the kinds.
+      besides: kinds that the caller knows itself, for the hint.
+
+    Raises:
+      ConfigError: if there is none, and names the nearest; or if its arguments cannot be known, as
+        those of some functions that are not written in Python.
+    """
+    module_name, colon, name = kind.partition(":")
+    if not colon:
+        if kind not in package.__all__:
+            raise errors.ConfigError(
+                f"{section}.{key} is {kind!r}, which is not in {package.__name__}",
+                errors.did_you_mean(kind, [*package.__all__, *besides])
+                + '; "my_package.my_module:my_function" reaches outside',
+            )
+        return getattr(package, kind)
+    if not all(part.isidentifier() for part in (*module_name.split("."), name)):
+        raise errors.ConfigError(
+            f"{section}.{key} is {kind!r}, which names no function of a module",
+            'write "my_package.my_module:my_function", or one of ' + ", ".join(package.__all__),
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a module of the user's does when it is imported
+        raise errors.ConfigError(
+            f"{section}.{key} is {kind!r}, but module {module_name!r} cannot be imported: "
+            f"{type(error).__name__}: {error}",
+            "install it, or put the folder that it is in on PYTHONPATH",
+        ) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise errors.ConfigError(
+            f"{section}.{key} is {kind!r}, but {module_name} has no function {name!r}",
+            errors.did_you_mean(name, _functions(module)),
+        )
+    try:
+        inspect.signature(found)
+    except (TypeError, ValueError):
+        raise errors.ConfigError(
+            f"{section}.{key} is {kind!r}, but the arguments of {name!r} cannot be known",
+            "name a function written in Python, or wrap it in one",
+        ) from None
+    return found
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """Lists the functions that a module defines itself."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    ]
+
+
+def parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
+    """Lists the names of a factory's arguments; ``*args`` and ``**kwargs`` name none."""
+    return tuple(_parameters(factory))
+
+
+def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    found = inspect.signature(factory).parameters
+    return {name: item for name, item in found.items() if item.kind not in unnamed}
+
+
+def call(
+    section: str,
+    given: KindSection,
+    factory: Callable[..., Any],
+    supplied: dict[str, Any],
+    expected: type | None = None,
+) -> Any:
+    """Calls a factory with the study's arguments and those that the study cannot name.
+
+    Args:
+      section: the section's name, for messages.
+      given: kind and arguments from the study.
+      factory: what ``find`` found.
+      supplied: arguments from the builder (family, model, …); those that the factory does not take
+        are left out.
+      expected: a class, or a runtime-checkable protocol, that the answer belongs to; None: any.
+
+    Raises:
+      ConfigError: for an unknown or missing argument, one of the wrong type, one that the factory
+        refuses or fails on, or an answer that is not what the section needs.
+    """
+    known = _parameters(factory)
+    from_study = [name for name in known if name not in supplied]
+    arguments = {name: value for name, value in supplied.items() if name in known}
+    for name, value in given.arguments.items():
+        if name in arguments:
+            raise errors.ConfigError(
+                f"{section}.{name}: not a key of a study, since it follows from the rest of it",
+                f"leave it out; {_takes(given.kind, from_study)}",
+            )
+        if name not in from_study:
+            raise errors.ConfigError(
+                f"{section}.{name}: unknown key for kind {given.kind!r}",
+                errors.did_you_mean(name, from_study)
+                if from_study
+                else _takes(given.kind, from_study),
+            )
+        arguments[name] = _checked(f"{section}.{name}", value, known[name])
+    for name in from_study:
+        if known[name].default is inspect.Parameter.empty and name not in given.arguments:
+            raise errors.ConfigError(
+                f"{section}.{name} is missing for kind {given.kind!r}", f"add `{name} = …`"
+            )
+    try:
+        made = factory(**arguments)
+        # Looked at in here: a protocol's properties are read for it, and may fail too.
+        fits = expected is None or isinstance(made, expected)
+    # Raised while a study is read, these are mistakes in the study, whatever they are elsewhere.
+    except (errors.FamilyError, errors.PrivacyError, errors.SolverError) as error:
+        hint = error.hint or _takes(given.kind, from_study)
+        raise errors.ConfigError(f"[{section}]: {error.message}", hint) from error
+    except errors.FedviError:
+        raise
+    except Exception as error:  # whatever a function of the user's does with its arguments
+        if ":" not in given.kind and not isinstance(error, _BAD_ARGUMENTS):
+            raise
+        # No data exists while a study is assembled, so that what was raised can be shown.
+        raise errors.ConfigError(
+            f"[{section}]: kind {given.kind!r} failed with {type(error).__name__}: {error}",
+            "correct its arguments in the study; " + _takes(given.kind, from_study),
+        ) from error
+    if expected is not None and not fits:
+        raise errors.ConfigError(
+            f"[{section}]: kind {given.kind!r} returned {type(made).__name__}, expected what is a "
+            f"{expected.__module__}.{expected.__name__}",
+            f"does {given.kind!r} name the function that makes it?",
+        )
+    return made
+
+
+_BAD_ARGUMENTS = (TypeError, ValueError, ArithmeticError)
+
+
+def _takes(kind: str, names: list[str]) -> str:
+    return f"kind {kind!r} takes " + (", ".join(f"`{name}`" for name in names) or "no other key")
+
+
+_CHECKED: dict[Any, tuple[tuple[type, ...], str, str]] = {
+    int: ((int,), "a whole number", "write it without quotes and without a decimal point"),
+    float: ((int, float), "a number", "write it without quotes; `inf` is a number too"),
+    str: ((str,), "a text", "write it in quotes"),
+    bool: ((bool,), "true or false", "write it without quotes"),
+}
+
+
+def _checked(path: str, value: Any, parameter: inspect.Parameter) -> Any:
+    """Checks a plain annotated argument, so that a wrong type is named before it is used."""
+    # `float | None` is left out of a study or is a float: TOML has no None.
+    kinds = set(typing.get_args(parameter.annotation)) - {type(None)} or {parameter.annotation}
+    fixed = {kind for kind in kinds if typing.get_origin(kind) is typing.Literal}
+    texts = [text for kind in fixed for text in typing.get_args(kind)]
+    if isinstance(value, str) and value in texts:
+        return value
+    kinds -= fixed
+    kind: Any = float if kinds == {float, int} else kinds.pop() if len(kinds) == 1 else None
+    if kind not in _CHECKED:
+        return value
+    types, words, hint = _CHECKED[kind]
+    if kind is float and value == "Infinity":  # see Study.as_dict
+        return math.inf
+    # A bool is an int to Python, and NaN a float.
+    fits = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
+    if not fits or value != value:
+        others = "".join(f', or "{text}"' for text in texts)
+        raise errors.ConfigError(f"{path} is {value!r}, expected {words}{others}", hint)
+    # A study may write 1 for 1.0; a factory gets what it asks for.
+    return float(value) if kind is float else value

@@ -1,0 +1,265 @@
+"""Builds the model that a study asks for, and lists the columns that it reads; no data."""
+
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+
+from fedvi import data, errors, models
+from fedvi.data.schema import Binary, Number, indicator_name
+from fedvi.expfam import tree
+from fedvi.expfam.base import DenseGaussian, FactoredGaussian
+from fedvi.inference import prior_factor
+from fedvi.inference import solvers as solver_kinds
+from fedvi.inference.base import LocalSolver
+from fedvi.models.base import Model, diagonal_prior, gaussian_prior
+from fedvi.models.conjugate import ConjugateModel
+from fedvi.models.glm import regression
+from fedvi.models.outcomes.base import Response
+from fedvi.models.site_effects import site_effects as with_site_effects
+from fedvi.study import conjugates, factories, regressions, site_effects
+from fedvi.study.config import Study
+from fedvi.study.sections import KindSection
+from fedvi.typing import Eta
+
+__all__ = [
+    "by_place",
+    "check_columns",
+    "check_ids",
+    "columns_read",
+    "divides",
+    "grouped",
+    "model_of",
+    "prior_of",
+    "schema_of",
+    "typical_norm",
+]
+
+# The mean square of a column that is scaled by its bounds to [-1, 1].
+_WITHIN_BOUNDS = 0.35
+
+
+def schema_of(study: Study) -> Any:
+    raw = study.data.columns_schema
+    if not raw and conjugates.model_of(study) is not None:
+        return {}  # its records are arrays, whose layout the model says
+    return data.parse_schema(raw, private=study.privacy.private)
+
+
+def grouped(study: Study) -> bool:
+    return study.data.unit_column is not None
+
+
+def divides(study: Study) -> bool:
+    """Whether the solver divides records into parts by their ids; one that does takes ``parts``."""
+    factory = factories.find("solver", study.solver.kind, solver_kinds)
+    return "parts" in factories.parameters(factory) and not by_place(study)
+
+
+def by_place(study: Study) -> bool:
+    return study.solver.arguments.get("by_place", False) is True
+
+
+def check_ids(study: Study) -> None:
+    """Refuses a solver that divides records by ids where there are none, and ids that nobody reads.
+
+    By places, nothing is left of a claim about adding or removing a record: all parts may change.
+    """
+    if by_place(study) and study.privacy.private and not study.privacy.records_public:
+        raise errors.ConfigError(
+            "solver.by_place is true without privacy.records_public, expected both: a record that is "
+            "added or removed moves all that come after it",
+            'name data.id_column instead; or promise relation = "substitute" alone, with '
+            "records_public = true",
+        )
+    by_ids, column = divides(study), study.data.id_column
+    if by_ids and study.data.identity_column is None:
+        raise errors.ConfigError(
+            f"data.id_column is missing, which solver.kind {study.solver.kind!r} needs: records are "
+            "divided into parts by what tells them apart",
+            "name a column whose cells stay with a record whatever other records are there; or, where "
+            "the number of records is public and a substituted record keeps the row, set "
+            "solver.by_place = true",
+        )
+    if column is not None and not by_ids:
+        raise errors.ConfigError(
+            f"data.id_column is {column!r}, which solver.kind {study.solver.kind!r} has no use for",
+            "leave it out: only solvers that divide records into parts by ids read it",
+        )
+
+
+def check_columns(study: Study, schema: Any, design: Any) -> None:
+    """Refuses `data.columns` that would name no column for something that is read, and a covariate
+    that tells whose a record is."""
+    declared, identity = study.data.columns, study.data.identity_column
+    key = "unit_column" if study.data.id_column is None else "id_column"
+    for name, column in schema.items():
+        if column.column == identity:
+            raise errors.ConfigError(
+                f"data.{key} is {identity!r}, which [data.schema.{name}] declares too",
+                "what says whose a row is may be no covariate; take it out of the schema",
+            )
+    if declared is None:
+        return
+    twice = [name for name in declared if declared.count(name) > 1]
+    if twice:
+        raise errors.ConfigError(
+            f"data.columns: `{twice[0]}` is there twice, expected every column once",
+            "give every column a name of its own, in the order of the file",
+        )
+    for name in columns_read(design, study, schema):
+        if name in schema and schema[name].column not in declared:
+            wanted = schema[name].column
+            raise errors.ConfigError(
+                f"data.columns: no `{wanted}`, which the model needs",
+                errors.did_you_mean(wanted, declared),
+            )
+    if identity is not None and identity not in declared:
+        raise errors.ConfigError(
+            f"data.columns: no `{identity}`, which data.{key} names",
+            errors.did_you_mean(identity, declared),
+        )
+
+
+def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
+    conjugate = conjugates.model_of(study)
+    if conjugate is not None:
+        return None, conjugate
+    arguments = dict(study.model.arguments)
+    text = arguments.pop("formula", None)
+    effects = site_effects.wanted(study)
+    for key in () if effects is None else site_effects.KEYS:
+        del arguments[key]
+    if not isinstance(text, str | None):
+        raise errors.ConfigError(
+            f"model.formula is {text!r}, expected a text",
+            'write e.g. formula = "disease ~ age + sex"',
+        )
+    design = None if text is None else data.parse_formula(text, schema)
+    if design is not None:
+        regressions.check_response(study.model.kind, design)
+    section = KindSection(kind=study.model.kind, **arguments)
+    factory = factories.find("model", study.model.kind, models)
+    if regressions.is_function(study.model.kind):
+        if study.prior is not None:
+            raise errors.ConfigError(
+                f"[prior] is given beside model.kind {study.model.kind!r}",
+                "a NumPyro model states its own prior; remove the section [prior]",
+            )
+        if design is None:
+            example = _example(columns_read(None, study, schema), schema)
+        else:
+            example = {"x": np.zeros(design.size), "y": np.zeros(design.outcome_shape)}
+
+        known = factories.parameters(factory)
+        for name in arguments:
+            if name not in known:
+                raise errors.ConfigError(
+                    f"model.{name}: unknown key for kind {study.model.kind!r}",
+                    errors.did_you_mean(name, [item for item in known if item not in example]),
+                )
+
+        def function(**records: Any) -> Any:
+            return factory(**records, **arguments)
+
+        return design, models.numpyro_model(function, example, name=study.model.kind)
+    if design is None:
+        raise errors.ConfigError(
+            f"model.formula is missing for kind {study.model.kind!r}",
+            'write e.g. formula = "disease ~ age + sex"',
+        )
+    if study.model.kind == "numpyro_model":
+        raise errors.ConfigError(
+            "model.kind is 'numpyro_model'", 'name your function: kind = "my_study.models:hospital"'
+        )
+    prior = study.prior.model_dump(exclude_none=True) if study.prior else {}
+    supplied = {
+        "names": design.names,
+        "levels": design.response.levels,
+        "offset": design.offset is not None,
+        "outcomes": design.response.columns,
+        **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()},
+    }
+    if ":" in study.model.kind:
+        response = factories.call("model", section, factory, {}, Response)
+        scale, wider = supplied.get("prior_scale", 2.5), supplied.get("intercept_scale")
+        made: Model = regression(design.names, scale, wider, response, supplied["offset"])
+    else:
+        made = factories.call("model", section, factory, supplied)
+    return design, made if effects is None else _with_effects(made, effects)
+
+
+def _with_effects(model: Model, effects: site_effects.Wanted) -> Model:
+    try:
+        return with_site_effects(model, effects.columns, effects.scale, effects.learnt)
+    except errors.ModelError as error:
+        raise errors.ConfigError(f"model.site_effect: {error.message}", error.hint) from error
+
+
+def typical_norm(design: Any, schema: Any) -> float | None:
+    """Returns a public guess of the root mean square of a row's length; None without a formula."""
+    if design is None:
+        return None
+    squares = (
+        math.prod(_typical_square(part, schema) for part in parts) for parts in design.coefficients
+    )
+    return math.sqrt(sum(squares))
+
+
+def _typical_square(part: Any, schema: Any) -> float:
+    column = schema.get(part.column)
+    if part.transform is not None or column is None:
+        return 1.0
+    if isinstance(column, Number):
+        low, high = column.bounds
+        # Whoever states another centre or scale means to standardise.
+        by_bounds = (column.center, column.scale) == ((low + high) / 2.0, (high - low) / 2.0)
+        return _WITHIN_BOUNDS if by_bounds else 1.0
+    return 1.0 / (2 if isinstance(column, Binary) else max(2, len(column.levels)))
+
+
+def prior_of(family: Any, model: Model | ConjugateModel) -> tuple[Eta, LocalSolver | None]:
+    """Returns η_0, and the worker that refines the prior's factor if the prior is not in the family."""
+    if isinstance(model, ConjugateModel):
+        return tree.to_numpy(model.prior), None
+    if isinstance(family, FactoredGaussian):
+        alone = diagonal_prior(model)
+        if alone is not None:
+            return family.from_diagonal(*alone), None
+        return prior_factor.base(family), prior_factor.prior_factor(family, model)
+    exact = gaussian_prior(model)
+    if exact is not None and isinstance(family, DenseGaussian):
+        found = family.from_quadratic(*exact)
+        if found is not None:
+            return found, None
+    return prior_factor.base(family), prior_factor.prior_factor(family, model)
+
+
+def columns_read(design: Any, study: Study, schema: Any) -> tuple[str, ...]:
+    """Lists the schema's columns that a model reads: those of its formula, or its arguments."""
+    if design is not None:
+        return design.columns
+    if conjugates.model_of(study) is not None:
+        return tuple(schema)
+    factory = factories.find("model", study.model.kind, models)
+    # An indicator such as chol_missing comes with the column that it belongs to.
+    indicators = {indicator_name(name): name for name in schema}
+    wanted = [
+        name
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if name not in study.model.arguments
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        # An argument with a default is a column only if one is declared by its name.
+        and (parameter.default is parameter.empty or name in schema or name in indicators)
+    ]
+    return tuple(dict.fromkeys(indicators.get(name, name) for name in wanted))
+
+
+def _example(columns: tuple[str, ...], schema: Any) -> dict[str, np.ndarray]:
+    """Returns one record of zeros in the dtypes that the columns will have."""
+    table: dict[str, list[str]] = {schema[name].column: [] for name in columns if name in schema}
+    empty = data.prepare_columns(table, schema, columns, private=True, where="[model]")
+    return {
+        name: np.zeros(column.shape[1:], column.dtype) for name, column in empty.records.items()
+    }

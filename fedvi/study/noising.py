@@ -1,0 +1,279 @@
+"""Builds a study's solver with its noise: calibrated to the promise, or checked against it."""
+
+import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedvi import errors
+from fedvi.federation.progress import Schedule
+from fedvi.inference import solvers as solver_kinds
+from fedvi.inference.base import LocalSolver
+from fedvi.inference.coordinates import Foreseen
+from fedvi.inference.units import unit_model
+from fedvi.models.base import Model
+from fedvi.models.conjugate import ConjugateModel
+from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
+from fedvi.privacy.base import Mechanism, Sampler
+from fedvi.privacy.itemised import with_tables
+from fedvi.study import factories, modelling
+from fedvi.study.config import Study
+from fedvi.study.sections import KindSection
+
+__all__ = ["Made", "sampler_kind", "solver_of"]
+
+_CLIP_NORMS = (1e-15, 1e15)
+_LARGEST_NOISE = 1e9
+# A noise multiplier at which a mechanism takes as many draws for one number as it ever does.
+_FINEST = 256.0
+
+
+def sampler_kind(study: Study) -> str:
+    """Returns the kind of sampler that a study names; built-in, or "module:function"."""
+    given = study.solver.arguments.get("sampler", "full")
+    return str(given.get("kind", "")) if isinstance(given, dict) else str(given)
+
+
+def _sampler(study: Study, given: Any) -> Any:
+    if study.data.max_records is None:
+        raise errors.ConfigError(
+            f"data.max_records is missing, which solver.kind {study.solver.kind!r} needs",
+            "declare the largest number of records at any client (of patients, where "
+            "data.unit_column is given): batches are sized for it",
+        )
+    section = {"kind": given} if isinstance(given, str) else given
+    if not isinstance(section, dict) or not isinstance(section.get("kind"), str):
+        raise errors.ConfigError(
+            f"solver.sampler is {given!r}, expected a kind in quotes, or a table with a kind",
+            'write sampler = "full", { kind = "poisson", rate = 0.1 } or '
+            '{ kind = "feistel", batch = 128 }',
+        )
+    kind = KindSection(**section)
+    factory = factories.find("solver.sampler", kind.kind, sampling)
+    supplied = {"max_records": study.data.max_records}
+    return factories.call("solver.sampler", kind, factory, supplied, Sampler)
+
+
+class Made(NamedTuple):
+    """What ``solver_of`` finds out; see the attributes of ``Assembly``."""
+
+    solver: LocalSolver
+    budget: ledger.Budget | None
+    noise_multiplier: float | None = None
+    sampler: Any = None
+    table_distance: float = 0.0
+    remake: Callable[..., LocalSolver] | None = None
+    step: float | None = None
+    # The ε of the whole study where the noise was calibrated.
+    spent: float | None = None
+
+
+def solver_of(
+    study: Study,
+    family: Any,
+    model: Model | ConjugateModel,
+    schedule: Schedule,
+    budget: ledger.Budget | None,
+    typical_norm: float | None = None,
+) -> Made:
+    """Builds the solver; calibrates its noise if the study leaves the noise multiplier out."""
+    factory = factories.find("solver", study.solver.kind, solver_kinds)
+    arguments = dict(study.solver.arguments)
+    known = factories.parameters(factory)
+    supplied: dict[str, Any] = {"family": family, "model": model}
+    if study.solver.kind == "perturbed_update":
+        # From the promise alone: with a key beside the solver, one unit could be told another's price.
+        supplied["unit"] = "client" if study.privacy.unit == "client" else "record"
+    if "mechanism" not in known:
+        solver = factories.call("solver", study.solver, factory, supplied, LocalSolver)
+        # Priced, not asked for support: what is unprotected is supported, at an infinite price.
+        if budget is not None and math.isinf(budget.accountant.epsilon(solver.cost, budget.delta)):
+            raise errors.ConfigError(
+                f"solver.kind is {study.solver.kind!r}, which releases without protection, "
+                "but [privacy] promises differential privacy",
+                'use a private solver such as "dp_optimisation", or protection = "none"',
+            )
+        return Made(solver, budget)
+    if modelling.grouped(study):
+        # The solver clips what one record contributes, so all rows of a patient are one record.
+        supplied["model"] = unit_model(typing.cast(Model, model))
+    if "foreseen" in known and study.data.max_records is not None:
+        first = schedule.first_fold(tuple(client.name for client in study.clients))
+        supplied["foreseen"] = Foreseen(
+            schedule.rounds, first, study.data.max_records, typical_norm
+        )
+    noise = arguments.pop("noise_multiplier", None)
+    sampler = _sampler(study, arguments.pop("sampler", "full"))
+    if "clip_norm" in known:
+        _check_clip_norm(arguments.get("clip_norm"), private=study.privacy.private)
+    mechanism = factories.find("privacy", study.privacy.mechanism, mechanisms, "mechanism")
+    noise_section = KindSection(kind=study.privacy.mechanism)
+    section = KindSection(kind=study.solver.kind, **arguments)
+
+    def noised_by(noise_multiplier: float) -> Mechanism:
+        noise = {"noise_multiplier": noise_multiplier}
+        found: Mechanism = factories.call(
+            "privacy.mechanism", noise_section, mechanism, noise, Mechanism
+        )
+        return found
+
+    def build(
+        noise_multiplier: float,
+        wrap: Callable[[Mechanism], Mechanism] | None = None,
+        watch: Callable[[Sampler], Sampler] | None = None,
+    ) -> LocalSolver:
+        made = noised_by(noise_multiplier)
+        if wrap is not None:
+            made = wrap(made)
+        picked = sampler if watch is None else watch(sampler)
+        given = supplied | {"sampler": picked, "mechanism": made}
+        return factories.call("solver", section, factory, given, LocalSolver)
+
+    def total(noise_multiplier: float) -> events.Event:
+        return events.repeat(build(noise_multiplier).cost, schedule.rounds)
+
+    if noise is None and budget is None:
+        raise errors.ConfigError(
+            "solver.noise_multiplier is missing and there is no budget to calibrate it for",
+            "give noise_multiplier, or a [privacy] section with epsilon and delta",
+        )
+    if noise is not None:
+        _check_noise(noise)
+    distance, spent = 0.0, None
+    if budget is not None:
+        # What is seen holds the noise of all clients that answered.
+        noises = 1 if study.sums is None else len(study.clients)
+        distance = noises * _table_distance(noised_by(_FINEST), build(1.0))
+        accountant = with_tables(budget.accountant, distance)
+        budget = dataclasses.replace(budget, accountant=accountant)
+        _check_pairing(study, accountant, total(1.0))
+        if noise is None:
+            noise = calibrate.calibrate(total, accountant, budget.epsilon, budget.delta)
+            spent = accountant.epsilon(total(noise), budget.delta)
+        else:
+            _check_price(float(noise), total, budget, schedule.rounds)
+    chosen = float(noise)
+    solver = build(chosen)
+    grid = noised_by(chosen).grid(solver.clip_norm) if solver.clip_norm is not None else None
+    return Made(
+        solver=solver,
+        budget=budget,
+        noise_multiplier=chosen,
+        sampler=sampler,
+        table_distance=distance,
+        remake=functools.partial(build, chosen),
+        step=None if grid is None else grid.step,
+        spent=spent,
+    )
+
+
+def _table_distance(mechanism: Mechanism, solver: LocalSolver) -> float:
+    """Bounds the total variation of one noised sum from the law that is priced.
+
+    A mechanism that draws from a table says by ``distance`` how far one draw is from its law.
+    A sum has a draw for each of its numbers, or for each entry of a square of which a triangle is
+    used, which is less than twice as many. More may be noised than leave: what a site keeps to itself.
+    """
+    count = solver.number_count if solver.noised_count is None else solver.noised_count
+    return 2 * count * float(getattr(mechanism, "distance", 0.0))
+
+
+def _check_noise(noise: Any) -> None:
+    if (
+        isinstance(noise, bool)
+        or not isinstance(noise, int | float)
+        or not 0 <= noise <= _LARGEST_NOISE
+    ):
+        raise errors.ConfigError(
+            f"solver.noise_multiplier is {noise!r}, expected a finite number of at least 0 and at "
+            f"most {_LARGEST_NOISE:g}",
+            "leave it out: it is then calibrated to the budget",
+        )
+
+
+def _check_pairing(study: Study, accountant: Any, planned: events.Event) -> None:
+    """Refuses a sampler, mechanism, relation and accountant that no price belongs to."""
+    if accountant.supports(planned):
+        return
+    privacy = study.privacy
+    found = (
+        f"solver.sampler is {sampler_kind(study)!r} and privacy.mechanism "
+        f"{privacy.mechanism!r}, which accountant {privacy.accountant!r} cannot price under "
+        f"relation {privacy.relation!r}"
+    )
+    other = "substitute" if privacy.relation == "add_remove" else "add_remove"
+    if getattr(accountants, privacy.accountant)(other).supports(planned):
+        sampled = next(iter(events.counts(planned)))
+        rate = getattr(sampled, "rate", 0.1)
+        raise errors.ConfigError(
+            found,
+            f'promise relation = "{other}", or use sampler = '
+            f'{{ kind = "poisson", rate = {rate:.3g} }}',
+        )
+    able = [
+        name
+        for name in accountants.__all__
+        if getattr(accountants, name)(privacy.relation).supports(planned)
+    ]
+    raise errors.ConfigError(
+        found,
+        "accountants that can: " + ", ".join(f"`{name}`" for name in able)
+        if able
+        else 'no accountant can; use mechanism = "rounded_gaussian" and the poisson sampler',
+    )
+
+
+def _check_price(
+    noise: float, total: Callable[[float], events.Event], budget: ledger.Budget, rounds: int
+) -> None:
+    """Refuses noise that the accountant cannot price, or that costs more than the budget."""
+    accountant, promised = (
+        budget.accountant,
+        f"delta {budget.delta:g}, {budget.accountant.relation}",
+    )
+    try:
+        spent = accountant.epsilon(total(noise), budget.delta)
+    except errors.PrivacyError as error:
+        raise errors.ConfigError(
+            f"solver.noise_multiplier is {noise:g}, which accountant {accountant.name!r} cannot "
+            f"price: {error.message}",
+            _enough(total, budget),
+        ) from error
+    if math.isinf(spent):
+        raise errors.BudgetExceeded(
+            f"{rounds} rounds at noise_multiplier {noise:g} have no finite epsilon by accountant "
+            f"{accountant.name!r}, expected {budget.epsilon:g} or less ({promised})",
+            _enough(total, budget),
+        )
+    if spent > budget.epsilon:
+        raise errors.BudgetExceeded(
+            f"{rounds} rounds at noise_multiplier {noise:g} spend epsilon {spent:.4g} "
+            f"of {budget.epsilon:g} ({promised})",
+            _enough(total, budget),
+        )
+
+
+def _enough(total: Callable[[float], events.Event], budget: ledger.Budget) -> str:
+    """Says which noise the budget asks for."""
+    try:
+        least = calibrate.calibrate(total, budget.accountant, budget.epsilon, budget.delta)
+    except errors.FedviError as error:
+        return error.hint or error.message
+    return f"{least:g} is enough; left out, noise_multiplier is calibrated to the budget"
+
+
+def _check_clip_norm(given: Any, *, private: bool) -> None:
+    """Refuses a clip norm at which float32 sums of clipped records would vanish or overflow."""
+    if given == "Infinity":  # see Study.as_dict
+        given = math.inf
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return
+    low, high = _CLIP_NORMS
+    if low <= given <= high or (given == math.inf and not private):
+        return
+    raise errors.ConfigError(
+        f"solver.clip_norm is {given}, expected a number from {low:g} to {high:g}",
+        "it bounds what one record contributes; 1 is a good start. Without protection it may be inf",
+    )
