@@ -37,8 +37,8 @@ from fedvi.inference.base import Task, finish_natural
 from fedvi.privacy import events, ledger
 from fedvi.server import app as apps
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.state import ServerSpec
+from fedvi.server.core.state import ServerSpec
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.store.memory import MemoryServerStore
 from fedvi.transport import authority, bundle, enrolment, identity, wire
 from fedvi.transport.grpc import GrpcLink

@@ -16,9 +16,11 @@ from typing import Any
 
 from fedvi.cli import _results
 from fedvi.federation.messages import Hello, NextTask, Submit
-from fedvi.server import desk, durable, protocol, service, turns, uploads
 from fedvi.server.app import App
-from fedvi.server.durable import SqliteServerStore
+from fedvi.server.core import protocol, turns
+from fedvi.server.rpc import dispatcher, service
+from fedvi.server.store import durable, uploads
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.store import blobs, files
 from fedvi.transport import bundle, wire
 
@@ -155,7 +157,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "answer: saved": lambda: after(SqliteServerStore, "save", answers),
     "answer: its upload is forgotten": lambda: after(uploads.Uploads, "forget"),
     "answer: before the reply": lambda: before(wire, "receipt_to"),
-    "waiting: for the others": lambda: before(desk, "until", waits_long, soon),
+    "waiting: for the others": lambda: before(dispatcher, "until", waits_long, soon),
     "fold: begun": lambda: before(turns, "_fold"),
     "fold: factors, no posterior": lambda: before(turns.folding, "posterior_of"),
     "fold: done, not saved": lambda: after(turns, "_fold"),

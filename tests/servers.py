@@ -19,7 +19,7 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.ledger import Header
 from fedvi.privacy.release import disclose
 from fedvi.server import app as apps
-from fedvi.server import protocol
+from fedvi.server.core import protocol
 from fedvi.store.memory import MemoryServerStore
 from fedvi.transport import codec
 from fedvi.transport._wire import admin_pb2_grpc, federation_pb2_grpc, health_pb2_grpc

@@ -17,8 +17,8 @@ from fedvi.expfam import tree
 from fedvi.federation.messages import Reply, Request, Submit
 from fedvi.privacy import ledger, random
 from fedvi.run import loading, simulate, site
-from fedvi.server import protocol
-from fedvi.server.protocol import ServerState
+from fedvi.server.core import protocol
+from fedvi.server.core.protocol import ServerState
 from fedvi.store.sqlite import SqliteClientStore
 from fedvi.study import build
 from fedvi.study.build import Assembly

@@ -15,7 +15,7 @@ from fedvi.inference.base import Task, finish_natural
 from fedvi.privacy import events, ledger
 from fedvi.privacy.release import disclose
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.state import ServerSpec
+from fedvi.server.core.state import ServerSpec
 from fedvi.transport import codec
 
 CLIENTS = ("south", "north", "east")

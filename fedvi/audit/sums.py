@@ -15,8 +15,8 @@ from fedvi.audit.findings import Finding
 from fedvi.federation.messages import Hello, NextTask, Offer, Payload, Submit, Tensor
 from fedvi.federation.progress import Patience, Schedule, StageEnd
 from fedvi.privacy import events
-from fedvi.server import protocol
-from fedvi.server.protocol import ServerSpec, ServerState
+from fedvi.server.core import protocol
+from fedvi.server.core.protocol import ServerSpec, ServerState
 from fedvi.transport import codec
 
 __all__ = ["check_sums"]

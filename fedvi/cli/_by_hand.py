@@ -10,15 +10,16 @@ from typing import NamedTuple
 from fedvi import errors
 from fedvi.run import server_plan
 from fedvi.run.server_plan import ServerPlan
-from fedvi.server import logs, protocol
+from fedvi.server import logs
 from fedvi.server.by_hand import Hand, standing
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.happenings import Happening
-from fedvi.server.protocol import ServerState
-from fedvi.server.sockets import SOCKET
-from fedvi.server.stored import DATABASE
-from fedvi.server.teller import KEPT
+from fedvi.server.core import protocol
+from fedvi.server.core.protocol import ServerState
+from fedvi.server.core.run_events import Happening
+from fedvi.server.rpc.sockets import SOCKET
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.store.schema import DATABASE
+from fedvi.server.watch.run_log import KEPT
 from fedvi.study.config import load_study
 from fedvi.transport import identity
 from fedvi.transport.memory import MemoryLink

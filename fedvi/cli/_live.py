@@ -22,7 +22,7 @@ from rich.text import Text
 from fedvi import errors
 from fedvi.cli import _remote
 from fedvi.report import tables
-from fedvi.server.shown import printable, run_as_dict, span, where
+from fedvi.server.watch.public_values import printable, run_as_dict, span, where
 
 __all__ = ["Screen", "follow"]
 

@@ -14,8 +14,8 @@ import click
 import grpc
 
 from fedvi import errors
-from fedvi.server.shown import run_as_dict
-from fedvi.server.sockets import SOCKET, socket_address
+from fedvi.server.rpc.sockets import SOCKET, socket_address
+from fedvi.server.watch.public_values import run_as_dict
 from fedvi.transport import status
 
 __all__ = [

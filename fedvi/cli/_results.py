@@ -11,9 +11,9 @@ from fedvi.report import tables
 from fedvi.results import posterior as posteriors
 from fedvi.results.one_shot import OneVisit, estimated_gap
 from fedvi.run.server_plan import ServerPlan
-from fedvi.server import protocol
-from fedvi.server.protocol import ServerSpec, ServerState
-from fedvi.study import intervals, parts, site_effects
+from fedvi.server.core import protocol
+from fedvi.server.core.protocol import ServerSpec, ServerState
+from fedvi.study import intervals, shared_parts, site_effects
 from fedvi.study.coefficients import UNCONSTRAINED
 from fedvi.study.regressions import is_function
 
@@ -92,10 +92,12 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     rows = plan.rows(protocol.reported(spec, state))
     mark = f" — {plan.mark}" if plan.mark else ""
     title = f"Posterior of {plan.study.study.name}{mark}"
-    table = tables.coefficient_table(rows, title, parts.ratio(plan.study), False, console.width)
+    table = tables.coefficient_table(
+        rows, title, shared_parts.ratio(plan.study), False, console.width
+    )
     console.print(table, crop=False)
     said = (site_effects.remark(plan.study, rows), intervals.remark(plan.study))
-    lines = [*tables.ratio_notes(rows, parts.ratio(plan.study)), *filter(None, said)]
+    lines = [*tables.ratio_notes(rows, shared_parts.ratio(plan.study)), *filter(None, said)]
     if is_function(plan.study.model.kind) and isinstance(spec.family, Gaussian):
         lines.append(UNCONSTRAINED)
     lines += [

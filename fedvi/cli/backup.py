@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from fedvi.server import backup as backups
+from fedvi.server.store import backup as backups
 
 __all__ = ["backup"]
 

@@ -10,7 +10,7 @@ import click
 from fedvi import errors
 from fedvi.cli import _by_hand, _results
 from fedvi.report import tables
-from fedvi.server import happenings, protocol
+from fedvi.server.core import protocol, run_events
 from fedvi.transport import files, identity, parcels
 
 __all__ = ["import_"]
@@ -99,7 +99,7 @@ def _taken(
                 "was the site's state restored from a backup, or is it running twice?",
             )
     except errors.FedviError as error:
-        run.hand.tell(happenings.refused(f"import of {path.name}", row["client"], error))
+        run.hand.tell(run_events.refused(f"import of {path.name}", row["client"], error))
         return row | {"error": error.message}, error
     return row, None
 

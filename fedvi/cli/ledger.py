@@ -12,7 +12,7 @@ from fedvi import errors
 from fedvi.privacy import events, statement
 from fedvi.privacy import ledger as ledgers
 from fedvi.report import tables
-from fedvi.results import recompute
+from fedvi.results import ledger_files
 
 __all__ = ["ledger"]
 
@@ -57,7 +57,7 @@ def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
     """
     if last < 1:
         raise errors.ConfigError(f"--last is {last}, expected at least 1")
-    books = recompute.read(path)
+    books = ledger_files.read(path)
     if as_statement:
         _state(books, as_json)
         _leave(books)
@@ -113,18 +113,18 @@ def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_
     """
     if delta is not None and not 0 < delta < 1:
         raise errors.ConfigError(f"--delta is {delta}, expected above 0 and below 1")
-    books = recompute.read(path)
+    books = ledger_files.read(path)
     if anchor is not None:
         books = [_anchored(books, anchor)]
     counted = _counted(books)
     whole = [found for _, found in counted]
     priced = {
-        book.path: recompute.prices(found, delta)
+        book.path: ledger_files.prices(found, delta)
         for book, found in counted
         if again and _has_price(found, delta)
     }
-    exceeded = {book.path: recompute.excesses(found) for book, found in counted if again}
-    totals = recompute.totals(whole, delta) if again else []
+    exceeded = {book.path: ledger_files.excesses(found) for book, found in counted if again}
+    totals = ledger_files.totals(whole, delta) if again else []
     if as_json:
         content: dict[str, Any] = {
             "ledgers": [
@@ -158,9 +158,9 @@ def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_
     _leave(books)
 
 
-def _state(books: list[recompute.Book], as_json: bool) -> None:
+def _state(books: list[ledger_files.Book], as_json: bool) -> None:
     whole = [found for _, found in _counted(books)]
-    claims = recompute.stated(whole)
+    claims = ledger_files.stated(whole)
     if as_json:
         _print_json([statement.as_dict(claim) for claim in claims])
         return
@@ -174,7 +174,7 @@ def _state(books: list[recompute.Book], as_json: bool) -> None:
         click.echo(statement.to_text(claims), nl=False)
 
 
-def _counted(books: list[recompute.Book]) -> list[tuple[recompute.Book, ledgers.Ledger]]:
+def _counted(books: list[ledger_files.Book]) -> list[tuple[ledger_files.Book, ledgers.Ledger]]:
     return [(book, book.ledger) for book in books if book.ledger is not None and not book.part_of]
 
 
@@ -185,19 +185,19 @@ def _name(header: ledgers.Header) -> str:
 
 
 def _spent_for_life(found: ledgers.Ledger) -> str:
-    spend = recompute.life(found)
+    spend = ledger_files.life(found)
     if spend is None:
         return "the header holds no cap for life: the site's policy does"
     return (
         f"ε {tables.bound(spend.epsilon)} spent of {spend.cap:g}, δ = {spend.delta:g}, "
-        f"{recompute.BY_THE_FILTER}"
+        f"{ledger_files.BY_THE_FILTER}"
     )
 
 
-def _listed(book: recompute.Book, last: int) -> list[recompute.Release]:
+def _listed(book: ledger_files.Book, last: int) -> list[ledger_files.Release]:
     if book.ledger is None or book.part_of is not None:
         return []
-    return recompute.releases(book.ledger, last)
+    return ledger_files.releases(book.ledger, last)
 
 
 def _has_price(found: ledgers.Ledger, delta: float | None) -> bool:
@@ -213,7 +213,7 @@ def _without_price(found: ledgers.Ledger) -> str:
     return "no promise: nothing to price" + how
 
 
-def _anchored(books: list[recompute.Book], text: str) -> recompute.Book:
+def _anchored(books: list[ledger_files.Book], text: str) -> ledger_files.Book:
     if len(books) != 1:
         raise errors.ConfigError(
             f"--anchor is of one ledger, and {len(books)} were given", "name the ledger's file"
@@ -229,11 +229,11 @@ def _anchored(books: list[recompute.Book], text: str) -> recompute.Book:
     try:
         ledgers.check_anchor(book.ledger, ledgers.Anchor(int(count), digest.lower()))
     except errors.LedgerError as error:
-        return recompute.Book(book.path, None, error.message)
+        return ledger_files.Book(book.path, None, error.message)
     return book
 
 
-def _described(book: recompute.Book) -> dict[str, Any]:
+def _described(book: ledger_files.Book) -> dict[str, Any]:
     if book.ledger is None:
         return {"path": str(book.path), "whole": False, "problem": book.problem}
     header = book.ledger.header._asdict()
@@ -250,7 +250,7 @@ def _described(book: recompute.Book) -> dict[str, Any]:
     }
 
 
-def _mark(book: recompute.Book) -> str:
+def _mark(book: ledger_files.Book) -> str:
     return (
         ""
         if book.ledger is None or not book.ledger.header.mark
@@ -258,14 +258,14 @@ def _mark(book: recompute.Book) -> str:
     )
 
 
-def _verdict(book: recompute.Book) -> str:
+def _verdict(book: ledger_files.Book) -> str:
     if book.ledger is None:
         return f"{book.path}: NOT WHOLE: {book.problem}"
     counted = f", counted once: the beginning of {book.part_of}" if book.part_of else ""
     return f"{book.path}: whole{counted}, anchor {ledgers.anchor(book.ledger)}{_mark(book)}"
 
 
-def _show(book: recompute.Book, listed: list[recompute.Release]) -> None:
+def _show(book: ledger_files.Book, listed: list[ledger_files.Release]) -> None:
     if book.ledger is None or book.part_of is not None:
         _say(_verdict(book))
         return
@@ -285,7 +285,7 @@ def _show(book: recompute.Book, listed: list[recompute.Release]) -> None:
     elif not header.protected:
         rows.append(("promise", "none: un-noised statistics may leave (ε = ∞)"))
     if header.planned is not None:
-        rows.append(("planned", recompute.words(header.planned)))
+        rows.append(("planned", ledger_files.words(header.planned)))
     rows.append(("reserved", f"{ledgers.reservations(book.ledger)} releases"))
     rows.append(("anchor", str(ledgers.anchor(book.ledger))))
     console = tables.console()
@@ -296,21 +296,21 @@ def _show(book: recompute.Book, listed: list[recompute.Release]) -> None:
             [
                 row.release_id,
                 row.state,
-                recompute.words(row.event),
+                ledger_files.words(row.event),
                 tables.bound(row.epsilon.get("add_remove")),
                 tables.bound(row.epsilon.get("substitute")),
             ]
             for row in listed
         ]
-        by = f", ε {recompute.BY_THE_FILTER}" if ledgers.is_lifetime(header) else ""
+        by = f", ε {ledger_files.BY_THE_FILTER}" if ledgers.is_lifetime(header) else ""
         title = f"Last {len(listed)} releases of {header.client}{by}{mark}"
         console.print(tables.grid(names, cells, title, names[:3]), crop=False)
 
 
-def _price_table(rows: list[recompute.Price], title: str) -> None:
+def _price_table(rows: list[ledger_files.Price], title: str) -> None:
     """One line for each relation and accountant, its parts side by side."""
     parts = list(dict.fromkeys(row.part for row in rows))
-    lines: dict[tuple[str, str], dict[str, recompute.Price]] = {}
+    lines: dict[tuple[str, str], dict[str, ledger_files.Price]] = {}
     for row in rows:
         lines.setdefault((row.relation, row.accountant), {})[row.part] = row
     names = ["relation", "accountant", *(f"ε {part}" for part in parts), "δ", "budget"]
@@ -352,6 +352,6 @@ def _plain(value: Any) -> Any:
     return "inf" if isinstance(value, float) and math.isinf(value) else value
 
 
-def _leave(books: list[recompute.Book]) -> None:
+def _leave(books: list[ledger_files.Book]) -> None:
     if any(book.ledger is None for book in books):
         sys.exit(1)

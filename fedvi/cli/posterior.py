@@ -14,7 +14,7 @@ from fedvi.results import draws as draws_of
 from fedvi.results import exports, finished
 from fedvi.results import posterior as posteriors
 from fedvi.results.finished import Finished
-from fedvi.study import intervals, parts, site_effects
+from fedvi.study import intervals, shared_parts, site_effects
 from fedvi.study.coefficients import MOST, UNCONSTRAINED, coefficients
 from fedvi.study.regressions import is_function
 
@@ -117,7 +117,7 @@ def _rows(found: Finished) -> list[dict[str, Any]]:
 def _show(found: Finished, rows: Sequence[dict[str, Any]]) -> None:
     study = found.assembly.study
     console = tables.console()
-    title, ratio = f"Posterior of {found.title}", parts.ratio(study)
+    title, ratio = f"Posterior of {found.title}", shared_parts.ratio(study)
     console.print(tables.coefficient_table(rows, title, ratio, False, console.width), crop=False)
     lines = [*tables.ratio_notes(rows, ratio), site_effects.remark(study, rows)]
     lines.append(intervals.remark(study))

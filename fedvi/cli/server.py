@@ -14,10 +14,11 @@ from fedvi.cli import _results
 from fedvi.federation.messages import Reply, Request
 from fedvi.run import extension, server_plan
 from fedvi.run.server_plan import ServerPlan
-from fedvi.server import logs, protocol
+from fedvi.server import logs
 from fedvi.server.app import Addresses, App, Outcome, Settings, payload_limit, serve
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.protocol import ServerSpec, ServerState
+from fedvi.server.core import protocol
+from fedvi.server.core.protocol import ServerSpec, ServerState
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.study.config import Study, load_study
 from fedvi.transport import identity
 

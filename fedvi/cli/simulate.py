@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from fedvi.results.baselines import Baseline
     from fedvi.run.simulate import Result
-    from fedvi.server.protocol import Update
+    from fedvi.server.core.protocol import Update
 
 __all__ = ["simulate"]
 

@@ -9,7 +9,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _remote
-from fedvi.server.shown import span, where
+from fedvi.server.watch.public_values import span, where
 
 __all__ = ["show", "status"]
 
@@ -101,10 +101,11 @@ def show(run: dict[str, Any], as_json: bool) -> None:
 def _saved(folder: Path) -> dict[str, Any]:
     """Returns what a stopped server saved, like a run; what only a server knows is null."""
     from fedvi.privacy import ledger as ledgers
-    from fedvi.server import protocol, stored
+    from fedvi.server.core import protocol
+    from fedvi.server.store import schema
 
-    state = stored.read_state(folder)
-    books = stored.read_ledgers(folder) if state is None else state.ledgers
+    state = schema.read_state(folder)
+    books = schema.read_ledgers(folder) if state is None else state.ledgers
     header = next((book.header for book in books.values()), None)
     run: dict[str, Any] = {
         "server": "stopped",
@@ -187,8 +188,8 @@ def _priced(
       Client → ε, the δ of all of them, and why they are not known if they are not.
     """
     from fedvi.run import server_plan
-    from fedvi.server.prices import price
-    from fedvi.study import parts
+    from fedvi.server.core.prices import price
+    from fedvi.study import shared_parts
 
     try:
         plan = server_plan.read(folder / server_plan.FILE)
@@ -196,7 +197,7 @@ def _priced(
         other = [name for name, book in books.items() if book.header.study_digest != origin]
         if other:
             return {}, None, f"{folder / server_plan.FILE} is of another study than the ledgers"
-        budget = parts.budget(plan.study, plan.table_distance)
+        budget = shared_parts.budget(plan.study, plan.table_distance)
         if budget is None:
             return {}, None, "the study protects nothing, and nothing is priced"
         return price(budget, books, {}), budget.delta, None

@@ -6,7 +6,7 @@ import click
 
 from fedvi.cli import _remote
 from fedvi.cli.status import show
-from fedvi.server.shown import where
+from fedvi.server.watch.public_values import where
 
 __all__ = ["stop"]
 

@@ -11,7 +11,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _remote
-from fedvi.server.shown import printable
+from fedvi.server.watch.public_values import printable
 
 __all__ = ["watch"]
 

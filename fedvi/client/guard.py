@@ -7,9 +7,9 @@ from fedvi import errors
 from fedvi.client.policy import Policy, Request
 from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
+from fedvi.privacy.delta_parts import noised_releases
 from fedvi.privacy.events import Event, compose, counts
 from fedvi.privacy.filter import RdpFilter
-from fedvi.privacy.itemised import noised_releases
 from fedvi.privacy.statement import LifetimeSpend, lifetime_spend
 
 __all__ = ["Guard", "Keeper", "Lifetime"]

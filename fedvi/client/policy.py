@@ -44,9 +44,9 @@ from fedvi import errors, models
 from fedvi.inference import solvers
 from fedvi.privacy import accountants, mechanisms, sampling
 from fedvi.privacy import ledger as ledgers
+from fedvi.privacy.delta_parts import noised_releases, smallest_noise, with_tables
 from fedvi.privacy.events import RELATIONS, Event, Relation, Unprotected, counts
 from fedvi.privacy.filter import RdpFilter, rdp_filter
-from fedvi.privacy.itemised import noised_releases, smallest_noise, with_tables
 from fedvi.privacy.sums import Sums, in_sum, with_sums
 
 __all__ = ["Policy", "Request", "load_policy", "parse_policy"]

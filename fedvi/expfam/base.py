@@ -7,7 +7,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.expfam.windows import evict
+from fedvi.expfam.mapped_arrays import evict
 from fedvi.typing import Eta, Key, Theta
 
 __all__ = [

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.base import PROJECTION_FRACTION, ROUNDING_FRACTION, SMALLEST, check_size
-from fedvi.expfam.windows import elementwise, is_finite, windows
+from fedvi.expfam.mapped_arrays import elementwise, is_finite, windows
 from fedvi.typing import Key, Theta
 
 __all__ = ["DiagonalGaussian", "FullGaussian", "GaussianEta", "diagonal_gaussian", "full_gaussian"]

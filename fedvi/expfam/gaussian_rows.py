@@ -14,7 +14,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import PROJECTION_FRACTION, ROUNDING_FRACTION, SMALLEST, check_size
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.expfam.windows import is_finite
+from fedvi.expfam.mapped_arrays import is_finite
 from fedvi.typing import Key, Theta
 
 __all__ = ["GaussianRows", "gaussian_rows"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvi.expfam import windows
+from fedvi.expfam import mapped_arrays
 from fedvi.typing import Eta
 
 __all__ = [
@@ -47,17 +47,17 @@ def leaves(tree: Eta) -> list[Any]:
 
 def add(left: Eta, right: Eta) -> Eta:
     """Returns η of the product of two (unnormalised) densities: η + η′."""
-    return map_leaves(lambda a, b: windows.elementwise(operator.add, a, b), left, right)
+    return map_leaves(lambda a, b: mapped_arrays.elementwise(operator.add, a, b), left, right)
 
 
 def subtract(left: Eta, right: Eta) -> Eta:
     """Returns η of the quotient of two densities: η − η′."""
-    return map_leaves(lambda a, b: windows.elementwise(operator.sub, a, b), left, right)
+    return map_leaves(lambda a, b: mapped_arrays.elementwise(operator.sub, a, b), left, right)
 
 
 def scale(eta: Eta, factor: float) -> Eta:
     """Returns η of a density raised to a power: factor · η."""
-    return map_leaves(lambda a: windows.elementwise(lambda piece: piece * factor, a), eta)
+    return map_leaves(lambda a: mapped_arrays.elementwise(lambda piece: piece * factor, a), eta)
 
 
 def add_scaled(left: Eta, right: Eta, factor: float) -> Eta:
@@ -102,7 +102,7 @@ def freeze(eta: Eta) -> Eta:
 
 def is_finite(eta: Eta) -> bool:
     """Says whether every number of a tree of NumPy arrays is finite."""
-    return all(windows.is_finite(leaf) for leaf in leaves(eta))
+    return all(mapped_arrays.is_finite(leaf) for leaf in leaves(eta))
 
 
 def equal(left: Eta, right: Eta) -> bool:
@@ -114,7 +114,7 @@ def _add_onto(result: Any, other: Any) -> Any:
     """Adds to an array that nobody else has, in its own memory where the sum fits there."""
     fits = all(isinstance(a, np.ndarray) and a.dtype == np.float64 for a in (result, other))
     if fits and result.shape == other.shape:
-        for piece, others in windows.windows(result, other):
+        for piece, others in mapped_arrays.windows(result, other):
             np.add(piece, others, out=piece)
         return result
     return result + other

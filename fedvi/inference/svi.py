@@ -13,7 +13,7 @@ import tqdm.auto as tqdm
 from numpyro.infer import SVI
 
 from fedvi import errors
-from fedvi.inference import ahead, noise_told, ratchet, response
+from fedvi.inference import noise_told, presample, ratchet, response
 from fedvi.inference.clipping import Clipping
 from fedvi.inference.noise_told import DPSVIRunResult, Latents, NoiseAware
 from fedvi.inference.svi_checks import (
@@ -171,7 +171,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         self._unlike: str | None = None
         self._like: Any = None
         # A step as what follows from its key, and the rest; by whether it is stable.
-        self._parted: dict[bool, ahead.Split] = {}
+        self._parted: dict[bool, presample.Split] = {}
         # What is left of the states that were used up: digests of their keys.
         self._used: set[bytes] = set()
         # Of this object and not of the class, whose cache would keep the secrets of all.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedvi import errors
-from fedvi.inference import ahead, noise_told, per_record, ratchet, response
+from fedvi.inference import noise_told, per_record, presample, ratchet, response
 from fedvi.inference.clipping import Parts, clipped, longest_part, loss_unit
 from fedvi.inference.noise_told import Latents
 from fedvi.inference.per_record import Records
@@ -93,17 +93,17 @@ class Steps:
 
         return jax.eval_shape(total, state.noise_key[0], state)
 
-    def parted(self, state: DPSVIState, columns: list[Any], stable: bool) -> ahead.Split:
+    def parted(self, state: DPSVIState, columns: list[Any], stable: bool) -> presample.Split:
         """Parts a step into what follows from its key alone, and the rest."""
         drawn = jax.eval_shape(lambda key: self.drawn(key, columns), state.noise_key[0])
 
         def step(key: Any, optim_state: Any, columns: Any, drawn: Any) -> Any:
             return self.next(optim_state, key, columns, stable, *drawn)
 
-        return ahead.split(step, state.rng_key, state.optim_state, columns, drawn)
+        return presample.split(step, state.rng_key, state.optim_state, columns, drawn)
 
     def many(
-        self, state: Any, columns: Any, count: int, together: int, parted: ahead.Split
+        self, state: Any, columns: Any, count: int, together: int, parted: presample.Split
     ) -> tuple[DPSVIState, jax.Array]:
         """Takes steps that are left, drawing all that is random about several of them together."""
 

@@ -25,7 +25,7 @@ from fedvi.models.document_steps import (
 )
 from fedvi.models.forwards import numbered, shares
 from fedvi.models.length_classes import over_chunks
-from fedvi.models.tidy import TIDY
+from fedvi.models.nonnegative import TIDY
 from fedvi.models.topic_signal import signal_to_noise
 
 __all__ = [

@@ -14,7 +14,7 @@ from fedvi.models.by_gradient import expectations
 from fedvi.models.capabilities import Parameter
 from fedvi.models.conjugate import Block
 from fedvi.models.forwards import levels_drawn, numbered
-from fedvi.models.tidy import onto_simplex
+from fedvi.models.nonnegative import onto_simplex
 from fedvi.typing import Eta
 
 __all__ = ["HiddenMarkov", "sequences"]

@@ -15,7 +15,7 @@ from fedvi.expfam.product import Product
 from fedvi.models.capabilities import Measure, Parameter
 from fedvi.models.conjugate import Block
 from fedvi.models.forwards import LIKELIHOOD, levels_drawn, numbered
-from fedvi.models.tidy import onto_simplex
+from fedvi.models.nonnegative import onto_simplex
 from fedvi.typing import Eta
 
 __all__ = ["DiscreteNetwork"]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedvi import errors
 from fedvi.privacy import accountants, calibrate, events, historical, sampling, views
 from fedvi.privacy.sums import in_sum
-from fedvi.study import parts
+from fedvi.study import shared_parts as parts
 from fedvi.study.build import Assembly
 from fedvi.study.config import Study, parse_study
 

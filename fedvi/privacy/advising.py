@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from fedvi import errors
 from fedvi.privacy import events, mechanisms
 from fedvi.privacy.accountants import Accountant
+from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.descent import Descent
-from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.ledger import TABLES_SHARE
 from fedvi.privacy.sampling.feistel import Feistel, feistel
 from fedvi.privacy.sampling.poisson import Poisson, poisson

@@ -9,7 +9,7 @@ from fedvi import errors
 from fedvi.privacy import accountants, calibrate, events, mechanisms, sampling
 from fedvi.privacy.advisories import has_whole_batches
 from fedvi.privacy.base import Mechanism, Sampler, Shift
-from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.ledger import Budget, Header
 from fedvi.privacy.mechanisms import _alias
 from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian

@@ -32,13 +32,13 @@ from fedvi.privacy._chain import (
     verify,
 )
 from fedvi.privacy.accountants import Accountant
+from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.events import (
     Event,
     Relation,
     compose,
 )
 from fedvi.privacy.filter import RdpFilter
-from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.sums import of_messages, with_sums
 
 __all__ = [

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.advisories import advisory
+from fedvi.privacy.delta_parts import Delta, delta_items, noised_releases, with_tables
 from fedvi.privacy.events import (
     NOTHING,
     Event,
@@ -17,7 +18,6 @@ from fedvi.privacy.events import (
     counts,
 )
 from fedvi.privacy.filter import RdpFilter
-from fedvi.privacy.itemised import Delta, delta_items, noised_releases, with_tables
 from fedvi.privacy.ledger import TABLES_SHARE, Header, Ledger, reservations, spent
 from fedvi.privacy.sums import of_messages, with_sums
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from fedvi.errors import ConfigError, UnsupportedEvent
 from fedvi.privacy.accountants import Accountant
+from fedvi.privacy.delta_parts import Itemised
 from fedvi.privacy.events import (
     Composed,
     Event,
@@ -25,7 +26,6 @@ from fedvi.privacy.events import (
     Unprotected,
     WithoutReplacement,
 )
-from fedvi.privacy.itemised import Itemised
 
 __all__ = ["SeenInSums", "Sums", "in_sum", "of_messages", "with_sums"]
 

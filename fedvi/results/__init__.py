@@ -1,7 +1,7 @@
 """A run that is over: read from its folder, checked against its ledgers, and told. Which file to open:
 
 - what a run came to: `outcome`, `posterior`, `influence` (of a site), `one_shot`; `baselines` beside it;
-- what was kept: `finished` (a folder), `kept_result` (its `result.json`), `report_ledgers` and `recompute`
+- what was kept: `finished` (a folder), `result_json`, `report_ledgers` and `ledger_files`
   (its ledgers, verified and priced anew);
 - what is told: `reporting` (the page and its other forms), `exports` (files for other tools), `draws`
   (of named parameters);

@@ -8,10 +8,10 @@ from fedvi import __version__, errors
 from fedvi.privacy import ledger, statement
 from fedvi.privacy.ledger import Ledger
 from fedvi.report import tables
-from fedvi.results import kept_result, report_ledgers
 from fedvi.results import posterior as posteriors
+from fedvi.results import report_ledgers, result_json
 from fedvi.run import server_plan
-from fedvi.server import stored
+from fedvi.server.store import schema
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import Study, load_study
 from fedvi.typing import Eta
@@ -97,15 +97,15 @@ def read(folder: Path) -> Finished:
       LedgerError: a ledger does not verify, or the result claims less than was priced.
     """
     study, place = study_and_folder(folder)
-    result = kept_result.read(place / "result.json")
-    digests = kept_result.digests(study, result)
+    result = result_json.read(place / "result.json")
+    digests = result_json.digests(study, result)
     assembly = assemble(study)
     kept = posteriors.read(place / "posterior.npz", assembly.family, assembly.model.names)
     if not study.privacy.private:
         return Finished(assembly, kept.eta, kept.mark, digests[0], ())
-    path = folder / ("ledger" if place == folder else stored.DATABASE)
+    path = folder / ("ledger" if place == folder else schema.DATABASE)
     if path.exists():
-        heads = kept_result.heads(result)
+        heads = result_json.heads(result)
         books = report_ledgers.read(path, assembly.clients, digests, heads)
         claims, basis = _claims(assembly, books, result, "ledger"), _FROM_LEDGERS
     else:
@@ -161,7 +161,7 @@ def _claims(
     Raises:
       LedgerError: the result claims less.
     """
-    more, told = kept_result.unknown_to_ledgers(result), kept_result.told(result)
+    more, told = result_json.unknown_to_ledgers(result), result_json.told(result)
     each = report_ledgers.claims_of(books, more, told, source)
     joined = report_ledgers.joined(each, assembly.study.privacy.disjoint)
     report_ledgers.check_consortium(result.get("consortium", ()), joined, f"{source}s")

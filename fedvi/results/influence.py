@@ -13,7 +13,7 @@ from fedvi.expfam import tree
 from fedvi.expfam.base import Gaussian
 from fedvi.inference.base import Fold, Standing
 from fedvi.inference.noise_aware import anew
-from fedvi.server.state import Update
+from fedvi.server.core.state import Update
 from fedvi.typing import PRIOR, Eta
 
 __all__ = [

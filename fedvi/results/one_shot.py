@@ -9,7 +9,7 @@ from scipy.special import expit
 from fedvi.expfam import tree
 from fedvi.expfam.base import ExponentialFamily, is_full
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.server.protocol import Update
+from fedvi.server.core.protocol import Update
 from fedvi.study.config import Study
 from fedvi.typing import PRIOR, Eta
 

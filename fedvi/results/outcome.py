@@ -16,7 +16,7 @@ from fedvi.results.baselines import Baseline
 from fedvi.results.influence import curvature_noise, influence, left_out
 from fedvi.results.one_shot import OneVisit, estimated_gap
 from fedvi.run.simulate import Result, Site
-from fedvi.study import parts, site_effects
+from fedvi.study import shared_parts, site_effects
 from fedvi.study.coefficients import MOST
 from fedvi.study.coefficients import coefficients as rows_of
 
@@ -51,7 +51,7 @@ def coefficients(result: Result) -> list[dict[str, Any]]:
 
 def ratio(result: Result) -> str:
     """Returns of what exp(coefficient) is a ratio, such as "odds"; "" where it is none."""
-    return parts.ratio(result.assembly.study)
+    return shared_parts.ratio(result.assembly.study)
 
 
 def privacy_rows(result: Result) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def prior_rows(result: Result) -> list[dict[str, float]] | None:
       beside the clients and told by no mean and sd.
     """
     assembly = result.assembly
-    if parts.PRIOR in assembly.solvers:
+    if shared_parts.PRIOR in assembly.solvers:
         return None
     mean, sd = assembly.family.moments(assembly.prior)
     listed = zip(mean[:MOST].tolist(), sd[:MOST].tolist(), strict=True)

@@ -13,7 +13,7 @@ from fedvi.privacy import events, ledger, statement
 from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.statement import Claim
 from fedvi.report.contents import Claimed, Spending, Statement
-from fedvi.results import recompute
+from fedvi.results import ledger_files
 from fedvi.study.config import Study
 
 __all__ = [
@@ -63,7 +63,7 @@ def read(
         result says that it was.
     """
     found: dict[str, Ledger] = {}
-    for book in recompute.read(path):
+    for book in ledger_files.read(path):
         if book.ledger is None:
             raise errors.LedgerError(
                 f"{book.path} does not verify: {book.problem}",
@@ -125,7 +125,7 @@ def claims_of(
         # Ledgers that differ in their client alone cost the same.
         key = (book.header._replace(client=""), _reserved(book))
         if key not in known:
-            known[key] = [c for c in recompute.stated([book]) if c.client == name]
+            known[key] = [c for c in ledger_files.stated([book]) if c.client == name]
         claims = tuple(
             claim._replace(client=name, exclusions=(*claim.exclusions, *more))
             for claim in known[key]
@@ -212,7 +212,7 @@ def spending(
             if claim.view != header.view:
                 continue
             priced = [
-                recompute.priced(
+                ledger_files.priced(
                     header.accountant,
                     claim.relation,
                     header.table_distance,
@@ -233,7 +233,7 @@ def spending(
 
 def excesses(book: Ledger) -> tuple[str, ...]:
     """Lists where a ledger exceeds what was promised; nothing was, without protection."""
-    return tuple(recompute.excesses(book)) if book.header.protected else ()
+    return tuple(ledger_files.excesses(book)) if book.header.protected else ()
 
 
 def state(study: Study, book: Ledger, claims: Sequence[Claim], lifetime: str = "") -> Statement:
@@ -340,7 +340,7 @@ def _facts(study: Study, book: Ledger) -> tuple[tuple[str, str], ...]:
 
 
 def _worded(event: events.Event) -> str:
-    return f"{recompute.words(event)}; noise is the std ÷ clip norm"
+    return f"{ledger_files.words(event)}; noise is the std ÷ clip norm"
 
 
 def _parts(claim: Claim) -> tuple[tuple[str, float], ...]:

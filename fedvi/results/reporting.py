@@ -21,13 +21,13 @@ from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.statement import Claim
 from fedvi.report import contents, tables
 from fedvi.report.contents import Coefficient, Contents, Round, Site, Topic
-from fedvi.results import kept_result, report_ledgers
+from fedvi.results import report_ledgers, result_json
 from fedvi.results.influence import curvature_noise, influence, left_out
 from fedvi.run import server_plan
 from fedvi.run.server_plan import ServerPlan
-from fedvi.server import stored
-from fedvi.server.protocol import ServerState
-from fedvi.study import conjugates, intervals, parts
+from fedvi.server.core.protocol import ServerState
+from fedvi.server.store import schema
+from fedvi.study import conjugates, intervals, shared_parts
 from fedvi.study.coefficients import MOST, UNCONSTRAINED, Reading, of_moments, readings
 from fedvi.study.config import Study, load_study
 from fedvi.study.regressions import is_function
@@ -116,9 +116,9 @@ def gather(
                 f"--statement names {name!r}, which is no client of the study",
                 errors.did_you_mean(name, clients),
             )
-    heads, more = kept_result.heads(result), kept_result.unknown_to_ledgers(result)
+    heads, more = result_json.heads(result), result_json.unknown_to_ledgers(result)
     books = report_ledgers.read(run.ledgers, clients, run.digests, heads)
-    claims = report_ledgers.claims_of(books, more, kept_result.told(result))
+    claims = report_ledgers.claims_of(books, more, result_json.told(result))
     together = report_ledgers.joined(claims, study.privacy.disjoint)
     report_ledgers.check_consortium(result.get("consortium", ()), together)
     lifetimes = _lifetimes(result)
@@ -143,7 +143,7 @@ def gather(
         mark=_mark(result, books),
         warnings=tuple(_warnings(run, books)),
         gaussian=_is_gaussian(study),
-        ratio=parts.ratio(study),
+        ratio=shared_parts.ratio(study),
         size=len(kept.names),
         coefficients=coefficients,
         topics=_topics(study, kept, vocabulary),
@@ -171,16 +171,16 @@ def _read(folder: Path) -> _Run:
     study_path, plan_path = folder / "study.json", folder / server_plan.FILE
     if study_path.is_file():
         study = load_study(study_path)
-        result = kept_result.read(folder / "result.json")
+        result = result_json.read(folder / "result.json")
         return _Run(
-            study, kept_result.digests(study, result), result, folder / "ledger", None, None
+            study, result_json.digests(study, result), result, folder / "ledger", None, None
         )
     if plan_path.is_file():
         plan = server_plan.read(plan_path)
-        result = kept_result.read(folder / _RESULT / "result.json")
-        state = stored.read_state(folder, plan.prior)
-        digests = kept_result.digests(plan.study, result)
-        return _Run(plan.study, digests, result, folder / stored.DATABASE, plan, state)
+        result = result_json.read(folder / _RESULT / "result.json")
+        state = schema.read_state(folder, plan.prior)
+        digests = result_json.digests(plan.study, result)
+        return _Run(plan.study, digests, result, folder / schema.DATABASE, plan, state)
     raise errors.ConfigError(
         f"{folder} holds neither study.json nor {server_plan.FILE}, expected the folder of a run",
         "name the folder of `fedvi simulate --out`, or of a server's --state",
@@ -227,7 +227,7 @@ def _warnings(run: _Run, books: Mapping[str, Ledger]) -> list[str]:
         found.append(
             "the product of all factors was improper: the posterior shown is its projection"
         )
-    if not kept_result.heads(result):
+    if not result_json.heads(result):
         found.append(_NO_HEADS)
     said = result.get("warnings", ()) if run.plan is None else run.plan.warnings
     found += [str(line) for line in said]
@@ -260,7 +260,7 @@ def _remarks(study: Study, result: Mapping[str, Any]) -> list[str]:
 
 def _coefficients(run: _Run) -> tuple[tuple[Coefficient, ...], str]:
     """Returns the rows of the posterior, and why they have no prior beside them."""
-    rows, ratio = run.result["coefficients"], parts.ratio(run.study)
+    rows, ratio = run.result["coefficients"], shared_parts.ratio(run.study)
     prior, note = _prior(run, len(rows))
     read = readings(run.study, [str(row["name"]) for row in rows])
     found = [_row(row, ratio, how) for row, how in zip(rows, read, strict=True)]
@@ -304,7 +304,7 @@ def _prior(run: _Run, count: int) -> tuple[tuple[list[float], list[float]] | Non
         return ([float(row["mean"]) for row in rows], [float(row["sd"]) for row in rows]), ""
     if run.plan.has_prior_worker:
         return None, _PRIOR_APART
-    mean, sd = parts.family(run.study, len(run.plan.names)).moments(run.plan.prior)
+    mean, sd = shared_parts.family(run.study, len(run.plan.names)).moments(run.plan.prior)
     return (mean[:count].tolist(), sd[:count].tolist()), ""
 
 
@@ -331,7 +331,7 @@ def _kept(folder: Path, run: _Run, coefficients: Sequence[Coefficient]) -> _Kept
         raise errors.ConfigError(
             f"no posterior can be read at {path}: {error}", "has the run ended?"
         ) from error
-    ratio, units = parts.ratio(run.study), [row.unit for row in coefficients]
+    ratio, units = shared_parts.ratio(run.study), [row.unit for row in coefficients]
     read = readings(run.study, [row.name for row in coefficients])
     kept = []
     if len(units) == min(len(names), MOST):
@@ -391,8 +391,10 @@ def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:
             Round(
                 version=int(update["version"]),
                 rounds=int(update["rounds"]),
-                clients=tuple(name for name in update["clients"] if name != parts.PRIOR),
-                missing=tuple(name for name in update.get("missing", ()) if name != parts.PRIOR),
+                clients=tuple(name for name in update["clients"] if name != shared_parts.PRIOR),
+                missing=tuple(
+                    name for name in update.get("missing", ()) if name != shared_parts.PRIOR
+                ),
                 removed=tuple(update.get("removed", ())),
                 added=tuple(update.get("added", ())),
                 damping=float(update["damping"]),
@@ -453,7 +455,7 @@ def _from_state(plan: ServerPlan, state: ServerState | None) -> list[dict[str, A
     """Computes influence from the factors that a server keeps; see ``fedvi.results.influence``."""
     if state is None or len(plan.names) * len(plan.clients) > _MOST_SHIFTS:
         return None
-    family = parts.family(plan.study, len(plan.names))
+    family = shared_parts.family(plan.study, len(plan.names))
     stand, without = server_plan.to_spec(plan).stand, None
     if stand is not None:
         without = left_out(family, stand, plan.prior, state.factors, state.standing, state.history)

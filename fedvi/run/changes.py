@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fedvi import errors
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.protocol import OVER, ServerSpec
+from fedvi.server.core.protocol import OVER, ServerSpec
 
 __all__ = ["Changes"]
 

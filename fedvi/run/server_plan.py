@@ -24,13 +24,13 @@ import numpy as np
 
 from fedvi import __version__, errors
 from fedvi.expfam import tree
-from fedvi.expfam.windows import windows
+from fedvi.expfam.mapped_arrays import windows
 from fedvi.privacy import events, ledger
 from fedvi.privacy.sums import Sums
-from fedvi.server.protocol import ServerSpec
-from fedvi.server.sums import Gather
+from fedvi.server.core.protocol import ServerSpec
+from fedvi.server.core.sum_rounds import Gather
 from fedvi.store import blobs, files
-from fedvi.study import parts
+from fedvi.study import shared_parts
 from fedvi.study.coefficients import coefficients
 from fedvi.study.config import Study, load_study, parse_study
 from fedvi.typing import Eta
@@ -138,11 +138,11 @@ class ServerPlan:
     @property
     def has_prior_worker(self) -> bool:
         """Whether the prior is a factor of its own, whose worker needs JAX and runs at the server."""
-        return parts.PRIOR in self.workers
+        return shared_parts.PRIOR in self.workers
 
     def rows(self, posterior: Eta) -> list[dict[str, Any]]:
         """Lists a proper posterior by coordinate; see ``fedvi.study.coefficients``."""
-        family = parts.family(self.study, len(self.names))
+        family = shared_parts.family(self.study, len(self.names))
         return coefficients(family, posterior, self.names, self.units, self.study)
 
 
@@ -230,8 +230,8 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
     Raises:
       ConfigError: a function that the plan names is not there.
     """
-    family = parts.family(plan.study, len(plan.names))
-    schedule, step_rule, patience = parts.schedule(plan.study)
+    family = shared_parts.family(plan.study, len(plan.names))
+    schedule, step_rule, patience = shared_parts.schedule(plan.study)
     return ServerSpec(
         study_digest=plan.digest,
         clients=tuple(plan.workers),
@@ -245,7 +245,7 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
         headers={
             name: part.header for name, part in plan.workers.items() if part.header is not None
         },
-        budget=parts.budget(plan.study, plan.table_distance),
+        budget=shared_parts.budget(plan.study, plan.table_distance),
         seeded_otherwise=plan.study.digest_if_seeded_otherwise,
         stand=None if plan.stand is None else _found(plan.stand),
         renews=plan.renews,
@@ -347,7 +347,7 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
         study = parse_study(content["study"])
         names = tuple(item["name"] for item in content["coefficients"])
         leaves = iter(content["prior"])
-        zeros = parts.family(study, len(names)).zeros()
+        zeros = shared_parts.family(study, len(names)).zeros()
         prior = tree.map_leaves(lambda leaf: _array(next(leaves), leaf.shape, path), zeros)
         plan = ServerPlan(
             software=content["software"],

@@ -32,8 +32,8 @@ from fedvi.privacy.metrics import Private
 from fedvi.run import loading
 from fedvi.run.changes import Changes
 from fedvi.run.site import client_worker, prior_worker, shard_of
-from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
+from fedvi.server.core import protocol
 from fedvi.store.base import ClientStore
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.store.sqlite import SqliteClientStore

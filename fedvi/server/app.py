@@ -1,7 +1,7 @@
 """The server as a process: its ports, its log, its start and its end.
 
-clients ──► gate ──► Federation ──► desk ──► coordinator ──► store
-operators ──► gate ──► Admin ────────┘ (one thread: the single writer)
+clients ──► access ──► Federation ──► dispatcher ──► coordinator ──► store
+operators ──► access ──► Admin ────────┘ (one thread: the single writer)
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.federation.messages import Reply, Request
 from fedvi.server import logs
-from fedvi.server.admin import Admin, describe
-from fedvi.server.answering import Answering, Reading
 from fedvi.server.coordinator import Coordinator, ServerStore
-from fedvi.server.desk import Desk
-from fedvi.server.gate import CALLS_A_SECOND, CALLS_AT_ONCE, Gate
-from fedvi.server.health import Health
-from fedvi.server.journal import Journal, MemoryJournal
-from fedvi.server.metrics import Metrics
-from fedvi.server.page import Page
-from fedvi.server.page_content import Contents
-from fedvi.server.page_html import check_installed, render
-from fedvi.server.protocol import ServerSpec, ServerState
-from fedvi.server.service import Federation
-from fedvi.server.sockets import SOCKET, check_address, socket_address
-from fedvi.server.teller import Teller
-from fedvi.server.uploads import Full, Uploads
+from fedvi.server.core.protocol import ServerSpec, ServerState
+from fedvi.server.rpc.access import CALLS_A_SECOND, CALLS_AT_ONCE, Access
+from fedvi.server.rpc.admin import Admin, describe
+from fedvi.server.rpc.calls import Calls, Reading
+from fedvi.server.rpc.dispatcher import Dispatcher
+from fedvi.server.rpc.health import Health
+from fedvi.server.rpc.service import Federation
+from fedvi.server.rpc.sockets import SOCKET, check_address, socket_address
+from fedvi.server.store.journal import Journal, MemoryJournal
+from fedvi.server.store.uploads import Full, Uploads
+from fedvi.server.watch.metrics import Metrics
+from fedvi.server.watch.page import Page
+from fedvi.server.watch.page_content import Contents
+from fedvi.server.watch.page_html import check_installed, render
+from fedvi.server.watch.run_log import RunLog
 from fedvi.transport import identity
 from fedvi.transport._wire import admin_pb2_grpc, federation_pb2_grpc, health_pb2_grpc
 from fedvi.transport.bundle import MESSAGE_LIMIT, PAYLOAD_LIMIT
@@ -203,12 +203,12 @@ class App:
         self._socket = socket_address(settings.folder)
         self._on_ready, self._on_end, self._beside = on_ready, on_end, beside
         self._coordinator = Coordinator(spec, _Saving(store))
-        self._teller = Teller(spec, lambda: self._coordinator.state, journal or MemoryJournal())
+        self._run_log = RunLog(spec, lambda: self._coordinator.state, journal or MemoryJournal())
         self._started = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._broken: BaseException | None = None
-        self._answering: Answering | None = None
+        self._calls: Calls | None = None
 
     def stop(self) -> None:
         """Stops the server, from any thread; the run can be taken up later."""
@@ -230,27 +230,27 @@ class App:
             with contextlib.suppress(RuntimeError, ValueError):
                 self._loop.add_signal_handler(name, self._stopping.set)
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(self._teller.close)
+            stack.callback(self._run_log.close)
             roster = self._roster()
             revoked = frozenset if roster is None else roster.revoked
-            desk = Desk(self._spec, self._coordinator, self._teller.tell, revoked)
-            stack.callback(desk.close)
-            addresses = await self._open(desk, roster, stack)
+            dispatcher = Dispatcher(self._spec, self._coordinator, self._run_log.tell, revoked)
+            stack.callback(dispatcher.close)
+            addresses = await self._open(dispatcher, roster, stack)
             if self._on_ready is not None:
                 self._on_ready(addresses)
             if self._beside is not None:
-                threading.Thread(target=self._run_beside, args=(desk,), daemon=True).start()
-            time_keeper = asyncio.create_task(desk.keep_time())
+                threading.Thread(target=self._run_beside, args=(dispatcher,), daemon=True).start()
+            time_keeper = asyncio.create_task(dispatcher.keep_time())
             stack.push_async_callback(_cancel, time_keeper)
             try:
-                unheard = await self._until_ended(desk, time_keeper)
+                unheard = await self._until_ended(dispatcher, time_keeper)
             finally:
-                # From here on the exits run, the last one first: ports, time, desk, log.
-                desk.closing = True
-                desk.ring()
+                # From here on the exits run, the last one first: ports, time, dispatcher, log.
+                dispatcher.closing = True
+                dispatcher.ring()
         if self._broken is not None:
             raise self._broken
-        return Outcome(desk.state.status, desk.state, unheard)
+        return Outcome(dispatcher.state.status, dispatcher.state, unheard)
 
     def _roster(self) -> Roster | None:
         settings = self._settings
@@ -259,60 +259,60 @@ class App:
         return Roster(settings.roster or settings.tls / identity.ROSTER)
 
     async def _open(
-        self, desk: Desk, roster: Roster | None, stack: contextlib.AsyncExitStack
+        self, dispatcher: Dispatcher, roster: Roster | None, stack: contextlib.AsyncExitStack
     ) -> Addresses:
         """Opens all ports; what listens first is what operators look at."""
         settings = self._settings
-        answering = self._answering = Answering(desk.post)
-        gate = Gate(self._spec.clients, roster, settings.calls_a_second)
+        calls = self._calls = Calls(dispatcher.post)
+        access = Access(self._spec.clients, roster, settings.calls_a_second)
         uploads = Uploads(settings.folder / "uploads", settings.payload_limit)
-        accepted = desk.state.accepted.items()
+        accepted = dispatcher.state.accepted.items()
         uploads.sweep((task_id.rpartition("/")[0], sha256) for task_id, sha256 in accepted)
-        federation = Federation(desk, gate, uploads, answering)
+        federation = Federation(dispatcher, access, uploads, calls)
 
         def describe_run() -> Any:
             return describe(
-                desk,
-                self._teller.prices,
+                dispatcher,
+                self._run_log.prices,
                 settings.study,
                 settings.tls is not None,
                 self._started,
                 federation.uploading,
             )
 
-        def admin(guard: Gate | None) -> Admin:
-            return Admin(desk, guard, describe_run, self._teller.journal, answering)
+        def admin(guard: Access | None) -> Admin:
+            return Admin(dispatcher, guard, describe_run, self._run_log.journal, calls)
 
         health = Health("fedvi.v1.FederationService", "fedvi.v1.AdminService")
         settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # One that a killed server left behind: the store's lock says that no other is running.
         (settings.folder / SOCKET).unlink(missing_ok=True)
         # Behind the socket are no certificates, so no limit.
-        local = self._server(health, answering, Gate((), None), hurries=False)
+        local = self._server(health, calls, Access((), None), hurries=False)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin(None), local)
         await _listen(local, self._socket, None, stack)
         (settings.folder / SOCKET).chmod(0o600)
         remote_address = None
         if settings.admin is not None:
-            remote = self._server(health, answering, gate, hurries=False)
-            admin_pb2_grpc.add_AdminServiceServicer_to_server(admin(gate), remote)
+            remote = self._server(health, calls, access, hurries=False)
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(admin(access), remote)
             remote_address = await _listen(remote, settings.admin, settings.tls, stack)
-        public = self._server(health, answering, gate, hurries=True)
+        public = self._server(health, calls, access, hurries=True)
         federation_pb2_grpc.add_FederationServiceServicer_to_server(federation, public)
         address = await _listen(public, settings.listen, settings.tls, stack)
         metrics = None
         if settings.metrics is not None:
-            metrics = Metrics(settings.metrics, describe_run, answering)
+            metrics = Metrics(settings.metrics, describe_run, calls)
             stack.callback(metrics.close)
         page = None
         if settings.page is not None:
-            journal = self._teller.journal
-            contents = Contents(self._spec, lambda: desk.state, describe_run, journal)
+            journal = self._run_log.journal
+            contents = Contents(self._spec, lambda: dispatcher.state, describe_run, journal)
             stack.callback(contents.close)
             page = Page(settings.page, contents, render)
             stack.callback(page.close)
         # What was charged before a restart is shown before the next fold.
-        self._teller.prices.update(desk.state.ledgers)
+        self._run_log.prices.update(dispatcher.state.ledgers)
         health.set(True)
         stack.callback(health.set, False)
         return Addresses(
@@ -323,10 +323,10 @@ class App:
             None if page is None else page.address,
         )
 
-    def _server(self, health: Health, answering: Answering, gate: Gate, hurries: bool) -> Any:
+    def _server(self, health: Health, calls: Calls, access: Access, hurries: bool) -> Any:
         clients = len(self._spec.clients)
         server = grpc.aio.server(
-            interceptors=[Reading(answering, gate.place, hurries)],
+            interceptors=[Reading(calls, access.place, hurries)],
             options=_OPTIONS,
             # Room for all clients at their own limit, and for some strangers.
             maximum_concurrent_rpcs=64 + CALLS_AT_ONCE * clients,
@@ -334,42 +334,44 @@ class App:
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         return server
 
-    async def _until_ended(self, desk: Desk, time_keeper: asyncio.Task[None]) -> tuple[str, ...]:
+    async def _until_ended(
+        self, dispatcher: Dispatcher, time_keeper: asyncio.Task[None]
+    ) -> tuple[str, ...]:
         """Waits for the end of the run and for those who should hear of it, or for a stop.
 
         Returns:
           The clients that did not hear of the end, though they were there.
         """
         while not self._stopping.is_set():
-            change = desk.change()
-            if desk.ended:
+            change = dispatcher.change()
+            if dispatcher.ended:
                 if self._on_end is not None:
-                    await asyncio.to_thread(self._on_end, desk.state)
-                if await self._farewell(desk):
-                    return _unheard(desk)
+                    await asyncio.to_thread(self._on_end, dispatcher.state)
+                if await self._farewell(dispatcher):
+                    return _unheard(dispatcher)
             await _first_of(change.wait(), self._stopping.wait(), time_keeper)
             if time_keeper.done():
                 _refuse_to_go_on(time_keeper)
         return ()
 
-    async def _farewell(self, desk: Desk) -> bool:
+    async def _farewell(self, dispatcher: Dispatcher) -> bool:
         """Waits until everybody who is there has heard of the end; False if the run goes on."""
         until = time.monotonic() + self._settings.linger_seconds
-        while not self._stopping.is_set() and desk.ended:
-            change, left = desk.change(), until - time.monotonic()
-            if not _unheard(desk) or left <= 0.0:
+        while not self._stopping.is_set() and dispatcher.ended:
+            change, left = dispatcher.change(), until - time.monotonic()
+            if not _unheard(dispatcher) or left <= 0.0:
                 return True
             # The roster may shut out those who are waited for, which changes no state any more.
             await _first_of(change.wait(), self._stopping.wait(), asyncio.sleep(min(1.0, left)))
-        return desk.ended
+        return dispatcher.ended
 
-    def _run_beside(self, desk: Desk) -> None:
+    def _run_beside(self, dispatcher: Dispatcher) -> None:
         assert self._beside is not None
         try:
-            self._beside(desk.handle_blocking)
+            self._beside(dispatcher.handle_blocking)
         except BaseException as error:
             # Without the prior's factor the run would wait for ever.
-            if not desk.closing:
+            if not dispatcher.closing:
                 self._broken = error
                 self.stop()
 
@@ -456,10 +458,10 @@ def _refuse_to_go_on(time_keeper: asyncio.Task[None]) -> None:
     ) from error
 
 
-def _unheard(desk: Desk) -> tuple[str, ...]:
+def _unheard(dispatcher: Dispatcher) -> tuple[str, ...]:
     """Who holds records, is let in and not away, and was not told that the run is done."""
-    others = desk.heard.union(desk.state.away, desk.shut_out())
-    return tuple(name for name in desk.spec.members if name not in others)
+    others = dispatcher.heard.union(dispatcher.state.away, dispatcher.shut_out())
+    return tuple(name for name in dispatcher.spec.members if name not in others)
 
 
 async def _first_of(*waits: Any) -> None:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from fedvi import errors
 from fedvi.federation.messages import Done, Hello, NextTask, Offer, Receipt, Reply, Request, Submit
 from fedvi.privacy import ledger as ledgers
-from fedvi.server import happenings, protocol
 from fedvi.server.app import payload_limit
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.happenings import Happening
-from fedvi.server.protocol import ServerSpec, ServerState
+from fedvi.server.core import protocol, run_events
+from fedvi.server.core.protocol import ServerSpec, ServerState
+from fedvi.server.core.run_events import Happening
 from fedvi.transport import parcels
 from fedvi.transport.parcels import ResultFile, TaskFile
 
@@ -172,7 +172,7 @@ class Hand:
 
     def _tell_of(self, before: ServerState, request: Request | None) -> None:
         after = self.coordinator.state
-        for happening in happenings.between(self.spec, before, after, request):
+        for happening in run_events.between(self.spec, before, after, request):
             self.tell(happening)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fedvi.federation.messages import Reply, Request
-from fedvi.server import protocol
+from fedvi.server.core import protocol
 
 __all__ = ["Coordinator", "ServerStore", "Step"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.windows import windows
+from fedvi.expfam.mapped_arrays import windows
 from fedvi.store import files
 
 __all__ = ["Blobs", "held", "path_of", "read", "verify"]

@@ -15,14 +15,15 @@ from fedvi.models.capabilities import HasOutcome
 from fedvi.privacy import accountants, events, ledger
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.base import Mechanism, Sampler
-from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.statement import UNVETTED
 from fedvi.privacy.sums import with_sums
-from fedvi.server.protocol import ServerSpec
-from fedvi.server.sums import Gather
-from fedvi.study import conjugates, modelling, noising, parts, site_effects
+from fedvi.server.core.protocol import ServerSpec
+from fedvi.server.core.sum_rounds import Gather
+from fedvi.study import conjugates, modelling, noising, site_effects
+from fedvi.study import shared_parts as parts
 from fedvi.study.config import Study
-from fedvi.study.parts import PRIOR
+from fedvi.study.shared_parts import PRIOR
 from fedvi.typing import Eta
 
 __all__ = ["PRIOR", "Assembly", "assemble"]

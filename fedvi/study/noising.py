@@ -17,7 +17,7 @@ from fedvi.models.base import Model
 from fedvi.models.conjugate import ConjugateModel
 from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
 from fedvi.privacy.base import Mechanism, Sampler
-from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.delta_parts import with_tables
 from fedvi.study import factories, modelling
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.windows import evict
+from fedvi.expfam.mapped_arrays import evict
 from fedvi.federation.messages import Payload, Tensor
 from fedvi.transport import codec
 from fedvi.typing import Eta

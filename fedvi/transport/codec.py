@@ -11,7 +11,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.expfam.windows import is_finite, windows
+from fedvi.expfam.mapped_arrays import is_finite, windows
 from fedvi.federation.messages import Payload, Tensor
 from fedvi.privacy import events
 from fedvi.typing import Eta

@@ -252,7 +252,7 @@ _PROTOCOL = (
     ),
     _fault(
         "a-second-answer-is-taken",
-        "server/protocol.py",
+        "server/core/protocol.py",
         "if only not in (None, digest):\n        _, event = codec.decode(request.payload)",
         "if only is not None and not digest:\n        _, event = codec.decode(request.payload)",
         "A client sends other bytes for a task that it was charged for once.",
@@ -260,7 +260,7 @@ _PROTOCOL = (
     ),
     _fault(
         "an-answer-to-another-task",
-        "server/protocol.py",
+        "server/core/protocol.py",
         "    if task is None or task.task_id != request.task_id:\n"
         "        raise errors.ProtocolError(\n"
         '            f"client {request.client!r} answered',
@@ -272,7 +272,7 @@ _PROTOCOL = (
     ),
     _fault(
         "the-price-of-an-answer-is-not-checked",
-        "server/protocol.py",
+        "server/core/protocol.py",
         "    if event != spec.costs[client]:",
         "    if event is None:",
         "A client answers with less noise than the study says.",
@@ -280,7 +280,7 @@ _PROTOCOL = (
     ),
     _fault(
         "the-server-does-not-charge",
-        "server/protocol.py",
+        "server/core/protocol.py",
         "        state = state._replace(ledgers={**state.ledgers, name: book})\n"
         "    return state._replace(tasks={**state.tasks, name: task}), Offer(task)",
         "    return state._replace(tasks={**state.tasks, name: task}), Offer(task)",

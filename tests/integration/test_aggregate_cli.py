@@ -21,9 +21,9 @@ from fedvi.inference import solvers
 from fedvi.privacy import events, mechanisms, sampling
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.sums import in_sum
-from fedvi.results import finished, recompute
+from fedvi.results import finished, ledger_files
 from fedvi.run import server_plan
-from fedvi.server import protocol
+from fedvi.server.core import protocol
 from fedvi.study import build, factories
 from fedvi.study.config import load_study, parse_study
 from tests.servers import running
@@ -97,16 +97,16 @@ def test_both_prices_are_printed_and_kept(run: Path) -> None:
 def test_a_ledger_alone_tells_what_sums_cost(run: Path) -> None:
     done = fedvi("ledger", "verify", run, "--recompute", "--json")
     assert done.exit_code == 0, done.output
-    (book, *_) = recompute.read(run)
+    (book, *_) = ledger_files.read(run)
     assert book.ledger is not None
-    assert recompute.excesses(book.ledger) == []
-    stated = [price for price in recompute.prices(book.ledger) if price.stated]
+    assert ledger_files.excesses(book.ledger) == []
+    stated = [price for price in ledger_files.prices(book.ledger) if price.stated]
     assert [price.part for price in stated] == ["planned", "reserved"]
     assert all(price.epsilon is not None and price.epsilon <= 2.0 for price in stated)
     # The same entries under the view `message` exceed what is promised.
     header = book.ledger.header
     seen = header._replace(view="message", least_reporting=None, colluding=None)
-    assert recompute.excesses(book.ledger._replace(header=seen))
+    assert ledger_files.excesses(book.ledger._replace(header=seen))
 
 
 def test_commands_that_read_the_study_state_the_view(study: Path) -> None:

@@ -11,9 +11,9 @@ from fedvi.expfam import tree
 from fedvi.federation.messages import Begin, Done, Failure, Hello, Submit
 from fedvi.privacy import ledger as ledgers
 from fedvi.run import site as sites_of
-from fedvi.server import protocol
 from fedvi.server.app import payload_limit
 from fedvi.server.by_hand import standing
+from fedvi.server.core import protocol
 from fedvi.store.memory import MemoryClientStore
 from fedvi.transport import parcels
 from fedvi.transport.memory import MemoryLink

@@ -20,9 +20,9 @@ from fedvi.report import tables
 from fedvi.results import outcome
 from fedvi.run import server_plan, simulate
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.journal import Event
-from fedvi.server.state import ServerState
+from fedvi.server.core.state import ServerState
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.store.journal import Event
 from fedvi.store.sqlite import read_ledger
 from fedvi.study.config import load_study
 from fedvi.transport import authority

@@ -18,7 +18,7 @@ from fedvi.expfam import tree
 from fedvi.privacy import ledger
 from fedvi.run import loading, site
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.state import ServerState
+from fedvi.server.core.state import ServerState
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.store.sqlite import read_ledger
 from fedvi.study import build

@@ -14,8 +14,8 @@ from fedvi.cli.main import main
 from fedvi.client.worker import Worker
 from fedvi.privacy import ledger
 from fedvi.run import site
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.stored import read_state
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.store.schema import read_state
 from fedvi.store.sqlite import SqliteClientStore
 from fedvi.transport import bundle
 from fedvi.transport.grpc import GrpcLink

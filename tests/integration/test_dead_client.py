@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvi.server.protocol import ServerState
+from fedvi.server.core.protocol import ServerState
 from fedvi.store.memory import MemoryServerStore
 from tests.servers import running
 from tests.sites import assembled, sites_of, study_file, until

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedvi.federation import schedules
-from fedvi.server import protocol
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.protocol import ServerState
+from fedvi.server.core import protocol
+from fedvi.server.core.protocol import ServerState
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.study.build import Assembly
 from fedvi.transport import bundle
 from tests.integration.test_federation import replayed

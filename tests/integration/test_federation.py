@@ -17,10 +17,10 @@ import pytest
 from fedvi.expfam import tree
 from fedvi.privacy import ledger as ledgers
 from fedvi.run import loading, server_plan, site
-from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.protocol import ServerState, Update
+from fedvi.server.core import protocol
+from fedvi.server.core.protocol import ServerState, Update
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.store.sqlite import read_ledger
 from fedvi.study import build

@@ -15,8 +15,8 @@ import pytest
 from fedvi import errors
 from fedvi.federation.messages import Done, NextTask
 from fedvi.run import server_plan
-from fedvi.server import stored
-from fedvi.server.durable import SqliteServerStore
+from fedvi.server.store import schema
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.store.sqlite import read_ledger
 from fedvi.transport import certificates, identity
 from tests.pki import NOW, authority_in, party
@@ -71,17 +71,17 @@ def test_a_server_whose_disk_is_full_loses_nothing_and_goes_on(tmp_path: Path) -
             sites.start(listen, "north", "east")
             wait_for(lambda: len(sites.sent) == 2, "two answers")
             wait_for(
-                lambda: len(stored.read_state(state, assembly.spec.prior).accepted) == 2, "saved"
+                lambda: len(schema.read_state(state, assembly.spec.prior).accepted) == 2, "saved"
             )
             # No file may grow any more: EFBIG where a full disk says ENOSPC.
             (log_file,) = state.glob("*.sqlite-wal")
             full = (log_file.stat().st_size, resource.RLIM_INFINITY)
             resource.prlimit(server.pid, resource.RLIMIT_FSIZE, full)
-            before = stored.read_state(state, assembly.spec.prior)
+            before = schema.read_state(state, assembly.spec.prior)
             sites.start(listen, "south")
             wait_for(lambda: len(lines("refused")) >= 3, "refused")
             assert server.poll() is None
-            after = stored.read_state(state, assembly.spec.prior)
+            after = schema.read_state(state, assembly.spec.prior)
             assert after.ledgers == before.ledgers
             assert after.accepted == before.accepted
             assert after.tasks.keys() == before.tasks.keys()
@@ -95,10 +95,10 @@ def test_a_server_whose_disk_is_full_loses_nothing_and_goes_on(tmp_path: Path) -
         finally:
             server.kill()
             server.wait()
-        assert f"{state / stored.DATABASE}: disk I/O error" in lines("store")[0]["message"]
+        assert f"{state / schema.DATABASE}: disk I/O error" in lines("store")[0]["message"]
         assert "could not save its state" in lines("refused")[0]["message"]
         assert str(state) not in lines("refused")[0]["message"]
-        check_undisturbed(sites, stored.read_state(state, assembly.spec.prior), expected)
+        check_undisturbed(sites, schema.read_state(state, assembly.spec.prior), expected)
 
 
 # The disk fills up within a method of the store: no file of the process may grow from then on.

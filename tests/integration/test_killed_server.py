@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedvi.run import server_plan
-from fedvi.server import stored
+from fedvi.server.store import schema
 from fedvi.transport import bundle
 from tests import dying
 from tests.sites import (
@@ -113,7 +113,7 @@ def test_a_server_killed_at_every_step_of_a_run_changes_no_bit(tmp_path: Path, m
                 (state / "log").read_text(),
             )
         sites.join()
-        found = stored.read_state(state, assembly.spec.prior)
+        found = schema.read_state(state, assembly.spec.prior)
         assert found is not None
         check_undisturbed(sites, found, expected)
     assert len(dying.POINTS) > 30

@@ -12,7 +12,7 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.filter import rdp_filter
 from fedvi.report import tables
-from fedvi.results import recompute
+from fedvi.results import ledger_files
 from fedvi.store.sqlite import SqliteClientStore
 
 # Full batches, which have a price in closed form; sampled ones are priced in one test.
@@ -110,11 +110,11 @@ def test_every_changed_byte_is_detected(file):
         changed = bytearray(content)
         changed[place] ^= generator.randrange(1, 256)
         file.write_bytes(changed)
-        (found,) = recompute.read(file)
+        (found,) = ledger_files.read(file)
         assert found.ledger is None, place
         assert found.problem
     file.write_bytes(content)
-    assert recompute.read(file)[0].ledger == whole
+    assert ledger_files.read(file)[0].ledger == whole
 
 
 def test_a_cut_file_is_detected_wherever_it_is_cut_or_by_its_anchor(file):
@@ -122,7 +122,7 @@ def test_a_cut_file_is_detected_wherever_it_is_cut_or_by_its_anchor(file):
     seen = ledgers.anchor(book())
     for end in range(0, len(content), 7):
         file.write_bytes(content[:end])
-        (found,) = recompute.read(file)
+        (found,) = ledger_files.read(file)
         assert found.ledger is None or found.ledger != book()
     lines = content.splitlines(keepends=True)
     for count in range(1, len(lines)):
@@ -155,7 +155,7 @@ def test_a_client_s_store_is_read_and_not_written(tmp_path):
     store.reserve(longer, "north/0#0", b"s" * 32, b"t")
     # While the client runs.
     for path in (folder, folder / "ledger.sqlite", tmp_path):
-        (found,) = recompute.read(path)
+        (found,) = ledger_files.read(path)
         assert found.ledger == longer
     store.close()
     result = run("verify", folder)
@@ -367,7 +367,7 @@ def test_an_export_beside_its_store_is_counted_once(tmp_path):
     written(tmp_path / "north.jsonl", store.ledger)
     longer = ledgers.spend(store.ledger, "north/0#0", ROUND, BUDGET)
     store.reserve(longer, "north/0#0", b"s" * 32, b"t")
-    exported, stored = recompute.read(tmp_path)
+    exported, stored = ledger_files.read(tmp_path)
     store.close()
     assert exported.part_of == stored.path
     assert stored.part_of is None

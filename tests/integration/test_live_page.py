@@ -22,8 +22,8 @@ from fedvi.privacy import accountants, events
 from fedvi.privacy.ledger import Budget, Header
 from fedvi.report import tables
 from fedvi.server.app import Settings
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.protocol import ServerSpec
+from fedvi.server.core.protocol import ServerSpec
+from fedvi.server.store.durable import SqliteServerStore
 from tests import browser as browsers
 from tests.servers import Running, encoded, greeting, make_spec, running, values
 
@@ -225,7 +225,7 @@ def test_a_restarted_server_shows_what_came_before(tmp_path: Path) -> None:
 
 
 def test_slow_readers_hold_up_no_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedvi.server.page._Handler.timeout", 60.0)
+    monkeypatch.setattr("fedvi.server.watch.page._Handler.timeout", 60.0)
     with shown(tmp_path, "south", "north") as (server, sites):
         host, port = server.addresses.page.split(":")
         with contextlib.ExitStack() as stack:

@@ -25,7 +25,7 @@ from fedvi.cli import _live
 from fedvi.cli.main import main
 from fedvi.federation.messages import NextTask, Offer, Submit
 from fedvi.server import app as apps
-from fedvi.server.happenings import Happening
+from fedvi.server.core.run_events import Happening
 from fedvi.transport._wire import admin_pb2 as pb
 from tests.servers import answer, greeting, make_spec, running
 

@@ -22,8 +22,8 @@ from fedvi.expfam import tree
 from fedvi.federation.messages import Hello
 from fedvi.privacy import ledger
 from fedvi.run import loading, simulate, site
-from fedvi.server import protocol
-from fedvi.server.durable import SqliteServerStore
+from fedvi.server.core import protocol
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.store.sqlite import SqliteClientStore
 from fedvi.study.build import Assembly
 from fedvi.study.config import load_study

@@ -21,7 +21,7 @@ from fedvi.cli import _results
 from fedvi.cli.main import main
 from fedvi.results import finished
 from fedvi.run import server_plan
-from fedvi.server import protocol
+from fedvi.server.core import protocol
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from tests import forward_models

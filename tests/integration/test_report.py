@@ -27,7 +27,7 @@ from fedvi.privacy.accountants.pld import pld
 from fedvi.privacy.events import Gaussian, repeat
 from fedvi.run import server_plan, simulate, site
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.durable import SqliteServerStore
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.store.memory import MemoryClientStore
 from fedvi.study.build import Assembly
 from fedvi.transport.memory import MemoryLink

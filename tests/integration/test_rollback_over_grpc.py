@@ -13,9 +13,9 @@ from fedvi.expfam import tree
 from fedvi.federation import schedules
 from fedvi.privacy import ledger
 from fedvi.run import site
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.protocol import ServerSpec, ServerState
-from fedvi.server.stored import read_state
+from fedvi.server.core.protocol import ServerSpec, ServerState
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.store.schema import read_state
 from fedvi.store.sqlite import SqliteClientStore, read_ledger
 from fedvi.study.build import Assembly
 from tests.integration.test_client_cli import alone, client, refusal, write_study

@@ -90,7 +90,7 @@ def test_the_schedules_of_the_guide_are_studies():
     """Every block of the section in `docs/federation.md` is read as it stands."""
     import tomllib
 
-    from fedvi.study import parts
+    from fedvi.study import shared_parts
     from fedvi.study.config import parse_study
 
     guide = (Path(__file__).parents[2] / "docs/federation.md").read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ def test_the_schedules_of_the_guide_are_studies():
         if ":" in given["kind"]:
             continue  # see `by_generator` above
         raw = raw_study(["a", "b", "c", "d"], 2, schedule=given)
-        schedule, _, _ = parts.schedule(parse_study(raw))
+        schedule, _, _ = shared_parts.schedule(parse_study(raw))
         assert schedule.rounds >= 1
 
 

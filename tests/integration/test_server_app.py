@@ -15,10 +15,12 @@ from fedvi.federation.messages import Done, Goodbye, Hello, NextTask, Offer, Rec
 from fedvi.federation.schedules import sequential, synchronous
 from fedvi.federation.script import Stage, scripted
 from fedvi.privacy import ledger as ledgers
-from fedvi.server import answering, coordinator, logs, service, uploads
 from fedvi.server import app as apps
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.shown import run_as_dict, where
+from fedvi.server import coordinator, logs
+from fedvi.server.rpc import calls, service
+from fedvi.server.store import uploads
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.watch.public_values import run_as_dict, where
 from fedvi.store.memory import MemoryServerStore
 from fedvi.transport import bundle, status, wire
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2
@@ -814,7 +816,7 @@ def test_a_reader_that_stops_is_told_so_once_it_goes_on_and_the_payload_is_let_g
     with running(spec, tmp_path) as server:
         link = server.link(spec, "south")
         sent = bundle.of_eta(offered(link, spec, "south").posterior)
-        monkeypatch.setattr(answering, "READ_SECONDS", 0.3)
+        monkeypatch.setattr(calls, "READ_SECONDS", 0.3)
         monkeypatch.setattr(bundle, "pieces", lambda *arguments: Iterating(made(*arguments)))
         # A window that grows with what the connection bears could hold all of it: this one is fixed.
         stub = server.federation(options=[("grpc.http2.bdp_probe", 0)])
@@ -832,7 +834,7 @@ def test_a_reader_that_stops_is_told_so_once_it_goes_on_and_the_payload_is_let_g
 
 @pytest.mark.parametrize("port", ["socket", "admin"])
 def test_an_operator_may_look_at_a_page_as_long_as_it_takes(tmp_path, monkeypatch, port):
-    monkeypatch.setattr(answering, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(calls, "READ_SECONDS", 0.1)
     with running(make_spec(), tmp_path, admin="127.0.0.1:0") as server:
         for _ in range(40):  # more than what is on its way when nobody reads
             server.app._teller.journal.record_event("refused", "", "x" * 1_000_000)

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from fedvi import errors
-from fedvi.server import durable, stored
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.state import ServerState
-from fedvi.server.stored import BLOBS, DATABASE
+from fedvi.server.core.state import ServerState
+from fedvi.server.store import durable, schema
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.store.schema import BLOBS, DATABASE
 from fedvi.store.memory import MemoryServerStore
 from fedvi.typing import Eta
 from tests.states import FILED, LIMIT, frozen, make_spec, play
@@ -172,7 +172,7 @@ def test_a_killed_server_goes_on_bit_for_bit(killed, saves, monkeypatch, number)
         assert there == {name for (name,) in rows}, "what the crash left lies about"
         play(store.spec, Coordinator(store.spec, store))
         assert frozen(store.load()) == saves[-1]
-    assert frozen(stored.read_state(folder, SPEC.prior)) == saves[-1]
+    assert frozen(schema.read_state(folder, SPEC.prior)) == saves[-1]
 
 
 # The checks find what they are to find.
@@ -244,7 +244,7 @@ def test_a_planted_bug_is_found(tmp_path, saves, monkeypatch, bug, at):
 
 
 def check_found(folder: Path, saves: list) -> None:
-    assert frozen(stored.read_state(folder, SPEC.prior)) in saves, "a state in between"
+    assert frozen(schema.read_state(folder, SPEC.prior)) in saves, "a state in between"
 
 
 if __name__ == "__main__":

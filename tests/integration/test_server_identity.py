@@ -11,7 +11,7 @@ from fedvi import errors
 from fedvi.federation.messages import Goodbye, Hello, NextTask, Offer, Submit
 from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
-from fedvi.server import gate
+from fedvi.server.rpc import access
 from fedvi.transport import authority, bundle, certificates, enrolment, identity, status, wire
 from fedvi.transport import roster as rosters
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2, health_pb2_grpc
@@ -331,7 +331,7 @@ def test_no_holder_of_a_certificate_can_take_the_places_of_others(folders, tmp_p
         request = health_pb2.HealthCheckRequest()
         # More than the server takes in all.
         held = [health_pb2_grpc.HealthStub(channels[i % 3]).Watch(request) for i in range(150)]
-        wait_until(lambda: sum(call.done() for call in held) == 150 - gate.CALLS_AT_ONCE)
+        wait_until(lambda: sum(call.done() for call in held) == 150 - access.CALLS_AT_ONCE)
         refused = next(call for call in held if call.done())
         assert "'north' has 16 calls open" in str(status.from_status(refused))
         assert status.is_retryable(refused)

@@ -27,8 +27,8 @@ from fedvi.federation import damping, schedules
 from fedvi.inference.base import finish_natural
 from fedvi.privacy import events, ledger
 from fedvi.server import app as apps
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.state import ServerSpec
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.core.state import ServerSpec
 
 folder, size, rounds = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 header = ledger.Header("test", "ab12", "north", "record", "substitute", "message", False)

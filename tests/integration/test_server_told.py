@@ -18,8 +18,8 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.run import server_plan
 from fedvi.server import logs
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.durable import SqliteServerStore
-from fedvi.study import build, parts
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.study import build, shared_parts
 from fedvi.study.config import load_study
 from tests.studies import raw_study
 
@@ -129,7 +129,7 @@ def test_a_stopped_server_tells_what_was_charged_in_epsilon(tmp_path):
     state = tmp_path / "state"
     plan = charged(study_file(tmp_path), state)
     run = json.loads(fedvi("status", state, "--json").stdout)
-    budget = parts.budget(plan.study, plan.table_distance)
+    budget = shared_parts.budget(plan.study, plan.table_distance)
     once = budget.accountant.epsilon(events.Composed((plan.workers["south"].cost,)), budget.delta)
     assert run["unpriced"] is None
     assert {row["name"]: (row["charged"], row["epsilon"]) for row in run["clients"]} == {

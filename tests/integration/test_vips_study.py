@@ -13,7 +13,7 @@ from fedvi import errors
 from fedvi.cli.main import main
 from fedvi.run import loading, server_plan
 from fedvi.run.simulate import run
-from fedvi.server import stored
+from fedvi.server.store import schema
 from fedvi.study import build
 from fedvi.study.config import load_study, parse_study
 from tests.integration.test_killed_server import Lives
@@ -116,7 +116,7 @@ def test_a_server_that_is_killed_and_clients_over_grpc_change_no_bit(
             code = lives.live(point)
             assert code == (0 if point == "never" else -signal.SIGKILL), (state / "log").read_text()
         sites.join()
-        found = stored.read_state(state, assembly.spec.prior)
+        found = schema.read_state(state, assembly.spec.prior)
         assert found is not None
         check_undisturbed(sites, found, expected)
     assert found.standing is not None

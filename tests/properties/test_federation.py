@@ -27,8 +27,8 @@ from fedvi.federation.progress import Patience
 from fedvi.inference.base import LocalSolver, Shard, finish_natural
 from fedvi.privacy import events, ledger, random
 from fedvi.privacy.release import disclose
-from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
+from fedvi.server.core import protocol
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.transport import codec
 

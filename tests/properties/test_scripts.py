@@ -16,7 +16,7 @@ from fedvi.federation.schedules import (
 )
 from fedvi.federation.script import Stage, from_generator, scripted
 from fedvi.privacy import ledger
-from fedvi.server import protocol
+from fedvi.server.core import protocol
 from tests.properties.test_federation import ACTIONS, CLIENTS, Play, make_spec
 
 

@@ -139,7 +139,7 @@ IN_RELEASES = (
     Fault(
         "a-sum-of-one-answer-fewer",
         "A sum is published with less noise than it was priced for.",
-        "server.turns:_gathered",
+        "server.core.turns:_gathered",
         "< gather.sums.least_reporting:",
         "< gather.sums.least_reporting - 1:",
         "sums",
@@ -148,7 +148,7 @@ IN_RELEASES = (
     Fault(
         "a-late-answer-is-folded-later",
         "The difference of two sums shows what a late client answered.",
-        "server.protocol:_gathered",
+        "server.core.protocol:_gathered",
         "if answer.task.version != state.version:",
         "if answer.task.version > state.version:",
         "sums",

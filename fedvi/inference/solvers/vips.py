@@ -15,7 +15,7 @@ from fedvi import errors
 from fedvi.expfam.base import is_full
 from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.blocks import blocks_of, is_large, length_of, single_precision
-from fedvi.inference.lanes import PARTS, lane_count, side_by_side, striped
+from fedvi.inference.parallel_parts import PARTS, lane_count, side_by_side, striped
 from fedvi.inference.statistics import broadcast, finish_statistics, stand_statistics
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model

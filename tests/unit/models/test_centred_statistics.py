@@ -16,7 +16,7 @@ from fedvi.inference.statistics import stand_statistics, step_of
 from fedvi.models.conjugate import from_table, to_table
 from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
 from fedvi.privacy import mechanisms, sampling
-from fedvi.server import cells
+from fedvi.server.store import state_cells
 from tests.vips import federate, shard_of
 
 SIZE, RECORDS = 3, 60
@@ -211,13 +211,13 @@ def test_centres_are_stored_with_what_stands():
     arrays = {}
 
     def put(array):
-        reference = cells.Reference(str(len(arrays)), str(array.dtype), array.shape)
+        reference = state_cells.Reference(str(len(arrays)), str(array.dtype), array.shape)
         arrays[reference] = array
         return reference
 
-    written = json.loads(json.dumps(cells._write_standing(standing, put)))
-    read = cells._read_standing(written, arrays.__getitem__, FAMILY.zeros())
+    written = json.loads(json.dumps(state_cells._write_standing(standing, put)))
+    read = state_cells._read_standing(written, arrays.__getitem__, FAMILY.zeros())
     np.testing.assert_array_equal(read.centres["c0"], standing.centres["c0"])
     # As versions before wrote it.
     del written["centres"]
-    assert cells._read_standing(written, arrays.__getitem__, FAMILY.zeros()).centres == {}
+    assert state_cells._read_standing(written, arrays.__getitem__, FAMILY.zeros()).centres == {}

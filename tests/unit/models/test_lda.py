@@ -22,7 +22,7 @@ from fedvi.audit.recording import Recorder
 from fedvi.expfam import tree
 from fedvi.expfam.dirichlets import DirichletsEta
 from fedvi.inference.base import Fold, Shard
-from fedvi.inference.lanes import striped
+from fedvi.inference.parallel_parts import striped
 from fedvi.inference.solvers import vips
 from fedvi.models.conjugate import from_table, to_table
 from fedvi.models.document_steps import extrapolated, topic_weights

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedvi.inference.blocks import single_precision
-from fedvi.inference.lanes import PARTS, striped
+from fedvi.inference.parallel_parts import PARTS, striped
 from fedvi.models.conjugate import Ragged
 from fedvi.models.factor_statistics import FactorAnalysis
 from fedvi.models.lda import LatentDirichlet

@@ -10,7 +10,7 @@ import scipy.stats
 from fedvi import errors
 from fedvi.privacy import events, ledger, statement, views
 from fedvi.privacy.accountants import pld, rdp
-from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.sums import Sums, in_sum, of_messages, with_sums
 
 DELTA = 1e-5

@@ -8,6 +8,7 @@ import pytest
 from fedvi.errors import BudgetExceeded, ConfigError, PrivacyError, UnsupportedEvent
 from fedvi.privacy import statement
 from fedvi.privacy.accountants import pld
+from fedvi.privacy.delta_parts import Delta, with_tables
 from fedvi.privacy.events import (
     Gaussian,
     PoissonSampled,
@@ -16,7 +17,6 @@ from fedvi.privacy.events import (
     repeat,
 )
 from fedvi.privacy.filter import rdp_filter
-from fedvi.privacy.itemised import Delta, with_tables
 from fedvi.privacy.ledger import (
     TABLES_SHARE,
     Budget,

@@ -23,7 +23,7 @@ from fedvi.results import evaluation
 from fedvi.results.evaluation import evaluate
 from fedvi.results.scores import area_under_curve
 from fedvi.run import server_plan
-from fedvi.server import protocol
+from fedvi.server.core import protocol
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from tests.studies import raw_study

@@ -12,8 +12,9 @@ from fedvi.federation.messages import Hello, NextTask, Offer, Payload, Receipt, 
 from fedvi.federation.progress import Patience
 from fedvi.inference.base import Change
 from fedvi.privacy import events
-from fedvi.server import happenings, page_content, protocol, sums, turns
-from fedvi.server.journal import MemoryJournal
+from fedvi.server.core import protocol, run_events, sum_rounds, turns
+from fedvi.server.store.journal import MemoryJournal
+from fedvi.server.watch import page_content
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.transport import codec
@@ -190,8 +191,8 @@ def test_a_round_with_too_few_answers_is_given_up_and_stays_charged():
     assert tree.equal(protocol.served(spec, state), protocol.served(spec, before))
     assert state.standing is None
     assert len(state.ledgers["north"].entries) == 3  # reserved, sealed, sent
-    assert "expected 3 or more" in happenings.given_up(spec, update)
-    assert "no posterior" in happenings.given_up(spec, update._replace(given_up=tuple(NAMES)))
+    assert "expected 3 or more" in run_events.given_up(spec, update)
+    assert "no posterior" in run_events.given_up(spec, update._replace(given_up=tuple(NAMES)))
     # The next round goes on: with tasks of its own for those who answered.
     state, reply = protocol.step(spec, state, NextTask("north"), 6.0)
     assert isinstance(reply, Offer)
@@ -213,7 +214,7 @@ def test_a_client_that_is_late_is_left_out_and_asked_again(spec):
     assert state.history[-1].missing == ("far",)
     before, folded = state, protocol.served(spec, state)
     state, receipt = sent(spec, state, "far", 77, now=6.0)
-    told = [found.text for found in happenings.between(spec, before, state, None)]
+    told = [found.text for found in run_events.between(spec, before, state, None)]
     assert any("far answered after the sum" in text for text in told)
     assert receipt == Receipt("accepted", 1)
     assert state.answers == ()
@@ -280,7 +281,7 @@ def test_numbers_whose_sum_is_not_exact_are_refused(spec):
     value = {name: np.zeros(spec.gather.shapes[name]) for name in names}
     value[names[0]][0] = 2.0**52 * spec.gather.step
     with pytest.raises(errors.ProtocolError, match="beyond 2\\*\\*53 steps"):
-        sums.exact(spec.gather, value, like, 5)
+        sum_rounds.exact(spec.gather, value, like, 5)
 
 
 def test_a_client_cannot_be_divided_out(spec):
@@ -307,7 +308,7 @@ def test_the_page_shows_no_head_of_a_ledger_which_rests_on_single_messages(site_
 
 
 def test_the_state_of_a_server_that_waits_is_stored_and_read(spec, tmp_path):
-    from fedvi.server.durable import SqliteServerStore
+    from fedvi.server.store.durable import SqliteServerStore
 
     state = played(spec, NAMES[:3])
     store = SqliteServerStore(tmp_path, spec)
@@ -367,8 +368,8 @@ def test_it_is_found_when_each_site_is_projected_before_the_sum(site_spec, monke
             part["curvature"] = kept[rows, columns] * scale
         return {name: sum(part[name] for part in parts) for name in parts[0]}
 
-    totals = sums.totals
-    monkeypatch.setattr(turns.sums, "totals", projected)
+    totals = sum_rounds.totals
+    monkeypatch.setattr(turns.sum_rounds, "totals", projected)
     assert unaudited(site_spec, "told by the sum") is False
 
 
@@ -379,8 +380,8 @@ def test_it_is_found_when_floats_are_added_in_place_of_whole_numbers(spec, monke
         parts = [totals(gather, [answer]) for answer in answers]
         return {name: sum(part[name] for part in parts) for name in parts[0]}
 
-    totals = sums.totals
-    monkeypatch.setattr(turns.sums, "totals", floats)
+    totals = sum_rounds.totals
+    monkeypatch.setattr(turns.sum_rounds, "totals", floats)
     assert unaudited(spec, "told by the sum") is False
 
 
@@ -401,15 +402,15 @@ def test_it_is_found_when_a_client_keeps_a_factor_with_its_own_noise(spec, monke
 
 def test_it_is_found_when_a_sum_leaves_somebody_out(spec, monkeypatch):
     """The difference to the whole would show who was left out: two splits of one sum differ."""
-    totals = sums.totals
-    monkeypatch.setattr(turns.sums, "totals", lambda gather, answers: totals(gather, answers[:-1]))
+    totals = sum_rounds.totals
+    monkeypatch.setattr(turns.sum_rounds, "totals", lambda gather, answers: totals(gather, answers[:-1]))
     assert unaudited(spec, "told by the sum") is False
 
 
 def test_an_exact_sum_does_not_depend_on_order(spec):
     values = [codec.decode(payload(spec, "north", seed))[0] for seed in range(5)]
-    parts = [sums.exact(spec.gather, value, spec.prior, 5) for value in values]
-    one, other = (sums.totals(spec.gather, order) for order in (parts, parts[::-1]))
+    parts = [sum_rounds.exact(spec.gather, value, spec.prior, 5) for value in values]
+    one, other = (sum_rounds.totals(spec.gather, order) for order in (parts, parts[::-1]))
     for name in one:
         assert one[name].tobytes() == other[name].tobytes()
         # rtol 1e-12: five products and sums of float64.

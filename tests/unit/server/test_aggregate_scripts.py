@@ -12,9 +12,9 @@ from fedvi.expfam import tree
 from fedvi.federation.messages import Hello, NextTask, Offer, Submit, Wait
 from fedvi.federation.progress import Patience
 from fedvi.privacy import ledger
-from fedvi.server import protocol, turns
-from fedvi.server.durable import SqliteServerStore
-from fedvi.study import build, parts
+from fedvi.server.core import protocol, turns
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.study import build, shared_parts
 from fedvi.study.config import Study, parse_study
 from tests.studies import raw_study, run_study, synthetic_logistic
 from tests.unit.server.test_aggregate_rounds import NAMES, payload, sent
@@ -82,7 +82,7 @@ def test_a_stage_whose_answers_are_no_sum_is_refused_with_its_place(kind: str) -
     with pytest.raises(
         errors.ConfigError, match=rf"^schedule\.stages\[1\]\.kind is '{kind}' beside"
     ) as found:
-        parts.schedule(study(ALL, ALL | {"kind": kind}))
+        shared_parts.schedule(study(ALL, ALL | {"kind": kind}))
     assert "synchronous" in found.value.hint
 
 
@@ -92,10 +92,10 @@ def test_a_stage_over_fewer_clients_than_a_sum_must_hold_is_refused_with_their_n
         match=r"^schedule\.stages\[1\]\.over names 2 of the clients \(west, far\), expected at least "
         r"privacy\.least_reporting, 3",
     ):
-        parts.schedule(study(ALL, ALL | {"over": ["west", "far"]}))
+        shared_parts.schedule(study(ALL, ALL | {"over": ["west", "far"]}))
     # Left out, all clients must answer: a part of them never suffices.
     with pytest.raises(errors.ConfigError, match=r"privacy\.least_reporting, 5"):
-        parts.schedule(study(PART, least_reporting=None))
+        shared_parts.schedule(study(PART, least_reporting=None))
 
 
 def test_a_generator_whose_stages_nobody_can_see_beforehand_is_refused() -> None:

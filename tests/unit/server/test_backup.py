@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from fedvi import errors
 from fedvi.cli.main import main
 from fedvi.privacy import ledger
-from fedvi.results import recompute
-from fedvi.server import durable
-from fedvi.server.backup import back_up
+from fedvi.results import ledger_files
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.stored import BLOBS, DATABASE, read_state
+from fedvi.server.store import durable
+from fedvi.server.store.backup import back_up
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.store.schema import BLOBS, DATABASE, read_state
 from fedvi.store import blobs
 from fedvi.store.sqlite import SqliteClientStore
 from tests.states import CLIENTS, FILED, LIMIT, frozen, header, make_spec, play
@@ -167,13 +167,13 @@ def test_the_command_says_what_it_copied(state, tmp_path):
 
 def test_the_ledgers_of_a_servers_state_are_shown_and_verified(state, tmp_path):
     for path in (state, state / DATABASE, state.parent):
-        books = recompute.read(path)
+        books = ledger_files.read(path)
         assert [book.path for book in books] == [state / DATABASE / n for n in sorted(CLIENTS)]
         assert all(book.ledger is not None and book.part_of is None for book in books)
-    (only,) = recompute.read(state / DATABASE / "north")
+    (only,) = ledger_files.read(state / DATABASE / "north")
     assert only.ledger.header.client == "north"
     with pytest.raises(errors.ConfigError, match="no ledger of 'west'"):
-        recompute.read(state / DATABASE / "west")
+        ledger_files.read(state / DATABASE / "west")
     run = CliRunner().invoke(main, ["ledger", "verify", str(state)])
     assert run.exit_code == 0
     assert run.output.count("whole, anchor 6:") == 3
@@ -193,7 +193,7 @@ def test_a_clients_ledger_beside_the_servers_is_counted_once(state):
         line + "\n" for line in ledger.to_lines(book._replace(entries=book.entries[:4]))
     )
     (state / "north.jsonl").write_text(lines)
-    found = {book.path.name: book for book in recompute.read(state)}
+    found = {book.path.name: book for book in ledger_files.read(state)}
     assert found["north.jsonl"].part_of == state / DATABASE / "north"
     assert found["north"].part_of is None
 
@@ -202,8 +202,8 @@ def test_a_damaged_or_empty_state_is_told(state, tmp_path):
     with opened(tmp_path / "empty"):
         pass
     with pytest.raises(errors.ConfigError, match="holds no ledger yet"):
-        recompute.read(tmp_path / "empty")
+        ledger_files.read(tmp_path / "empty")
     (state / DATABASE).write_bytes(b"SQLite format 3\x00" + b"x" * 5000)
-    (book,) = recompute.read(state)
+    (book,) = ledger_files.read(state)
     assert book.ledger is None
     assert "database" in book.problem

@@ -19,8 +19,8 @@ from fedvi.inference.base import Shard, Task
 from fedvi.inference.solvers import _parts
 from fedvi.privacy import random
 from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian
-from fedvi.server import protocol
-from fedvi.server.durable import SqliteServerStore
+from fedvi.server.core import protocol
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.transport import codec

@@ -4,8 +4,8 @@ import pytest
 
 from fedvi import errors
 from fedvi.federation.messages import Goodbye, Hello, NextTask, Offer, Submit
-from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
+from fedvi.server.core import protocol
 from fedvi.store.memory import MemoryServerStore
 from tests.states import frozen
 from tests.unit.server.test_turns import answer, header, make_spec

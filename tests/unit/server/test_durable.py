@@ -22,12 +22,12 @@ from fedvi.federation.damping import Memory
 from fedvi.federation.fold import Gap
 from fedvi.federation.messages import Hello, NextTask
 from fedvi.privacy import ledger
-from fedvi.server import cells, durable, stored
 from fedvi.server.coordinator import Coordinator, ServerStore
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.journal import Journal
-from fedvi.server.state import Answer, Presence, ServerState, Update, initial_state
-from fedvi.server.stored import BLOBS, DATABASE, read_events, read_ledgers, read_state
+from fedvi.server.core.state import Answer, Presence, ServerState, Update, initial_state
+from fedvi.server.store import durable, schema, state_cells
+from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.store.journal import Journal
+from fedvi.server.store.schema import BLOBS, DATABASE, read_events, read_ledgers, read_state
 from fedvi.store import blobs, files
 from fedvi.store.memory import MemoryServerStore
 from tests.states import (
@@ -121,7 +121,9 @@ def test_every_saved_state_comes_back_bit_for_bit(tmp_path, kind, size):
 
 
 def test_every_field_of_the_state_is_kept_or_declared_volatile():
-    assert {*cells.CELLS, *cells.APPENDED, *cells.VOLATILE} == set(ServerState._fields)
+    assert {*state_cells.CELLS, *state_cells.APPENDED, *state_cells.VOLATILE} == set(
+        ServerState._fields
+    )
 
 
 def test_what_a_short_run_does_not_show_comes_back_too(tmp_path):
@@ -134,8 +136,8 @@ def test_what_a_short_run_does_not_show_comes_back_too(tmp_path):
         state = coordinator.state._replace(
             version=7,
             answers=(
-                Answer(task, cells.Change(start.posterior), late=True),
-                *[Answer(task, cells.Change(start.round_start))] * 11,
+                Answer(task, state_cells.Change(start.posterior), late=True),
+                *[Answer(task, state_cells.Change(start.round_start))] * 11,
             ),
             memory={
                 ("north",): Memory(0.1, None),
@@ -601,8 +603,8 @@ def test_a_state_of_the_version_before_is_brought_up_to_date(folder, monkeypatch
     with opened(folder) as store:
         before = frozen(store.load())
     extra = "CREATE TABLE notes (text TEXT);\nINSERT INTO notes VALUES ('a; b');\n"
-    monkeypatch.setattr(stored, "MIGRATIONS", (*stored.MIGRATIONS, extra))
-    monkeypatch.setattr(stored, "VERSIONS", range(1, 3))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, extra))
+    monkeypatch.setattr(schema, "VERSIONS", range(1, 3))
     with pytest.raises(errors.LedgerError, match="schema version 1, expected 2") as caught:
         read_state(folder)
     assert "start the server once" in caught.value.hint
@@ -619,8 +621,8 @@ def test_a_state_of_the_version_before_is_brought_up_to_date(folder, monkeypatch
 
 def test_a_migration_that_fails_leaves_the_version_before(folder, monkeypatch):
     broken = "CREATE TABLE notes (text TEXT);\nINSERT INTO nowhere VALUES (1);\n"
-    monkeypatch.setattr(stored, "MIGRATIONS", (*stored.MIGRATIONS, broken))
-    monkeypatch.setattr(stored, "VERSIONS", range(1, 3))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, broken))
+    monkeypatch.setattr(schema, "VERSIONS", range(1, 3))
     with pytest.raises(errors.LedgerError, match="nowhere"):
         SqliteServerStore(folder, SPEC)
     monkeypatch.undo()
@@ -688,5 +690,5 @@ def test_ledgers_are_read_from_a_folder_in_use(tmp_path):
 
 
 def test_the_store_needs_no_jax(tmp_path):
-    script = "import sys, fedvi.server.durable; sys.exit('jax' in sys.modules)"
+    script = "import sys, fedvi.server.store.durable; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

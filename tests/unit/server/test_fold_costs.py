@@ -14,7 +14,7 @@ from fedvi.inference.base import finish_natural
 from fedvi.inference.noise_aware import of_sites
 from fedvi.privacy import events
 from fedvi.privacy.release import disclose
-from fedvi.server import protocol
+from fedvi.server.core import protocol
 from fedvi.transport import codec
 
 FAMILY = expfam.full_gaussian(2)

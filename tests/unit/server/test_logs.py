@@ -10,10 +10,11 @@ import pytest
 from fedvi import errors
 from fedvi.federation.messages import Begin, Failure, Goodbye, NextTask, Submit
 from fedvi.federation.progress import Patience
-from fedvi.server import happenings, logs, protocol
-from fedvi.server.happenings import Happening, between
-from fedvi.server.journal import MemoryJournal
-from fedvi.server.teller import Teller
+from fedvi.server import logs
+from fedvi.server.core import protocol, run_events
+from fedvi.server.core.run_events import Happening, between
+from fedvi.server.store.journal import MemoryJournal
+from fedvi.server.watch.run_log import RunLog
 from tests.servers import answer, encoded, greeting, make_spec
 
 
@@ -132,16 +133,16 @@ def test_other_bytes_are_told_of_and_the_same_at_a_higher_attempt_are_not():
 
 def test_what_a_client_does_at_will_fills_no_disk_and_hides_nothing_else():
     spec, journal = make_spec(), MemoryJournal()
-    teller = Teller(spec, lambda: protocol.initial_state(spec), journal)
+    run_log = RunLog(spec, lambda: protocol.initial_state(spec), journal)
     try:
         for kind in ("joined", "left", "failed", "refused", "away", "back"):
             for _ in range(100):
-                teller.tell(Happening(kind, "south", "x", at_will=True))
+                run_log.tell(Happening(kind, "south", "x", at_will=True))
         for client in ("south", "north", ""):
-            teller.tell(Happening("refused", client, "y"))
-            teller.tell(Happening("refused", client, "z", at_will=True))
+            run_log.tell(Happening("refused", client, "y"))
+            run_log.tell(Happening("refused", client, "z", at_will=True))
     finally:
-        teller.close()
+        run_log.close()
     texts = [event.text for event in journal.events()]
     assert texts.count("x") == 20
     assert texts[20:] == ["y", "y", "z", "y", "z"]
@@ -168,21 +169,21 @@ def test_a_refusal_tells_no_number_of_the_answer():
         submit = Submit("south", reply.task.task_id, payload)
         with pytest.raises(errors.FedviError) as caught:
             protocol.step(spec, state, submit, 2.0)
-        told = happenings.refused("Submit", "south", caught.value)
+        told = run_events.refused("Submit", "south", caught.value)
         assert told.text.startswith("south: Submit refused: ")
         assert "31415" not in told.text
         assert "31415" not in str(caught.value)
 
 
 def test_a_refusal_is_told_without_its_hint():
-    told = happenings.refused("Hello", "west", errors.ProtocolError("not in the study", "a hint"))
+    told = run_events.refused("Hello", "west", errors.ProtocolError("not in the study", "a hint"))
     assert told == ("refused", "west", "west: Hello refused: not in the study", None, True)
 
 
 def test_a_refusal_is_told_in_one_line_of_some_length_whatever_it_quotes():
     error = errors.ProtocolError("k" * 60_000 + "\nmore", "a hint")
-    assert len(happenings.refused("Submit", "south", error).text) < 400
-    assert happenings.refused("Submit", "", errors.ProtocolError("")).text == "Submit refused: "
+    assert len(run_events.refused("Submit", "south", error).text) < 400
+    assert run_events.refused("Submit", "", errors.ProtocolError("")).text == "Submit refused: "
 
 
 def test_a_line_of_the_log_steers_no_terminal(stream):

@@ -31,10 +31,11 @@ from fedvi.inference.base import Change, finish_natural
 from fedvi.inference.noise_aware import of_changes, of_sites
 from fedvi.privacy import events, ledger
 from fedvi.privacy.release import disclose
-from fedvi.server import cells, membership, protocol
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.happenings import between
-from fedvi.server.turns import brings_work
+from fedvi.server.core import membership, protocol
+from fedvi.server.core.run_events import between
+from fedvi.server.core.turns import brings_work
+from fedvi.server.store import state_cells
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.transport import codec
 from fedvi.typing import PRIOR
 
@@ -517,8 +518,8 @@ def test_a_removal_is_durable_and_a_line_without_one_reads_as_before(tmp_path):
         again.work("a", "c")
         assert again.state.history[-1].clients == ("a", "c")
     plain = run.state.history[0]
-    assert "removed" not in cells.line_of(plain)
-    assert cells.update_of(cells.line_of(plain)) == plain
+    assert "removed" not in state_cells.line_of(plain)
+    assert state_cells.update_of(state_cells.line_of(plain)) == plain
 
 
 SCRIPT = scripted(

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from fedvi import errors
-from fedvi.server import logs, page
+from fedvi.server import logs
+from fedvi.server.watch import page
 
 CONTENT: dict[str, Any] = {"study": "test", "gap": float("inf"), "clients": [{"epsilon": 0.5}]}
 

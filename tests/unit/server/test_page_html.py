@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fedvi import errors
-from fedvi.server import page_html
 from fedvi.server.app import Settings
+from fedvi.server.watch import page_html
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J\u202e\n'{{ 7 * 7 }}"
 

@@ -5,7 +5,7 @@ import time
 from fedvi import errors
 from fedvi.privacy import accountants, events
 from fedvi.privacy import ledger as ledgers
-from fedvi.server.page_spending import Curve, Spending
+from fedvi.server.watch.page_spending import Curve, Spending
 
 COST = events.Gaussian(8.0)
 BUDGET = ledgers.Budget(3.0, 1e-5, accountants.pld("substitute"))

@@ -15,7 +15,7 @@ from fedvi.inference.base import finish_natural
 from fedvi.inference.finish import finish_whitened
 from fedvi.privacy import events, ledger
 from fedvi.privacy.release import disclose
-from fedvi.server import protocol
+from fedvi.server.core import protocol
 from fedvi.transport import codec
 
 CLIENTS = ("a", "b", "c")

@@ -31,7 +31,7 @@ from fedvi.inference.base import finish_natural
 from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.release import disclose
-from fedvi.server import protocol
+from fedvi.server.core import protocol
 from fedvi.transport import codec
 from tests.studies import random_eta
 

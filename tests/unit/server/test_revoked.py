@@ -9,10 +9,10 @@ from fedvi.expfam import tree
 from fedvi.federation import schedules
 from fedvi.federation.fold import posterior_of
 from fedvi.federation.messages import Goodbye, Hello, NextTask
-from fedvi.server import protocol
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.desk import Desk
-from fedvi.server.happenings import between
+from fedvi.server.core import protocol
+from fedvi.server.core.run_events import between
+from fedvi.server.rpc.dispatcher import Dispatcher
 from fedvi.store.memory import MemoryServerStore
 from tests.unit.server.test_turns import EIGHT, Run, make_spec
 
@@ -91,20 +91,20 @@ def test_it_is_told_that_a_client_was_revoked_also_of_one_that_was_away_and_besi
 
 
 def desk_of(store, revoked, work):
-    """Runs ``work`` beside a desk that keeps time."""
+    """Runs ``work`` beside a dispatcher that keeps time."""
 
     async def main():
         spec = make_spec(deadline=0.05, quorum=1)
-        desk = Desk(spec, Coordinator(spec, store), lambda _: None, revoked)
-        keeping = asyncio.create_task(desk.keep_time())
+        dispatcher = Dispatcher(spec, Coordinator(spec, store), lambda _: None, revoked)
+        keeping = asyncio.create_task(dispatcher.keep_time())
         try:
-            await work(desk, keeping)
-            return desk.state
+            await work(dispatcher, keeping)
+            return dispatcher.state
         finally:
-            desk.closing = True
-            desk.ring()
+            dispatcher.closing = True
+            dispatcher.ring()
             await asyncio.gather(keeping, return_exceptions=True)
-            desk.close()
+            dispatcher.close()
 
     return asyncio.run(main())
 
@@ -113,10 +113,10 @@ def test_while_the_roster_cannot_be_read_time_is_kept_and_nobody_is_shut_out():
     def revoked():
         raise errors.TransportError("the server's roster cannot be read")
 
-    async def work(desk, keeping):
-        await desk.handle(NextTask("a"))
+    async def work(dispatcher, keeping):
+        await dispatcher.handle(NextTask("a"))
         async with asyncio.timeout(10.0):
-            while not desk.state.away:
+            while not dispatcher.state.away:
                 await asyncio.sleep(0.01)
 
     state = desk_of(MemoryServerStore(), revoked, work)
@@ -133,9 +133,9 @@ def test_a_store_that_is_full_for_a_while_does_not_end_the_keeping_of_time():
                 raise errors.LedgerError("no space left")
             return super().save(state)
 
-    async def work(desk, keeping):
+    async def work(dispatcher, keeping):
         async with asyncio.timeout(10.0):
-            while not desk.state.away:
+            while not dispatcher.state.away:
                 await asyncio.sleep(0.01)
         assert not keeping.done()
 
@@ -147,7 +147,7 @@ def test_what_nobody_foresaw_ends_the_keeping_of_time():
     def revoked():
         raise KeyError("h")
 
-    async def work(desk, keeping):
+    async def work(dispatcher, keeping):
         with pytest.raises(KeyError):
             await keeping
 

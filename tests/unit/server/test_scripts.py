@@ -18,10 +18,10 @@ from fedvi.federation.schedules import (
 from fedvi.federation.script import Stage, from_generator, scripted
 from fedvi.inference.noise_aware import of_changes, of_sites
 from fedvi.privacy import ledger
-from fedvi.server import cells
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.durable import SqliteServerStore
-from fedvi.server.protocol import served
+from fedvi.server.core.protocol import served
+from fedvi.server.store import state_cells
+from fedvi.server.store.durable import SqliteServerStore
 from fedvi.store.memory import MemoryServerStore
 from fedvi.typing import PRIOR
 from tests.states import CLIENTS, answer, frozen, header, make_spec
@@ -321,4 +321,4 @@ def test_a_fold_is_noted_with_the_stage_that_it_was_of_and_survives_the_disk(tmp
     # A run without a script is noted as it always was.
     plain = undisturbed(spec_of(sequential(1)))[-1].history[0]
     assert plain.stage is None
-    assert "stage" not in cells.line_of(plain)
+    assert "stage" not in state_cells.line_of(plain)

@@ -26,7 +26,7 @@ from fedvi.inference.base import finish_natural
 from fedvi.privacy import accountants, events, ledger, mechanisms, release, sampling
 from fedvi.privacy import bounded as bounds
 from fedvi.privacy.release import disclose
-from fedvi.server import protocol
+from fedvi.server.core import protocol
 from fedvi.transport import codec
 
 FAMILY = expfam.diagonal_gaussian(1)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvi import errors
-from fedvi.server import uploads
-from fedvi.server.uploads import Interrupted, Uploads
+from fedvi.server.store import uploads
+from fedvi.server.store.uploads import Interrupted, Uploads
 
 SMALL, LARGE = 1000, uploads.IN_MEMORY + 1000
 ONE, TWO = "1" * 64, "2" * 64

@@ -10,7 +10,7 @@ from fedvi import errors
 from fedvi.federation.progress import Progress
 from fedvi.federation.schedules import synchronous
 from fedvi.federation.script import Stage, from_generator
-from fedvi.study import parts
+from fedvi.study import shared_parts
 from fedvi.study.config import Study, parse_study
 from fedvi.typing import PRIOR
 from tests.studies import raw_study
@@ -35,13 +35,13 @@ def study_of(**schedule: Any) -> Study:
 
 def refusal(**schedule: Any) -> errors.ConfigError:
     with pytest.raises(errors.ConfigError) as found:
-        parts.schedule(study_of(**schedule))
+        shared_parts.schedule(study_of(**schedule))
     assert found.value.hint
     return found.value
 
 
 def test_a_script_of_the_documentation_is_planned_for_its_busiest_client():
-    schedule, _, _ = parts.schedule(study_of(kind="scripted", stages=STAGES))
+    schedule, _, _ = shared_parts.schedule(study_of(kind="scripted", stages=STAGES))
     assert (schedule.name, schedule.rounds) == ("scripted", 20 + 20)
     start = Progress(tuple(NAMES), (0,) * 4, (0,) * 4, (), (), 0, float("inf"))
     assert schedule.select(start) == ("a",)
@@ -120,7 +120,7 @@ def test_a_script_in_python_is_reached_by_its_name(monkeypatch: pytest.MonkeyPat
     module = types.ModuleType("my_lab_of_tests")
     module.mine = mine  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_lab_of_tests", module)
-    schedule, _, _ = parts.schedule(study_of(kind="my_lab_of_tests:mine", passes=5))
+    schedule, _, _ = shared_parts.schedule(study_of(kind="my_lab_of_tests:mine", passes=5))
     assert schedule.rounds == 5
 
 
@@ -135,7 +135,7 @@ def test_a_script_in_python_is_reached_by_its_name(monkeypatch: pytest.MonkeyPat
 )
 def test_each_client_may_have_its_own_deadline(given, expected):
     keys = {} if given is None else {"deadline_seconds": given}
-    _, _, patience = parts.schedule(study_of(kind="synchronous", rounds=1, **keys))
+    _, _, patience = shared_parts.schedule(study_of(kind="synchronous", rounds=1, **keys))
     found = {name: patience.deadline_of(name) for name in [PRIOR, *NAMES]}
     assert found == {name: expected.get(name) for name in found}
 
@@ -169,5 +169,5 @@ def test_a_deadline_that_cannot_be_is_told_with_its_client(given, message):
 )
 def test_the_first_fold_holds_those_whom_its_schedule_waits_for(schedule, size):
     """Coordinates are made of it. Counting all clients, the planted bug, takes its sum for a larger one."""
-    found, _, _ = parts.schedule(study_of(**schedule))
+    found, _, _ = shared_parts.schedule(study_of(**schedule))
     assert found.first_fold(tuple(NAMES)) == size

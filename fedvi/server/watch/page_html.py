@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
-from fedvi.server.shown import printable, span, where
+from fedvi.server.watch.public_values import printable, span, where
 
 __all__ = ["check_installed", "render"]
 

@@ -12,7 +12,7 @@ import pytest
 from fedvi.expfam import diagonal_gaussian, tree
 from fedvi.expfam.base import blocks
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.expfam.windows import WINDOW, elementwise, evict, is_finite, windows
+from fedvi.expfam.mapped_arrays import WINDOW, elementwise, evict, is_finite, windows
 from fedvi.store import blobs
 from fedvi.transport import bundle
 

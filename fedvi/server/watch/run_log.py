@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from fedvi import errors
 from fedvi.server import logs
-from fedvi.server.gate import Bucket
-from fedvi.server.happenings import Happening
-from fedvi.server.journal import Journal
-from fedvi.server.prices import Prices
-from fedvi.server.protocol import ServerSpec, ServerState
+from fedvi.server.core.prices import Prices
+from fedvi.server.core.protocol import ServerSpec, ServerState
+from fedvi.server.core.run_events import Happening
+from fedvi.server.rpc.access import Bucket
+from fedvi.server.store.journal import Journal
 
-__all__ = ["KEPT", "Teller"]
+__all__ = ["KEPT", "RunLog"]
 
 KEPT = (
     "joined",
@@ -36,7 +36,7 @@ _TOLD_A_SECOND, _TOLD_AT_ONCE = 0.2, 20.0
 _WARNINGS = ("failed", "away", "refused", "given_up", "dropped")
 
 
-class Teller:
+class RunLog:
     """Tells what happened, in the coordinator's thread.
 
     Args:

@@ -3,7 +3,7 @@
 import pytest
 
 from fedvi import errors
-from fedvi.server.gate import Bucket, Gate, RateExceeded
+from fedvi.server.rpc.access import Access, Bucket, RateExceeded
 
 
 def test_a_bucket_gives_its_burst_at_once_and_its_rate_for_ever():
@@ -22,28 +22,28 @@ def test_a_bucket_gives_its_burst_at_once_and_its_rate_for_ever():
 
 
 def test_one_client_cannot_use_up_what_another_may_call():
-    gate = Gate(("south", "north"), None, rate=1e-9, burst=2.0)
-    gate.admit(None, "south")
-    gate.admit(None, "south")
+    access = Access(("south", "north"), None, rate=1e-9, burst=2.0)
+    access.admit(None, "south")
+    access.admit(None, "south")
     with pytest.raises(RateExceeded, match=r"'south' calls too often"):
-        gate.admit(None, "south")
-    gate.admit(None, "north")
+        access.admit(None, "south")
+    access.admit(None, "north")
 
 
 def test_names_that_are_not_in_the_study_share_what_they_may_call():
-    gate = Gate(("south",), None, rate=1e-9, burst=2.0)
-    gate.admit(None, "a")
-    gate.admit(None, "b")
+    access = Access(("south",), None, rate=1e-9, burst=2.0)
+    access.admit(None, "a")
+    access.admit(None, "b")
     with pytest.raises(RateExceeded):
-        gate.admit(None, "c")
-    gate.admit(None, "south")
+        access.admit(None, "c")
+    access.admit(None, "south")
 
 
 def test_nobody_dials_in_as_the_worker_of_the_prior():
     # Its answers are folded unprotected and in the server's trust; a plaintext caller says any name.
-    gate = Gate(("south", "prior"), None)
+    access = Access(("south", "prior"), None)
     with pytest.raises(errors.IdentityError, match=r"'prior', which nobody dials in as"):
-        gate.admit(None, "prior")
+        access.admit(None, "prior")
 
 
 class Refusing:
@@ -59,25 +59,25 @@ class Call:
 
 
 def test_who_is_refused_takes_nothing_from_the_client_that_it_says_to_be():
-    gate = Gate(("south",), None, rate=1e-9, burst=2.0)
-    gate._roster = Refusing()
+    access = Access(("south",), None, rate=1e-9, burst=2.0)
+    access._roster = Refusing()
     for expected in (errors.IdentityError, errors.IdentityError, RateExceeded, RateExceeded):
         with pytest.raises(expected):
-            gate.admit(Call(), "south")
-    gate._roster = None
-    gate.admit(None, "south")
-    gate.admit(None, "south")
+            access.admit(Call(), "south")
+    access._roster = None
+    access.admit(None, "south")
+    access.admit(None, "south")
 
 
 def test_a_call_without_a_certificate_is_refused_where_there_is_a_roster():
-    gate = Gate(("south",), None)
-    gate._roster = Refusing()
+    access = Access(("south",), None)
+    access._roster = Refusing()
 
     class Plain:
         def auth_context(self):
             return {}
 
     with pytest.raises(errors.IdentityError, match=r"without a certificate"):
-        gate.admit(Plain(), "south")
+        access.admit(Plain(), "south")
     with pytest.raises(errors.IdentityError, match=r"without a certificate"):
-        gate.admit_operator(Plain())
+        access.admit_operator(Plain())

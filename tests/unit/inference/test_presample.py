@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedvi.inference import ahead, programs
+from fedvi.inference import presample, programs
 from fedvi.privacy import random
 
 
@@ -37,7 +37,7 @@ ARGS = {"w": jnp.array([1.0, -2.0, 0.5])}, jnp.arange(12.0).reshape(4, 3) / 10.0
 def test_both_parts_make_the_whole(function, impl):
     root = jax.random.key(0) if impl == "threefry2x32" else random.insecure_root(0).key("x")
     keys = jax.random.split(root, 5)
-    found = ahead.split(function, keys[0], *ARGS)
+    found = presample.split(function, keys[0], *ARGS)
     values = jax.vmap(found.ahead)(keys)
     for step, key in enumerate(keys):
         mine = found.after([value[step] for value in values], *ARGS)
@@ -51,19 +51,19 @@ def test_both_parts_make_the_whole(function, impl):
 
 def test_nothing_is_drawn_in_the_second_part_and_nothing_grows():
     key = jax.random.key(0)
-    found = ahead.split(drawn, key, *ARGS)
+    found = presample.split(drawn, key, *ARGS)
     values = found.ahead(key)
     assert not any("random" in name for name in primitives(found.after, values, *ARGS))
     assert any("random" in name for name in primitives(found.ahead, key))
     # Three of the shared draw, four of the records' own, and the key; not a thousand times three.
     assert found.size == 8
-    assert ahead.split(untouched, key, *ARGS).size == 0
+    assert presample.split(untouched, key, *ARGS).size == 0
 
 
 @pytest.mark.nightly
 def test_it_is_split_under_a_trace_too():
     def whole(key, params, x):
-        found = ahead.split(drawn, key, params, x)
+        found = presample.split(drawn, key, params, x)
         return found.after(found.ahead(key), params, x)["loss"]
 
     key = jax.random.key(1)

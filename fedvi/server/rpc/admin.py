@@ -11,12 +11,8 @@ from typing import Any
 import fedvi
 from fedvi import errors
 from fedvi.privacy import ledger as ledgers
-from fedvi.server.answering import Answering
-from fedvi.server.desk import Desk, until
-from fedvi.server.gate import Gate
-from fedvi.server.journal import Journal
-from fedvi.server.prices import Prices
-from fedvi.server.protocol import (
+from fedvi.server.core.prices import Prices
+from fedvi.server.core.protocol import (
     OVER,
     Action,
     ServerState,
@@ -25,6 +21,10 @@ from fedvi.server.protocol import (
     next_deadline,
     progress_of,
 )
+from fedvi.server.rpc.access import Access
+from fedvi.server.rpc.calls import Calls
+from fedvi.server.rpc.dispatcher import Dispatcher, until
+from fedvi.server.store.journal import Journal
 from fedvi.transport._wire import admin_pb2 as pb
 
 __all__ = ["Admin", "describe"]
@@ -34,56 +34,56 @@ _LAST = (1 << 63) - 1
 
 
 class Admin:
-    """The AdminService over a desk.
+    """The AdminService over a dispatcher.
 
     Args:
-      desk: where the run is.
-      gate: who may call; None where the socket's permissions say so.
+      dispatcher: where the run is.
+      access: who may call; None where the socket's permissions say so.
       describe_run: returns the run as it stands.
       journal: the operational log.
-      answering: counts calls, and turns errors into statuses.
+      calls: counts calls, and turns errors into statuses.
     """
 
     def __init__(
         self,
-        desk: Desk,
-        gate: Gate | None,
+        dispatcher: Dispatcher,
+        access: Access | None,
         describe_run: Callable[[], pb.Run],
         journal: Journal,
-        answering: Answering,
+        calls: Calls,
     ) -> None:
-        self._desk, self._gate, self._describe = desk, gate, describe_run
-        self._journal, self._answering = journal, answering
+        self._dispatcher, self._access, self._describe = dispatcher, access, describe_run
+        self._journal, self._calls = journal, calls
 
     async def GetRun(self, request: Any, context: Any) -> Any:
         """Returns the run as it stands."""
-        return await self._answering(context, "GetRun", self._now(context))
+        return await self._calls(context, "GetRun", self._now(context))
 
     async def PauseRun(self, request: Any, context: Any) -> Any:
         """Gives no more tasks; answers are still taken."""
-        return await self._answering(context, "PauseRun", self._control(context, "pause"))
+        return await self._calls(context, "PauseRun", self._control(context, "pause"))
 
     async def ResumeRun(self, request: Any, context: Any) -> Any:
         """Gives tasks again."""
-        return await self._answering(context, "ResumeRun", self._control(context, "resume"))
+        return await self._calls(context, "ResumeRun", self._control(context, "resume"))
 
     async def StopRun(self, request: Any, context: Any) -> Any:
         """Ends the run for good."""
-        return await self._answering(context, "StopRun", self._control(context, "stop"))
+        return await self._calls(context, "StopRun", self._control(context, "stop"))
 
     async def RemoveClient(self, request: Any, context: Any) -> Any:
         """Divides a client's factor out for good."""
-        return await self._answering(context, "RemoveClient", self._remove(context, request.client))
+        return await self._calls(context, "RemoveClient", self._remove(context, request.client))
 
     async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Tells what happened after a cursor, and what happens, until the run or the call ends."""
-        await self._answering(context, "WatchRun", self._admit(context))
+        await self._calls(context, "WatchRun", self._admit(context))
         cursor = request.cursor
         while True:
             # Both are looked at before the log, so that nothing happens unseen in between.
-            change = self._desk.change()
-            over = request.once or self._desk.closing or self._desk.ended
-            while lines := await self._answering.part(
+            change = self._dispatcher.change()
+            over = request.once or self._dispatcher.closing or self._dispatcher.ended
+            while lines := await self._calls.part(
                 context, "WatchRun", self._after(context, cursor)
             ):
                 for cursor, moment, kind, client, text in lines:
@@ -95,15 +95,15 @@ class Admin:
             await until(change, 1.0)
 
     async def _admit(self, context: Any) -> None:
-        if self._gate is not None:
-            self._gate.admit_operator(context)
+        if self._access is not None:
+            self._access.admit_operator(context)
 
     async def _after(self, context: Any, cursor: int) -> Any:
         # Also here: a certificate may be revoked while its holder watches.
         await self._admit(context)
         if cursor > _LAST:
             raise errors.ProtocolError(f"cursor is {cursor}, expected at most {_LAST}")
-        return await self._desk.run(self._journal.events, cursor)
+        return await self._dispatcher.run(self._journal.events, cursor)
 
     async def _now(self, context: Any) -> Any:
         await self._admit(context)
@@ -111,29 +111,34 @@ class Admin:
 
     async def _control(self, context: Any, action: Action) -> Any:
         await self._admit(context)
-        await self._desk.control(action)
+        await self._dispatcher.control(action)
         return self._describe()
 
     async def _remove(self, context: Any, client: str) -> Any:
         await self._admit(context)
-        await self._desk.remove(client)
+        await self._dispatcher.remove(client)
         return self._describe()
 
 
 def describe(
-    desk: Desk, prices: Prices, study: str, tls: bool, started: float, busy: frozenset[str]
+    dispatcher: Dispatcher,
+    prices: Prices,
+    study: str,
+    tls: bool,
+    started: float,
+    busy: frozenset[str],
 ) -> pb.Run:
     """Returns the run and its clients as they stand.
 
     Args:
-      desk: where the run is.
+      dispatcher: where the run is.
       prices: what was charged.
       study: its name.
       tls: whether clients show certificates.
       started: when the server started, in seconds of the monotonic clock.
       busy: the clients whose answers are arriving.
     """
-    spec, state, now = desk.spec, desk.state, time.monotonic()
+    spec, state, now = dispatcher.spec, dispatcher.state, time.monotonic()
     due = next_deadline(spec, state)
     gaps = [update.gap.largest for update in state.history if update.gap is not None]
     progress = progress_of(spec, state)
@@ -149,8 +154,10 @@ def describe(
         tls=tls,
         software=fedvi.__version__,
         uptime_seconds=now - started,
-        awaited=() if desk.ended else spec.schedule.awaited(progress),
-        clients=[_client(desk, state, prices, name, now, name in busy) for name in spec.clients],
+        awaited=() if dispatcher.ended else spec.schedule.awaited(progress),
+        clients=[
+            _client(dispatcher, state, prices, name, now, name in busy) for name in spec.clients
+        ],
     )
     place = spec.schedule.place(progress)
     if place is not None:
@@ -162,13 +169,18 @@ def describe(
         run.damping = damping[-1]
     if spec.budget is not None:
         run.epsilon_budget = spec.budget.epsilon
-    if due is not None and not desk.ended:
+    if due is not None and not dispatcher.ended:
         run.deadline_seconds = max(0.0, due - now)
     return run
 
 
 def _client(
-    desk: Desk, state: ServerState, prices: Prices, name: str, now: float, uploading: bool
+    dispatcher: Dispatcher,
+    state: ServerState,
+    prices: Prices,
+    name: str,
+    now: float,
+    uploading: bool,
 ) -> pb.ClientRow:
     seen = state.presence.seen.get(name)
     reason = state.away.get(name)
@@ -176,7 +188,7 @@ def _client(
     waiting = any(answer.task.client == name for answer in state.answers)
     if is_removed(state, name):
         doing, reason = "removed", None
-    elif name in desk.heard:
+    elif name in dispatcher.heard:
         doing = "done"
     elif reason is not None:
         doing = "away"

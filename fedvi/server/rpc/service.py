@@ -1,6 +1,6 @@
-"""What clients may ask: the FederationService, between gRPC and the desk.
+"""What clients may ask: the FederationService, between gRPC and the dispatcher.
 
-Every call passes the gate first, then is read strictly, then answered by the coordinator. Whatever is
+Every call passes access control first, then is read strictly, then answered by the coordinator. Whatever is
 refused goes back with its kind and a hint, and the server goes on.
 """
 
@@ -22,11 +22,11 @@ from fedvi.federation.messages import (
     Submit,
     Welcome,
 )
-from fedvi.server import protocol
-from fedvi.server.answering import MALFORMED, Answering, TooSlow
-from fedvi.server.desk import Desk
-from fedvi.server.gate import Gate
-from fedvi.server.uploads import Interrupted, Upload, Uploads
+from fedvi.server.core import protocol
+from fedvi.server.rpc.access import Access
+from fedvi.server.rpc.calls import MALFORMED, Calls, TooSlow
+from fedvi.server.rpc.dispatcher import Dispatcher
+from fedvi.server.store.uploads import Interrupted, Upload, Uploads
 from fedvi.transport import bundle, wire
 from fedvi.transport._wire import federation_pb2 as pb
 from fedvi.transport.bundle import Bundle
@@ -48,18 +48,20 @@ after half of this."""
 
 
 class Federation:
-    """The FederationService over a desk.
+    """The FederationService over a dispatcher.
 
     Args:
-      desk: where the run is.
-      gate: who may call.
+      dispatcher: where the run is.
+      access: who may call.
       uploads: where answers wait until they are complete.
-      answering: counts calls, and turns errors into statuses.
+      calls: counts calls, and turns errors into statuses.
     """
 
-    def __init__(self, desk: Desk, gate: Gate, uploads: Uploads, answering: Answering) -> None:
-        self._desk, self._gate, self._uploads = desk, gate, uploads
-        self._answering = answering
+    def __init__(
+        self, dispatcher: Dispatcher, access: Access, uploads: Uploads, calls: Calls
+    ) -> None:
+        self._dispatcher, self._access, self._uploads = dispatcher, access, uploads
+        self._calls = calls
         self._streams: dict[str, object] = {}
         self._packing = asyncio.Lock()
         self._bundles: dict[tuple[int, ...], tuple[Eta, Bundle]] = {}
@@ -73,21 +75,21 @@ class Federation:
         """Agrees on a protocol version, on the study, and on where both ledgers stand."""
 
         async def answer() -> Any:
-            self._gate.admit(context, request.client)
+            self._access.admit(context, request.client)
             hello, protocol = wire.hello_from(request)
-            welcome = _expect(Welcome, await self._desk.handle(hello))
+            welcome = _expect(Welcome, await self._dispatcher.handle(hello))
             return wire.welcome_to(welcome, protocol, self._uploads.limit)
 
-        return await self._answering(context, "Hello", answer())
+        return await self._calls(context, "Hello", answer())
 
     async def NextTask(self, request: Any, context: Any) -> Any:
         """Gives work, and waits for it if there is none yet."""
 
         async def answer() -> Any:
-            self._gate.admit(context, request.client)
+            self._access.admit(context, request.client)
             # A certificate may be revoked while its holder waits.
-            check = functools.partial(self._gate.check, context, request.client)
-            reply = await self._desk.next_task(*wire.next_task_from(request), check)
+            check = functools.partial(self._access.check, context, request.client)
+            reply = await self._dispatcher.next_task(*wire.next_task_from(request), check)
             match reply:
                 case Offer(task):
                     posterior = await self._bundle(task.posterior)
@@ -99,17 +101,17 @@ class Federation:
                     return pb.NextTaskReply(done=wire.done_to(reply))
             return pb.NextTaskReply(wait=pb.Wait())
 
-        return await self._answering(context, "NextTask", answer())
+        return await self._calls(context, "NextTask", answer())
 
     async def GetPayload(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Sends the bytes of a payload that the client's current task names."""
 
         async def find() -> Iterator[tuple[int, bytes]]:
-            self._gate.admit(context, request.client)
+            self._access.admit(context, request.client)
             client, sha256, offset, session = wire.get_payload_from(request)
             # Not whether it greeted: a download goes on where it was when the server was started anew.
-            protocol.check_newest(self._desk.state, client, session)
-            task = self._desk.state.tasks.get(client)
+            protocol.check_newest(self._dispatcher.state, client, session)
+            task = self._dispatcher.state.tasks.get(client)
             for eta in () if task is None else (task.posterior, task.factor):
                 found = await self._bundle(eta)
                 if found.manifest.sha256 == sha256:
@@ -126,60 +128,60 @@ class Federation:
         ends = _in(STREAM_SECONDS)
 
         async def check() -> None:
-            self._gate.check(context, request.client)
+            self._access.check(context, request.client)
             _check_time(ends)
 
-        for piece in await self._answering(context, "GetPayload", find()):
+        for piece in await self._calls(context, "GetPayload", find()):
             # Each piece waits until the client has taken the one before it.
-            await self._answering.part(context, "GetPayload", check())
+            await self._calls.part(context, "GetPayload", check())
             yield wire.chunk_to(*piece)
 
     async def SubmitResult(self, parts: AsyncIterator[Any], context: Any) -> Any:
         """Takes the answer to a task: a header, then chunks."""
-        return await self._answering(context, "SubmitResult", self._submit(parts, context))
+        return await self._calls(context, "SubmitResult", self._submit(parts, context))
 
     async def RenewLease(self, request: Any, context: Any) -> Any:
         """Hears that a client is still at work."""
 
         async def answer() -> Any:
-            self._gate.admit(context, request.client)
-            renewed = await self._desk.handle(wire.renew_from(request))
+            self._access.admit(context, request.client)
+            renewed = await self._dispatcher.handle(wire.renew_from(request))
             return wire.renewed_to(_expect(Renewed, renewed))
 
-        return await self._answering(context, "RenewLease", answer())
+        return await self._calls(context, "RenewLease", answer())
 
     async def ReportFailure(self, request: Any, context: Any) -> Any:
         """Hears that a client cannot answer."""
 
         async def answer() -> Any:
-            self._gate.admit(context, request.client)
-            await self._desk.handle(wire.failure_from(request))
+            self._access.admit(context, request.client)
+            await self._dispatcher.handle(wire.failure_from(request))
             return pb.ReportFailureReply()
 
-        return await self._answering(context, "ReportFailure", answer())
+        return await self._calls(context, "ReportFailure", answer())
 
     async def QueryTask(self, request: Any, context: Any) -> Any:
         """Says what became of an answer, and how much of it has arrived."""
 
         async def answer() -> Any:
-            self._gate.admit(context, request.client)
+            self._access.admit(context, request.client)
             query = wire.query_from(request)
             # Whom this lets in may send the answer, and no later than here is anybody refused.
             self._check_session(query.client, query.session)
             received = self._uploads.received(query.client, query.sha256)
             return wire.progress_to(wire.Progress(self._status(query), received))
 
-        return await self._answering(context, "QueryTask", answer())
+        return await self._calls(context, "QueryTask", answer())
 
     async def Goodbye(self, request: Any, context: Any) -> Any:
         """Hears that a client is leaving, and may come back."""
 
         async def answer() -> Any:
-            self._gate.admit(context, request.client)
-            await self._desk.handle(wire.goodbye_from(request))
+            self._access.admit(context, request.client)
+            await self._dispatcher.handle(wire.goodbye_from(request))
             return pb.GoodbyeReply()
 
-        return await self._answering(context, "Goodbye", answer())
+        return await self._calls(context, "Goodbye", answer())
 
     async def _submit(self, parts: AsyncIterator[Any], context: Any) -> Any:
         """Takes an upload, and hands it in once it is complete."""
@@ -187,14 +189,14 @@ class Federation:
         first = await _next(parts)
         if first is None or first.WhichOneof("part") != "header":
             raise errors.ProtocolError("an upload began without its header")
-        self._gate.admit(context, first.header.client)
+        self._access.admit(context, first.header.client)
         header = wire.header_from(first.header)
         client, manifest = header.client, header.manifest
         if header.inline is None:
             # From here on what follows is charged, whether or not all of it arrives. The digest alone
             # decides what of it is needed.
             begin = Begin(client, header.task_id, manifest.sha256, manifest.event, header.attempt)
-            reply = await self._desk.handle(begin)
+            reply = await self._dispatcher.handle(begin)
             if isinstance(reply, Receipt):
                 if reply.status == "duplicate":
                     # A server that was killed between its commit and this has left them.
@@ -210,7 +212,7 @@ class Federation:
             try:
 
                 def check() -> None:
-                    self._gate.check(context, client)
+                    self._access.check(context, client)
                     _check_time(ends)
 
                 return await self._take(parts, upload, header, stream, check)
@@ -252,21 +254,21 @@ class Federation:
         except errors.FedviError:
             self._uploads.forget(header.client)
             raise
-        self._answering.taken[header.client] += upload.size
+        self._calls.taken[header.client] += upload.size
         return receipt
 
     async def _hand_in(self, header: wire.Header, payload: Payload) -> Any:
         submit = Submit(header.client, header.task_id, payload, header.attempt)
-        receipt = _expect(Receipt, await self._desk.handle(submit))
+        receipt = _expect(Receipt, await self._dispatcher.handle(submit))
         self._uploads.forget(header.client)
         return wire.receipt_to(receipt)
 
     def _check_session(self, client: str, session: str) -> None:
-        protocol.check_session(self._desk.spec, self._desk.state, client, session)
+        protocol.check_session(self._dispatcher.spec, self._dispatcher.state, client, session)
 
     def _status(self, query: wire.Query) -> str:
         """Says what became of an answer; of another client's tasks, nothing."""
-        state = self._desk.state
+        state = self._dispatcher.state
         only = protocol.answer_of(state, query.client, query.task_id)
         if only not in (None, query.sha256):
             return "conflict"
@@ -280,7 +282,7 @@ class Federation:
         async with self._packing:
             key = _arrays_of(eta)
             if key not in self._bundles:
-                tasks = self._desk.state.tasks.values()
+                tasks = self._dispatcher.state.tasks.values()
                 held = (eta for task in tasks for eta in (task.posterior, task.factor))
                 needed = {_arrays_of(eta) for eta in held}
                 self._bundles = {k: v for k, v in self._bundles.items() if k in needed}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fedvi import errors
 from fedvi.privacy.events import Event
 from fedvi.privacy.ledger import Budget, Ledger
-from fedvi.server.prices import price
+from fedvi.server.core.prices import price
 
 __all__ = ["Curve", "Spending"]
 

@@ -10,7 +10,7 @@ from fedvi import errors
 from fedvi.transport.roster import Roster, holder
 from fedvi.typing import PRIOR
 
-__all__ = ["CALLS_AT_ONCE", "Bucket", "Gate", "RateExceeded"]
+__all__ = ["CALLS_AT_ONCE", "Access", "Bucket", "RateExceeded"]
 
 # A round of a tiny model takes 20 ms and a handful of calls; a loop gone wild takes thousands.
 CALLS_A_SECOND = 100.0
@@ -51,7 +51,7 @@ class Bucket:
         return True
 
 
-class Gate:
+class Access:
     """Admits a call if its certificate is that of the client, or operator, that it names.
 
     Without a roster there is no identity: that is for a loopback, or by an explicit choice.

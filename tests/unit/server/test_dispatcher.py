@@ -7,9 +7,9 @@ import pytest
 
 from fedvi import errors
 from fedvi.federation.messages import NextTask, Submit
-from fedvi.server import desk as desks
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.desk import Desk
+from fedvi.server.rpc import dispatcher as desks
+from fedvi.server.rpc.dispatcher import Dispatcher
 from fedvi.store.memory import MemoryServerStore
 from tests.states import frozen
 from tests.unit.server.test_turns import answer, make_spec
@@ -35,22 +35,22 @@ class Slow(MemoryServerStore):
 
 
 def run(work):
-    """Runs ``work(desk, store)`` while the first save is held, and lets it go when all are queued."""
+    """Runs ``work(dispatcher, store)`` while the first save is held, and lets it go when all are queued."""
 
     async def main():
         spec, store = make_spec("synchronous", clients=CLIENTS, quorum=1), Slow()
         told = []
-        desk = Desk(spec, Coordinator(spec, store), told.append)
+        dispatcher = Dispatcher(spec, Coordinator(spec, store), told.append)
         try:
-            return await work(desk, store), store, desk.state, told
+            return await work(dispatcher, store), store, dispatcher.state, told
         finally:
             store.go.set()
-            desk.close()
+            dispatcher.close()
 
     return asyncio.run(main())
 
 
-async def queued(desk, store, *works):
+async def queued(dispatcher, store, *works):
     """Starts the first work, and the others in their order once its save has begun."""
     tasks = [asyncio.create_task(works[0])]
     await asyncio.to_thread(store.begun.wait, 10.0)
@@ -62,8 +62,10 @@ async def queued(desk, store, *works):
 
 
 def test_requests_that_wait_for_a_save_are_saved_together():
-    async def work(desk, store):
-        return await queued(desk, store, *(desk.handle(NextTask(name)) for name in CLIENTS))
+    async def work(dispatcher, store):
+        return await queued(
+            dispatcher, store, *(dispatcher.handle(NextTask(name)) for name in CLIENTS)
+        )
 
     replies, store, state, told = run(work)
     assert [reply.task.client for reply in replies] == list(CLIENTS)
@@ -73,17 +75,17 @@ def test_requests_that_wait_for_a_save_are_saved_together():
 
 
 def test_all_that_one_change_wakes_are_answered_together():
-    async def work(desk, store):
+    async def work(dispatcher, store):
         store.go.set()
-        return await asyncio.gather(*(desk.handle(NextTask(name)) for name in CLIENTS))
+        return await asyncio.gather(*(dispatcher.handle(NextTask(name)) for name in CLIENTS))
 
     _, store, _, _ = run(work)
     assert [len(saved.tasks) for saved in store.saved] == [len(CLIENTS)]
 
 
 def test_no_reply_goes_out_before_its_group_is_saved():
-    async def work(desk, store):
-        tasks = [asyncio.create_task(desk.handle(NextTask(name))) for name in CLIENTS]
+    async def work(dispatcher, store):
+        tasks = [asyncio.create_task(dispatcher.handle(NextTask(name))) for name in CLIENTS]
         await asyncio.to_thread(store.begun.wait, 10.0)
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in tasks)
@@ -94,11 +96,11 @@ def test_no_reply_goes_out_before_its_group_is_saved():
 
 
 def test_a_request_that_is_refused_fails_alone_and_is_told_of():
-    async def work(desk, store):
-        wrong = desk.handle(NextTask("nobody"))
+    async def work(dispatcher, store):
+        wrong = dispatcher.handle(NextTask("nobody"))
         return await queued(
-            desk, store, desk.handle(NextTask("a")), desk.handle(NextTask("b")), wrong,
-            desk.handle(NextTask("c")),
+            dispatcher, store, dispatcher.handle(NextTask("a")), dispatcher.handle(NextTask("b")), wrong,
+            dispatcher.handle(NextTask("c")),
         )  # fmt: skip
 
     replies, store, _, told = run(work)
@@ -108,13 +110,13 @@ def test_a_request_that_is_refused_fails_alone_and_is_told_of():
 
 
 def test_if_a_group_cannot_be_saved_all_of_it_hears_so_and_nothing_is_changed():
-    async def work(desk, store):
+    async def work(dispatcher, store):
         store.go.set()
         store.full = True
-        tasks = (desk.handle(NextTask(name)) for name in CLIENTS)
+        tasks = (dispatcher.handle(NextTask(name)) for name in CLIENTS)
         replies = await asyncio.gather(*tasks, return_exceptions=True)
         store.full = False
-        return replies, await desk.handle(NextTask("a"))
+        return replies, await dispatcher.handle(NextTask("a"))
 
     (replies, again), store, _, _ = run(work)
     assert [type(reply) for reply in replies] == [errors.LedgerError] * len(CLIENTS)
@@ -123,10 +125,10 @@ def test_if_a_group_cannot_be_saved_all_of_it_hears_so_and_nothing_is_changed():
 
 
 def test_an_operator_comes_in_its_turn():
-    async def work(desk, store):
+    async def work(dispatcher, store):
         return await queued(
-            desk, store, desk.handle(NextTask("a")), desk.handle(NextTask("b")),
-            desk.control("pause"), desk.handle(NextTask("c")),
+            dispatcher, store, dispatcher.handle(NextTask("a")), dispatcher.handle(NextTask("b")),
+            dispatcher.control("pause"), dispatcher.handle(NextTask("c")),
         )  # fmt: skip
 
     replies, _, state, _ = run(work)
@@ -137,13 +139,13 @@ def test_an_operator_comes_in_its_turn():
 def test_large_answers_are_not_in_memory_together(monkeypatch):
     monkeypatch.setattr(desks, "_GROUP_BYTES", 20)
 
-    async def work(desk, store):
+    async def work(dispatcher, store):
         store.go.set()
-        offers = await asyncio.gather(*(desk.handle(NextTask(name)) for name in CLIENTS))
+        offers = await asyncio.gather(*(dispatcher.handle(NextTask(name)) for name in CLIENTS))
         submits = [Submit(o.task.client, o.task.task_id, answer(o.task)) for o in offers]
         assert sum(len(t.data) for t in submits[0].payload.tensors) == 16
         store.saved.clear()
-        return await asyncio.gather(*(desk.handle(submit) for submit in submits))
+        return await asyncio.gather(*(dispatcher.handle(submit) for submit in submits))
 
     replies, store, _, _ = run(work)
     assert {reply.status for reply in replies} == {"accepted"}
@@ -151,10 +153,10 @@ def test_large_answers_are_not_in_memory_together(monkeypatch):
 
 
 def test_a_call_that_was_given_up_before_its_turn_is_not_answered():
-    async def work(desk, store):
-        first = asyncio.create_task(desk.handle(NextTask("a")))
+    async def work(dispatcher, store):
+        first = asyncio.create_task(dispatcher.handle(NextTask("a")))
         await asyncio.to_thread(store.begun.wait, 10.0)
-        second = asyncio.create_task(desk.handle(NextTask("b")))
+        second = asyncio.create_task(dispatcher.handle(NextTask("b")))
         await asyncio.sleep(0.01)
         second.cancel()
         await asyncio.sleep(0.01)
@@ -168,10 +170,10 @@ def test_a_call_that_was_given_up_before_its_turn_is_not_answered():
 
 
 def test_after_the_end_a_request_is_told_that_the_server_stops():
-    async def work(desk, store):
+    async def work(dispatcher, store):
         store.go.set()
-        desk.close()
+        dispatcher.close()
         with pytest.raises(errors.TransportError, match="stopping"):
-            await desk.handle(NextTask("a"))
+            await dispatcher.handle(NextTask("a"))
 
     run(work)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from fedvi import errors
 from fedvi.privacy import accountants, events, ledger, statement
+from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.filter import rdp_filter
-from fedvi.privacy.itemised import with_tables
 from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.sums import Sums, with_sums
-from fedvi.server import stored
+from fedvi.server.store import schema
 from fedvi.store import sqlite
 
 __all__ = [
@@ -107,7 +107,7 @@ def read(path: Path) -> list[Book]:
     Raises:
       ConfigError: there is no ledger at the path.
     """
-    if path.parent.name == stored.DATABASE and path.parent.is_file():
+    if path.parent.name == schema.DATABASE and path.parent.is_file():
         return _only(_books(path.parent), path)
     if not path.exists():
         raise errors.ConfigError(
@@ -123,8 +123,8 @@ def read(path: Path) -> list[Book]:
             "ledger/*.jsonl",
             sqlite.DATABASE,
             f"*/{sqlite.DATABASE}",
-            stored.DATABASE,
-            f"*/{stored.DATABASE}",
+            schema.DATABASE,
+            f"*/{schema.DATABASE}",
         )
         for file in sorted(path.glob(pattern))
     ]
@@ -132,7 +132,7 @@ def read(path: Path) -> list[Book]:
         raise errors.ConfigError(
             f"the folder {path} holds no ledger",
             f"ledgers are named *.jsonl (exported), {sqlite.DATABASE} (a client's store) or "
-            f"{stored.DATABASE} (a server's)",
+            f"{schema.DATABASE} (a server's)",
         )
     return _some([book for file in found for book in _books(file)], path)
 
@@ -371,8 +371,8 @@ def words(event: events.Event) -> str:
 
 def _books(path: Path) -> list[Book]:
     try:
-        if path.name == stored.DATABASE:
-            found = stored.read_ledgers(path.parent)
+        if path.name == schema.DATABASE:
+            found = schema.read_ledgers(path.parent)
             return [Book(path / client, found[client], "") for client in sorted(found)]
         return [Book(path, _ledger(path), "")]
     except errors.LedgerError as error:
@@ -450,7 +450,7 @@ def _stored(path: Path) -> Ledger:
     if path.name != sqlite.DATABASE:
         raise errors.LedgerError(
             f"it is a database; a client's store is named {sqlite.DATABASE}, a server's "
-            f"{stored.DATABASE}"
+            f"{schema.DATABASE}"
         )
     return sqlite.read_ledger(path.parent)
 

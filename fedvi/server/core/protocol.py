@@ -29,9 +29,9 @@ from fedvi.federation.messages import (
 from fedvi.inference.base import Change, Task
 from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
-from fedvi.server import sums
-from fedvi.server.membership import extend, remove
-from fedvi.server.state import (
+from fedvi.server.core import sum_rounds
+from fedvi.server.core.membership import extend, remove
+from fedvi.server.core.state import (
     EXHAUSTED,
     LEFT,
     OVER,
@@ -53,7 +53,7 @@ from fedvi.server.state import (
     served,
     take_up,
 )
-from fedvi.server.turns import (
+from fedvi.server.core.turns import (
     brings_work,
     check_fold,
     check_size,
@@ -442,7 +442,7 @@ def _read(spec: ServerSpec, task: Task, payload: Payload) -> Change:
     what = f"the answer to task {task.task_id!r}"
     if spec.gather is not None:
         with strictly(f"{what} cannot be read"):
-            return sums.exact(spec.gather, value, spec.prior, len(spec.clients))
+            return sum_rounds.exact(spec.gather, value, spec.prior, len(spec.clients))
     with strictly(f"{what} cannot be read"):
         change = spec.finish[task.client](value, task)
         # Of a survey the change is zero, whatever the client sent.

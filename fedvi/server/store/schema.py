@@ -18,10 +18,10 @@ import numpy as np
 from fedvi import errors
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.ledger import Ledger
-from fedvi.server import cells
-from fedvi.server.cells import Key, Reference
-from fedvi.server.journal import Event
-from fedvi.server.state import ServerState
+from fedvi.server.core.state import ServerState
+from fedvi.server.store import state_cells
+from fedvi.server.store.journal import Event
+from fedvi.server.store.state_cells import Key, Reference
 from fedvi.store import blobs, files
 from fedvi.typing import Eta
 
@@ -130,8 +130,8 @@ def read_state(folder: Path, like: Eta = None) -> ServerState | None:
         if not texts:
             return None
         with damage_reported(path):
-            values = {key: cells.decode(key, text, get, like) for key, text in texts.items()}
-            return cells.assemble(values, read_appended(connection, path))
+            values = {key: state_cells.decode(key, text, get, like) for key, text in texts.items()}
+            return state_cells.assemble(values, read_appended(connection, path))
 
 
 def read_ledgers(folder: Path) -> dict[str, Ledger]:
@@ -213,7 +213,7 @@ def read_appended(connection: sqlite3.Connection, path: Path) -> dict[str, Any]:
     with damage_reported(path):
         return {
             "accepted": {task_id: sha256 for _, task_id, sha256 in accepted},
-            "history": tuple(cells.update_of(line) for _, line in history),
+            "history": tuple(state_cells.update_of(line) for _, line in history),
             "ledgers": _chains(connection, path),
         }
 

@@ -6,7 +6,7 @@ from fedvi.federation import fold as folding
 from fedvi.inference.base import Standing
 from fedvi.inference.noise_aware import anew
 from fedvi.privacy import ledger as ledgers
-from fedvi.server.state import (
+from fedvi.server.core.state import (
     OVER,
     REMOVED,
     ServerSpec,
@@ -17,7 +17,15 @@ from fedvi.server.state import (
     progress_of,
     served,
 )
-from fedvi.server.turns import check_fold, noted, rounds_at_last_fold, settle, stand, strictly, tick
+from fedvi.server.core.turns import (
+    check_fold,
+    noted,
+    rounds_at_last_fold,
+    settle,
+    stand,
+    strictly,
+    tick,
+)
 
 __all__ = ["extend", "remove"]
 

@@ -11,13 +11,13 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.expfam.windows import windows
+from fedvi.expfam.mapped_arrays import windows
 from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
 from fedvi.federation.progress import Progress, StageEnd
 from fedvi.inference.base import Fold, Standing
-from fedvi.server import sums
-from fedvi.server.state import (
+from fedvi.server.core import sum_rounds
+from fedvi.server.core.state import (
     EXHAUSTED,
     OVER,
     OVERDUE,
@@ -322,7 +322,7 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
     return noted(spec, state, rounds_before, update)
 
 
-def _gathered(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> ServerState:
+def _gathered(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -> ServerState:
     """Folds the sum of a round's answers; gives the round up if too few came, or no step follows of it.
 
     Guarantee: with ``answers`` of one version, the state after is a function of the state before, of who
@@ -337,14 +337,14 @@ def _gathered(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> Serv
         return _given_up(spec, state)
 
 
-def _sum_folded(spec: ServerSpec, gather: sums.Gather, state: ServerState) -> ServerState:
+def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -> ServerState:
     members = spec.clients
     # Successive updates of the same stage's clients are compared, as of a group elsewhere.
     group = spec.schedule.view(progress_of(spec, state)).clients
     whole = tree.total((state.factors[name] for name in members), spec.family.zeros())
     # As one client with everybody's records would have answered, after as many answers as there were sums.
     task = state.answers[0].task._replace(factor=whole, visit=state.version)
-    told = sums.totals(gather, [answer.change for answer in state.answers])
+    told = sum_rounds.totals(gather, [answer.change for answer in state.answers])
     finished = spec.finish[task.client](told, task)
     change = finished.delta
     check_size(change, "the sum of a round")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvi.inference.lanes import PARTS, lane_count, side_by_side, striped
+from fedvi.inference.parallel_parts import PARTS, lane_count, side_by_side, striped
 
 
 @given(count=st.integers(1, 1000), parts=st.integers(1, 9), seed=st.integers(0, 3))

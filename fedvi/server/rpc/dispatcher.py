@@ -15,12 +15,12 @@ from typing import Any
 
 from fedvi import errors
 from fedvi.federation.messages import Goodbye, NextTask, Reply, Request, Submit, Wait
-from fedvi.server import happenings
 from fedvi.server.coordinator import Coordinator, Step
-from fedvi.server.happenings import Happening
-from fedvi.server.protocol import OVER, Action, ServerSpec, ServerState, next_deadline
+from fedvi.server.core import run_events
+from fedvi.server.core.protocol import OVER, Action, ServerSpec, ServerState, next_deadline
+from fedvi.server.core.run_events import Happening
 
-__all__ = ["Desk", "until"]
+__all__ = ["Dispatcher", "until"]
 
 # Answers that are taken together are in memory together, before they are saved.
 _GROUP_BYTES = 16 << 20
@@ -44,7 +44,7 @@ class _Group:
         return True
 
 
-class Desk:
+class Dispatcher:
     """Hands requests to a coordinator, one at a time, and tells what happened.
 
     Args:
@@ -241,11 +241,11 @@ class Desk:
                 return  # as each client hears after a restart
             case errors.FedviError() as error:
                 kind = type(request).__name__
-                self._on_happening(happenings.refused(kind, request.client, error))
+                self._on_happening(run_events.refused(kind, request.client, error))
                 return
             case Exception():
                 return
-        for happening in happenings.between(self.spec, step.before, step.after, request):
+        for happening in run_events.between(self.spec, step.before, step.after, request):
             self._on_happening(happening)
         # Not by the Done itself, which may be lost on its way: the link says Goodbye when it has it.
         if isinstance(request, Goodbye) and step.after.status in OVER:
@@ -261,7 +261,7 @@ class Desk:
     def _watched(self, act: Callable[[], None]) -> None:
         before = self._coordinator.state
         act()
-        for happening in happenings.between(self.spec, before, self._coordinator.state, None):
+        for happening in run_events.between(self.spec, before, self._coordinator.state, None):
             self._on_happening(happening)
 
     def _ring_from_thread(self, *_: object) -> None:

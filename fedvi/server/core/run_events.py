@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fedvi import errors
 from fedvi.federation.messages import Begin, Failure, Goodbye, Hello, Request, Submit
-from fedvi.server.protocol import (
+from fedvi.server.core.protocol import (
     EXHAUSTED,
     OVERDUE,
     REMOVED,

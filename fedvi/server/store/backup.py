@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedvi import errors
 from fedvi.privacy import ledger as ledgers
-from fedvi.server import stored
+from fedvi.server.store import schema
 from fedvi.store import blobs, files, sqlite
 
 __all__ = ["Backup", "back_up"]
@@ -60,10 +60,10 @@ def back_up(source: Path, to: Path) -> Backup:
         part = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
         undo.callback(shutil.rmtree, part, ignore_errors=True)
         _copy(source, part)
-        state = stored.read_state(part)
-        anchors = {name: ledgers.anchor(book) for name, book in stored.read_ledgers(part).items()}
+        state = schema.read_state(part)
+        anchors = {name: ledgers.anchor(book) for name, book in schema.read_ledgers(part).items()}
         for name in ("-wal", "-shm"):
-            (part / (stored.DATABASE + name)).unlink(missing_ok=True)
+            (part / (schema.DATABASE + name)).unlink(missing_ok=True)
         size = sum(path.stat().st_size for path in part.rglob("*") if path.is_file())
         files.sync(part)
         part.rename(to)
@@ -82,9 +82,9 @@ def _check_source(source: Path) -> None:
             "noise off what was sent",
             "back the server's state up, which keeps this client's ledger too",
         )
-    if not (source / stored.DATABASE).is_file():
+    if not (source / schema.DATABASE).is_file():
         raise errors.ConfigError(
-            f"{source} holds no server's state: {stored.DATABASE} is not there",
+            f"{source} holds no server's state: {schema.DATABASE} is not there",
             "give the folder that `fedvi server` was started with",
         )
 
@@ -96,13 +96,13 @@ def _copy_blobs(source: Path, into: Path, sizes: Mapping[str, int]) -> None:
 
 
 def _copy(source: Path, part: Path) -> None:
-    database, into = part / stored.DATABASE, part / stored.BLOBS
-    with stored.opened(source) as connection:
+    database, into = part / schema.DATABASE, part / schema.BLOBS
+    with schema.opened(source) as connection:
         os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with contextlib.closing(sqlite3.connect(database)) as copy:
             connection.backup(copy)
             rows = copy.execute("SELECT sha256, size FROM arrays WHERE data IS NULL").fetchall()
-        _copy_blobs(source / stored.BLOBS, into, dict(rows))
+        _copy_blobs(source / schema.BLOBS, into, dict(rows))
     if (source / _PLAN).is_file():
         _copy_plan(source, part)
     files.sync(database)

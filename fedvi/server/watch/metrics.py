@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedvi import errors
-from fedvi.server.answering import Answering
+from fedvi.server.rpc.calls import Calls
 
 __all__ = ["Metrics"]
 
@@ -20,18 +20,18 @@ class Metrics:
     Args:
       address: HOST:PORT; port 0 takes a free one.
       describe_run: returns the run as it stands (an admin ``Run``).
-      answering: counts of calls.
+      calls: counts of calls.
 
     Raises:
       TransportError: the address cannot be bound.
     """
 
-    def __init__(self, address: str, describe_run: Callable[[], Any], answering: Answering) -> None:
+    def __init__(self, address: str, describe_run: Callable[[], Any], calls: Calls) -> None:
         import prometheus_client
 
         host, _, port = address.rpartition(":")
         registry = prometheus_client.CollectorRegistry()
-        registry.register(_Collector(describe_run, answering))
+        registry.register(_Collector(describe_run, calls))
         try:
             self._server, self._thread = prometheus_client.start_http_server(
                 int(port), host.strip("[]") or "127.0.0.1", registry
@@ -51,8 +51,8 @@ class Metrics:
 
 
 class _Collector:
-    def __init__(self, describe_run: Callable[[], Any], answering: Answering) -> None:
-        self._describe, self._answering = describe_run, answering
+    def __init__(self, describe_run: Callable[[], Any], calls: Calls) -> None:
+        self._describe, self._calls = describe_run, calls
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -76,11 +76,11 @@ class _Collector:
             yield GaugeMetricFamily("fedvi_damping", "Step of the last fold.", value=run.damping)
         yield from self._clients(run)
         calls = CounterMetricFamily("fedvi_calls", "Calls.", labels=["method", "code"])
-        for (method, code), count in sorted(dict(self._answering.calls).items()):
+        for (method, code), count in sorted(dict(self._calls.calls).items()):
             calls.add_metric([method, code], count)
         yield calls
         taken = CounterMetricFamily("fedvi_answer_bytes", "Bytes of answers.", labels=["client"])
-        for client, size in sorted(dict(self._answering.taken).items()):
+        for client, size in sorted(dict(self._calls.taken).items()):
             taken.add_metric([client], size)
         yield taken
 

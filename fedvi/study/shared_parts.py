@@ -10,7 +10,7 @@ from fedvi.federation import damping, schedules
 from fedvi.federation.progress import Patience, Schedule
 from fedvi.federation.script import Stage, scripted
 from fedvi.privacy import accountants, ledger
-from fedvi.privacy.itemised import with_tables
+from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.sums import Sums, with_sums
 from fedvi.study import conjugates, factories, regressions
 from fedvi.study.config import Study

@@ -21,13 +21,13 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.expfam.windows import evict, windows
+from fedvi.expfam.mapped_arrays import evict, windows
 from fedvi.privacy import ledger as ledgers
-from fedvi.server import cells, stored
-from fedvi.server.cells import Key, Reference
-from fedvi.server.journal import Event
-from fedvi.server.membership import extend
-from fedvi.server.state import ServerSpec, ServerState
+from fedvi.server.core.membership import extend
+from fedvi.server.core.state import ServerSpec, ServerState
+from fedvi.server.store import schema, state_cells
+from fedvi.server.store.journal import Event
+from fedvi.server.store.state_cells import Key, Reference
 from fedvi.store import blobs, files
 from fedvi.typing import Eta
 
@@ -84,9 +84,9 @@ class SqliteServerStore:
         with contextlib.ExitStack() as undo:
             self._lock = files.lock_folder(folder, _IN_USE)
             undo.callback(os.close, self._lock)
-            self._path = folder / stored.DATABASE
+            self._path = folder / schema.DATABASE
             with files.reported(self._path):
-                self._blobs = blobs.Blobs(folder / stored.BLOBS)
+                self._blobs = blobs.Blobs(folder / schema.BLOBS)
                 self._connection = files.connect(self._path, secure_delete=False)
                 undo.callback(self._connection.close)
                 self._connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
@@ -191,7 +191,7 @@ class SqliteServerStore:
             mapped = self._shelf.get(reference)
             if mapped is None:
                 self._put({reference: array})
-                content = blobs.read(self._folder / stored.BLOBS, reference.sha256, reference.size)
+                content = blobs.read(self._folder / schema.BLOBS, reference.sha256, reference.size)
                 mapped = content.view(reference.dtype).reshape(reference.shape)
                 self._shelf[reference] = mapped
                 self._remember(mapped, reference)
@@ -227,7 +227,7 @@ class SqliteServerStore:
     def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
         """Returns the lines of the operational log after a number, at most ``limit`` of them."""
         with self._guard, files.reported(self._path):
-            return stored.events_after(self._connection, after, limit)
+            return schema.events_after(self._connection, after, limit)
 
     def close(self) -> None:
         """Closes the files and lets another server have the folder; again does nothing."""
@@ -240,20 +240,20 @@ class SqliteServerStore:
     def _migrate(self) -> None:
         """Brings the database to the version that is written now, in one transaction."""
         found = files.check_schema(
-            self._connection, self._path, stored.APPLICATION, stored.VERSIONS
+            self._connection, self._path, schema.APPLICATION, schema.VERSIONS
         )
-        if found == stored.VERSIONS[-1]:
+        if found == schema.VERSIONS[-1]:
             return
         if found == 0:
             files.check_fresh(self._path, self._lock)
         with files.transaction(self._connection, self._path) as write:
-            for script in stored.MIGRATIONS[found:]:
+            for script in schema.MIGRATIONS[found:]:
                 for statement in files.statements(script):
                     write(statement)
             if found == 0:
                 write("INSERT INTO meta VALUES ('study_digest', ?)", self._spec.study_digest)
-            write(f"PRAGMA application_id = {stored.APPLICATION}")
-            write(f"PRAGMA user_version = {stored.VERSIONS[-1]}")
+            write(f"PRAGMA application_id = {schema.APPLICATION}")
+            write(f"PRAGMA user_version = {schema.VERSIONS[-1]}")
         # The names of new files are on the disk before anything relies on them.
         files.sync(self._folder)
 
@@ -290,26 +290,28 @@ class SqliteServerStore:
 
     def _take_up(self) -> ServerState | None:
         """Reads the state, checks all of it, and deletes the files that nothing names."""
-        self._files = set(stored.check_arrays(self._connection, self._folder))
+        self._files = set(schema.check_arrays(self._connection, self._folder))
         self._blobs.sweep(keep=self._files)
-        texts = stored.read_cells(self._connection, self._path)
-        appended = stored.read_appended(self._connection, self._path)
+        texts = schema.read_cells(self._connection, self._path)
+        appended = schema.read_appended(self._connection, self._path)
         for client, header in self._spec.headers.items():
             if client in appended["ledgers"]:
                 files.check_header(appended["ledgers"][client].header, header, self._path)
         if not texts:
             return None
-        with stored.damage_reported(self._path):
+        with schema.damage_reported(self._path):
             self._cells = {key: self._decoded(key, text) for key, text in texts.items()}
             self._counts = collections.Counter(
                 itertools.chain.from_iterable(cell.digests for cell in self._cells.values())
             )
-            return cells.assemble({k: cell.value for k, cell in self._cells.items()}, appended)
+            return state_cells.assemble(
+                {k: cell.value for k, cell in self._cells.items()}, appended
+            )
 
     def _encoded(self, state: ServerState, arrays: dict[Reference, np.ndarray]) -> dict[Key, _Cell]:
         """Writes the cells that are other objects than before; notes the arrays of those."""
         after = {}
-        for key, value in cells.flatten(state).items():
+        for key, value in state_cells.flatten(state).items():
             before = self._cells.get(key)
             if before is not None and before.value is value:
                 after[key] = before
@@ -322,7 +324,7 @@ class SqliteServerStore:
                 arrays[reference] = array
                 return reference
 
-            text = cells.encode(key, value, put)
+            text = state_cells.encode(key, value, put)
             after[key] = _Cell(value, text, tuple(references))
         return after
 
@@ -333,7 +335,7 @@ class SqliteServerStore:
             references.append(reference)
             return self._array(reference)
 
-        value = cells.decode(key, text, get, self._spec.prior)
+        value = state_cells.decode(key, text, get, self._spec.prior)
         return _Cell(value, text, tuple(references))
 
     def _settled(self, state: ServerState, arrays: dict[Reference, np.ndarray]) -> ServerState:
@@ -347,8 +349,11 @@ class SqliteServerStore:
                 key: self._decoded(key, cell.text) if large.intersection(cell.references) else cell
                 for key, cell in self._cells.items()
             }
-            others = {name: getattr(state, name) for name in (*cells.APPENDED, *cells.VOLATILE)}
-            state = cells.assemble({key: cell.value for key, cell in settled.items()}, others)
+            others = {
+                name: getattr(state, name)
+                for name in (*state_cells.APPENDED, *state_cells.VOLATILE)
+            }
+            state = state_cells.assemble({key: cell.value for key, cell in settled.items()}, others)
             self._cells = settled
         return state
 
@@ -363,7 +368,7 @@ class SqliteServerStore:
             if _has_file(name) and name.sha256 not in self._files
         }
         if large:
-            with files.reported(self._folder / stored.BLOBS):
+            with files.reported(self._folder / schema.BLOBS):
                 self._blobs.put(large)
             self._files.update(large)
 
@@ -390,7 +395,7 @@ class SqliteServerStore:
         """Returns the one array that stands for a reference as long as anybody holds it."""
         array = self._shelf.get(reference)
         if array is None:
-            array = stored.array_of(self._connection, self._folder, reference)
+            array = schema.array_of(self._connection, self._folder, reference)
             self._shelf[reference] = array
             self._remember(array, reference)
         return array
@@ -424,7 +429,7 @@ def _news(
         yield "INSERT INTO accepted VALUES (?, ?, ?)", (position, *pair)
     history = () if before is None else before.history
     for position, update in _added(history, after.history, "history", path):
-        yield "INSERT INTO history VALUES (?, ?)", (position, cells.line_of(update))
+        yield "INSERT INTO history VALUES (?, ?)", (position, state_cells.line_of(update))
     books = {} if before is None else before.ledgers
     if not books.keys() <= after.ledgers.keys():
         _refuse_shrunk("ledgers", path)

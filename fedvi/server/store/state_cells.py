@@ -17,7 +17,7 @@ from fedvi.federation.fold import Gap
 from fedvi.federation.progress import StageEnd, StagePlace
 from fedvi.inference.base import Change, Standing, Task
 from fedvi.inference.coordinates import Coordinates
-from fedvi.server.state import Answer, ServerState, Update
+from fedvi.server.core.state import Answer, ServerState, Update
 from fedvi.typing import Eta
 
 __all__ = [

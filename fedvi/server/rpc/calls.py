@@ -12,11 +12,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fedvi import errors
-from fedvi.server import happenings, logs
-from fedvi.server.happenings import Happening
+from fedvi.server import logs
+from fedvi.server.core import run_events
+from fedvi.server.core.run_events import Happening
 from fedvi.transport.status import to_status
 
-__all__ = ["MALFORMED", "READ_SECONDS", "Answering", "Reading", "TooSlow"]
+__all__ = ["MALFORMED", "READ_SECONDS", "Calls", "Reading", "TooSlow"]
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class TooSlow(errors.TransportError):
     """A stream takes too long; the caller may ask for the rest of it in another."""
 
 
-class Answering:
+class Calls:
     """Answers calls, turns errors into statuses and counts both; lives in the event loop.
 
     Args:
@@ -64,7 +65,7 @@ class Answering:
         except errors.FedviError as error:
             self.calls[method, type(error).__name__] += 1
             if isinstance(error, errors.IdentityError):
-                self._tell(happenings.refused(method, "", error))
+                self._tell(run_events.refused(method, "", error))
             await context.abort(*to_status(error))
         except Exception as error:
             # The text of an unforeseen error may hold anything: where it happened is told, and what
@@ -81,7 +82,7 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
     """Refuses bytes that are no message like any other mistake, which gRPC would log at length.
 
     Args:
-      answering: answers what is refused.
+      calls: answers what is refused.
       place: holds a caller's place while its call is open.
       hurries: whether a stream ends that is not read for ``READ_SECONDS``; an operator may look at a
         page for as long as it takes.
@@ -89,11 +90,11 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
 
     def __init__(
         self,
-        answering: Answering,
+        calls: Calls,
         place: Callable[[Any], AbstractContextManager[None]],
         hurries: bool,
     ) -> None:
-        self._answering, self._place, self._hurries = answering, place, hurries
+        self._calls, self._place, self._hurries = calls, place, hurries
         self._handlers: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -127,13 +128,13 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
             async def refused() -> None:
                 raise error
 
-            await self._answering.part(context, method, refused())
+            await self._calls.part(context, method, refused())
 
         async def enter(context: Any, places: ExitStack, request: Any = None) -> None:
             async def taken() -> None:
                 places.enter_context(self._place(context))
 
-            await self._answering.part(context, method, taken())
+            await self._calls.part(context, method, taken())
             if request is MALFORMED:
                 malformed = errors.ProtocolError(
                     f"what {method} was sent is no message of {path[1:].rpartition('.')[0]}",

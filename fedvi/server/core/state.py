@@ -14,7 +14,7 @@ from fedvi.federation.messages import FAILURES
 from fedvi.federation.progress import Patience, Progress, Schedule, StageEnd, StagePlace
 from fedvi.inference.base import Change, Fold, Standing, Task
 from fedvi.privacy import events, ledger
-from fedvi.server.sums import Gather
+from fedvi.server.core.sum_rounds import Gather
 from fedvi.typing import Eta
 
 __all__ = [

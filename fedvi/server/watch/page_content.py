@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from fedvi.server.journal import Journal
-from fedvi.server.page_spending import Spending
-from fedvi.server.protocol import ServerSpec, ServerState, Update, is_removed
-from fedvi.server.shown import run_as_dict
+from fedvi.server.core.protocol import ServerSpec, ServerState, Update, is_removed
+from fedvi.server.store.journal import Journal
+from fedvi.server.watch.page_spending import Spending
+from fedvi.server.watch.public_values import run_as_dict
 
 __all__ = ["Contents"]
 
