@@ -19,7 +19,7 @@ from fedvi.data.source import ArraySource
 from fedvi.expfam.base import Gaussian
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.capabilities import HasOutcome, Regression, RunsForwards
-from fedvi.models.outcomes.base import Predicts, Scatters
+from fedvi.models.outcomes.base import Predicts, Scatters, measured
 from fedvi.results import ancestral, finished
 from fedvi.results import draws as draws_of
 from fedvi.results import posterior as posteriors
@@ -295,8 +295,8 @@ def _outcome(assembly: Assembly) -> tuple[str, int]:
         return "other", 0
     response, outcome = design.response, _law(model)
     # Of a number, figures need a predictor that is exactly normal.
-    if outcome is not None and (isinstance(model, Regression) or outcome.measured != "number"):
-        kind = outcome.measured
+    if outcome is not None and (isinstance(model, Regression) or measured(outcome) != "number"):
+        kind = measured(outcome)
     else:
         # A NumPyro model may say anything of a number, but of a count only what its density says.
         kind = response.type if response.type in ("level", "binary", "count") else "other"
@@ -502,7 +502,7 @@ def _unit_of_density(assembly: Assembly, drawn: tuple[_Law, ...] | None) -> tupl
         return "file", 0.0  # its times are as the file has them
     outcome = _law(assembly.model)
     if outcome is not None:
-        dense = "number", "several", *(() if outcome.measured == "binomial" else ("counts",))
+        dense = "number", "several", *(() if measured(outcome) == "binomial" else ("counts",))
         columns = response.columns if response and response.type in dense else ()
     elif drawn is None:
         return ("", 0.0) if response and response.type in ("binary", "level") else ("model", 0.0)

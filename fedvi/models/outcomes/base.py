@@ -29,6 +29,7 @@ __all__ = [
     "Scatters",
     "Several",
     "WithOffset",
+    "measured",
     "quantile",
     "steepest",
     "typical_curvature",
@@ -237,6 +238,11 @@ class WithOffset:
 def typical_curvature(response: Any) -> float:
     """Returns a response's own ``typical_curvature``, or the usual one."""
     return float(getattr(response, "typical_curvature", TYPICAL_CURVATURE))
+
+
+def measured(outcome: Any) -> str:
+    """Returns how predictions of an outcome are held against what came true; "other" if it does not say."""
+    return str(getattr(outcome, "measured", "other"))
 
 
 def steepest(response: Any, linear_predictor: Any, y: Any) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -19,6 +20,7 @@ from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
 from fedvi.expfam.gamma import Gamma
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian
+from fedvi.models.glm import regression
 from fedvi.results import evaluation
 from fedvi.results.evaluation import evaluate
 from fedvi.results.scores import area_under_curve
@@ -159,6 +161,30 @@ def test_numbers_are_predicted_in_the_unit_of_the_file_with_honest_intervals() -
     # 4 standard errors of a share of 4,000: a false alarm in 16,000, and the seed is fixed.
     assert numbers.coverage_50 == pytest.approx(0.5, abs=4 * math.sqrt(0.25 / 4000))
     assert numbers.coverage_95 == pytest.approx(0.95, abs=4 * math.sqrt(0.0475 / 4000))
+
+
+class Waiting:
+    """Times of mean e^a, of which no more than the density is said."""
+
+    conjugate = False
+
+    def log_density(self, a: Any, y: Any) -> Any:
+        return self.derivatives(a, y)[0]
+
+    def derivatives(self, a: Any, y: Any) -> tuple[Any, Any, Any]:
+        ratio = y * jnp.exp(-a)
+        return -a - ratio, ratio - 1.0, -ratio
+
+
+def test_an_outcome_that_says_no_more_than_its_density_is_held_against_that_alone() -> None:
+    scaled = {**NUMBER, "scale": 10}
+    assembly = assembled("linear", "y ~ a", {"y": scaled})
+    names = assembly.design.names
+    own = dataclasses.replace(assembly, model=regression(names, 2.5, None, Waiting(), False))
+    found = evaluate(own, point(0.5, 1.0), records(with_constant([-1.0, 1.0]), [0.4, 3.0]))
+    assert (found.outcome, found.density_per, found.numbers) == ("other", "file", None)
+    law = scipy.stats.expon.logpdf([4.0, 30.0], scale=10 * np.exp([-0.5, 1.5]))
+    assert found.mean_log_likelihood == pytest.approx(law.mean(), rel=1e-6)
 
 
 @pytest.mark.parametrize("dispersion", [None, 0.5])
