@@ -142,6 +142,12 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
     section = KindSection(kind=study.model.kind, **arguments)
     factory = factories.find("model", study.model.kind, models)
     if regressions.is_function(study.model.kind):
+        if isinstance(factory, type):
+            raise errors.ConfigError(
+                f"model.kind is {study.model.kind!r}, a class that does not say what it is of",
+                "a regression's outcome says so with `accepts`, and its name begins with a capital "
+                'letter; a conjugate model goes with solver.kind = "vips"',
+            )
         if study.prior is not None:
             raise errors.ConfigError(
                 f"[prior] is given beside model.kind {study.model.kind!r}",

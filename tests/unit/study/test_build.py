@@ -746,6 +746,15 @@ def test_a_family_of_another_size_than_the_model_s_is_refused(module: str) -> No
     assert error.hint
 
 
+def test_a_class_that_says_not_what_it_is_of_is_no_model(module: str) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["model"]["kind"] = f"{module}:Discrete"
+
+    error = refusal(change)
+    assert "a class that does not say what it is of" in error.message
+    assert "`accepts`" in error.hint
+
+
 @pytest.mark.numpyro
 def test_an_argument_of_a_model_with_a_default_is_no_column_and_may_be_set(module: str) -> None:
     def change(keys: dict[str, Any]) -> Callable[[dict[str, Any]], object]:
