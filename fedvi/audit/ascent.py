@@ -1,4 +1,4 @@
-"""A climb by gradient over the numbers of one record: come here to change how it steps.
+"""A climb by gradient over the numbers of one record, to a total that moves further.
 
 The gradient is taken by differences, of totals as the solver that is audited makes them. JAX's own would
 need every solver to let a tracer through, and the rounding to a grid, which ships, has slope zero. So it is

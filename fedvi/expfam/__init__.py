@@ -26,3 +26,7 @@ __all__ = [
     "normal_wishart",
     "product",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

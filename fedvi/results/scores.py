@@ -1,4 +1,4 @@
-"""How predictions compare with what came true: classes, numbers and calibration; add a figure here."""
+"""How predictions compare with what came true: classes, numbers and calibration."""
 
 import math
 from typing import NamedTuple

@@ -24,7 +24,9 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("package", ["fedvi", "fedvi.privacy", "fedvi.models", "fedvi.report"])
+@pytest.mark.parametrize(
+    "package", ["fedvi", "fedvi.expfam", "fedvi.models", "fedvi.privacy", "fedvi.report"]
+)
 def test_dir_lists_what_is_public_and_no_more(package):
     module = sys.modules.get(package) or getattr(fedvi, package.removeprefix("fedvi."))
     assert dir(module) == sorted(module.__all__)

@@ -1,4 +1,4 @@
-"""What each built-in regression takes left of `~`, and what exp(coefficient) is; add a model's line here.
+"""What each built-in regression takes left of `~`, and what exp(coefficient) is.
 
 Needs no JAX, so that a server can name a ratio too. An outcome points at its line (``accepts``).
 """

@@ -1,4 +1,4 @@
-"""Times until an event with a piecewise constant hazard; change here how a subject becomes intervals."""
+"""Times until an event with a piecewise constant hazard, a subject as one row an interval."""
 
 import dataclasses
 import itertools
