@@ -1,6 +1,7 @@
 """fedvi: federated, differentially private variational inference; the public names live here."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ if not TYPE_CHECKING:
         if name in _PACKAGES:
             return importlib.import_module(f"fedvi.{name}")
         if name not in _PUBLIC:
-            raise AttributeError(f"module 'fedvi' has no attribute {name!r}")
+            message = f"module 'fedvi' has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])
         return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 

@@ -1,6 +1,7 @@
 """Models: each file defines one, and its factory is listed here."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ if not TYPE_CHECKING:
             module, _, kind = _CONJUGATE[name].partition(":")
             return getattr(importlib.import_module(module), kind)
         if name not in _FACTORIES:
-            raise AttributeError(f"module 'fedvi.models' has no attribute {name!r}")
+            message = f"module 'fedvi.models' has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])
         return getattr(importlib.import_module(_FACTORIES[name]), name)
 
 

@@ -6,6 +6,7 @@ users of ``fedvi.DPSVI`` need, are looked up when they are asked for.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in _PUBLIC:
-            raise AttributeError(f"module 'fedvi.privacy' has no attribute {name!r}")
+            message = f"module 'fedvi.privacy' has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])
         return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 

@@ -1,6 +1,7 @@
 """What a person reads: tables, plots, and the report of a run."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +14,8 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
-            raise AttributeError(f"module 'fedvi.report' has no attribute {name!r}")
+            message = f"module 'fedvi.report' has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])
         return importlib.import_module(f"fedvi.report.{name}")
 
 

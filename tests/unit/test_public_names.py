@@ -36,6 +36,13 @@ def test_dir_lists_what_is_public_and_no_more(package):
         _ = module.nothing
 
 
+def test_a_misspelt_name_is_answered_with_the_one_that_is_meant():
+    meant = {"DPSVY": "DPSVI", "privacy.advise": "advice", "models.logistics": "logistic"}
+    for wrong, right in meant.items():
+        done = run(f"import fedvi\nfedvi.{wrong}")
+        assert f"Did you mean: '{right}'?" in done.stderr, done.stderr
+
+
 def test_packages_come_with_the_first_import_and_jax_does_not():
     done = run(
         "import sys, fedvi\n"
