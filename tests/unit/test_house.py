@@ -40,11 +40,23 @@ def asked(tree, folder_of, own):
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                local[alias.asname or alias.name] = f"{node.module}:{alias.name}"
-    foreign = {name for name, full in local.items() if folder_of.get(full, own) != own}
+                local[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.asname:
+                    local[alias.asname] = alias.name
+
+    def is_foreign(part):
+        head, *rest = part.split(".")
+        module, _, name = ".".join([local.get(head, head), *rest]).rpartition(".")
+        return folder_of.get(f"{module}:{name}", own) != own
 
     def named(node):
-        return [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+        kinds = ast.Name, ast.Attribute
+        return [ast.unparse(part) for part in ast.walk(node) if isinstance(part, kinds)]
+
+    def foreign(parts):
+        return [part.rpartition(".")[2] for part in parts if is_foreign(part)]
 
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
@@ -61,19 +73,19 @@ def asked(tree, folder_of, own):
                 and any(getattr(target, "id", "") == part for target in set_.targets)
                 for each in named(set_.value)
             ]
-            found += [part for part in parts if part in foreign]
+            found += foreign(parts)
         elif isinstance(node, ast.Compare) and any(
             isinstance(part, ast.Call) and getattr(part.func, "id", "") == "type"
             for part in (node.left, *node.comparators)
         ):
-            found += [part for part in named(node) if part in foreign]
+            found += foreign(named(node))
         elif isinstance(node, ast.MatchClass):
-            found += [part for part in named(node.cls) if part in foreign]
+            found += foreign(named(node.cls))
         elif isinstance(node, ast.Dict):
             # A table by class, of which `table[type(model)]` asks.
-            found += [
-                key.id for key in node.keys if isinstance(key, ast.Name) and key.id in foreign
-            ]
+            kinds = ast.Name, ast.Attribute
+            keys = [ast.unparse(key) for key in node.keys if isinstance(key, kinds)]
+            found += foreign(keys)
     return found
 
 
@@ -96,6 +108,9 @@ def test_nobody_asks_which_model_family_or_solver_it_has():
         "type(model) is SiteEffects",
         "match model:\n    case SiteEffects():\n        pass",
         "{SiteEffects: 1}[type(model)]",
+        "from fedvi.models import site_effects\nisinstance(model, site_effects.SiteEffects)",
+        "import fedvi.models.site_effects as its\nisinstance(model, its.SiteEffects | None)",
+        "import fedvi.models.site_effects\n{fedvi.models.site_effects.SiteEffects: 1}[type(model)]",
     ],
 )
 def test_a_question_for_a_class_is_seen_however_it_is_put(text):
