@@ -403,7 +403,9 @@ def test_it_is_found_when_a_client_keeps_a_factor_with_its_own_noise(spec, monke
 def test_it_is_found_when_a_sum_leaves_somebody_out(spec, monkeypatch):
     """The difference to the whole would show who was left out: two splits of one sum differ."""
     totals = sum_rounds.totals
-    monkeypatch.setattr(turns.sum_rounds, "totals", lambda gather, answers: totals(gather, answers[:-1]))
+    monkeypatch.setattr(
+        turns.sum_rounds, "totals", lambda gather, answers: totals(gather, answers[:-1])
+    )
     assert unaudited(spec, "told by the sum") is False
 
 
