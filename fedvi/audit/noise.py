@@ -28,6 +28,9 @@ A little beyond tenths, which are what somebody cuts at: a grid rounds up.
 _AS_CHARGED = 0.05
 """A scale that is no further off counts as the charged one: its own check says if it is not."""
 
+_FEWEST_NUMBERS = 4
+"""Of releases that are compared in pairs: of 2,000 none are parallel on a grid of 4,096 steps a std."""
+
 _MOST_NUMBERS = 2000
 """Of one release, that are compared with each other: as many, evenly spread, if there are more."""
 
@@ -223,15 +226,17 @@ def _reuse(residuals: Sequence[np.ndarray]) -> Finding:
     """Looks for noise that comes again, whole or in part, after any number of releases or numbers.
 
     By pairs: the cosine c of two independent Gaussian vectors of length d has
-    P[|c| > x] = I(1 − x²; (d−1)/2, 1/2). By lags ℓ: S = Σ_t r_t·r_{t+ℓ} over all numbers one after
-    the other, and over the releases for each number by itself, with ``_lag_chance``.
+    P[|c| > x] = I(1 − x²; (d−1)/2, 1/2). Of fewer than four numbers too many vectors are parallel by
+    chance, as a grid has few directions: those are looked at by lags alone.
+    By lags ℓ: S = Σ_t r_t·r_{t+ℓ} over all numbers one after the other, and over the releases for each
+    number by itself, with ``_lag_chance``.
     """
     sizes = [vector.size for vector in residuals]
     pair_chance, worst, pairs = 1.0, 0.0, 0
     for size in sorted(set(sizes)):
         unit = np.stack([_unit(vector) for vector in residuals if vector.size == size])
         count = len(unit) * (len(unit) - 1) // 2
-        if size < 2 or not count:
+        if size < _FEWEST_NUMBERS or not count:
             continue
         pairs += count
         cosine = min(1.0, _largest_cosine(unit))
@@ -356,8 +361,12 @@ def _leaves(calls: Sequence[Call], multipliers: Sequence[float]) -> Finding:
     chance = 1.0
     for products in sums.values():
         joined = np.concatenate(products)
-        score = float(joined.sum()) / np.sqrt(max(joined.size, 1))
-        chance = min(chance, float(2.0 * scipy.stats.norm.sf(abs(score))) * len(sums))
+        if not np.isfinite(joined).all():
+            chance = 0.0
+        elif joined.size:
+            # Of few products the sum is far from normal: such as that of a scale, once a release.
+            exponent = _exponent(joined.sum(), float(joined.size), 1.0)
+            chance = min(chance, 2.0 * len(sums) * float(np.exp(-exponent)))
     passed = chance >= FALSE_ALARM
     return Finding(
         "replay",
