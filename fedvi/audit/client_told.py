@@ -122,9 +122,16 @@ def _noise(releases: list[Release], with_noise: bool) -> Finding:
         ]
         if noise[0].shape != noise[1].shape or not noise[0].size:
             continue
+        # On a grid few numbers are equal by chance: their difference may be a step more than it seems.
+        steps = [
+            call.layout.step / (call.layout.clip_norm * call.layout.noise_multiplier)
+            for call in one.calls
+            if call.layout.step is not None
+        ]
         for sign in (1.0, -1.0):
             # Of independent noises the difference has twice the variance, and so has the sum.
-            square = float(((noise[0] - sign * noise[1]) ** 2).sum() / 2.0)
+            apart = np.abs(noise[0] - sign * noise[1]) + max(steps, default=0.0)
+            square = float((apart**2).sum() / 2.0)
             if sign > 0.0:
                 ratios.append(np.sqrt(square / noise[0].size))
             chance = float(scipy.stats.chi2.cdf(square, noise[0].size))
