@@ -337,7 +337,8 @@ class _Hunt:
             unit = one.layout.clip_norm / (one.layout.step or 1.0)
             moved = (one.total - other.total).astype(np.float64)
             distance = np.linalg.norm(moved if part is None else moved[part(one)])
-            worst = max(worst, float(distance) / (unit * charge.add_remove))
+            # What is no number stays: of all records that one must not sink among the harmless.
+            worst = float(np.maximum(worst, distance / (unit * charge.add_remove)))
         return worst if np.isfinite(worst) else float(np.finfo(np.float64).max)
 
     def _shard(self, row: Mapping[str, np.ndarray] | None) -> Shard:

@@ -102,6 +102,26 @@ def test_a_climb_by_gradient_comes_where_changes_at_random_do_not():
     assert largest(by_gradient=0.75) > 1.05
 
 
+def test_a_record_that_makes_a_total_no_number_is_found():
+    mechanism, sampler = Recorder(mechanisms.gaussian(2.0)), sampling.full(SLOTS)
+
+    def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
+        x = jnp.asarray(shard.records["x"])
+        rows = x / jnp.maximum(jnp.abs(x).max(axis=1, keepdims=True), 1e-30) / len(NAMES)
+        batch = sampler.draw(key_of("sampling"), shard.mask)
+        bound = bounded.clipped_sum(rows, 1.0, batch, mechanism)
+        far = jnp.where(jnp.abs(x).max() > 1e20, jnp.nan, 0.0)
+        bound = type(bound)(bound.total + far, bound.shift, bound.sampler, bound.grid)
+        found = release.decoded(release.release(key_of("noise"), bound, mechanism))
+        value = release.post_process(lambda v: {"h": np.asarray(v), "J": np.ones(2)}, found)
+        return state, value, {}
+
+    cost = mechanism.event(base.Shift(1.0, 1.0, 2.0))
+    solver = LocalSolver("no number", lambda eta: (), update, finish_natural, cost, 4)
+    found = check_extremes(solver, mechanism, keys, {"the prior": TASK}, ROWS, Search(climbs=96))
+    assert found[0].passed is False
+
+
 def test_without_time_nothing_is_said_to_be_tested():
     found = searched(search=Search(until=time.monotonic() - 1.0))
     assert found["clips are put to the test"].passed is None
