@@ -54,7 +54,7 @@ def corners(assembly: Assembly, seed: int) -> dict[str, np.ndarray]:
     """Returns records at the corners of what the schema allows, as a solver sees them: [n, …] each.
 
     All numbers at their lowest, all at their highest, and mixtures of both; of levels each in turn, so
-    that one which is rare in every file stands here as well; true and false.
+    that one which is rare in every file stands here as well; true and false, with any of them.
     """
     generator = np.random.default_rng(seed)
     corner = generator.integers(2, size=(_RECORDS, max(1, len(assembly.schema))))
@@ -132,6 +132,9 @@ def _corner(column: _Column, record: int, high: bool) -> Code:
     if isinstance(column, Number):
         value = column.bounds[high]
         return str(int(value)) if column.whole else repr(float(value))
+    if isinstance(column, Binary):
+        # Not in turn: each level is to meet both outcomes.
+        return min(column.true if high else column.false, key=str)
     codes = _codes(column)
     # The first record of the lowest, the second of the highest, then each in turn.
     return codes[-1 if record == 1 else record % len(codes)]
