@@ -97,6 +97,9 @@ def _picture() -> str:
 def _write_reference() -> None:
     pages = {f"{name}.rst": _reference(name) for name in _PACKAGES}
     pages |= {"commands.rst": _commands(), "rooms.svg": _picture()}
+    # A page of a package that is gone, from an earlier build.
+    for stale in {path.name for path in (_HERE / "reference").glob("*.rst")} - set(pages):
+        (_HERE / "reference" / stale).unlink()
     for name, text in pages.items():
         path = _HERE / "reference" / name
         # Left alone if it is the same, so that a second build is quick.

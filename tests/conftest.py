@@ -6,6 +6,8 @@ Doctests run as a reader would run them, without the rules for JAX below.
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,6 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # On CI alone, so that no change is refused because somebody's machine is slow.
     limited = config.option.markexpr == FAST and "CI" in os.environ
     config.pluginmanager.register(Tiers(LIMIT if limited else None), "tiers")
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        # ArviZ writes a file at its first import of a day, and workers would trip over one another.
+        subprocess.run([sys.executable, "-W", "ignore", "-c", "import arviz"], check=False)
 
 
 @pytest.hookimpl(wrapper=True)

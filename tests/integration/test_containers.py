@@ -129,8 +129,8 @@ def test_the_whole_federation_comes_up_survives_a_killed_server_and_ends(federat
             book for book in ledger(tmp_path / "server") if book["header"]["client"] == name
         )
         assert at_site[0]["anchor"] == at_server["anchor"]
-        # Thirty rounds, each charged once although the server was killed in between.
-        assert at_site[0]["reserved"] == 30
+        # Twenty rounds, each charged once although the server was killed in between.
+        assert at_site[0]["reserved"] == 20
 
 
 def ledger(folder: Path) -> list[dict]:
