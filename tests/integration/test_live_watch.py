@@ -312,7 +312,7 @@ def test_what_is_no_terminal_gets_lines(tmp_path, monkeypatch):
 def told(server: Any, text: str) -> None:
     """Has something told, as if a client had caused it."""
     app: apps.App = server.app
-    app._teller.tell(Happening("refused", "", text))
+    app._run_log.tell(Happening("refused", "", text))
 
 
 @pytest.mark.parametrize("option", ["--json", "--once", "--after=3"])

@@ -822,7 +822,7 @@ def test_a_reader_that_stops_is_told_so_once_it_goes_on_and_the_payload_is_let_g
         stub = server.federation(options=[("grpc.http2.bdp_probe", 0)])
         call = stub.GetPayload(wire.get_payload_to("south", sent.manifest.sha256, 0, link._session))
         found = bytearray(next(call).data)
-        wait_for(lambda: server.app._answering.calls["GetPayload", "TooSlow"])
+        wait_for(lambda: server.app._calls.calls["GetPayload", "TooSlow"])
         assert Iterating.held == 0
         error, _ = refusal(lambda: [found.extend(chunk.data) for chunk in call])
         assert isinstance(error, errors.TransportError)
@@ -837,7 +837,7 @@ def test_an_operator_may_look_at_a_page_as_long_as_it_takes(tmp_path, monkeypatc
     monkeypatch.setattr(calls, "READ_SECONDS", 0.1)
     with running(make_spec(), tmp_path, admin="127.0.0.1:0") as server:
         for _ in range(40):  # more than what is on its way when nobody reads
-            server.app._teller.journal.record_event("refused", "", "x" * 1_000_000)
+            server.app._run_log.journal.record_event("refused", "", "x" * 1_000_000)
         stub = admin_pb2_grpc.AdminServiceStub(server.channel(getattr(server.addresses, port)))
         call = stub.WatchRun(admin_pb2.WatchRunRequest(once=True))
         next(call)

@@ -90,6 +90,6 @@ def test_fuzzed_answers_are_refused_or_are_the_answer(held, data):
 
 def test_after_all_that_the_true_answer_is_taken(held):
     server, _, header, link, task = held
-    assert not any(code == "internal" for _, code in dict(server.app._answering.calls))
+    assert not any(code == "internal" for _, code in dict(server.app._calls.calls))
     receipt = link.handle(Submit("south", header.task_id, answer(task)))
     assert receipt.status in ("accepted", "duplicate")
