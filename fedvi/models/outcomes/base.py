@@ -30,6 +30,7 @@ __all__ = [
     "Several",
     "WithOffset",
     "measured",
+    "of_two_kinds",
     "quantile",
     "steepest",
     "typical_curvature",
@@ -291,3 +292,31 @@ def _moved(linear_predictor: Any, y: Any) -> tuple[Any, Any]:
     a = jnp.asarray(linear_predictor)
     y = jnp.asarray(y).astype(a.dtype)
     return a + y[..., -1], y[..., 0] if y.shape[-1] == 2 else y[..., :-1]
+
+
+def of_two_kinds(
+    log_odds: Any, successes: Any, failures: Any, constant: Any
+) -> tuple[Any, Any, Any]:
+    """Returns s log σ(b) + f log σ(−b) + c, and its first and second derivative in b, elementwise.
+
+    Args:
+      log_odds: b.
+      successes, failures: s and f, at least 0; whole or not.
+      constant: c.
+    """
+    decay = jnp.exp(-jnp.abs(log_odds))
+    larger = 1.0 / (1.0 + decay)
+    smaller = decay * larger
+    positive = log_odds >= 0.0
+    success = jnp.where(positive, larger, smaller)
+    failure = jnp.where(positive, smaller, larger)
+    # log1p: trials multiply what log(1 + decay) would lose.
+    softened = jnp.log1p(decay)
+    value = (
+        successes * (jnp.minimum(log_odds, 0.0) - softened)
+        - failures * (jnp.maximum(log_odds, 0.0) + softened)
+        + constant
+    )
+    # Not s − (s + f) σ(b), which cancels where nearly all trials are of one kind.
+    slope = successes * failure - failures * success
+    return value, slope, -(successes + failures) * larger * smaller

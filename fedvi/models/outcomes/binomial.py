@@ -11,7 +11,7 @@ import scipy.special
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
-from fedvi.models.outcomes.base import TYPICAL_CURVATURE, Columns
+from fedvi.models.outcomes.base import TYPICAL_CURVATURE, Columns, of_two_kinds
 from fedvi.models.regression_statistics import PolyaGamma
 
 __all__ = ["Binomial", "events_within"]
@@ -50,23 +50,7 @@ class Binomial:
         self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
-        a, successes, failures, ways = _terms(linear_predictor, y)
-        decay = jnp.exp(-jnp.abs(a))
-        larger = 1.0 / (1.0 + decay)
-        smaller = decay * larger
-        positive = a >= 0.0
-        success = jnp.where(positive, larger, smaller)
-        failure = jnp.where(positive, smaller, larger)
-        # log1p: trials multiply what log(1 + decay) would lose.
-        softened = jnp.log1p(decay)
-        value = (
-            successes * (jnp.minimum(a, 0.0) - softened)
-            - failures * (jnp.maximum(a, 0.0) + softened)
-            + ways
-        )
-        # Not s − (s + f) σ(a), which cancels where nearly all trials are of one kind.
-        slope = successes * failure - failures * success
-        return value, slope, -(successes + failures) * larger * smaller
+        return of_two_kinds(*_terms(linear_predictor, y))
 
     def steepest(
         self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]

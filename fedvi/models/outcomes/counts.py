@@ -12,7 +12,7 @@ import scipy.stats
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
-from fedvi.models.outcomes.base import MOST_EXPONENT, Columns
+from fedvi.models.outcomes.base import MOST_EXPONENT, Columns, of_two_kinds
 from fedvi.models.regression_statistics import PolyaGamma
 
 __all__ = ["NegativeBinomial", "Poisson", "rate"]
@@ -127,20 +127,7 @@ class NegativeBinomial(_Count):
         self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
     ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
         """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
-        b, y, shape, constant = self._terms(linear_predictor, y)
-        decay = jnp.exp(-jnp.abs(b))
-        larger = 1.0 / (1.0 + decay)
-        smaller = decay * larger
-        positive = b >= 0.0
-        success = jnp.where(positive, larger, smaller)
-        failure = jnp.where(positive, smaller, larger)
-        softened = jnp.log1p(decay)
-        value = (
-            y * (jnp.minimum(b, 0.0) - softened)
-            - shape * (jnp.maximum(b, 0.0) + softened)
-            + constant
-        )
-        return value, y * failure - shape * success, -(y + shape) * larger * smaller
+        return of_two_kinds(*self._terms(linear_predictor, y))
 
     def steepest(
         self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]

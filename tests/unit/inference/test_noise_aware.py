@@ -167,7 +167,7 @@ def swings(bends, *, noise=1.0, rounds=12, clients=lambda fold: ("a",)):
 
 def test_a_run_that_swings_is_seen_and_one_that_does_not_is_not():
     assert swings(1.0)[0] == [0.0] * 12
-    # Steps 1.9 times too long go to and fro; noise explains nothing of it.
+    # Steps 1.9 times too long go to and fro; noise explains nothing of it. A run says so from 0.3 on.
     assert swings(1.9)[0][-1] > 0.45
     # Of the same steps, under noise that hides it, nothing is claimed.
     assert swings(1.9, noise=3_000.0)[0] == [0.0] * 12
