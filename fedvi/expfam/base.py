@@ -15,14 +15,13 @@ __all__ = [
     "ROUNDING_FRACTION",
     "SMALLEST",
     "DenseGaussian",
+    "Derived",
     "ExponentialFamily",
     "FactoredGaussian",
     "Gaussian",
     "blocks",
-    "bregman_kl",
     "check_layout",
     "check_size",
-    "dual_entropy",
     "inner",
     "is_full",
 ]
@@ -43,7 +42,7 @@ class ExponentialFamily(Protocol):
     or tuples of these.
 
     The density is with respect to Lebesgue measure on the space of θ (of the first D − 1 coordinates,
-    on a simplex), with no other base measure: η = 0 is the factor 1, and H(q) = A(η) − ⟨η, μ⟩.
+    on a simplex), with no other base measure: η = 0 is the factor 1, and q has the entropy A(η) − ⟨η, μ⟩.
 
     An instance holds sizes only and is hashable, so it may be a static argument of ``jax.jit``.
     Every method takes NumPy or JAX arrays and answers in kind; none of them checks properness.
@@ -70,9 +69,6 @@ class ExponentialFamily(Protocol):
     def mean(self, eta: Eta) -> Eta:
         """Returns the mean parameters μ = E[T(θ)] = ∇A(η)."""
 
-    def natural(self, mu: Eta) -> Eta:
-        """Returns η of the member with mean parameters μ: the inverse of ``mean``."""
-
     def statistics(self, theta: Theta) -> Eta:
         """Returns T(θ)."""
 
@@ -90,9 +86,6 @@ class ExponentialFamily(Protocol):
 
     def kl(self, eta_q: Eta, eta_p: Eta) -> Any:
         """Returns KL(q ‖ p) in nats."""
-
-    def entropy(self, eta: Eta) -> Any:
-        """Returns the differential entropy of q in nats."""
 
     def whiten(self, eta: Eta, change: Eta) -> Any:
         """Returns a vector v with ‖v‖² = changeᵀ ∇²A(η) change: a change of η in units of q's sds."""
@@ -188,19 +181,24 @@ def inner(eta: Eta, mu: Eta) -> Any:
     return sum((left * right).sum() for left, right in pairs)
 
 
-def dual_entropy(family: ExponentialFamily, eta: Eta) -> Any:
-    """Returns H(q) = A(η) − ⟨η, ∇A(η)⟩ in nats."""
-    return family.log_partition(eta) - family.inner(eta, family.mean(eta))
+class Derived:
+    """What follows from A and from the layout of η alone, for families to inherit."""
 
+    def check(self: ExponentialFamily, eta: Any, name: str = "eta") -> None:
+        """Raises FamilyError unless ``eta`` has the type and the shapes of ``zeros``, and is finite."""
+        check_layout(eta, self.zeros(), name, self)
 
-def bregman_kl(family: ExponentialFamily, eta_q: Eta, eta_p: Eta) -> Any:
-    """Returns KL(q ‖ p) = A(η_p) − A(η_q) − ⟨η_p − η_q, ∇A(η_q)⟩ in nats.
+    def inner(self, eta: Eta, mu: Eta) -> Any:
+        """Returns ⟨η, μ⟩."""
+        return inner(eta, mu)
 
-    A difference of large numbers where densities are sharp: its error is that of rounding A.
-    """
-    change = tree.subtract(eta_p, eta_q)
-    along = family.inner(change, family.mean(eta_q))
-    return family.log_partition(eta_p) - family.log_partition(eta_q) - along
+    def kl(self: ExponentialFamily, eta_q: Eta, eta_p: Eta) -> Any:
+        """Returns KL(q ‖ p) = A(η_p) − A(η_q) − ⟨η_p − η_q, ∇A(η_q)⟩ in nats, both proper.
+
+        A difference of large numbers where densities are sharp: its error is that of rounding A.
+        """
+        along = self.inner(tree.subtract(eta_p, eta_q), self.mean(eta_q))
+        return self.log_partition(eta_p) - self.log_partition(eta_q) - along
 
 
 def check_size(size: int) -> None:

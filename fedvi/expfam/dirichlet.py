@@ -1,55 +1,64 @@
-"""The Dirichlet family, for proportions that sum to one.
+"""The Dirichlet family, for proportions that sum to one: one simplex, or many of one length side by side.
 
-q(θ) = Γ(Σα) / ∏ Γ(αᵢ) · ∏ θᵢ^(αᵢ−1) on the simplex of D numbers, with concentrations α, stored as
-η = α − 1 beside T(θ) = log θ: η = 0 is the factor 1 and, unlike that of ℝᴰ, a proper density. Several
-simplices are a ``product`` of these.
+q(θ) = ∏ₖ Γ(Σα) / ∏ᵥ Γ(αₖᵥ) · ∏ᵥ θₖᵥ^(αₖᵥ−1) on rows of V proportions, with concentrations α, stored as
+η = α − 1 beside T(θ) = log θ: η = 0 is the factor 1 and, unlike that of ℝᴰ, a proper density.
 """
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import special, tree
-from fedvi.expfam.base import (
-    PROJECTION_FRACTION,
-    bregman_kl,
-    check_layout,
-    dual_entropy,
-    inner,
-)
+from fedvi.expfam.base import PROJECTION_FRACTION, Derived
 from fedvi.typing import Key, Theta
 
-__all__ = ["SMALLEST", "Dirichlet", "DirichletEta", "dirichlet", "whiten_concentrations"]
+__all__ = ["Dirichlet", "DirichletEta", "dirichlet", "dirichlets", "whiten_concentrations"]
 
-SMALLEST = 1e-12
-"""A proper concentration is larger: α − 1 tells smaller ones from 0 only by rounding."""
+# A proper concentration is larger: α − 1 tells smaller ones from 0 only by rounding.
+_SMALLEST = 1e-12
+# How many numbers are computed with in one go where pieces will do.
+_BLOCK = 1 << 17
 
 
 class DirichletEta(NamedTuple):
-    """Natural parameters: powers α − 1, [D]; of μ, E[log θ]."""
+    """Natural parameters: powers α − 1, [V] or [K, V]; of μ, E[log θ]."""
 
     power: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Dirichlet:
-    """Dirichlets over the simplex of D numbers, with D ≥ 2.
+class Dirichlet(Derived):
+    """Dirichlets over V ≥ 2 proportions each; θ has them row after row.
 
-    >>> family = Dirichlet(3)
-    >>> family.moments(family.from_parameters(np.array([1.0, 2.0, 1.0])))[0].tolist()
-    [0.25, 0.5, 0.25]
+    Attributes:
+      shape: (V,) of one simplex, (K, V) of K rows.
+
+    >>> family = Dirichlet((2, 3))
+    >>> alpha = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 3.0]])
+    >>> family.moments(family.from_parameters(alpha))[0].tolist()
+    [0.25, 0.5, 0.25, 0.2, 0.2, 0.6]
     """
 
-    size: int
+    shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.size < 2:
+        *rows, levels = self.shape
+        if any(count < 1 for count in rows):
+            raise errors.FamilyError(f"rows is {rows[0]!r}, expected a whole number of at least 1")
+        if levels < 2:
             raise errors.FamilyError(
-                f"size is {self.size!r}, expected a whole number of at least 2",
+                f"size is {levels!r}, expected a whole number of at least 2",
                 "a Dirichlet is over proportions that sum to one",
             )
+
+    @property
+    def size(self) -> int:
+        """D, of all rows."""
+        return math.prod(self.shape)
 
     @property
     def number_count(self) -> int:
@@ -58,56 +67,54 @@ class Dirichlet:
 
     def zeros(self) -> DirichletEta:
         """Returns the factor 1."""
-        return DirichletEta(np.zeros(self.size))
+        return DirichletEta(np.zeros(self.shape))
 
-    def check(self, eta: Any, name: str = "eta") -> None:
-        """Raises FamilyError unless the powers are [D] and finite."""
-        check_layout(eta, self.zeros(), name, self)
+    def blocks(self, *etas: DirichletEta) -> Iterator[tuple[DirichletEta, ...]]:
+        """Cuts natural parameters into groups of rows, as many as are computed in one go."""
+        if len(self.shape) == 1:
+            yield etas
+            return
+        rows, levels = self.shape
+        step = max(1, _BLOCK // levels)
+        for start in range(0, rows, step):
+            yield tuple(DirichletEta(eta.power[start : start + step]) for eta in etas)
 
     def from_parameters(self, concentration: Any) -> DirichletEta:
-        """Returns η of the Dirichlet with concentrations α [D]."""
+        """Returns η of the Dirichlets with concentrations α, [V] or [K, V]."""
         return DirichletEta(concentration - 1.0)
 
     def parameters(self, eta: DirichletEta) -> Any:
-        """Returns the concentrations α [D]."""
+        """Returns the concentrations α, [V] or [K, V]."""
         return eta.power + 1.0
 
     def log_partition(self, eta: DirichletEta) -> Any:
-        """Returns A(η) = Σ log Γ(αᵢ) − log Γ(Σα)."""
+        """Returns A(η) = Σₖ (Σᵥ log Γ(αₖᵥ) − log Γ(Σᵥ αₖᵥ))."""
         alpha = self.parameters(eta)
-        return special.gammaln(alpha).sum() - special.gammaln(alpha.sum(keepdims=True)).sum()
+        total = alpha.sum(axis=-1, keepdims=True)
+        return special.gammaln(alpha).sum() - special.gammaln(total).sum()
 
     def mean(self, eta: DirichletEta) -> DirichletEta:
-        """Returns μ = E[log θ] = ψ(α) − ψ(Σα)."""
+        """Returns μ = E[log θ] = ψ(α) − ψ(Σᵥ α)."""
         alpha = self.parameters(eta)
-        return DirichletEta(special.digamma(alpha) - special.digamma(alpha.sum(keepdims=True)))
-
-    def natural(self, mu: DirichletEta) -> DirichletEta:
-        """Returns η with the mean parameters μ; nonsense where Σ exp μ ≥ 1, which no member has.
-
-        See ``special.concentrations`` for its precision.
-        """
-        return self.from_parameters(special.concentrations(mu.power[:, None])[:, 0])
+        total = alpha.sum(axis=-1, keepdims=True)
+        return DirichletEta(special.digamma(alpha) - special.digamma(total))
 
     def statistics(self, theta: Theta) -> DirichletEta:
         """Returns T(θ) = log θ for θ of shape [D]."""
         xp = theta.__array_namespace__()
-        return DirichletEta(xp.log(theta))
-
-    def inner(self, eta: DirichletEta, mu: DirichletEta) -> Any:
-        """Returns ⟨η, μ⟩."""
-        return inner(eta, mu)
+        return DirichletEta(xp.reshape(xp.log(theta), self.shape))
 
     def sample(self, key: Key, eta: DirichletEta, shape: tuple[int, ...] = ()) -> Theta:
         """Draws θ ~ q, shape ``shape + (D,)``."""
         import jax
 
         alpha = jax.numpy.asarray(self.parameters(eta))
-        return jax.random.dirichlet(key, alpha, shape, alpha.dtype)
+        draws = jax.random.dirichlet(key, alpha, (*shape, *alpha.shape[:-1]), alpha.dtype)
+        return draws.reshape(*shape, -1)
 
     def is_proper(self, eta: DirichletEta) -> bool:
         """Says whether every concentration is positive, beyond rounding (NumPy arrays only)."""
-        return bool((self.parameters(eta) > SMALLEST).all()) and tree.is_finite(eta)
+        return bool((self.parameters(eta) > _SMALLEST).all()) and tree.is_finite(eta)
 
     def project(self, eta: DirichletEta, floor: DirichletEta) -> DirichletEta:
         """Lifts concentrations to 1e-3 of the floor's, each by itself; keeps a proper η as it is.
@@ -120,23 +127,17 @@ class Dirichlet:
         least = PROJECTION_FRACTION * self.parameters(floor)
         return self.from_parameters(np.maximum(self.parameters(eta), least))
 
-    def kl(self, eta_q: DirichletEta, eta_p: DirichletEta) -> Any:
-        """Returns KL(q ‖ p) in nats, both proper."""
-        return bregman_kl(self, eta_q, eta_p)
-
-    def entropy(self, eta: DirichletEta) -> Any:
-        """Returns H(q) in nats, with respect to Lebesgue measure on the first D − 1 coordinates."""
-        return dual_entropy(self, eta)
-
     def whiten(self, eta: DirichletEta, change: DirichletEta) -> np.ndarray:
-        """Returns ``change`` in units of the metric diag ψ′(α) − ψ′(Σα) 11ᵀ: shape [D]."""
-        return whiten_concentrations(self.parameters(eta)[:, None], change.power[:, None])[:, 0]
+        """Returns ``change`` in units of each row's metric diag ψ′(α) − ψ′(Σα) 11ᵀ: shape [D]."""
+        columns = (part.reshape(-1, self.shape[-1]).T for part in (eta.power + 1.0, change.power))
+        return whiten_concentrations(*columns).T.reshape(-1)
 
     def moments(self, eta: DirichletEta) -> tuple[Any, Any]:
         """Returns the mean α/Σα [D] and the standard deviation [D]."""
         alpha = self.parameters(eta)
-        total = alpha.sum(keepdims=True)
-        return alpha / total, (alpha * (total - alpha) / (total + 1.0)) ** 0.5 / total
+        total = alpha.sum(axis=-1, keepdims=True)
+        sd = (alpha * (total - alpha) / (total + 1.0)) ** 0.5 / total
+        return (alpha / total).reshape(-1), sd.reshape(-1)
 
 
 def whiten_concentrations(alpha: np.ndarray, change: np.ndarray) -> np.ndarray:
@@ -165,4 +166,9 @@ def whiten_concentrations(alpha: np.ndarray, change: np.ndarray) -> np.ndarray:
 
 def dirichlet(size: int) -> Dirichlet:
     """Returns the family of Dirichlets over one simplex of ``size`` numbers."""
-    return Dirichlet(size)
+    return Dirichlet((size,))
+
+
+def dirichlets(rows: int, size: int) -> Dirichlet:
+    """Returns the family of ``rows`` independent Dirichlets over ``size`` proportions each."""
+    return Dirichlet((rows, size))

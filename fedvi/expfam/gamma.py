@@ -14,11 +14,8 @@ from fedvi.expfam import special, tree
 from fedvi.expfam.base import (
     PROJECTION_FRACTION,
     SMALLEST,
-    bregman_kl,
-    check_layout,
+    Derived,
     check_size,
-    dual_entropy,
-    inner,
 )
 from fedvi.typing import Key, Theta
 
@@ -36,7 +33,7 @@ class GammaEta(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gamma:
+class Gamma(Derived):
     """Independent gammas over θ ∈ (0, ∞)ᴰ.
 
     >>> family = Gamma(2)
@@ -59,10 +56,6 @@ class Gamma:
         """Returns the factor 1."""
         return GammaEta(np.zeros(self.size), np.zeros(self.size))
 
-    def check(self, eta: Any, name: str = "eta") -> None:
-        """Raises FamilyError unless power and rate are [D] and finite."""
-        check_layout(eta, self.zeros(), name, self)
-
     def from_parameters(self, shape: Any, rate: Any) -> GammaEta:
         """Returns η of the gammas with shapes α [D] and rates β [D]."""
         return GammaEta(shape - 1.0, rate)
@@ -83,23 +76,10 @@ class Gamma:
         shape, rate = self.parameters(eta)
         return GammaEta(special.digamma(shape) - xp.log(rate), -shape / rate)
 
-    def natural(self, mu: GammaEta) -> GammaEta:
-        """Returns η with the mean parameters μ; NaN where −μ_rate ≤ exp μ_power, which none has.
-
-        The relative precision of α is that of log E[θ] − E[log θ], which is 1/(2α) for large α.
-        """
-        xp = mu.rate.__array_namespace__()
-        shape = special.shape_of_gap(xp.log(-mu.rate) - mu.power)
-        return self.from_parameters(shape, -shape / mu.rate)
-
     def statistics(self, theta: Theta) -> GammaEta:
         """Returns T(θ) = (log θ, −θ) for θ of shape [D]."""
         xp = theta.__array_namespace__()
         return GammaEta(xp.log(theta), -theta)
-
-    def inner(self, eta: GammaEta, mu: GammaEta) -> Any:
-        """Returns ⟨η, μ⟩."""
-        return inner(eta, mu)
 
     def sample(self, key: Key, eta: GammaEta, shape: tuple[int, ...] = ()) -> Theta:
         """Draws θ ~ q, shape ``shape + (D,)``."""
@@ -128,14 +108,6 @@ class Gamma:
             np.maximum(shape, PROJECTION_FRACTION * least_shape),
             np.maximum(rate, PROJECTION_FRACTION * least_rate),
         )
-
-    def kl(self, eta_q: GammaEta, eta_p: GammaEta) -> Any:
-        """Returns KL(q ‖ p) in nats, both proper."""
-        return bregman_kl(self, eta_q, eta_p)
-
-    def entropy(self, eta: GammaEta) -> Any:
-        """Returns H(q) in nats."""
-        return dual_entropy(self, eta)
 
     def whiten(self, eta: GammaEta, change: GammaEta) -> np.ndarray:
         """Returns the first-order change of log E[θ] in units of 1/√α, q's coefficient of variation,

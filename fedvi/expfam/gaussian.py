@@ -13,8 +13,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.base import PROJECTION_FRACTION, ROUNDING_FRACTION, SMALLEST, check_size
+from fedvi.expfam.base import (
+    PROJECTION_FRACTION,
+    ROUNDING_FRACTION,
+    SMALLEST,
+    Derived,
+    check_layout,
+    check_size,
+)
 from fedvi.expfam.mapped_arrays import elementwise, is_finite, windows
+from fedvi.expfam.matrices import outer, symmetric
 from fedvi.typing import Key, Theta
 
 __all__ = ["DiagonalGaussian", "FullGaussian", "GaussianEta", "diagonal_gaussian", "full_gaussian"]
@@ -33,7 +41,7 @@ class GaussianEta(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class FullGaussian:
+class FullGaussian(Derived):
     """Gaussians with any covariance over θ ∈ ℝᴰ.
 
     >>> family = FullGaussian(2)
@@ -59,7 +67,7 @@ class FullGaussian:
 
     def check(self, eta: Any, name: str = "eta") -> None:
         """Raises FamilyError unless h is [D], J is [D, D] and symmetric, and all are finite."""
-        _check_shapes(eta, (self.size,), (self.size, self.size), name, "full_gaussian")
+        check_layout(eta, self.zeros(), name, f"full_gaussian(size={self.size})")
         if not np.allclose(eta.J, np.asarray(eta.J).T, rtol=1e-9, atol=1e-9):
             raise errors.FamilyError(f"{name}.J is not symmetric", "send (J + Jᵀ) / 2")
 
@@ -71,19 +79,19 @@ class FullGaussian:
     def from_moments(self, mean: Any, covariance: Any) -> GaussianEta:
         """Returns η of N(mean [D], covariance [D, D])."""
         xp = mean.__array_namespace__()
-        precision = _symmetric(xp.linalg.inv(covariance))
+        precision = symmetric(xp.linalg.inv(covariance))
         return GaussianEta(precision @ mean, precision)
 
     def location_covariance(self, eta: GaussianEta) -> tuple[Any, Any]:
         """Returns the mean [D] and the covariance [D, D] of a proper member."""
         xp = eta.J.__array_namespace__()
-        covariance = _symmetric(xp.linalg.inv(eta.J))
+        covariance = symmetric(xp.linalg.inv(eta.J))
         return xp.linalg.solve(eta.J, eta.h), covariance
 
     def location_root(self, eta: GaussianEta) -> tuple[Any, Any]:
         """Returns the mean [D] and a lower-triangular L [D, D] with L Lᵀ = J⁻¹."""
         xp = eta.J.__array_namespace__()
-        return xp.linalg.solve(eta.J, eta.h), xp.linalg.cholesky(_symmetric(xp.linalg.inv(eta.J)))
+        return xp.linalg.solve(eta.J, eta.h), xp.linalg.cholesky(symmetric(xp.linalg.inv(eta.J)))
 
     def along(self, eta: GaussianEta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the mean and the sd of xᵀθ, [n] each, for rows of ``x`` [n, D], of NumPy arrays."""
@@ -122,19 +130,11 @@ class FullGaussian:
     def mean(self, eta: GaussianEta) -> GaussianEta:
         """Returns μ = (E[θ], −½ E[θθᵀ])."""
         location, covariance = self.location_covariance(eta)
-        return GaussianEta(location, -0.5 * (covariance + _outer(location, location)))
-
-    def natural(self, mu: GaussianEta) -> GaussianEta:
-        """Returns η with the mean parameters μ."""
-        return self.from_moments(mu.h, -2.0 * mu.J - _outer(mu.h, mu.h))
+        return GaussianEta(location, -0.5 * (covariance + outer(location, location)))
 
     def statistics(self, theta: Theta) -> GaussianEta:
         """Returns T(θ) = (θ, −½ θθᵀ) for θ of shape [D]."""
-        return GaussianEta(theta, -0.5 * _outer(theta, theta))
-
-    def inner(self, eta: GaussianEta, mu: GaussianEta) -> Any:
-        """Returns ⟨η, μ⟩."""
-        return (eta.h * mu.h).sum() + (eta.J * mu.J).sum()
+        return GaussianEta(theta, -0.5 * outer(theta, theta))
 
     def sample(self, key: Key, eta: GaussianEta, shape: tuple[int, ...] = ()) -> Theta:
         """Draws θ ~ q, shape ``shape + (D,)``."""
@@ -155,7 +155,7 @@ class FullGaussian:
         diagonal = np.diagonal(eta.J)
         if not (diagonal > SMALLEST).all():
             return False
-        scaled = _symmetric(np.asarray(eta.J)) / _outer(np.sqrt(diagonal), np.sqrt(diagonal))
+        scaled = symmetric(np.asarray(eta.J)) / outer(np.sqrt(diagonal), np.sqrt(diagonal))
         return bool(np.linalg.eigvalsh(scaled)[0] > 1e-14 * self.size)
 
     def project(self, eta: GaussianEta, floor: GaussianEta) -> GaussianEta:
@@ -169,10 +169,10 @@ class FullGaussian:
             return eta
         root = np.linalg.cholesky(floor.J)
         inverse = np.linalg.inv(root)
-        values, vectors = np.linalg.eigh(_symmetric(inverse @ eta.J @ inverse.T))
+        values, vectors = np.linalg.eigh(symmetric(inverse @ eta.J @ inverse.T))
         least = max(PROJECTION_FRACTION, ROUNDING_FRACTION * self.size * values[-1])
         lifted = (vectors * np.maximum(values, least)) @ vectors.T
-        return GaussianEta(np.array(eta.h), _symmetric(root @ lifted @ root.T))
+        return GaussianEta(np.array(eta.h), symmetric(root @ lifted @ root.T))
 
     def kl(self, eta_q: GaussianEta, eta_p: GaussianEta) -> Any:
         """Returns KL(q ‖ p) in nats, both proper."""
@@ -184,19 +184,14 @@ class FullGaussian:
             (eta_p.J * covariance).sum() - self.size + shift @ (eta_p.J @ shift) + log_ratio
         )
 
-    def entropy(self, eta: GaussianEta) -> Any:
-        """Returns H(q) = (D/2)(1 + log 2π) − ½ log|J|."""
-        xp = eta.J.__array_namespace__()
-        return 0.5 * (self.size * (1.0 + _LOG_2PI) - xp.linalg.slogdet(eta.J)[1])
-
     def whiten(self, eta: GaussianEta, change: GaussianEta) -> np.ndarray:
         """Returns the change of the mean and of the covariance that ``change`` makes, to first order,
         in units of q's standard deviations: shape [D + D²], its squared norm is the Fisher metric."""
         try:
-            covariance_root = np.linalg.cholesky(_symmetric(np.linalg.inv(eta.J)))
+            covariance_root = np.linalg.cholesky(symmetric(np.linalg.inv(eta.J)))
         except np.linalg.LinAlgError:
             # Close to singular, the inverse is lost in rounding; L⁻ᵀ of J = L Lᵀ is a root all the same.
-            covariance_root = np.linalg.inv(np.linalg.cholesky(_symmetric(eta.J))).T
+            covariance_root = np.linalg.inv(np.linalg.cholesky(symmetric(eta.J))).T
         location = np.linalg.solve(eta.J, eta.h)
         shift = covariance_root.T @ (change.h - change.J @ location)
         spread = covariance_root.T @ change.J @ covariance_root / math.sqrt(2.0)
@@ -210,7 +205,7 @@ class FullGaussian:
 
 
 @dataclasses.dataclass(frozen=True)
-class DiagonalGaussian:
+class DiagonalGaussian(Derived):
     """Gaussians with a diagonal covariance (mean field) over θ ∈ ℝᴰ; J is its diagonal, [D].
 
     >>> family = DiagonalGaussian(2)
@@ -241,7 +236,7 @@ class DiagonalGaussian:
 
     def check(self, eta: Any, name: str = "eta") -> None:
         """Raises FamilyError unless h and J are [D] and finite."""
-        _check_shapes(eta, (self.size,), (self.size,), name, "diagonal_gaussian")
+        check_layout(eta, self.zeros(), name, f"diagonal_gaussian(size={self.size})")
 
     def isotropic(self, scale: float, mean: float = 0.0) -> GaussianEta:
         """Returns η of N(mean, scale² I)."""
@@ -262,17 +257,9 @@ class DiagonalGaussian:
         location = eta.h / eta.J
         return GaussianEta(location, -0.5 * (1.0 / eta.J + location**2))
 
-    def natural(self, mu: GaussianEta) -> GaussianEta:
-        """Returns η with the mean parameters μ."""
-        return self.from_moments(mu.h, -2.0 * mu.J - mu.h**2)
-
     def statistics(self, theta: Theta) -> GaussianEta:
         """Returns T(θ) = (θ, −½ θ²) for θ of shape [D]."""
         return GaussianEta(theta, -0.5 * theta**2)
-
-    def inner(self, eta: GaussianEta, mu: GaussianEta) -> Any:
-        """Returns ⟨η, μ⟩."""
-        return (eta.h * mu.h).sum() + (eta.J * mu.J).sum()
 
     def sample(self, key: Key, eta: GaussianEta, shape: tuple[int, ...] = ()) -> Theta:
         """Draws θ ~ q, shape ``shape + (D,)``."""
@@ -303,11 +290,6 @@ class DiagonalGaussian:
         ratio = eta_p.J / eta_q.J
         shift = eta_p.h / eta_p.J - eta_q.h / eta_q.J
         return 0.5 * (ratio - 1.0 - xp.log(ratio) + eta_p.J * shift**2).sum()
-
-    def entropy(self, eta: GaussianEta) -> Any:
-        """Returns H(q) = ½ Σ (1 + log 2π − log J)."""
-        xp = eta.J.__array_namespace__()
-        return 0.5 * (1.0 + _LOG_2PI - xp.log(eta.J)).sum()
 
     def whiten(self, eta: GaussianEta, change: GaussianEta) -> np.ndarray:
         """Returns the first-order change of mean and variance in units of q's sds, shape [2D]."""
@@ -362,29 +344,8 @@ def diagonal_gaussian(size: int) -> DiagonalGaussian:
     return DiagonalGaussian(size)
 
 
-def _symmetric(matrix: Any) -> Any:
-    return 0.5 * (matrix + matrix.T)
-
-
-def _outer(left: Any, right: Any) -> Any:
-    return left[:, None] * right[None, :]
-
-
 def _broadcast_add(draws: Any, location: Any) -> Any:
     # Explicit, because rank promotion is an error in fedvi's own code.
     import jax
 
     return draws + jax.lax.broadcast_to_rank(location, draws.ndim)
-
-
-def _check_shapes(eta: Any, h: tuple[int, ...], j: tuple[int, ...], name: str, kind: str) -> None:
-    if not isinstance(eta, GaussianEta):
-        raise errors.FamilyError(f"{name} is {type(eta).__name__}, expected GaussianEta(h, J)")
-    for field, found, expected in (("h", np.shape(eta.h), h), ("J", np.shape(eta.J), j)):
-        if found != expected:
-            raise errors.FamilyError(
-                f"{name}.{field} has shape {found}, expected {expected}",
-                f"the family is {kind}(size={h[0]}); model, prior and factors must share its size",
-            )
-    if not (is_finite(eta.h) and is_finite(eta.J)):
-        raise errors.FamilyError(f"{name} holds NaN or infinite numbers")

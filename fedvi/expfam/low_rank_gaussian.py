@@ -21,11 +21,12 @@ from fedvi.expfam.base import (
     PROJECTION_FRACTION,
     ROUNDING_FRACTION,
     SMALLEST,
+    Derived,
     check_layout,
     check_size,
-    inner,
 )
 from fedvi.expfam.directions import GroupDirections, random_directions, smooth_directions
+from fedvi.expfam.matrices import symmetric
 from fedvi.typing import Key, Theta
 
 __all__ = ["LowRankEta", "LowRankGaussian", "RootParts", "low_rank_gaussian"]
@@ -37,11 +38,6 @@ _RANK = 8
 
 # Coordinates of a larger leverage take the dense part of a root of the metric; there are at most 2.5 r.
 _LEVERAGE = 0.4
-
-# Of ``natural``: Newton steps at most, and how well the variances must then agree, relatively.
-_STEPS = 100
-
-_TOLERANCE = 1e-12
 
 
 class LowRankEta(NamedTuple):
@@ -100,22 +96,16 @@ def _basis(
 
 
 @dataclasses.dataclass(frozen=True)
-class LowRankGaussian:
+class LowRankGaussian(Derived):
     """Gaussians over θ ∈ ℝᴰ whose precision is diagonal but for r fixed directions.
 
-    What it can say: any precisions of single coordinates, and any joint precision, more or less than
-    these imply, of the r numbers Bᵀθ. What it cannot: correlations outside the span of B, and the span
-    does not adapt. r random directions of D hold r/D of the squared length of any given one, so that
-    with ``random_directions`` and r ≪ D this is little more than ``diagonal_gaussian``: of a posterior
-    with four strong directions among 60 coordinates the best member is 34 nats away with r = 8 random
-    ones (36.7 with none, 17 with 32), and none away with those four. Worth its price where directions
-    are public knowledge: columns that move together by design (``GroupDirections``), slow contrasts along
-    time (``smooth_directions``), the leading directions of public data. Where θ falls into groups, a
-    ``product`` of full Gaussians says more.
+    It has any precisions of single coordinates, and any joint precision of the r numbers Bᵀθ, but no
+    correlations outside the span of B, which does not adapt. r random directions of D hold r/D of the
+    squared length of any given one, so that with r ≪ D they are little more than ``diagonal_gaussian``:
+    it is as good as its directions are known (docs/concepts/factors.md).
 
     Proper members here have d > 0. Positive definiteness alone would let up to r of the d be negative
-    beside a large K. So restricted, proper members are still a convex cone, and what is computed here
-    needs it.
+    beside a large K. So restricted, they are still a convex cone, and what is computed here needs it.
 
     Args:
       size: D, larger than ``rank``.
@@ -193,35 +183,10 @@ class LowRankGaussian:
         spread = _spread(parts) + along[:, None] * along[None, :]
         return LowRankEta(location, -0.5 * (variance + location**2), -0.5 * spread)
 
-    def natural(self, mu: LowRankEta) -> LowRankEta:
-        """Returns η with the mean parameters μ, in float64; not inside a compiled function.
-
-        Given the variances σ² and G = BᵀΣB, the K that belongs to a d is G⁻¹ − (B' d⁻¹ B)⁻¹, and the
-        function left to minimise, of d alone, is convex: Newton's method in log d, with steps damped by
-        its decrement, each by conjugate gradients. Its start is a diagonal q.
-
-        Raises:
-          FamilyError: no member has these mean parameters, or none was found.
-        """
-        xp = mu.h.__array_namespace__()
-        location, square, along = (np.asarray(leaf, np.float64) for leaf in mu)
-        projected = self.basis.T @ location
-        variance = -2.0 * square - location**2
-        spread = _symmetric(-2.0 * along - projected[:, None] * projected[None, :])
-        d = _matching_diagonal(self.basis, variance, spread)
-        inside = self.basis.T @ (self.basis / d[:, None])
-        K = _symmetric(np.linalg.inv(spread) - np.linalg.inv(inside))
-        h = d * location + self.basis @ (K @ projected)
-        return LowRankEta(*(xp.asarray(leaf, dtype=mu.h.dtype) for leaf in (h, d, K)))
-
     def statistics(self, theta: Theta) -> LowRankEta:
         """Returns T(θ) for θ of shape [D]."""
         along = self._basis_like(theta).T @ theta
         return LowRankEta(theta, -0.5 * theta**2, -0.5 * along[:, None] * along[None, :])
-
-    def inner(self, eta: LowRankEta, mu: LowRankEta) -> Any:
-        """Returns ⟨η, μ⟩."""
-        return inner(eta, mu)
 
     def sample(self, key: Key, eta: LowRankEta, shape: tuple[int, ...] = ()) -> Theta:
         """Draws θ ~ q, shape ``shape + (D,)``."""
@@ -268,7 +233,7 @@ class LowRankGaussian:
         least = max(fraction, ROUNDING_FRACTION * self.rank * values[-1])
         lifted = (vectors * np.maximum(values, least)) @ vectors.T - np.eye(self.rank)
         inverse = np.linalg.inv(parts.r)
-        return LowRankEta(np.array(eta.h), d, _symmetric(inverse @ lifted @ inverse.T))
+        return LowRankEta(np.array(eta.h), d, symmetric(inverse @ lifted @ inverse.T))
 
     def kl(self, eta_q: LowRankEta, eta_p: LowRankEta) -> Any:
         """Returns KL(q ‖ p) in nats, both proper."""
@@ -282,10 +247,6 @@ class LowRankGaussian:
         """Returns tr(P⁻¹P′) of a proper η and any other."""
         parts = self._parts(eta)
         return (other.d * _variance(parts)).sum() + (other.K * _spread(parts)).sum()
-
-    def entropy(self, eta: LowRankEta) -> Any:
-        """Returns H(q) = (D/2)(1 + log 2π) − ½ log|P|."""
-        return 0.5 * (self.size * (1.0 + _LOG_2PI) - _log_determinant(self._parts(eta)))
 
     def whiten(self, eta: LowRankEta, change: LowRankEta) -> np.ndarray:
         """Returns the first-order change of q in units of its sds: [2D + D·r + r² + r(r+1)/2].
@@ -341,7 +302,7 @@ class LowRankGaussian:
         r = np.linalg.qr(self.basis * scale[:, None], mode="r")
         inverse = np.linalg.inv(np.where(np.diagonal(r) < 0.0, -1.0, 1.0)[:, None] * r)
         precise = np.linalg.inv(inside)
-        K = _symmetric(inverse @ (precise.T @ precise - np.eye(self.rank)) @ inverse.T)
+        K = symmetric(inverse @ (precise.T @ precise - np.eye(self.rank)) @ inverse.T)
         eta = LowRankEta(np.zeros(self.size), scale**-2.0, K)
         return eta._replace(h=self.times(eta, location))
 
@@ -357,7 +318,7 @@ class LowRankGaussian:
         xp = eta.d.__array_namespace__()
         scale = eta.d**-0.5
         q, r = xp.linalg.qr(self._basis_like(scale) * scale[:, None])
-        inside = xp.eye(self.rank, dtype=scale.dtype) + _symmetric(r @ eta.K @ r.T)
+        inside = xp.eye(self.rank, dtype=scale.dtype) + symmetric(r @ eta.K @ r.T)
         return _Parts(scale, q, r, inside)
 
 
@@ -373,9 +334,8 @@ def low_rank_gaussian(
 ) -> LowRankGaussian:
     """Returns the family of Gaussians with a diagonal precision corrected in a few fixed directions.
 
-    Directions are public and do not adapt: random ones say little more than ``diagonal_gaussian``, see
-    ``LowRankGaussian``. With directions of your own, name a function that returns
-    ``LowRankGaussian(size, rank, directions=my_directions)`` as the study's family.
+    Random directions say little more than ``diagonal_gaussian``. With directions of your own, name a
+    function that returns ``LowRankGaussian(size, rank, directions=my_directions)`` as the study's family.
 
     Args:
       size: D.
@@ -428,10 +388,6 @@ def _grouped(size: int, rank: int, directions: str, groups: Any) -> LowRankGauss
     return LowRankGaussian(size, found, 0, GroupDirections(tuple(groups)))
 
 
-def _symmetric(matrix: Any) -> Any:
-    return 0.5 * (matrix + matrix.T)
-
-
 def _identity(parts: _Parts) -> Any:
     xp = parts.r.__array_namespace__()
     return xp.eye(parts.r.shape[0], dtype=parts.r.dtype)
@@ -439,7 +395,7 @@ def _identity(parts: _Parts) -> Any:
 
 def _inverse(parts: _Parts) -> Any:
     """Returns M⁻¹."""
-    return _symmetric(parts.inside.__array_namespace__().linalg.inv(parts.inside))
+    return symmetric(parts.inside.__array_namespace__().linalg.inv(parts.inside))
 
 
 def _inverse_root(parts: _Parts) -> Any:
@@ -464,7 +420,7 @@ def _variance(parts: _Parts) -> Any:
 
 def _spread(parts: _Parts) -> Any:
     """Returns Bᵀ P⁻¹ B = Rᵀ M⁻¹ R."""
-    return _symmetric(parts.r.T @ _inverse(parts) @ parts.r)
+    return symmetric(parts.r.T @ _inverse(parts) @ parts.r)
 
 
 def _log_determinant(parts: _Parts) -> Any:
@@ -494,7 +450,7 @@ def _root_outside(q: np.ndarray, delta: np.ndarray) -> np.ndarray:
             lambda v: rest[:, None] * v + _square_times(light, v), crossed, steps=60
         )
         own = np.diag(1.0 - 2.0 * leverage[heavy]) + (q[heavy] @ q[heavy].T) ** 2
-        values, vectors = np.linalg.eigh(_symmetric(own - crossed.T @ eliminated))
+        values, vectors = np.linalg.eigh(symmetric(own - crossed.T @ eliminated))
         dense = np.sqrt(np.maximum(values, 0.0)) * (vectors.T @ delta[heavy])
         x = x + eliminated @ delta[heavy]
     upper = np.triu_indices(q.shape[1])
@@ -527,62 +483,3 @@ def _conjugate_gradients(
         before, size = size, (residual**2).sum(axis=0)
         direction = residual + size / np.where(before > 0.0, before, 1.0) * direction
     return solution
-
-
-@np.errstate(over="ignore", divide="ignore", invalid="ignore")
-def _matching_diagonal(basis: np.ndarray, variance: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """Returns the d > 0 for which the member with BᵀΣB = ``spread`` has these variances [D].
-
-    The convex function of d is −log|P| + dᵀσ² + tr(KG) at the best K, self-concordant as a partial
-    minimum of such a one: in δ = dd/d its gradient is d σ² − t, with t the d Σᵢᵢ that d now leads to, and
-    its Hessian ⊥∘(⊥ + 2 Q S Qᵀ), S = R⁻ᵀGR⁻¹.
-    """
-    if not (variance > 0.0).all() or not np.linalg.eigvalsh(spread)[0] > 0.0:
-        raise errors.FamilyError(
-            "no low-rank Gaussian has these mean parameters: a variance is not positive",
-            "are they of a family with the same size, rank and directions?",
-        )
-    d = 1.0 / variance
-    off = np.inf
-    for _ in range(_STEPS):
-        q, r = np.linalg.qr(basis / np.sqrt(d)[:, None])
-        inverse = np.linalg.inv(r)
-        inside = _symmetric(inverse.T @ spread @ inverse)
-        leverage = (q**2).sum(axis=1)
-        within = ((q @ inside) * q).sum(axis=1)
-        found = 1.0 - leverage + within
-        slope = d * variance - found
-        off, before = float(np.abs(slope / found).max()), off
-        if not math.isfinite(off):  # where no member fits, d leaves every bound
-            break
-        # At rounding, Newton's steps no longer halve what is off.
-        if off < _TOLERANCE or (off < 1e3 * _TOLERANCE and off > 0.5 * before):
-            return d
-        diagonal = (1.0 - leverage) * (1.0 - leverage + 2.0 * within)
-        root = 1.0 / np.sqrt(diagonal)
-
-        def hessian(
-            v: np.ndarray,
-            q: np.ndarray = q,
-            inside: np.ndarray = inside,
-            leverage: np.ndarray = leverage,
-            within: np.ndarray = within,
-            root: np.ndarray = root,
-        ) -> np.ndarray:
-            v = root[:, None] * v
-            middle = q.T @ (v * q)
-            mixed = ((q @ (middle - inside @ middle - middle @ inside)) * q).sum(axis=1)
-            out = (1.0 - 2.0 * leverage + 2.0 * within)[:, None] * v + mixed[:, None]
-            return root[:, None] * out
-
-        step = root * _conjugate_gradients(hessian, (-slope * root)[:, None], steps=500)[:, 0]
-        if not np.isfinite(step).all():
-            break
-        decrement = math.sqrt(max(0.0, float(-slope @ step)))
-        damping = 1.0 if decrement < 0.25 else 1.0 / (1.0 + decrement)
-        d = d * np.exp(np.clip(damping * step, -2.0, 2.0))
-    raise errors.FamilyError(
-        f"no low-rank Gaussian was found with these mean parameters: after at most {_STEPS} steps "
-        f"the variances are off by {off:.1e} of themselves, expected {_TOLERANCE:g}",
-        "no member may have them: those of an average over members, or of samples, need not be any's",
-    )

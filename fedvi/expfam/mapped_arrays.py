@@ -80,11 +80,14 @@ def evict(array: Any) -> None:
 
 
 def _are_large(arrays: tuple[Any, ...]) -> bool:
-    return (
-        all(isinstance(array, np.ndarray) and array.flags.c_contiguous for array in arrays)
-        and len({array.shape for array in arrays}) == 1
-        and max(array.nbytes for array in arrays) > WINDOW
-    )
+    # Most are small, and this is asked of each.
+    for array in arrays:
+        if isinstance(array, np.ndarray) and array.nbytes > WINDOW:
+            break
+    else:
+        return False
+    whole = all(isinstance(array, np.ndarray) and array.flags.c_contiguous for array in arrays)
+    return whole and len({array.shape for array in arrays}) == 1
 
 
 def _address(array: np.ndarray) -> int:

@@ -22,13 +22,12 @@ from fedvi.expfam.base import (
     PROJECTION_FRACTION,
     ROUNDING_FRACTION,
     SMALLEST,
-    bregman_kl,
+    Derived,
     check_layout,
     check_size,
-    dual_entropy,
-    inner,
 )
 from fedvi.expfam.gamma import Gamma, GammaEta
+from fedvi.expfam.matrices import symmetric, turned
 from fedvi.typing import Key, Theta
 
 __all__ = ["NormalGammaRows", "NormalGammaRowsEta", "normal_gamma_rows"]
@@ -46,7 +45,7 @@ class NormalGammaRowsEta(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class NormalGammaRows:
+class NormalGammaRows(Derived):
     """``groups`` = G of ``rows`` = R coefficient vectors of ``columns`` = D numbers, and G precisions.
 
     A coefficient's marginal is Student's t with 2α degrees of freedom.
@@ -88,7 +87,7 @@ class NormalGammaRows:
     def check(self, eta: Any, name: str = "eta") -> None:
         """Raises FamilyError unless shapes fit, all numbers are finite and J is symmetric."""
         check_layout(eta, self.zeros(), name, self)
-        if not np.allclose(eta.J, _turned(np.asarray(eta.J)), rtol=1e-9, atol=1e-9):
+        if not np.allclose(eta.J, turned(np.asarray(eta.J)), rtol=1e-9, atol=1e-9):
             raise errors.FamilyError(
                 f"{name}.J is not symmetric", "send half the sum of it and its transpose"
             )
@@ -116,21 +115,9 @@ class NormalGammaRows:
         m, scale, shape, rate = self.parameters(eta)
         precision = shape / rate
         along = precision[:, None, None] * m
-        squares = self.rows * _symmetric(xp.linalg.inv(scale)) + _symmetric(_turned(m) @ along)
+        squares = self.rows * symmetric(xp.linalg.inv(scale)) + symmetric(turned(m) @ along)
         return NormalGammaRowsEta(
             along, -0.5 * squares, special.digamma(shape) - xp.log(rate), -precision
-        )
-
-    def natural(self, mu: NormalGammaRowsEta) -> NormalGammaRowsEta:
-        """Returns η with the mean parameters μ; NaN or nonsense where no member has them."""
-        xp = mu.J.__array_namespace__()
-        m = mu.h / -mu.rate[:, None, None]
-        covariance = (-2.0 * mu.J - _turned(m) @ mu.h) / self.rows
-        precisions = self._precisions()
-        return self.from_parameters(
-            m,
-            _symmetric(xp.linalg.inv(_symmetric(covariance))),
-            *precisions.parameters(precisions.natural(GammaEta(mu.power, mu.rate))),
         )
 
     def statistics(self, theta: Theta) -> NormalGammaRowsEta:
@@ -138,16 +125,12 @@ class NormalGammaRows:
         xp = theta.__array_namespace__()
         w, tau = self.split(theta)
         along = tau[:, None, None] * w
-        return NormalGammaRowsEta(along, -0.5 * (_turned(w) @ along), xp.log(tau), -tau)
+        return NormalGammaRowsEta(along, -0.5 * (turned(w) @ along), xp.log(tau), -tau)
 
     def split(self, theta: Theta) -> tuple[Any, Any]:
         """Cuts θ [size] into coefficients [G, R, D] and precisions [G]."""
         count = self.groups * self.rows * self.columns
         return theta[:count].reshape(self.groups, self.rows, self.columns), theta[count:]
-
-    def inner(self, eta: NormalGammaRowsEta, mu: NormalGammaRowsEta) -> Any:
-        """Returns ⟨η, μ⟩."""
-        return inner(eta, mu)
 
     def sample(self, key: Key, eta: NormalGammaRowsEta, shape: tuple[int, ...] = ()) -> Theta:
         """Draws θ ~ q, of shape ``shape + (size,)``."""
@@ -175,7 +158,7 @@ class NormalGammaRows:
         if not (diagonal > SMALLEST).all():
             return False
         root = np.sqrt(diagonal)
-        scaled = _symmetric(np.asarray(eta.J)) / (root[:, :, None] * root[:, None, :])
+        scaled = symmetric(np.asarray(eta.J)) / (root[:, :, None] * root[:, None, :])
         if not (np.linalg.eigvalsh(scaled)[:, 0] > 1e-14 * self.columns).all():
             return False
         _, _, shape, rate = self.parameters(eta)
@@ -193,12 +176,12 @@ class NormalGammaRows:
         if self.is_proper(eta):
             return eta
         _, scale, shape, rate = self.parameters(floor)
-        root = np.linalg.cholesky(_symmetric(scale))
+        root = np.linalg.cholesky(symmetric(scale))
         inverse = np.linalg.inv(root)
-        values, vectors = np.linalg.eigh(_symmetric(inverse @ eta.J @ _turned(inverse)))
+        values, vectors = np.linalg.eigh(symmetric(inverse @ eta.J @ turned(inverse)))
         lost = ROUNDING_FRACTION * self.columns * values[:, -1:]
         lifted = np.maximum(values, np.maximum(PROJECTION_FRACTION, lost))
-        J = _symmetric(root @ (vectors * lifted[:, None, :]) @ _turned(vectors) @ _turned(root))
+        J = symmetric(root @ (vectors * lifted[:, None, :]) @ turned(vectors) @ turned(root))
         start = np.where(shape > 1.0, 1.0, 0.0)
         least_shape = start + PROJECTION_FRACTION * (shape - start)
         half_square = 0.5 * _dot(self._locations(eta._replace(J=J)), eta.h)
@@ -211,14 +194,6 @@ class NormalGammaRows:
             np.maximum(eta.rate, half_square + least),
         )
 
-    def kl(self, eta_q: NormalGammaRowsEta, eta_p: NormalGammaRowsEta) -> Any:
-        """Returns KL(q ‖ p) in nats, both proper."""
-        return bregman_kl(self, eta_q, eta_p)
-
-    def entropy(self, eta: NormalGammaRowsEta) -> Any:
-        """Returns H(q) in nats."""
-        return dual_entropy(self, eta)
-
     def whiten(self, eta: NormalGammaRowsEta, change: NormalGammaRowsEta) -> np.ndarray:
         """Returns the first-order changes of m, Λ and (α, β) in units of q's sds: a vector.
 
@@ -226,9 +201,9 @@ class NormalGammaRows:
         gamma, with Λ = L Lᵀ.
         """
         m, scale, shape, rate = self.parameters(eta)
-        inverse = np.linalg.inv(np.linalg.cholesky(_symmetric(scale)))
-        shift = (change.h - m @ change.J) @ _turned(inverse)
-        spread = inverse @ change.J @ _turned(inverse) * math.sqrt(0.5 * self.rows)
+        inverse = np.linalg.inv(np.linalg.cholesky(symmetric(scale)))
+        shift = (change.h - m @ change.J) @ turned(inverse)
+        spread = inverse @ change.J @ turned(inverse) * math.sqrt(0.5 * self.rows)
         moved = change.rate - _dot(m, change.h) + 0.5 * _dot(m, m @ change.J)
         precisions = self._precisions()
         return np.concatenate(
@@ -262,7 +237,7 @@ class NormalGammaRows:
 
     def _locations(self, eta: NormalGammaRowsEta) -> Any:
         xp = eta.J.__array_namespace__()
-        return _turned(xp.linalg.solve(eta.J, _turned(eta.h)))
+        return turned(xp.linalg.solve(eta.J, turned(eta.h)))
 
     def _precisions(self) -> Gamma:
         return Gamma(self.groups)
@@ -271,14 +246,6 @@ class NormalGammaRows:
 def normal_gamma_rows(groups: int, rows: int, columns: int) -> NormalGammaRows:
     """Returns the family of ``groups`` precisions, each with ``rows`` vectors of ``columns`` numbers."""
     return NormalGammaRows(groups, rows, columns)
-
-
-def _turned(matrices: Any) -> Any:
-    return matrices.swapaxes(-1, -2)
-
-
-def _symmetric(matrices: Any) -> Any:
-    return 0.5 * (matrices + _turned(matrices))
 
 
 def _dot(left: Any, right: Any) -> Any:

@@ -22,12 +22,11 @@ from fedvi.expfam.base import (
     PROJECTION_FRACTION,
     ROUNDING_FRACTION,
     SMALLEST,
-    bregman_kl,
+    Derived,
     check_layout,
     check_size,
-    dual_entropy,
-    inner,
 )
+from fedvi.expfam.matrices import outer, symmetric, turned
 from fedvi.typing import Key, Theta
 
 __all__ = ["NormalWishart", "NormalWishartEta", "normal_wishart"]
@@ -37,7 +36,6 @@ _LOG_PI = math.log(math.pi)
 
 # A proper a is larger than its bound (d − 1)/2 by this: less is lost in the rounding of the power.
 _SMALLEST_SHAPE = 1e-12
-_NEWTON_STEPS = 12
 
 
 class NormalWishartEta(NamedTuple):
@@ -50,7 +48,7 @@ class NormalWishartEta(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class NormalWishart:
+class NormalWishart(Derived):
     """Independent normal-Wisharts over ``rows`` = K pairs of dimension ``columns`` = d.
 
     A mean's marginal is Student's t with 2a − d + 1 degrees of freedom. With d = 1 a pair is a
@@ -91,7 +89,7 @@ class NormalWishart:
     def check(self, eta: Any, name: str = "eta") -> None:
         """Raises FamilyError unless shapes fit, all numbers are finite and rates are symmetric."""
         check_layout(eta, self.zeros(), name, self)
-        if not np.allclose(eta.rate, _turned(np.asarray(eta.rate)), rtol=1e-9, atol=1e-9):
+        if not np.allclose(eta.rate, turned(np.asarray(eta.rate)), rtol=1e-9, atol=1e-9):
             raise errors.FamilyError(
                 f"{name}.rate is not symmetric", "send half the sum of it and its transpose"
             )
@@ -102,14 +100,14 @@ class NormalWishart:
         The textbook's Wishart(ν, W) has a = ν/2 and B = ½ W⁻¹.
         """
         h = scale[:, None] * m
-        return NormalWishartEta(h, scale, shape - 0.5 * self.columns, rate + 0.5 * _outer(h, m))
+        return NormalWishartEta(h, scale, shape - 0.5 * self.columns, rate + 0.5 * outer(h, m))
 
     def parameters(self, eta: NormalWishartEta) -> tuple[Any, Any, Any, Any]:
         """Returns m [K, d], κ [K], a [K] and B [K, d, d]."""
         m = eta.h / eta.J[:, None]
         # From roots of numbers that are symmetric to the last bit: so is what is left.
         part = eta.h / (eta.J**0.5)[:, None]
-        return m, eta.J, eta.power + 0.5 * self.columns, eta.rate - 0.5 * _outer(part, part)
+        return m, eta.J, eta.power + 0.5 * self.columns, eta.rate - 0.5 * outer(part, part)
 
     def log_partition(self, eta: NormalWishartEta) -> Any:
         """Returns A(η) = Σ (½d log 2π − ½d log κ − a log|B| + log Γ_d(a))."""
@@ -124,7 +122,7 @@ class NormalWishart:
         """Returns μ = (E[Λx], −½ E[xᵀΛx], E[log|Λ|], −E[Λ])."""
         xp = eta.J.__array_namespace__()
         m, scale, shape, rate = self.parameters(eta)
-        precision = shape[:, None, None] * _symmetric(xp.linalg.inv(rate))
+        precision = shape[:, None, None] * symmetric(xp.linalg.inv(rate))
         along = _times(precision, m)
         return NormalWishartEta(
             along,
@@ -132,15 +130,6 @@ class NormalWishart:
             special.digamma(self._halves(shape)).sum(axis=0) - xp.linalg.slogdet(rate)[1],
             -precision,
         )
-
-    def natural(self, mu: NormalWishartEta) -> NormalWishartEta:
-        """Returns η with the mean parameters μ; NaN or nonsense where no member has them."""
-        xp = mu.J.__array_namespace__()
-        covariance = _symmetric(xp.linalg.inv(-mu.rate))
-        m = _times(covariance, mu.h)
-        scale = self.columns / (-2.0 * mu.J - (m * mu.h).sum(axis=1))
-        shape = self._shape_of_gap(xp.linalg.slogdet(-mu.rate)[1] - mu.power)
-        return self.from_parameters(m, scale, shape, shape[:, None, None] * covariance)
 
     def statistics(self, theta: Theta) -> NormalWishartEta:
         """Returns T(θ) = (Λx, −½ xᵀΛx, log|Λ|, −Λ) for θ of shape [D]."""
@@ -156,10 +145,6 @@ class NormalWishart:
         count = self.rows * self.columns
         x = theta[:count].reshape(self.rows, self.columns)
         return x, theta[count:].reshape(self.rows, self._triangle_size)[:, self._places]
-
-    def inner(self, eta: NormalWishartEta, mu: NormalWishartEta) -> Any:
-        """Returns ⟨η, μ⟩."""
-        return inner(eta, mu)
 
     def sample(self, key: Key, eta: NormalWishartEta, shape: tuple[int, ...] = ()) -> Theta:
         """Draws θ ~ q, shape ``shape + (D,)``, by Bartlett's decomposition of Wisharts.
@@ -180,11 +165,11 @@ class NormalWishart:
         diagonal = jnp.sqrt(squares)[..., None] * _lifted(jnp.eye(d, dtype=dtype), rest.ndim)
         factor = jnp.tril(rest, -1) + diagonal
         root = jnp.linalg.inv(jnp.linalg.cholesky(rate))
-        half = jnp.matmul(_lifted(_turned(root), factor.ndim), factor)
-        precision = jnp.matmul(half, _turned(half))
+        half = jnp.matmul(_lifted(turned(root), factor.ndim), factor)
+        precision = jnp.matmul(half, turned(half))
         noise = jax.random.normal(for_x, (*shape, self.rows, d), dtype)
         # Λ = half·halfᵀ, so that half⁻ᵀ·noise has covariance Λ⁻¹.
-        apart = jnp.linalg.solve(_turned(half), noise[..., None])[..., 0]
+        apart = jnp.linalg.solve(turned(half), noise[..., None])[..., 0]
         x = _lifted(m, apart.ndim) + apart / _lifted(scale[:, None] ** 0.5, apart.ndim)
         rows, columns = np.tril_indices(d)
         pieces = (x, precision[..., rows, columns])
@@ -204,7 +189,7 @@ class NormalWishart:
         if not (diagonal > SMALLEST).all():
             return False
         root = np.sqrt(diagonal)
-        least = np.linalg.eigvalsh(_symmetric(np.asarray(rate)) / _outer(root, root))[:, 0]
+        least = np.linalg.eigvalsh(symmetric(np.asarray(rate)) / outer(root, root))[:, 0]
         return bool((least > 0.5 * ROUNDING_FRACTION * self.columns).all())
 
     def project(self, eta: NormalWishartEta, floor: NormalWishartEta) -> NormalWishartEta:
@@ -222,26 +207,18 @@ class NormalWishart:
         bound = np.where(shape > 0.5 * (d + 1), 0.5 * (d + 1), 0.5 * (d - 1))
         power = np.maximum(eta.power, bound + PROJECTION_FRACTION * (shape - bound) - 0.5 * d)
         part = eta.h / np.sqrt(J)[:, None]
-        taken = 0.5 * _outer(part, part)
-        root = np.linalg.cholesky(_symmetric(rate))
+        taken = 0.5 * outer(part, part)
+        root = np.linalg.cholesky(symmetric(rate))
         inverse = np.linalg.inv(root)
-        left = inverse @ _symmetric(eta.rate - taken) @ _turned(inverse)
-        values, vectors = np.linalg.eigh(_symmetric(left))
-        beside = inverse @ taken @ _turned(inverse)
+        left = inverse @ symmetric(eta.rate - taken) @ turned(inverse)
+        values, vectors = np.linalg.eigh(symmetric(left))
+        beside = inverse @ taken @ turned(inverse)
         largest = values[:, -1:].clip(0.0) + np.trace(beside, axis1=1, axis2=2)[:, None]
         # Four times what ``is_proper`` asks for, in the floor's units instead of in η's own.
         least = np.maximum(PROJECTION_FRACTION, 4.0 * ROUNDING_FRACTION * d * largest)
-        lifted = (vectors * np.maximum(values, least)[:, None, :]) @ _turned(vectors)
-        kept = _symmetric(root @ lifted @ _turned(root))
+        lifted = (vectors * np.maximum(values, least)[:, None, :]) @ turned(vectors)
+        kept = symmetric(root @ lifted @ turned(root))
         return NormalWishartEta(np.array(eta.h), J, power, kept + taken)
-
-    def kl(self, eta_q: NormalWishartEta, eta_p: NormalWishartEta) -> Any:
-        """Returns KL(q ‖ p) in nats, both proper."""
-        return bregman_kl(self, eta_q, eta_p)
-
-    def entropy(self, eta: NormalWishartEta) -> Any:
-        """Returns H(q) in nats."""
-        return dual_entropy(self, eta)
 
     def whiten(self, eta: NormalWishartEta, change: NormalWishartEta) -> np.ndarray:
         """Returns the first-order changes of m, κ and (a, B) in units of q's sds: shape [K(d + 2 + d²)].
@@ -251,12 +228,12 @@ class NormalWishart:
         """
         m, scale, shape, rate = self.parameters(eta)
         d = self.columns
-        inverse = np.linalg.inv(np.linalg.cholesky(_symmetric(rate)))
+        inverse = np.linalg.inv(np.linalg.cholesky(symmetric(rate)))
         shift = (change.h - change.J[:, None] * m) / scale[:, None]
         step = np.sqrt(scale * shape)[:, None] * _times(inverse, shift)
-        cross = _outer(change.h, m)
-        moved = change.rate - _symmetric(cross) + 0.5 * change.J[:, None, None] * _outer(m, m)
-        within = inverse @ _symmetric(moved) @ _turned(inverse)
+        cross = outer(change.h, m)
+        moved = change.rate - symmetric(cross) + 0.5 * change.J[:, None, None] * outer(m, m)
+        within = inverse @ symmetric(moved) @ turned(inverse)
         root = np.sqrt(shape)[:, None, None]
         spread = root * within - (change.power[:, None, None] / root) * np.eye(d)
         left = np.sqrt(self._excess(shape)) * change.power
@@ -270,13 +247,13 @@ class NormalWishart:
         """
         xp = eta.J.__array_namespace__()
         m, scale, shape, rate = self.parameters(eta)
-        inverse = _symmetric(xp.linalg.inv(rate))
+        inverse = symmetric(xp.linalg.inv(rate))
         room = shape - 0.5 * (self.columns + 1)
         known = room > 0.0
         spread = _diagonal(xp, rate) / (scale * xp.where(known, room, 1.0))[:, None]
         sd = xp.where(known[:, None] & (spread > 0.0), spread**0.5, math.inf)
         diagonal = _diagonal(xp, inverse)
-        variance = 0.5 * shape[:, None, None] * (inverse**2 + _outer(diagonal, diagonal))
+        variance = 0.5 * shape[:, None, None] * (inverse**2 + outer(diagonal, diagonal))
         rows, columns = np.tril_indices(self.columns)
         expected = shape[:, None] * inverse[:, rows, columns]
         spreads = variance[:, rows, columns] ** 0.5
@@ -309,48 +286,10 @@ class NormalWishart:
             axis=0
         )
 
-    def _gap(self, shape: Any) -> Any:
-        """Returns d log a − ψ_d(a) > 0, a sum of positive terms."""
-        xp = shape.__array_namespace__()
-        halves = self._halves(shape)
-        apart = -xp.log1p((halves - shape[None]) / shape[None])
-        return (special.log_less_digamma(halves) + apart).sum(axis=0)
-
-    def _shape_of_gap(self, gap: Any) -> Any:
-        """Returns a with ``_gap(a)`` = gap, by Newton's method in the logarithms of both.
-
-        As a function of log(a − (d − 1)/2) the logarithm of the gap falls with a slope near −1 at both
-        ends; the start is exact for large a.
-        """
-        xp = gap.__array_namespace__()
-        bound = 0.5 * (self.columns - 1)
-
-        def step(room: Any) -> Any:
-            shape = room + bound
-            found = self._gap(shape)
-            slope = room * self._excess(shape) / found
-            return room * xp.exp(xp.clip(xp.log(found / gap) / slope, -3.0, 3.0))
-
-        start = 0.25 * self.columns * (self.columns + 1) / gap
-        return special.repeat(xp, _NEWTON_STEPS, step, start) + bound
-
 
 def normal_wishart(rows: int, columns: int) -> NormalWishart:
     """Returns the family of ``rows`` independent normal-Wisharts, each over ``columns`` numbers."""
     return NormalWishart(rows, columns)
-
-
-def _turned(matrices: Any) -> Any:
-    return matrices.swapaxes(-1, -2)
-
-
-def _symmetric(matrices: Any) -> Any:
-    return 0.5 * (matrices + _turned(matrices))
-
-
-def _outer(left: Any, right: Any) -> Any:
-    """Returns the outer products of rows, [K, d, d]."""
-    return left[:, :, None] * right[:, None, :]
 
 
 def _times(matrices: Any, vectors: Any) -> Any:

@@ -4,7 +4,7 @@ q(θ) = ∏ₖ qₖ(θₖ) over consecutive pieces θₖ of a flat θ; η is the
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,10 +78,6 @@ class Product:
         """Returns the blocks' mean parameters."""
         return tuple(part.mean(block) for part, block in self._with(eta))
 
-    def natural(self, mu: Eta) -> Eta:
-        """Returns η with the blocks' mean parameters μ."""
-        return tuple(part.natural(block) for part, block in self._with(mu))
-
     def statistics(self, theta: Theta) -> Eta:
         """Returns the blocks' statistics of θ of shape [D]."""
         return tuple(part.statistics(piece) for part, piece in self._with(self.split(theta)))
@@ -110,10 +106,6 @@ class Product:
         """Returns KL(q ‖ p) in nats, the sum of the blocks'."""
         return sum(part.kl(*blocks) for part, *blocks in self._with(eta_q, eta_p))
 
-    def entropy(self, eta: Eta) -> Any:
-        """Returns H(q) in nats, the sum of the blocks'."""
-        return sum(part.entropy(block) for part, block in self._with(eta))
-
     def whiten(self, eta: Eta, change: Eta) -> np.ndarray:
         """Returns the blocks' whitened changes, one after the other."""
         return np.concatenate([part.whiten(*blocks) for part, *blocks in self._with(eta, change)])
@@ -133,30 +125,9 @@ def product(parts: Sequence[Any]) -> Product:
     """Returns the family of independent blocks over consecutive pieces of θ.
 
     Args:
-      parts: families; or, as a study file writes them, tables with the ``kind`` of a family here and
-        its arguments: ``[[family.parts]]``, ``kind = "gamma"``, ``size = 3``.
+      parts: families, at least one.
 
     Raises:
-      FamilyError: there is none, or one names no family.
+      FamilyError: there is none, or one is no family.
     """
-    return Product(tuple(_made(part) if isinstance(part, dict) else part for part in parts))
-
-
-def _made(table: dict[str, Any]) -> ExponentialFamily:
-    from fedvi import expfam
-
-    arguments = dict(table)
-    kind = arguments.pop("kind", None)
-    if kind not in expfam.__all__:
-        raise errors.FamilyError(
-            f"family.parts: kind is {kind!r}, which is not in fedvi.expfam",
-            errors.did_you_mean(str(kind), expfam.__all__),
-        )
-    make: Callable[..., ExponentialFamily] = getattr(expfam, kind)
-    try:
-        return make(**arguments)
-    except TypeError as error:
-        raise errors.FamilyError(
-            f"family.parts: {kind} cannot be made of {arguments}: {error}",
-            'every part has a kind and its arguments, such as { kind = "gamma", size = 3 }',
-        ) from error
+    return Product(tuple(parts))

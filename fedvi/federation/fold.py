@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvi.expfam import tree
+from fedvi.expfam import stacked
 from fedvi.expfam.base import blocks
-from fedvi.inference.base import Change
 from fedvi.typing import Eta
 
 __all__ = ["Gap", "fold", "gap", "posterior_of"]
@@ -39,31 +38,28 @@ def posterior_of(prior: Eta, factors: Mapping[str, Eta]) -> Eta:
 
     The fixed order makes the float64 sum independent of the order of arrival.
     """
-    return tree.total((factors[name] for name in sorted(factors)), prior)
+    return stacked.total(factors, prior)
 
 
 def fold(
     factors: Mapping[str, Eta],
-    changes: Mapping[str, Change],
+    deltas: Mapping[str, Eta],
     damping: float,
     keep: Callable[[Eta], Eta] = lambda eta: eta,
-) -> dict[str, Eta]:
-    """Commits answers: η_m ← η_m + s · Δ_m for each client that answered.
+) -> Mapping[str, Eta]:
+    """Commits answers: η_m ← η_m + s · Δ_m for each client that answered; returns these factors.
 
     Factors are never projected and need not be proper.
 
     Args:
       factors: η_m of every client.
-      changes: the answers to commit, by client.
+      deltas: Δ_m of the answers to commit, by client.
       damping: s, the same for all of them.
       keep: called with each new factor; returns it, equal, perhaps elsewhere than in memory.
 
     Source: Ashman et al. (2022), arXiv:2202.12275; docs/proofs/updates.md §1.
     """
-    moved = dict(factors)
-    for name, change in changes.items():
-        moved[name] = keep(tree.freeze(tree.add_scaled(factors[name], change.delta, damping)))
-    return moved
+    return stacked.added(factors, deltas, damping, keep)
 
 
 def gap(family: Any, before: Eta, after: Eta) -> Gap:

@@ -6,16 +6,18 @@ it in. It is empty within one process and in files, where no other can stand in 
 
 from typing import NamedTuple
 
-from fedvi.inference.base import Task
 from fedvi.privacy.ledger import Anchor
+from fedvi.updates.base import Task
 
 __all__ = [
+    "CLOSING",
     "FAILURES",
     "Begin",
     "Done",
     "Failure",
     "Goodbye",
     "Hello",
+    "KeyPart",
     "NextTask",
     "Noted",
     "Offer",
@@ -34,6 +36,9 @@ __all__ = [
 FAILURES = ("budget", "policy", "data", "solver", "other")
 """Why a client may say that it cannot answer: a word of this list, since an error's text may tell of
 records."""
+
+CLOSING = (3, 4)
+"""The stages of a ``KeyPart`` that opens the sum of a round: a signature of the set, and an opening."""
 
 
 class Tensor(NamedTuple):
@@ -90,11 +95,28 @@ class Welcome(NamedTuple):
     anchor: Anchor | None = None
 
 
+class KeyPart(NamedTuple):
+    """A site's part of the keys that masks are made with; the server passes it on, and believes nothing.
+
+    Attributes:
+      stage: 1, a site's signed public keys; 2, what it offers to each site behind it; of a round that some
+        sites may miss also 3, its signature of the set of those that answered, and 4, what it opens.
+      content: of the part; empty from a site that only asks for those of the others.
+    """
+
+    stage: int
+    content: bytes = b""
+
+
 class NextTask(NamedTuple):
-    """Client → server: is there work for me?"""
+    """Client → server: is there work for me?
+
+    With a ``part``, in a study of secure sums: here is mine, and I want those of all others.
+    """
 
     client: str
     session: str = ""
+    part: KeyPart | None = None
 
 
 class Offer(NamedTuple):
@@ -104,7 +126,15 @@ class Offer(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Server → client: nothing now; ask again after the next update."""
+    """Server → client: nothing now; ask again after the next update.
+
+    Attributes:
+      parts: to who asked with a ``KeyPart``, those of all sites at that stage, in the order of the study;
+        empty until all are there. At the stages ``CLOSING`` the set that is to be signed; with all
+        signatures, and the shares for this site, what is to be opened.
+    """
+
+    parts: tuple[bytes, ...] = ()
 
 
 class Done(NamedTuple):

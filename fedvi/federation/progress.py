@@ -158,6 +158,9 @@ class Schedule(NamedTuple):
       ending: progress → None, or once a script's stage is over, the clients whose turns end with
         it, for they hold a task.
       place: progress → the stage that a script is at; None without a script, or once it is over.
+      barrier: whether it awaits those clients with the fewest turns that did not answer, while that is
+        below ``rounds``; selects those of them that are idle; is ready once none is left; and is finished
+        by complete rounds and the gap alone. A server counts then, and does not ask at each request.
     """
 
     name: str
@@ -169,6 +172,7 @@ class Schedule(NamedTuple):
     view: Callable[[Progress], Progress] = _whole
     ending: Callable[[Progress], tuple[str, ...] | None] = _never
     place: Callable[[Progress], StagePlace | None] = _nowhere
+    barrier: bool = False
 
     def first_fold(self, clients: tuple[str, ...]) -> int:
         """Returns how many clients the first fold holds, if those that are asked answer in turn.

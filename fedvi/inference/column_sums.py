@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvi.inference.base import compiled_once
 from fedvi.inference.block_sums import noised_in_blocks
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.release import Released
+from fedvi.updates.base import compiled_once
 
 __all__ = ["noised_column_sums"]
 

@@ -27,11 +27,11 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import FactoredGaussian
 from fedvi.inference import whitened
-from fedvi.inference.base import Task
 from fedvi.inference.units import UnitModel, unit_model
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression, SharesEffects
 from fedvi.typing import Eta
+from fedvi.updates.base import Task
 
 __all__ = ["Local", "local_problem", "refuse_site_effects", "takes_newton"]
 

@@ -15,6 +15,7 @@ from fedvi.inference import response
 from fedvi.models.guided_terms import Guided
 from fedvi.models.made_up import ONE
 from fedvi.models.plates import numpyro_rules
+from fedvi.privacy.spoken import Summary, Table
 from fedvi.typing import Key
 
 __all__ = [
@@ -37,6 +38,8 @@ _GAUSSIAN = (
     autoguide.AutoLowRankMultivariateNormal,
 )
 _PARTS = "loc", "scale", "scale_tril", "cov_factor"
+# So many rows stand in a summary.
+_MOST_SHOWN = 30
 _GUIDES_OWN = "intervals of the guide do not hold the noise of the descent"
 _CLIPPED = "no interval holds what clipping takes"
 
@@ -139,16 +142,23 @@ class NoiseAware:
             raise errors.ConfigError(f"level is {level}, expected a number between 0 and 1")
         return self.quantiles([(1.0 - level) / 2.0, (1.0 + level) / 2.0])
 
-    def __str__(self) -> str:
-        """Tells medians and 95 % intervals, a line for each number, and the remark."""
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Returns (name, median, lower, upper) of each number of each latent; the interval is of 95 %."""
         found = {
             name: np.asarray(value) for name, value in self.quantiles([0.5, 0.025, 0.975]).items()
         }
-        rows = [
+        return [
             (f"{name}[{', '.join(map(str, at))}]" if at else name, *value[(slice(None), *at)])
             for name, value in found.items()
             for at in np.ndindex(value.shape[1:])
         ]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._latents.size} latents, {self.hidden} hidden by noise)"
+
+    def __str__(self) -> str:
+        """Tells medians and 95 % intervals, a line for each number, and the remark."""
+        rows = self.rows()
         wide = max(6, *(len(row[0]) for row in rows))
         lines = [f"{'latent':{wide}} {'median':>10} {'2.5 %':>10} {'97.5 %':>10}"]
         lines += [
@@ -207,12 +217,47 @@ class DPSVIRunResult(SVIRunResult):  # type: ignore[misc]
             return f"{_GUIDES_OWN}, and no others are honest: {reason}"
         return f"{_GUIDES_OWN}, those of noise_aware() do; {found.remark}"
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What must be said beside any number of this run; empty in a copy."""
+        mark = "" if self._fit is None else self._fit.privacy.mark
+        return tuple(filter(None, (mark, self.remark)))
+
+    def summary(self) -> Summary:
+        """Returns the latents with 95 % intervals that are told the noise, or the names of parameters.
+
+        It computes ``noise_aware()``, which takes some seconds the first time.
+        """
+        lines = [] if self._fit is None else [self._fit.privacy.promised]
+        try:
+            rows = self.noise_aware().rows()
+        except errors.SolverError:
+            rows = None
+        if rows is None:
+            shapes = [(name, str(list(np.shape(value)))) for name, value in self.params.items()]
+            table = Table(("parameter", "shape"), tuple(shapes[:_MOST_SHOWN]), (0, 1))
+        else:
+            cells = [(name, *(f"{number:.4g}" for number in numbers)) for name, *numbers in rows]
+            table = Table(("latent", "median", "2.5 %", "97.5 %"), tuple(cells[:_MOST_SHOWN]))
+        count = len(self.params if rows is None else rows)
+        if count > _MOST_SHOWN:
+            lines.append(f"the first {_MOST_SHOWN} of {count} are shown")
+        return Summary(self._in_short, tuple(lines), (table,), self.warnings)
+
+    @property
+    def _in_short(self) -> str:
+        losses = "withheld" if np.isnan(np.asarray(self.losses)).all() else "released"
+        count = sum(int(np.prod(np.shape(value), dtype=int)) for value in self.params.values())
+        steps = getattr(self.state, "step", len(self.losses))
+        return f"{count} parameters after {steps} steps, losses {losses}"
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
     def __repr__(self) -> str:
-        """Tells the fields, and the remark."""
-        fields = ", ".join(
-            f"{name}={value!r}" for name, value in zip(self._fields, self, strict=True)
-        )
-        return f"{type(self).__name__}({fields}, remark={self.remark!r})"
+        """Tells sizes, and the remark: arrays are long, and a state holds keys."""
+        remark = self.remark
+        return f"{type(self).__name__}({self._in_short}{'; ' if remark else ''}{remark})"
 
     def __reduce__(self) -> Any:
         """Pickles the fields alone: the fit holds secrets."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-__all__ = ["PARTS", "lane_count", "side_by_side", "striped"]
+__all__ = ["PARTS", "side_by_side", "striped", "thread_count"]
 
 PARTS = 4
 """How many parts a batch is cut into at least, on every machine: no bit depends on its processors."""
@@ -18,7 +18,7 @@ _Part = TypeVar("_Part")
 _Found = TypeVar("_Found")
 
 
-def lane_count() -> int:
+def thread_count() -> int:
     """Returns how many parts are worth computing side by side: the processors at hand, up to ``PARTS``.
 
     An accelerator is one.
@@ -49,9 +49,9 @@ def striped(indices: Any, mask: Any, parts: int) -> list[tuple[np.ndarray, np.nd
 
 
 def side_by_side(
-    function: Callable[[_Part], _Found], parts: Iterable[_Part], lanes: int
+    function: Callable[[_Part], _Found], parts: Iterable[_Part], threads: int
 ) -> Generator[_Found, None, None]:
-    """Yields what a function makes of each part, in the order of the parts; up to ``lanes`` at a time.
+    """Yields what a function makes of each part, in the order of the parts; up to ``threads`` at a time.
 
     At most so many parts are taken and not yet answered, whatever their number. What the function
     raises is raised here, once the parts that were begun have ended; an interrupt waits for them, too.
@@ -60,16 +60,16 @@ def side_by_side(
       function: of a part; called from several threads, it is to leave the interpreter to others, as
         compiled programs do.
       parts: to be read from one thread.
-      lanes: at least 1, which calls the function without a thread.
+      threads: at least 1, which calls the function without a thread.
     """
-    if lanes == 1:
+    if threads == 1:
         yield from map(function, parts)
         return
-    with ThreadPoolExecutor(lanes, "lane") as threads:
+    with ThreadPoolExecutor(threads, "part") as pool:
         begun: collections.deque[Future[_Found]] = collections.deque()
         for part in parts:
-            begun.append(threads.submit(function, part))
-            if len(begun) == lanes:
+            begun.append(pool.submit(function, part))
+            if len(begun) == threads:
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()

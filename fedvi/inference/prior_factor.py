@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
 from fedvi.inference.solvers.gradient import local_optimum
-from fedvi.models.base import Model
+from fedvi.models.base import Model, Wrapped
 from fedvi.privacy import events
 from fedvi.privacy.release import Released, public
 from fedvi.typing import Eta, Key
+from fedvi.updates.base import LocalSolver, Shard, Task, finish_natural
 
 __all__ = ["base", "empty_shard", "prior_factor"]
 
@@ -63,20 +63,8 @@ def prior_factor(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Remainder:
+class _Remainder(Wrapped):
     """log p0(θ) − log N(θ; 0, I), up to a constant, as the likelihood of one empty record."""
-
-    model: Model
-
-    @property
-    def size(self) -> int:
-        """D."""
-        return self.model.size
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The model's coordinates."""
-        return self.model.names
 
     def log_prior(self, theta: Any) -> Any:
         """Returns log N(θ; 0, I) up to a constant."""
@@ -85,7 +73,3 @@ class _Remainder:
     def log_likelihood(self, theta: Any, record: Any) -> Any:
         """Returns what the base lacks; ``record`` is not used."""
         return self.model.log_prior(theta) - self.log_prior(theta)
-
-    def constrain(self, theta: Any) -> Any:
-        """Returns the model's own values."""
-        return self.model.constrain(theta)

@@ -4,9 +4,9 @@ from typing import Any
 
 from fedvi import errors
 from fedvi.expfam.base import DenseGaussian
-from fedvi.inference.base import compiled_once
-from fedvi.inference.whitened_changes import PriorFrame
 from fedvi.models.base import Model, gaussian_prior
+from fedvi.updates.base import compiled_once
+from fedvi.updates.whitened_changes import PriorFrame
 
 __all__ = ["prior_frame"]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
-from fedvi.inference import noise_aware
+from fedvi.updates import noise_aware
 
 __all__ = ["Sums", "Told", "added", "nothing", "told"]
 
@@ -83,8 +83,8 @@ def told(sums: Sums, noise_sd: float, prior: Callable[[np.ndarray], Any]) -> Tol
 
     Step t released g_t = s − H(θ_t − a) + e_t, where θ_t is public, s the gradient of the log likelihood
     at the mean place a, H its curvature, and e_t Gaussian noise of sd ``noise_sd`` together with the
-    scatter of batches. It is a linear regression with known regressors: θ_t depends on earlier noise
-    alone, so that the likelihood of (s, H) is that of least squares whatever the optimiser did.
+    scatter of batches. It is a linear regression with known regressors, whatever the optimiser did, and
+    post-processing of what was released: docs/proofs/descent_noise.md derives it.
 
     - *Noise*: R, the covariance of residuals, no eigenvalue below the square of ``noise_sd``.
     - *Curvature*: least squares for a symmetric H. In coordinates in which R is ρI and places scatter by
@@ -98,9 +98,8 @@ def told(sums: Sums, noise_sd: float, prior: Callable[[np.ndarray], Any]) -> Tol
       pooled are covered, and truths. R̄ is R·(1/n + d'S⁻¹d + tr S⁻¹Σ): as in any regression the noise of H
       counts as much as θ is away from a, by d on average, and by Σ, the covariance before any doubt.
 
-    All of it is post-processing of what was released (docs/proofs/descent_noise.md). What is assumed: the
-    log likelihood is about quadratic where the later places are; and clipping leaves the mean gradient as
-    it is. What clipping does is in no release, and so not in the result.
+    What is assumed: the log likelihood is about quadratic where the later places are; and clipping leaves
+    the mean gradient as it is. What clipping does is in no release, and so not in the result.
 
     Args:
       sums: over steps.
@@ -181,7 +180,7 @@ def _curvature(
         raise errors.SolverError(
             "the log likelihood is not concave where the descent went: no Gaussian there is a posterior"
         )
-    below = np.clip(noise_aware._hidden(found, sd), 0.0, edge)
+    below = np.clip(noise_aware.hidden_values(found, sd), 0.0, edge)
     is_seen = found > edge
     likely = np.where(is_seen, np.sqrt(np.maximum(found**2 - edge**2, 0.0)), below)
     doubted = np.minimum(below**2 / (below + _DOUBT * sd), np.maximum(below - _UNSURE * sd, 0.0))

@@ -16,6 +16,7 @@ from fedvi import errors
 from fedvi.inference import noise_told, presample, ratchet, response
 from fedvi.inference.clipping import Clipping
 from fedvi.inference.noise_told import DPSVIRunResult, Latents, NoiseAware
+from fedvi.inference.spoken import SpeaksOfRuns
 from fedvi.inference.svi_checks import (
     check_gradients_serve,
     check_mode,
@@ -47,7 +48,7 @@ _DRAWN_TOGETHER, _MOST_TOGETHER = 2**20, 1000
 _BAR_MOVES = 20
 
 
-class DPSVI(Owned, SVI):  # type: ignore[misc]
+class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     """NumPyro's ``SVI`` under differential privacy: the same calls, on the whole table.
 
     ``update`` and ``run`` are given all records; the batch of a step is drawn inside, by the sampler
@@ -66,8 +67,8 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
     Parameters are initialised on made-up records. The draws of the guide
     follow from ``rng_key`` and may be known to anybody.
 
-    The guide's own intervals do not hold the noise of the descent: ``noise_aware`` makes some that do, of
-    models like a regression, from what was released.
+    The guide's own intervals leave out the noise of the descent. For models like a regression,
+    ``noise_aware`` makes intervals that include it, from what was released.
 
     Losses are NaN, since they depend on records, unless ``loss_bound`` is given: each step then releases
     its loss beside the gradient, within the same clip norm and at no further price. Its noise has std
@@ -152,7 +153,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         check_optimiser(self.optim)
         self.privacy: Descent = privacy
         self._plate, self._clip, self._clipping = plate, clip, clipping
-        self._is_aligned = gradients == "aligned"
+        self._gradients, self._is_aligned = gradients, gradients == "aligned"
         self._loss_bound = None if loss_bound is None else float(loss_bound)
         self._microbatch_size = microbatch_size
         seed = privacy.seed
@@ -177,6 +178,13 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
         # Of this object and not of the class, whose cache would keep the secrets of all.
         self._step = jax.jit(self._one_step, static_argnums=2, inline=True)
         self._scan = jax.jit(self._many_steps, static_argnums=(2, 3, 4), donate_argnums=0)
+
+    def _more_facts(self) -> list[tuple[str, str]]:
+        losses = "withheld" if self._loss_bound is None else f"released, up to {self._loss_bound:g}"
+        return [
+            ("clipped", f"{self._clip}, {self._clipping}; gradients {self._gradients}"),
+            ("losses", losses),
+        ]
 
     @property
     def ledger(self) -> ledgers.Ledger:
@@ -203,7 +211,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
             those of the run before.
           PrivacyError: under a JAX transformation.
         """
-        random._refuse_a_trace("a run was charged")
+        random.refuse_a_trace("a run was charged")
         self._check_owner()
         if self._guided is not None:
             # Another run on the same table: what was compiled for it serves again.
@@ -395,7 +403,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
             a log likelihood or a prior that is not concave.
           PrivacyError: under a JAX transformation.
         """
-        random._refuse_a_trace("intervals are computed outside of JAX")
+        random.refuse_a_trace("intervals are computed outside of JAX")
         found, latents = self._taken_apart, self._latents_told
         self._check(svi_state)
         if self._unlike is None and isinstance(latents, Latents):
@@ -439,7 +447,7 @@ class DPSVI(Owned, SVI):  # type: ignore[misc]
 
     def _use(self, state: DPSVIState) -> None:
         """Refuses a state that was used: the same noise on other records could be taken off."""
-        random._refuse_a_trace(
+        random.refuse_a_trace(
             "a state was used that is a constant of the function, and its noise with it",
             "pass the state as an argument of the function that is transformed",
         )

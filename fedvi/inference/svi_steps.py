@@ -51,6 +51,10 @@ class DPSVIState(NamedTuple):
     fit: Any
     seen: Any = None
 
+    def __repr__(self) -> str:
+        """Tells the step alone: keys of the noise to come are secret, and arrays are long."""
+        return f"{type(self).__name__}(step={self.step}, …)"
+
 
 @dataclasses.dataclass(frozen=True)
 class Steps:

@@ -1,14 +1,13 @@
 """Raises a likelihood to a public power, so that a part of a shard stands in for all of it."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from jaxtyping import Array, ArrayLike, Float, Shaped
+from jaxtyping import Array, ArrayLike, Float
 
-from fedvi.models.base import Model
+from fedvi.models.base import Model, Record, Wrapped
 from fedvi.models.capabilities import Regression
-from fedvi.models.outcomes.base import Response
+from fedvi.models.outcomes.base import Derivatives, Observed, Predictor, Response, Values
 
 __all__ = ["TemperedModel", "TemperedResponse", "tempered"]
 
@@ -21,50 +20,25 @@ class TemperedResponse:
     power: int
     conjugate: ClassVar[bool] = False
 
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns power · log p(y | a) in the dtype of a."""
         return self.power * self.response.log_density(linear_predictor, y)
 
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns power · log p(y | a) and its first and second derivative in a."""
         value, slope, curvature = self.response.derivatives(linear_predictor, y)
         return self.power * value, self.power * slope, self.power * curvature
 
 
 @dataclasses.dataclass(frozen=True)
-class TemperedModel:
+class TemperedModel(Wrapped):
     """``model`` with its log likelihood times ``power``; the prior is its own."""
 
-    model: Model
     power: int
 
-    @property
-    def size(self) -> int:
-        """D, the number of unconstrained coordinates."""
-        return self.model.size
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The D coordinates' names."""
-        return self.model.names
-
-    def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
-        """Returns log p₀(θ)."""
-        return self.model.log_prior(theta)
-
-    def log_likelihood(
-        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
-    ) -> Float[Array, ""]:
+    def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
         """Returns power · log p(record | θ) of ONE record."""
         return self.power * self.model.log_likelihood(theta, record)
-
-    def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
-        """Returns each latent, by name, in its own support."""
-        return self.model.constrain(theta)
 
 
 def tempered(model: Model, power: int) -> Model:

@@ -6,43 +6,24 @@ the sum is clipped. Clipping each row would let a patient with k rows move the t
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Shaped
+from jaxtyping import Array, ArrayLike, Float
 
 from fedvi import errors
-from fedvi.models.base import Model
+from fedvi.models.base import Model, Record, Wrapped
 from fedvi.typing import ROWS
 
 __all__ = ["UnitModel", "unit_model"]
 
 
 @dataclasses.dataclass(frozen=True)
-class UnitModel:
+class UnitModel(Wrapped):
     """``model`` with all rows of a unit as one record; everything but the likelihood is its own."""
 
-    model: Model
-
-    @property
-    def size(self) -> int:
-        """D, the number of unconstrained coordinates."""
-        return self.model.size
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The D coordinates' names."""
-        return self.model.names
-
-    def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
-        """Returns log p₀(θ)."""
-        return self.model.log_prior(theta)
-
-    def log_likelihood(
-        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
-    ) -> Float[Array, ""]:
+    def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
         """Returns Σ_r log p(row_r | θ) over the rows of ONE unit that stand.
 
         Guarantee: the result, and so its gradient, depends on this unit's rows alone. Any bound on
@@ -70,10 +51,6 @@ class UnitModel:
             return jnp.where(stands, found, jnp.zeros_like(found))
 
         return jax.vmap(term)(rows, jnp.asarray(record[ROWS], bool)).sum()
-
-    def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
-        """Returns each latent, by name, in its own support."""
-        return self.model.constrain(theta)
 
 
 def unit_model(model: Model) -> UnitModel:

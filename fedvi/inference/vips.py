@@ -11,23 +11,27 @@ import tqdm.auto as tqdm
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.inference.base import Fold, LocalSolver, Shard, Standing, Task
 from fedvi.inference.blocks import is_large, single_precision
 from fedvi.inference.solvers import vips as solver_of
 from fedvi.inference.solvers.vips import conjugate_form
+from fedvi.inference.spoken import SpeaksOfRuns
 from fedvi.models.capabilities import Regression
-from fedvi.models.conjugate import AnyWidth, ConjugateModel, FromFile
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
+from fedvi.privacy.caveats import UNVETTED
 from fedvi.privacy.descent import Descent
 from fedvi.privacy.release import decoded
 from fedvi.privacy.runs import Owned
-from fedvi.privacy.statement import UNVETTED
+from fedvi.privacy.spoken import Summary, Table
 from fedvi.typing import Eta, Records
+from fedvi.updates.base import Fold, LocalSolver, Shard, Standing, Task
+from fedvi.updates.conjugate import AnyWidth, ConjugateModel, FromFile
 
 __all__ = ["VIPS", "VIPSResult"]
 
 _ME = "self"
+# So many rows stand in a summary.
+_MOST_SHOWN = 30
 
 
 class VIPSResult(NamedTuple):
@@ -37,13 +41,11 @@ class VIPSResult(NamedTuple):
       model: the conjugate model, for its predictions.
       posterior: natural parameters of q in ``model.family``.
       rounds: how many releases it took.
-      history: the posterior after each round, if it was asked for; else empty.
     """
 
     model: Any
     posterior: Eta
     rounds: int
-    history: tuple[Eta, ...] = ()
 
     @property
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
@@ -51,18 +53,40 @@ class VIPSResult(NamedTuple):
         mean, sd = self.model.family.moments(self.posterior)
         return mean, sd
 
+    def summary(self) -> Summary:
+        """Returns mean and sd of the first coordinates of θ."""
+        mean, sd = (np.asarray(part) for part in self.moments)
+        rows = [
+            (name, f"{m:.4g}", f"{s:.3g}")
+            for name, m, s in zip(self.model.names[:_MOST_SHOWN], mean, sd, strict=False)
+        ]
+        more = len(mean) - len(rows)
+        lines = (f"the first {len(rows)} of {len(mean)} numbers are shown",) if more else ()
+        return Summary(self._in_short, lines, (Table(("quantity", "mean", "sd"), tuple(rows)),))
 
-class VIPS(Owned):
+    @property
+    def _in_short(self) -> str:
+        return f"posterior of {type(self.model).__name__} after {self.rounds} rounds"
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._in_short})"
+
+
+class VIPS(SpeaksOfRuns, Owned):
     """Private VB from perturbed expected sufficient statistics: one noised sum a round.
 
     What runs is the federation's own solver, ``fedvi.inference.solvers.vips``, with one client and the
     server's fold beside it.
 
     Guarantee: with ``privacy`` from ``fedvi.privacy.sgd``, all that ``privacy.runs`` runs of
-    ``privacy.steps`` rounds return is together (epsilon, delta)-DP for ``privacy.relation`` on records,
-    where a record is one row of all arrays. A run is charged before a record is read, and runs are counted
-    by this object, or, where ``privacy`` has a ``ledger``, over all processes that use it. Of a model from
-    outside fedvi, which says the norms of its own statistics, ``mark`` says that nobody has vetted it.
+    ``privacy.steps`` rounds return is together (epsilon, delta)-DP for ``privacy.relation`` on
+    records, where a record is one row of all arrays. A run is charged before a record is read, and
+    runs are counted by this object, or, where ``privacy`` has a ``ledger``, over all processes that
+    use it. A model from outside fedvi states the norms of its own statistics; ``mark`` then says
+    that nobody has vetted it.
 
     Args:
       model: a conjugate model such as ``fedvi.models.lda.LatentDirichlet``; or a regression:
@@ -136,7 +160,6 @@ class VIPS(Owned):
         records: Records,
         *,
         progress_bar: bool = True,
-        keep_history: bool = False,
         on_round: Callable[[int, Eta], None] | None = None,
     ) -> VIPSResult:
         """Charges one run, and takes all planned rounds over the records.
@@ -145,7 +168,6 @@ class VIPS(Owned):
           records: arrays [N, …] by name, as the model wants them; N is at most ``max_records``, and
             private. All other sizes, such as how many words a document has room for, are public.
           progress_bar: whether to show one.
-          keep_history: whether to keep the posterior of every round.
           on_round: called with the number of rounds so far and the posterior, which may be published.
 
         Raises:
@@ -157,7 +179,7 @@ class VIPS(Owned):
             charged then. Without protection, also a record that the model does not know, which under
             privacy counts as zero.
         """
-        random._refuse_a_trace("a run was charged")
+        random.refuse_a_trace("a run was charged")
         self._check_owner()
         columns = self._columns(records)
         run = self._runs.charge(
@@ -167,7 +189,6 @@ class VIPS(Owned):
         solver, family, prior = self._solver, self.model.family, tree.to_numpy(self.model.prior)
         factor, posterior = family.zeros(), prior
         standing: Standing | None = None
-        history = []
         for visit in tqdm.trange(self.privacy.steps, disable=not progress_bar):
             task = Task(f"run/{run}/{visit}", _ME, visit, visit, posterior, factor, 1.0)
             # Of one release, and forgotten after it: whoever finds the object later learns no noise.
@@ -182,11 +203,9 @@ class VIPS(Owned):
             fold = Fold(prior, prior, tree.add(prior, factor), {_ME: factor}, {_ME: posterior}, 1.0)
             standing = solver.stand(family, fold, standing)
             posterior = standing.reported
-            if keep_history:
-                history.append(posterior)
             if on_round is not None:
                 on_round(visit + 1, posterior)
-        return VIPSResult(self.model, posterior, self.privacy.steps, tuple(history))
+        return VIPSResult(self.model, posterior, self.privacy.steps)
 
     @property
     def _custom(self) -> str:

@@ -22,7 +22,7 @@ import jax.scipy.linalg
 import numpy as np
 
 from fedvi.expfam.base import FactoredGaussian
-from fedvi.inference.base import Task, cavity
+from fedvi.updates.base import Task, cavity
 
 __all__ = [
     "Frame",

@@ -39,6 +39,9 @@ __all__ = [
     "survival",
 ]
 
+NAMED: tuple[str, ...] = tuple(name for name in __all__ if name != "numpyro_model")
+"""Kinds of model that a study names; a function of NumPyro's it names itself, as "module:function"."""
+
 # Kind -> class. Their modules import no JAX, since servers read them.
 _CONJUGATE = {
     "discrete_network": "fedvi.models.network_statistics:DiscreteNetwork",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from fedvi import errors
 __all__ = [
     "INTERCEPT",
     "Scale",
+    "check_coefficients",
+    "check_positive",
+    "check_ridge",
     "check_whole",
     "checked_names",
     "checked_scale",
@@ -87,6 +91,29 @@ def check_whole(field: str, value: object, least: int) -> None:
         )
     if value < least:
         raise errors.ModelError(f"{field} is {value}, expected at least {least}")
+
+
+def check_positive(model: Any, *fields: str) -> None:
+    """Raises ModelError unless each of these fields is a finite number above 0, or None."""
+    for field in fields:
+        value = getattr(model, field)
+        if value is not None and not 0.0 < value < math.inf:
+            raise errors.ModelError(f"{field} is {value}, expected a number above 0")
+
+
+def check_ridge(model: Any) -> None:
+    """Raises ModelError unless ``ridge`` is a finite number of at least 0."""
+    if not 0.0 <= model.ridge < math.inf:
+        raise errors.ModelError(f"ridge is {model.ridge}, expected a number of at least 0")
+
+
+def check_coefficients(model: Any) -> None:
+    """Raises ModelError unless there is a coefficient, and a prior scale for each."""
+    if len(model.coefficients) != len(model.prior_scales) or not model.coefficients:
+        raise errors.ModelError(
+            f"{len(model.coefficients)} coefficients and {len(model.prior_scales)} prior scales, "
+            "expected as many of one as of the other, and at least one"
+        )
 
 
 def checked_scale(

@@ -1,5 +1,6 @@
 """The interface of a model, and how a Gaussian prior is recognised."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -7,11 +8,14 @@ import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Float64, Shaped
 
-__all__ = ["Model", "diagonal_prior", "gaussian_prior"]
+__all__ = ["Model", "Record", "Wrapped", "diagonal_prior", "gaussian_prior"]
 
 # Agreement of two float64 evaluations of one quadratic: 1e-16, times the length of the sums and
 # a condition number, with room.
 _RTOL = 1e-9
+
+Record = Mapping[str, Shaped[ArrayLike, "..."]]
+"""ONE record: named arrays without a record axis."""
 
 
 @runtime_checkable
@@ -37,15 +41,38 @@ class Model(Protocol):
         """Returns log p₀(θ), including the Jacobian of the transforms to ℝᴰ."""
         ...
 
-    def log_likelihood(
-        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
-    ) -> Float[Array, ""]:
-        """Returns log p(record | θ) of ONE record: named arrays without a record axis."""
+    def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
+        """Returns log p(record | θ) of ONE record."""
         ...
 
     def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
         """Returns each latent, by name, in its own support."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapped:
+    """``model`` but for what a subclass says otherwise, such as its likelihood."""
+
+    model: Model
+
+    @property
+    def size(self) -> int:
+        """D, the number of unconstrained coordinates."""
+        return self.model.size
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The D coordinates' names."""
+        return self.model.names
+
+    def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
+        """Returns log p₀(θ)."""
+        return self.model.log_prior(theta)
+
+    def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
+        """Returns each latent, by name, in its own support."""
+        return self.model.constrain(theta)
 
 
 def gaussian_prior(

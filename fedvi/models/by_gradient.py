@@ -13,10 +13,10 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.models.conjugate import Block
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import Block
 
-__all__ = ["ByGradient", "expectations"]
+__all__ = ["ByGradient", "expectations", "square_norms"]
 
 
 def expectations(
@@ -40,6 +40,11 @@ def expectations(
 
     slopes = jax.grad(log_normaliser, argnums=(0, 1))
     return jax.vmap(slopes, in_axes=(None, 0, 0))(shared, own, records)
+
+
+def square_norms(formed: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns each record's sum of squares, [B], of arrays [B, …] by name."""
+    return {name: (leaf**2).reshape(leaf.shape[0], -1).sum(axis=1) for name, leaf in formed.items()}
 
 
 class ByGradient(abc.ABC):
@@ -100,9 +105,7 @@ class ByGradient(abc.ABC):
 
     def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
         """Returns sums of squares, [B] of each block."""
-        return {
-            name: (leaf**2).reshape(leaf.shape[0], -1).sum(axis=1) for name, leaf in local.items()
-        }
+        return square_norms(local)
 
     def sums(
         self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any

@@ -1,6 +1,6 @@
 """What a model may be able to do besides its likelihood: others ask for these, and name no model.
 
-To be fitted, a model is a ``fedvi.models.base.Model`` or a ``fedvi.models.conjugate.ConjugateModel``. All
+To be fitted, a model is a ``fedvi.models.base.Model`` or a ``fedvi.updates.conjugate.ConjugateModel``. All
 that is here is optional, and a command that needs it says so where it is missing. Needs no JAX.
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 from fedvi.typing import Eta
 
 __all__ = [
+    "Arrays",
     "Generates",
     "GeneratesOutcomes",
     "HasDensity",
@@ -31,6 +32,9 @@ __all__ = [
     "Topics",
     "at_draw",
 ]
+
+Arrays = Mapping[str, np.ndarray]
+"""Named arrays: the columns of records, or the parameters of one draw."""
 
 
 class Parameter(NamedTuple):
@@ -56,7 +60,7 @@ class Latents(NamedTuple):
 
     what: str
     labels: tuple[str, ...]
-    values: Callable[[Mapping[str, np.ndarray]], np.ndarray]
+    values: Callable[[Arrays], np.ndarray]
 
 
 class Measure(NamedTuple):
@@ -87,9 +91,7 @@ class Named(Protocol):
 class Generates(Named, Protocol):
     """A model of whole records, run forwards."""
 
-    def draw(
-        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
-    ) -> dict[str, np.ndarray]:
+    def draw(self, at: Arrays, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws so many records, in the model's own layout, at ONE draw of its parameters. NumPy."""
 
 
@@ -102,10 +104,7 @@ class GeneratesOutcomes(Named, Protocol):
         """The arrays that it is given: name → shape of one record's."""
 
     def draw_outcomes(
-        self,
-        at: Mapping[str, np.ndarray],
-        given: Mapping[str, np.ndarray],
-        random: np.random.Generator,
+        self, at: Arrays, given: Arrays, random: np.random.Generator
     ) -> dict[str, np.ndarray]:
         """Draws the other arrays at ONE draw of its parameters. NumPy."""
 
@@ -118,9 +117,7 @@ class HasDensity(Named, Protocol):
     def family(self) -> Any:
         """The exponential family of q."""
 
-    def log_density(
-        self, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
+    def log_density(self, at: Arrays, records: Arrays) -> np.ndarray:
         """Returns log p(record | θ) of each record, [n], at ONE draw of its parameters. NumPy."""
 
 
@@ -128,9 +125,7 @@ class HasDensity(Named, Protocol):
 class Measures(Protocol):
     """A model with a measure of its own, or an integral over q that needs no draws."""
 
-    def measure(
-        self, posterior: Eta, records: Mapping[str, np.ndarray], draws: int, seed: int
-    ) -> Measure:
+    def measure(self, posterior: Eta, records: Arrays, draws: int, seed: int) -> Measure:
         """Holds q against records that were not fitted; ``draws`` and ``seed`` where draws are needed."""
 
 
@@ -157,7 +152,7 @@ class PredictsArrays(Protocol):
         """The arrays that it is given: name → shape of one record's."""
 
     def predict(
-        self, posterior: Eta, arrays: Mapping[str, np.ndarray], ends: tuple[float, float]
+        self, posterior: Eta, arrays: Arrays, ends: tuple[float, float]
     ) -> tuple[np.ndarray, ...]:
         """Returns of each record the mean, its sd, its quantiles at ``ends``, and those of the outcome."""
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.normal_gamma_rows import NormalGammaRows, NormalGammaRowsEta
-from fedvi.models.capabilities import Latents, Parameter
-from fedvi.models.conjugate import Block, positive_part
-from fedvi.models.forwards import numbered
+from fedvi.models.arguments import check_ridge
+from fedvi.models.capabilities import Arrays, Latents, Parameter
+from fedvi.models.forwards import numbered, points
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import Block, positive_part
 
 __all__ = ["FactorAnalysis"]
 
@@ -89,8 +90,7 @@ class FactorAnalysis:
         for name, values in positive.items():
             if not all(0.0 < value < math.inf for value in values):
                 raise errors.ModelError(f"{name} is {values}, expected numbers above 0")
-        if not 0.0 <= self.ridge < math.inf:
-            raise errors.ModelError(f"ridge is {self.ridge}, expected a number of at least 0")
+        check_ridge(self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -160,15 +160,13 @@ class FactorAnalysis:
         """x [P]."""
         return {"x": (len(self.columns),)}
 
-    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+    def sound(self, records: Arrays) -> np.ndarray:
         """Says of each record whether all of its numbers are finite: bool [N]."""
         return np.asarray(np.isfinite(records["x"]).all(axis=1))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns points in all directions, of norms up to a few times ``row_norm``."""
-        drawn = random.standard_normal((count, len(self.columns)))
-        size = self.row_norm * random.uniform(0.0, 3.0, (count, 1))
-        return {"x": size * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)}
+        return {"x": points(count, len(self.columns), self.row_norm, random)}
 
     def messages(self, posterior: NormalGammaRowsEta) -> dict[str, np.ndarray]:
         """Returns A [P, K] and c [K]: E[z|x] = x A + c."""
@@ -205,9 +203,7 @@ class FactorAnalysis:
         squares = (x**2).sum(axis=1, keepdims=True) if self.isotropic else x**2
         return {"factors": weighted.T @ z, "products": x.T @ weighted, "squares": weights @ squares}
 
-    def factor(
-        self, sums: Mapping[str, np.ndarray], posterior: NormalGammaRowsEta
-    ) -> NormalGammaRowsEta:
+    def factor(self, sums: Arrays, posterior: NormalGammaRowsEta) -> NormalGammaRowsEta:
         """Returns (Σ x z̄ᵀ, Σ E[z̄z̄ᵀ], ½ R N, ½ Σ x²), with N times the V of the q that was handed out."""
         family = self.family
         squares = np.array(sums["factors"], np.float64)
@@ -241,13 +237,6 @@ class FactorAnalysis:
         explained = 0.5 * (m * total.h).sum(axis=(1, 2))
         left = np.maximum(prior.rate + total.rate - explained, least)
         return NormalGammaRowsEta(total.h, J, power, left + explained)
-
-    def covariance(self, posterior: NormalGammaRowsEta) -> np.ndarray:
-        """Returns the covariance of x at the means of q: W Wᵀ + diag(1/E[τ]), [P, P]. NumPy."""
-        m, _, shape, rate = self.family.parameters(posterior)
-        loadings = m.reshape(len(self.columns), -1)[:, :-1]
-        noise = np.broadcast_to(rate / shape, len(self.columns))
-        return np.asarray(loadings @ loadings.T + np.diag(noise))
 
     def scores(self, posterior: NormalGammaRowsEta, x: np.ndarray) -> np.ndarray:
         """Returns E[z | x] of each row of x [n, P], [n, K], at q. NumPy."""
@@ -290,17 +279,13 @@ class FactorAnalysis:
             ),
         }
 
-    def draw(
-        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
-    ) -> dict[str, np.ndarray]:
+    def draw(self, at: Arrays, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws factors, then the columns."""
         scores = random.standard_normal((count, self.factors))
         noise = random.standard_normal((count, len(self.columns))) / np.sqrt(at["precisions"])
         return {"x": scores @ at["loadings"].T + at["centres"] + noise}
 
-    def log_density(
-        self, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
+    def log_density(self, at: Arrays, records: Arrays) -> np.ndarray:
         """Returns log N(x; centres, W Wᵀ + Ψ), [n]."""
         covariance = at["loadings"] @ at["loadings"].T + np.diag(1.0 / at["precisions"])
         root = np.linalg.cholesky(covariance)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-__all__ = ["LIKELIHOOD", "levels_drawn", "numbered", "shares"]
+__all__ = ["LIKELIHOOD", "levels_drawn", "numbered", "points", "shares"]
 
 LIKELIHOOD = "mean log-likelihood"
 """The usual measure of whole records: of log ∫ p(record | θ) q(θ) dθ."""
@@ -13,6 +13,13 @@ LIKELIHOOD = "mean log-likelihood"
 def numbered(count: int, first: int = 0) -> tuple[str, ...]:
     """Returns so many labels, "0", "1", …"""
     return tuple(map(str, range(first, first + count)))
+
+
+def points(count: int, width: int, norm: float, random: np.random.Generator) -> np.ndarray:
+    """Draws points [count, width] in all directions, of lengths up to three times ``norm``."""
+    drawn = random.standard_normal((count, width))
+    size = norm * random.uniform(0.0, 3.0, (count, 1))
+    return np.asarray(size * drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
 
 def shares(values: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ A new likelihood of a linear predictor is a file of its own: a ``Response``, and
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -13,7 +13,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi.models.arguments import Scale, checked_names, checked_scale, prior_scales
-from fedvi.models.outcomes.base import Response, WithOffset, steepest, typical_curvature
+from fedvi.models.base import Record
+from fedvi.models.outcomes.base import (
+    Derivatives,
+    Observed,
+    Predictor,
+    Response,
+    Values,
+    WithOffset,
+    steepest,
+    typical_curvature,
+)
 from fedvi.models.outcomes.bernoulli import Bernoulli
 from fedvi.models.outcomes.normal import Normal
 
@@ -95,21 +105,15 @@ class GeneralisedLinearModel:
         """Returns Σ_d log N(θ_d; 0, prior_scales[d]²)."""
         return normal_log_prior(theta, self.prior_scales)
 
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns log p(y | a), elementwise in the linear predictor a and y."""
         return self.response.log_density(linear_predictor, y)
 
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns log p(y | a) and its first and second derivative in a, elementwise."""
         return self.response.derivatives(linear_predictor, y)
 
-    def steepest(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."] | None:
+    def steepest(self, linear_predictor: Predictor, y: Observed) -> Values | None:
         """Returns how large |∂ log p(y | a) / ∂a| may well be, whatever the outcome, elementwise.
 
         It depends on a and on what is no outcome in y (an offset, a number of trials), but not on what came
@@ -118,9 +122,7 @@ class GeneralisedLinearModel:
         """
         return steepest(self.response, linear_predictor, y)
 
-    def log_likelihood(
-        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
-    ) -> Float[Array, ""]:
+    def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
         """Returns log p(y | a = xᵀθ) of ONE record ``{"x": [C], "y": [...]}``, over all its rows."""
         theta = jnp.asarray(theta)
         x = jnp.asarray(record["x"]).astype(theta.dtype)

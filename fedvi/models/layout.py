@@ -1,6 +1,6 @@
 """Which of a call's arguments hold records: their shapes, their rows, and made-up ones of the same kind."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -66,16 +66,13 @@ class Layout(NamedTuple):
         ]
 
 
-def layout(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], public: Collection[str] = ()
-) -> Layout:
+def layout(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Layout:
     """Finds the record columns among a call's arguments: every array of one dimension or more.
 
     Numbers, strings, None and arrays without an axis are public and passed on as they are.
 
     Args:
       args, kwargs: as ``update`` or ``run`` were called.
-      public: names of keyword arguments that hold no records.
 
     Raises:
       ModelError: if there is no array, one holds no numbers, or two have record axes of different
@@ -88,7 +85,7 @@ def layout(
     rows, first = 0, ""
     for path, leaf in paths:
         name = _name(path)
-        if not hasattr(leaf, "shape") or not leaf.shape or _is_public(path, public):
+        if not hasattr(leaf, "shape") or not leaf.shape:
             rest.append(leaf)
             columns.append(None)
             continue
@@ -140,10 +137,6 @@ def _dtype(leaf: Any, name: str) -> Any:
 
 def _is_none(leaf: Any) -> bool:
     return leaf is None
-
-
-def _is_public(path: tuple[Any, ...], public: Collection[str]) -> bool:
-    return getattr(path[0], "idx", None) == 1 and getattr(path[1], "key", None) in public
 
 
 def _name(path: tuple[Any, ...]) -> str:

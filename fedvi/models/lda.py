@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.dirichlets import Dirichlets, DirichletsEta, dirichlets
-from fedvi.models.arguments import check_whole
-from fedvi.models.capabilities import Latents, Measure, Parameter
-from fedvi.models.conjugate import Block
+from fedvi.expfam.dirichlet import Dirichlet, DirichletEta, dirichlets
+from fedvi.models.arguments import check_positive, check_whole
+from fedvi.models.capabilities import Arrays, Latents, Measure, Parameter
 from fedvi.models.document_steps import (
     extrapolated,
     inner_products,
@@ -27,6 +26,7 @@ from fedvi.models.forwards import numbered, shares
 from fedvi.models.length_classes import over_chunks
 from fedvi.models.nonnegative import TIDY
 from fedvi.models.topic_signal import signal_to_noise
+from fedvi.updates.conjugate import Block
 
 __all__ = [
     "LatentDirichlet",
@@ -52,11 +52,10 @@ class LatentDirichlet:
     and at γ alone: so nothing is kept of a document. A document without words adds nothing; neither
     does one whose words do not rise, are none of 0 … V − 1, or whose counts are negative or no numbers.
 
-    Guidance for private fits: ``clip_norm`` 0.3 to 0.5, so that nearly all documents are clipped and count
-    alike; ``averaging`` 0.5 to 0.7, since early statistics are of topics that have moved since.
+    Private fits: docs/guides/topics.md.
 
     Attributes:
-      topics: K, at most V: among V words there are no more topics that do not mix from others.
+      topics: K, at most V: of more topics, some would be mixtures of others.
       vocabulary: V, a public number, at least 2.
       length: how many words a typical document has; a public number.
       concentration: α of a document's Dirichlet over topics; left out, 1/K.
@@ -120,10 +119,9 @@ class LatentDirichlet:
                 "vocabulary",
                 "no document has more distinct words than there are",
             )
-        for name in ("length", "concentration", "topic_concentration", "typical_norm", "mass"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < math.inf:
-                raise errors.ModelError(f"{name} is {value}, expected a number above 0")
+        check_positive(
+            self, "length", "concentration", "topic_concentration", "typical_norm", "mass"
+        )
         if not 0.0 <= self.tolerance < math.inf:
             raise errors.ModelError(f"tolerance is {self.tolerance}, expected at least 0")
         if self.tidy not in TIDY:
@@ -155,20 +153,20 @@ class LatentDirichlet:
         )
 
     @property
-    def family(self) -> Dirichlets:
+    def family(self) -> Dirichlet:
         """K Dirichlets over V words."""
         return dirichlets(self.topics, self.vocabulary)
 
     @property
-    def prior(self) -> DirichletsEta:
+    def prior(self) -> DirichletEta:
         """Dirichlet(η, …, η) for each topic."""
-        return DirichletsEta(np.full((self.topics, self.vocabulary), self.eta - 1.0))
+        return DirichletEta(np.full((self.topics, self.vocabulary), self.eta - 1.0))
 
     @property
-    def start(self) -> DirichletsEta:
+    def start(self) -> DirichletEta:
         """Concentrations near 1 that are drawn from Gamma(100, 100): no two topics alike."""
         shape = (self.topics, self.vocabulary)
-        return DirichletsEta(np.random.default_rng(self.seed).gamma(100.0, 0.01, shape) - 1.0)
+        return DirichletEta(np.random.default_rng(self.seed).gamma(100.0, 0.01, shape) - 1.0)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -196,7 +194,7 @@ class LatentDirichlet:
             return {}
         return {"words": (self.distinct,), "counts": (self.distinct,)}
 
-    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+    def sound(self, records: Arrays) -> np.ndarray:
         """Whether words are of the vocabulary, each once and in order, and counts 0, 1, … 2²⁴: bool [N].
 
         Larger counts would be rounded by float32.
@@ -220,7 +218,7 @@ class LatentDirichlet:
         found[row[~good]] = False
         return found
 
-    def layout_of(self, records: Mapping[str, np.ndarray]) -> Mapping[str, tuple[int, ...]]:
+    def layout_of(self, records: Arrays) -> Mapping[str, tuple[int, ...]]:
         """Returns ``layout``; where L is not said, that of words as wide as these.
 
         Raises:
@@ -252,7 +250,7 @@ class LatentDirichlet:
             counts[row, :different] = random.integers(1, 21, size=different)
         return {"words": words, "counts": counts}
 
-    def messages(self, posterior: DirichletsEta) -> dict[str, np.ndarray]:
+    def messages(self, posterior: DirichletEta) -> dict[str, np.ndarray]:
         """Returns exp E[log β_kv], each word's in units of its largest, so that none underflows: [V, K]."""
         return {"weights": relative_weights(self.family.mean(posterior).power)}
 
@@ -342,17 +340,17 @@ class LatentDirichlet:
         """Returns b_vk times the totals."""
         return {"words": messages["weights"] * totals["words"]}
 
-    def factor(self, sums: Mapping[str, np.ndarray], posterior: DirichletsEta) -> DirichletsEta:
+    def factor(self, sums: Arrays, posterior: DirichletEta) -> DirichletEta:
         """Returns the sums [K, V]: they are natural parameters as they are."""
-        return DirichletsEta(np.ascontiguousarray(sums["words"].T))
+        return DirichletEta(np.ascontiguousarray(sums["words"].T))
 
-    def posterior(self, total: DirichletsEta, noise: Mapping[str, float]) -> DirichletsEta:
+    def posterior(self, total: DirichletEta, noise: Mapping[str, float]) -> DirichletEta:
         """Returns η + tidied total: proper, since what is tidied is not negative."""
         spread = noise.get("words", 0.0)
         found = total.power
         if spread > 0.0 or (found < 0.0).any():
             found = TIDY[self.tidy](found, spread, self.mass)
-        return DirichletsEta(found + (self.eta - 1.0))
+        return DirichletEta(found + (self.eta - 1.0))
 
     def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:
         """Returns "topics", each a distribution over words."""
@@ -360,9 +358,7 @@ class LatentDirichlet:
         axes = ("topic", numbered(self.topics, 1)), ("word", numbered(self.vocabulary))
         return {"topics": Parameter(values, axes)}
 
-    def draw(
-        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
-    ) -> dict[str, np.ndarray]:
+    def draw(self, at: Arrays, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws documents of the typical length, which is public: the model is of words given how many."""
         length = max(1, round(self.length))
         mixed = random.dirichlet(np.full(self.topics, self.alpha), count)
@@ -376,7 +372,7 @@ class LatentDirichlet:
             words[place, : len(kept)], counts[place, : len(kept)] = kept, row[kept]
         return {"words": words, "counts": counts}
 
-    def latents(self, posterior: DirichletsEta) -> Latents:
+    def latents(self, posterior: DirichletEta) -> Latents:
         """Tells the mean shares of topics of each document."""
         return Latents(
             "mean shares of topics of each document",
@@ -384,9 +380,7 @@ class LatentDirichlet:
             lambda records: document_topics(self, posterior, records),
         )
 
-    def measure(
-        self, posterior: DirichletsEta, records: Mapping[str, np.ndarray], draws: int, seed: int
-    ) -> Measure:
+    def measure(self, posterior: DirichletEta, records: Arrays, draws: int, seed: int) -> Measure:
         """Returns the completion perplexity: of half of each document's words given the others."""
         return Measure(
             "completion perplexity", completion_perplexity(self, posterior, records, seed), 0
@@ -406,7 +400,7 @@ class LatentDirichlet:
 
 
 def top_words(
-    posterior: DirichletsEta, words: Sequence[str], count: int = 10
+    posterior: DirichletEta, words: Sequence[str], count: int = 10
 ) -> list[list[tuple[str, float]]]:
     """Returns each topic's words with the largest mean probability, and that: the largest first.
 
@@ -432,7 +426,7 @@ def top_words(
 
 
 def document_topics(
-    model: LatentDirichlet, posterior: DirichletsEta, documents: Mapping[str, Any]
+    model: LatentDirichlet, posterior: DirichletEta, documents: Mapping[str, Any]
 ) -> np.ndarray:
     """Returns the mean of q(θ_d), each document's shares of topics: [N, K], rows that sum to 1.
 
@@ -460,14 +454,12 @@ def document_topics(
 
 
 def completion_perplexity(
-    model: LatentDirichlet, posterior: DirichletsEta, documents: Mapping[str, Any], seed: int
+    model: LatentDirichlet, posterior: DirichletEta, documents: Mapping[str, Any], seed: int
 ) -> float:
     """Returns exp of minus the mean log probability of half of each document's words, given the others.
 
-    The only perplexity here, because it predicts words that were not looked at, with nothing but the
-    topics' means. The other one in use puts the evidence bound of all K·V concentrations over the words
-    of a test set: it says how large that is, and is lower the larger. And that of the documents that
-    topics were learnt from would tell of these documents.
+    It predicts words that were not looked at, with nothing but the topics' means. The evidence bound over
+    the words of a test set, the other perplexity in use, is lower the larger the set.
 
     Args:
       model: see there.

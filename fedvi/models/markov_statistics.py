@@ -2,22 +2,23 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.dirichlets import Dirichlets, DirichletsEta
+from fedvi.expfam.dirichlet import Dirichlet, DirichletEta
 from fedvi.expfam.product import Product
-from fedvi.models.by_gradient import expectations
-from fedvi.models.capabilities import Parameter
-from fedvi.models.conjugate import Block
+from fedvi.models.arguments import check_positive
+from fedvi.models.by_gradient import expectations, square_norms
+from fedvi.models.capabilities import Arrays, Parameter
 from fedvi.models.forwards import levels_drawn, numbered
-from fedvi.models.nonnegative import onto_simplex
+from fedvi.models.nonnegative import kept_sums
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import Block
 
-__all__ = ["HiddenMarkov", "sequences"]
+__all__ = ["HiddenMarkov"]
 
 # Of the squared clip norm, what a typical sequence's first state, transitions and emissions take.
 _SHARES = (0.1, 0.45, 0.45)
@@ -35,9 +36,9 @@ class HiddenMarkov:
     Statistics move for tens of rounds: ``averaging`` from 0.5 to 0.7 suits it. Of 3,000 sequences of 20
     steps, in 20 rounds at ε = 1, proportions were found to 0.07 with 0.7, and to 0.11 with 1.
 
-    Records are {"symbols": int [N, T], "length": int [N]}, see ``sequences``. A symbol outside of 0 … V − 1
-    before the end is one that was not seen: the chain moves on. A sequence of length 0 adds nothing.
-    Lengths outside of 0 … T make no record: it counts as none.
+    Records are {"symbols": int [N, T], "length": int [N]}, with any whole numbers behind the end. A symbol
+    outside of 0 … V − 1 before it is one that was not seen: the chain moves on. A sequence of length 0 adds
+    nothing. Lengths outside of 0 … T make no record: it counts as none.
 
     Attributes:
       states: S, at least 2.
@@ -70,11 +71,7 @@ class HiddenMarkov:
                 raise errors.ModelError(
                     f"{name} is {getattr(self, name)}, expected at least {least}"
                 )
-        for name in ("start_concentration", "move_concentration", "emit_concentration"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise errors.ModelError(
-                    f"{name} is {getattr(self, name)}, expected a number above 0"
-                )
+        check_positive(self, "start_concentration", "move_concentration", "emit_concentration")
         if self.typical_length is not None and not 0.0 < self.typical_length <= self.length:
             raise errors.ModelError(
                 f"typical_length is {self.typical_length}, expected a number above 0 and at most the "
@@ -96,10 +93,10 @@ class HiddenMarkov:
         """1, S and S Dirichlets."""
         count = self.states
         shapes = ((1, count), (count, count), (count, self.symbols))
-        return Product(tuple(Dirichlets(*shape) for shape in shapes))
+        return Product(tuple(Dirichlet(shape) for shape in shapes))
 
     @property
-    def prior(self) -> tuple[DirichletsEta, ...]:
+    def prior(self) -> tuple[DirichletEta, ...]:
         """Each row the same."""
         levels = (self.start_concentration, self.move_concentration, self.emit_concentration)
         return tuple(
@@ -108,7 +105,7 @@ class HiddenMarkov:
         )
 
     @property
-    def start(self) -> tuple[DirichletsEta, ...]:
+    def start(self) -> tuple[DirichletEta, ...]:
         """The prior, with moves that rather stay and emissions that differ from state to state."""
         starts, moves, emissions = self.prior
         generator = np.random.default_rng(self.seed)
@@ -148,7 +145,7 @@ class HiddenMarkov:
         """Symbols [T] and a length."""
         return {"symbols": (self.length,), "length": ()}
 
-    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+    def sound(self, records: Arrays) -> np.ndarray:
         """Says of each sequence whether its length is from 0 to T, and all symbols are whole: bool [N].
 
         A symbol outside of 0 … V − 1 is one that was not seen, and is sound.
@@ -210,9 +207,7 @@ class HiddenMarkov:
 
     def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
         """Returns sums of squares, [B] each: entries of [S, V] are those of the steps, or zero."""
-        return {
-            name: (leaf**2).reshape(leaf.shape[0], -1).sum(axis=1) for name, leaf in local.items()
-        }
+        return square_norms(local)
 
     def sums(
         self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any
@@ -233,17 +228,14 @@ class HiddenMarkov:
             "emissions": emissions.T,
         }
 
-    def factor(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> Eta:
+    def factor(self, sums: Arrays, posterior: Eta) -> Eta:
         """Returns the sums: expected counts are natural parameters as they are."""
         parts = (sums["starts"][None], sums["moves"], sums["emissions"])
-        return tuple(DirichletsEta(part) for part in parts)
+        return tuple(DirichletEta(part) for part in parts)
 
     def posterior(self, total: Eta, noise: Mapping[str, float]) -> Eta:
         """Returns prior + total, with the nearest counts of at least 0 that have the same sum."""
-        return tuple(
-            DirichletsEta(prior.power + onto_simplex(part.power, 0.0, None))
-            for prior, part in zip(self.prior, total, strict=True)
-        )
+        return kept_sums(self.prior, total)
 
     def _read(self, records: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         """Returns symbols [B, T], 0 where none was seen; lengths [B]; and where one was, bool [B, T]."""
@@ -271,9 +263,7 @@ class HiddenMarkov:
             ),
         }
 
-    def draw(
-        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
-    ) -> dict[str, np.ndarray]:
+    def draw(self, at: Arrays, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws sequences of the typical length."""
         # The self is of symbols given lengths; the typical length is public.
         length = round(self.length if self.typical_length is None else self.typical_length)
@@ -284,9 +274,7 @@ class HiddenMarkov:
             state = levels_drawn(at["move"][state], random)
         return {"symbols": symbols, "length": np.full(count, length, np.int64)}
 
-    def log_density(
-        self, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
+    def log_density(self, at: Arrays, records: Arrays) -> np.ndarray:
         """Returns the log probability of each sequence by the forward algorithm, scaled at each step."""
         symbols, length = records["symbols"].astype(np.int64), records["length"]
         logs = np.zeros(len(symbols))
@@ -321,50 +309,3 @@ def _log_normaliser(shared: Mapping[str, Any], potentials: Any, length: Any) -> 
     first = shared["starts"] + potentials[0]
     rest = (potentials[1:], jnp.arange(1, count, dtype=jnp.int32))
     return jax.nn.logsumexp(jax.lax.scan(step, first, rest)[0])
-
-
-def sequences(
-    rows: Iterable[Any], length: int, symbols: int, *, longer: str = "refuse"
-) -> dict[str, np.ndarray]:
-    """Returns sequences of symbols as the records of a ``HiddenMarkov``.
-
-    Args:
-      rows: a list or an array of whole numbers each; −1 is a step whose symbol was not seen.
-      length: T, public.
-      symbols: V.
-      longer: what is done with a longer sequence: "refuse", or "cut" it after T steps, by a rule that
-        reads that sequence alone.
-
-    Raises:
-      DataError: a symbol is not from −1 to V − 1 or no whole number; a sequence is longer than T, and is
-        not to be cut; ``longer`` is something else.
-
-    >>> records = sequences([[0, 1], [2, -1, 1]], length=3, symbols=3)
-    >>> records["symbols"].tolist(), records["length"].tolist()
-    ([[0, 1, -1], [2, -1, 1]], [2, 3])
-    """
-    if longer not in ("refuse", "cut"):
-        raise errors.DataError(f'longer is {longer!r}, expected "refuse" or "cut"')
-    arrays = [np.asarray(row) for row in rows]
-    found = np.full((len(arrays), length), -1, np.int32)
-    lengths = np.zeros(len(arrays), np.int32)
-    for index, values in enumerate(arrays):
-        if values.size and (values.ndim != 1 or values.dtype.kind not in "iu"):
-            raise errors.DataError(
-                f"sequence {index} holds {values.dtype} in {values.ndim} dimensions, expected a list of "
-                "whole numbers"
-            )
-        if len(values) > length and longer == "refuse":
-            raise errors.DataError(
-                f"sequence {index} has {len(values)} steps, expected at most the public length {length}",
-                'longer="cut" keeps the first of them',
-            )
-        kept = values[:length]
-        if kept.size and not (kept.min() >= -1 and kept.max() < symbols):
-            raise errors.DataError(
-                f"sequence {index} holds symbols from {kept.min()} to {kept.max()}, expected 0 to "
-                f"{symbols - 1}, or -1 where none was seen"
-            )
-        found[index, : len(kept)] = kept
-        lengths[index] = len(kept)
-    return {"symbols": found, "length": lengths}

@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import scipy.special
+import scipy
 
 from fedvi import errors
-from fedvi.expfam.dirichlet import Dirichlet, DirichletEta
+from fedvi.expfam.dirichlet import DirichletEta, dirichlet
 from fedvi.expfam.normal_wishart import NormalWishart, NormalWishartEta
 from fedvi.expfam.product import Product
-from fedvi.models.capabilities import Latents, Parameter
-from fedvi.models.conjugate import Block, positive_part
-from fedvi.models.forwards import numbered, shares
+from fedvi.models.arguments import check_ridge
+from fedvi.models.capabilities import Arrays, Latents, Parameter
+from fedvi.models.forwards import numbered, points, shares
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import Block, positive_part
 
 __all__ = ["GaussianMixture"]
 
@@ -108,8 +109,7 @@ class GaussianMixture:
                 raise errors.ModelError(f"{name} is {values}, expected numbers above 0")
         if not d - 1 < self._degrees < math.inf:
             raise errors.ModelError(f"degrees is {self.degrees}, expected more than {d - 1}")
-        if not 0.0 <= self.ridge < math.inf:
-            raise errors.ModelError(f"ridge is {self.ridge}, expected a number of at least 0")
+        check_ridge(self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class GaussianMixture:
     @property
     def family(self) -> Product:
         """Dirichlet × K normal-Wisharts."""
-        return Product((Dirichlet(self.components), self._pairs))
+        return Product((dirichlet(self.components), self._pairs))
 
     @property
     def prior(self) -> tuple[DirichletEta, NormalWishartEta]:
@@ -167,15 +167,13 @@ class GaussianMixture:
         """x [d]."""
         return {"x": (len(self.columns),)}
 
-    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+    def sound(self, records: Arrays) -> np.ndarray:
         """Says of each record whether all of its numbers are finite: bool [N]."""
         return np.asarray(np.isfinite(records["x"]).all(axis=1))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns points around the centre, of norms up to a few times ``row_norm``."""
-        drawn = random.standard_normal((count, len(self.columns)))
-        size = self.row_norm * random.uniform(0.0, 3.0, (count, 1))
-        return {"x": self._centre + size * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)}
+        return {"x": self._centre + points(count, len(self.columns), self.row_norm, random)}
 
     def messages(self, posterior: Eta) -> dict[str, np.ndarray]:
         """Returns L [K, d, d] with E[Λ] = L Lᵀ, Lᵀm [K, d], and what each logarithm of r starts at [K]."""
@@ -221,7 +219,7 @@ class GaussianMixture:
             "second": jax.lax.map(lambda share: (x * share[:, None]).T @ x, shares.T),
         }
 
-    def factor(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> Eta:
+    def factor(self, sums: Arrays, posterior: Eta) -> Eta:
         """Returns the sums as natural parameters: (count), (first, count, ½ count, ½ second)."""
         count = sums["count"]
         return (
@@ -334,9 +332,7 @@ class GaussianMixture:
             "precisions": Parameter(precisions, (component, column, other)),
         }
 
-    def draw(
-        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
-    ) -> dict[str, np.ndarray]:
+    def draw(self, at: Arrays, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws each record from a component."""
         component = random.choice(self.components, count, p=shares(at["weights"]))
         noise = random.standard_normal((count, len(self.columns)))
@@ -348,9 +344,7 @@ class GaussianMixture:
             x[here] = at["means"][k] + np.linalg.solve(root.T, noise[here].T).T
         return {"x": x}
 
-    def log_density(
-        self, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
+    def log_density(self, at: Arrays, records: Arrays) -> np.ndarray:
         """Returns log Σₖ wₖ N(x; mₖ, Λₖ⁻¹), [n]."""
         scores = []
         for weight, mean, precision in zip(

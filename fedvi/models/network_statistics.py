@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam.dirichlets import Dirichlets, DirichletsEta
+from fedvi.expfam.dirichlet import Dirichlet, DirichletEta
 from fedvi.expfam.product import Product
-from fedvi.models.capabilities import Measure, Parameter
-from fedvi.models.conjugate import Block
+from fedvi.models.arguments import check_positive
+from fedvi.models.capabilities import Arrays, Measure, Parameter
 from fedvi.models.forwards import LIKELIHOOD, levels_drawn, numbered
-from fedvi.models.nonnegative import onto_simplex
+from fedvi.models.nonnegative import kept_sums
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import Block
 
 __all__ = ["DiscreteNetwork"]
 
@@ -81,10 +82,7 @@ class DiscreteNetwork:
                 f"parents form a circle: {' -> '.join(error.args[1])}",
                 "a network orders its variables: leave one of these arrows out",
             ) from None
-        if not 0.0 < self.concentration < math.inf:
-            raise errors.ModelError(
-                f"concentration is {self.concentration}, expected a number above 0"
-            )
+        check_positive(self, "concentration")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,10 +102,10 @@ class DiscreteNetwork:
     @property
     def family(self) -> Product:
         """A row of Dirichlets for each table: [levels of parents together, own levels]."""
-        return Product(tuple(Dirichlets(*block.shape) for block in self.blocks))
+        return Product(tuple(Dirichlet(block.shape) for block in self.blocks))
 
     @property
-    def prior(self) -> tuple[DirichletsEta, ...]:
+    def prior(self) -> tuple[DirichletEta, ...]:
         """The same in each cell."""
         return tuple(
             part._replace(power=part.power + self.concentration - 1.0)
@@ -115,7 +113,7 @@ class DiscreteNetwork:
         )
 
     @property
-    def start(self) -> tuple[DirichletsEta, ...]:
+    def start(self) -> tuple[DirichletEta, ...]:
         """The prior."""
         return self.prior
 
@@ -138,7 +136,7 @@ class DiscreteNetwork:
         """A level of each variable."""
         return {"levels": (len(self.variables),)}
 
-    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+    def sound(self, records: Arrays) -> np.ndarray:
         """Says of each record whether every level is one of its variable's, or −1, missing: bool [N]."""
         levels = records["levels"]
         inside = (levels >= -1) & (levels < np.asarray(self.levels)) & (levels == np.floor(levels))
@@ -191,16 +189,13 @@ class DiscreteNetwork:
             found[block.name] = jnp.zeros(block.shape, counted.dtype).at[row, column].add(counted)
         return found
 
-    def factor(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> Eta:
+    def factor(self, sums: Arrays, posterior: Eta) -> Eta:
         """Returns the sums: counts are natural parameters as they are."""
-        return tuple(DirichletsEta(sums[name]) for name in self.variables)
+        return tuple(DirichletEta(sums[name]) for name in self.variables)
 
     def posterior(self, total: Eta, noise: Mapping[str, float]) -> Eta:
         """Returns prior + total, with the nearest counts of at least 0 that have the same sum."""
-        return tuple(
-            DirichletsEta(prior.power + onto_simplex(part.power, 0.0, None))
-            for prior, part in zip(self.prior, total, strict=True)
-        )
+        return kept_sums(self.prior, total)
 
     def tables(self, posterior: Eta) -> dict[str, np.ndarray]:
         """Returns the expected proportions of each table, [rows, levels].
@@ -235,9 +230,7 @@ class DiscreteNetwork:
             found[name] = Parameter(part.reshape(-1, *block.shape), axes)
         return found
 
-    def draw(
-        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
-    ) -> dict[str, np.ndarray]:
+    def draw(self, at: Arrays, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws variable after variable, parents first."""
         found: dict[str, np.ndarray] = {}
         while len(found) < len(self.variables):
@@ -250,9 +243,7 @@ class DiscreteNetwork:
                 found[name] = levels_drawn(at[name][row], random)
         return {"levels": np.stack([found[name] for name in self.variables], axis=1)}
 
-    def log_density(
-        self, at: Mapping[str, np.ndarray], records: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
+    def log_density(self, at: Arrays, records: Arrays) -> np.ndarray:
         """Returns log p(levels), [n]; tables that need a missing level add nothing, as in the fit."""
         levels = np.asarray(records["levels"], np.int64)
         places = {name: index for index, name in enumerate(self.variables)}
@@ -267,9 +258,7 @@ class DiscreteNetwork:
             logs += np.where(known, np.log(at[name][row, np.maximum(own, 0)]), 0.0)
         return logs
 
-    def measure(
-        self, posterior: Eta, records: Mapping[str, np.ndarray], draws: int, seed: int
-    ) -> Measure:
+    def measure(self, posterior: Eta, records: Arrays, draws: int, seed: int) -> Measure:
         """Returns the mean log-likelihood: exact, since tables are independent, and a record has one cell
         of each."""
         logs = self.log_density(self.tables(posterior), records)

@@ -5,7 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TIDY", "above_noise", "onto_simplex", "positive"]
+from fedvi.expfam import tree
+from fedvi.typing import Eta
+
+__all__ = ["TIDY", "above_noise", "kept_sums", "onto_simplex", "positive"]
 
 _Array = NDArray[Any]
 
@@ -29,6 +32,11 @@ def onto_simplex(found: _Array, spread: float, mass: float | None) -> _Array:
     # The first entry is above its surplus, mass divided by 1 less, but for rounding.
     above = np.flatnonzero(falling > surplus)
     return np.maximum(found - surplus[above[-1] if above.size else 0], 0.0)
+
+
+def kept_sums(prior: Eta, total: Eta) -> Eta:
+    """Returns prior + total, with the nearest counts of at least 0 that have the same sums."""
+    return tree.map_leaves(lambda own, found: own + onto_simplex(found, 0.0, None), prior, total)
 
 
 def above_noise(found: _Array, spread: float, mass: float | None) -> _Array:

@@ -13,13 +13,13 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 from numpyro.distributions import constraints
 
 from fedvi import errors
+from fedvi.models.base import Record
 from fedvi.models.made_up import (
     ENOUGH,
     ONE,
     cast_floats,
     checked_record,
     example_shapes,
-    listed,
     other_pairs,
     placeholder,
     placeholders,
@@ -112,9 +112,7 @@ class NumPyroModel:
             terms = global_terms(run, self.plate, self._split(theta))
             return total_of(terms.values(), dtype)
 
-    def log_likelihood(
-        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
-    ) -> Float[Array, ""]:
+    def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
         """Returns the sum of the terms of ONE record, given without the record axis.
 
         Floating records are cast to the dtype of θ.
@@ -138,44 +136,6 @@ class NumPyroModel:
                 item.name: jnp.asarray(run.sites[item.name]["value"]).astype(dtype)
                 for item in self._latents
             }
-
-    def unconstrain(self, values: Mapping[str, Shaped[ArrayLike, "..."]]) -> Float[Array, " d"]:
-        """Returns the θ that ``constrain`` maps to ``values``, one value per global latent.
-
-        Raises:
-          ModelError: a latent is missing, unknown or of another shape.
-        """
-        known = {item.name: item.constrained_shape for item in self._latents}
-        for name in [*values, *known]:
-            if name not in values or name not in known:
-                raise errors.ModelError(
-                    f"values has the latents {listed(values)}, expected {listed(known)}",
-                    "give one value for each global latent of the model",
-                )
-        arrays = {name: jnp.asarray(values[name]) for name in known}
-        for name, array in arrays.items():
-            if array.shape != known[name]:
-                raise errors.ModelError(
-                    f"the value of `{name}` has shape {array.shape}, expected {known[name]}",
-                    "give the value in the support of the site, one draw without a batch axis",
-                )
-        with numpyro_rules():
-            dtype = jnp.result_type(float, *arrays.values())
-            records = cast_floats(placeholders(self._example, [ONE]), dtype)
-            substitute = {name: array.astype(dtype) for name, array in arrays.items()}
-            run = run_with(
-                self.function,
-                records,
-                lambda site: substitute.get(site["name"]),
-                self.plate,
-                self._constants,
-            )
-            return jnp.concatenate(
-                [
-                    jnp.ravel(transform_of(run.sites[name]).inv(value)).astype(dtype)
-                    for name, value in substitute.items()
-                ]
-            )
 
     def _split(self, theta: Array) -> dict[str, Array]:
         """Cuts θ into the unconstrained value of each latent."""

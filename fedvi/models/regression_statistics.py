@@ -9,8 +9,9 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.gaussian import FullGaussian, GaussianEta
-from fedvi.models.conjugate import Block, positive_part
+from fedvi.models.arguments import check_coefficients, check_positive, check_ridge
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import Block, positive_part
 
 __all__ = ["KnownNoise", "PolyaGamma"]
 
@@ -50,19 +51,13 @@ class _Coefficients:
     centred: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.coefficients) != len(self.prior_scales) or not self.coefficients:
-            raise errors.ModelError(
-                f"{len(self.coefficients)} coefficients and {len(self.prior_scales)} prior scales, "
-                "expected as many of one as of the other, and at least one"
-            )
-        if not 0.0 < self.row_norm < math.inf:
-            raise errors.ModelError(f"row_norm is {self.row_norm}, expected a number above 0")
+        check_coefficients(self)
+        check_positive(self, "row_norm")
         if self.learn_prior not in ("no", "shared", "each"):
             raise errors.ModelError(
                 f'learn_prior is {self.learn_prior!r}, expected "no", "shared" or "each"'
             )
-        if not 0.0 <= self.ridge < math.inf:
-            raise errors.ModelError(f"ridge is {self.ridge}, expected a number of at least 0")
+        check_ridge(self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -238,8 +233,7 @@ class PolyaGamma(_Coefficients):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 < self.trials < math.inf:
-            raise errors.ModelError(f"trials is {self.trials}, expected a number above 0")
+        check_positive(self, "trials")
         if self.counts and self.paired:
             raise errors.ModelError(
                 "counts and paired are both true, expected one of them at most",

@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import scipy.special
+import scipy
 
 from fedvi import errors
 from fedvi.expfam.draws import thetas
 from fedvi.expfam.gaussian import DiagonalGaussian, GaussianEta
-from fedvi.expfam.gaussian_rows import GaussianRows
 from fedvi.expfam.product import Product
-from fedvi.models.arguments import check_whole
-from fedvi.models.capabilities import Measure, Parameter, at_draw
-from fedvi.models.conjugate import Block, positive_part
+from fedvi.models.arguments import check_positive, check_ridge, check_whole
+from fedvi.models.capabilities import Arrays, Measure, Parameter, at_draw
 from fedvi.models.forwards import numbered
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import Block
 
 __all__ = ["SigmoidBeliefNetwork"]
 
@@ -43,11 +42,10 @@ class SigmoidBeliefNetwork:
     """K hidden units z_k ~ Bernoulli(σ(b_k)) and P visible ones y_j ~ Bernoulli(σ(w_jᵀz + c_j)).
 
     With Pólya-Gamma latents the visible units' bound is Gaussian in (w_j, c_j) together, and the hidden
-    ones' in b, whose latents depend on q(b) alone and cost nothing.
+    ones' in b, whose latents depend on q(b) alone and cost nothing. All numbers are independent under q.
 
-    With "full" covariance a record adds ((y_j − ½)ẑ, ω_j E[ẑẑᵀ]) to each (h_j, J_j), ẑ = (z, 1) and ω_j
-    short for E[ω_j]. With "diagonal" covariance its diagonal ω_jẑ to J, and to h what puts each number
-    to its optimum given the others, (y_j − ½)ẑ_k − ω_j Σ_{l≠k} E[ẑ_k ẑ_l] w_jl, which is
+    With ẑ = (z, 1) and ω_j short for E[ω_j], a record adds ω_jẑ to J, and to h what puts each number to its
+    optimum given the others, (y_j − ½)ẑ_k − ω_j Σ_{l≠k} E[ẑ_k ẑ_l] w_jl, which is
     r_j ẑ_k + (ω_j ẑ_k − ω_j z_k(1 − z_k)) w_jk with r_j = y_j − ½ − ω_j w_jᵀẑ: three outer products are
     released, of r with ẑ, ω with ẑ and ω with z(1 − z), and w is what was handed out.
 
@@ -55,22 +53,19 @@ class SigmoidBeliefNetwork:
     units as are on together, K / 2 at first, unless a running mean of answers takes shorter steps: at
     ρ ≤ 4 / K each step is one of a damped Newton's method, whose fixed point is the same. For
     ``averaging`` κ that is ``delay`` = (K / 4)^(1/κ): 37 of 50 units, 100 of 100, at κ = 0.7. The mean
-    starts not at zero but at what the number of records stands for at ``start`` (see ``first``). With
-    full covariance there is no such need.
+    starts not at zero but at what the number of records stands for at ``start`` (see ``first``).
 
     Attributes:
       visible: P.
       hidden: K; it may exceed P: what units beyond P would say is left to the priors, and ``shrinkage`` is
         for units that nothing needs.
-      covariance: "diagonal", or "full" within each visible unit's K + 1 numbers.
       weight_scale: prior standard deviation of W.
       bias_scale: that of b and c.
       shrinkage: whether prior precisions of W are learnt, one each, under the three-parameter beta normal
         prior: w ~ N(0, ζ_jk), ζ_jk ~ Gamma(½, ξ_jk), ξ_jk ~ Gamma(½, φ_k), φ_k ~ Gamma(½, ω) and
         ω ~ Gamma(½, 1), in units of ``weight_scale``.
       sweeps: how often each hidden unit of a record is renewed.
-      ridge: of full covariance, what noise in J adds to it, in units of the largest eigenvalue that noise
-        alone has; of diagonal covariance, the standard deviations of noise below which no entry of J is.
+      ridge: the standard deviations of noise below which no entry of J is.
       largest: no posterior mean is further from 0.
       seed: of the weights of ``start``; at least 0.
 
@@ -87,7 +82,6 @@ class SigmoidBeliefNetwork:
 
     visible: int
     hidden: int
-    covariance: str = "diagonal"
     weight_scale: float = 1.0
     bias_scale: float = 3.0
     shrinkage: bool = False
@@ -99,17 +93,8 @@ class SigmoidBeliefNetwork:
     def __post_init__(self) -> None:
         for name, least in (("visible", 1), ("hidden", 1), ("sweeps", 1), ("seed", 0)):
             check_whole(name, getattr(self, name), least)
-        if self.covariance not in ("diagonal", "full"):
-            raise errors.ModelError(
-                f'covariance is {self.covariance!r}, expected "diagonal" or "full"'
-            )
-        for name in ("weight_scale", "bias_scale", "largest"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise errors.ModelError(
-                    f"{name} is {getattr(self, name)}, expected a number above 0"
-                )
-        if not 0.0 <= self.ridge < math.inf:
-            raise errors.ModelError(f"ridge is {self.ridge}, expected a number of at least 0")
+        check_positive(self, "weight_scale", "bias_scale", "largest")
+        check_ridge(self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,13 +107,15 @@ class SigmoidBeliefNetwork:
     @property
     def family(self) -> Product:
         """Gaussians of each visible unit's weights and bias, and of the hidden units' biases."""
-        return Product((self._weights, DiagonalGaussian(self.hidden)))
+        weights = DiagonalGaussian(self.visible * (self.hidden + 1))
+        return Product((weights, DiagonalGaussian(self.hidden)))
 
     @property
     def prior(self) -> tuple[GaussianEta, GaussianEta]:
         """Independent N(0, scale²)."""
-        shape = (self.visible, self.hidden + 1)
-        return self._eta(np.zeros(shape), self._zero, self._precisions), self._hidden_prior
+        precisions, biases = self._precisions, np.full(self.hidden, self.bias_scale**-2.0)
+        weights = _eta(np.zeros(precisions.shape), precisions)
+        return weights, GaussianEta(np.zeros(self.hidden), biases)
 
     @property
     def start(self) -> tuple[GaussianEta, GaussianEta]:
@@ -138,7 +125,7 @@ class SigmoidBeliefNetwork:
         mean = _START_WEIGHT * generator.standard_normal(shape)
         mean[:, -1] = 0.0
         sharp = np.full(shape, _START_PRECISION)
-        weights = self._eta(_START_PRECISION * mean, self._zero, sharp)
+        weights = _eta(_START_PRECISION * mean, sharp)
         return weights, GaussianEta(np.zeros(self.hidden), np.full(self.hidden, _START_PRECISION))
 
     @property
@@ -146,22 +133,13 @@ class SigmoidBeliefNetwork:
         """The visible units' blocks, then z − ½ [K] and the number of records [1]."""
         width, rows = self.hidden + 1, self.visible
         lit = _LIT * self.hidden + 1.0
-        curved, bent = (rows, width), _BEND * math.sqrt(rows)
-        hidden = (
+        bent = _BEND * math.sqrt(rows)
+        return (
+            Block("h", (rows, width), _MISS * math.sqrt(rows * lit), 0.75),
+            Block("J", (rows, width), bent * math.sqrt(lit), 0.19),
+            Block("V", (rows, self.hidden), bent * _DOUBT * math.sqrt(self.hidden), 0.03),
             Block("b", (self.hidden,), _HALF * math.sqrt(self.hidden), 0.02),
             Block("count", (1,), 1.0, 0.01),
-        )
-        if self.covariance == "full":
-            return (
-                Block("h", curved, math.sqrt(rows * lit) / 2.0, 0.77),
-                Block("J", (*curved, width), bent * lit, 0.2, symmetric=True),
-                *hidden,
-            )
-        return (
-            Block("h", curved, _MISS * math.sqrt(rows * lit), 0.75),
-            Block("J", curved, bent * math.sqrt(lit), 0.19),
-            Block("V", (rows, self.hidden), bent * _DOUBT * math.sqrt(self.hidden), 0.03),
-            *hidden,
         )
 
     @property
@@ -169,9 +147,7 @@ class SigmoidBeliefNetwork:
         """A bound on the error of norms, of numbers that are taken as they are.
 
         All squares are sums of at most n = P + K + 1 positive terms, or products of such sums, with at
-        most 2(n + 16) roundings behind each. One difference is among them, |ẑ|⁴ − Σẑ⁴ + |ẑ|² ≥ |ẑ|²,
-        of which no term is above (K + 1)|ẑ|²: its error is at most 2(K + 1) + 1 times that of a term.
-        A root halves it.
+        most 2(n + 16) roundings behind each. A root halves it; what is returned is more than enough.
         """
         terms = 2.0 * (self.visible + self.hidden + 17)
         return (2.0 * self.hidden + 3.0) * terms * 2.0**-53
@@ -181,7 +157,7 @@ class SigmoidBeliefNetwork:
         """``y`` [P], zeros and ones of any type."""
         return {"y": (self.visible,)}
 
-    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+    def sound(self, records: Arrays) -> np.ndarray:
         """Says of each record whether all of its units are 0 or 1: bool [N]."""
         y = records["y"]
         return np.asarray(((y == 0) | (y == 1)).all(axis=1))
@@ -208,13 +184,9 @@ class SigmoidBeliefNetwork:
             )
 
     def messages(self, posterior: Eta) -> dict[str, np.ndarray]:
-        """Returns what the E steps of ``sbn_hidden`` read: E[w], its squares or products, and E[b]."""
+        """Returns what the E step of ``sbn_hidden`` reads: E[w], E[w²] and E[b]."""
         mean, second = self._moments(posterior[0])
-        found = {"mean": mean.T, "hidden": posterior[1].h / posterior[1].J}
-        if self.covariance == "full":
-            found["second"] = second
-        else:
-            found["square"] = second.T
+        found = {"mean": mean.T, "hidden": posterior[1].h / posterior[1].J, "square": second.T}
         return {name: np.ascontiguousarray(array, np.float32) for name, array in found.items()}
 
     def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,11 +201,7 @@ class SigmoidBeliefNetwork:
         y = jnp.asarray(records["y"]).astype(jnp.float32)
         sound = ((y == 0.0) | (y == 1.0)).all(axis=1)
         centred = jnp.where(sound[:, None], y - 0.5, jnp.nan)
-        if self.covariance == "full":
-            z, bend = sbn_hidden.by_full(messages, centred, self.sweeps)
-            slope = centred
-        else:
-            z, bend, slope = sbn_hidden.by_diagonal(messages, centred, self.sweeps)
+        z, bend, slope = sbn_hidden.by_diagonal(messages, centred, self.sweeps)
         return {"z": z, "bend": bend, "slope": slope}
 
     def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,60 +210,41 @@ class SigmoidBeliefNetwork:
 
         z, bend, slope = local["z"], (local["bend"] ** 2).sum(axis=1), local["slope"]
         wide = (z**2).sum(axis=1) + 1.0
-        found = {
+        return {
             "h": (slope**2).sum(axis=1) * wide,
             "b": ((z - 0.5) ** 2).sum(axis=1),
             "count": jnp.ones_like(wide),
+            "J": bend * wide,
+            "V": bend * ((z * (1.0 - z)) ** 2).sum(axis=1),
         }
-        if self.covariance == "full":
-            # The diagonal of E[ẑẑᵀ] is ẑ, its other entries are ẑ_k ẑ_l.
-            return found | {"J": bend * (wide**2 - ((z**4).sum(axis=1) + 1.0) + wide)}
-        return found | {"J": bend * wide, "V": bend * ((z * (1.0 - z)) ** 2).sum(axis=1)}
 
     def sums(
         self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any
     ) -> dict[str, Any]:
         """Returns Σ w·array of each block, in its shape."""
-        import jax
-        import jax.numpy as jnp
-
         from fedvi.models import sbn_hidden
 
         z, bend, slope = local["z"], local["bend"], local["slope"]
         wide, share = sbn_hidden.with_one(z), weights[:, None]
-        found = {
+        return {
             "h": slope.T @ (share * wide),
             "b": (share * (z - 0.5)).sum(axis=0),
             "count": weights.sum()[None],
+            "J": bend.T @ (share * wide),
+            "V": bend.T @ (share * (z * (1.0 - z))),
         }
-        if self.covariance == "diagonal":
-            return found | {"J": bend.T @ (share * wide), "V": bend.T @ (share * (z * (1.0 - z)))}
 
-        def row(k: Any) -> Any:
-            one = share * wide[:, k][:, None]
-            itself = jnp.arange(wide.shape[1]) == k
-            return bend.T @ (one * jnp.where(itself[None, :], jnp.ones_like(wide), wide))
-
-        return found | {"J": jnp.moveaxis(jax.lax.map(row, jnp.arange(wide.shape[1])), 0, 1)}
-
-    def factor(
-        self, sums: Mapping[str, np.ndarray], posterior: Eta
-    ) -> tuple[GaussianEta, GaussianEta]:
+    def factor(self, sums: Arrays, posterior: Eta) -> tuple[GaussianEta, GaussianEta]:
         """Returns what sums add to (h, J) of the weights and biases, at the q that they were made at."""
         weights, biases = posterior
-        h, curvature = sums["h"], sums["J"]
-        if self.covariance == "diagonal":
-            shape = (self.visible, self.hidden + 1)
-            mean = (weights.h / weights.J).reshape(shape)
-            kept = curvature.copy()
-            kept[:, :-1] -= sums["V"]
-            h, curvature = (h + mean * kept).reshape(-1), curvature.reshape(-1)
+        mean = (weights.h / weights.J).reshape(sums["h"].shape)
+        kept = sums["J"].copy()
+        kept[:, :-1] -= sums["V"]
         bend = _tilted_mean(np.sqrt((biases.h / biases.J) ** 2 + 1.0 / biases.J))
-        return GaussianEta(h, curvature), GaussianEta(sums["b"], sums["count"] * bend)
+        moved = _eta(sums["h"] + mean * kept, sums["J"])
+        return moved, GaussianEta(sums["b"], sums["count"] * bend)
 
-    def first(
-        self, sums: Mapping[str, np.ndarray], posterior: Eta
-    ) -> tuple[GaussianEta, GaussianEta]:
+    def first(self, sums: Arrays, posterior: Eta) -> tuple[GaussianEta, GaussianEta]:
         """Returns the factor that as many records would have that say what ``start`` says.
 
         Of E[ω] = ¼ and units that are on half of the time; so that a first step may be shorter than 1.
@@ -307,8 +256,7 @@ class SigmoidBeliefNetwork:
         typical[:, -1] = count / 4.0
         mean = self._moments(start)[0]
         quiet = np.full(self.hidden, count / 4.0)
-        weights = self._eta(typical * mean, self._zero, typical)
-        return weights, GaussianEta(np.zeros(self.hidden), quiet)
+        return _eta(typical * mean, typical), GaussianEta(np.zeros(self.hidden), quiet)
 
     def posterior(self, total: Eta, noise: Mapping[str, float]) -> tuple[GaussianEta, GaussianEta]:
         """Returns prior + total, with J made positive, precisions of the prior learnt, means in a box.
@@ -321,14 +269,9 @@ class SigmoidBeliefNetwork:
         weights, biases = total
         shape = (self.visible, self.hidden + 1)
         h, sd = weights.h.reshape(shape), noise.get("J", 0.0)
-        if self.covariance == "full":
-            curvature = positive_part(weights.J, sd, self.ridge)
-        else:
-            curvature = np.maximum(weights.J.reshape(shape), self.ridge * sd)
-        precisions = self._precisions
-        if self.shrinkage:
-            precisions = self._shrunk(h, curvature)
-        found = self._boxed(self._eta(h, curvature, precisions))
+        curvature = np.maximum(weights.J.reshape(shape), self.ridge * sd)
+        precisions = self._shrunk(h, curvature) if self.shrinkage else self._precisions
+        found = self._boxed(_eta(h, curvature + precisions))
         least = self.ridge * noise.get("count", 0.0) / 4.0
         sharp = np.maximum(biases.J, least) + self.bias_scale**-2.0
         hidden = np.clip(biases.h / sharp, -self.largest, self.largest)
@@ -364,37 +307,14 @@ class SigmoidBeliefNetwork:
         return np.concatenate(parts)
 
     @property
-    def _weights(self) -> DiagonalGaussian | GaussianRows:
-        if self.covariance == "full":
-            return GaussianRows(self.visible, self.hidden + 1)
-        return DiagonalGaussian(self.visible * (self.hidden + 1))
-
-    @property
     def _precisions(self) -> np.ndarray:
         """Declared prior precisions, [P, K + 1]."""
         found = np.full((self.visible, self.hidden + 1), self.weight_scale**-2.0)
         found[:, -1] = self.bias_scale**-2.0
         return found
 
-    @property
-    def _hidden_prior(self) -> GaussianEta:
-        return GaussianEta(np.zeros(self.hidden), np.full(self.hidden, self.bias_scale**-2.0))
-
-    @property
-    def _zero(self) -> np.ndarray:
-        return np.zeros(())
-
-    def _eta(self, h: np.ndarray, curvature: np.ndarray, diagonal: np.ndarray) -> GaussianEta:
-        """Returns η of the weights, of h [P, K + 1] and J = curvature + diag(diagonal)."""
-        if self.covariance == "full":
-            return GaussianEta(h, curvature + diagonal[:, :, None] * np.eye(self.hidden + 1))
-        return GaussianEta(h.reshape(-1), (curvature + diagonal).reshape(-1))
-
     def _moments(self, weights: GaussianEta) -> tuple[np.ndarray, np.ndarray]:
-        """Returns E[(w, c)] [P, K + 1], and E of squares, or with full covariance of products."""
-        if self.covariance == "full":
-            mean, covariance = GaussianRows(*weights.h.shape).location_covariance(weights)
-            return mean, covariance + mean[:, :, None] * mean[:, None, :]
+        """Returns E[(w, c)] and E of their squares, [P, K + 1] each."""
         shape = (self.visible, self.hidden + 1)
         mean = (weights.h / weights.J).reshape(shape)
         return mean, mean**2 + 1.0 / weights.J.reshape(shape)
@@ -405,8 +325,6 @@ class SigmoidBeliefNetwork:
         if (np.abs(mean) <= self.largest).all():
             return weights
         kept = np.clip(mean, -self.largest, self.largest)
-        if self.covariance == "full":
-            return GaussianEta((weights.J @ kept[:, :, None])[:, :, 0], weights.J)
         return GaussianEta(weights.J * kept.reshape(-1), weights.J)
 
     def _shrunk(self, h: np.ndarray, curvature: np.ndarray) -> np.ndarray:
@@ -419,9 +337,7 @@ class SigmoidBeliefNetwork:
         rate, top = np.full((rows, self.hidden), 0.5), 1.0
         of_units = np.ones(self.hidden)
         for _ in range(_ITERATIONS):
-            second = self._moments(self._eta(h, curvature, precisions))[1]
-            if self.covariance == "full":
-                second = np.diagonal(second, axis1=1, axis2=2)
+            second = self._moments(_eta(h, curvature + precisions))[1]
             inverse, scale = generalised_inverse(2.0 * rate, second[:, :-1] * declared)
             rate = 1.0 / (scale + of_units)
             of_units = (0.5 * rows + 0.5) / (top + rate.sum(axis=0))
@@ -440,18 +356,14 @@ class SigmoidBeliefNetwork:
             "hidden_biases": Parameter(biases, (hidden,)),
         }
 
-    def draw(
-        self, at: Mapping[str, np.ndarray], count: int, random: np.random.Generator
-    ) -> dict[str, np.ndarray]:
+    def draw(self, at: Arrays, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws hidden units, then visible ones."""
         lit = scipy.special.expit(at["hidden_biases"])
         hidden = random.uniform(size=(count, self.hidden)) < lit
         chance = scipy.special.expit(hidden @ at["weights"].T + at["visible_biases"])
         return {"y": (random.uniform(size=chance.shape) < chance).astype(np.int64)}
 
-    def measure(
-        self, posterior: Eta, records: Mapping[str, np.ndarray], draws: int, seed: int
-    ) -> Measure:
+    def measure(self, posterior: Eta, records: Arrays, draws: int, seed: int) -> Measure:
         """Measures how much of a record the hidden units keep, and bounds its likelihood from below.
 
         Source: Gan et al. (2015), AISTATS, and Park et al. (2020), JAIR 68, for the pixel-wise prediction.
@@ -467,6 +379,11 @@ class SigmoidBeliefNetwork:
         return Measure(
             _RECONSTRUCTED, right, draws, ((_CONSTANT, constant), (_AT_LEAST, float(least)))
         )
+
+
+def _eta(h: np.ndarray, precision: np.ndarray) -> GaussianEta:
+    """Returns η of the weights, of h and J [P, K + 1]."""
+    return GaussianEta(h.reshape(-1), precision.reshape(-1))
 
 
 def generalised_inverse(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

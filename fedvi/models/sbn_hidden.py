@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["by_diagonal", "by_full", "tilted_mean", "with_one"]
+__all__ = ["by_diagonal", "tilted_mean", "with_one"]
 
 # On a GPU the default would round factors to TF32.
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -72,46 +72,6 @@ def by_diagonal(messages: Any, centred: Any, sweeps: int) -> tuple[Any, Any, Any
         return (z, *augmented(z))
 
     found: tuple[Any, Any, Any] = jax.lax.map(one, centred)
-    return found
-
-
-def by_full(messages: Any, centred: Any, sweeps: int) -> tuple[Any, Any]:
-    """Returns E[z] [B, K] and E[ω] [B, P], where the K + 1 numbers of each visible unit are correlated.
-
-    As ``by_diagonal``, with E[w_jk w_jl] in place of products of means.
-
-    Args:
-      messages: ``mean``, E[w], [K + 1, P]; ``second``, E[w_jk w_jl], [P, K + 1, K + 1]; ``hidden``, E[b],
-        [K].
-      centred: y − ½, [B, P].
-      sweeps: how often.
-    """
-    mean, second, hidden = (messages[name] for name in ("mean", "second", "hidden"))
-    count = hidden.shape[0]
-    flat = second.reshape(second.shape[0], -1)
-    alone = jnp.diagonal(second, axis1=1, axis2=2)  # E[w_jk²], [P, K + 1]
-
-    def one(centred: Any) -> tuple[Any, Any]:
-        straight = _product(mean[:count], centred)
-
-        def bend_of(z: Any) -> Any:
-            wide = with_one(z)
-            total = _product(flat, (wide[:, None] * wide[None, :]).reshape(-1))
-            return tilted_mean(jnp.maximum(total + _product(alone, wide - wide**2), 0.0))
-
-        def sweep(_: Any, z: Any) -> Any:
-            joint = _product(bend_of(z), flat).reshape(count + 1, count + 1)
-
-            def renew(k: Any, z: Any) -> Any:
-                along = straight[k] - _product(joint[k], with_one(z)) + (z[k] - 0.5) * joint[k, k]
-                return z.at[k].set(jax.nn.sigmoid(hidden[k] + along))
-
-            return jax.lax.fori_loop(0, count, renew, z)
-
-        z = jax.lax.fori_loop(0, sweeps, sweep, jax.nn.sigmoid(hidden))
-        return z, bend_of(z)
-
-    found: tuple[Any, Any] = jax.lax.map(one, centred)
     return found
 
 

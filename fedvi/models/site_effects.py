@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi import errors
 from fedvi.models.arguments import INTERCEPT, Scale, checked_scale
-from fedvi.models.base import Model
+from fedvi.models.base import Model, Record
 from fedvi.models.glm import GeneralisedLinearModel, normal_log_prior
 from fedvi.models.outcomes.hazard import Intervals
 from fedvi.typing import LOG_SCALE, SITE
@@ -81,9 +81,7 @@ class SiteEffects:
         medians = jnp.asarray([math.log(scale) for scale in self.scales], theta.dtype)
         return found + normal_log_prior(theta[self.base.size :] - medians, (1.0,) * len(medians))
 
-    def log_likelihood(
-        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
-    ) -> Float[Array, ""]:
+    def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
         """Refuses: records of a site share an effect, so that θ alone gives none a likelihood.
 
         Raises:
@@ -200,9 +198,7 @@ class WithScales:
         log_scales = self._log_scales(theta)
         return found + normal_log_prior(own * jnp.exp(-log_scales), ones) - log_scales.sum()
 
-    def log_likelihood(
-        self, theta: Float[ArrayLike, " w"], record: Mapping[str, Shaped[ArrayLike, "..."]]
-    ) -> Float[Array, ""]:
+    def log_likelihood(self, theta: Float[ArrayLike, " w"], record: Record) -> Float[Array, ""]:
         """Returns log p(y | a = xᵀβ + zᵀu) of ONE record, over all its rows."""
         theta, shared = jnp.asarray(theta), self.effects.size
         if self.standard:

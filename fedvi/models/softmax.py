@@ -1,7 +1,7 @@
 """Regression of an outcome with several levels, by a softmax link."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi import errors
 from fedvi.models.arguments import Scale, checked_names, prior_scales
+from fedvi.models.base import Record
 from fedvi.models.capabilities import Parameter
 from fedvi.models.glm import normal_log_prior
 from fedvi.models.outcomes.categorical import Categorical
@@ -54,9 +55,7 @@ class Multinomial:
         """Returns Σ log N(θ; 0, scale²) over all coefficients."""
         return normal_log_prior(theta, self.column_scales * (len(self.levels) - 1))
 
-    def log_likelihood(
-        self, theta: Float[ArrayLike, " d"], record: Mapping[str, Shaped[ArrayLike, "..."]]
-    ) -> Float[Array, ""]:
+    def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
         """Returns log p(y | x) = a_y − log Σₖ exp(aₖ), a₀ = 0 and aₖ = xᵀθₖ, of ONE record.
 
         ``y`` is the index of a level.

@@ -9,10 +9,11 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.normal_gamma_rows import NormalGammaRows, NormalGammaRowsEta
-from fedvi.models.capabilities import Measure, Parameter
-from fedvi.models.conjugate import Block, positive_part
-from fedvi.models.forwards import LIKELIHOOD
+from fedvi.models.arguments import check_coefficients, check_positive, check_ridge
+from fedvi.models.capabilities import Arrays, Measure, Parameter
+from fedvi.models.forwards import LIKELIHOOD, points
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import Block, positive_part
 
 __all__ = ["Line", "UnknownNoise"]
 
@@ -60,22 +61,13 @@ class UnknownNoise:
     )
 
     def __post_init__(self) -> None:
-        if len(self.coefficients) != len(self.prior_scales) or not self.coefficients:
-            raise errors.ModelError(
-                f"{len(self.coefficients)} coefficients and {len(self.prior_scales)} prior scales, "
-                "expected as many of one as of the other, and at least one"
-            )
-        for name in ("row_norm", "outcome_scale", "noise_scale", "noise_shape"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise errors.ModelError(
-                    f"{name} is {getattr(self, name)}, expected a number above 0"
-                )
+        check_coefficients(self)
+        check_positive(self, "row_norm", "outcome_scale", "noise_scale", "noise_shape")
         if not all(0.0 < scale < math.inf for scale in self.prior_scales):
             raise errors.ModelError(
                 f"prior_scales are {self.prior_scales}, expected numbers above 0"
             )
-        if not 0.0 <= self.ridge < math.inf:
-            raise errors.ModelError(f"ridge is {self.ridge}, expected a number of at least 0")
+        check_ridge(self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,16 +120,14 @@ class UnknownNoise:
         """x [D] and y."""
         return {"x": (len(self.coefficients),), "y": ()}
 
-    def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
+    def sound(self, records: Arrays) -> np.ndarray:
         """Says of each record whether all of its numbers are finite: bool [N]."""
         return np.asarray(np.isfinite(records["x"]).all(axis=1) & np.isfinite(records["y"]))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns rows and outcomes of norms up to a few times the typical ones."""
-        drawn = random.standard_normal((count, len(self.coefficients)))
-        size = self.row_norm * random.uniform(0.0, 3.0, (count, 1))
         return {
-            "x": size * drawn / np.linalg.norm(drawn, axis=1, keepdims=True),
+            "x": points(count, len(self.coefficients), self.row_norm, random),
             "y": self.outcome_scale * random.uniform(-3.0, 3.0, count),
         }
 
@@ -165,7 +155,7 @@ class UnknownNoise:
         u = jnp.concatenate([records["x"], local["y"][:, None]], axis=1)
         return {"moments": (u * weights[:, None]).T @ u, "count": weights.sum(keepdims=True)}
 
-    def factor(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> NormalGammaRowsEta:
+    def factor(self, sums: Arrays, posterior: Eta) -> NormalGammaRowsEta:
         """Returns (Σ y·x, Σ x xᵀ, ½ N, ½ Σ y²)."""
         moments, scale = sums["moments"], self.outcome_scale
         return NormalGammaRowsEta(
@@ -212,10 +202,7 @@ class UnknownNoise:
         return {name: shape for name, shape in self.layout.items() if name != "y"}
 
     def draw_outcomes(
-        self,
-        at: Mapping[str, np.ndarray],
-        given: Mapping[str, np.ndarray],
-        random: np.random.Generator,
+        self, at: Arrays, given: Arrays, random: np.random.Generator
     ) -> dict[str, np.ndarray]:
         """Draws y given x."""
         centre = given["x"] @ at["coefficients"]
@@ -238,7 +225,7 @@ class UnknownNoise:
         return Line(2.0 * float(shape), x @ m[0], scale, outcome_scale)
 
     def predict(
-        self, posterior: Eta, arrays: Mapping[str, np.ndarray], ends: tuple[float, float]
+        self, posterior: Eta, arrays: Arrays, ends: tuple[float, float]
     ) -> tuple[np.ndarray, ...]:
         """Returns mean and sd of xᵀw, and quantiles of xᵀw and of y; NaN where α is at most ½."""
         found = self.line(posterior, arrays["x"])
@@ -248,9 +235,7 @@ class UnknownNoise:
             told += [found.quantile(end, scale) for end in ends]
         return tuple(told)
 
-    def measure(
-        self, posterior: Eta, records: Mapping[str, np.ndarray], draws: int, seed: int
-    ) -> Measure:
+    def measure(self, posterior: Eta, records: Arrays, draws: int, seed: int) -> Measure:
         """Returns the mean log-likelihood, by Student's t."""
         import scipy.stats
 

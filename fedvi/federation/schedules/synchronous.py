@@ -41,4 +41,4 @@ def synchronous(rounds: int, tolerance: float | int = 0.0) -> Schedule:
     def finished(progress: Progress) -> bool:
         return progress.rounds >= rounds or progress.gap < tolerance
 
-    return Schedule("synchronous", rounds, select, ready, finished, awaited)
+    return Schedule("synchronous", rounds, select, ready, finished, awaited, barrier=True)

@@ -11,17 +11,8 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import FactoredGaussian
 from fedvi.inference import whitened
-from fedvi.inference.base import (
-    LocalSolver,
-    Shard,
-    Task,
-    check_gaussian,
-    compiled_once,
-    finish_natural,
-)
 from fedvi.inference.blocks import is_large, rows_at, single_precision
 from fedvi.inference.clipping import MOST_ROWS, Parts, clipped, longest_part
-from fedvi.inference.finish import SHARPEST, finish_whitened, to_low_rank
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
 from fedvi.inference.predictor import filled_up, gradients, has_predictor
@@ -31,6 +22,15 @@ from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
 from fedvi.privacy.bounded import Bounded, clipped_sum
 from fedvi.privacy.release import Released, decoded, post_process, release, repeat, repeat_outside
 from fedvi.typing import Key
+from fedvi.updates.base import (
+    LocalSolver,
+    Shard,
+    Task,
+    check_gaussian,
+    compiled_once,
+    finish_natural,
+)
+from fedvi.updates.finish import SHARPEST, finish_whitened, to_low_rank
 
 __all__ = ["dp_optimisation"]
 

@@ -10,13 +10,13 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import is_full
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import LocalSolver, Shard, Task, cavity, check_gaussian, finish_natural
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression
 from fedvi.privacy import events
 from fedvi.privacy.release import Released, disclose
 from fedvi.typing import Key
+from fedvi.updates.base import LocalSolver, Shard, Task, cavity, check_gaussian, finish_natural
 
 __all__ = ["exact"]
 

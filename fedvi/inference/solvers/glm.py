@@ -11,7 +11,14 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import is_full
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import (
+from fedvi.inference.blocks import blocks_of, is_large, length_of
+from fedvi.inference.local_latents import Local, local_problem
+from fedvi.models.base import Model
+from fedvi.models.capabilities import Regression
+from fedvi.privacy import events
+from fedvi.privacy.release import Released, disclose
+from fedvi.typing import Key
+from fedvi.updates.base import (
     LocalSolver,
     Shard,
     Task,
@@ -20,13 +27,6 @@ from fedvi.inference.base import (
     compiled_once,
     finish_natural,
 )
-from fedvi.inference.blocks import blocks_of, is_large, length_of
-from fedvi.inference.local_latents import Local, local_problem
-from fedvi.models.base import Model
-from fedvi.models.capabilities import Regression
-from fedvi.privacy import events
-from fedvi.privacy.release import Released, disclose
-from fedvi.typing import Key
 
 __all__ = ["glm"]
 
@@ -42,12 +42,31 @@ class _Point(NamedTuple):
     target_mean: Any
     target_precision: Any
     residual: Any
+    covariance: Any = None
 
 
 class _Search(NamedTuple):
+    """Where an iteration is; ``moves`` and ``changes`` are its latest ones, zero where there is none.
+
+    Of a move from one point to the next, the change is that of what is left to a full step.
+    """
+
     point: _Point
     step: Any
     evaluations: Any
+    moves: tuple[Any, Any]
+    changes: tuple[Any, Any]
+    mark: tuple[Any, Any]  # objective and residual when there was progress last
+    idle: Any  # evaluations since then
+
+
+_REMEMBERED = 3  # moves; more gain next to nothing
+# Where nodes are too few for a wide q, F and its derivatives disagree and no step reaches the tolerance.
+# Progress is a residual that halves, or an objective that grows by more than this share of it.
+_LEAST_GAIN = 1e-9
+_MOST_IDLE = 30
+# Posterior sds. From further away a climb of many small gains may still lead to the optimum.
+_NEAR = 10.0
 
 
 def glm(
@@ -66,7 +85,8 @@ def glm(
         full:      J = J_c + H,       m = m + J⁻¹ (h_c − J_c m + g)      (the natural gradient)
         diagonal:  j = j_c + diag H,  m = m + (diag j_c + H)⁻¹ (h_c − j_c m + g)
 
-    and is halved until F does not fall: undamped Newton steps diverge on small sites.
+    and is halved until F does not fall: undamped Newton steps diverge on small sites. Near the optimum
+    steps are extrapolated from the latest three, which halves their number.
 
     Not private: what it releases is ``Unprotected``.
 
@@ -75,8 +95,8 @@ def glm(
       model: a built-in GLM, with site effects or without. Effects are further coefficients here, and a
         learnt τ brings E_q[log p(u | τ)] and its derivatives into F, g and H (``local_latents``).
       nodes: Gauss–Hermite nodes per record. 20 resolve a linear predictor of sd up to about 5; with
-        a handful of records under a wide prior the search stalls early, and ``info["residual"]``
-        says how far from the optimum, in posterior sds.
+        a handful of records under a wide prior the search stalls early, and ends after 30 evaluations
+        without progress; ``info["residual"]`` says how far from the optimum, in posterior sds.
       tolerance: stops when the remaining step, in q's standard deviations, is shorter.
       evaluations: upper bound on evaluations of F. If it is reached, the best q so far is the
         answer: F never falls, so it is still an improvement.
@@ -288,7 +308,7 @@ def _solve(
         target_mean, target, move = newton(point.mean, gradient, hessian, covariance)
         residual = jnp.sqrt(jnp.abs(gradient @ move))
         objective = jnp.where(jnp.isfinite(objective), objective, -jnp.inf)
-        return _Point(point.mean, target, objective, target_mean, target, residual)
+        return _Point(point.mean, target, objective, target_mean, target, residual, covariance)
 
     def evaluate(point: _Point) -> _Point:
         mean, precision = point.mean, point.precision
@@ -317,32 +337,103 @@ def _solve(
         residual = jnp.sqrt(move @ times(precision, move) + 0.5 * spread.sum())
         usable = jnp.isfinite(objective) & jnp.isfinite(log_determinant)
         objective = jnp.where(usable, objective, -jnp.inf)
-        return _Point(mean, precision, objective, target_mean, target, residual)
+        return _Point(mean, precision, objective, target_mean, target, residual, covariance)
 
-    def climb(measure: Any, start: _Point, goal: Any) -> _Search:
+    def extrapolated(search: _Search) -> tuple[Any, Any]:
+        """Returns where the latest moves say that steps will end, less the point; Anderson's mixing.
+
+        H depends on q's covariance, so that J converges at a fixed rate only: what is left to a full step
+        is f, and the combination of its latest changes that is nearest to f, in q's metric, is taken off.
+
+        Source: Walker and Ni (2011), doi:10.1137/10078356X, §2.
+        """
+        point = search.point
+        left = _left(point)
+        means, precisions = search.changes
+        lowered = jax.vmap(lambda mean: times(point.precision, mean))(means)
+        sandwich = jax.vmap(
+            lambda each: (
+                point.covariance @ each @ point.covariance
+                if full
+                else point.covariance * each * point.covariance
+            )
+        )(precisions)
+
+        def along(mean: Any, precision: Any) -> Any:
+            rest = (sandwich * precision[None]).reshape(_REMEMBERED, -1).sum(axis=1)
+            return lowered @ mean + 0.5 * rest
+
+        gram = jax.vmap(along)(means, precisions)
+        # A share that is 0 where nothing is remembered, and small where two changes are alike.
+        ridge = 1e-10 * jnp.trace(gram) + float(np.finfo(np.float64).tiny)
+        share = jnp.linalg.solve(gram + ridge * jnp.eye(_REMEMBERED), along(*left))
+        return jax.tree.map(
+            lambda f, moves, changes: f - jnp.tensordot(share, moves + changes, 1),
+            left,
+            search.moves,
+            search.changes,
+        )
+
+    def climb(measure: Any, start: _Point, goal: Any, mixes: bool = True) -> _Search:
         """Halves the step until the objective does not fall, doubles it again after."""
 
         def go_on(search: _Search) -> Any:
-            unfinished = search.point.residual > goal
+            residual = search.point.residual
+            stands_still = (search.idle >= _MOST_IDLE) & (residual < _NEAR)
+            unfinished = (residual > goal) & ~stands_still
             return unfinished & (search.evaluations < evaluations) & (search.step > 1e-10)
 
         def body(search: _Search) -> _Search:
             here, step = search.point, search.step
-            toward = here._replace(
-                mean=here.mean + step * (here.target_mean - here.mean),
-                precision=here.precision + step * (here.target_precision - here.precision),
+            left = _left(here)
+            towards = jax.tree.map(lambda each: step * each, left)
+            remembers = jnp.any(search.changes[1] != 0.0)
+            if mixes:
+                further = extrapolated(search)
+                towards = jax.tree.map(
+                    lambda far, near: jnp.where(remembers, far, near), further, towards
+                )
+            candidate = measure(
+                here._replace(mean=here.mean + towards[0], precision=here.precision + towards[1])
             )
-            candidate = measure(toward)
             # The slack is float64 rounding of a sum of this size; without it the last steps stall.
             slack = 1e-12 * (1.0 + jnp.abs(here.objective))
             better = candidate.objective >= here.objective - slack
             point = jax.tree.map(lambda new, old: jnp.where(better, new, old), candidate, here)
-            step = jnp.where(better, jnp.minimum(1.0, 2.0 * step), 0.5 * step)
-            return _Search(point, step, search.evaluations + 1)
+            # Where what was remembered led down, it is forgotten, and the next step is a plain one.
+            shorter = jnp.where(remembers, step, 0.5 * step)
+            step = jnp.where(better, jnp.minimum(1.0, 2.0 * step), shorter)
+            keeps = better & (search.step == 1.0) if mixes else False
 
-        return loops.repeat(
-            go_on, body, _Search(start, jnp.ones((), mean.dtype), jnp.ones((), jnp.int64))
+            def remember(old: Any, new: Any) -> Any:
+                return jnp.where(keeps, jnp.concatenate([new[None], old[:-1]]), jnp.zeros_like(old))
+
+            changes = jax.tree.map(jnp.subtract, _left(candidate), left)
+            best, smallest = search.mark
+            gains = point.objective > best + _LEAST_GAIN * (1.0 + jnp.abs(best))
+            gains |= point.residual < 0.5 * smallest
+            mark = jax.tree.map(
+                lambda new, old: jnp.where(gains, new, old),
+                (point.objective, point.residual),
+                search.mark,
+            )
+            return _Search(
+                point,
+                step,
+                search.evaluations + 1,
+                jax.tree.map(remember, search.moves, towards),
+                jax.tree.map(remember, search.changes, changes),
+                mark,
+                jnp.where(gains, 0, search.idle + 1),
+            )
+
+        empty = jax.tree.map(
+            lambda each: jnp.zeros((_REMEMBERED, *each.shape), each.dtype), _left(start)
         )
+        one = jnp.ones((), jnp.int64)
+        mark = start.objective, start.residual
+        begun = _Search(start, jnp.ones((), mean.dtype), one, empty, empty, mark, 0 * one)
+        return loops.repeat(go_on, body, begun)
 
     nothing = jnp.zeros((), mean.dtype)
     given = evaluate(_Point(mean, precision, nothing, mean, precision, nothing))
@@ -350,7 +441,7 @@ def _solve(
     def from_mode(given: _Point) -> _Point:
         covariance = jnp.linalg.inv(precision) if full else 1.0 / precision
         measure = functools.partial(evaluate_mode, covariance=covariance)
-        mode = climb(measure, measure(given), 1e-3).point
+        mode = climb(measure, measure(given), 1e-3, mixes=False).point
         found = evaluate(mode)
         better = found.objective > given.objective
         return jax.tree.map(lambda new, old: jnp.where(better, new, old), found, given)
@@ -362,3 +453,8 @@ def _solve(
     start = loops.choose(given.residual > 1.0, from_mode, lambda point: point, given)
     search = climb(evaluate, start, tolerance)
     return search.point, search.evaluations
+
+
+def _left(point: _Point) -> tuple[Any, Any]:
+    """Returns what is left to a full step, of the mean and of the precision."""
+    return point.target_mean - point.mean, point.target_precision - point.precision

@@ -9,7 +9,14 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.inference import whitened
-from fedvi.inference.base import (
+from fedvi.inference.blocks import single_precision
+from fedvi.inference.local_latents import Local, local_problem
+from fedvi.inference.optimiser import adam, check_learning_rate
+from fedvi.models.base import Model
+from fedvi.privacy import events
+from fedvi.privacy.release import Released, disclose
+from fedvi.typing import Key
+from fedvi.updates.base import (
     LocalSolver,
     Shard,
     Task,
@@ -18,14 +25,7 @@ from fedvi.inference.base import (
     compiled_once,
     finish_natural,
 )
-from fedvi.inference.blocks import single_precision
-from fedvi.inference.finish import to_natural
-from fedvi.inference.local_latents import Local, local_problem
-from fedvi.inference.optimiser import adam, check_learning_rate
-from fedvi.models.base import Model
-from fedvi.privacy import events
-from fedvi.privacy.release import Released, disclose
-from fedvi.typing import Key
+from fedvi.updates.finish import to_natural
 
 __all__ = ["climber", "gradient", "local_optimum"]
 

@@ -1,21 +1,14 @@
 """Local averaging: each part of a shard stands in for all of it, and the mean change is released."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.inference.local_latents import refuse_site_effects
-from fedvi.inference.noise_aware import of_changes
-from fedvi.inference.prior_frame import prior_frame
-from fedvi.inference.solvers import _parts
+from fedvi.inference.solvers import _clipped_changes
 from fedvi.inference.tempered import tempered
 from fedvi.models.base import Model
 from fedvi.privacy.base import Mechanism, Sampler
-from fedvi.privacy.release import Released
-from fedvi.typing import Key
+from fedvi.updates.base import LocalSolver
 
 __all__ = ["local_averaging"]
 
@@ -69,31 +62,19 @@ def local_averaging(
     Source: docs/proofs/updates.md §5; Heikkilä et al. (2023), arXiv:2209.11595, "local averaging".
     """
     refuse_site_effects(model, "local_averaging")
-    moved = _parts.moved_by_one(model, parts, by_place)
-    fit = _parts.fitter(family, tempered(model, parts), steps, draws, learning_rate)
-    frame = prior_frame(family, model)
-    door = _parts.door(frame, family, sampler, mechanism, clip_norm, parts, moved, 1.0 / parts)
-    noise = mechanism.noise_multiplier * clip_norm / parts
-
-    def update(
-        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
-    ) -> tuple[Any, Released, dict[str, Any]]:
-        changes = [
-            _parts.change_of(fit, family, _parts.keys_of_part(key_of, part), task, own)
-            for part, own in enumerate(_parts.divided(shard, parts, by_place))
-        ]
-        vectors = _parts.clipped(frame, changes, clip_norm)
-        released = door.leave(key_of("noise"), vectors)
-        return state, released, {"change_norms": np.linalg.norm(vectors, axis=1)}
-
-    return LocalSolver(
-        name="local_averaging",
-        init=lambda eta: (),
-        update=update,
-        finish=door.finish,
-        cost=door.cost,
-        number_count=family.number_count,
-        clip_norm=clip_norm,
-        mark=mechanism.mark,
-        stand=functools.partial(of_changes, noise_sd=noise),
+    moved = _clipped_changes.moved_by_one(model, parts, by_place)
+    return _clipped_changes.solver_of(
+        "local_averaging",
+        family,
+        model,
+        _clipped_changes.fitter(family, tempered(model, parts), steps, draws, learning_rate),
+        sampler,
+        mechanism,
+        clip_norm,
+        parts,
+        moved,
+        weight=1.0 / parts,
+        noise_sd=mechanism.noise_multiplier * clip_norm / parts,
+        divide=functools.partial(_clipped_changes.divided, parts=parts, by_place=by_place),
+        clean=False,
     )

@@ -11,22 +11,12 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.base import is_full
-from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.block_sums import noised_in_blocks
 from fedvi.inference.blocks import is_large, single_precision
 from fedvi.inference.clipping import MOST_ROWS, longest_part
 from fedvi.inference.column_sums import noised_column_sums
-from fedvi.inference.coordinates import (
-    Coordinates,
-    Foreseen,
-    Survey,
-    length_for,
-    planned_survey,
-    typical_norm,
-)
-from fedvi.inference.finish import finish_site
 from fedvi.inference.local_latents import refuse_site_effects
-from fedvi.inference.noise_aware import of_sites
+from fedvi.inference.many_visits import by_posterior, mapped
 from fedvi.inference.predictor import filled_up, has_predictor
 from fedvi.models.base import Model
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
@@ -34,6 +24,17 @@ from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
 from fedvi.privacy.bounded import Bounded, clipped_sum_of_parts, float_limit, float_sum
 from fedvi.privacy.release import Released, release
 from fedvi.typing import Key
+from fedvi.updates.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.updates.coordinates import (
+    Coordinates,
+    Foreseen,
+    Survey,
+    length_for,
+    planned_survey,
+    typical_norm,
+)
+from fedvi.updates.finish import finish_site, finish_sites
+from fedvi.updates.noise_aware import of_sites
 
 __all__ = ["site_release"]
 
@@ -186,16 +187,30 @@ def site_release(
             released = summed.at_once(sampling_key, noise_key, records, valid, *given, guide_key)
         return state, released, told
 
+    many = mapped(summed.at_once)
+
+    def update_many(
+        keys_of: Callable[[str], Key], states: list[Any], tasks: list[Task], shards: Shard
+    ) -> tuple[list[Any], Released, dict[str, Any]] | None:
+        surveys = surveyed and any(task.coordinates is None for task in tasks)
+        if surveys or (streams and is_large(shards.mask[0])):
+            return None
+        sampling_keys, guide_keys, noise_keys = map(keys_of, ("sampling", "guide", "noise"))
+        given = by_posterior(functools.partial(_given, family), tasks)
+        valid = jnp.asarray(shards.mask)
+        released = many(sampling_keys, noise_keys, shards.records, valid, *given, guide_keys)
+        return states, released, {"valid_units": np.count_nonzero(shards.mask, axis=1)}
+
+    told: dict[str, Any] = {
+        "weight": weight,
+        "rate": sampler.rate,
+        "unit": survey["unit"] if survey else 0.0,
+    }
     return LocalSolver(
         name="site_release",
         init=lambda eta: (),
         update=update,
-        finish=functools.partial(
-            finish_site,
-            weight=weight,
-            rate=sampler.rate,
-            unit=survey["unit"] if survey else 0.0,
-        ),
+        finish=functools.partial(finish_site, **told),
         cost=sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm))),
         number_count=family.number_count,
         clip_norm=clip_norm,
@@ -208,8 +223,11 @@ def site_release(
             # In units of the coefficient of a column of size 1; half that in coordinates, where all are.
             floor=floor * (2.0 * survey["length"] / math.sqrt(family.size) if survey else 1.0),
             survey=survey,
+            vanishing=_vanishing(model, foreseen),
         ),
         survey=survey,
+        update_many=update_many,
+        finish_many=functools.partial(finish_sites, **told),
         renews=True,
         streams=streams,
         adds_up={"gradient": (family.size,), "curvature": (family.size * (family.size + 1) // 2,)},
@@ -229,6 +247,13 @@ def _auto(
         if survey is not None:
             return 1.0, survey
     return typical_norm(model.names, foreseen) / length_for(curvature), None
+
+
+def _vanishing(model: Model, foreseen: Foreseen | None) -> list[list[int]]:
+    """Returns what is known of a regression's columns, as JSON can hold it."""
+    if foreseen is None or not has_predictor(model):
+        return []
+    return [list(known) for known in foreseen.vanishing]
 
 
 def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:

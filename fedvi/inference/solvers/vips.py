@@ -13,20 +13,20 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.base import is_full
-from fedvi.inference.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.inference.blocks import blocks_of, is_large, length_of, single_precision
-from fedvi.inference.parallel_parts import PARTS, lane_count, side_by_side, striped
-from fedvi.inference.statistics import broadcast, finish_statistics, stand_statistics
+from fedvi.inference.parallel_parts import PARTS, side_by_side, striped, thread_count
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression
-from fedvi.models.conjugate import Centred, ConjugateModel, Ragged, packed, to_table
 from fedvi.models.length_classes import through_chunks
 from fedvi.models.outcomes.base import GivenLatents
 from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
 from fedvi.privacy.bounded import float_limit, float_sum, float_sum_of
 from fedvi.privacy.release import Released, release
 from fedvi.typing import Key
+from fedvi.updates.base import LocalSolver, Shard, Task, compiled_once
+from fedvi.updates.conjugate import Centred, ConjugateModel, Ragged, packed, to_table
+from fedvi.updates.statistics import broadcast, finish_statistics, stand_statistics
 
 __all__ = ["conjugate_form", "vips"]
 
@@ -380,8 +380,10 @@ def _compiled(
         limit *= 1.0 - model.norm_error - 2.0**-40
         # Groups of rows of one length are small: XLA computes them on one processor, one by one, and so
         # two loops over them in one program.
-        lanes = lane_count() if is_ragged else 1
-        sums = side_by_side(lambda part: jax.block_until_ready(sum_part(limit, part)), parts, lanes)
+        threads = thread_count() if is_ragged else 1
+        sums = side_by_side(
+            lambda part: jax.block_until_ready(sum_part(limit, part)), parts, threads
+        )
         with contextlib.closing(sums):
             bounded = float_sum_of(sums, count, terms, clip_norm, rows, sampler, mechanism)
         return noised(noise_key, bounded)

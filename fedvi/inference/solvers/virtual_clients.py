@@ -1,21 +1,13 @@
 """Virtual clients: parts of a shard keep clean factors, and the noised sum is released."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import CleanState, LocalSolver, Shard, Task
 from fedvi.inference.local_latents import refuse_site_effects
-from fedvi.inference.noise_aware import of_changes
-from fedvi.inference.prior_frame import prior_frame
-from fedvi.inference.solvers import _parts
+from fedvi.inference.solvers import _clipped_changes
 from fedvi.models.base import Model
 from fedvi.privacy.base import Mechanism, Sampler
-from fedvi.privacy.release import Released
-from fedvi.typing import Key
+from fedvi.updates.base import LocalSolver
 
 __all__ = ["virtual_clients"]
 
@@ -66,40 +58,19 @@ def virtual_clients(
     "virtual PVI clients", which splits the noise over the parts and keeps it in their factors.
     """
     refuse_site_effects(model, "virtual_clients")
-    moved = _parts.moved_by_one(model, parts, by_place)
-    fit = _parts.fitter(family, model, steps, draws, learning_rate)
-    frame = prior_frame(family, model)
-    door = _parts.door(frame, family, sampler, mechanism, clip_norm, parts, moved, 1.0)
-    noise = mechanism.noise_multiplier * clip_norm
-
-    def update(
-        key_of: Callable[[str], Key], state: CleanState, task: Task, shard: Shard
-    ) -> tuple[CleanState, Released, dict[str, Any]]:
-        factors = _parts.committed(state, task, parts)
-        changes = [
-            _parts.change_of(
-                fit,
-                family,
-                _parts.keys_of_part(key_of, part),
-                task._replace(factor=GaussianEta(factors.h[part], factors.J[part])),
-                own,
-            )
-            for part, own in enumerate(_parts.divided(shard, parts, by_place))
-        ]
-        vectors = _parts.clipped(frame, changes, clip_norm)
-        released = door.leave(key_of("noise"), vectors)
-        after = _parts.proposed(task, factors, frame, vectors, 1.0)
-        return after, released, {"change_norms": np.linalg.norm(vectors, axis=1)}
-
-    return LocalSolver(
-        name="virtual_clients",
-        init=lambda eta: _parts.nothing_yet(family, parts),
-        update=update,
-        finish=door.finish,
-        cost=door.cost,
-        number_count=family.number_count,
-        clip_norm=clip_norm,
-        mark=mechanism.mark,
-        stand=functools.partial(of_changes, noise_sd=noise),
-        adds_up=door.shapes,
+    moved = _clipped_changes.moved_by_one(model, parts, by_place)
+    return _clipped_changes.solver_of(
+        "virtual_clients",
+        family,
+        model,
+        _clipped_changes.fitter(family, model, steps, draws, learning_rate),
+        sampler,
+        mechanism,
+        clip_norm,
+        parts,
+        moved,
+        weight=1.0,
+        noise_sd=mechanism.noise_multiplier * clip_norm,
+        divide=functools.partial(_clipped_changes.divided, parts=parts, by_place=by_place),
+        clean=True,
     )

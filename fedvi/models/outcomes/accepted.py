@@ -3,14 +3,20 @@
 Needs no JAX, so that a server can name a ratio too. An outcome points at its line (``accepts``).
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
 
 __all__ = ["ACCEPTED", "Accepted"]
 
+# Of a quadrature over one linear predictor.
+_NODES = 20
+
 
 class Accepted(NamedTuple):
-    """What a regression is of.
+    """What a regression is of, and what follows from that before any model is built.
 
     Attributes:
       responses: kinds of response that it takes, see ``fedvi.data.response``.
@@ -18,6 +24,14 @@ class Accepted(NamedTuple):
       columns: types of the columns left of `~`, in order; the last stands for all that follow.
       ratio: of what exp(coefficient) is one: "odds", "rate", "hazard", or "" where it is none.
       trials: whether its two columns count trials: the events, and those that were none.
+      words: what it is, for a prompt; left out, ``needed``.
+      left: how a formula writes its columns.
+      settings: keys of ``[model]`` besides the formula → (value, why), for a draft.
+      conjugate: whether its likelihood is Gaussian in θ, so that one visit of a client is exact.
+      single: whether a record has one linear predictor.
+      latents: whether it is Gaussian in θ given Pólya-Gamma latents, as which `vips` takes it.
+      expected: mean and sd [P] of predictors a → E A'(a) and E A''(a), [P] each, of a likelihood
+        y a − A(a); None of any other.
     """
 
     responses: tuple[str, ...]
@@ -25,21 +39,103 @@ class Accepted(NamedTuple):
     columns: tuple[str, ...] = ()
     ratio: str = ""
     trials: bool = False
+    words: str = ""
+    left: str = "{}"
+    settings: Mapping[str, tuple[Any, str]] = MappingProxyType({})
+    conjugate: bool = False
+    single: bool = True
+    latents: bool = False
+    expected: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
+
+
+def _logistic(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of A(a) = log(1 + eᵃ)."""
+    from scipy.special import expit
+
+    points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    share = expit(mean[:, None] + sd[:, None] * points[None, :])
+    weights = weights / weights.sum()
+    return share @ weights, (share * (1.0 - share)) @ weights
+
+
+def _poisson(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of A(a) = eᵃ."""
+    rate = np.exp(mean + 0.5 * sd**2)
+    return rate, rate
 
 
 _COUNT = Accepted(("count",), 'a count, a column of type = "count"', ("count",), "rate")
-_TWO_COUNTS = 'two counts: cbind(events, non_events), both columns of type = "count"'
 
 ACCEPTED: Mapping[str, Accepted] = {
-    "binomial": Accepted(("counts",), _TWO_COUNTS, ("count",), "odds", trials=True),
-    "linear": Accepted(("number", "count", "binary"), "a number", ("number",)),
-    "logistic": Accepted(("binary",), "a binary one", ("binary",), "odds"),
-    "multinomial": Accepted(("level",), "a column of levels", ("level",), "odds"),
-    "multivariate_linear": Accepted(("several", "counts"), "several: cbind(a, b)", ("number",)),
-    "negative_binomial": _COUNT,
-    "poisson": _COUNT,
+    "logistic": Accepted(
+        ("binary",),
+        "a binary one",
+        ("binary",),
+        "odds",
+        words="a yes or no",
+        latents=True,
+        expected=_logistic,
+    ),
+    "linear": Accepted(
+        ("number", "count", "binary"),
+        "a number",
+        ("number",),
+        settings={
+            "noise_scale": (0.5, "known sd of a record around its mean, response scaled as below")
+        },
+        conjugate=True,
+    ),
+    "binomial": Accepted(
+        ("counts",),
+        'two counts: cbind(events, non_events), both columns of type = "count"',
+        ("count",),
+        "odds",
+        trials=True,
+        words="how many of so many: events and non-events",
+        left="cbind({})",
+        latents=True,
+    ),
+    "poisson": _COUNT._replace(words="a count", expected=_poisson),
+    "negative_binomial": _COUNT._replace(
+        words="a count that spreads more than a Poisson count",
+        settings={
+            "dispersion": (0.5, "known: the variance of a count is mean + dispersion × mean²")
+        },
+        latents=True,
+    ),
+    "multinomial": Accepted(
+        ("level",),
+        "a column of levels",
+        ("level",),
+        "odds",
+        words="one of several levels",
+        single=False,
+    ),
+    "multivariate_linear": Accepted(
+        ("several", "counts"),
+        "several: cbind(a, b)",
+        ("number",),
+        words="several numbers",
+        left="cbind({})",
+        settings={
+            "noise_scale": (
+                0.5,
+                "known sd around the means, responses scaled as below; or one each",
+            )
+        },
+        conjugate=True,
+        single=False,
+    ),
     "survival": Accepted(
-        ("survival",), "a time and an event: Surv(time, event)", ("number", "binary"), "hazard"
+        ("survival",),
+        "a time and an event: Surv(time, event)",
+        ("number", "binary"),
+        "hazard",
+        words="a time until an event",
+        left="Surv({})",
+        settings={
+            "cuts": ([], "times at which the baseline hazard may jump; none: it is constant")
+        },
     ),
 }
 """Built-in models that a formula describes."""

@@ -13,21 +13,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from fedvi.models.conjugate import ConjugateModel
 from fedvi.models.outcomes.accepted import Accepted
+from fedvi.updates.conjugate import ConjugateModel
 
 __all__ = [
     "MOST_EXPONENT",
     "TYPICAL_CURVATURE",
     "Columns",
+    "Derivatives",
     "Draws",
     "DrawsRows",
     "Expects",
     "GivenLatents",
+    "Observed",
+    "Predictor",
     "Predicts",
     "Response",
     "Scatters",
     "Several",
+    "Values",
     "WithOffset",
     "measured",
     "of_two_kinds",
@@ -44,6 +48,17 @@ MOST_EXPONENT = 340.0
 
 _LARGEST_COUNT = 2.0**52
 
+Predictor = Float[ArrayLike, "..."]
+"""Linear predictors a."""
+
+Observed = Shaped[ArrayLike, "..."]
+"""Outcomes y; of several numbers on axes after those of the predictor."""
+
+Values = Float[Array, "..."]
+
+Derivatives = tuple[Values, Values, Values]
+"""log p(y | a) and its first and second derivative in a."""
+
 
 @runtime_checkable
 class Response(Protocol):
@@ -55,15 +70,11 @@ class Response(Protocol):
 
     conjugate: ClassVar[bool]
 
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns log p(y | a) in the dtype of a."""
         ...
 
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns log p(y | a) and its first and second derivative in a."""
         ...
 
@@ -217,21 +228,15 @@ class WithOffset:
         """That of the response."""
         return typical_curvature(self.response)
 
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... k"]
-    ) -> Float[Array, "..."]:
+    def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns log p(outcome | a + offset)."""
         return self.response.log_density(*_moved(linear_predictor, y))
 
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... k"]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns log p(outcome | a + offset) and its first and second derivative in a."""
         return self.response.derivatives(*_moved(linear_predictor, y))
 
-    def steepest(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... k"]
-    ) -> Float[Array, "..."] | None:
+    def steepest(self, linear_predictor: Predictor, y: Observed) -> Values | None:
         """Returns how steep log p(outcome | a + offset) may be in a; see ``steepest`` of a model."""
         return steepest(self.response, *_moved(linear_predictor, y))
 

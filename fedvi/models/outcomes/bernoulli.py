@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
-from jaxtyping import Array, ArrayLike, Float, Shaped
+import scipy
 
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
-from fedvi.models.outcomes.base import Columns
+from fedvi.models.outcomes.base import Columns, Derivatives, Observed, Predictor, Values
 from fedvi.models.regression_statistics import PolyaGamma
 
 __all__ = ["Bernoulli"]
@@ -26,18 +25,14 @@ class Bernoulli:
     measured: ClassVar[str] = "binary"
     keeps_total: ClassVar[bool] = False
 
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns y log σ(a) + (1 − y) log σ(−a), elementwise."""
         a = jnp.asarray(linear_predictor)
         y = jnp.asarray(y).astype(a.dtype)
         # Not y a − log(1 + eᵃ), which cancels: here every term is accurate relative to itself.
         return y * jax.nn.log_sigmoid(a) + (1.0 - y) * jax.nn.log_sigmoid(-a)
 
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
         a = jnp.asarray(linear_predictor)
         y = jnp.asarray(y).astype(a.dtype)
@@ -49,9 +44,7 @@ class Bernoulli:
         slope = y - jnp.where(a >= 0.0, scale, decay * scale)
         return value, slope, -decay * scale**2
 
-    def steepest(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def steepest(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns the steeper slope of the two outcomes, max(σ(a), σ(−a))."""
         return jax.nn.sigmoid(jnp.abs(jnp.asarray(linear_predictor)))
 

@@ -7,11 +7,18 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
-from jaxtyping import Array, ArrayLike, Float, Shaped
+import scipy
 
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
-from fedvi.models.outcomes.base import TYPICAL_CURVATURE, Columns, of_two_kinds
+from fedvi.models.outcomes.base import (
+    TYPICAL_CURVATURE,
+    Columns,
+    Derivatives,
+    Observed,
+    Predictor,
+    Values,
+    of_two_kinds,
+)
 from fedvi.models.regression_statistics import PolyaGamma
 
 __all__ = ["Binomial", "events_within"]
@@ -39,22 +46,16 @@ class Binomial:
         """That of as many yes-or-no answers as a record typically has."""
         return TYPICAL_CURVATURE * self.typical_trials
 
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
-    ) -> Float[Array, "..."]:
+    def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns s log σ(a) + f log σ(−a) + log C(s + f, s), elementwise in a and along y's other axes."""
         a, successes, failures, ways = _terms(linear_predictor, y)
         return successes * jax.nn.log_sigmoid(a) + failures * jax.nn.log_sigmoid(-a) + ways
 
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
         return of_two_kinds(*_terms(linear_predictor, y))
 
-    def steepest(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
-    ) -> Float[Array, "..."]:
+    def steepest(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns the slope of successes three standard deviations, and one, off; of all trials at most."""
         a, successes, failures, _ = _terms(linear_predictor, y)
         trials, likelier = successes + failures, jax.nn.sigmoid(jnp.abs(a))

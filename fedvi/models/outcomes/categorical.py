@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 import numpy as np
-import scipy.special
+import scipy
 
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
 from fedvi.models.outcomes.base import Columns

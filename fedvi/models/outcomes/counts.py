@@ -8,11 +8,18 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
-from jaxtyping import Array, ArrayLike, Float, Shaped
+from jaxtyping import Array, Float
 
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
-from fedvi.models.outcomes.base import MOST_EXPONENT, Columns, of_two_kinds
+from fedvi.models.outcomes.base import (
+    MOST_EXPONENT,
+    Columns,
+    Derivatives,
+    Observed,
+    Predictor,
+    Values,
+    of_two_kinds,
+)
 from fedvi.models.regression_statistics import PolyaGamma
 
 __all__ = ["NegativeBinomial", "Poisson", "rate"]
@@ -77,24 +84,18 @@ class Poisson(_Count):
     conjugate: ClassVar[bool] = False
     accepts: ClassVar[Accepted] = ACCEPTED["poisson"]
 
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns y a − eᵃ − log y!, elementwise."""
         return self.derivatives(linear_predictor, y)[0]
 
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
         a = jnp.asarray(linear_predictor)
         y = jnp.asarray(y).astype(a.dtype)
         value, slope, curvature = rate(a)
         return y * a - value - jax.lax.lgamma(y + 1.0), y - slope, -curvature
 
-    def steepest(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def steepest(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns the slope of a count that is three standard deviations, and one, above the mean."""
         _, mean, _ = rate(jnp.asarray(linear_predictor))
         return 1.0 + 3.0 * jnp.sqrt(mean)
@@ -105,6 +106,8 @@ class Poisson(_Count):
 
     def cdf(self, y: np.ndarray, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
         """Returns P(Y ≤ y)."""
+        import scipy.stats
+
         return np.asarray(scipy.stats.poisson.cdf(y, means))
 
 
@@ -116,22 +119,16 @@ class NegativeBinomial(_Count):
     conjugate: ClassVar[bool] = False
     accepts: ClassVar[Accepted] = ACCEPTED["negative_binomial"]
 
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns log p(y | a) with success odds dispersion · eᵃ, elementwise."""
         b, y, shape, constant = self._terms(linear_predictor, y)
         return y * jax.nn.log_sigmoid(b) + shape * jax.nn.log_sigmoid(-b) + constant
 
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
         return of_two_kinds(*self._terms(linear_predictor, y))
 
-    def steepest(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def steepest(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns the slope of a count that is three standard deviations, and one, above the mean."""
         _, mean, _ = rate(jnp.asarray(linear_predictor))
         wider = 1.0 + self.dispersion * mean
@@ -151,6 +148,8 @@ class NegativeBinomial(_Count):
 
     def cdf(self, y: np.ndarray, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
         """Returns P(Y ≤ y)."""
+        import scipy.stats
+
         shape = 1.0 / self.dispersion
         return np.asarray(scipy.stats.nbinom.cdf(y, shape, shape / (shape + means)))
 

@@ -7,10 +7,17 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Shaped
+from jaxtyping import Array, Float
 
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
-from fedvi.models.outcomes.base import MOST_EXPONENT, Columns
+from fedvi.models.outcomes.base import (
+    MOST_EXPONENT,
+    Columns,
+    Derivatives,
+    Observed,
+    Predictor,
+    Values,
+)
 from fedvi.models.outcomes.counts import rate
 
 __all__ = ["Events", "Intervals"]
@@ -26,15 +33,11 @@ class Events:
 
     conjugate: ClassVar[bool] = False
 
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
-    ) -> Float[Array, "..."]:
+    def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns d a − e eᵃ."""
         return self.derivatives(linear_predictor, y)[0]
 
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "... 2"]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns log p(y | a) and its first and second derivative in a, from one exponential."""
         a = jnp.asarray(linear_predictor)
         y = jnp.asarray(y).astype(a.dtype)

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
-from jaxtyping import Array, ArrayLike, Float, Shaped
+import scipy
 
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
-from fedvi.models.outcomes.base import Columns
+from fedvi.models.outcomes.base import Columns, Derivatives, Observed, Predictor, Values
 from fedvi.models.regression_statistics import KnownNoise
 
 __all__ = ["Normal"]
@@ -35,17 +34,13 @@ class Normal:
         """1 / noise_scale², of every record."""
         return float(self.noise_scale**-2.0)
 
-    def log_density(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> Float[Array, "..."]:
+    def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns log N(y; a, noise_scale²), elementwise."""
         a = jnp.asarray(linear_predictor)
         residual = (jnp.asarray(y).astype(a.dtype) - a) / self.noise_scale
         return -0.5 * residual**2 - (math.log(self.noise_scale) + 0.5 * _LOG_2PI)
 
-    def derivatives(
-        self, linear_predictor: Float[ArrayLike, "..."], y: Shaped[ArrayLike, "..."]
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns log p(y | a) and its first and second derivative in a."""
         a = jnp.asarray(linear_predictor)
         slope = (jnp.asarray(y).astype(a.dtype) - a) / self.noise_scale**2

@@ -2,21 +2,22 @@
 
 import functools
 import math
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference import coordinates
-from fedvi.inference.base import Fold, Standing
-from fedvi.inference.coordinates import Survey
-from fedvi.inference.supported import supported_curvature
+from fedvi.expfam.stacked import Alike, in_order, is_alike, is_stacked
 from fedvi.typing import Eta
+from fedvi.updates import coordinates
+from fedvi.updates.base import Fold, Standing
+from fedvi.updates.coordinates import Survey
+from fedvi.updates.supported import Vanishing, supported_curvature, vanishing_forms
 
-__all__ = ["anew", "of_changes", "of_sites"]
+__all__ = ["anew", "hidden_values", "of_changes", "of_sites"]
 
 # Averages leave out two steps, which are far from the end, and weigh the t-th that follows by about t. The
 # noise is 4/3 of that of equal weights, and what steps that come slowly still have to go hardly counts.
@@ -39,6 +40,7 @@ def of_sites(
     rate: float,
     floor: float,
     survey: Survey | None = None,
+    vanishing: Sequence[Sequence[int]] = (),
 ) -> Standing:
     """Turns prior + Σ fresh sites, each with noise, into the q that goes out and the one that is reported.
 
@@ -49,11 +51,12 @@ def of_sites(
     both with Gaussian noise. With n clients the sums have noise of sd s = gradient_sd·√n in a
     coordinate, and u = curvature_sd·√n in one of svec(H).
 
-    - *Curvature*: the mean H̄ of ΣH over folds, recent ones weighing more. Noise alone has eigenvalues
+    - *Curvature*: the mean H̄ of ΣH over folds, recent ones weighing more; fitted to what is known of
+      it beforehand (``vanishing``), which leaves less noise. Noise alone has eigenvalues
       up to e = u'·√(2D), with u' what is left of u in the mean (the edge of Wigner's semicircle); an
       eigenvalue λ above it becomes √(λ² − e²). Of an eigenvector below it, what the true curvature has
-      along it is estimated from the whole spectrum (``_hidden``), from 0 to e. The sum is cleaned, never a
-      site: cleaning each would invent precision.
+      along it is estimated from the whole spectrum (``hidden_values``), from 0 to e. The sum is cleaned,
+      never a site: cleaning each would invent precision.
     - *Step*: m ← m + (J_0 + Ĥ)⁻¹ · (gradient of the posterior at m), where Ĥ is H̄ with eigenvalues
       raised to e, since what lies below the edge may be as steep as that and too long a step diverges,
       and to κ·s·√D, which keeps the noise of one step below 1/κ in norm. What is below −e is no noise
@@ -90,6 +93,7 @@ def of_sites(
       rate: the share of records that a site is computed from, r; 1 for all of them.
       floor: κ.
       survey: what is known of surveys beforehand; None where no client is asked for one.
+      vanishing: of a regression, products of columns that are 0 in every record, see ``vanishing_forms``.
 
     Source: docs/proofs/noise_aware.md and updates.md §2 (sum first, project once);
     the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
@@ -105,6 +109,7 @@ def of_sites(
         curvature_sd=curvature_sd,
         rate=rate,
         floor=floor,
+        known=vanishing_forms(vanishing, family.size, at),
     )
     if at is None or before is None:
         return told(fold, before)
@@ -139,6 +144,7 @@ def _of_sites(
     curvature_sd: float,
     rate: float,
     floor: float,
+    known: Vanishing | None,
 ) -> Standing:
     """Does what `of_sites` says, in the coordinates of what it is given."""
     size, noise = family.size, math.sqrt(len(fold.factors))
@@ -155,17 +161,13 @@ def _of_sites(
         curvature = before.curvature.J + weight * (sites.J - before.curvature.J)
     weights = _weighed({} if before is None else before.weights, fold, weight)
     left = sum(past + standing**2 for past, standing in weights.values()) / len(weights)
-    answered = dict({} if before is None else before.sites)
-    # Many were asked at one posterior, in the same memory; its mean takes a matrix inverse.
-    means: dict[tuple[int, int], np.ndarray] = {}
-    for name, eta in fold.asked.items():
-        memory = id(eta.h), id(eta.J)
-        if memory not in means:
-            means[memory] = family.moments(eta)[0]
-        place, site = means[memory], fold.factors[name]
-        answered[name] = GaussianEta(site.h - site.J @ place, place)
+    answered = _answered(family, fold, {} if before is None else before.sites)
+    entry = entries = curvature_sd * noise * math.sqrt(left)
+    if known is not None and entry > 0.0:
+        shares = known.left_over(size)
+        curvature, entries = known.fitted(curvature), entry * np.sqrt(shares)
+        entry = float(np.sqrt((entries**2).mean()))
     values, vectors = np.linalg.eigh(curvature)
-    entry = curvature_sd * noise * math.sqrt(left)
     edge = entry * math.sqrt(2.0 * size)
     kept = _cleaned(values, edge)
     least = floor * gradient_sd * noise * math.sqrt(size)
@@ -187,13 +189,13 @@ def _of_sites(
             1.0 - missing, 1e-9
         )
         held, believed = _bounded(prior.J, reference.J, _rebuilt(0.0, vectors, carried))
-    shrunk = np.clip(_hidden(values, entry), 0.0, edge)
+    shrunk = np.clip(hidden_values(values, entry), 0.0, edge)
     likely = np.where(values > edge, kept, shrunk)
     gradient = None
     if is_exact:
         slope = fold.posterior.h - fold.posterior.J @ centre
     else:
-        gradients, places = (sum(part) for part in zip(*answered.values(), strict=True))
+        gradients, places = _summed(answered)
         away = places / len(answered) - centre
         gradients = gradients + vectors @ (kept * (vectors.T @ away))
         slope = prior.h - prior.J @ centre + gradients
@@ -206,7 +208,7 @@ def _of_sites(
         average = before.curvature.h + weight * (mean - before.curvature.h)
     axes, told = vectors, likely
     if entry > 0.0:
-        axes, told = supported_curvature(curvature, entry, believed)
+        axes, told = supported_curvature(curvature, entries, believed)
     pulled = _along(axes, believed)
     jitter = 0.0
     if is_exact:
@@ -259,7 +261,42 @@ def _of_sites(
     )
 
 
-def _hidden(values: np.ndarray, sd: float) -> np.ndarray:
+def _answered(
+    family: Any, fold: Fold, before: Mapping[str, GaussianEta]
+) -> Mapping[str, GaussianEta]:
+    """Returns of each client the gradient that it sent last, and the θ that it is of."""
+    # Many were asked at one posterior, in the same memory; its mean takes a matrix inverse.
+    means: dict[tuple[int, int], np.ndarray] = {}
+    factors = fold.factors
+    if (
+        is_stacked(factors)
+        and _is_of_all(fold.asked, factors)
+        and (not before or tuple(before) == factors.names)
+    ):
+        place = family.moments(fold.asked.value)[0]
+        gradients = factors.etas.h - np.matmul(factors.etas.J, place)
+        places = np.broadcast_to(place, gradients.shape)
+        return factors.with_etas(GaussianEta(gradients, places))
+    answered = dict(before)
+    for name, eta in fold.asked.items():
+        memory = id(eta.h), id(eta.J)
+        if memory not in means:
+            means[memory] = family.moments(eta)[0]
+        place, site = means[memory], factors[name]
+        answered[name] = GaussianEta(site.h - site.J @ place, place)
+    return answered
+
+
+def _summed(answered: Mapping[str, GaussianEta]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns Σ of the gradients and of the places, added in their order."""
+    if is_stacked(answered):
+        gradients, places = (in_order(np.zeros(part.shape[1:]), part) for part in answered.etas)
+        return gradients, places
+    gradients, places = (sum(part) for part in zip(*answered.values(), strict=True))
+    return gradients, places
+
+
+def hidden_values(values: np.ndarray, sd: float) -> np.ndarray:
     """Returns v_kᵀ A v_k of the eigenvectors v_k of A + noise: its mean over the noise, [D].
 
     Where λ_k are the eigenvalues of A + noise, it is about λ_k − 2s²·h(λ_k). Here s² = D u²/2 is the
@@ -467,19 +504,27 @@ def _cleaned(values: np.ndarray, edge: float) -> np.ndarray:
 
 def _weighed(
     before: Mapping[str, tuple[float, float]], fold: Fold, weight: float
-) -> dict[str, tuple[float, float]]:
+) -> Mapping[str, tuple[float, float]]:
     """Returns for each client Σ w² of the sites that were replaced, and w of the one that stands.
 
     A site that is not renewed stands in successive folds, whose mean averages its noise no further.
     """
-    found = {}
-    for name in fold.factors:
+
+    def renewed(name: str) -> tuple[float, float]:
         past, standing = before.get(name, (0.0, 0.0))
         past, standing = (1.0 - weight) ** 2 * past, (1.0 - weight) * standing
         if name in fold.asked:
             past, standing = past + standing**2, 0.0
-        found[name] = (past, standing + weight)
-    return found
+        return past, standing + weight
+
+    if _is_of_all(fold.asked, fold.factors) and (not before or _is_of_all(before, fold.factors)):
+        return fold.asked.with_value(renewed(fold.asked.names[0]))
+    return {name: renewed(name) for name in fold.factors}
+
+
+def _is_of_all(alike: Mapping[str, Any], names: Mapping[str, Any]) -> TypeGuard[Alike]:
+    """Whether a mapping has one value, of all of these names in their order."""
+    return is_alike(alike) and alike.names == tuple(names)
 
 
 def _told(values: np.ndarray, drowned: float) -> np.ndarray:

@@ -6,19 +6,21 @@ Answers that are natural parameters already need ``base.finish_natural``.
 from typing import Any
 
 import numpy as np
-import scipy.linalg
+import scipy
 
+from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.base import FactoredGaussian
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
 from fedvi.expfam.low_rank_gaussian import LowRankEta
-from fedvi.inference.base import Change, Task, check_shapes
-from fedvi.inference.whitened_changes import PriorFrame, from_vector
+from fedvi.updates.base import Change, Task, check_shapes
+from fedvi.updates.whitened_changes import PriorFrame, from_vector
 
 __all__ = [
     "SHARPEST",
     "finish_change",
     "finish_site",
+    "finish_sites",
     "finish_whitened",
     "to_low_rank",
     "to_natural",
@@ -68,14 +70,13 @@ def finish_site(
       ProtocolError: if the arrays are others, or of other shapes.
     """
     size = task.posterior.h.shape[0]
-    rows, columns = np.tril_indices(size)
+    rows, columns, scale = _lower_triangle(size, weight, rate)
     check_shapes(value, {"gradient": (size,), "curvature": (len(rows),)})
     at = task.coordinates
     if unit and at is None:
         squares = np.diag(value["curvature"][rows == columns])
         survey = GaussianEta(value["gradient"] * unit / rate, squares * unit / rate)
         return Change(tree.subtract(task.factor, task.factor), survey)
-    scale = np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight * rate
     curvature = np.zeros((size, size))
     curvature[rows, columns] = curvature[columns, rows] = value["curvature"] / scale
     mean, _ = FullGaussian(size).moments(task.posterior)
@@ -84,6 +85,54 @@ def finish_site(
         gradient, curvature = at.outward(GaussianEta(gradient, curvature))
     site = GaussianEta(gradient + curvature @ mean, curvature)
     return Change(tree.subtract(site, task.factor))
+
+
+def finish_sites(
+    value: dict[str, np.ndarray],
+    task: Task,
+    factors: GaussianEta,
+    *,
+    weight: float,
+    rate: float,
+    unit: float = 0.0,
+) -> GaussianEta:
+    """Does what ``finish_site`` does to answers of many clients, whose tasks differ in the factor alone.
+
+    Args:
+      value: as there, each with a first axis for clients.
+      task: the task of any of them; none that asks for a survey.
+      factors: of each, [clients, D] and [clients, D, D].
+      weight, rate, unit: as there.
+
+    Returns:
+      What is to be added to each factor, bit for bit.
+
+    Raises:
+      ProtocolError: the answers are surveys.
+    """
+    at = task.coordinates
+    if unit and at is None:
+        raise errors.ProtocolError("surveys were to be finished together, expected one by one")
+    size = task.posterior.h.shape[0]
+    rows, columns, scale = _lower_triangle(size, weight, rate)
+    curvature = np.zeros((len(value["gradient"]), size, size))
+    lower = value["curvature"] / scale
+    curvature[:, rows, columns] = lower
+    curvature[:, columns, rows] = lower
+    mean, _ = FullGaussian(size).moments(task.posterior)
+    gradient = value["gradient"] / rate
+    if at is not None:
+        gradient, curvature = at.all_outward(GaussianEta(gradient, curvature))
+    location = gradient + np.matmul(curvature, mean)
+    return GaussianEta(location - factors.h, curvature - factors.J)
+
+
+def _lower_triangle(
+    size: int, weight: float, rate: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns rows, columns and, of each entry, what a released curvature is times of a site's."""
+    rows, columns = np.tril_indices(size)
+    return rows, columns, np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight * rate
 
 
 def finish_change(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedvi.expfam import tree
-from fedvi.inference.base import Change, Fold, Standing, Task, check_shapes
-from fedvi.models.conjugate import Centred, ConjugateModel, StartsFrom, from_table, unpacked
 from fedvi.typing import Eta
+from fedvi.updates.base import Change, Fold, Standing, Task, check_shapes
+from fedvi.updates.conjugate import Centred, ConjugateModel, StartsFrom, from_table, unpacked
 
 __all__ = ["broadcast", "finish_statistics", "stand_statistics", "step_of"]
 

@@ -11,9 +11,9 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.base import DenseGaussian, FactoredGaussian
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.coordinates import Coordinates, Survey
 from fedvi.privacy import events
 from fedvi.typing import Eta, Key, Records
+from fedvi.updates.coordinates import Coordinates, Survey
 
 if TYPE_CHECKING:  # a server reads this file, and needs no JAX
     from fedvi.privacy.release import Released
@@ -205,6 +205,14 @@ class LocalSolver(NamedTuple):
         function of its arrays that makes of the sum what one client with all records would have sent;
         and each array is noised whole numbers on the mechanism's grid. None: answers are folded one by
         one.
+      update_many: ``update`` of many clients at once, bit for bit: (keys_of, states, tasks, shards) →
+        (the states after, one Released, what is told). Arrays of the Released, and of what is told, have a
+        first axis for clients. ``keys_of(purpose)`` is an array of their keys, and the shards are one whose
+        columns, of single precision, and mask have a first axis for clients. None of the function: there is
+        none; of its result: these are to be visited one by one.
+      finish_many: ``finish`` of many answers that are no surveys, and whose tasks differ in client and
+        factor alone, bit for bit: (released value, one of the tasks, factors) → delta, where arrays of the
+        value, of the factors and of the delta have a first axis for clients. None: one by one.
     """
 
     name: str
@@ -223,6 +231,14 @@ class LocalSolver(NamedTuple):
     streams: bool = False
     adds_up: Mapping[str, tuple[int, ...]] | None = None
     survey: Survey | None = None
+    update_many: (
+        Callable[
+            [Callable[[str], Key], list[Any], list[Task], Shard],
+            "tuple[list[Any], Released, dict[str, Any]] | None",
+        ]
+        | None
+    ) = None
+    finish_many: Callable[[dict[str, np.ndarray], Task, Any], Any] | None = None
 
 
 def compiled_once(make: _Make) -> _Make:

@@ -13,13 +13,11 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import Change, CleanState, LocalSolver, Shard, Task, compiled_once
-from fedvi.inference.finish import finish_change
 from fedvi.inference.local_latents import takes_newton
+from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers.glm import glm
 from fedvi.inference.solvers.gradient import gradient
 from fedvi.inference.units import UnitModel
-from fedvi.inference.whitened_changes import PriorFrame, from_vector, to_vector
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.base import Batch, Mechanism, Sampler
@@ -27,6 +25,10 @@ from fedvi.privacy.bounded import Bounded, clipped_changes, clipped_sum
 from fedvi.privacy.release import Released, post_process, release
 from fedvi.privacy.sampling import full
 from fedvi.typing import IDS, Key
+from fedvi.updates.base import Change, CleanState, LocalSolver, Shard, Task, compiled_once
+from fedvi.updates.finish import finish_change
+from fedvi.updates.noise_aware import of_changes
+from fedvi.updates.whitened_changes import PriorFrame, from_vector, to_vector
 
 __all__ = [
     "Door",
@@ -42,6 +44,7 @@ __all__ = [
     "or_nothing",
     "part_capacity",
     "proposed",
+    "solver_of",
 ]
 
 _STEPS = 1000
@@ -219,6 +222,70 @@ def proposed(
 
 def _stacked(etas: list[Any]) -> GaussianEta:
     return GaussianEta(np.stack([eta.h for eta in etas]), np.stack([eta.J for eta in etas]))
+
+
+def solver_of(
+    name: str,
+    family: Any,
+    model: Model,
+    fit: LocalSolver,
+    sampler: Sampler,
+    mechanism: Mechanism,
+    clip_norm: float,
+    parts: int,
+    moved: tuple[int, int] | None,
+    weight: float,
+    noise_sd: float,
+    divide: Callable[[Shard], list[Shard]],
+    clean: bool,
+) -> LocalSolver:
+    """Returns the solver that fits each part by itself, clips the changes, and releases their noised sum.
+
+    Args:
+      name: its kind.
+      fit: of one part.
+      sampler, mechanism, clip_norm, parts, moved, weight: see ``door``. With ``moved`` None the unit is the
+        client, who says zero without a usable record.
+      noise_sd: of one number of the weighted sum, in the prior's coordinates.
+      divide: shard → parts.
+      clean: whether parts keep clean factors, see ``CleanState``.
+
+    Raises:
+      SolverError, PrivacyError: as ``door``; or another family than Gaussians.
+    """
+    frame = prior_frame(family, model)
+    out = door(frame, family, sampler, mechanism, clip_norm, parts, moved, weight)
+
+    def update(
+        key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
+    ) -> tuple[Any, Released, dict[str, Any]]:
+        factors = committed(state, task, parts) if clean else None
+        changes = []
+        for part, own in enumerate(divide(shard)):
+            given = task
+            if factors is not None:
+                given = task._replace(factor=GaussianEta(factors.h[part], factors.J[part]))
+            changes.append(change_of(fit, family, keys_of_part(key_of, part), given, own))
+        vectors = clipped(frame, changes, clip_norm)
+        if moved is None:
+            vectors = or_nothing(vectors, shard)
+        released = out.leave(key_of("noise"), vectors)
+        if factors is not None:
+            state = proposed(task, factors, frame, vectors, weight)
+        return state, released, {"change_norms": np.linalg.norm(vectors, axis=1)}
+
+    return LocalSolver(
+        name=name,
+        init=lambda eta: nothing_yet(family, parts) if clean else (),
+        update=update,
+        finish=out.finish,
+        cost=out.cost,
+        number_count=family.number_count,
+        clip_norm=clip_norm,
+        mark=mechanism.mark,
+        stand=functools.partial(of_changes, noise_sd=noise_sd),
+        adds_up=out.shapes if clean else None,
+    )
 
 
 class Door(NamedTuple):

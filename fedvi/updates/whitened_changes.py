@@ -9,7 +9,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from fedvi.expfam.gaussian import GaussianEta
 

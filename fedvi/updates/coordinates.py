@@ -12,7 +12,7 @@ import numpy as np
 from fedvi.expfam.gaussian import GaussianEta
 
 if TYPE_CHECKING:
-    from fedvi.inference.base import Fold, Standing
+    from fedvi.updates.base import Fold, Standing
 
 __all__ = [
     "LENGTH",
@@ -51,12 +51,14 @@ class Foreseen(NamedTuple):
       records: the largest number of records, or of units, that one of them declares.
       typical_norm: a guess of the root mean square of ‖x‖; None if nothing is known of the columns, which
         then count as standardised.
+      vanishing: products of columns that are 0 in every record, see ``supported.vanishing_forms``.
     """
 
     rounds: int = 1
     clients: int = 1
     records: int = 1
     typical_norm: float | None = None
+    vanishing: tuple[tuple[int, int, int], ...] = ()
 
 
 class Survey(TypedDict):
@@ -172,6 +174,13 @@ class Coordinates(NamedTuple):
         """Returns η, of z, as one of θ."""
         J = self.columns_back(self.columns_back(eta.J).T)
         return GaussianEta(self.columns_back(eta.h), (J + J.T) / 2.0)
+
+    def all_outward(self, etas: GaussianEta) -> GaussianEta:
+        """Does what ``outward`` does to each of many η, [clients, D] and [clients, D, D], bit for bit."""
+        J = self.columns_back(self.columns_back(np.moveaxis(etas.J, 1, 0)).T)
+        J = np.ascontiguousarray(np.moveaxis(J, 1, 0))
+        h = np.ascontiguousarray(self.columns_back(etas.h.T).T)
+        return GaussianEta(h, (J + J.swapaxes(1, 2)) / 2.0)
 
 
 def of_survey(

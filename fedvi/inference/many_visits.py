@@ -1,0 +1,62 @@
+"""Runs the visits of many clients in one call: the body of one, compiled as it is, again and again.
+
+`jax.lax.map` runs one after the other, so that each has the numbers that it has alone: the same
+operations on arrays of the same shapes. What it saves is the call: some 5 ms of Python for each visit.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedvi.typing import Eta
+from fedvi.updates.base import Task
+
+__all__ = ["apart", "by_posterior", "mapped"]
+
+
+def mapped(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``body`` of arguments that are stacked along a new first axis, of keys as well."""
+
+    @jax.jit
+    def many(*stacked: Any) -> Any:
+        return jax.lax.map(lambda each: body(*each), stacked)
+
+    return many
+
+
+def apart(stacked: Any) -> list[Any]:
+    """Takes apart what ``mapped`` returned: one tree for each visit, of NumPy arrays."""
+    leaves, structure = jax.tree.flatten(stacked)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    return [
+        jax.tree.unflatten(structure, [array[index] for array in arrays])
+        for index in range(len(arrays[0]))
+    ]
+
+
+def by_posterior(given: Callable[[Task], Any], tasks: Sequence[Task]) -> Any:
+    """Stacks what is computed of each task's posterior and coordinates: once for those that share it."""
+    first = tasks[0]
+    if all(t.posterior is first.posterior and t.coordinates is first.coordinates for t in tasks):
+        return _repeated(given(first), len(tasks))
+    found: dict[tuple[Any, ...], Any] = {}
+    places: list[tuple[Any, ...]] = []
+    for task in tasks:
+        place = (*_memory(task.posterior), id(task.coordinates))
+        if place not in found:
+            found[place] = given(task)
+        places.append(place)
+    if len(found) == 1:
+        (only,) = found.values()
+        return _repeated(only, len(tasks))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(found[place] for place in places))
+
+
+def _repeated(only: Any, count: int) -> Any:
+    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (count, *np.shape(leaf))), only)
+
+
+def _memory(eta: Eta) -> tuple[int, ...]:
+    return tuple(id(leaf) for leaf in jax.tree.leaves(eta))
