@@ -6,12 +6,12 @@ from typing import Any
 
 from fedvi import errors
 from fedvi.audit.client_told import HAND
-from fedvi.client.by_hand import FileLink, Written
+from fedvi.client.file_link import FileLink, Written
 from fedvi.client.worker import Worker
 from fedvi.federation.messages import Offer, Submit
-from fedvi.inference.base import Task
 from fedvi.privacy import events, ledger
 from fedvi.transport.parcels import ResultFile, TaskFile
+from fedvi.updates.base import Task
 
 __all__ = ["play_by_hand"]
 

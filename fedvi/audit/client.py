@@ -37,15 +37,15 @@ from fedvi.audit.recording import Recorder
 from fedvi.client import inputs
 from fedvi.client.worker import Worker
 from fedvi.expfam import tree
-from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.privacy import accountants, ledger, random
+from fedvi.updates.base import LocalSolver, Shard, Task
 
 __all__ = ["check_client"]
 
 _NAME = "audit"
 
 
-_OF = {
+_PLAYS = {
     "two_tasks": SENT,
     "lost_answer": ONE,
     "killed_before_records": COPY,
@@ -57,7 +57,7 @@ _OF = {
     "copied": COPY,
     "by_hand": HAND,
 }
-"""The check that stands for each play, where it cannot be played to its end."""
+"""Method of ``_Player`` → the check that stands for it, where it cannot be played to its end."""
 
 
 def check_client(
@@ -85,28 +85,15 @@ def check_client(
         for number, place in enumerate(places):
             secrets = Secrets(seed + number)
             player = _Player(_tagged(solver), recorder, task, shard, secrets, told, number)
-            for play in (
-                player.two_tasks,
-                player.lost_answer,
-                player.killed_before_records,
-                player.killed_after_records,
-                player.other_task,
-                player.other_state,
-                player.other_records,
-                player.no_budget,
-                player.copied,
-                player.by_hand,
-            ):
+            for play, check in _PLAYS.items():
                 player.begin()
                 try:
-                    play(place.new())
+                    getattr(player, play)(place.new())
                 except errors.FedviError as error:
                     # Whatever is refused here, a client must get on with.
-                    told.expect(_OF[play.__name__], False, f"{play.__name__}: {error.message}")
+                    told.expect(check, False, f"{play}: {error.message}")
                 except Killed:
-                    told.expect(
-                        _OF[play.__name__], False, f"{play.__name__}: records are read out of turn"
-                    )
+                    told.expect(check, False, f"{play}: records are read out of turn")
     _root(told)
     _keys(told)
     return findings(told, recorder is not None)
@@ -264,7 +251,9 @@ class _Player:
             self._tick(worker)
         for when in ("an interrupted release", "the next release"):
             for what, shard in changed.items():
-                with self._open(place, clerk, shard=functools.partial(_same, shard)) as worker:
+                with self._open(
+                    place, clerk, shard=functools.partial(lambda same: same, shard)
+                ) as worker:
                     refused = self._refuses(worker, errors.PrivacyError)
                     self._told.expect(RECORDS, refused, f"{when} takes {what}")
             with self._open(place, clerk) as worker:
@@ -334,13 +323,8 @@ class _Player:
         return None if pending is None else bytes(pending.secret)
 
     def by_hand(self, place: Place) -> None:
-        @contextmanager
-        def opened(link: Any) -> Iterator[Worker]:
-            with self._open(place, link) as worker:
-                yield worker
-
         play_by_hand(
-            opened,
+            functools.partial(self._open, place),
             self._tick,
             self._tasks,
             self._solver.cost,
@@ -531,7 +515,3 @@ def _with_another(shard: Shard) -> Shard:
         if column.dtype.kind == "f":
             column[at] += 1.0
     return Shard(records, shard.mask)
-
-
-def _same(shard: Shard) -> Shard:
-    return shard

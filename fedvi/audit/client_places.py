@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedvi.federation import messages
-from fedvi.inference.base import Task
 from fedvi.privacy.ledger import Header, Ledger, anchor, check_counterpart, open_ledger
 from fedvi.store.memory import MemoryClientStore
 from fedvi.store.sqlite import SqliteClientStore
+from fedvi.updates.base import Task
 
 __all__ = ["Clerk", "InMemory", "Killed", "OnDisk", "Place", "Secrets"]
 

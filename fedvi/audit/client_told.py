@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import scipy.stats
 
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, not_checked
 from fedvi.audit.noise import FALSE_ALARM
 from fedvi.audit.recording import Call
 
@@ -105,11 +105,9 @@ def findings(told: Told, with_noise: bool) -> list[Finding]:
 def _noise(releases: list[Release], with_noise: bool) -> Finding:
     name = "noise of two releases is independent"
     if not with_noise:
-        return Finding(
+        return not_checked(
             "client",
             name,
-            None,
-            "not checked",
             "this solver takes no mechanism, so that its noise cannot be seen at the client",
         )
     chances, worst, same, ratios = [1.0], "", "", []

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedvi.audit.charges import Charge, charges
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged
 from fedvi.audit.runs import Run
 
 __all__ = [
@@ -97,16 +97,15 @@ def flow(pairs: Pairs) -> Finding:
 
     base = pairs[0][0]
     passed = all(same(one, run) for one, run in pairs)
-    return Finding(
+    return judged(
         "replay",
         "equal control flow",
         passed,
         f"{len(base.calls)} noised totals, {len(base.payloads)} messages, in {len(pairs)} pairs "
         "of runs",
         "number, order, shapes, dtypes and noise of releases, and the messages' layout and price, "
-        "do not depend on records"
-        if passed
-        else "what is released, or the shape of a message, depends on records",
+        "do not depend on records",
+        "what is released, or the shape of a message, depends on records",
     )
 
 
@@ -121,7 +120,7 @@ def messages(pairs: Pairs) -> Finding:
 
     base = pairs[0][0]
     passed = not base.refusals and all(same(one, run) for one, run in pairs)
-    return Finding(
+    return judged(
         "replay",
         "messages follow from noised totals",
         passed,
@@ -129,9 +128,8 @@ def messages(pairs: Pairs) -> Finding:
         if passed
         else "messages differ, or cannot be encoded",
         "given the same noised totals the message is the same to the byte: nothing else of the "
-        "records is in it"
-        if passed
-        else "a message holds something of the records that no noise covers",
+        "records is in it",
+        "a message holds something of the records that no noise covers",
     )
 
 
@@ -154,15 +152,14 @@ def noise(pairs: Pairs) -> Finding:
             else:
                 differing += not np.array_equal(one.output - one.total, other.output - other.total)
     passed = not keys and not differing
-    return Finding(
+    return judged(
         "replay",
         "noise ignores records",
         passed,
         f"differs in {differing} of {compared} releases, by at most {largest:.3g} clip norms; "
         f"{keys} keys differ",
-        "on other records the same noise is added, from the same key"
-        if passed
-        else "the key of noise or of a batch depends on records"
+        "on other records the same noise is added, from the same key",
+        "the key of noise or of a batch depends on records"
         if keys
         else "how much noise is added depends on records: it tells of them, and its scale holds for "
         "none",
@@ -182,14 +179,13 @@ def repeats(base: Run, again: Run) -> Finding:
         # Without a recorder messages hold their noise; that comes from the same keys.
         and base.payloads == again.payloads
     )
-    return Finding(
+    return judged(
         "replay",
         "equal input gives equal output",
         passed,
         f"{len(base.calls)} totals and {len(base.payloads)} messages twice",
-        "all randomness comes from the release's own keys, so that a retry repeats itself"
-        if passed
-        else "the solver takes randomness from elsewhere, or keeps something between runs: a retry "
+        "all randomness comes from the release's own keys, so that a retry repeats itself",
+        "the solver takes randomness from elsewhere, or keeps something between runs: a retry "
         "would release a second draw, and no comparison here is sure",
     )
 
@@ -198,14 +194,13 @@ def padding(base: Run, stained: Run) -> Finding:
     """Whether slots that hold no record count for nothing, whatever stands in them."""
     pairs = list(zip(base.calls, stained.calls, strict=False))
     moved = sum(not np.array_equal(one.total, other.total) for one, other in pairs)
-    return Finding(
+    return judged(
         "replay",
         "empty slots count for nothing",
         not moved,
         f"{moved} of {len(pairs)} totals moved",
-        "what stands in a slot without a record enters no total"
-        if not moved
-        else "a slot without a record enters the totals: the mask of the records is ignored",
+        "what stands in a slot without a record enters no total",
+        "a slot without a record enters the totals: the mask of the records is ignored",
         {"moved": moved},
     )
 

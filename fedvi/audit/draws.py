@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged
 from fedvi.privacy import events
 from fedvi.privacy.base import Sampler
 from fedvi.typing import Key
@@ -51,14 +51,13 @@ def check_sampler(sampler: Sampler, step: events.Event, slots: int, key: Key) ->
         len(np.unique(row[kept])) != kept.sum() for row, kept in zip(indices, mask, strict=True)
     )
     findings.append(
-        Finding(
+        judged(
             "sampler",
             "sampling rate",
             chance >= 1e-4 and not twice,
             f"{total} records in {draws} batches, priced {expected:.6g}",
-            "records enter batches at the priced rate, none twice"
-            if chance >= 1e-4 and not twice
-            else "a record is in one batch twice"
+            "records enter batches at the priced rate, none twice",
+            "a record is in one batch twice"
             if twice
             else "records enter batches at another rate than the priced one",
             {"p_value": min(chance, 1.0)},
@@ -70,14 +69,13 @@ def check_sampler(sampler: Sampler, step: events.Event, slots: int, key: Key) ->
     chance = _spread_chance(counts, draws, rate, poisson)
     passed = chance >= 1e-4
     findings.append(
-        Finding(
+        judged(
             "sampler",
             "all slots alike",
             passed,
             f"a slot is in {counts.min()} to {counts.max()} of {draws} batches",
-            "no slot is drawn more often than another"
-            if passed
-            else "some slots are drawn more often, or more evenly, than independent batches would",
+            "no slot is drawn more often than another",
+            "some slots are drawn more often, or more evenly, than independent batches would",
             {"p_value": min(chance, 1.0)},
         )
     )
@@ -88,14 +86,13 @@ def check_sampler(sampler: Sampler, step: events.Event, slots: int, key: Key) ->
         deviation = math.sqrt((2.0 + excess) / (draws - 1))
         passed = abs(variance - 1.0) <= 4.5 * deviation
         findings.append(
-            Finding(
+            judged(
                 "sampler",
                 "law of batch sizes",
                 passed,
                 f"variance {variance:.3g} × binomial; sizes {sizes.min()} to {sizes.max()}",
-                "batch sizes vary as Poisson sampling says"
-                if passed
-                else "batch sizes do not vary as in Poisson sampling, whose price is charged: "
+                "batch sizes vary as Poisson sampling says",
+                "batch sizes do not vary as in Poisson sampling, whose price is charged: "
                 "a fixed-size batch costs more",
                 {"variance_ratio": variance},
             )
@@ -103,14 +100,13 @@ def check_sampler(sampler: Sampler, step: events.Event, slots: int, key: Key) ->
     else:
         passed = bool((sizes == sizes[0]).all())
         findings.append(
-            Finding(
+            judged(
                 "sampler",
                 "law of batch sizes",
                 passed,
                 f"sizes {sizes.min()} to {sizes.max()}",
-                "every batch takes the same number of slots"
-                if passed
-                else "batch sizes vary, but are priced as fixed",
+                "every batch takes the same number of slots",
+                "batch sizes vary, but are priced as fixed",
             )
         )
     return findings

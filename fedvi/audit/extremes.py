@@ -15,11 +15,11 @@ import numpy as np
 
 from fedvi.audit import ascent, compare
 from fedvi.audit.charges import charges
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged, not_checked
 from fedvi.audit.recording import Call, Recorder
 from fedvi.audit.runs import Keys, Run, Runner
-from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.typing import IDS
+from fedvi.updates.base import LocalSolver, Shard, Task
 
 __all__ = ["SLOTS", "Own", "Search", "check_extremes"]
 
@@ -104,8 +104,6 @@ def check_extremes(
 
     Args:
       solver: built with ``recorder`` as its mechanism, and a sampler that takes all of ``slots``.
-      recorder: around the mechanism under audit.
-      keys: the product's derivation of keys.
       tasks: one for each posterior, by a name for it.
       rows: records to begin with, [n, …] each: corners of the schema's bounds, rare levels, all outcomes.
       search: how long.
@@ -144,14 +142,13 @@ def check_extremes(
     if own is not None:
         found += _at_own_size(hunts, own, keys, search)
     found.append(
-        Finding(
+        judged(
             "worst",
             "extreme records are answered",
             not silent,
             "each was answered" if not silent else f"not answered: {', '.join(silent)}",
-            "no record makes a client fall silent"
-            if not silent
-            else "that a client falls silent tells of its records",
+            "no record makes a client fall silent",
+            "that a client falls silent tells of its records",
         )
     )
     return found
@@ -183,13 +180,7 @@ def _at_own_size(hunts: "Sequence[_Hunt]", own: Own, keys: Keys, search: Search)
     for hunt in hunts:
         if search.is_over():
             return [
-                Finding(
-                    "worst",
-                    f"worst records{where}",
-                    None,
-                    "not checked",
-                    f"no time was left for: {hunt.name}",
-                )
+                not_checked("worst", f"worst records{where}", f"no time was left for: {hunt.name}")
             ]
         again.append(hunt.of(own, keys))
         again[-1].follow(hunt.worst_rows())

@@ -1,9 +1,19 @@
 """Defines an audit's result: one finding a check, and the verdict over all of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-__all__ = ["Finding", "as_dict", "has_failed", "row", "unchecked", "verdict"]
+__all__ = [
+    "Finding",
+    "as_dict",
+    "has_failed",
+    "judged",
+    "not_checked",
+    "row",
+    "unchecked",
+    "verdict",
+]
 
 _WORDS = {True: "holds", False: "FAILS", None: "NOT CHECKED"}
 
@@ -12,7 +22,7 @@ class Finding(NamedTuple):
     """The outcome of one check.
 
     Attributes:
-      layer: "price", "client", "sums", "worst", "one table", "replay", "sampler", "profile" or "canaries".
+      layer: "price", "client", "sums", "worst", "one table", "replay", "sampler" or "profile".
       check: what was checked, in a few words.
       passed: whether it holds; None where there is no verdict, which is no pass.
       figure: the numbers that were found, as a line of text.
@@ -28,29 +38,45 @@ class Finding(NamedTuple):
     numbers: dict[str, Any] = {}  # noqa: RUF012 -- never written to
 
 
-def has_failed(findings: Iterable[Finding]) -> bool:
-    """Says whether any check failed; what is only reported does not count.
+def judged(
+    layer: str,
+    check: str,
+    passed: bool,
+    figure: str,
+    good: str,
+    bad: str,
+    numbers: Mapping[str, Any] = MappingProxyType({}),
+) -> Finding:
+    """Returns the finding of a check that came to a verdict, with what that means: ``good`` or ``bad``."""
+    return Finding(layer, check, passed, figure, good if passed else bad, dict(numbers))
 
-    >>> has_failed(
-    ...     [Finding("replay", "keys", True, "", ""), Finding("canaries", "one", None, "", "")]
-    ... )
+
+def not_checked(layer: str, check: str, why: str) -> Finding:
+    """Returns the finding of a check that could not be made."""
+    return Finding(layer, check, None, "not checked", why)
+
+
+def has_failed(findings: Iterable[Finding]) -> bool:
+    """Says whether any check failed; one without a verdict did not.
+
+    >>> has_failed([Finding("replay", "keys", None, "", "")])
     False
     """
     return any(finding.passed is False for finding in findings)
 
 
 def unchecked(findings: Iterable[Finding]) -> list[Finding]:
-    """Lists the checks that came to no verdict; canaries never do.
+    """Lists the checks that came to no verdict.
 
     >>> [finding.check for finding in unchecked([Finding("replay", "keys", None, "", "")])]
     ['keys']
     """
-    return [f for f in findings if f.passed is None and f.layer != "canaries"]
+    return [finding for finding in findings if finding.passed is None]
 
 
 def verdict(finding: Finding) -> str:
     """Returns the verdict in a word or two."""
-    return "report only" if finding.layer == "canaries" else _WORDS[finding.passed]
+    return _WORDS[finding.passed]
 
 
 def as_dict(finding: Finding) -> dict[str, Any]:

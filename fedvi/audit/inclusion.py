@@ -12,7 +12,7 @@ import scipy.special
 import scipy.stats
 
 from fedvi.audit.charges import Charge
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged, not_checked
 from fedvi.audit.noise import FALSE_ALARM
 
 __all__ = ["check_inclusion", "check_sampling_keys"]
@@ -39,11 +39,9 @@ def check_inclusion(
     where = f" ({covered} of {slots} slots tried)"
     if not inside.any():
         return [
-            Finding(
+            not_checked(
                 "replay",
                 "records in batches",
-                None,
-                "not checked",
                 "the record that was tried shows in no total: nothing is known of the batches",
             )
         ]
@@ -70,25 +68,22 @@ def check_sampling_keys(draws: Sequence[bytes] | None, noise: Sequence[bytes]) -
       noise: the key of every release.
     """
     if not draws:
-        return Finding(
+        return not_checked(
             "replay",
             "sampling keys",
-            None,
-            "not checked",
             "the solver did not draw its batches from the study's sampler: their keys are not seen"
             if draws is not None
             else "the sampler was not watched",
         )
     distinct, shared = len(set(draws)), len(set(draws) & set(noise))
     passed = distinct == len(draws) and not shared
-    return Finding(
+    return judged(
         "replay",
         "sampling keys",
         passed,
         f"{distinct} keys for {len(draws)} batches, {shared} of them also of noise",
-        "no two batches, of any step, visit or client, are drawn from one key"
-        if passed
-        else "batches are drawn from one key, so that they are the same, or from a key of noise",
+        "no two batches, of any step, visit or client, are drawn from one key",
+        "batches are drawn from one key, so that they are the same, or from a key of noise",
         {"keys": distinct, "batches": len(draws), "shared": shared},
     )
 
@@ -148,14 +143,13 @@ def _favoured(rows: np.ndarray, steps: int, chances: np.ndarray) -> Finding:
     tails = np.minimum(law.cdf(rows), law.sf(rows - 1))
     chance = min(1.0, 2.0 * len(rows) * float(tails.min()))
     passed = chance >= FALSE_ALARM
-    return Finding(
+    return judged(
         "replay",
         "no slot is favoured",
         passed,
         f"corrected p {chance:.2g} over {len(rows)} groups of slots",
-        "no part of the shard is drawn oftener than is priced"
-        if passed
-        else "some slots are drawn oftener, or less often, than is priced",
+        "no part of the shard is drawn oftener than is priced",
+        "some slots are drawn oftener, or less often, than is priced",
         {"p_value": chance},
     )
 
@@ -163,14 +157,13 @@ def _favoured(rows: np.ndarray, steps: int, chances: np.ndarray) -> Finding:
 def _rate(
     passed: bool, count: int, tried: int, expected: float, where: str, chance: float
 ) -> Finding:
-    return Finding(
+    return judged(
         "replay",
         "records in batches",
         passed,
         f"{count} of {tried}, priced {expected:.4g}{where}",
-        "records enter batches no oftener than is priced"
-        if passed
-        else "records enter batches at another rate than the priced one",
+        "records enter batches no oftener than is priced",
+        "records enter batches at another rate than the priced one",
         {"count": count, "expected": expected, "p_value": min(chance, 1.0)},
     )
 
@@ -205,14 +198,13 @@ def _repeated(inside: np.ndarray, sizes: np.ndarray, charges: Sequence[Charge]) 
                 best, at, avoids = exponent, lag, share < mean
     chance = min(1.0, tests * float(np.exp(-best)))
     passed = chance >= FALSE_ALARM
-    return Finding(
+    return judged(
         "replay",
         "batches do not repeat",
         passed,
         f"p {chance:.2g} over all distances between {steps} batches",
-        "no batch resembles or avoids another one"
-        if passed
-        else f"who was in a batch is left out {at} releases later: batches are not independent"
+        "no batch resembles or avoids another one",
+        f"who was in a batch is left out {at} releases later: batches are not independent"
         if avoids
         else f"batches come again after {at} releases: a key of the sampler is used twice",
         {"p_value": chance, "lag": at},
@@ -228,7 +220,7 @@ def _divergence(found: float, expected: float) -> float:
 
 def _judged(check: str, chance: float, figure: str, good: str, bad: str) -> Finding:
     passed = chance > 0.0
-    return Finding("replay", check, passed, figure, good if passed else bad, {"p_value": chance})
+    return judged("replay", check, passed, figure, good, bad, {"p_value": chance})
 
 
 def _outside(found: float, simulated: np.ndarray) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvi.inference.base import Shard
+from fedvi.updates.base import Shard
 
 __all__ = ["few", "filled", "first", "groups", "hostile", "spread", "stained", "tried", "without"]
 

@@ -9,7 +9,7 @@ import scipy.fft
 import scipy.special
 import scipy.stats
 
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged
 from fedvi.audit.recording import Call
 
 __all__ = ["FALSE_ALARM", "check_noise"]
@@ -73,14 +73,13 @@ def _scale(residuals: np.ndarray) -> Finding:
     law = scipy.stats.chi2(count)
     chance = 2.0 * min(float(law.sf(square)), float(law.cdf(square)))
     passed = bool(np.isfinite(square)) and chance >= FALSE_ALARM
-    return Finding(
+    return judged(
         "replay",
         "noise scale",
         passed,
         f"std {ratio:.4g} × charged, over {count} numbers",
-        "the noise that is added is the noise that is charged for"
-        if passed
-        else f"noise of std {ratio:.3g} times what is charged is added to the totals",
+        "the noise that is added is the noise that is charged for",
+        f"noise of std {ratio:.3g} times what is charged is added to the totals",
         {"ratio": ratio, "count": count, "p_value": chance},
     )
 
@@ -94,14 +93,13 @@ def _shape(residuals: np.ndarray) -> Finding:
         tails = _tails(np.abs(finite / (1.0 if abs(spread - 1.0) < _AS_CHARGED else spread)))
     chance = min(1.0, 2.0 * min(middle, tails))
     passed = chance >= FALSE_ALARM
-    return Finding(
+    return judged(
         "replay",
         "noise law",
         passed,
         f"Kolmogorov–Smirnov p {middle:.2g}, tails p {tails:.2g}",
-        "the noise is Gaussian, as far as so many numbers tell"
-        if passed
-        else "the noise is not Gaussian, but priced as if it were",
+        "the noise is Gaussian, as far as so many numbers tell",
+        "the noise is not Gaussian, but priced as if it were",
         {"p_value": chance},
     )
 
@@ -169,14 +167,13 @@ def _everywhere(
     chance, what = min(chances)
     chance *= len(chances)
     passed = chance >= FALSE_ALARM
-    return Finding(
+    return judged(
         "replay",
         "noise everywhere",
         passed,
         f"corrected p {min(chance, 1.0):.2g} over {len(chances)} parts",
-        "every release, step, array and number has the noise that is charged for"
-        if passed
-        else f"the noise of {what} is not what is charged for",
+        "every release, step, array and number has the noise that is charged for",
+        f"the noise of {what} is not what is charged for",
         {"p_value": min(chance, 1.0), "part": what},
     )
 
@@ -194,14 +191,13 @@ def _grids(calls: Sequence[Call]) -> list[Finding]:
     # The public step is a float: it is within a few parts in 10¹⁶ of the exact one.
     passed = worst <= 1 + Fraction(1, 10**12)
     return [
-        Finding(
+        judged(
             "replay",
             "grid's norm bound",
             passed,
             f"{float(worst):.6g} × the squared clip norm",
-            "integers are clipped to the clip norm that noise is measured in"
-            if passed
-            else "integers may be longer than the clip norm that noise is measured in",
+            "integers are clipped to the clip norm that noise is measured in",
+            "integers may be longer than the clip norm that noise is measured in",
             {"ratio": float(worst)},
         )
     ]
@@ -210,14 +206,13 @@ def _grids(calls: Sequence[Call]) -> list[Finding]:
 def _keys(calls: Sequence[Call]) -> Finding:
     distinct = len({call.key for call in calls})
     passed = distinct == len(calls)
-    return Finding(
+    return judged(
         "replay",
         "noise keys",
         passed,
         f"{distinct} keys for {len(calls)} releases",
-        "no two releases, of any step, visit or client, draw from one key"
-        if passed
-        else "releases share a key: their difference is free of noise",
+        "no two releases, of any step, visit or client, draw from one key",
+        "releases share a key: their difference is free of noise",
         {"keys": distinct, "releases": len(calls)},
     )
 
@@ -258,15 +253,14 @@ def _reuse(residuals: Sequence[np.ndarray]) -> Finding:
     # Three families of tests, each corrected in itself.
     chance = min(1.0, 3.0 * min(chance, pair_chance))
     passed = chance >= FALSE_ALARM
-    return Finding(
+    return judged(
         "replay",
         "noise is fresh",
         passed,
         f"corrected p {chance:.2g} over {pairs} pairs, {lags} lags"
         + (f"; largest |correlation| {worst:.2g}" if worst else ""),
-        "the noise of steps, visits and clients is unrelated"
-        if passed
-        else f"noise is used again in another step, visit or client: it cancels in a difference ({what})",
+        "the noise of steps, visits and clients is unrelated",
+        f"noise is used again in another step, visit or client: it cancels in a difference ({what})",
         {"p_value": chance, "largest_correlation": worst},
     )
 
@@ -336,14 +330,13 @@ def _numbers(residuals: Sequence[np.ndarray]) -> Finding:
             chance = min(1.0, 2.0 * pairs * float(np.exp(-exponent[one, other])))
             worst = f" (numbers {kept[one]} and {kept[other]})"
     passed = chance >= FALSE_ALARM
-    return Finding(
+    return judged(
         "replay",
         "noise across numbers",
         passed,
         f"corrected p {chance:.2g} over {pairs} pairs of numbers",
-        "the numbers of one release have noise of their own"
-        if passed
-        else f"two numbers of one release have related noise: it cancels in a difference{worst}",
+        "the numbers of one release have noise of their own",
+        f"two numbers of one release have related noise: it cancels in a difference{worst}",
         {"p_value": chance, "pairs": pairs},
     )
 
@@ -368,14 +361,13 @@ def _leaves(calls: Sequence[Call], multipliers: Sequence[float]) -> Finding:
             exponent = _exponent(joined.sum(), float(joined.size), 1.0)
             chance = min(chance, 2.0 * len(sums) * float(np.exp(-exponent)))
     passed = chance >= FALSE_ALARM
-    return Finding(
+    return judged(
         "replay",
         "noise across arrays",
         passed,
         f"corrected p {min(chance, 1.0):.2g} over {len(sums)} pairs of arrays",
-        "the arrays of one release have noise of their own"
-        if passed
-        else "two arrays of one release share noise: it cancels in their difference",
+        "the arrays of one release have noise of their own",
+        "two arrays of one release share noise: it cancels in their difference",
         {"p_value": min(chance, 1.0)},
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.stats
 
 from fedvi import errors
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged
 from fedvi.audit.noise import FALSE_ALARM
 from fedvi.audit.recording import Recorder
 from fedvi.privacy import events, mechanisms
@@ -51,7 +51,6 @@ def check_one_table(plan: Plan, seed: int = 0) -> list[Finding]:
 
     Args:
       plan: the study's numbers, where they suit one table.
-      seed: of records and noise.
     """
     return [*check_dpsvi(plan, seed), check_vips(plan, seed)]
 
@@ -62,15 +61,15 @@ def check_dpsvi(plan: Plan, seed: int = 0) -> list[Finding]:
     table = generator.normal(size=(_ROWS, _SIZE + 1)).astype(np.float32)
     odd = _odd(generator)
     found, moved, worst = [], 0, {"add_remove": 0.0, "substitute": 0.0}
-    for kind in ("full", "poisson"):
-        fit = _Fit(plan, kind, seed)
+    for sampler in ("full", "poisson"):
+        fit = _Fit(plan, sampler, seed)
         # A row of no numbers counts as zero, as if no record stood there.
         bare = [fit.step(np.vstack([table, np.full((1, _SIZE + 1), np.nan, np.float32)]))]
         grown = [fit.step(np.vstack([table, row])) for row in odd]
-        if kind == "full":
+        if sampler == "full":
             noise, used_twice = fit.noise(), fit.is_used_twice()
             # And a table that is shorter by one, under the same seed.
-            bare.append(_Fit(plan, kind, seed).step(table))
+            bare.append(_Fit(plan, sampler, seed).step(table))
         for one, move in itertools.product(bare, grown):
             distance = fit.apart(one, move)
             moved += distance > _ROUNDING
@@ -135,7 +134,7 @@ def check_vips(plan: Plan, seed: int = 0) -> Finding:
 class _Fit:
     """A ``DPSVI`` of a small regression whose steps show what they released."""
 
-    def __init__(self, plan: Plan, kind: str, seed: int) -> None:
+    def __init__(self, plan: Plan, sampler: str, seed: int) -> None:
         import numpyro
         import numpyro.distributions as dist
         from numpyro.infer import Trace_ELBO, autoguide
@@ -147,7 +146,7 @@ class _Fit:
             with numpyro.plate("records", x.shape[0]):
                 numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
 
-        self._plan = _descent(plan, kind, seed, 2)
+        self._plan = _descent(plan, sampler, seed, 2)
         guide = autoguide.AutoNormal(regression)
         self._svi = DPSVI(regression, guide, numpyro.optim.SGD(1.0), Trace_ELBO(), self._plan)
         self._states: dict[int, Any] = {}
@@ -182,15 +181,14 @@ class _Fit:
         overall = float(scipy.stats.chi2.cdf(whole, freedom))
         chance = min(1.0, min(*chances, overall) * (len(chances) + 1))
         passed = chance >= FALSE_ALARM
-        return Finding(
+        return judged(
             "one table",
             "DPSVI, noise",
             passed,
             f"std {math.sqrt(whole / freedom):.4g} × charged over {freedom} numbers; corrected p "
             f"{chance:.2g}",
-            "each run's steps have the noise that is charged for, and noise of their own"
-            if passed
-            else "steps have less noise than is charged for, or share it",
+            "each run's steps have the noise that is charged for, and noise of their own",
+            "steps have less noise than is charged for, or share it",
             {"p_value": chance, "ratio": math.sqrt(whole / freedom)},
         )
 
@@ -205,14 +203,13 @@ class _Fit:
             refused = False
         except errors.PrivacyError:
             refused = True
-        return Finding(
+        return judged(
             "one table",
             "DPSVI, a state serves once",
             refused,
             "refused" if refused else "taken",
-            "a state that was used is refused"
-            if refused
-            else "one state, and its noise, serves two tables: their difference shows records",
+            "a state that was used is refused",
+            "one state, and its noise, serves two tables: their difference shows records",
         )
 
     def apart(self, one: np.ndarray, other: np.ndarray) -> float:
@@ -237,8 +234,8 @@ class _Fit:
         return (other - one) * self._plan.sampler.rate / self._plan.clip_norm
 
 
-def _descent(plan: Plan, kind: str, seed: int, steps: int) -> Descent:
-    size: dict[str, Any] = {"rate": 0.5} if kind == "poisson" else {}
+def _descent(plan: Plan, sampler: str, seed: int, steps: int) -> Descent:
+    size: dict[str, Any] = {"rate": 0.5} if sampler == "poisson" else {}
     return sgd(
         steps=steps,
         max_records=_MOST,
@@ -246,7 +243,7 @@ def _descent(plan: Plan, kind: str, seed: int, steps: int) -> Descent:
         delta=1e-5,
         clip_norm=plan.clip_norm,
         relation=plan.relation,
-        sampler=kind,
+        sampler=sampler,
         runs=64,
         insecure_seed=seed,
         **size,

@@ -14,9 +14,9 @@ import scipy.stats
 from fedvi import errors
 from fedvi.audit import second_price
 from fedvi.audit.charges import Charge, charges
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged, not_checked
 from fedvi.audit.noise import FALSE_ALARM
-from fedvi.privacy import accountants, events, ledger, views
+from fedvi.privacy import accountants, events, ledger
 from fedvi.privacy.base import Mechanism
 from fedvi.privacy.statement import Claim
 
@@ -90,15 +90,13 @@ def check_prices(
     releases = second_price.planned(
         public.solver, public.settings, public.unit, public.noise, public.rate, public.fixed
     )
-    found = [_views(public), *_budgets(public)]
+    found = _budgets(public)
     if releases is None:
         return [
             *found,
-            Finding(
+            not_checked(
                 "price",
                 "prices counted again",
-                None,
-                "not checked",
                 f"the audit does not know the solver {public.solver!r}, and so not what its releases "
                 "should be charged; a solver of your own needs a proof of its own",
             ),
@@ -141,14 +139,13 @@ def _charged(
     ]
     passed = not apart
     one, other = (found[0] if found else None), expected[0]
-    return Finding(
+    return judged(
         "price",
         "what a visit is charged",
         passed,
         f"{len(found)} noised sums of {len(expected)}: {one} of {other}",
-        "noise, shifts and rate of each release are those that the solver, sampler and unit ask for"
-        if passed
-        else f"a visit is charged something else than its releases: {', '.join(apart)}",
+        "noise, shifts and rate of each release are those that the solver, sampler and unit ask for",
+        f"a visit is charged something else than its releases: {', '.join(apart)}",
         {"apart": apart, "charged": len(found), "expected": len(expected)},
     )
 
@@ -166,14 +163,13 @@ def _stated(public: Public, releases: list[second_price.Release], claim: Claim) 
         if by_orders > least:
             least, room, what = by_orders, 1e-4, "the bound by the best of all orders"
     passed = claim.epsilon >= least * (1.0 - room)
-    return Finding(
+    return judged(
         "price",
         name,
         passed,
         f"ε {claim.epsilon:.5g} by {claim.accountant}, counted again {least:.5g}",
-        f"the ε that a statement says is not below {what}"
-        if passed
-        else f"the ε that a statement says is below {what}: it promises what does not hold",
+        f"the ε that a statement says is not below {what}",
+        f"the ε that a statement says is below {what}: it promises what does not hold",
         {"stated": claim.epsilon, "attained": least, "noises": list(noises)},
     )
 
@@ -182,14 +178,13 @@ def _kept(public: Public, releases: list[second_price.Release]) -> Finding:
     noises = public.noises(public.view)
     least = second_price.attained(releases, public.visits, public.relation, public.delta, noises)
     passed = least <= public.epsilon * (1.0 + second_price.TOLERANCE)
-    return Finding(
+    return judged(
         "price",
         "the promise, counted again",
         passed,
         f"ε {least:.5g} attained of {public.epsilon:g} promised",
-        "with this noise, so many visits and this view the promise is not refuted by arithmetic"
-        if passed
-        else "the noise is too small for the promise, whatever an accountant says",
+        "with this noise, so many visits and this view the promise is not refuted by arithmetic",
+        "the noise is too small for the promise, whatever an accountant says",
         {"attained": least, "promised": public.epsilon, "noises": list(noises)},
     )
 
@@ -200,13 +195,7 @@ def _sum_of_noises(
     """Adds up what k_min clients draw, subtracts what t of them know, and looks at what is left."""
     name = "noise left in a sum"
     if mechanism is None:
-        return Finding(
-            "price",
-            name,
-            None,
-            "not checked",
-            "there is no mechanism whose noise could be added up",
-        )
+        return not_checked("price", name, "there is no mechanism whose noise could be added up")
     grid = getattr(mechanism, "grid", lambda _: None)(1.0)
     step = 1.0 if grid is None else grid.step
     zeros = jnp.zeros(_DRAWS, jnp.float32 if grid is None else jnp.int32)
@@ -224,60 +213,15 @@ def _sum_of_noises(
     ratio = math.sqrt(square / _DRAWS)
     exact = second_price.left_in_sum(public.noise, public.least_reporting, public.colluding)
     passed = chance >= FALSE_ALARM and claimed <= exact * (1.0 + 1e-9)
-    return Finding(
+    return judged(
         "price",
         name,
         passed,
         f"std {ratio:.4g} × priced, of {public.least_reporting} answers less {public.colluding} known "
         f"ones; priced {claimed:.5g}, counted again {exact:.5g} clip norms",
-        "what is left of a sum's noise, once known answers are subtracted, is what it is priced for"
-        if passed
-        else "a sum is priced for more noise than is left in it once known answers are subtracted",
+        "what is left of a sum's noise, once known answers are subtracted, is what it is priced for",
+        "a sum is priced for more noise than is left in it once known answers are subtracted",
         {"ratio": ratio, "priced": claimed, "exact": exact, "p_value": chance},
-    )
-
-
-def _views(public: Public) -> Finding:
-    """Whether ``fedvi.privacy.views``, which plans are made with, says what is left in a sum.
-
-    Asked for the study's numbers, and for those of ten clients of whom three work with the observer, so
-    that a study without colluding clients shows as much.
-    """
-    worst, told = 1.0, ""
-    cases = [(10, 8, 3), (public.clients, public.least_reporting, public.colluding)]
-    for clients, least, colluding in cases:
-        share = 4.0 / math.sqrt(least)
-        for view in views.VIEWS:
-            known = colluding if view == "secure_aggregate" else 0
-            noises = (1, 0) if view == "message" else (least, known)
-            expected = second_price.left_in_sum(share, *noises)
-            for unit, moves in (("client", (1.0, 2.0)), ("record", (2.0, 2.0))):
-                event = views.view_event(
-                    4.0,
-                    view,
-                    clients,
-                    unit,
-                    reporting=least,
-                    colluding=known,
-                    least_reporting=least,
-                )
-                shown = (event.noise_multiplier, event.add_remove, event.substitute)
-                # How much less the event says than it should: too much noise, or too short a move.
-                less = max(
-                    shown[0] / expected, moves[0] / event.add_remove, moves[1] / event.substitute
-                )
-                if less > worst + 1e-9:
-                    worst, told = less, f"{view}, unit {unit}, {least} of {clients}, {known} known"
-    passed = worst <= 1.0 + 1e-9
-    return Finding(
-        "price",
-        "prices of views",
-        passed,
-        f"noise ÷ move is at most {worst:.6g} × what is left",
-        "what a plan says of each view is what is left of the noise there"
-        if passed
-        else f"a plan says of a view that more noise is left than there is: {told}",
-        {"ratio": worst},
     )
 
 
@@ -313,15 +257,14 @@ def _budgets(public: Public) -> list[Finding]:
             [second_price.Release(noise, 1.0, 2.0)], admitted, relation, public.delta, (1, 0), True
         )
         least, passed = by_orders, by_orders <= public.epsilon * (1.0 + 1e-4)
-    spent = Finding(
+    spent = judged(
         "price",
         "a ledger stops at its budget",
         passed,
         f"{admitted} releases of noise {noise:.4g} admitted, which cost ε {least:.5g} of "
         f"{public.epsilon:g}",
-        "a ledger refuses the first release that its budget does not pay for"
-        if passed
-        else "a ledger admits releases that its budget does not pay for",
+        "a ledger refuses the first release that its budget does not pay for",
+        "a ledger admits releases that its budget does not pay for",
         {"admitted": admitted, "attained": least},
     )
     return [spent, _chain(book)]
@@ -365,14 +308,13 @@ def _chain(book: ledger.Ledger) -> Finding:
     taken = [what for what, lines_of in changed.items() if _is_read(lines_of())]
     sound = _is_read(lines)
     passed = sound and not taken
-    return Finding(
+    return judged(
         "price",
         "a changed ledger is refused",
         passed,
         f"{len(changed)} changes, {len(taken)} read as if nothing were wrong",
-        "no entry of a ledger can be taken out, exchanged or made cheaper unseen"
-        if passed
-        else f"a ledger is read as sound after: {', '.join(taken)}"
+        "no entry of a ledger can be taken out, exchanged or made cheaper unseen",
+        f"a ledger is read as sound after: {', '.join(taken)}"
         if sound
         else "a ledger that is sound is refused",
         {"taken": taken},

@@ -20,7 +20,7 @@ import scipy.special
 
 from fedvi import errors
 from fedvi.audit import rates
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged
 from fedvi.audit.trials import Case, Trials, run
 from fedvi.privacy import events
 from fedvi.privacy.accountants import Accountant
@@ -126,15 +126,14 @@ def judge(
     passed = not found > 0.0
     noise = _noise_multiplier(claim)
     smallest = "none" if below is None else f"{below:g} ×"
-    return Finding(
+    return judged(
         "profile",
         f"profile, {name}",
         passed,
         f"gap {found:+.4f} at ε {at:.3g}; ε ≥ {certified:.3g} shown of {stated:.4g} claimed; smallest "
         f"refuted noise: {smallest} the claimed",
-        f"{left.size + right.size} trials are consistent with the claimed δ(ε)"
-        if passed
-        else "the claim is refuted: outputs tell the two shards apart better than it allows",
+        f"{left.size + right.size} trials are consistent with the claimed δ(ε)",
+        "the claim is refuted: outputs tell the two shards apart better than it allows",
         {
             "gap": found,
             "at_epsilon": at,

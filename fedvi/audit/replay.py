@@ -16,13 +16,13 @@ import numpy as np
 
 from fedvi.audit import compare, neighbours
 from fedvi.audit.charges import charges
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged, not_checked
 from fedvi.audit.inclusion import check_inclusion, check_sampling_keys
 from fedvi.audit.noise import check_noise
 from fedvi.audit.recording import Recorder, SamplerRecorder
 from fedvi.audit.runs import Advance, Keys, Run, Runner, Silent
-from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.privacy import events
+from fedvi.updates.base import LocalSolver, Shard, Task
 
 __all__ = ["replay", "replay_without_mechanism"]
 
@@ -67,8 +67,6 @@ def replay(
 
     Args:
       solver: built with ``recorder`` as its mechanism.
-      recorder: around the mechanism under audit.
-      keys: the product's derivation of keys.
       task: one to solve, e.g. with the prior as posterior.
       shard: synthetic records, the more valid ones the better; the declared capacity.
       clients: whose solver this is, at least two names. Each is replayed, and noise is compared
@@ -215,11 +213,9 @@ class _Replay:
             compare.repeats(base, again),
             compare.flow(pairs),
             compare.metrics((base, again), pairs, self._charges),
-            Finding(
+            not_checked(
                 "replay",
                 "noise and sensitivity",
-                None,
-                "not checked",
                 "this solver takes no mechanism, so that what enters its noise cannot be seen; "
                 "nothing is known of its clip, its noise and its sampling",
             ),
@@ -227,14 +223,13 @@ class _Replay:
 
     def _price(self, base: Run) -> Finding:
         passed = all(event == self._solver.cost for event in base.events)
-        return Finding(
+        return judged(
             "replay",
             "price announced",
             passed,
             _shown(self._solver.cost),
-            "every release carries the event that was announced before any record was read"
-            if passed
-            else "a release carries another event than the one that a ledger reserved",
+            "every release carries the event that was announced before any record was read",
+            "a release carries another event than the one that a ledger reserved",
         )
 
     def _charge(self, base: Run) -> Finding:
@@ -244,14 +239,13 @@ class _Replay:
         if not priced.passed:
             return priced
         passed = len(base.calls) == len(expected) and None not in expected
-        return Finding(
+        return judged(
             "replay",
             "price announced",
             passed,
             figure,
-            "as many totals are noised as are charged for, at the event announced beforehand"
-            if passed
-            else "what is released is not what is charged for",
+            "as many totals are noised as are charged for, at the event announced beforehand",
+            "what is released is not what is charged for",
         )
 
     def _covered(self) -> Finding:
@@ -295,11 +289,9 @@ class _Replay:
         shown = len(empty.calls)
         if any(len(run.calls) != shown for run in probes) or shown != len(charged):
             return [
-                Finding(
+                not_checked(
                     "replay",
                     "records in batches",
-                    None,
-                    "not checked",
                     "the solver's releases depend on its records, so that batches cannot be compared",
                 )
             ]

@@ -8,11 +8,11 @@ import numpy as np
 from fedvi import errors
 from fedvi.audit.recording import Call, SamplerRecorder
 from fedvi.federation.messages import Payload
-from fedvi.inference.base import Change, LocalSolver, Shard, Task
 from fedvi.privacy import events
 from fedvi.privacy.metrics import Public, ReleasedMetric
 from fedvi.transport import codec
 from fedvi.typing import Key
+from fedvi.updates.base import Change, LocalSolver, Shard, Task
 
 __all__ = ["Advance", "Keys", "Run", "Runner", "Silent", "same_answer"]
 

@@ -1,6 +1,6 @@
 """Prices solvers a second time, from public numbers and textbook formulas alone.
 
-Nothing here imports an accountant, a calibration, or the prices of sums and views: were a factor missing
+Nothing here imports an accountant, a calibration, or the prices of sums: were a factor missing
 there, it would be missing here only if two people had made the same mistake. What is computed is what an
 adversary attains on one pair of data sets: a price that is stated may be above it, and never below.
 """
@@ -90,8 +90,6 @@ def attained(
     Args:
       releases: of one visit.
       visits: of the plan.
-      relation: of the claim.
-      delta: of the claim.
       noises: how many answers a sum holds at least, and how many of them the observer knows.
     """
     shifts = [

@@ -17,7 +17,7 @@ import scipy.special
 
 from fedvi import errors
 from fedvi.privacy import events
-from fedvi.privacy.base import Batch, Mechanism, Sampler
+from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.bounded import clipped_sum
 from fedvi.privacy.release import decoded, release
 from fedvi.typing import Key
@@ -27,7 +27,6 @@ __all__ = [
     "Mixture",
     "Side",
     "Trials",
-    "aggregate",
     "in_sums",
     "run",
     "shipped",
@@ -169,31 +168,6 @@ def in_sums(
     return trial
 
 
-def aggregate(
-    share: Mechanism, clip_norm: float, clients: int, view: str, reporting: int | None = None
-) -> Trials:
-    """Returns the trial of one round of ``clients``, each adding its share of the noise.
-
-    Rows of ``contributions`` are clients, each with its clipped change. ``view`` is "aggregate",
-    where only the sum of the reporting clients is seen, or "message", where that of the changed
-    client (the middle one) is.
-    """
-    shown = range(clients if reporting is None else reporting)
-    # The changed client reports, whoever else drops out.
-    rows = sorted({clients // 2, *list(shown)[: len(shown) - 1]})
-
-    def trial(key: Key, contributions: Any, valid: Any) -> Any:
-        keys = jax.random.split(key, clients)
-        seen = jnp.asarray([clients // 2] if view == "message" else rows)
-
-        def one(key: Key, row: Any, ok: Any) -> Any:
-            return _trial(_whole(1), share, clip_norm, 1, key, row[None], ok[None])
-
-        return jax.vmap(one)(keys[seen], contributions[seen], valid[seen]).sum(axis=0)
-
-    return trial
-
-
 def run(trials: Trials, side: Side, key: Key, count: int) -> np.ndarray:
     """Returns the outcomes of independent trials on one shard: float64 [count, steps]."""
     many = _compiled(trials)
@@ -229,26 +203,6 @@ def _trial(
 
     _, outcomes = jax.lax.scan(step, (), jax.random.split(key, steps))
     return outcomes
-
-
-@dataclasses.dataclass(frozen=True)
-class _Whole:
-    """Takes every row; a sampler of the audit's own, so that one client can be a shard of one row."""
-
-    capacity: int
-    rate: float = 1.0
-
-    def draw(self, key: Key, valid: Any) -> Any:
-        """Returns all rows."""
-        return Batch(jnp.arange(self.capacity), jnp.asarray(valid, bool), self)
-
-    def event(self, inner: events.Event) -> events.Event:
-        """Returns ``inner``."""
-        return inner
-
-
-def _whole(rows: int) -> _Whole:
-    return _Whole(rows)
 
 
 @functools.lru_cache(maxsize=16)

@@ -76,6 +76,8 @@ class Header(NamedTuple):
       max_records: the declared largest number of units at a client.
       rows_per_unit: how many rows of one unit are used, at most; None where a unit is one row.
       least_reporting, colluding: of the view "aggregate", see `fedvi.privacy.sums.Sums`; else None.
+      secure: of the view "aggregate", whether answers are masked: entries then hold the digests of masked
+        messages, and the server is not trusted. False elsewhere.
       fixed_sizes: of ``DPSVI`` with whole batches, whether all sizes behind a release follow from
         ``max_records`` alone; see ``fedvi.privacy.advisories``. False elsewhere.
 
@@ -102,6 +104,7 @@ class Header(NamedTuple):
     least_reporting: int | None = None
     colluding: int | None = None
     fixed_sizes: bool = False
+    secure: bool = False
 
     @property
     def mark(self) -> str:
@@ -290,7 +293,7 @@ def check_header(header: Header) -> None:
             raise LedgerError(
                 f"the header: `{field}` is {getattr(header, field)!r}, expected a text"
             )
-    for field in ("disjoint", "records_public", "fixed_sizes"):
+    for field in ("disjoint", "records_public", "fixed_sizes", "secure"):
         if not isinstance(getattr(header, field), bool):
             raise LedgerError(
                 f"the header: `{field}` is {getattr(header, field)!r}, expected a boolean"
@@ -311,6 +314,10 @@ def _check_view(header: Header) -> None:
             f"{given[1]}, expected both numbers under the view 'aggregate', and none otherwise"
         )
     if header.sums is None:
+        if header.secure:
+            raise LedgerError(
+                f"the header: `secure` is true and `view` is {header.view!r}, expected 'aggregate'"
+            )
         return
     whole = all(type(value) is int for value in given)
     if not (whole and header.sums.colluding >= 0 and header.sums.honest >= 1):
@@ -403,7 +410,7 @@ def _header_fields(header: Header) -> dict[str, Any]:
     fields = header._asdict()
     fields["planned"] = None if header.planned is None else to_json(header.planned)
     # As versions of fedvi that knew no such fields wrote it, and read it.
-    for name in ("least_reporting", "colluding", "fixed_sizes"):
+    for name in ("least_reporting", "colluding", "fixed_sizes", "secure"):
         if fields[name] is None or fields[name] is False:
             del fields[name]
     return fields

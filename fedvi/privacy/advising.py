@@ -65,7 +65,6 @@ def advice(
     looked at. Nothing is promised here that the plan does not promise.
 
     Args:
-      plan: from ``fedvi.privacy.sgd``.
       numbers: how many numbers a step releases: the parameters of model and guide, or with aligned
         gradients the global latents' unconstrained coordinates. Left out, nothing is said of the
         noise of all of them together.
@@ -116,7 +115,6 @@ def power_bound(plan: Descent, false_positives: float, numbers: int | None = Non
     at most e^ε · α + δ and at most 1 − e^(−ε) · (1 − δ − α); the smallest over some ε is returned.
 
     Args:
-      plan: from ``fedvi.privacy.sgd``.
       false_positives: α, in [0, 1].
       numbers: how many numbers a step releases, for what the tables of the noise take of δ; left out,
         the part that calibration leaves to them.

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, TypeAlias
 
-from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
-from fedvi.privacy.accountants import Accountant
+from fedvi.errors import ConfigError, PrivacyError
+from fedvi.privacy.accountants import Accountant, price
 from fedvi.privacy.accountants.pld import Pld
 from fedvi.privacy.events import (
     DiscreteGaussian,
@@ -114,7 +114,7 @@ def _calibrated(
             event = event_of(noise)
         except ConfigError:  # less than the mechanism takes; the probes of the key were not
             return math.inf
-        found = _epsilon(accountant, event, delta)
+        found = price(accountant, event, delta)
         if found == 0:
             return -math.inf
         # The sign decides, and so it is not left to the rounding of a quotient and a logarithm.
@@ -137,7 +137,7 @@ def _calibrated(
         event = event_of(high[0])
         raise ConfigError(
             f"no noise reaches epsilon {epsilon:g} at delta {delta:g}: noise multiplier "
-            f"{high[0]:.3g} still costs epsilon {_epsilon(accountant, event, delta):.4g}, "
+            f"{high[0]:.3g} still costs epsilon {price(accountant, event, delta):.4g}, "
             f"and delta {accountant.delta(event, epsilon):.3g} at epsilon {epsilon:g}",
             hint="something costs privacy whatever the noise: an unprotected release, or batches "
             "that overflow their capacity",
@@ -153,7 +153,7 @@ def _calibrated(
         result = _round_up(result * (1 + 10.0**-_DIGITS))
     raise ConfigError(
         f"noise multiplier {result} still costs epsilon "
-        f"{_epsilon(accountant, event_of(result), delta):.4g}, expected {epsilon:g} or less",
+        f"{price(accountant, event_of(result), delta):.4g}, expected {epsilon:g} or less",
         hint="the price does not fall as the noise grows; check `event_of`",
     )
 
@@ -265,15 +265,6 @@ def _narrow(excess: Callable[[float], float], low: _Point, high: _Point, toleran
         low, high = (low, point) if point[1] <= 0 else (point, high)
         stalled = stalled + 1 if math.log(high[0] / low[0]) > width / 2 and share != 0.5 else 0
     return high[0]
-
-
-def _epsilon(accountant: Accountant, event: Event, delta: float) -> float:
-    try:
-        return accountant.epsilon(event, delta)
-    except UnsupportedEvent:
-        raise
-    except PrivacyError:  # no epsilon is finite
-        return math.inf
 
 
 def _round_up(value: float) -> float:

@@ -14,6 +14,7 @@ from fedvi.privacy.ledger import Budget, Header
 from fedvi.privacy.mechanisms import _alias
 from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian
 from fedvi.privacy.runs import Keeper, Runs
+from fedvi.privacy.spoken import Speaks, Summary, facts, up
 
 __all__ = ["Descent", "sgd"]
 
@@ -25,7 +26,7 @@ _GRID_SHARE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Descent:
+class Descent(Speaks):
     """How every step of a descent samples, clips and noises; made by ``sgd``.
 
     Attributes:
@@ -56,6 +57,33 @@ class Descent:
     follows: bool = False
     # No part of what is promised, nor of the digest that says what a ledger is of.
     keeper: Keeper | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def promised(self) -> str:
+        """What is promised, in a few words."""
+        if not self.protected or not math.isfinite(self.epsilon):
+            return "no protection"
+        said = f"ε ≤ {up(self.epsilon)} at δ = {self.delta:g} for one record under {self.relation}"
+        return said + (f"; MARKED: {self.mark}" if self.mark else "")
+
+    def summary(self) -> Summary:
+        """Returns what is promised, and how each step is noised; ``fedvi.privacy.advice`` says more."""
+        sampler: Any = self.sampler
+        noise = self.mechanism.noise_multiplier
+        rows = [
+            ("promise", self.promised),
+            ("runs", str(self.runs)),
+            ("counted", "in memory, by one object" if self.keeper is None else self.keeper.place),
+            ("steps of a run", str(self.steps)),
+            (
+                "records in a step",
+                f"each with probability {sampler.rate:.3g}, of at most {sampler.max_records:,}",
+            ),
+            ("clip norm", f"{self.clip_norm:.3g}"),
+            ("noise", f"sd {noise:.4g} × clip norm on the sum of a step" if noise else "none"),
+            ("accountant", self.accountant.name if self.protected else ""),
+        ]
+        return Summary("Plan of a descent", (), (facts(rows),), tuple(filter(None, [self.mark])))
 
     @property
     def step(self) -> events.Event:

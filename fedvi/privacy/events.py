@@ -25,6 +25,7 @@ __all__ = [
     "Repeated",
     "Unprotected",
     "WithoutReplacement",
+    "check_relation",
     "compose",
     "counts",
     "from_json",
@@ -34,6 +35,15 @@ __all__ = [
 
 Relation: TypeAlias = Literal["add_remove", "substitute"]
 RELATIONS: tuple[Relation, ...] = ("add_remove", "substitute")
+
+
+def check_relation(relation: Relation) -> None:
+    """Raises `ConfigError` for a relation that is not one."""
+    if relation not in RELATIONS:
+        raise ConfigError(
+            f"relation is {relation!r}, expected one of {', '.join(RELATIONS)}",
+            hint=did_you_mean(str(relation), RELATIONS),
+        )
 
 
 @dataclass(frozen=True)

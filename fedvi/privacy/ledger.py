@@ -65,6 +65,7 @@ __all__ = [
     "spend",
     "spent",
     "state",
+    "tally",
     "to_lines",
     "verify",
 ]

@@ -1,17 +1,17 @@
 """Types each number about a run by who may see it.
 
 A number is `Public` (it depends on no data), a `ReleasedMetric` (it was paid for) or `Private` (it
-depends on data and was not). Logs, the wire and reports take what `exportable` lets through: the
-first two. A private one can be written to a file of the client's own, by naming it: ``.reveal()``.
+depends on data and was not). Logs, the wire and reports take the first two. A private one can be
+written to a file of the client's own, by naming it: ``.reveal()``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
 from fedvi.errors import PrivacyError
-from fedvi.privacy.events import Event, to_json
+from fedvi.privacy.events import Event
 
-__all__ = ["Metric", "Private", "Public", "ReleasedMetric", "exportable"]
+__all__ = ["Metric", "Private", "Public", "ReleasedMetric"]
 
 
 class _Fixed:
@@ -131,36 +131,3 @@ class Private(_Fixed):
 
 
 Metric: TypeAlias = Public | ReleasedMetric | Private
-
-
-def exportable(metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Returns what a log, a message or a report may hold: plain values, for JSON.
-
-    A released metric becomes its value and its event, so that no number stands without its price.
-
-    Args:
-      metrics: name → metric; a bare number is none, since nobody said who may see it.
-
-    Raises:
-      PrivacyError: a metric is private, or of no type; then nothing is exported.
-
-    >>> exportable({"round": Public(3)})
-    {'round': 3}
-    """
-    found: dict[str, Any] = {}
-    for name, metric in metrics.items():
-        if isinstance(metric, Public):
-            found[name] = metric.value
-        elif isinstance(metric, ReleasedMetric):
-            found[name] = {"value": metric.value, "event": to_json(metric.event)}
-        elif isinstance(metric, Private):
-            raise PrivacyError(
-                f"metric `{name}` is private and may not leave",
-                hint="drop it, or keep it in a file of the client's own",
-            )
-        else:
-            raise PrivacyError(
-                f"metric `{name}` is a {type(metric).__name__}, expected a Public or ReleasedMetric",
-                hint="say who may see it; what depends on data is Private",
-            )
-    return found

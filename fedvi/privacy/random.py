@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,7 +26,23 @@ from jax import lax
 from fedvi import errors
 from fedvi.typing import Key
 
-__all__ = ["Root", "block", "chacha20", "insecure_root", "key", "secure_root"]
+__all__ = [
+    "DRAWS",
+    "Root",
+    "block",
+    "chacha20",
+    "insecure_root",
+    "key",
+    "keys",
+    "refuse_a_trace",
+    "secure_root",
+]
+
+DRAWS = 2
+"""The version of what is drawn of a key: one more whenever a sampler or a noise uses its words otherwise.
+
+Two versions give one key two noises, so no release that was begun under one is computed under another.
+"""
 
 _SECRET_BYTES = 32
 # "expand 32-byte k" as little-endian words.
@@ -67,7 +84,7 @@ class Root:
           PrivacyError: under a JAX transformation, where they would become a constant of the
             compiled function and every run of it would get the same.
         """
-        _refuse_a_trace("a secret was drawn")
+        refuse_a_trace("a secret was drawn")
         if self.secure:
             return os.urandom(_SECRET_BYTES)
         return _hmac(self._secret, ("secret", *label))
@@ -118,13 +135,27 @@ def key(secret: bytes, *label: str | int) -> Key:
     >>> key(bytes(32), "noise") == key(bytes(32), "sampling")
     Array(False, dtype=bool)
     """
-    if len(secret) < _SECRET_BYTES:
-        raise errors.PrivacyError(
-            f"the secret of a key has {len(secret)} bytes, expected at least {_SECRET_BYTES}",
-            "take it from `Root.secret`",
-        )
-    _refuse_a_trace("a key was derived")
+    _check_secret(secret)
+    refuse_a_trace("a key was derived")
     words = np.frombuffer(_hmac(secret, ("key", *label)), dtype="<u4").astype(np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=chacha20)
+
+
+def keys(secrets: Sequence[bytes], *label: str | int) -> Key:
+    """Derives the keys of one label from many secrets: an array of what ``key`` makes of each.
+
+    Raises:
+      PrivacyError: as ``key`` does.
+
+    >>> keys([bytes(32), bytes(32)], "noise")[1] == key(bytes(32), "noise")
+    Array(True, dtype=bool)
+    """
+    for secret in secrets:
+        _check_secret(secret)
+    refuse_a_trace("a key was derived")
+    message = _message(("key", *label))
+    found = b"".join(hmac.digest(secret, message, "sha256") for secret in secrets)
+    words = np.frombuffer(found, dtype="<u4").astype(np.uint32).reshape(len(secrets), -1)
     return jax.random.wrap_key_data(jnp.asarray(words), impl=chacha20)
 
 
@@ -144,17 +175,34 @@ def block(key_words: jax.Array, counter: jax.Array, nonce: jax.Array) -> jax.Arr
     return _blocks(key_words, counter[None, None], nonce)[0, :, 0]
 
 
+def _check_secret(secret: bytes) -> None:
+    if len(secret) < _SECRET_BYTES:
+        raise errors.PrivacyError(
+            f"the secret of a key has {len(secret)} bytes, expected at least {_SECRET_BYTES}",
+            "take it from `Root.secret`",
+        )
+
+
 def _hmac(secret: bytes, label: tuple[str | int, ...]) -> bytes:
+    return hmac.digest(secret, _message(label), "sha256")
+
+
+def _message(label: tuple[str | int, ...]) -> bytes:
     message = b""
     for part in label:
         kind, text = (b"s", part.encode()) if isinstance(part, str) else (b"i", b"%d" % part)
         message += kind + len(text).to_bytes(4, "big") + text
-    return hmac.new(secret, message, hashlib.sha256).digest()
+    return message
 
 
-def _refuse_a_trace(
+def refuse_a_trace(
     what: str, hint: str = "derive keys before `jit`, `scan` or `vmap`, and pass them in"
 ) -> None:
+    """Raises where a JAX transformation is under way: what is charged or drawn once would be traced.
+
+    Raises:
+      PrivacyError: it is called under `jit`, `scan`, `vmap` or the like; it says ``what``, and ``hint``.
+    """
     if jax.extend.core.get_opaque_trace_state(convention="flax") != _eager_state():
         raise errors.PrivacyError(
             f"{what} under a JAX transformation, expected outside of any",

@@ -5,8 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
-from fedvi.privacy.accountants import Accountant
+from fedvi.errors import ConfigError
+from fedvi.privacy import caveats
+from fedvi.privacy.accountants import Accountant, price
 from fedvi.privacy.advisories import advisory
 from fedvi.privacy.delta_parts import Delta, delta_items, noised_releases, with_tables
 from fedvi.privacy.events import (
@@ -19,30 +20,16 @@ from fedvi.privacy.events import (
 )
 from fedvi.privacy.filter import RdpFilter
 from fedvi.privacy.ledger import TABLES_SHARE, Header, Ledger, reservations, spent
-from fedvi.privacy.sums import of_messages, with_sums
+from fedvi.privacy.sums import (
+    ENROLLED,
+    MASKED,
+    NO_SERVER,
+    SIGNED_ONCE,
+    of_messages,
+    with_sums,
+)
 
 __all__ = [
-    "ADDED_UP",
-    "CUSTOM_CODE",
-    "DISJOINT",
-    "EACH_ITS_OWN",
-    "ENTROPY",
-    "EXCLUSIONS",
-    "FLOAT_NOISE",
-    "FROZEN",
-    "OTHER_RUNS",
-    "PERSONS_AT_SEVERAL_SITES",
-    "POOLED",
-    "PREPROCESSING",
-    "PSEUDORANDOM",
-    "SURPLUS",
-    "TIMING",
-    "TRUSTED",
-    "TUNING",
-    "UNDER_COVER",
-    "UNIFORM_BATCHES",
-    "UNVETTED",
-    "WHOLE_CLIENTS",
     "Claim",
     "LifetimeSpend",
     "as_dict",
@@ -52,68 +39,11 @@ __all__ = [
     "guessed",
     "lifetime_spend",
     "neighbours",
+    "right_by_noise",
+    "right_guess",
     "to_text",
+    "together",
 ]
-
-TUNING = "choosing hyper-parameters by looking at these data"
-PREPROCESSING = "preprocessing of the data outside the declared schema"
-TIMING = "timing and sizes of messages"
-SURPLUS = (
-    "a client that holds more than max_records units, under add_remove: removing one lets the next "
-    "one in, which costs what substitute says"
-)
-OTHER_RUNS = (
-    "other studies and other runs on the same records: prices add up, and only the ledger for life of a "
-    "site whose policy has [life] counts them together"
-)
-EXCLUSIONS = (TUNING, PREPROCESSING, TIMING, OTHER_RUNS)
-WHOLE_CLIENTS = (
-    "that a client takes part, and whether it can read its file: its records are protected together, "
-    "and its name is public"
-)
-ONE_OF_MANY = (
-    "one record more or less at a client that holds others: under add_remove all of a client's data come "
-    "or go, and one record may cost what substitute says"
-)
-CUSTOM_CODE = "code of the study's own, which nobody vetted"
-UNVETTED = "custom code: claim not vetted"
-"""The mark of what is private by the word of a family, solver, sampler, mechanism or model from outside."""
-POOLED = "the pooled, non-private fit that was asked for"
-FLOAT_NOISE = "noise drawn in floating point, or from a known seed"
-PERSONS_AT_SEVERAL_SITES = "a person whose records are at k sites pays k times"
-PERSONS_IN_ONE_SUM = (
-    "a person whose records are at several sites: in a sum they stand behind one noise, and cost more than "
-    "the prices of these sites added up"
-)
-CLIENTS_TOGETHER = "data of several clients that change together: their prices add up"
-CLIENTS_IN_ONE_SUM = (
-    "data of several clients that change together: in a sum they stand behind one noise, and cost more "
-    "than the prices of these clients added up"
-)
-ADDED_UP = "sites may hold the same person: epsilons and deltas are added up over sites"
-
-PSEUDORANDOM = (
-    "ChaCha20 and HMAC-SHA256 under a secret key cannot be told from random functions by anyone "
-    "whose computing power is bounded"
-)
-ENTROPY = "the operating system's random source gives 256 bits that nobody else knows"
-UNIFORM_BATCHES = (
-    "a keyed Feistel permutation under a secret key cannot be told from a uniform one: batches of a "
-    "fixed size are drawn by it where units are many"
-)
-
-FROZEN = "each client's data set stays the same for the whole study"
-TRUSTED = (
-    "the server is trusted: it sees every message, and so does who sees its state, a message on its way "
-    "or the digest of one in a ledger or behind the head of a ledger, which tells a message of few "
-    "numbers; the price of that is the one of the view `message`"
-)
-UNDER_COVER = (
-    "of the clients whose answers are in one sum, {least} or more, at most {colluding} tell anybody their "
-    "answers or their noise, themselves included"
-)
-DISJOINT = "no {unit} is at two clients: the largest price of any client holds for all"
-EACH_ITS_OWN = "each client is a unit of its own: the largest price of any client holds for all"
 
 
 class LifetimeSpend(NamedTuple):
@@ -154,6 +84,8 @@ class Claim(NamedTuple):
       lifetime: what the site has spent over all studies; None if it keeps no such ledger.
       kept: where the runs of all processes of one data holder alone are counted; empty if said elsewhere,
         or if they are counted in memory.
+      right: bound on the probability of a right guess between two neighbours that were equally likely
+        before, with the noise that is planned; None if only ``epsilon`` and ``delta`` bound it.
     """
 
     client: str
@@ -171,6 +103,7 @@ class Claim(NamedTuple):
     declarations: tuple[str, ...] = ()
     lifetime: LifetimeSpend | None = None
     kept: str = ""
+    right: float | None = None
 
 
 def claims(
@@ -178,7 +111,6 @@ def claims(
     planned: Event,
     delta: float,
     accountants: Sequence[Accountant],
-    lifetime: LifetimeSpend | None = None,
     kept: str = "",
 ) -> tuple[Claim, ...]:
     """States what a client's releases cost, once for each accountant's relation.
@@ -192,11 +124,9 @@ def claims(
     The header's ``table_distance`` is priced in: ``delta`` is the whole, and ``items`` its parts.
 
     Args:
-      ledger: of one client.
       planned: all releases that the client may make in this study.
       delta: at which epsilon is stated.
       accountants: at most one for each relation.
-      lifetime: from ``lifetime_spend``, if the site keeps a ledger for life.
       kept: of a plan for one data holder alone, ``plan.kept``.
 
     Raises:
@@ -212,7 +142,7 @@ def claims(
     reserved = spent(ledger)
     views = ("message",) if ledger.header.sums is not None else ()
     return tuple(
-        _claim(ledger, planned, reserved, delta, accountant, lifetime, view, kept)
+        _claim(ledger, planned, reserved, delta, accountant, view, kept)
         for view in (ledger.header.view, *views)
         for accountant in accountants
     )
@@ -224,7 +154,6 @@ def _claim(
     reserved: Event,
     delta: float,
     accountant: Accountant,
-    lifetime: LifetimeSpend | None,
     view: str,
     kept: str,
 ) -> Claim:
@@ -234,7 +163,7 @@ def _claim(
     sums = header.sums if view == header.view else None
     priced = with_tables(with_sums(of_messages(accountant), sums), header.table_distance)
     epsilon, event = max(
-        ((_epsilon(priced, event, delta), event) for event in (planned, reserved)),
+        ((price(priced, event, delta), event) for event in (planned, reserved)),
         key=lambda pair: pair[0],
     )
     return Claim(
@@ -249,24 +178,36 @@ def _claim(
         exclusions=_exclusions(header.note, accountant.relation, header.unit),
         mark=mark,
         items=delta_items(event, epsilon, delta, header.table_distance),
-        assumptions=_assumptions(event),
+        assumptions=(*_assumptions(event), *((MASKED,) if sums and header.secure else ())),
         declarations=declarations(header, seen_in_sums=sums is not None),
-        lifetime=lifetime,
         kept=kept,
+        right=min(
+            right_guess(epsilon, delta),
+            max(right_by_noise(priced, event) for event in (planned, reserved)),
+        ),
     )
 
 
-def _epsilon(accountant: Accountant, event: Event, delta: float) -> float:
-    """Returns the price, infinite where nothing holds at this δ.
+def right_by_noise(accountant: Accountant, event: Event) -> float:
+    """Bounds the same probability by an event's own noise: δ at ε = 0 bounds the total variation.
 
-    The promised relation has a price, or nothing would have been released; the other may have none.
+    Raises:
+      UnsupportedEvent: the accountant does not know the event.
     """
-    try:
-        return accountant.epsilon(event, delta)
-    except UnsupportedEvent:
-        raise
-    except PrivacyError:  # no epsilon is finite
-        return math.inf
+    return 0.5 + 0.5 * accountant.delta(event, 0.0)
+
+
+def right_guess(epsilon: float, delta: float) -> float:
+    """Bounds the probability of a right guess between two neighbours at even odds, from ε and δ alone.
+
+    Of any test, true and false alarms keep TPR ≤ e^ε·FPR + δ, both ways; so (TPR + 1 − FPR)/2 is at
+    most (e^ε + δ)/(e^ε + 1).
+
+    >>> right_guess(0.0, 0.0), right_guess(math.inf, 1e-5)
+    (0.5, 1.0)
+    """
+    back = math.exp(-epsilon)
+    return min(1.0, (1.0 + delta * back) / (1.0 + back))
 
 
 def lifetime_spend(ledger: Ledger, cap: RdpFilter) -> LifetimeSpend:
@@ -311,53 +252,56 @@ def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ..
 
     >>> header = Header("heart", "ab12", "north", "record", "substitute", "message", True)
     >>> declarations(header)
-    ("each client's data set stays the same for the whole study",)
+    ('no record is added, changed or taken out at a client from its first answer to its last',)
     """
-    unit, lines = header.unit, [FROZEN]
+    unit, lines = header.unit, [caveats.FROZEN]
     if header.max_records is not None:
         held = "record" if unit == "client" else unit
         lines.append(f"no client holds more than {header.max_records} {held}s")
     if header.rows_per_unit is not None:
         lines.append(
-            f"at most {header.rows_per_unit} rows of one {unit} are used; they are grouped, then "
-            "clipped together"
+            f"at most {header.rows_per_unit} rows of one {unit} are used; they are clipped together, as "
+            "one contribution"
         )
     if header.disjoint:
         lines.append(_disjoint(unit))
     if header.records_public:
         lines.append(
-            f"the number of {unit}s at each client is public: no price is stated for one more or less"
+            f"the number of {unit}s at each client is public, so no epsilon is stated for one more or less"
         )
     if seen_in_sums and header.sums is not None:
         least, colluding = header.sums
-        lines += [TRUSTED, UNDER_COVER.format(least=least, colluding=colluding)]
+        lines += [NO_SERVER, ENROLLED] if header.secure else [caveats.TRUSTED]
+        lines.append(caveats.UNDER_COVER.format(least=least, colluding=colluding))
+        if header.secure:
+            lines.append(SIGNED_ONCE.format(colluding=colluding))
     return tuple(lines)
 
 
 def _disjoint(unit: str) -> str:
     """Says why the largest price of any client is that of all of them."""
-    return EACH_ITS_OWN if unit == "client" else DISJOINT.format(unit=unit)
+    return caveats.EACH_ITS_OWN if unit == "client" else caveats.DISJOINT.format(unit=unit)
 
 
 def _exclusions(mark: str, relation: Relation, unit: str) -> tuple[str, ...]:
-    found = list(EXCLUSIONS)
+    found = list(caveats.EXCLUSIONS)
     if unit == "client":
-        found.append(WHOLE_CLIENTS)
+        found.append(caveats.WHOLE_CLIENTS)
         if relation == "add_remove":
-            found.append(ONE_OF_MANY)
+            found.append(caveats.ONE_OF_MANY)
     elif relation == "add_remove":
-        found.append(SURPLUS)
+        found.append(caveats.SURPLUS)
     if "simulation" in mark or "seeded noise" in mark:
-        found.append(FLOAT_NOISE)
-    if UNVETTED in mark:
-        found.append(CUSTOM_CODE)
+        found.append(caveats.FLOAT_NOISE)
+    if caveats.UNVETTED in mark:
+        found.append(caveats.CUSTOM_CODE)
     return tuple(found)
 
 
 def _assumptions(event: Event) -> tuple[str, ...]:
-    found = [PSEUDORANDOM, ENTROPY]
+    found = [caveats.PSEUDORANDOM, caveats.ENTROPY]
     if _holds(event, WithoutReplacement):
-        found.append(UNIFORM_BATCHES)
+        found.append(caveats.UNIFORM_BATCHES)
     return tuple(found)
 
 
@@ -485,15 +429,15 @@ def to_text(parts: Sequence[Claim]) -> str:
             )
         if claim.kept:
             lines.append(
-                f"  runs of all processes are counted by the ledger in {claim.kept}; a copy of it counts "
-                "for itself"
+                f"  the ledger in {claim.kept} counts the runs of all processes; a copy of it counts "
+                "separately"
             )
     sections = {
-        "Neighbours": [
+        "Each claim compares": [
             f"{claim.relation}: {neighbours(claim.relation, claim.unit)}" for claim in parts
         ],
-        "The study declares, and nobody checks": [d for c in parts for d in c.declarations],
-        "It is assumed that": [line for claim in parts for line in claim.assumptions],
+        "Declared by the study, and checked by nobody": [d for c in parts for d in c.declarations],
+        "Assumed": [line for claim in parts for line in claim.assumptions],
         "Not covered": [line for claim in parts for line in claim.exclusions],
     }
     for title, found in sections.items():
@@ -503,12 +447,12 @@ def to_text(parts: Sequence[Claim]) -> str:
 
 
 def neighbours(relation: Relation, unit: str) -> str:
-    """Says in a sentence which data sets a claim holds between.
+    """Says which two data sets a claim compares.
 
     Of whole clients: data sets of all clients together, which differ in the data of one.
 
     >>> neighbours("add_remove", "patient")
-    'two data sets are neighbours if one has one patient more'
+    'the data of a site with and without one patient'
     """
     if unit == "client":
         return _OF_CLIENTS[relation]
@@ -534,15 +478,15 @@ def guessed(relation: str, unit: str) -> str:
 
 
 _RELATIONS = {
-    "add_remove": "two data sets are neighbours if one has one {unit} more",
-    "substitute": "two data sets are neighbours if one {unit} is another in one of them",
+    "add_remove": "the data of a site with and without one {unit}",
+    "substitute": "the data of a site with one {unit} or with another in its place",
 }
 
 
 _OF_CLIENTS = {
-    "add_remove": "two data sets are neighbours if all that one client holds is missing in one of them",
-    "substitute": "two data sets are neighbours if all that one client holds is other data in one of "
-    "them, as many records or fewer or more",
+    "add_remove": "the data of all clients with and without everything that one client holds",
+    "substitute": "the data of all clients with everything that one client holds, or with any other "
+    "records in its place",
 }
 
 
@@ -563,17 +507,18 @@ def _decimal_sum(values: Sequence[float]) -> float:
     return float(sum(decimal.Decimal(repr(value)) for value in values))
 
 
-def _together(part: Claim) -> str:
+def together(unit: str, view: str) -> str:
     """Says what a price that holds for each client alone leaves out."""
-    if part.unit == "client":
-        return CLIENTS_TOGETHER if part.view == "message" else CLIENTS_IN_ONE_SUM
-    return PERSONS_AT_SEVERAL_SITES if part.view == "message" else PERSONS_IN_ONE_SUM
+    if unit == "client":
+        return caveats.CLIENTS_TOGETHER if view == "message" else caveats.CLIENTS_IN_ONE_SUM
+    return caveats.PERSONS_AT_SEVERAL_SITES if view == "message" else caveats.PERSONS_IN_ONE_SUM
 
 
 def _join(parts: list[Claim], disjoint: bool) -> Claim:
     epsilons, deltas = [p.epsilon for p in parts], [p.delta for p in parts]
+    rights = [right_guess(p.epsilon, p.delta) if p.right is None else p.right for p in parts]
     exclusions = [line for part in parts for line in part.exclusions]
-    exclusions.append(_together(parts[0]) if disjoint else ADDED_UP)
+    exclusions.append(together(parts[0].unit, parts[0].view) if disjoint else caveats.ADDED_UP)
     declared = [line for part in parts for line in part.declarations]
     if disjoint:
         declared.append(_disjoint(parts[0].unit))
@@ -581,6 +526,7 @@ def _join(parts: list[Claim], disjoint: bool) -> Claim:
         client=f"all {len(parts)} clients" if len(parts) > 1 else parts[0].client,
         epsilon=max(epsilons) if disjoint else math.fsum(epsilons),
         delta=max(deltas) if disjoint else min(1.0, _decimal_sum(deltas)),
+        right=max(rights) if disjoint else None,
         accountant=", ".join(dict.fromkeys(part.accountant for part in parts)),
         releases=sum(part.releases for part in parts),
         exclusions=tuple(dict.fromkeys(exclusions)),

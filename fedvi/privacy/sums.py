@@ -27,7 +27,38 @@ from fedvi.privacy.events import (
     WithoutReplacement,
 )
 
-__all__ = ["SeenInSums", "Sums", "in_sum", "of_messages", "with_sums"]
+__all__ = [
+    "ENROLLED",
+    "MASKED",
+    "NO_SERVER",
+    "SIGNED_ONCE",
+    "SeenInSums",
+    "Sums",
+    "in_sum",
+    "of_messages",
+    "with_sums",
+]
+
+# Said in a claim where answers are masked, in the place of a server that is trusted.
+NO_SERVER = (
+    "no server is trusted: each answer is masked with keys that the server does not have, and it learns "
+    "one sum of a round's answers; the price under the view `message` is for whoever has the keys of all "
+    "other sites, breaks X25519 while the sites agree on keys, or breaks both it and ML-KEM-768 later"
+)
+ENROLLED = (
+    "the keys under each site's name are that site's: sites compared the digest of the roster, or trust "
+    "the authority that signed; and no site's state was set back to an older copy"
+)
+MASKED = (
+    "X25519 with ML-KEM-768 and HKDF-SHA256 gives two sites a key that nobody else knows: nobody breaks "
+    "X25519 while the sites agree on keys, and nobody breaks both later; nobody forges an ECDSA signature "
+    "on P-256, or one of Ed25519 while the study runs, or finds two texts with one SHA-256"
+)
+SIGNED_ONCE = (
+    "where a round may go on without some sites, all but {colluding} of them sign one set of sites a "
+    "round, and show no share of a key but for that set: the price under the view `message` is for whoever "
+    "works with more"
+)
 
 
 class Sums(NamedTuple):

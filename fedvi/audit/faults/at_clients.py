@@ -32,9 +32,9 @@ AT_CLIENTS = (
     Fault(
         "a-retry-draws-fresh-noise",
         "An interrupted release is computed again with noise of another secret: their mean has less.",
-        "client.worker:Worker._solve",
-        "functools.partial(random.key, secret), before, task, shard",
-        "functools.partial(random.key, self._root.secret(release_id)), before, task, shard",
+        "client.worker:Worker._prepared",
+        "Visit(self._solver, release_id, secret,",
+        "Visit(self._solver, release_id, self._root.secret(release_id),",
         "client",
     ),
     Fault(
@@ -72,7 +72,7 @@ AT_CLIENTS = (
     Fault(
         "records-read-before-they-are-paid-for",
         "Records are read though no budget is left.",
-        "client.worker:Worker._solve",
+        "client.worker:Worker._prepared",
         "before = self._state(task)",
         "before = self._state(task)\n    self._shard()",
         "client",
@@ -80,7 +80,7 @@ AT_CLIENTS = (
     Fault(
         "records-that-changed-are-taken",
         "A study's releases are of different records, and their differences show which.",
-        "store.base:check_inputs",
+        "store.base:check_records",
         "not hmac.compare_digest(freeze.digest, frozen)",
         "not freeze.digest",
         "client",
@@ -121,7 +121,7 @@ AT_CLIENTS = (
     Fault(
         "an-answer-by-hand-counts-as-sent-at-once",
         "A result file that is lost is answered again, from another release.",
-        "client.by_hand:FileLink._submit",
+        "client.file_link:FileLink._submit",
         "raise Written",
         'return Receipt("accepted", self._parcel.version)',
         "client",
@@ -129,7 +129,7 @@ AT_CLIENTS = (
     Fault(
         "a-task-file-that-lacks-an-answer-is-taken",
         "A server that forgot an answer is sent it again, as if it were one to its newest task.",
-        "client.by_hand:FileLink._submit",
+        "client.file_link:FileLink._submit",
         "self._task.task_id != request.task_id",
         "not request.task_id",
         "client",
@@ -137,7 +137,7 @@ AT_CLIENTS = (
     Fault(
         "an-answer-that-began-to-arrive-counts-as-arrived",
         "A connection that broke off ends the round, and the answer is forgotten.",
-        "client.by_hand:_sealed",
+        "client.file_link:_sealed",
         'ledgers.state(ledger, entry.release_id) == "sent"',
         'ledgers.state(ledger, entry.release_id) != "reserved"',
         "client",

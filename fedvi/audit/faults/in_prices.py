@@ -42,22 +42,6 @@ IN_PRICES = (
         ("view aggregate",),
     ),
     Fault(
-        "view-priced-without-colluders",
-        "The same as of sums, where an analyst asks what a view is worth.",
-        "privacy.views:noise_seen",
-        "return single * math.sqrt(answers - colluding)",
-        "return single * math.sqrt(answers)",
-        "price",
-    ),
-    Fault(
-        "a-record-priced-as-a-client",
-        "One record turns a clipped answer around, and is charged as if it could only leave.",
-        "privacy.views:view_event",
-        'add_remove=1.0 if unit == "client" else 2.0',
-        "add_remove=1.0",
-        "price",
-    ),
-    Fault(
         "parts-priced-as-records",
         "A part's change turns around, and is charged as if it could only leave.",
         "privacy.bounded:clipped_changes",

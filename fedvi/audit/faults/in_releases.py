@@ -130,8 +130,8 @@ IN_RELEASES = (
     Fault(
         "a-client-without-records-answers",
         "One that holds nothing takes its factor back, and is twice as far from one that is there.",
-        "inference.solvers.perturbed_update:perturbed_update",
-        "vectors = _parts.or_nothing(vectors, shard)",
+        "inference.solvers._clipped_changes:solver_of",
+        "vectors = or_nothing(vectors, shard)",
         "vectors = vectors + 0.0",
         "worst",
         ("unit client", "visits"),

@@ -3,10 +3,11 @@
 import math
 import sys
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fedvi.errors import ConfigError
 from fedvi.privacy.accountants import steps
-from fedvi.privacy.events import Event, Relation
+from fedvi.privacy.accountants.overflow import check_delta
+from fedvi.privacy.events import Event, Relation, check_relation
 
 __all__ = ["Linear", "linear", "sum_of_epsilons"]
 
@@ -24,11 +25,7 @@ class Linear:
     """
 
     relation: Relation
-
-    @property
-    def name(self) -> str:
-        """What claims and messages call this accountant."""
-        return "linear"
+    name: ClassVar[str] = "linear"
 
     def supports(self, event: Event) -> bool:
         """Whether every atom is a Gaussian, one batch of one Gaussian, or `Unprotected`.
@@ -38,23 +35,13 @@ class Linear:
         return steps.is_supported(event, self.relation)
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Returns the smallest certified ε at ``delta``, in [0, 1); infinite when there is none.
-
-        Raises:
-          UnsupportedEvent: this accountant does not know an atom of ``event``.
-          PrivacyError: no ε is finite, because of overflowing batches and nothing else.
-        """
-        if not 0 <= delta < 1:
-            raise ConfigError(f"delta is {delta}, expected at least 0 and below 1")
+        """Returns the smallest certified ε at ``delta``; see `Accountant.epsilon`."""
+        check_delta(delta)
         found, overflow = steps.steps_of(event, self.relation, self.name)
         return steps.with_overflow(lambda share: sum_of_epsilons(found, share), delta, overflow)
 
     def delta(self, event: Event, epsilon: float) -> float:
-        """Returns the smallest certified δ at ``epsilon``, a finite number of 0 or more.
-
-        Raises:
-          UnsupportedEvent: this accountant does not know an atom of ``event``.
-        """
+        """Returns the smallest certified δ at ``epsilon``; see `Accountant.delta`."""
         return steps.delta_by_search(self, event, epsilon)
 
 
@@ -65,7 +52,7 @@ def linear(relation: Relation) -> Linear:
     >>> round(linear("add_remove").epsilon(Repeated(Gaussian(20.0), 100), delta=1e-5), 3)
     21.51
     """
-    steps.check_relation(relation)
+    check_relation(relation)
     return Linear(relation)
 
 

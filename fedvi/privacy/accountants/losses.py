@@ -9,12 +9,19 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from fedvi.privacy.events import Relation
+from fedvi.privacy.events import (
+    Event,
+    Gaussian,
+    PoissonSampled,
+    Relation,
+    Unprotected,
+    WithoutReplacement,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Loss", "Sampled", "Step", "composed_loss", "grid", "log1p_scaled"]
+__all__ = ["Loss", "Sampled", "Step", "composed_loss", "grid", "log1p_scaled", "why_not"]
 
 
 class Step(NamedTuple):
@@ -42,6 +49,29 @@ _LARGE_COUNT = 1_000
 _FINEST = 2.0**-10
 _COARSEST = 1.0  # an interval; beyond it sampling is no longer priced
 _LEAST_NOISE = 0.02  # below it one step already costs ε in the thousands
+
+
+def why_not(atom: Event, relation: Relation) -> str | None:
+    """Says what would be right in place of an atom without a price; None if it has one."""
+    match atom:
+        case Gaussian() | Unprotected():
+            return None
+        case PoissonSampled(_, Gaussian(_, add_remove, substitute), _) if (
+            add_remove <= 1 and substitute <= 2
+        ) or substitute == 2 * add_remove:
+            return None
+        case WithoutReplacement(_, _, Gaussian()):
+            if relation == "substitute":
+                return None
+            return (
+                "a batch of a fixed size has no price under add_remove: its rate would depend on "
+                "the number of records; promise `substitute`, or sample by `poisson`"
+            )
+    return (
+        "it knows Gaussian releases of any shift, fixed-size batches of one under substitute, and "
+        "Poisson batches of one whose shift is at most 1 (add_remove) and 2 (substitute), or whose "
+        "substitute shift is twice that of add_remove"
+    )
 
 
 def grid(sampled: Sampled, mu: float, relation: Relation, interval: float) -> float | None:
@@ -125,8 +155,9 @@ class Loss(NamedTuple):
 
         if delta <= self.rounding:
             return math.inf
+        both = {self.distribution._pmf_remove, self.distribution._pmf_add}
         with np.errstate(all="ignore"):
-            value = float(self.distribution.get_epsilon_for_delta(delta - self.rounding))
+            value = max(_epsilon_of(pmf.to_dense_pmf(), delta - self.rounding) for pmf in both)
         # The inversion rounds too; nudged until its own answer certifies it.
         nudge = 1e-14
         while value < math.inf and self.delta(value) > delta:
@@ -274,6 +305,41 @@ def _points(probabilities: "np.ndarray", count: int) -> int:
         probabilities, count, _TAIL_MASS_TRUNCATION, orders
     )
     return int(high - low + 1)
+
+
+_TOGETHER = 2**16
+
+
+def _epsilon_of(pmf: Any, delta: float) -> float:
+    """The ε of ``delta`` that dp-accounting finds, which goes through losses one number at a time.
+
+    With U and L the masses of losses ≥ l under the two laws, δ(ε) = U − e^ε·L for ε between two losses:
+    the first loss from above that is below log((U − δ)/L) ends the search.
+    """
+    import numpy as np
+
+    probs, interval = pmf._probs, pmf._discretization
+    upper, lower = float(pmf._infinity_mass), 0.0
+    if upper > delta:
+        return math.inf
+    for end in range(len(probs), 0, -_TOGETHER):
+        start = max(0, end - _TOGETHER)
+        losses = ((np.arange(start, end) + pmf._lower_loss) * interval)[::-1]
+        some = probs[start:end][::-1]
+        uppers = np.cumsum(np.concatenate([[upper], some]))
+        lowers = np.cumsum(np.concatenate([[lower], np.exp(-losses) * some]))
+        # Before each loss, whether ε lies above it; and after it, whether e^−loss is 0 to a float.
+        found = (uppers[:-1] > delta) & (lowers[:-1] > 0)
+        found &= np.log((uppers[:-1] - delta) / lowers[:-1]) >= losses
+        vast = (uppers[1:] >= delta) & (lowers[1:] == 0)
+        place = int(np.argmax(found | vast))
+        if found[place]:
+            upper, lower = float(uppers[place]), float(lowers[place])
+            break
+        if vast[place]:
+            return max(0.0, float(losses[place]))
+        upper, lower = float(uppers[-1]), float(lowers[-1])
+    return 0.0 if upper <= lower + delta else math.log((upper - delta) / lower)
 
 
 def _dense(distribution: Any) -> Any:

@@ -1,25 +1,24 @@
 """Prices by privacy loss distributions; these are the numbers that fedvi states.
 
-What can be priced, the closed form of Gaussian releases, and how the parts are put together; the
-discretised losses of sampled releases are made in `losses`.
+How the parts are put together: what is not sampled has a `closed_form`, and the discretised losses of
+sampled releases are made in `losses`.
 """
 
 import functools
 import math
-import sys
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent, did_you_mean
-from fedvi.privacy.accountants import losses, overflow
+from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
+from fedvi.privacy.accountants import closed_form, losses, overflow
+from fedvi.privacy.accountants.rdp import Rdp
 from fedvi.privacy.events import (
-    RELATIONS,
     Event,
     Gaussian,
     PoissonSampled,
     Relation,
-    Unprotected,
     WithoutReplacement,
+    check_relation,
     counts,
 )
 
@@ -61,11 +60,7 @@ class Pld:
 
     relation: Relation
     interval: float = 1e-4
-
-    @property
-    def name(self) -> str:
-        """What claims and messages call this accountant."""
-        return "pld"
+    name: ClassVar[str] = "pld"
 
     def supports(self, event: Event) -> bool:
         """Whether every atom is Gaussian, sampled in a way that has a proof, or `Unprotected`.
@@ -74,19 +69,10 @@ class Pld:
         norm when it is added or removed and by two when it is substituted, or by s and 2·s.
         Fixed-size batches under ``substitute`` only.
         """
-        return all(why_not(atom, self.relation) is None for atom in counts(event))
+        return all(losses.why_not(atom, self.relation) is None for atom in counts(event))
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Returns the smallest certified ε at ``delta``; infinite when noise does not give one.
-
-        Args:
-          event: what is priced, as a whole.
-          delta: in [0, 1).
-
-        Raises:
-          UnsupportedEvent: this accountant does not know an atom of ``event``.
-          PrivacyError: no ε is finite, because of overflowing batches and nothing else.
-        """
+        """Returns the smallest certified ε at ``delta``; see `Accountant.epsilon`."""
         overflow.check_delta(delta)
         return _epsilon(self, event, delta)
 
@@ -111,19 +97,9 @@ class Pld:
         return (0.0 if down is None else min(high, down.attained(delta))), high
 
     def delta(self, event: Event, epsilon: float) -> float:
-        """Returns the smallest certified δ at ``epsilon``, a finite number of 0 or more.
-
-        Raises:
-          UnsupportedEvent: this accountant does not know an atom of ``event``.
-        """
+        """Returns the smallest certified δ at ``epsilon``; see `Accountant.delta`."""
         overflow.check_epsilon(epsilon)
-        price, least_delta = self._price(event)
-        found = overflow.delta_of(price, epsilon)
-        if not 0 < found < _CLEARLY * least_delta:
-            return found
-        from fedvi.privacy.accountants.rdp import Rdp  # here, since it imports this module
-
-        return min(found, Rdp(self.relation).delta(event, epsilon))
+        return _delta(self, event, epsilon)
 
     def _price(self, event: Event) -> tuple[overflow.Price, float]:
         """The price, and a δ of which it is all lost; infinite where sampling is not priced."""
@@ -131,8 +107,8 @@ class Pld:
         if math.isinf(releases.mu):
             return _UNBOUNDED, 0.0
         mu = _mu_without_sampling(releases, self.relation)
-        delta_at = functools.partial(_gaussian_delta, mu)
-        epsilon_at = functools.partial(_gaussian_epsilon, mu)
+        delta_at = functools.partial(closed_form.gaussian_delta, mu)
+        epsilon_at = functools.partial(closed_form.gaussian_epsilon, mu)
         interval = losses.grid(releases.sampled, releases.mu, self.relation, self.interval)
         loss = None
         if interval is not None:
@@ -163,11 +139,7 @@ def pld(relation: Relation, interval: float = 1e-4) -> Pld:
     >>> round(accountant.epsilon(Repeated(Gaussian(20.0), 100), delta=1e-5), 4)
     1.9931
     """
-    if relation not in RELATIONS:
-        raise ConfigError(
-            f"relation is {relation!r}, expected one of {', '.join(RELATIONS)}",
-            hint=did_you_mean(str(relation), RELATIONS),
-        )
+    check_relation(relation)
     if not 0 < interval <= 0.01:
         raise ConfigError(f"interval is {interval}, expected above 0 and at most 0.01")
     return Pld(relation, interval)
@@ -184,8 +156,6 @@ def _epsilon(accountant: Pld, event: Event, delta: float) -> float:
     price, least_delta = accountant._price(event)
     if not 0 < delta < _CLEARLY * least_delta:
         return overflow.epsilon_of(price, delta)
-    from fedvi.privacy.accountants.rdp import Rdp  # here, since it imports this module
-
     try:
         found = Rdp(accountant.relation).epsilon(event, delta)
     except PrivacyError:  # it has no finite one
@@ -196,35 +166,22 @@ def _epsilon(accountant: Pld, event: Event, delta: float) -> float:
         return found
 
 
+@functools.lru_cache(maxsize=256)
+def _delta(accountant: Pld, event: Event, epsilon: float) -> float:
+    """Does what ``Pld.delta`` does, for an ``epsilon`` that was checked."""
+    price, least_delta = accountant._price(event)
+    found = overflow.delta_of(price, epsilon)
+    if not 0 < found < _CLEARLY * least_delta:
+        return found
+    return min(found, Rdp(accountant.relation).delta(event, epsilon))
+
+
 class _Releases(NamedTuple):
     """What determines the price: μ of all that is not sampled, the sampled rest, and β."""
 
     mu: float
     sampled: losses.Sampled
     overflow: float
-
-
-def why_not(atom: Event, relation: Relation) -> str | None:
-    """Says what would be right in place of an atom without a price; None if it has one."""
-    match atom:
-        case Gaussian() | Unprotected():
-            return None
-        case PoissonSampled(_, Gaussian(_, add_remove, substitute), _) if (
-            add_remove <= 1 and substitute <= 2
-        ) or substitute == 2 * add_remove:
-            return None
-        case WithoutReplacement(_, _, Gaussian()):
-            if relation == "substitute":
-                return None
-            return (
-                "a batch of a fixed size has no price under add_remove: its rate would depend on "
-                "the number of records; promise `substitute`, or sample by `poisson`"
-            )
-    return (
-        "it knows Gaussian releases of any shift, fixed-size batches of one under substitute, and "
-        "Poisson batches of one whose shift is at most 1 (add_remove) and 2 (substitute), or whose "
-        "substitute shift is twice that of add_remove"
-    )
 
 
 def _reduce(event: Event, relation: Relation) -> _Releases:
@@ -240,12 +197,12 @@ def _reduce(event: Event, relation: Relation) -> _Releases:
         sampled[step] = sampled.get(step, 0) + count
 
     for atom, count in counts(event).items():
-        why = why_not(atom, relation)
+        why = losses.why_not(atom, relation)
         if why is not None:
             raise UnsupportedEvent(f"accountant pld does not know the price of {atom}", hint=why)
         match atom:
             case Gaussian():
-                squares.append(count * _mu(atom, relation) ** 2)
+                squares.append(count * closed_form.shift_over_noise(atom, relation) ** 2)
             case PoissonSampled(rate, Gaussian() as inner, beyond):
                 overflows.append(count * beyond)
                 # Either unit of a substitution may move the sum this far from the shared rest.
@@ -253,14 +210,14 @@ def _reduce(event: Event, relation: Relation) -> _Releases:
                 if relation == "substitute":
                     reach = max(reach, inner.substitute / 2)
                 if rate == 1:
-                    squares.append(count * _mu(inner, relation) ** 2)
+                    squares.append(count * closed_form.shift_over_noise(inner, relation) ** 2)
                 elif reach > 0:
                     add("poisson", inner.noise_multiplier / reach, rate, count)
             case WithoutReplacement(batch, size, Gaussian() as inner):
                 # In place of the unit stands another one, or nothing if its slot is empty.
                 reach = max(inner.substitute, inner.add_remove)
                 if batch == size:
-                    squares.append(count * _mu(inner, relation) ** 2)
+                    squares.append(count * closed_form.shift_over_noise(inner, relation) ** 2)
                 elif reach > 0:
                     add("fixed", inner.noise_multiplier / reach, atom.rate, count)
             case _:
@@ -271,14 +228,6 @@ def _reduce(event: Event, relation: Relation) -> _Releases:
         tuple(sorted(sampled.items())),
         math.fsum(overflows),
     )
-
-
-def _mu(event: Gaussian, relation: Relation) -> float:
-    """Shift ÷ noise; infinite where something moves and there is no noise."""
-    shift = event.add_remove if relation == "add_remove" else event.substitute
-    if shift == 0:
-        return 0.0
-    return shift / event.noise_multiplier if event.noise_multiplier > 0 else math.inf
 
 
 def _mu_without_sampling(releases: _Releases, relation: Relation) -> float:
@@ -294,39 +243,3 @@ def _mu_without_sampling(releases: _Releases, relation: Relation) -> float:
         reach = 2 if relation == "substitute" and step.kind == "poisson" else 1
         squares.append(count * (reach / step.noise) ** 2)
     return math.sqrt(math.fsum(squares))
-
-
-# The closed form.
-
-
-def _gaussian_delta(mu: float, epsilon: float) -> float:
-    """Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ), rounded up."""
-    if mu == 0:
-        return 0.0
-    # Imported late, as dp-accounting is: together they take a second, and whoever reads a ledger
-    # or a claim without pricing it should not wait for them.
-    from scipy import special
-
-    upper = float(special.log_ndtr(mu / 2 - epsilon / mu))
-    if upper < -745:
-        return 0.0  # below the smallest float
-    lower = epsilon + float(special.log_ndtr(-mu / 2 - epsilon / mu))
-    # log_ndtr is good to a few units in the last place of its value, ε/μ to one of its own.
-    rounding = 8 * sys.float_info.epsilon * (1 + abs(upper) + abs(lower) + epsilon)
-    value = math.exp(upper) * (-math.expm1(min(0.0, lower - upper)) + rounding)
-    return min(1.0, value)
-
-
-def _gaussian_epsilon(mu: float, delta: float) -> float:
-    if _gaussian_delta(mu, 0.0) <= delta:
-        return 0.0
-    if delta == 0:
-        return math.inf
-    # P[loss > ε] ≤ δ there, by the Gaussian tail bound; doubled for the rounding.
-    high = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    while _gaussian_delta(mu, high) > delta:
-        high *= 2
-        if math.isinf(high):
-            return math.inf
-    delta_at = functools.partial(_gaussian_delta, mu)
-    return overflow.smallest(delta_at, delta, 0.0, high, tolerance=1e-13)

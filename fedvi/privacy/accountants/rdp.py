@@ -8,13 +8,12 @@ import functools
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from fedvi.errors import ConfigError, UnsupportedEvent, did_you_mean
+from fedvi.errors import ConfigError, UnsupportedEvent
 from fedvi.privacy.accountants import overflow
-from fedvi.privacy.accountants.pld import why_not
+from fedvi.privacy.accountants.losses import why_not
 from fedvi.privacy.events import (
-    RELATIONS,
     DiscreteGaussian,
     Event,
     Gaussian,
@@ -22,6 +21,7 @@ from fedvi.privacy.events import (
     Relation,
     Unprotected,
     WithoutReplacement,
+    check_relation,
     counts,
 )
 
@@ -65,11 +65,7 @@ class Rdp:
     """
 
     relation: Relation
-
-    @property
-    def name(self) -> str:
-        """What claims and messages call this accountant."""
-        return "rdp"
+    name: ClassVar[str] = "rdp"
 
     def supports(self, event: Event) -> bool:
         """Whether every atom is supported by `pld`, or is a `DiscreteGaussian` of everything."""
@@ -104,12 +100,7 @@ class Rdp:
         return tuple(self.divergence(event, order) for order in ORDERS)
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Returns the smallest certified ε at ``delta``, in [0, 1); infinite if there is none.
-
-        Raises:
-          UnsupportedEvent: this accountant does not know an atom of ``event``.
-          PrivacyError: no ε is finite, because of overflowing batches and nothing else.
-        """
+        """Returns the smallest certified ε at ``delta``; see `Accountant.epsilon`."""
         overflow.check_delta(delta)
         curve, beyond = self.curve(event), overflow_of(event)
         if _total_variation(min(curve)) + 2 * beyond <= delta:
@@ -127,11 +118,7 @@ class Rdp:
         return best
 
     def delta(self, event: Event, epsilon: float) -> float:
-        """Returns the smallest certified δ at ``epsilon``, a finite number of 0 or more.
-
-        Raises:
-          UnsupportedEvent: this accountant does not know an atom of ``event``.
-        """
+        """Returns the smallest certified δ at ``epsilon``; see `Accountant.delta`."""
         overflow.check_epsilon(epsilon)
         curve, beyond = self.curve(event), overflow_of(event)
         best = min(1.0, _total_variation(min(curve)) + 2 * beyond)
@@ -149,11 +136,7 @@ def rdp(relation: Relation) -> Rdp:
     >>> round(rdp("add_remove").epsilon(Repeated(Gaussian(20.0), 100), delta=1e-5), 2)
     2.17
     """
-    if relation not in RELATIONS:
-        raise ConfigError(
-            f"relation is {relation!r}, expected one of {', '.join(RELATIONS)}",
-            hint=did_you_mean(str(relation), RELATIONS),
-        )
+    check_relation(relation)
     return Rdp(relation)
 
 

@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent, did_you_mean
-from fedvi.privacy.accountants.pld import _gaussian_delta, _gaussian_epsilon
+from fedvi.errors import PrivacyError, UnsupportedEvent
+from fedvi.privacy.accountants.closed_form import (
+    gaussian_delta,
+    gaussian_epsilon,
+    shift_over_noise,
+)
+from fedvi.privacy.accountants.overflow import check_epsilon
 from fedvi.privacy.events import (
-    RELATIONS,
     Event,
     Gaussian,
     PoissonSampled,
@@ -25,7 +29,6 @@ __all__ = [
     "Prices",
     "Step",
     "amplified",
-    "check_relation",
     "delta_by_search",
     "is_supported",
     "steps_of",
@@ -72,15 +75,15 @@ class Step(NamedTuple):
         Wang (2018), arXiv:1805.06530, Theorem 8.
         """
         if self.rate == 1:
-            return _gaussian_epsilon(self.mu, delta) if self.mu < math.inf else math.inf
+            return gaussian_epsilon(self.mu, delta) if self.mu < math.inf else math.inf
         # The larger δ of both terms bounds their mean.
         worst = max(self.mu, self.absent)
         if worst == math.inf:
             return math.inf
         share = min(math.nextafter(delta / self.rate, 0.0), 1 - 2**-53)
-        high = _gaussian_epsilon(worst, share)
+        high = gaussian_epsilon(worst, share)
         if self.absent < self.mu < math.inf and 0 < high < math.inf:
-            low = _gaussian_epsilon(self.absent, share)
+            low = gaussian_epsilon(self.absent, share)
             while high - low > 1e-9 * high:
                 middle = (low + high) / 2
                 low, high = (low, middle) if self._delta(middle) <= delta else (middle, high)
@@ -89,7 +92,7 @@ class Step(NamedTuple):
     def _delta(self, base: float) -> float:
         """q·[(1−β)·δ(P₁, P₀) + β·δ(P₁, P₂)] at ε₀ = ``base``."""
         beta = min(1.0, math.exp(amplified(base, self.rate) - base))
-        absent, other = _gaussian_delta(self.absent, base), _gaussian_delta(self.mu, base)
+        absent, other = gaussian_delta(self.absent, base), gaussian_delta(self.mu, base)
         return self.rate * ((1 - beta) * absent + beta * other)
 
 
@@ -106,15 +109,6 @@ def amplified(epsilon: float, rate: float) -> float:
         return value * (1 + 16 * sys.float_info.epsilon)
     rest = math.log1p(math.exp(-epsilon) * (1 - rate) / rate)
     return epsilon + math.log(rate) + rest + 16 * sys.float_info.epsilon * epsilon
-
-
-def check_relation(relation: Relation) -> None:
-    """Raises `ConfigError` for a relation that is not one."""
-    if relation not in RELATIONS:
-        raise ConfigError(
-            f"relation is {relation!r}, expected one of {', '.join(RELATIONS)}",
-            hint=did_you_mean(str(relation), RELATIONS),
-        )
 
 
 def is_supported(event: Event, relation: Relation) -> bool:
@@ -137,16 +131,16 @@ def steps_of(event: Event, relation: Relation, name: str) -> tuple[tuple[Step, .
         rate, absent, mu = 1.0, math.inf, math.inf
         match atom:
             case Gaussian():
-                mu = absent = _mu(atom, relation)
+                mu = absent = shift_over_noise(atom, relation)
             case PoissonSampled(rate, Gaussian() as inner, overflow):
                 overflows.append(count * overflow)
-                mu = _mu(inner, relation)
-                absent = mu if rate == 1 else _mu(inner, "add_remove")
+                mu = shift_over_noise(inner, relation)
+                absent = mu if rate == 1 else shift_over_noise(inner, "add_remove")
             case WithoutReplacement(batch, size, Gaussian() as inner):
                 rate = atom.rate
-                mu = _mu(inner, "substitute")
+                mu = shift_over_noise(inner, "substitute")
                 if batch < size:  # then the slot that stands in may be empty
-                    mu = max(mu, _mu(inner, "add_remove"))
+                    mu = max(mu, shift_over_noise(inner, "add_remove"))
                 absent = mu
         if max(mu, absent) > 0:
             found[rate, mu, absent] = found.get((rate, mu, absent), 0) + count
@@ -188,8 +182,7 @@ def with_overflow(epsilon_at: Callable[[float], float], delta: float, overflow: 
 
 def delta_by_search(accountant: Prices, event: Event, epsilon: float) -> float:
     """Returns a δ with ``accountant.epsilon(event, δ)`` ≤ ``epsilon``, or 1: bisects log δ."""
-    if not 0 <= epsilon < math.inf:
-        raise ConfigError(f"epsilon is {epsilon}, expected a finite number of 0 or more")
+    check_epsilon(epsilon)
 
     def suffices(delta: float) -> bool:
         try:
@@ -208,13 +201,6 @@ def delta_by_search(accountant: Prices, event: Event, epsilon: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if suffices(math.exp(middle)) else (middle, high)
     return math.exp(high)
-
-
-def _mu(event: Gaussian, relation: Relation) -> float:
-    shift = event.add_remove if relation == "add_remove" else event.substitute
-    if shift == 0:
-        return 0.0
-    return shift / event.noise_multiplier if event.noise_multiplier > 0 else math.inf
 
 
 def _why_not(atom: Event, relation: Relation) -> str | None:

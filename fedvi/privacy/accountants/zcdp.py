@@ -7,12 +7,12 @@ import functools
 import math
 import sys
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fedvi.errors import ConfigError, UnsupportedEvent, did_you_mean
+from fedvi.errors import UnsupportedEvent
 from fedvi.privacy.accountants import overflow
 from fedvi.privacy.accountants.rdp import overflow_of
 from fedvi.privacy.events import (
-    RELATIONS,
     DiscreteGaussian,
     Event,
     Gaussian,
@@ -20,6 +20,7 @@ from fedvi.privacy.events import (
     Relation,
     Unprotected,
     WithoutReplacement,
+    check_relation,
     counts,
 )
 
@@ -44,11 +45,7 @@ class Zcdp:
     """
 
     relation: Relation
-
-    @property
-    def name(self) -> str:
-        """What claims and messages call this accountant."""
-        return "zcdp"
+    name: ClassVar[str] = "zcdp"
 
     def supports(self, event: Event) -> bool:
         """Whether every atom is Gaussian or discrete Gaussian, sampled or not, or `Unprotected`.
@@ -74,21 +71,12 @@ class Zcdp:
         return math.fsum(terms) if math.inf not in terms else math.inf
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Returns the smallest certified ε at ``delta``, in [0, 1); infinite if there is none.
-
-        Raises:
-          UnsupportedEvent: this accountant does not know an atom of ``event``.
-          PrivacyError: no ε is finite, because of overflowing batches and nothing else.
-        """
+        """Returns the smallest certified ε at ``delta``; see `Accountant.epsilon`."""
         overflow.check_delta(delta)
         return overflow.epsilon_of(self._price(event), delta)
 
     def delta(self, event: Event, epsilon: float) -> float:
-        """Returns the smallest certified δ at ``epsilon``, a finite number of 0 or more.
-
-        Raises:
-          UnsupportedEvent: this accountant does not know an atom of ``event``.
-        """
+        """Returns the smallest certified δ at ``epsilon``; see `Accountant.delta`."""
         overflow.check_epsilon(epsilon)
         return overflow.delta_of(self._price(event), epsilon)
 
@@ -107,11 +95,7 @@ def zcdp(relation: Relation) -> Zcdp:
     >>> round(zcdp("add_remove").epsilon(Repeated(Gaussian(20.0), 100), delta=1e-5), 2)
     2.17
     """
-    if relation not in RELATIONS:
-        raise ConfigError(
-            f"relation is {relation!r}, expected one of {', '.join(RELATIONS)}",
-            hint=did_you_mean(str(relation), RELATIONS),
-        )
+    check_relation(relation)
     return Zcdp(relation)
 
 

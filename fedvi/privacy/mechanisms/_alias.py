@@ -1,6 +1,6 @@
 """Draws of integer noise from alias tables, and what the mechanisms on a grid share.
 
-Time depends on what is drawn: a table lookup is not constant-time, and one draw in 2³¹ needs a step
+Time depends on what is drawn: a table lookup is not constant-time, and one draw in 2¹⁵ needs a step
 more. An attacker who times a client's memory or its steps is out of scope.
 """
 
@@ -83,8 +83,8 @@ def draw(law: str, key: Key, count: int) -> jax.Array:
     """Draws ``count`` independent integers of a table's law, int32 [count].
 
     A draw uses 80 random bits: 16 pick a column, 63 decide between it and its alias, one is the
-    sign. Two draws share the word that holds their columns. The last 32 of the 63 decide only if
-    the first 31 equal the threshold's, and are drawn only then.
+    sign. The first 15 of the 63 share a word with the others and nearly always decide: the last 48
+    do only where these equal the threshold's, and are drawn only then, for a row of draws together.
 
     Guarantee: given uniform bits, each is within ``TABLE_DISTANCE`` of the law.
 
@@ -99,27 +99,46 @@ def draw(law: str, key: Key, count: int) -> jax.Array:
     if count == 0:
         return jnp.zeros(0, jnp.int32)
     key, rest = jax.random.split(key)
-    half = (count + 1) // 2
-    words = jax.random.bits(key, (3, half), jnp.uint32)
-    column = jnp.concatenate([words[0] & jnp.uint32(_MASK), words[0] >> 16])
-    first = words[1:].reshape(-1)
-    high = first & jnp.uint32(2**31 - 1)
-    aliases, bars_high, bars_low = (jnp.asarray(row) for row in table(law))
+    rows = -(-count // _ROW)
+    width = -(-count // rows)
+    words = jax.random.bits(key, (rows, width), jnp.uint32)
+    packed, bars_middle, bars_low = (jnp.asarray(row) for row in _packed(law))
 
     def looked_up(row: jax.Array, at: jax.Array) -> jax.Array:
         return row.at[at].get(mode="promise_in_bounds")
 
-    def settled(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        kept, open_ = state
-        which = jnp.argmax(open_)
-        low = jax.random.bits(jax.random.fold_in(rest, which), (), jnp.uint32)
-        below = low < looked_up(bars_low, column[which])
-        return kept.at[which].set(below), open_.at[which].set(False)
+    column = words & jnp.uint32(_MASK)
+    entry = looked_up(packed, column)
+    bar, coin = entry >> 16, (words >> 16) & jnp.uint32(2**15 - 1)
+    tied = coin == bar
 
-    bar = looked_up(bars_high, column)
-    kept, _ = lax.while_loop(lambda state: state[1].any(), settled, (high < bar, high == bar))
-    magnitude = jnp.where(kept, column, looked_up(aliases, column)).astype(jnp.int32)
-    return jnp.where((first >> 31) == 1, -magnitude, magnitude)[:count]
+    def settled(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        kept, waiting = state
+        row = jnp.argmax(waiting)
+        middle, low = jax.random.bits(jax.random.fold_in(rest, row), (2, width), jnp.uint32)
+        middle, at = middle >> 16, column[row]
+        bar_middle = looked_up(bars_middle, at)
+        below = (middle < bar_middle) | ((middle == bar_middle) & (low < looked_up(bars_low, at)))
+        found = jnp.where(tied[row], below, kept[row])
+        return kept.at[row].set(found), waiting.at[row].set(False)
+
+    start = coin < bar, tied.any(axis=1)
+    kept, _ = lax.while_loop(lambda state: state[1].any(), settled, start)
+    magnitude = jnp.where(kept, column, entry & jnp.uint32(_MASK)).astype(jnp.int32)
+    return jnp.where((words >> 31) == 1, -magnitude, magnitude).reshape(-1)[:count]
+
+
+_ROW = 1024  # draws; a tie costs two words for each draw of its row
+
+
+def _packed(law: str) -> tuple[npt.NDArray[np.uint32], ...]:
+    """Returns what decides nearly every draw in one array, and the last bits of the thresholds.
+
+    Of a threshold's 63 bits the first 15 stand above the alias, for one lookup a draw; then the next 16,
+    and the last 32.
+    """
+    alias, high, low = table(law)
+    return alias | (high >> 16) << 16, high & _MASK, low
 
 
 def check_noise(noise_multiplier: float) -> float:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.flatten_util
@@ -25,11 +25,7 @@ class Gaussian:
     """
 
     noise_multiplier: float
-
-    @property
-    def mark(self) -> str:
-        """What every table of a run with this noise says."""
-        return "simulation: no guarantee"
+    mark: ClassVar[str] = "simulation: no guarantee"
 
     def grid(self, clip_norm: float) -> Grid | None:
         """Returns None: totals stay in floating point."""

@@ -46,16 +46,6 @@ class Feistel:
         """The static number of rows of a batch."""
         return self.batch
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What the event takes for granted besides uniform random bits; statements print it."""
-        if self.max_records <= _EXACT_UP_TO:
-            return ()
-        return (
-            f"batches of {self.batch} of {self.max_records} slots by a keyed Feistel permutation "
-            "cannot be told from uniformly random ones (computational, unproved)",
-        )
-
     def draw(self, key: Key, valid: Any) -> Batch:
         """Draws one batch; work is O(batch), or O(batch²) up to 2¹⁴ slots.
 
@@ -83,8 +73,8 @@ def feistel(batch: int, max_records: int) -> Feistel:
     same probability up to a total variation of 2⁻⁶⁹ a draw. Proof: Floyd's algorithm is exact given
     uniform integers below N − B + 1, …, N; one made of 96 bits is off by at most N · 2⁻⁹⁷, and there
     are at most N ≤ 2¹⁴ of them. Those 2⁻⁶⁹ are paid for by ``TABLE_DISTANCE`` of the noise, which has
-    more room than that: docs/proofs/alias_table.md. Above 2¹⁴ slots there is no proof, see
-    ``assumptions``.
+    more room than that: docs/proofs/alias_table.md. Above 2¹⁴ slots it is assumed (computational,
+    unproved) that such batches cannot be told from uniformly random ones, as statements say.
 
     Args:
       batch: B, the size of every batch, slots without a record included.

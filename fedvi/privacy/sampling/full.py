@@ -1,7 +1,7 @@
 """Every record in every step: no subsampling, no amplification."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -18,27 +18,17 @@ class Full:
     """The whole shard; its event is the inner event itself."""
 
     max_records: int
-
-    @property
-    def rate(self) -> float:
-        """The probability that a record is in a batch."""
-        return 1.0
+    rate: ClassVar[float] = 1.0
 
     @property
     def capacity(self) -> int:
         """The static number of rows of a batch."""
         return self.max_records
 
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What the event takes for granted besides uniform random bits: nothing."""
-        return ()
-
     def draw(self, key: Key, valid: Any) -> Batch:
         """Returns all slots; ``key`` is not used.
 
         Args:
-          key: of no use here.
           valid: bool [max_records]; slots that hold no record are masked.
 
         Raises:

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 
 from fedvi import errors
 from fedvi.privacy import events
@@ -54,11 +53,6 @@ class Poisson:
     overflow: float
     gap_count: int
     column_bits: int
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What the event takes for granted besides uniform random bits: nothing."""
-        return ()
 
     def draw(self, key: Key, valid: Any) -> Batch:
         """Draws one batch by the gaps between chosen slots; work is O(capacity).
@@ -153,13 +147,16 @@ def poisson(rate: float, max_records: int, overflow: float | None = None) -> Poi
             f"overflow is {overflow}, expected a number strictly between 0 and 1",
             "leave it out: 1e-14 adds next to nothing to delta",
         )
-    law = scipy.stats.binom(max_records, rate)
-    # The law's own inverse knows no tail below 1e-16.
+
+    def more_than(rows: int) -> float:
+        return _more_than(rows, max_records, rate)
+
+    # Searched for, since inverses of the law know no tail below 1e-16.
     capacity = 1 + bisect.bisect_left(
-        range(1, max_records), True, key=lambda rows: bool(law.sf(rows) <= tail_wanted)
+        range(1, max_records), True, key=lambda rows: more_than(rows) <= tail_wanted
     )
     # A relative margin of 1e-6 covers the rounding of the tail sum.
-    tail = float(law.sf(capacity)) * (1.0 + 1e-6) if capacity < max_records else 0.0
+    tail = more_than(capacity) * (1.0 + 1e-6) if capacity < max_records else 0.0
     wanted = min(_GAPS_TABLED / rate, max_records + 1, 2**_MOST_COLUMN_BITS - 1)
     column_bits = max(1, int(np.ceil(np.log2(wanted + 1))))
     while True:
@@ -193,11 +190,22 @@ def _passes(
 
     def tail(count: int) -> float:
         # Falls as count grows: one more trial, and one more success allowed.
-        return float(scipy.stats.binom.sf(count, capacity + count, probability)) * (1.0 + 1e-6)
+        return _more_than(count, capacity + count, probability) * (1.0 + 1e-6)
 
     wanted = overflow / 1024.0
     count = bisect.bisect_left(range(most), True, key=lambda number: tail(number) <= wanted)
     return count, tail(count) if count < most else 0.0
+
+
+def _more_than(count: int, trials: int, probability: float) -> float:
+    """Returns the probability of more than ``count`` < ``trials`` successes of a binomial law.
+
+    By the incomplete beta function, which is what `scipy.stats.binom.sf` computes: its module alone takes
+    a second of processor time to import.
+    """
+    from scipy import special
+
+    return float(special.betainc(count + 1.0, float(trials - count), probability))
 
 
 @functools.lru_cache(maxsize=16)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedvi import errors
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged
+from fedvi.audit.masked import check_masked
 from fedvi.federation.messages import Hello, NextTask, Offer, Payload, Submit, Tensor
 from fedvi.federation.progress import Patience, Schedule, StageEnd
 from fedvi.privacy import events
@@ -32,7 +33,6 @@ def check_sums(spec: ServerSpec, seed: int = 0) -> list[Finding]:
 
     Args:
       spec: of the study; its ledgers and its budget are left out, since nobody's records are here.
-      seed: of the answers.
 
     Raises:
       ConfigError: the server does not publish sums alone.
@@ -43,10 +43,19 @@ def check_sums(spec: ServerSpec, seed: int = 0) -> list[Finding]:
             'the study promises view = "message": there is nothing to look at here',
         )
     # Nobody waits for a quorum: what too few answers would show is asked of the fold itself.
+    gather = spec.gather
     spec = spec._replace(headers={}, budget=None, patience=Patience(1.0, 1))
+    masked = spec
+    # What is published is looked at with answers that differ by what is not: masks would hide it here too.
+    spec = spec._replace(gather=gather._replace(bits=None))
     stages = list(_beginnings(spec))
     checks = (_split, _too_few, _late)
-    return [_worst([check(spec, seed, begin) for begin in stages]) for check in checks]
+    found = [_worst([check(spec, seed, begin) for begin in stages]) for check in checks]
+    if gather.bits is None:
+        return found
+    generator = np.random.default_rng(seed)
+    answers = {name: _payload(spec, name, _made_up(spec, generator)) for name in spec.clients}
+    return [*found, *check_masked(masked, answers)]
 
 
 def _beginnings(spec: ServerSpec) -> Iterator[ServerState]:
@@ -229,7 +238,7 @@ def _shown(spec: ServerSpec, state: ServerState) -> dict[str, Any]:
 def _judged(name: str, left: Any, right: Any, good: str, bad: str) -> Finding:
     passed = _same(left, right)
     figure = "the same in every bit" if passed else "not the same"
-    return Finding("sums", name, passed, figure, good if passed else bad)
+    return judged("sums", name, passed, figure, good, bad)
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -1,0 +1,292 @@
+"""Plays a round of secure sums: sites that mask, a server that adds, and an auditor who computes all anew.
+
+The auditor has the sites' secrets, of whom none holds a record, and shares no code with the masks: HKDF is
+written out, and the stream comes from the cipher itself.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+from fedvi import errors
+from fedvi.audit.findings import Finding
+from fedvi.client.masking import Form, MaskedLink, Masking, task_digest
+from fedvi.expfam import tree
+from fedvi.federation.messages import (
+    Hello,
+    NextTask,
+    Offer,
+    Payload,
+    Reply,
+    Request,
+    Submit,
+    Wait,
+)
+from fedvi.federation.whole_numbers import SHARES
+from fedvi.privacy import ledger as ledgers
+from fedvi.privacy.agreement import Named
+from fedvi.privacy.ledger import Header
+from fedvi.privacy.shares import SEALED_BYTES
+from fedvi.server.coordinator import Coordinator
+from fedvi.server.core import openings
+from fedvi.server.core.protocol import ServerSpec
+from fedvi.store.base import SECRET_BYTES
+from fedvi.store.memory import MemoryClientStore, MemoryServerStore
+from fedvi.transport import codec
+from fedvi.transport.memory import MemoryLink
+from fedvi.transport.signers import within_one_process
+from fedvi.updates.base import Task
+
+__all__ = ["check_masked"]
+
+_OVERDUE = 1e9
+
+
+class _Round(NamedTuple):
+    """What an auditor sees of a round.
+
+    Attributes:
+      coordinator: that took the answers.
+      maskings: of the sites.
+      held: client → what its store held of keys when it had masked its answer.
+      tasks: client → its task.
+      plain, masked: client → its answer.
+      late: who did not send it; empty if all did.
+    """
+
+    coordinator: Coordinator
+    maskings: Mapping[str, Masking]
+    held: Mapping[str, Any]
+    tasks: Mapping[str, Task]
+    plain: Mapping[str, Payload]
+    masked: Mapping[str, Payload]
+    late: str
+
+
+def check_masked(spec: ServerSpec, answers: Mapping[str, Payload]) -> list[Finding]:
+    """Plays one round of a study of secure sums; a finding for each thing that must hold.
+
+    Args:
+      spec: of the study, without ledgers and budget.
+      answers: client → a made-up answer, as it would be sent without masks.
+    """
+    found = _played(spec, answers)
+    checks = [_sum(spec, found), _masks(spec, found), _once(found)]
+    if openings.opens(spec):
+        late = spec.clients[-1]
+        without = _played(spec, answers, late)
+        checks[0] = _worse(checks[0], _sum(spec, without))
+        checks += [_set(spec, without), _outside(spec, _played(spec, answers, late, turns=1))]
+    return checks
+
+
+def _played(
+    spec: ServerSpec, answers: Mapping[str, Payload], late: str = "", turns: int = 2
+) -> _Round:
+    """Plays a round; a site that is late has masked its answer, and is skipped before it sends it.
+
+    Args:
+      spec, answers: as of `check_masked`.
+      late: a site.
+      turns: how often sites that sent an answer ask for work then: they sign, and they open.
+    """
+    gather = spec.gather
+    assert gather is not None
+    assert gather.bits is not None
+    now = 0.0
+    coordinator = Coordinator(spec, MemoryServerStore(), clock=lambda: now)
+    signers = within_one_process(spec.clients)
+    form = Form(
+        spec.study_digest, spec.clients, gather.shapes, gather.step, gather.bits, gather.sums
+    )
+    maskings, stores, links = {}, {}, {}
+    for name in spec.clients:
+        header = Header("audit", spec.study_digest, name, "record", "substitute", "message", True)
+        stores[name] = MemoryClientStore(ledgers.open_ledger(header))
+        maskings[name] = Masking(name, form, signers[name], stores[name])
+        links[name] = MaskedLink(MemoryLink(coordinator.handle), maskings[name])
+        links[name].handle(Hello(name, spec.study_digest))
+    tasks: dict[str, Task] = {}
+    # Keys, offers, and then all are handed their tasks.
+    for _ in range(3):
+        for name, link in links.items():
+            reply = link.handle(NextTask(name))
+            if isinstance(reply, Offer):
+                tasks[name] = reply.task
+    masked = {name: maskings[name].mask(tasks[name], answers[name]) for name in spec.clients}
+    held = {name: json.loads(stores[name].load_keys() or b"{}") for name in masked}
+    in_time = [name for name in spec.clients if name != late]
+    for name, payload in masked.items():
+        _seal(stores[name], tasks[name], payload)
+        if name != late:
+            links[name].handle(Submit(name, tasks[name].task_id, payload))
+    if late:
+        now = _OVERDUE
+        coordinator.tick()
+    for name in in_time * turns:
+        if openings.phase(coordinator.state):
+            links[name].handle(NextTask(name))
+    return _Round(coordinator, maskings, held, tasks, answers, masked, late)
+
+
+def _seal(store: MemoryClientStore, task: Task, payload: Payload) -> None:
+    """Writes an answer into a site's ledger, as its worker does."""
+    release_id = f"{task.task_id}#0"
+    book = ledgers.charge(store.ledger, release_id, codec.event_from(payload.event))
+    store.reserve(book, release_id, bytes(SECRET_BYTES), b"")
+    store.note_inputs(release_id, b"", b"", b"")
+    store.seal(ledgers.seal(book, release_id, payload.sha256), release_id, payload, None)
+
+
+def _worse(first: Finding, second: Finding) -> Finding:
+    return first if not first.passed else second
+
+
+def _sum(spec: ServerSpec, found: _Round) -> Finding:
+    """Compares what the server folded with what it folds of answers that it sees."""
+    assert spec.gather is not None
+    open_spec = spec._replace(gather=spec.gather._replace(bits=None))
+    now = 0.0
+    coordinator = Coordinator(open_spec, MemoryServerStore(), clock=lambda: now)
+    for name in spec.clients:
+        coordinator.handle(Hello(name, spec.study_digest))
+        coordinator.handle(NextTask(name))
+    for name, payload in found.plain.items():
+        if name != found.late:
+            coordinator.handle(Submit(name, found.tasks[name].task_id, payload))
+    if found.late:
+        now = _OVERDUE
+        coordinator.tick()
+    same = tree.equal(coordinator.state.posterior, found.coordinator.state.posterior)
+    passed = same and coordinator.state.version == found.coordinator.state.version == 1
+    return Finding(
+        "sums",
+        "a masked sum is the plain one",
+        passed,
+        "the same in every bit" if passed else "not the same",
+        "masks cancel, and the posterior is that of a server which sees every answer"
+        if passed
+        else "masks do not cancel: the sum that is folded is not that of the answers",
+    )
+
+
+def _masks(spec: ServerSpec, found: _Round) -> Finding:
+    """Computes every mask anew, from the sites' secrets."""
+    gather = spec.gather
+    assert gather is not None
+    assert gather.bits is not None
+    unsigned = f"<u{gather.bits // 8}"
+    wrong = []
+    for own, name in enumerate(spec.clients):
+        numbers = [
+            np.rint(np.ravel(part) / gather.step)
+            for _, part in sorted(codec.decode(found.plain[name])[0].items())
+        ]
+        words = np.concatenate([*numbers, np.zeros(4)]).astype(np.int64).astype(unsigned)
+        held = found.held[name]
+        digest = task_digest(bytes.fromhex(held["set_up"]), spec.study_digest, found.tasks[name])
+        for index, other in enumerate(spec.clients):
+            if index == own:
+                continue
+            # HKDF-Expand of RFC 5869, one block.
+            info = b"fedvi mask 1" + digest + b"\1"
+            secret = base64.b64decode(held["secrets"][other])
+            key = hmac.new(secret, info, hashlib.sha256).digest()
+            stream = (
+                Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(words.nbytes))
+            )
+            part = np.frombuffer(stream, unsigned)
+            words = words + part if index > own else words - part
+        if openings.opens(spec):
+            seed = Cipher(ChaCha20(base64.b64decode(held["seed"]), bytes(16)), mode=None)
+            words = words + np.frombuffer(seed.encryptor().update(bytes(words.nbytes)), unsigned)
+        sent = found.masked[name].tensors[0]
+        if words.tobytes() != bytes(sent.data):
+            wrong.append(name)
+    return Finding(
+        "sums",
+        "a mask is ChaCha20 under 256 bits of each pair and task",
+        not wrong,
+        f"{len(spec.clients) - len(wrong)} of {len(spec.clients)} masks",
+        "each mask is the one that the sites' secrets and the task make"
+        if not wrong
+        else f"the mask of {wrong[0]} is another: it may be one that can be guessed, or that was used",
+    )
+
+
+def _once(found: _Round) -> Finding:
+    """Asks a site, whose answer is sealed, for a second one behind the same mask."""
+    name, masking = next(iter(found.maskings.items()))
+    try:
+        masking.mask(found.tasks[name], found.plain[name])
+        passed = False
+    except errors.ProtocolError:
+        passed = True
+    return Finding(
+        "sums",
+        "a mask is used once",
+        passed,
+        "refused" if passed else "masked again",
+        "a site masks one answer of each visit"
+        if passed
+        else "two answers behind one mask show their difference, with the noise of two messages",
+    )
+
+
+def _set(spec: ServerSpec, found: _Round) -> Finding:
+    """Asks a site that opened a sum to sign the set of all, once the late answer is there."""
+    digests = tuple(found.masked[name].sha256 for name in spec.clients)
+    visit = found.tasks[found.late].visit
+    whole = Named(visit, tuple(spec.clients), digests).text.encode()
+    passed = _is_refused(found.maskings[spec.clients[0]], (whole,))
+    return Finding(
+        "sums",
+        "a site signs one set of a round",
+        passed,
+        "refused" if passed else "signed another",
+        "of a round one sum is opened"
+        if passed
+        else "two sums of a round may be opened, and their difference shows one site's answer",
+    )
+
+
+def _outside(spec: ServerSpec, found: _Round) -> Finding:
+    """Asks a site that is about to open a sum for its share of the late answer's mask, too."""
+    name = spec.clients[0]
+    sealed = next(t for t in found.masked[found.late].tensors if t.name == SHARES)
+    parts = openings.parts(spec, found.coordinator.state, name)
+    asked = (*parts, bytes(sealed.data)[:SEALED_BYTES])
+    passed = len(parts) > 1 and _is_refused(found.maskings[name], asked)
+    return Finding(
+        "sums",
+        "nothing of a site outside the set is opened",
+        passed,
+        "refused" if passed else "opened",
+        "the share of a site whose answer is not in the sum stays closed"
+        if passed
+        else "the mask of a site that is not in the sum can be opened, and its answer with it",
+    )
+
+
+def _is_refused(masking: Masking, parts: tuple[bytes, ...]) -> bool:
+    """Whether a site sends nothing when it is asked to sign or open this."""
+    sent = []
+
+    def handle(request: Request) -> Reply:
+        if isinstance(request, NextTask) and request.part and request.part.content:
+            sent.append(request)
+            return Wait()
+        return Wait(parts)
+
+    try:
+        masking.close(MemoryLink(handle))
+    except errors.ProtocolError:
+        return not sent
+    return False

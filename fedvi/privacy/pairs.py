@@ -1,0 +1,235 @@
+"""What two sites share that nobody else knows: X25519 and ML-KEM-768 together. No JAX.
+
+    keys        each site makes a pair of either kind, once a study
+    offer       the site that stands first encapsulates to the other's ML-KEM key
+    secret      HKDF(X25519 ‖ ML-KEM), bound to the digest of the set-up: study, sites, all public keys
+    mask key    HKDF(secret, digest of one task): a key for one stream
+    share key   HKDF(secret, digest of one task, who seals): a key for one share
+    next        HKDF(secret): the secret of the round after; the one before is erased
+
+Whoever breaks one of the two schemes later, and not the other, learns nothing; while keys are agreed on,
+X25519 alone vouches for an offer. The proof and what it rests on: docs/proofs/secure_sums.md. All
+primitives are those of the package cryptography.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.mlkem import (
+    MLKEM768PrivateKey,
+    MLKEM768PublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+from fedvi import errors
+from fedvi.privacy.masks import KEY_BYTES
+
+__all__ = [
+    "OFFER_BYTES",
+    "Keys",
+    "Member",
+    "Offered",
+    "Opened",
+    "accept",
+    "mask_key",
+    "new_keys",
+    "next_secret",
+    "offer",
+    "roster_digest",
+    "set_up_digest",
+    "share_key",
+]
+
+OFFER_BYTES = 1088 + 32
+"""The length of what one site offers to another: a ciphertext of ML-KEM-768, and a tag."""
+
+_TAG_BYTES = 32
+
+
+class Keys(NamedTuple):
+    """Two private keys; their representation shows none of them.
+
+    Attributes:
+      x25519: 32 bytes.
+      mlkem: the seed, 64 bytes.
+    """
+
+    x25519: bytes
+    mlkem: bytes
+
+    def __repr__(self) -> str:
+        return "Keys()"
+
+    def opened(self) -> "Opened":
+        """Returns the keys ready for use, which takes as long as agreeing with one site."""
+        return Opened(X25519PrivateKey.from_private_bytes(self.x25519), _mlkem(self.mlkem))
+
+    @property
+    def public(self) -> tuple[bytes, bytes]:
+        """The public keys of both, 32 and 1184 bytes."""
+        agreement = X25519PrivateKey.from_private_bytes(self.x25519).public_key()
+        return agreement.public_bytes_raw(), _mlkem(self.mlkem).public_key().public_bytes_raw()
+
+
+class Opened(NamedTuple):
+    """Two private keys, ready for use."""
+
+    x25519: X25519PrivateKey
+    mlkem: MLKEM768PrivateKey
+
+
+class Member(NamedTuple):
+    """One site of a set-up, as all others see it.
+
+    Attributes:
+      name: in the study.
+      identity: SHA-256 over the key that signed, hex.
+      x25519: its public key, 32 bytes.
+      mlkem: its public key, 1184 bytes.
+      ed25519: the key by which it signs sets, 32 bytes; empty where all sites must answer.
+    """
+
+    name: str
+    identity: str
+    x25519: bytes
+    mlkem: bytes
+    ed25519: bytes = b""
+
+
+class Offered(NamedTuple):
+    """What the first of two sites computes: ``content`` is sent to the other, ``secret`` is kept."""
+
+    content: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return "Offered()"
+
+
+def new_keys() -> Keys:
+    """Draws a site's private keys from the operating system.
+
+    Raises:
+      PrivacyError: this machine's cryptography has no ML-KEM-768.
+    """
+    try:
+        seed = MLKEM768PrivateKey.generate().private_bytes_raw()
+    except UnsupportedAlgorithm:
+        raise errors.PrivacyError(
+            "this build of the package cryptography has no ML-KEM-768, which secure sums need",
+            "install cryptography 47 or later from a wheel of PyPI",
+        ) from None
+    return Keys(X25519PrivateKey.generate().private_bytes_raw(), seed)
+
+
+def set_up_digest(study: str, members: Sequence[Member]) -> bytes:
+    """Returns SHA-256 over a study and all its sites with their keys, in order."""
+    return _digest(
+        b"fedvi set-up 1",
+        study.encode(),
+        *(
+            part
+            for m in members
+            for part in (m.name.encode(), m.identity.encode(), m.x25519, m.mlkem, m.ed25519)
+        ),
+    )
+
+
+def roster_digest(members: Sequence[Member]) -> str:
+    """Returns SHA-256 over the names of sites and the keys that they sign with, hex: who takes part."""
+    parts = (part.encode() for m in members for part in (m.name, m.identity))
+    return _digest(b"fedvi roster 1", *parts).hex()
+
+
+def offer(keys: Opened, own: Member, other: Member, set_up: bytes) -> Offered:
+    """Encapsulates to a site that stands behind this one.
+
+    Raises:
+      PrivacyError: the other's keys are none.
+    """
+    try:
+        shared, ciphertext = MLKEM768PublicKey.from_public_bytes(other.mlkem).encapsulate()
+    except ValueError:
+        raise _no_key(other) from None
+    secret, tag = _derived(keys, other, shared, ciphertext, set_up, (own, other))
+    return Offered(ciphertext + tag, secret)
+
+
+def accept(keys: Opened, own: Member, other: Member, set_up: bytes, content: bytes) -> bytes:
+    """Returns the secret that an offer of a site before this one leads to.
+
+    Guarantee: the other site, if it is the one whose key signed, derived the same secret from the same
+    set-up: it saw the same sites with the same keys.
+
+    Raises:
+      PrivacyError: it did not, or the offer was changed on its way.
+    """
+    ciphertext, tag = content[:-_TAG_BYTES], content[-_TAG_BYTES:]
+    try:
+        shared = keys.mlkem.decapsulate(ciphertext)
+    except ValueError:
+        shared = b""
+    secret, expected = _derived(keys, other, shared, ciphertext, set_up, (other, own))
+    if not shared or not hmac.compare_digest(tag, expected):
+        raise errors.PrivacyError(
+            f"what {other.name!r} sent to agree on a key is not of these sites and keys, or was changed "
+            "on its way",
+            "the server must show all sites the same keys; no answer was masked, and none left",
+        )
+    return secret
+
+
+def mask_key(secret: bytes, task: bytes) -> bytes:
+    """Returns the key of the stream that a pair uses for one task, by the task's digest."""
+    return HKDFExpand(hashes.SHA256(), KEY_BYTES, b"fedvi mask 1" + task).derive(secret)
+
+
+def share_key(secret: bytes, task: bytes, sender: str) -> bytes:
+    """Returns the key that ``sender``, one of a pair, seals its share for the other with, for one task."""
+    info = _digest(b"fedvi share 1", task, sender.encode())
+    return HKDFExpand(hashes.SHA256(), KEY_BYTES, info).derive(secret)
+
+
+def next_secret(secret: bytes) -> bytes:
+    """Returns a pair's secret of the round after; nothing leads back from it."""
+    return HKDFExpand(hashes.SHA256(), KEY_BYTES, b"fedvi next 1").derive(secret)
+
+
+def _derived(
+    keys: Opened,
+    other: Member,
+    shared: bytes,
+    ciphertext: bytes,
+    set_up: bytes,
+    order: tuple[Member, Member],
+) -> tuple[bytes, bytes]:
+    """Returns a pair's secret and the tag by which each knows that the other has it."""
+    try:
+        agreed = keys.x25519.exchange(X25519PublicKey.from_public_bytes(other.x25519))
+    except ValueError:  # of a low order, or of another length
+        raise _no_key(other) from None
+    context = _digest(b"fedvi pair 1", set_up, *(m.name.encode() for m in order), ciphertext)
+    both = HKDF(hashes.SHA256(), KEY_BYTES + _TAG_BYTES, None, context).derive(agreed + shared)
+    return both[:KEY_BYTES], both[KEY_BYTES:]
+
+
+def _mlkem(seed: bytes) -> MLKEM768PrivateKey:
+    return MLKEM768PrivateKey.from_seed_bytes(seed)
+
+
+def _no_key(other: Member) -> errors.PrivacyError:
+    return errors.PrivacyError(f"the keys of {other.name!r} are no keys of X25519 and ML-KEM-768")
+
+
+def _digest(*parts: bytes) -> bytes:
+    hasher = hashlib.sha256()
+    for part in parts:
+        # The length first, so that no two different lists feed the same bytes.
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()
