@@ -60,7 +60,9 @@ def generate() -> dict[str, str]:
         stubs = {path.name: rewrite(path) for path in made}
     if len(stubs) != len(made):
         raise SystemExit("two .proto files have the same name, but the stubs share one folder")
-    return {"__init__.py": INIT, **stubs}
+    # Of a file without a service the tool writes a module that defines nothing.
+    kept = {name: text for name, text in stubs.items() if "_grpc" not in name or "class " in text}
+    return {"__init__.py": INIT, **kept}
 
 
 def rewrite(path: Path) -> str:
@@ -72,6 +74,8 @@ def rewrite(path: Path) -> str:
         text,
         flags=re.MULTILINE,
     )
+    # A second, experimental way to call a service, which nobody takes.
+    text = text.partition("\n\n # This class is part of an EXPERIMENTAL API.")[0].rstrip() + "\n"
     if path.name == "health_pb2.py":
         # A pool of its own: grpcio-health-checking, which other packages bring along, defines the
         # same names, and one pool refuses to hold them twice.

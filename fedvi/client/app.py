@@ -19,8 +19,8 @@ from fedvi.federation.messages import (
     Submit,
     Welcome,
 )
-from fedvi.inference.base import Task
 from fedvi.transport.memory import Link
+from fedvi.updates.base import Task
 
 __all__ = ["HEARD", "Report", "Stopped", "Watched", "run", "stop_on_signals"]
 
@@ -87,7 +87,7 @@ class Watched:
         self._report(
             "answer",
             f"answer to task {request.task_id} {reply.status}, server at version {reply.version}"
-            + ("" if spent is None else f", ε so far {spent:.4g}"),
+            + ("" if spent is None else f", ε charged {spent:.4g}"),
             task=request.task_id,
             status=reply.status,
             version=reply.version,

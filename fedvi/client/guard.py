@@ -5,12 +5,11 @@ from typing import Protocol, runtime_checkable
 
 from fedvi import errors
 from fedvi.client.policy import Policy, Request
-from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.delta_parts import noised_releases
 from fedvi.privacy.events import Event, compose, counts
-from fedvi.privacy.filter import RdpFilter
 from fedvi.privacy.statement import LifetimeSpend, lifetime_spend
+from fedvi.updates.base import Task
 
 __all__ = ["Guard", "Keeper", "Lifetime"]
 
@@ -61,11 +60,6 @@ class Lifetime:
     def ledger(self) -> ledgers.Ledger:
         """The ledger for life, as last stored."""
         return self._keeper.ledger
-
-    @property
-    def filter(self) -> RdpFilter:
-        """What admits releases."""
-        return self._filter
 
     def spend(self) -> LifetimeSpend:
         """Returns what is spent, for a statement."""

@@ -25,6 +25,7 @@ is built or a record is read, and `Guard.admit` before each release, against the
 
     simulated_noise = false      # float or seeded noise, which guarantees nothing
     trusts_server = false        # whether views = ["aggregate"] is judged by what sums over sites tell
+    roster = "…"                 # with whom alone this site masks its answers; such a study is so judged
 
     [[allow.custom]]             # code from elsewhere, by exact name
     name = "our_models:hospital"
@@ -62,6 +63,7 @@ class Request(NamedTuple):
       rounds: the largest number of answers.
       planned: the event of all of them, as messages.
       sums: what the view "aggregate" fixes; None under the view "message".
+      secure: whether answers are masked, so that the server sees sums alone.
       table_distance: of the noise of one release from its exact law.
       simulated: whether noise is drawn in floating point or from a known seed, so that nothing is
         guaranteed.
@@ -82,6 +84,7 @@ class Request(NamedTuple):
     family: str = "full_gaussian"
     schedule: str = "synchronous"
     sums: Sums | None = None
+    secure: bool = False
 
 
 class _Section(pydantic.BaseModel):
@@ -160,6 +163,16 @@ class _Allow(_Section):
     trusts_server: bool = pydantic.Field(
         default=False, description="Whether the server is trusted to publish sums over sites alone."
     )
+    roster: str | None = pydantic.Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="Digest of the sites with whom alone this one masks its answers.",
+    )
+    least_reporting: int | None = pydantic.Field(
+        default=None,
+        ge=2,
+        description="The smallest number of sites whose answers may be published as one sum.",
+    )
 
 
 _VIEWS = ("message", "aggregate")
@@ -174,7 +187,7 @@ _BUILT_IN: dict[str, tuple[str, ...]] = {
     "views": _VIEWS,
     "units": _UNITS,
     # A "module:function" stands for itself; `numpyro_model` is what wraps it, and no kind.
-    "models": tuple(name for name in models.__all__ if name != "numpyro_model"),
+    "models": models.NAMED,
     "solvers": tuple(solvers.__all__),
     "samplers": tuple(sampling.__all__),
     "mechanisms": tuple(mechanisms.__all__),
@@ -311,11 +324,19 @@ class Policy(_Section):
                     f"{' or '.join(map(repr, allowed)) or 'none at all'}"
                 )
 
+        # Whether or not the study is judged by its sums: they are published.
+        floor, sums = self.allow.least_reporting, request.sums
+        if floor is not None and sums is not None and sums.least_reporting < floor:
+            yield (
+                f"sums of {sums.least_reporting} sites are not allowed, expected {floor} or more"
+            )
+
     def _sums_of(self, request: Request) -> Sums | None:
         """Returns the sums that a study is judged by; None where single messages are taken as seen."""
         views = self.allow.views
-        trusted = self.allow.trusts_server and (views is None or "aggregate" in views)
-        return request.sums if trusted else None
+        masked = request.secure and self.allow.roster is not None
+        trusted = self.allow.trusts_server or masked
+        return request.sums if trusted and (views is None or "aggregate" in views) else None
 
     def _custom(self, what: str, name: str) -> Iterable[str]:
         entry = next((entry for entry in self.allow.custom if entry.name == name), None)

@@ -8,18 +8,19 @@
              in            since the first release       alone; erased at `seal`
 
 Whatever is killed between two of these goes on where it was: the charge, the secret and the input
-are those of before, so the bytes are too.
+are those of before, so the bytes are too. After an upgrade they might not be: what was charged and not
+sealed is then given up, and stays charged.
 """
 
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
-from fedvi import errors
+from fedvi import __version__, errors
 from fedvi.client import inputs
 from fedvi.data.stored import StoredColumn
 from fedvi.federation.messages import (
@@ -33,7 +34,6 @@ from fedvi.federation.messages import (
     Submit,
     Welcome,
 )
-from fedvi.inference.base import LocalSolver, Shard, Task
 from fedvi.privacy import events, random
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.filter import RdpFilter
@@ -41,8 +41,9 @@ from fedvi.privacy.metrics import Metric, Private
 from fedvi.store.base import ClientStore, Pending
 from fedvi.transport import codec
 from fedvi.transport.memory import Link
+from fedvi.updates.base import LocalSolver, Shard, Task
 
-__all__ = ["ClientStore", "Worker"]
+__all__ = ["ClientStore", "Means", "Outcome", "Visit", "Worker", "check_event"]
 
 _GREETINGS = 100
 """How often a server may start again while a worker asks it for one thing; a bound on a broken one."""
@@ -56,6 +57,67 @@ _CODES: tuple[tuple[type[errors.FedviError], str], ...] = (
 """What went wrong, as a word of ``messages.FAILURES``; all else is "other"."""
 
 
+Outcome = tuple[Any, Any, Mapping[str, Any]]
+"""What a solver's ``update`` returns: its private state, what was released, and what it tells."""
+
+
+class Visit(NamedTuple):
+    """A task that is charged and ready to be computed. Never leaves the client.
+
+    Attributes:
+      solver: how.
+      release_id: its name in the ledger.
+      secret: what its keys are derived from.
+      before: the solver's private state.
+      task: what is asked for.
+      shard: the records.
+    """
+
+    solver: LocalSolver
+    release_id: str
+    secret: bytes
+    before: Any
+    task: Task
+    shard: Shard
+
+    def __repr__(self) -> str:
+        return f"Visit({self.release_id!r})"
+
+    def computed(self) -> Outcome:
+        """Returns what the solver makes of it."""
+        key_of = functools.partial(random.key, self.secret)
+        return self.solver.update(key_of, self.before, self.task, self.shard)
+
+
+class Means(NamedTuple):
+    """What a client works with that has nothing of its own to ask, to mask or to write.
+
+    Attributes:
+      solver: how it answers.
+      budget: what it may spend.
+      root: where its secrets come from.
+      store: its ledger.
+    """
+
+    solver: LocalSolver
+    budget: ledgers.Budget | RdpFilter | None
+    root: random.Root
+    store: ClientStore
+
+
+def check_event(solver: LocalSolver, found: events.Event) -> None:
+    """Checks that what was released costs what was charged.
+
+    Raises:
+      PrivacyError: it does not.
+    """
+    if found != solver.cost:
+        raise errors.PrivacyError(
+            f"solver {solver.name!r} reserved {solver.cost} and released {found}",
+            "a solver's cost must be the event of what it releases",
+        )
+
+
 class Worker:
     """One client at work.
 
@@ -64,8 +126,9 @@ class Worker:
     - the durable ledger has charged every release whose records were read, at its full price;
     - all that was sent for one entry of the ledger are the same bytes, whose digest it holds;
     - no secret serves two inputs: a release is computed again only from the same task, records and
-      solver's state, which HMACs under the secret tell, and an interrupted one whose records were
-      never read draws its secret anew; so a store restored from a backup draws other noise too;
+      solver's state, by the same versions of fedvi and JAX, which HMACs under the secret tell, and an
+      interrupted one whose records were never read draws its secret anew; so a store restored from a
+      backup draws other noise too;
     - a sealed release's secret is stored nowhere.
 
     This rests on the store's promises and on ``root`` being from the operating system. It needs
@@ -86,6 +149,7 @@ class Worker:
       budget: what it may spend; None only in a study without protection.
       admit: called with a task, its price and the price of all other releases of this ledger,
         before anything is charged; raises to refuse it.
+      mask: makes of a task's answer the masked one that is sealed and sent; None where none is.
       private_log: called with a release's name and what the solver told of it, once it is sealed.
         Most of that is private: write it to a file of the client's own or nowhere. Off by default.
     """
@@ -102,6 +166,7 @@ class Worker:
         budget: ledgers.Budget | RdpFilter | None,
         admit: Callable[[Task, events.Event, events.Event], None] | None = None,
         private_log: Callable[[str, Mapping[str, Metric]], None] | None = None,
+        mask: Callable[[Task, Payload], Payload] | None = None,
     ) -> None:
         self.client = client
         self._study_digest = study_digest
@@ -113,6 +178,7 @@ class Worker:
         self._budget = budget
         self._admit = admit
         self._private_log = private_log
+        self._mask = mask
         self._greeted = False
         self._ended = ""
         self._info: Mapping[str, Metric] = {}
@@ -138,6 +204,18 @@ class Worker:
         """Why the server said that there is no more work; empty before it did."""
         return self._ended
 
+    @property
+    def means(self) -> Means | None:
+        """What it works with, if others may charge and answer for it together with their own; else None."""
+        if self._admit is not None or self._mask is not None or self._private_log is not None:
+            return None
+        return Means(self._solver, self._budget, self._root, self._store)
+
+    def records(self) -> tuple[Shard, bytes]:
+        """Reads the records, of a release that is charged, and returns them with their HMAC."""
+        shard = self._shard()
+        return shard, self._digest(shard)
+
     def tick(self) -> Literal["solved", "sent", "idle", "done"]:
         """Does one phase of work: sends a sealed answer if there is one, else asks for a task.
 
@@ -150,17 +228,51 @@ class Worker:
             something else than was charged.
           ProtocolError: if the server refuses, or answers what it must not.
         """
+        found = self.begin()
+        if not isinstance(found, Visit):
+            return found
+        try:
+            outcome: Outcome | Exception = found.computed()
+        except Exception as error:  # told of by `end`
+            outcome = error
+        self.end(found, outcome)
+        return "solved"
+
+    def begin(self) -> "Visit | Literal['sent', 'idle', 'done']":
+        """Does what ``tick`` does, but for the solving: that is to be done with others' of its kind.
+
+        Returns:
+          What was prepared, charged already, to be computed and handed to ``end``; nothing else of this
+          worker may be called before. Or what ``tick`` says.
+
+        Raises:
+          FedviError: what ``tick`` raises.
+        """
         for _ in range(_GREETINGS):
             if not self._greeted:
                 self._greet()
             try:
-                return self._work()
+                return self._begun()
             except errors.HelloNeeded as error:
                 # The server was started again, perhaps from an older state.
                 self._greeted, refused = False, error
         raise refused
 
-    def _work(self) -> Literal["solved", "sent", "idle", "done"]:
+    def end(self, visit: "Visit", outcome: Outcome | Exception) -> None:
+        """Seals what was computed of a visit, or tells the server that it could not be.
+
+        Raises:
+          FedviError: what ``tick`` raises; the outcome, if it is an error.
+        """
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            self._seal(visit, *outcome)
+        except Exception as error:  # the server waits in vain, whatever it is
+            self._report(visit.task, error)
+            raise
+
+    def _begun(self) -> "Visit | Literal['sent', 'idle', 'done']":
         unsent = self._store.unsent()
         if unsent is not None:
             self._send(*unsent)
@@ -168,11 +280,10 @@ class Worker:
         reply = self._link.handle(NextTask(self.client))
         if isinstance(reply, Offer):
             try:
-                self._solve(reply.task)
+                return self._prepared(reply.task)
             except Exception as error:  # the server waits in vain, whatever it is
                 self._report(reply.task, error)
                 raise
-            return "solved"
         if isinstance(reply, Done):
             if not reply.resumable:
                 self._store.erase_state()
@@ -196,7 +307,7 @@ class Worker:
         with contextlib.suppress(errors.FedviError, OSError):
             self._link.handle(Failure(self.client, task.task_id, code))
 
-    def _solve(self, task: Task) -> None:
+    def _prepared(self, task: Task) -> "Visit":
         if task.client != self.client:
             raise errors.ProtocolError(f"client {self.client!r} was offered {task.client!r}'s task")
         before = self._state(task)
@@ -211,22 +322,20 @@ class Worker:
             state=inputs.fingerprint(secret, "state", before),
             frozen=frozen,
         )
-        after, released, info = self._solver.update(
-            functools.partial(random.key, secret), before, task, shard
-        )
-        if released.event != self._solver.cost:
-            raise errors.PrivacyError(
-                f"solver {self._solver.name!r} reserved {self._solver.cost} and released "
-                f"{released.event}",
-                "a solver's cost must be the event of what it releases",
-            )
+        return Visit(self._solver, release_id, secret, before, task, shard)
+
+    def _seal(self, visit: "Visit", after: Any, released: Any, info: Mapping[str, Any]) -> None:
+        check_event(self._solver, released.event)
         payload = codec.encode(released)
-        ledger = ledgers.seal(self.ledger, release_id, payload.sha256)
-        self._store.seal(ledger, release_id, payload, inputs.pack(after))
+        if self._mask is not None:
+            # From here on nothing holds the answer but its masked form.
+            payload = self._mask(visit.task, payload)
+        ledger = ledgers.seal(self.ledger, visit.release_id, payload.sha256)
+        self._store.seal(ledger, visit.release_id, payload, inputs.pack(after))
         # Nobody else sees this: the message was encoded from what was released alone.
         self._info = {name: _typed(value) for name, value in info.items()}
         if self._private_log is not None:
-            self._private_log(release_id, self._info)
+            self._private_log(visit.release_id, self._info)
 
     def _state(self, task: Task) -> Any:
         """Returns the solver's private state as it was after the last sealed release."""
@@ -282,7 +391,10 @@ class Worker:
 
     def _task_fingerprint(self, secret: bytes, task: Task) -> bytes:
         cost = repr(self._solver.cost)
-        return inputs.fingerprint(secret, "task", task, self._study_digest, self._solver.name, cost)
+        # Other software may add other noise of the same secret, or round the sums in another way.
+        made_by = f"fedvi {__version__}, jax {jax.__version__}, draws {random.DRAWS}"
+        solver = self._solver.name
+        return inputs.fingerprint(secret, "task", task, self._study_digest, solver, cost, made_by)
 
     def _digest(self, shard: Shard) -> bytes:
         """Returns the HMAC of the records under the store's local secret.

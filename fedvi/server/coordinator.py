@@ -70,6 +70,11 @@ class Coordinator:
         return self._state
 
     @property
+    def spec(self) -> protocol.ServerSpec:
+        """What the run agrees on."""
+        return self._spec
+
+    @property
     def next_deadline(self) -> float | None:
         """When ``tick`` has something to do at the latest, on ``clock``; None if time changes nothing."""
         return protocol.next_deadline(self._spec, self._state)
@@ -116,6 +121,19 @@ class Coordinator:
             tell = self._take(*(step.after for step in steps))
         tell()
         return steps
+
+    def apply(
+        self,
+        change: Callable[[protocol.ServerSpec, protocol.ServerState, float], protocol.ServerState],
+    ) -> None:
+        """Makes a change of the state as one step: of the spec, the state and the time.
+
+        Raises:
+          FedviError: what ``change`` raises; nothing changes.
+        """
+        with self._lock:
+            tell = self._take(change(self._spec, self._state, self.clock()))
+        tell()
 
     def tick(self) -> None:
         """Lets deadlines pass; does nothing before ``protocol.next_deadline``."""
@@ -170,7 +188,8 @@ class Coordinator:
         before, last = self._state, states[-1]
         changed = not protocol.is_durably_equal(before, last)
         # Step by step: who was told to wait in the middle may be selected before and after.
-        wakes = changed and protocol.brings_work(self._spec, before, *states)
+        asks = changed and bool(self._listeners)
+        wakes = asks and protocol.brings_work(self._spec, before, *states)
         self._state = state = self._store.save(last) if changed else last
 
         def tell() -> None:

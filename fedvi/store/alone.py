@@ -34,10 +34,10 @@ class LedgerFolder:
     planned: each charge reads the ledger, checks its hashes and writes the longer one in one transaction
     under a lock, on the disk before it returns. A run that was charged and never took place, after a
     crash say, stays charged. What is damaged, or gone though it was there, is refused and never replaced.
-    What no file can tell is that it was deleted with its folder, that the folder was emptied, lock and
-    all, that an older copy was put back, or that two copies are in use: keep it out of what is restored,
-    and keep the anchor that ``fedvi ledger verify`` prints. A relative name is taken from the working
-    folder: from another one, or spelt otherwise, it is a fresh ledger.
+    No file can show that it was deleted with its folder, that the folder was emptied, lock and all, that
+    an older copy was put back, or that two copies are in use. So never restore it from a backup, and keep
+    the anchor that ``fedvi ledger verify`` prints. A relative name is taken from the working folder: from
+    another folder, or spelt otherwise, it is a fresh ledger.
 
     Args:
       folder: for this plan alone; made, readable by its owner alone, if it is not there. The one that it
@@ -65,6 +65,9 @@ class LedgerFolder:
         # So that it stays the same if the process moves to another folder.
         self._folder = Path(folder).absolute()
         self._check_place()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.place!r})"
 
     def opened(self, header: Header) -> Ledger:
         """Returns the ledger as it was kept last; starts one if there never was any.

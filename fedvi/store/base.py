@@ -159,8 +159,20 @@ class ClientStore(Protocol):
     def load_state(self) -> bytes | None:
         """Returns the solver's private state after the last sealed release, if it keeps one."""
 
+    def load_keys(self) -> bytes | None:
+        """Returns the keys that answers are masked with, as last saved, if there are any."""
+
+    def save_keys(self, keys: bytes, certificate: tuple[int, bytes] | None = None) -> None:
+        """Stores the keys that answers are masked with; those before are erased.
+
+        Args:
+          keys: as they are now.
+          certificate: a round's visit, and who signed what was opened of it. It stays when keys are
+            erased; a store that leaves no file needs to keep none.
+        """
+
     def erase_state(self) -> None:
-        """Erases the solver's private state and a pending secret: the study is done, for good.
+        """Erases the solver's state, a pending secret and the keys for masks: the study is done, for good.
 
         A slot that was pending stays charged.
         """
@@ -178,7 +190,7 @@ def check_reservation(
       LedgerError: the ledger does not extend the one before it by this reservation, or the secret
         has another length.
     """
-    _check_extends(before, after)
+    check_extends(before, after)
     _check_state(before, release_id, None)
     _check_state(after, release_id, "reserved")
     if secret is not None:
@@ -215,13 +227,7 @@ def check_inputs(
       LedgerError: the release is not pending, or was begun with other inputs.
     """
     found = _check_pending(pending, release_id)
-    if freeze.digest is not None and not hmac.compare_digest(freeze.digest, frozen):
-        raise errors.PrivacyError(
-            f"release {release_id!r}: the records are not those that this study's releases so far "
-            "were computed from",
-            hint="the data set of a study is frozen: restore the file that the first release was "
-            "made of, or start a new study, whose cost adds to this one's",
-        )
+    check_records(freeze, release_id, frozen)
     noted = dataclasses.replace(found, data=data, state=state)
     if found.data is not None and _inputs(found) != _inputs(noted):
         raise errors.LedgerError(
@@ -230,6 +236,21 @@ def check_inputs(
             hint="reserve a new release for the new input",
         )
     return noted
+
+
+def check_records(freeze: Freeze, release_id: str, frozen: bytes) -> None:
+    """Checks that the records of a release are those of all releases before.
+
+    Raises:
+      PrivacyError: they are not.
+    """
+    if freeze.digest is not None and not hmac.compare_digest(freeze.digest, frozen):
+        raise errors.PrivacyError(
+            f"release {release_id!r}: the records are not those that this study's releases so far "
+            "were computed from",
+            hint="the data set of a study is frozen: restore the file that the first release was "
+            "made of, or start a new study, whose cost adds to this one's",
+        )
 
 
 def check_seal(
@@ -246,7 +267,7 @@ def check_seal(
         these sealed bytes.
     """
     found = _check_pending(pending, release_id)
-    _check_extends(before, after)
+    check_extends(before, after)
     _check_state(after, release_id, "sealed")
     if found.data is None:
         raise errors.LedgerError(f"release {release_id!r} cannot be sealed: its inputs are unknown")
@@ -263,11 +284,16 @@ def check_sent(before: ledgers.Ledger, after: ledgers.Ledger, release_id: str) -
     Raises:
       LedgerError: the ledger does not extend the one before it, or the release is not sent.
     """
-    _check_extends(before, after)
+    check_extends(before, after)
     _check_state(after, release_id, "sent")
 
 
-def _check_extends(before: ledgers.Ledger, after: ledgers.Ledger) -> None:
+def check_extends(before: ledgers.Ledger, after: ledgers.Ledger) -> None:
+    """Checks that a ledger to be stored goes on from the one before it.
+
+    Raises:
+      LedgerError: it does not.
+    """
     if after.header != before.header or after.entries[: len(before.entries)] != before.entries:
         raise errors.LedgerError(
             "a ledger was to be stored that does not extend the one before it",

@@ -19,6 +19,7 @@ class MemoryClientStore:
         self._outbox: dict[str, Payload] = {}
         self._pending: base.Pending | None = None
         self._state: bytes | None = None
+        self._keys: bytes | None = None
         self._freeze = base.Freeze(os.urandom(base.SECRET_BYTES))
 
     @property
@@ -75,13 +76,36 @@ class MemoryClientStore:
         self._ledger = ledger
         self._outbox.pop(release_id, None)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way, and nothing kept from visit to visit."""
+        return not self._outbox and self._pending is None and self._state is None
+
+    def note_records(self, release_id: str, frozen: bytes) -> None:
+        """Stores which records a release is computed from that is charged together with others'."""
+        base.check_records(self._freeze, release_id, frozen)
+        self._freeze = dataclasses.replace(self._freeze, digest=frozen)
+
+    def take_over(self, ledger: Ledger) -> None:
+        """Stores a ledger that went on together with others'; what it reserved is sent, or lost."""
+        base.check_extends(self._ledger, ledger)
+        self._ledger = ledger
+
     def load_state(self) -> bytes | None:
         """Returns the solver's private state after the last sealed release, if it keeps one."""
         return self._state
 
+    def load_keys(self) -> bytes | None:
+        """Returns the keys that answers are masked with, as last saved, if there are any."""
+        return self._keys
+
+    def save_keys(self, keys: bytes, certificate: tuple[int, bytes] | None = None) -> None:
+        """Stores the keys that answers are masked with; those before are erased."""
+        self._keys = keys
+
     def erase_state(self) -> None:
-        """Forgets the solver's private state and a pending secret."""
-        self._state = None
+        """Forgets the solver's private state, a pending secret and the keys for masks."""
+        self._state = self._keys = None
         self._pending = None
 
     def close(self) -> None:

@@ -25,13 +25,14 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.ledger import Header, Ledger
 from fedvi.store import base, files
 
-__all__ = ["DATABASE", "SqliteClientStore", "read_ledger"]
+__all__ = ["DATABASE", "SqliteClientStore", "read_ledger", "read_with_certificates"]
 
 DATABASE = "ledger.sqlite"
 """The database's name within a store's folder."""
 
 _APPLICATION = 0x66647669  # "fdvi" in the file's header
 _VERSIONS = range(1, 2)
+_CERTIFICATE = "certificate/"
 _IN_USE = "a client runs once: stop the other one, or give this one another folder"
 
 _SCHEMA = """
@@ -116,7 +117,11 @@ class SqliteClientStore:
     def freeze(self) -> base.Freeze:
         """Which records the releases of this ledger are of."""
         with files.reported(self._folder):
-            found = dict(self._connection.execute("SELECT name, value FROM meta"))
+            found = dict(
+                self._connection.execute(
+                    "SELECT name, value FROM meta WHERE name IN ('freeze_key', 'freeze_digest')"
+                )
+            )
         return base.Freeze(found["freeze_key"], found.get("freeze_digest"))
 
     def reserve(self, ledger: Ledger, release_id: str, secret: bytes, task: bytes) -> base.Pending:
@@ -214,13 +219,33 @@ class SqliteClientStore:
             row = self._connection.execute("SELECT bytes FROM state").fetchone()
         return None if row is None else row[0]
 
+    def load_keys(self) -> bytes | None:
+        """Returns the keys that answers are masked with, as last saved, if there are any."""
+        with files.reported(self._folder):
+            row = self._connection.execute(
+                "SELECT value FROM meta WHERE name = 'mask_keys'"
+            ).fetchone()
+        return None if row is None else row[0]
+
+    def save_keys(self, keys: bytes, certificate: tuple[int, bytes] | None = None) -> None:
+        """Stores the keys that answers are masked with; those before are erased."""
+        with self._transaction() as write:
+            write("INSERT OR REPLACE INTO meta VALUES ('mask_keys', ?)", keys)
+            if certificate is not None:
+                visit, content = certificate
+                write(
+                    "INSERT OR REPLACE INTO meta VALUES (?, ?)", f"{_CERTIFICATE}{visit}", content
+                )
+        self._overwrite_erased()
+
     def erase_state(self) -> None:
-        """Erases the solver's private state and a pending secret; their bytes are overwritten."""
-        if self.pending() is None and self.load_state() is None:
+        """Erases the solver's private state, a pending secret and the keys for masks; overwrites them."""
+        if (self.pending(), self.load_state(), self.load_keys()) == (None, None, None):
             return
         with self._transaction() as write:
             write("DELETE FROM pending")
             write("DELETE FROM state")
+            write("DELETE FROM meta WHERE name = 'mask_keys'")
         self._overwrite_erased()
 
     def close(self) -> None:
@@ -300,6 +325,23 @@ def read_ledger(folder: Path) -> Ledger:
     Raises:
       LedgerError: there is none, or it is damaged.
     """
+    with _opened(folder) as connection:
+        return _read(connection, folder / DATABASE)
+
+
+def read_with_certificates(folder: Path) -> tuple[Ledger, dict[int, bytes]]:
+    """Reads as `read_ledger` does, and the certificates of sums by visit, as they stand at that moment.
+
+    Raises:
+      LedgerError: as of `read_ledger`, or a certificate has no visit.
+    """
+    with _opened(folder) as connection:
+        connection.execute("BEGIN")
+        return _read(connection, folder / DATABASE), _certificates(connection, folder / DATABASE)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[sqlite3.Connection]:
     path = folder / DATABASE
     if not path.is_file():
         raise errors.LedgerError(
@@ -310,7 +352,20 @@ def read_ledger(folder: Path) -> Ledger:
         files.check_schema(connection, path, _APPLICATION, _VERSIONS)
         if not files.has_schema(connection):
             files.refuse(path, "it is empty")
-        return _read(connection, path)
+        yield connection
+
+
+def _certificates(connection: sqlite3.Connection, path: Path) -> dict[int, bytes]:
+    found = {}
+    rows = connection.execute(
+        "SELECT name, value FROM meta WHERE name GLOB ?", (f"{_CERTIFICATE}*",)
+    )
+    for name, content in rows:
+        visit = name.removeprefix(_CERTIFICATE)
+        if not (visit.isascii() and visit.isdigit() and len(visit) < 16):
+            files.refuse(path, f"it holds a certificate of round {visit!r:.40}")
+        found[int(visit)] = content
+    return found
 
 
 def _read(connection: sqlite3.Connection, path: Path) -> Ledger:

@@ -129,7 +129,6 @@ def sign(
     role is given here.
 
     Args:
-      folder: of the authority.
       request_pem: what `fedvi enroll` made.
       name: that the request must hold; any, if None.
       role: that the request must hold.
@@ -204,8 +203,6 @@ def revoke(
     """Takes a party off the roster: a server that reads this roster refuses its next call.
 
     Args:
-      folder: of the authority.
-      name: of the party.
       fingerprint: of the one certificate to revoke; all of them, if None.
       at: the time, in UTC; now, if None.
 

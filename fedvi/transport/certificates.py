@@ -35,6 +35,7 @@ __all__ = [
     "identity_of",
     "key_fingerprint",
     "key_pem",
+    "key_usage",
     "names",
     "now",
     "parse",
@@ -56,6 +57,10 @@ _HOST = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
 )
 _SCHEME = "fedvi"
+_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 
 
 class Identity(NamedTuple):
@@ -298,7 +303,6 @@ def check_dates(
     """Checks that a certificate has begun and not ended.
 
     Args:
-      certificate: to check.
       whose: it is, for the error: "the certificate of 'north'".
       at: the time, in UTC.
       renewal: the hint where it has ended.
@@ -381,6 +385,11 @@ def subject(name: str, role: str, hosts: Sequence[str]) -> tuple[x509.Name, x509
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), others
 
 
+def key_usage(*allowed: str) -> x509.KeyUsage:
+    """Returns what a key may do, by the names of ``x509.KeyUsage``; nothing else."""
+    return x509.KeyUsage(**{use: use in allowed for use in _USES})
+
+
 def usage(role: str) -> list[tuple[x509.ExtensionType, bool]]:
     """Returns what a role's key may do, each extension with whether it is critical.
 
@@ -392,20 +401,7 @@ def usage(role: str) -> list[tuple[x509.ExtensionType, bool]]:
     )
     return [
         (x509.BasicConstraints(ca=False, path_length=None), True),
-        (
-            x509.KeyUsage(
-                digital_signature=True,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                key_cert_sign=False,
-                crl_sign=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
-            True,
-        ),
+        (key_usage("digital_signature"), True),
         (x509.ExtendedKeyUsage([purpose]), False),
     ]
 

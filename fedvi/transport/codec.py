@@ -1,11 +1,12 @@
 """Arrays to bytes and back; only a ``Released`` encodes, which is the privacy boundary of the wire."""
 
+import functools
 import hashlib
 import json
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,18 @@ from fedvi.federation.messages import Payload, Tensor
 from fedvi.privacy import events
 from fedvi.typing import Eta
 
-__all__ = ["check_spec", "decode", "digest", "encode", "event_from", "layout", "pack", "unpack"]
+__all__ = [
+    "Encoded",
+    "check_spec",
+    "decode",
+    "digest",
+    "encode",
+    "encode_many",
+    "event_from",
+    "layout",
+    "pack",
+    "unpack",
+]
 
 # What may travel: real numbers and indices of a fixed width.
 _DTYPES = ("<f4", "<f8", "<i4", "<i8")
@@ -33,26 +45,55 @@ def encode(released: Any) -> Payload:
       PrivacyError: for anything but a ``Released``: it was not released, so it may not leave.
       ProtocolError: if a number is not finite or a dtype cannot travel.
     """
-    # Here, since whoever only decodes, a server, runs without JAX.
-    from fedvi.privacy.release import Released
-
-    if not isinstance(released, Released):
-        raise errors.PrivacyError(
-            f"a {type(released).__name__} cannot be sent, only a Released",
-            "pass the value through `privacy.release.release` first",
-        )
+    event = _event_text(_released(released).event)
     tensors = []
     for name, (leaf, scale) in sorted(_leaves(released.value).items()):
         array = np.asarray(leaf)
-        kind = array.dtype.newbyteorder("<").str
-        if kind not in _DTYPES:
-            raise errors.ProtocolError(f"{name} has dtype {array.dtype}, expected one of {_DTYPES}")
-        _check_finite(name, array)
-        _check_scale(name, kind, scale)
+        kind = _kind(name, array, scale)
         data = np.ascontiguousarray(array, dtype=kind).tobytes()
         tensors.append(Tensor(name, kind, array.shape, data, scale))
-    event = json.dumps(events.to_json(released.event), sort_keys=True, separators=(",", ":"))
     return Payload(tuple(tensors), event, digest(event, tensors))
+
+
+class Encoded(NamedTuple):
+    """What messages of many clients hold, and their digests, without the messages.
+
+    Attributes:
+      digests: of what ``encode`` makes of each client's part.
+      arrays: what ``decode`` makes of all of them, with a first axis for clients.
+      event: what each of them cost.
+    """
+
+    digests: tuple[str, ...]
+    arrays: dict[str, np.ndarray]
+    event: events.Event
+
+
+def encode_many(released: Any, count: int) -> Encoded:
+    """Encodes and decodes what many clients released, where nothing leaves the process.
+
+    Args:
+      released: whose arrays have a first axis for clients.
+      count: how many of them, the first ones, there are.
+
+    Raises:
+      PrivacyError, ProtocolError: as ``encode`` and ``decode`` do.
+    """
+    event = _event_text(_released(released).event)
+    rows = [_lengths_and(event.encode())]
+    arrays: dict[str, np.ndarray] = {}
+    for name, (leaf, scale) in sorted(_leaves(released.value).items()):
+        array = np.asarray(leaf)[:count]
+        kind = _kind(name, array, scale)
+        data = np.ascontiguousarray(array, dtype=kind).reshape(count, -1).view(np.uint8)
+        *before, _, after = _parts(Tensor(name, kind, array.shape[1:], b"", scale))
+        size = data.shape[1].to_bytes(8, "little")
+        rows += [_lengths_and(*before, size=size), data, _lengths_and(after)]
+        arrays[name] = _decoded(name, array.astype(kind, copy=False), scale)
+    whole = np.empty((count, sum(part.shape[-1] for part in rows)), np.uint8)
+    np.concatenate([np.broadcast_to(part, (count, part.shape[-1])) for part in rows], 1, out=whole)
+    digests = tuple(hashlib.sha256(row).hexdigest() for row in whole)
+    return Encoded(digests, arrays, released.event)
 
 
 def decode(payload: Payload) -> tuple[dict[str, np.ndarray], events.Event]:
@@ -69,14 +110,7 @@ def decode(payload: Payload) -> tuple[dict[str, np.ndarray], events.Event]:
     for tensor in payload.tensors:
         if tensor.name in arrays:
             raise errors.ProtocolError(f"a payload holds {tensor.name!r} twice")
-        array = _array(tensor)
-        if tensor.scale is not None:
-            # The product may overflow, though both factors are finite.
-            with np.errstate(over="ignore"):
-                array = array.astype(np.float64) * tensor.scale
-            array.setflags(write=False)
-            _check_finite(tensor.name, array)
-        arrays[tensor.name] = array
+        arrays[tensor.name] = _decoded(tensor.name, _array(tensor), tensor.scale)
     return arrays, event_from(payload.event)
 
 
@@ -145,10 +179,19 @@ def digest(event: str, tensors: Sequence[Tensor]) -> str:
     hasher = hashlib.sha256()
     for part in (event.encode(), *(p for t in tensors for p in _parts(t))):
         # The length first, so that no two different messages feed the same bytes.
-        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(_length(part))
         for (piece,) in windows(np.frombuffer(part, np.uint8)):
             hasher.update(piece)
     return hasher.hexdigest()
+
+
+def _length(part: bytes | memoryview) -> bytes:
+    return len(part).to_bytes(8, "little")
+
+
+def _lengths_and(*parts: bytes | memoryview, size: bytes = b"") -> np.ndarray:
+    """Returns what ``digest`` feeds for some parts, and the length of one that follows."""
+    return np.frombuffer(b"".join(p for x in parts for p in (_length(x), x)) + size, np.uint8)
 
 
 def _names(eta: Eta, path: str = "") -> Iterator[str]:
@@ -183,6 +226,7 @@ def _check_finite(name: str, array: np.ndarray) -> None:
         raise errors.ProtocolError(f"{name} holds numbers that are not finite")
 
 
+@functools.lru_cache(maxsize=256)
 def event_from(text: str) -> events.Event:
     """Reads the event of a payload from its canonical JSON.
 
@@ -193,6 +237,45 @@ def event_from(text: str) -> events.Event:
         return events.from_json(json.loads(text))
     except (errors.FedviError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise errors.ProtocolError(f"the event of a payload cannot be read: {error}") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _event_text(event: events.Event) -> str:
+    return json.dumps(events.to_json(event), sort_keys=True, separators=(",", ":"))
+
+
+def _released(value: Any) -> Any:
+    # Here, since whoever only decodes, a server, runs without JAX.
+    from fedvi.privacy.release import Released
+
+    if not isinstance(value, Released):
+        raise errors.PrivacyError(
+            f"a {type(value).__name__} cannot be sent, only a Released",
+            "pass the value through `privacy.release.release` first",
+        )
+    return value
+
+
+def _kind(name: str, array: np.ndarray, scale: float | None) -> str:
+    """Returns the dtype that an array travels in, after all checks of it."""
+    kind = array.dtype.newbyteorder("<").str
+    if kind not in _DTYPES:
+        raise errors.ProtocolError(f"{name} has dtype {array.dtype}, expected one of {_DTYPES}")
+    _check_finite(name, array)
+    _check_scale(name, kind, scale)
+    return kind
+
+
+def _decoded(name: str, array: np.ndarray, scale: float | None) -> np.ndarray:
+    """Returns integer × scale, in float64; an array without a scale as it is."""
+    if scale is None:
+        return array
+    # The product may overflow, though both factors are finite.
+    with np.errstate(over="ignore"):
+        found = array.astype(np.float64) * scale
+    found.setflags(write=False)
+    _check_finite(name, found)
+    return found
 
 
 def _leaves(value: Any) -> dict[str, tuple[Any, float | None]]:

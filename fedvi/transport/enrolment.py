@@ -111,7 +111,7 @@ def install(
       name: that the certificate must hold.
       certificate: the file that came back.
       authority: the authority's ca.pem; the one in the folder, if None.
-      fingerprint: that the authority's certificate must have, as learnt by another way.
+      fingerprint: that the authority's certificate must have, received over a different channel.
 
     Raises:
       ConfigError: a file cannot be read, or the fingerprint is none.
@@ -145,7 +145,7 @@ def install(
 
 
 def _check_authority(folder: Path, root: x509.Certificate, expected: str | None) -> None:
-    """Checks the authority against what was learnt by another way, or what is trusted already."""
+    """Checks the authority against the fingerprint received, or against what is trusted already."""
     found = certificates.fingerprint(root)
     if expected is not None:
         if certificates.parse_fingerprint(expected) != found:

@@ -188,7 +188,7 @@ class GrpcLink:
             reply = self._call(self._stub.NextTask, message, seconds)
             match reply.WhichOneof("reply"):
                 case "wait":
-                    return Wait()
+                    return wire.wait_from(reply.wait)
                 case "done":
                     # The server stays until all have heard of the end, and a reply can be lost on
                     # its way: so it is told that this one was not.

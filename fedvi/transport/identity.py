@@ -41,6 +41,7 @@ __all__ = [
     "expiry_warning",
     "holding",
     "is_loopback",
+    "key_of",
     "server_credentials",
     "sign",
     "verify",
@@ -296,6 +297,16 @@ def verify(
     if role not in (None, found.role):
         raise errors.IdentityError(f"{whose} has the role {found.role}, expected {role}")
     return found
+
+
+def key_of(signature: bytes) -> str:
+    """Returns SHA-256 over the public key that made a signature, hex; says nothing of whether it holds.
+
+    Raises:
+      IdentityError: it is no signature of fedvi.
+    """
+    certificate, _ = _signature(signature)
+    return certificates.key_fingerprint(certificates.public_key(certificate, "the signature"))
 
 
 def _signature(content: bytes) -> tuple[x509.Certificate, bytes]:

@@ -15,18 +15,31 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from fedvi import errors
-from fedvi.federation.messages import Done, Failure, Hello, Offer, Payload, Submit, Welcome
+from fedvi.federation.messages import (
+    Done,
+    Failure,
+    Hello,
+    NextTask,
+    Offer,
+    Payload,
+    Submit,
+    Wait,
+    Welcome,
+)
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.ledger import Ledger
 from fedvi.transport import bundle, codec, files, identity, wire
 from fedvi.transport._wire import federation_pb2, parcels_pb2
 from fedvi.transport.roster import Roster
+from fedvi.transport.wire_fields import checked_name
 from fedvi.typing import Eta
 
 __all__ = [
@@ -71,23 +84,30 @@ class TaskFile(NamedTuple):
       study_digest: of the study.
       version: of the posterior, as in Welcome.
       ledger: the server's ledger of this client, whole: which answers arrived, and with which bytes.
-      reply: a task, or the end of the run.
+      reply: a task, the end of the run, or a wait, where the site is to send its part of the keys.
       payload_limit: the most bytes that an answer may have.
+      boards: in a study of secure sums, stage → the parts of all sites, once they are there.
     """
 
     client: str
     study_digest: str
     version: int
     ledger: Ledger
-    reply: Offer | Done
+    reply: Offer | Done | Wait
     payload_limit: int = bundle.PAYLOAD_LIMIT
+    boards: Mapping[int, tuple[bytes, ...]] = MappingProxyType({})
 
 
 class ResultFile(NamedTuple):
-    """What a client would have told the server: its Hello, and its answer or why there is none."""
+    """What a client would have told the server: its Hello, and its answer, why there is none, or keys."""
 
     hello: Hello
-    answer: Submit | Failure
+    answer: Submit | Failure | NextTask
+
+    @property
+    def task_id(self) -> str:
+        """The task that it is about; empty for a part of the keys, which is of no task."""
+        return "" if isinstance(self.answer, NextTask) else self.answer.task_id
 
 
 def write_task(path: Path, tls: Path, parcel: TaskFile) -> None:
@@ -96,7 +116,6 @@ def write_task(path: Path, tls: Path, parcel: TaskFile) -> None:
     Args:
       path: of the file; one that is there is replaced.
       tls: the server's folder of certificates, to sign with.
-      parcel: what stands in it.
 
     Raises:
       ProtocolError: an array is larger than a payload may be.
@@ -108,6 +127,8 @@ def write_task(path: Path, tls: Path, parcel: TaskFile) -> None:
         posterior, factor = bundle.of_eta(task.posterior), bundle.of_eta(task.factor)
         bundles = [posterior, factor]
         reply = federation_pb2.NextTaskReply(task=wire.task_to(task, posterior, factor))
+    elif isinstance(parcel.reply, Wait):
+        reply = federation_pb2.NextTaskReply(wait=wire.wait_to(parcel.reply))
     else:
         reply = federation_pb2.NextTaskReply(done=wire.done_to(parcel.reply))
     welcome = Welcome(parcel.version, ledgers.anchor(parcel.ledger))
@@ -117,6 +138,9 @@ def write_task(path: Path, tls: Path, parcel: TaskFile) -> None:
         hello=wire.welcome_to(welcome, wire.PROTOCOLS[1], parcel.payload_limit),
         ledger=ledgers.to_lines(parcel.ledger),
         reply=reply,
+        boards=[
+            parcels_pb2.Board(stage=stage, parts=parts) for stage, parts in parcel.boards.items()
+        ],
     )
     _write(path, tls, _TASK, message, bundles)
 
@@ -127,7 +151,6 @@ def read_task(
     """Reads a task file and believes nothing in it before its signature is checked.
 
     Args:
-      path: of the file.
       authority_pem: the certificate that this site trusts.
       client: whom it must be for.
       study_digest: of the study that it must be of.
@@ -163,7 +186,8 @@ def read_task(
             )
         reply = _reply(message.reply, client, like, reader)
         reader.check_end()
-    return TaskFile(client, study_digest, welcome.version, book, reply, limit)
+    boards = {board.stage: tuple(board.parts) for board in message.boards}
+    return TaskFile(client, study_digest, welcome.version, book, reply, limit, boards)
 
 
 def write_result(path: Path, tls: Path, parcel: ResultFile) -> None:
@@ -172,7 +196,6 @@ def write_result(path: Path, tls: Path, parcel: ResultFile) -> None:
     Args:
       path: of the file; one that is there is replaced.
       tls: the client's folder of certificates, to sign with.
-      parcel: what stands in it.
 
     Raises:
       ProtocolError: the answer is larger than a payload may be.
@@ -185,6 +208,8 @@ def write_result(path: Path, tls: Path, parcel: ResultFile) -> None:
         bundles = [bundle.of_payload(answer.payload)]
         header = wire.header_to(answer.client, answer.task_id, answer.attempt, bundles[0])
         message.submit.CopyFrom(header)
+    elif isinstance(answer, NextTask):
+        message.keys.CopyFrom(wire.next_task_to(answer, 0.0))
     else:
         message.failure.CopyFrom(wire.failure_to(answer))
     _write(path, tls, _RESULT, message, bundles)
@@ -196,7 +221,6 @@ def read_result(
     """Reads a result file; whose it is, is what the certificate says that signed it.
 
     Args:
-      path: of the file.
       authority_pem: the certificate that the server trusts.
       roster: of those that it lets in.
       payload_limit: the most bytes that an answer may have.
@@ -251,10 +275,12 @@ def check_target(path: Path) -> None:
 
 def _reply(
     message: federation_pb2.NextTaskReply, client: str, like: Eta, reader: "_Reader"
-) -> Offer | Done:
+) -> Offer | Done | Wait:
     match message.WhichOneof("reply"):
         case "done":
             return wire.done_from(message.done)
+        case "wait":
+            return wire.wait_from(message.wait)
         case "task":
             work = wire.task_from(message.task, client, like)
             etas = [
@@ -278,10 +304,13 @@ def _check_protocol(name: str, oldest: int, newest: int, software: str) -> None:
 
 def _answer(
     message: parcels_pb2.ResultFile, reader: "_Reader", payload_limit: int
-) -> Submit | Failure:
+) -> Submit | Failure | NextTask:
     match message.WhichOneof("answer"):
         case "failure":
             return wire.failure_from(message.failure)
+        case "keys":
+            client = checked_name("client", message.keys.client)
+            return NextTask(client, part=wire.part_from(message.keys))
         case "submit":
             header = wire.header_from(message.submit)
             size = header.manifest.size

@@ -200,7 +200,6 @@ def server_certificate(
 
     Args:
       host: as it is dialled: it must stand in the server's certificate.
-      port: of the server.
       folder: with the party's ca.pem.
       at: the time, in UTC.
       timeout_seconds: for each step.
@@ -240,7 +239,6 @@ def handshake(host: str, port: int, folder: Path, timeout_seconds: float = 5.0) 
 
     Args:
       host: as it is dialled.
-      port: of the server.
       folder: with ca.pem; without cert.pem and key.pem no certificate is shown.
       timeout_seconds: for each step.
     """

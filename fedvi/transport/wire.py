@@ -18,14 +18,14 @@ from fedvi.federation.messages import (
     Failure,
     Goodbye,
     Hello,
+    KeyPart,
     NextTask,
     Receipt,
     Renew,
     Renewed,
+    Wait,
     Welcome,
 )
-from fedvi.inference.base import Task
-from fedvi.inference.coordinates import Coordinates
 from fedvi.transport import bundle, codec
 from fedvi.transport._wire import federation_pb2 as pb
 from fedvi.transport.status import from_status, is_retryable, to_status
@@ -48,6 +48,8 @@ from fedvi.transport.wire_fields import (
     word_of,
 )
 from fedvi.typing import Eta
+from fedvi.updates.base import Task
+from fedvi.updates.coordinates import Coordinates
 
 __all__ = [
     "LONGEST_WAIT",
@@ -74,6 +76,7 @@ __all__ = [
     "is_retryable",
     "next_task_from",
     "next_task_to",
+    "part_from",
     "progress_from",
     "progress_to",
     "query_from",
@@ -90,6 +93,8 @@ __all__ = [
     "task_from",
     "task_to",
     "to_status",
+    "wait_from",
+    "wait_to",
     "welcome_from",
     "welcome_to",
 ]
@@ -238,8 +243,12 @@ def welcome_from(reply: pb.HelloReply) -> tuple[Welcome, int]:
 
 def next_task_to(request: NextTask, wait_seconds: float = LONGEST_WAIT) -> pb.NextTaskRequest:
     """Makes a NextTaskRequest that waits at the server."""
+    part = request.part
     return pb.NextTaskRequest(
-        client=request.client, wait_seconds=wait_seconds, session=bytes.fromhex(request.session)
+        client=request.client,
+        wait_seconds=wait_seconds,
+        session=bytes.fromhex(request.session),
+        part=part and pb.KeyPart(stage=part.stage, content=part.content),
     )
 
 
@@ -255,7 +264,25 @@ def next_task_from(request: pb.NextTaskRequest) -> tuple[NextTask, float]:
     session = session_of(request)
     if not session:
         raise errors.ProtocolError("session is empty, expected 16 bytes")
-    return NextTask(checked_name("client", request.client), session), seconds
+    client = checked_name("client", request.client)
+    return NextTask(client, session, part_from(request)), seconds
+
+
+def part_from(request: pb.NextTaskRequest) -> KeyPart | None:
+    """Reads a site's part of the keys, if a request for work has one."""
+    if not request.HasField("part"):
+        return None
+    return KeyPart(checked_count("part.stage", request.part.stage), request.part.content)
+
+
+def wait_to(wait: Wait) -> pb.Wait:
+    """Makes a Wait."""
+    return pb.Wait(parts=wait.parts)
+
+
+def wait_from(message: pb.Wait) -> Wait:
+    """Reads a Wait."""
+    return Wait(tuple(message.parts))
 
 
 def task_to(

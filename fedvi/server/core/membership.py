@@ -3,9 +3,8 @@
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.federation import fold as folding
-from fedvi.inference.base import Standing
-from fedvi.inference.noise_aware import anew
 from fedvi.privacy import ledger as ledgers
+from fedvi.server.core import kept
 from fedvi.server.core.state import (
     OVER,
     REMOVED,
@@ -16,6 +15,7 @@ from fedvi.server.core.state import (
     present,
     progress_of,
     served,
+    sharing,
 )
 from fedvi.server.core.turns import (
     check_fold,
@@ -26,6 +26,8 @@ from fedvi.server.core.turns import (
     strictly,
     tick,
 )
+from fedvi.updates.base import Standing
+from fedvi.updates.noise_aware import anew
 
 __all__ = ["extend", "remove"]
 
@@ -152,6 +154,7 @@ def extend(spec: ServerSpec, state: ServerState) -> ServerState:
             **{name: ledgers.open_ledger(spec.headers[name]) for name in new},
         },
     )
+    state = sharing(spec, state)
     if spec.schedule.finished(progress_of(spec, state)):
         raise errors.ConfigError(
             f"{listed} cannot be added: the schedule has no turn left for a new client",
@@ -163,7 +166,7 @@ def extend(spec: ServerSpec, state: ServerState) -> ServerState:
 
 def _without(spec: ServerSpec, state: ServerState, name: str) -> ServerState:
     rounds_before = rounds_at_last_fold(spec, state)
-    factors = {**state.factors, name: tree.freeze(spec.family.zeros())}
+    factors = kept.put(state.factors, name, tree.freeze(spec.family.zeros()))
     state = state._replace(
         version=state.version + 1,
         posterior=spec.keep(tree.freeze(folding.posterior_of(spec.prior, factors))),
@@ -171,7 +174,7 @@ def _without(spec: ServerSpec, state: ServerState, name: str) -> ServerState:
         answers=tuple(answer for answer in state.answers if answer.task.client != name),
         # What a step rule remembers of a group is a sum, also of this client's changes.
         memory={group: kept for group, kept in state.memory.items() if name not in group},
-        away={**state.away, name: REMOVED},
+        away=kept.put(state.away, name, REMOVED),
     )
     if spec.stand is not None and state.standing is not None:
         begun = state._replace(standing=_anew(spec, state, state.standing))

@@ -7,6 +7,7 @@ from typing import Literal
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.federation.messages import (
+    CLOSING,
     FAILURES,
     Begin,
     Done,
@@ -26,10 +27,9 @@ from fedvi.federation.messages import (
     Wait,
     Welcome,
 )
-from fedvi.inference.base import Change, Task
 from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
-from fedvi.server.core import sum_rounds
+from fedvi.server.core import fold_sizes, kept, key_board, openings, sum_rounds
 from fedvi.server.core.membership import extend, remove
 from fedvi.server.core.state import (
     EXHAUSTED,
@@ -59,12 +59,14 @@ from fedvi.server.core.turns import (
     check_size,
     dropped,
     is_in_turn,
+    is_selected,
     next_deadline,
     settle,
     strictly,
     tick,
 )
 from fedvi.transport import codec
+from fedvi.updates.base import Change, Task
 
 __all__ = [
     "EXHAUSTED",
@@ -99,6 +101,7 @@ __all__ = [
     "served",
     "step",
     "take_up",
+    "task_of",
     "tick",
 ]
 
@@ -140,14 +143,14 @@ def step(
     # What was released is there already, and is taken or charged, whoever sends it.
     if not isinstance(request, Hello | Begin | Submit):
         check_newest(state, name, request.session)
-    seen = {**state.presence.seen, name: now}
+    seen = kept.put(state.presence.seen, name, now)
     state = state._replace(presence=state.presence._replace(seen=seen))
     match request:
         case Hello():
             return _hello(spec, state, request, now)
         case NextTask():
             check_session(spec, state, name, request.session)
-            return _next_task(spec, settle(spec, _back(spec, state, name), now), name, now)
+            return _next_task(spec, settle(spec, _back(spec, state, name), now), request, now)
         case Begin():
             return _begin(spec, state, request)
         case Submit():
@@ -289,37 +292,39 @@ def _hello(
         ledgers.check_counterpart(book, request.anchor, "server")
     presence = state.presence
     if request.session or name not in presence.greeted:
-        presence = presence._replace(greeted={**presence.greeted, name: request.session})
+        presence = presence._replace(greeted=kept.put(presence.greeted, name, request.session))
     state = settle(spec, _back(spec, state._replace(presence=presence), name), now)
     return state, Welcome(state.version, _anchor(state, name))
 
 
 def _next_task(
-    spec: ServerSpec, state: ServerState, name: str, now: float
+    spec: ServerSpec, state: ServerState, request: NextTask, now: float
 ) -> tuple[ServerState, Reply]:
+    name = request.client
     if is_removed(state, name):
         return state, Done(f"client {name!r} was removed from the run")
     if state.status in OVER:
         return state, Done(ending(state), resumable=state.status == "failed")
     if state.away.get(name) == EXHAUSTED:
         return state, Done(_exhausted(name))
-    if state.status == "paused":
+    if request.part is not None:
+        if request.part.stage not in CLOSING:
+            return key_board.post(spec, state, name, request.part)
+        state = settle(spec, openings.post(spec, state, name, request.part), now)
+        if parts := openings.parts(spec, state, name):
+            return state, Wait(parts)
+        # There is nothing to open: it is asked as any other.
+        return _next_task(spec, state, request._replace(part=None), now)
+    if state.status == "paused" or not key_board.is_ready(spec, state):
         return state, Wait()
     if name in state.tasks:
         return state, Offer(state.tasks[name])
-    if name not in spec.schedule.select(progress_of(spec, state)):
+    if not is_selected(spec, state, name):
         return state, Wait()
-    visit = state.visits[name]
-    task = Task(
-        task_id=f"{name}/{visit}",
-        client=name,
-        visit=visit,
-        version=state.version,
-        posterior=tree.to_numpy(served(spec, state)),
-        factor=state.factors[name],
-        damping=_last_damping(state, name),
-        coordinates=None if state.standing is None else state.standing.coordinates,
-    )
+    if openings.opens(spec):
+        # All sites of a round count it alike, also those that missed the one before.
+        state = state._replace(visits=kept.put(state.visits, name, state.turns[name]))
+    task = task_of(spec, state, name)
     if name in state.ledgers:
         # Charged before it is handed out, whether or not it will be answered.
         try:
@@ -328,13 +333,29 @@ def _next_task(
             )
         except errors.BudgetExceeded:
             return _gone(spec, state, name, EXHAUSTED, now), Done(_exhausted(name))
-        state = state._replace(ledgers={**state.ledgers, name: book})
-    return state._replace(tasks={**state.tasks, name: task}), Offer(task)
+        state = state._replace(ledgers=kept.put(state.ledgers, name, book))
+    return state._replace(tasks=kept.put(state.tasks, name, task)), Offer(task)
 
 
-def _last_damping(state: ServerState, client: str) -> float:
+def task_of(spec: ServerSpec, state: ServerState, client: str) -> Task:
+    """Returns the task that a client would be given now."""
+    visit = state.visits[client]
+    return Task(
+        task_id=f"{client}/{visit}",
+        client=client,
+        visit=visit,
+        version=state.version,
+        posterior=tree.to_numpy(served(spec, state)),
+        factor=state.factors[client],
+        damping=_last_damping(state, None if openings.opens(spec) else client),
+        coordinates=None if state.standing is None else state.standing.coordinates,
+    )
+
+
+def _last_damping(state: ServerState, client: str | None) -> float:
+    """Returns the step of a client's last answer; None: of the last fold, whosever it was."""
     for update in reversed(state.history):
-        if client in update.clients:
+        if client in kept.members(update.clients) or (client is None and update.clients):
             return update.damping
         if client in (*update.given_up, *update.dropped):
             return 0.0
@@ -356,7 +377,7 @@ def _begin(spec: ServerSpec, state: ServerState, request: Begin) -> tuple[Server
     if name in state.ledgers:
         _, book = _seal(spec, state.ledgers[name], request, digest)
         if book is not state.ledgers[name]:
-            state = state._replace(ledgers={**state.ledgers, name: book})
+            state = state._replace(ledgers=kept.put(state.ledgers, name, book))
     return state, Noted()
 
 
@@ -389,10 +410,10 @@ def _submit(
     if name in state.ledgers:
         release_id, book = _seal(spec, state.ledgers[name], request, digest)
         book = ledgers.mark_sent(book, release_id)
-        state = state._replace(ledgers={**state.ledgers, name: book})
+        state = state._replace(ledgers=kept.put(state.ledgers, name, book))
     state = state._replace(
-        tasks={other: held for other, held in state.tasks.items() if other != name},
-        accepted={**state.accepted, request.task_id: digest},
+        tasks=kept.without(state.tasks, name),
+        accepted=kept.appended(state.accepted, {request.task_id: digest}),
     )
     if is_removed(state, name):
         # Charged all the same; what was divided out does not come back.
@@ -402,13 +423,17 @@ def _submit(
         # failed may be resumed, and folds it then.
         late = not is_in_turn(spec, state, name)
         if spec.gather is not None:
+            state = openings.taken(spec, state, name, task.visit, request.payload)
             return _gathered(spec, state, Answer(task, change, late), now)
         what = f"the answer to task {task.task_id!r}"
-        check_fold(spec, _with(state, Answer(task, change, late)), what)
+        size = fold_sizes.with_answer(state, change.delta)
+        if not fold_sizes.cannot_fail(spec, state, size):
+            check_fold(spec, _with(state, Answer(task, change, late)), what)
         # Only now that it is taken: an answer that is refused leaves nothing on the disk. From here
         # on no name stands for what is in memory, so that a fold has room for its own.
         change = change._replace(delta=spec.keep(change.delta))
-        state = settle(spec, _with(state, Answer(task, change, late)), now)
+        state = fold_sizes.noted(_with(state, Answer(task, change, late)), size)
+        state = settle(spec, state, now)
     return state, Receipt("accepted", state.version, _anchor(state, name))
 
 
@@ -422,7 +447,10 @@ def _gathered(
     two sums would show it.
     """
     name = answer.task.client
+    late = openings.is_late(spec, state, name, answer.task.visit)
     if answer.task.version != state.version:
+        late = True
+    if late:
         state = dropped(spec, state, name)
     else:
         change = answer.change._replace(delta=spec.keep(answer.change.delta))
@@ -501,9 +529,9 @@ def _conflict(
                 "was this client's state copied?",
             )
         book = _with_one_more(book, task_id, digest, event)
-        greeted = {other: s for other, s in state.presence.greeted.items() if other != name}
+        greeted = kept.without(state.presence.greeted, name)
         state = state._replace(
-            ledgers={**state.ledgers, name: book},
+            ledgers=kept.put(state.ledgers, name, book),
             presence=state.presence._replace(greeted=greeted),
         )
     return state, Receipt("conflict", state.version, _anchor(state, name))
@@ -538,8 +566,7 @@ def _back(spec: ServerSpec, state: ServerState, name: str) -> ServerState:
     _check_greeted(spec, state, name)
     if state.away.get(name, EXHAUSTED) in _STAYS:
         return state
-    away = {other: reason for other, reason in state.away.items() if other != name}
-    return state._replace(away=away)
+    return state._replace(away=kept.without(state.away, name))
 
 
 def _check_greeted(spec: ServerSpec, state: ServerState, name: str) -> None:
@@ -550,7 +577,7 @@ def _check_greeted(spec: ServerSpec, state: ServerState, name: str) -> None:
 def _gone(spec: ServerSpec, state: ServerState, name: str, reason: str, now: float) -> ServerState:
     if state.away.get(name) in (reason, *_STAYS) or state.status in OVER:
         return state
-    return settle(spec, state._replace(away={**state.away, name: reason}), now)
+    return settle(spec, state._replace(away=kept.put(state.away, name, reason)), now)
 
 
 def _anchor(state: ServerState, name: str) -> ledgers.Anchor | None:

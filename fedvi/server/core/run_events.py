@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fedvi import errors
 from fedvi.federation.messages import Begin, Failure, Goodbye, Hello, Request, Submit
+from fedvi.server.core import kept
 from fedvi.server.core.protocol import (
     EXHAUSTED,
     OVERDUE,
@@ -20,7 +21,7 @@ from fedvi.server.core.protocol import (
     answer_of,
 )
 
-__all__ = ["Happening", "between", "folded", "given_up", "refused"]
+__all__ = ["Happening", "between", "folded", "given_up", "refused", "silent"]
 
 _LONGEST_REASON = 300
 
@@ -29,7 +30,7 @@ class Happening(NamedTuple):
     """Something that happened.
 
     Attributes:
-      kind: one word: joined, left, failed, away, back, offered, exported, answered, folded, added,
+      kind: one word: joined, left, failed, away, back, silent, offered, exported, answered, folded, added,
         given_up, dropped, removed, status, refused.
       client: whom it concerns; empty for the run as a whole.
       text: a sentence.
@@ -50,6 +51,11 @@ def refused(what: str, client: str, error: errors.FedviError) -> Happening:
     # A message may quote what came from outside, at any length, and this goes to the disk.
     reason = error.message.partition("\n")[0][:_LONGEST_REASON]
     return Happening("refused", client, f"{who}{what} refused: {reason}", at_will=True)
+
+
+def silent(client: str) -> Happening:
+    """Tells that a client has been quiet for much longer than usual."""
+    return Happening("silent", client, f"{client} has not been heard of for longer than usual")
 
 
 def between(
@@ -160,19 +166,20 @@ def _round(spec: ServerSpec, update: Update) -> str:
 def _tasks(before: ServerState, after: ServerState) -> list[Happening]:
     found = [
         Happening("offered", name, f"{name} works on {task.task_id}")
-        for name, task in after.tasks.items()
-        if name not in before.tasks or before.tasks[name].task_id != task.task_id
+        for name, was, task in kept.differences(before.tasks, after.tasks)
+        if task is not None and (was is None or was.task_id != task.task_id)
     ]
     if len(after.accepted) != len(before.accepted):
-        for task_id in after.accepted:
-            if task_id not in before.accepted:
-                name = task_id.rpartition("/")[0]
-                found.append(Happening("answered", name, f"{name} answered {task_id}"))
+        for task_id, _ in kept.since(after.accepted, len(before.accepted)):
+            name = task_id.rpartition("/")[0]
+            found.append(Happening("answered", name, f"{name} answered {task_id}"))
     return found
 
 
 def _presence(spec: ServerSpec, before: ServerState, after: ServerState) -> list[Happening]:
-    found = []
+    found: list[Happening] = []
+    if before.away is after.away:
+        return found
     for name in spec.clients:
         was, now = before.away.get(name), after.away.get(name)
         # Who was away already is told of once more if it cannot come back by itself.

@@ -1,5 +1,6 @@
 """Defines what a run agrees on, and everything that the server knows about it."""
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -12,10 +13,13 @@ from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
 from fedvi.federation.messages import FAILURES
 from fedvi.federation.progress import Patience, Progress, Schedule, StageEnd, StagePlace
-from fedvi.inference.base import Change, Fold, Standing, Task
 from fedvi.privacy import events, ledger
+from fedvi.server.core import kept
+from fedvi.server.core.barrier import REMOVED, Round
+from fedvi.server.core.fold_sizes import Weighed
 from fedvi.server.core.sum_rounds import Gather
 from fedvi.typing import Eta
+from fedvi.updates.base import Change, Fold, Standing, Task
 
 __all__ = [
     "EXHAUSTED",
@@ -39,6 +43,7 @@ __all__ = [
     "progress_of",
     "reported",
     "served",
+    "sharing",
     "take_up",
 ]
 
@@ -57,12 +62,12 @@ EXHAUSTED = "its budget is spent"
 REVOKED = "revoked"
 """Why a client is away: the roster lets none of its certificates in, so that it cannot call."""
 
-REMOVED = "removed"
-"""Why a client is away for ever: an operator had its factor divided out; the run goes on without it."""
-
 _FOR_GOOD = ("budget", "policy", EXHAUSTED, REMOVED, REVOKED)
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+_MAPPINGS = ("factors", "visits", "turns", "tasks", "away", "ledgers")
+_VOLATILE = ("greeted", "seen", "awaited")
 
 
 def _as_it_is(eta: Eta) -> Eta:
@@ -178,11 +183,17 @@ class Presence(NamedTuple):
       greeted: client → the session that said Hello to this process last; those with a ledger must.
       seen: client → when it was last heard of, in seconds of the server's monotonic clock.
       awaited: client → since when its answer is waited for.
+      round: counts of the round, where the schedule has a barrier.
+      weighed: how large the answers that wait are.
+      due: before when nobody is overdue.
     """
 
     greeted: Mapping[str, str] = _NOTHING
     seen: Mapping[str, float] = _NOTHING
     awaited: Mapping[str, Waiting] = _NOTHING
+    round: Round | None = None
+    weighed: Weighed | None = None
+    due: float = -math.inf
 
 
 class ServerState(NamedTuple):
@@ -206,6 +217,7 @@ class ServerState(NamedTuple):
       skipped: whose turns were skipped since the last fold, in order.
       stages: the ends of the script's stages that are over, in order; empty without a script.
       ledgers: client → what it was charged, the same chain that the client keeps.
+      keys: "STAGE/CLIENT" → its part of the keys for masks; see ``key_board``. Empty without masks.
       standing: what ``ServerSpec.stand`` made of the last fold; None if there is no such function, or
         before the first.
       presence: who is there; volatile.
@@ -228,6 +240,7 @@ class ServerState(NamedTuple):
     stages: tuple[StageEnd, ...] = ()
     ledgers: Mapping[str, ledger.Ledger] = _NOTHING
     standing: Standing | None = None
+    keys: Mapping[str, bytes] = _NOTHING
     presence: Presence = Presence()
 
 
@@ -242,20 +255,39 @@ def initial_state(spec: ServerSpec) -> ServerState:
         raise errors.FamilyError("the prior is improper", "give it a finite scale")
     prior = tree.to_numpy(spec.prior)
     nothing = tree.freeze(spec.family.zeros())
-    return ServerState(
-        version=0,
-        posterior=prior,
-        factors=dict.fromkeys(spec.clients, nothing),
-        visits=dict.fromkeys(spec.clients, 0),
-        turns=dict.fromkeys(spec.clients, 0),
-        tasks={},
-        answers=(),
-        accepted={},
-        memory={},
-        round_start=prior,
-        history=(),
-        away={},
-        ledgers={name: ledger.open_ledger(header) for name, header in spec.headers.items()},
+    return sharing(
+        spec,
+        ServerState(
+            version=0,
+            posterior=prior,
+            factors=dict.fromkeys(spec.clients, nothing),
+            visits=dict.fromkeys(spec.clients, 0),
+            turns=dict.fromkeys(spec.clients, 0),
+            tasks={},
+            answers=(),
+            accepted={},
+            memory={},
+            round_start=prior,
+            history=(),
+            away={},
+            ledgers={name: ledger.open_ledger(header) for name, header in spec.headers.items()},
+        ),
+    )
+
+
+def sharing(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Returns an equal state whose mappings of clients share what a request does not change."""
+    nothing = kept.ByClient.of({}, spec.clients)
+    mappings: dict[str, Any] = {
+        name: kept.put_all(nothing, getattr(state, name)) for name in _MAPPINGS
+    }
+    volatile: dict[str, Any] = {
+        name: kept.put_all(nothing, getattr(state.presence, name)) for name in _VOLATILE
+    }
+    return state._replace(
+        **mappings,
+        accepted=kept.Appended(state.accepted),
+        presence=state.presence._replace(**volatile),
     )
 
 
@@ -272,7 +304,7 @@ def take_up(spec: ServerSpec, state: ServerState) -> ServerState:
             f"the stored ledger of {other[0]!r} has another header than this run's",
             "the state is of another study, or of another version of fedvi: use a new folder",
         )
-    return state._replace(presence=Presence())
+    return sharing(spec, state._replace(presence=Presence()))
 
 
 def is_durably_equal(before: ServerState, after: ServerState) -> bool:
@@ -295,13 +327,13 @@ def progress_of(spec: ServerSpec, state: ServerState) -> Progress:
     clients = present(spec, state)
     return Progress(
         clients=clients,
-        visits=tuple(map(state.visits.__getitem__, clients)),
-        turns=tuple(map(state.turns.__getitem__, clients)),
-        open=tuple(filter(state.tasks.__contains__, clients)),
+        visits=kept.in_order(state.visits, clients),
+        turns=kept.in_order(state.turns, clients),
+        open=tuple(filter(state.tasks.__contains__, clients)) if state.tasks else (),
         waiting=tuple(answer.task.client for answer in state.answers),
         version=state.version,
         gap=next(gaps, float("inf")),
-        away=tuple(filter(state.away.__contains__, clients)),
+        away=tuple(filter(state.away.__contains__, clients)) if state.away else (),
         started={name: task.version for name, task in state.tasks.items()},
         stages=state.stages,
         declared=spec.clients,
@@ -330,6 +362,8 @@ def is_removed(state: ServerState, client: str) -> bool:
 
 def present(spec: ServerSpec, state: ServerState) -> tuple[str, ...]:
     """Returns the clients that were not removed, in the order of the study."""
+    if not state.away:
+        return spec.clients
     return tuple(name for name in spec.clients if not is_removed(state, name))
 
 

@@ -8,21 +8,20 @@ that a state holds are parts of the sum, and no client's own.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.inference.base import Change, check_shapes
+from fedvi.federation.whole_numbers import LARGEST, MASKED, SHARES, whole
+from fedvi.privacy import masks, shares
 from fedvi.privacy.sums import Sums
 from fedvi.typing import Eta
+from fedvi.updates.base import Change, check_shapes
 
 __all__ = ["Gather", "exact", "totals"]
-
-# Whole numbers up to here are float64, and so are their sums.
-_WHOLE = 2**53
 
 
 class Gather(NamedTuple):
@@ -32,11 +31,18 @@ class Gather(NamedTuple):
       sums: how many must answer, and how many are taken to collude.
       step: what one of the whole numbers is worth: that of the mechanism's grid.
       shapes: of an answer's arrays, by name.
+      bits: of the words that answers are masked in; None where the server sees each answer.
     """
 
     sums: Sums
     step: float
     shapes: Mapping[str, tuple[int, ...]]
+    bits: int | None = None
+
+    @property
+    def size(self) -> int:
+        """How many numbers an answer holds."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
 
 def exact(gather: Gather, value: Mapping[str, np.ndarray], like: Eta, clients: int) -> Change:
@@ -53,38 +59,83 @@ def exact(gather: Gather, value: Mapping[str, np.ndarray], like: Eta, clients: i
     Raises:
       ProtocolError: the arrays are others, or hold what is on no grid, or is too large for exact sums.
     """
-    check_shapes(dict(value), dict(gather.shapes))
-    leaves = tree.leaves(like)
-    room = np.zeros(sum(leaf.size for leaf in leaves))
-    flat = np.concatenate([np.ravel(value[name]) for name in sorted(gather.shapes)])
-    whole = np.rint(flat / gather.step) + 0.0  # no negative zero
-    # The product is what was sent: the same two factors give the same bits.
-    if not np.array_equal(whole * gather.step, flat):
-        raise errors.ProtocolError(
-            "an answer holds numbers that are not on the grid of the study's noise",
-            "do all sites have the same version of fedvi?",
-        )
-    if np.abs(whole).max(initial=0.0) * clients >= _WHOLE:
+    if gather.bits is not None:
+        return _masked(gather, gather.bits, value, like, clients)
+    numbers = whole(value, gather.shapes, gather.step)
+    room = np.zeros(sum(leaf.size for leaf in tree.leaves(like)))
+    if np.abs(numbers).max(initial=0.0) * clients >= LARGEST:
         raise errors.ProtocolError(
             f"an answer holds numbers whose sum over {clients} clients is beyond 2**53 steps"
         )
-    room[: len(whole)] = whole
+    room[: len(numbers)] = numbers
     return Change(tree.freeze(_shaped(room, like)))
 
 
-def totals(gather: Gather, answers: list[Change]) -> dict[str, np.ndarray]:
-    """Adds up the answers of a round, exactly, and returns the sum as one answer's arrays."""
+def totals(
+    gather: Gather,
+    answers: list[Change],
+    added: Sequence[bytes] = (),
+    subtracted: Sequence[bytes] = (),
+) -> dict[str, np.ndarray]:
+    """Adds up the answers of a round, exactly, and returns the sum as one answer's arrays.
+
+    Args:
+      gather: how.
+      answers: of the round.
+      added, subtracted: keys of streams that are left in the sum; see ``masks.opened``.
+
+    Raises:
+      ProtocolError: answers are masked, and their masks do not cancel; or the sum is beyond 2**53 steps.
+    """
     flats = [
         np.concatenate([np.ravel(leaf) for leaf in tree.leaves(answer.delta)]) for answer in answers
     ]
-    whole = np.sum(flats, axis=0)
+    if gather.bits is None:
+        sums = np.sum(flats, axis=0)
+    else:
+        sums = _unmasked(flats, gather.bits, added, subtracted)
     found, start = {}, 0
     for name in sorted(gather.shapes):
         shape = tuple(gather.shapes[name])
         count = math.prod(shape)
-        found[name] = (whole[start : start + count] * gather.step).reshape(shape)
+        found[name] = (sums[start : start + count] * gather.step).reshape(shape)
         start += count
     return found
+
+
+def _masked(
+    gather: Gather, bits: int, value: Mapping[str, np.ndarray], like: Eta, clients: int
+) -> Change:
+    """Writes masked words as halves of 32 bits, which are float64, all in the first array of an η."""
+    expected: dict[str, tuple[int, ...]] = {MASKED: (gather.size + masks.GUARD,)}
+    if gather.sums.least_reporting < clients:
+        expected[SHARES] = (clients, shares.SEALED_BYTES // 4)
+    check_shapes(dict(value), expected)
+    if SHARES in expected and value[SHARES].dtype != np.dtype("<i4"):
+        # They are passed on by place, and sites that cannot read theirs stop.
+        raise errors.ProtocolError(
+            f"an answer's sealed shares have dtype {value[SHARES].dtype}, expected <i4",
+            "do all sites have the same version of fedvi?",
+        )
+    words = value[MASKED]
+    if words.dtype != np.dtype(f"<i{bits // 8}"):
+        raise errors.ProtocolError(
+            f"a masked answer has dtype {words.dtype}, expected <i{bits // 8}",
+            "do all sites have the same version of fedvi?",
+        )
+    parts = iter([words.view("<u4").astype(np.float64)])
+    return Change(tree.freeze(tree.map_leaves(lambda _: next(parts, np.zeros(0)), like)))
+
+
+def _unmasked(
+    flats: list[np.ndarray], bits: int, added: Sequence[bytes], subtracted: Sequence[bytes]
+) -> np.ndarray:
+    """Returns the sum of answers as ``_masked`` wrote them, as whole float64."""
+    words = [flat.astype("<u4").view(f"<u{bits // 8}") for flat in flats]
+    sums = masks.opened(words, bits, added, subtracted)
+    if np.abs(sums).max(initial=0) >= LARGEST:
+        raise errors.ProtocolError("a sum of masked answers is beyond 2**53 steps")
+    return sums.astype(np.float64)
 
 
 def _shaped(flat: np.ndarray, like: Eta) -> Eta:

@@ -3,20 +3,20 @@
 import collections
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam import tree
+from fedvi.expfam import stacked, tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.expfam.mapped_arrays import windows
 from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
 from fedvi.federation.progress import Progress, StageEnd
-from fedvi.inference.base import Fold, Standing
-from fedvi.server.core import sum_rounds
+from fedvi.server.core import barrier, kept, key_board, openings, sum_rounds
 from fedvi.server.core.state import (
     EXHAUSTED,
     OVER,
@@ -34,12 +34,15 @@ from fedvi.server.core.state import (
     served,
 )
 from fedvi.typing import Eta
+from fedvi.updates.base import Fold, Standing
 
 __all__ = [
     "brings_work",
     "check_fold",
     "check_size",
+    "committed",
     "is_in_turn",
+    "is_selected",
     "next_deadline",
     "noted",
     "rounds_at_last_fold",
@@ -60,10 +63,11 @@ def tick(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
       state: as it was.
       now: seconds of a monotonic clock, the same in all calls.
     """
-    if state.status == "running":
+    if state.status == "running" and now >= state.presence.due:
         overdue = {name: OVERDUE for name, due in _deadlines(spec, state) if now >= due}
+        state = _with_due(spec, state)
         if overdue:
-            state = state._replace(away={**state.away, **overdue})
+            state = state._replace(away=kept.put_all(state.away, overdue))
     return settle(spec, state, now)
 
 
@@ -71,7 +75,18 @@ def next_deadline(spec: ServerSpec, state: ServerState) -> float | None:
     """Returns when ``tick`` has something to do at the latest; None if time alone changes nothing."""
     if state.status != "running":
         return None
-    return min((due for _, due in _deadlines(spec, state)), default=None)
+    due = state.presence.due
+    if due == -math.inf:  # nobody looked yet
+        due = _with_due(spec, state).presence.due
+    return None if due == math.inf else due
+
+
+def _with_due(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Notes when the first that is waited for is overdue; who answers meanwhile makes that later."""
+    due = min((due for _, due in _deadlines(spec, state)), default=math.inf)
+    if due == state.presence.due:
+        return state
+    return state._replace(presence=state.presence._replace(due=due))
 
 
 def _deadlines(spec: ServerSpec, state: ServerState) -> Iterator[tuple[str, float]]:
@@ -84,9 +99,18 @@ def _deadlines(spec: ServerSpec, state: ServerState) -> Iterator[tuple[str, floa
 
 def settle(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
     """Does all that can be done without hearing of a client, then notes who is awaited since when."""
+    found = None if state.status in OVER else barrier.counted(spec, state)
+    if barrier.is_quiet(spec, state, found):
+        return _without_clock(barrier.noted(state, found))
+    if found is not None and found.settled and openings.is_waiting(state):
+        # Since then at most a signature or an opening came that is not the last.
+        return state
     while (moved := _move(spec, state)) is not state:
         state = moved
-    return _with_clocks(spec, state, now)
+    state = _with_clocks(spec, state, now)
+    if state.status in OVER or (found := barrier.counted(spec, state)) is None:
+        return state
+    return barrier.noted(state, found._replace(settled=True))
 
 
 def check_size(eta: Eta, what: str) -> None:
@@ -110,15 +134,16 @@ def check_size(eta: Eta, what: str) -> None:
     if any(max(-least, largest) > _LARGEST for least, largest in ends):
         raise errors.ProtocolError(
             f"{what} holds numbers beyond {_LARGEST:g} in size",
-            "are the columns scaled, and is the client who it should be?",
+            "are the columns scaled, does clip_norm bound anything, and is the client who it should be?",
         )
 
 
 def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
     """Folds the answers that wait, to see that it can be done; nothing comes of it.
 
-    Matrices of moderate numbers may still be singular to float64. So where there are matrices, a fold
-    is tried when an answer arrives. None can then fail later: a fold takes all the answers that wait,
+    Matrices of moderate numbers may still be singular to float64. So where there are matrices, and
+    ``fold_sizes`` does not tell, a fold is tried when an answer arrives. None can then fail later: a fold
+    takes all the answers that wait,
     and what else it is computed from (factors, memory, the last round's posterior) changes by folds
     alone, so the one that will happen was tried when the last of its answers arrived. Where coordinates
     are independent (a family with ``blocks``), what ``check_size`` lets through cannot fail.
@@ -158,25 +183,46 @@ def strictly(what: str) -> Iterator[None]:
     except (ArithmeticError, ValueError) as error:
         raise errors.ProtocolError(
             f"{what}: its numbers are too large, or too far apart, for 64-bit arithmetic",
-            "are the columns scaled, and is the client who it should be?",
+            "are the columns scaled, does clip_norm bound anything, and is the client who it should be?",
         ) from error
 
 
 def brings_work(spec: ServerSpec, *states: ServerState) -> bool:
     """Whether a client that was told to wait in one of successive states is told something else in
     the next."""
-    told = [(state.status, present(spec, state)) for state in states]
+    if barrier.brings_nothing(spec, *states) and _stand_alike(*states):
+        return False
+    told = [(state.status, present(spec, state), *key_board.standing(state)) for state in states]
     if any(before != after for before, after in itertools.pairwise(told)):
         return True
     chosen = [set(spec.schedule.select(progress_of(spec, state))) for state in states]
     return any(not after <= before for before, after in itertools.pairwise(chosen))
 
 
+def _stand_alike(first: ServerState, *others: ServerState) -> bool:
+    """Whether no step of agreeing on keys, or of opening a sum, ended in successive states."""
+    return all(
+        state.keys is first.keys or key_board.standing(state) == key_board.standing(first)
+        for state in others
+    )
+
+
 def is_in_turn(spec: ServerSpec, state: ServerState, client: str) -> bool:
     """Whether an answer that a client gave now would be that of its turn: it was not skipped."""
+    found = barrier.counted(spec, state)
+    if found is not None and not is_removed(state, client):
+        return barrier.is_turn_of(spec, state, found, client)
     progress = progress_of(spec, state)
     held = progress._replace(open=(*progress.open, client), away=())
     return client in spec.schedule.awaited(held)
+
+
+def is_selected(spec: ServerSpec, state: ServerState, client: str) -> bool:
+    """Whether a client may be given a task now."""
+    found = barrier.counted(spec, state)
+    if found is None:
+        return client in spec.schedule.select(progress_of(spec, state))
+    return barrier.is_turn_of(spec, state, found, client) and barrier.is_idle(state, client)
 
 
 def _move(spec: ServerSpec, state: ServerState) -> ServerState:
@@ -214,7 +260,7 @@ def _skip(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> Ser
     there = sum(name not in state.away for name in members)
     if not absent or there < quorum:
         return state
-    turns = {name: count + (name in absent) for name, count in state.turns.items()}
+    turns = kept.put_all(state.turns, {name: state.turns[name] + 1 for name in absent})
     return state._replace(turns=turns, skipped=(*state.skipped, *absent))
 
 
@@ -226,7 +272,7 @@ def _end_stage(
     No answer waits: all were folded before. Whose turn ends while it holds a task keeps the task, for
     it was charged; its answer is one of the next stage, or late.
     """
-    turns = {name: count + (name in holding) for name, count in state.turns.items()}
+    turns = kept.put_all(state.turns, {name: state.turns[name] + 1 for name in holding})
     end = StageEnd(
         visits=tuple(map(state.visits.__getitem__, spec.clients)),
         turns=tuple(map(turns.__getitem__, spec.clients)),
@@ -261,9 +307,18 @@ def _quorum(spec: ServerSpec, state: ServerState) -> tuple[tuple[str, ...], int]
     return members, min(spec.patience.quorum, len(members))
 
 
+def _without_clock(state: ServerState) -> ServerState:
+    """Stops the clock of the client whose answer came last; no other has changed since all was done."""
+    presence = state.presence
+    if not presence.awaited or not state.answers:
+        return state
+    awaited = kept.without(presence.awaited, state.answers[-1].task.client)
+    return state._replace(presence=presence._replace(awaited=awaited))
+
+
 def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
     before = state.presence.awaited
-    clocks: dict[str, Waiting] = {}
+    found: dict[str, Waiting] = {}
     if state.status == "running":
         for name in spec.schedule.awaited(progress_of(spec, state)):
             if name in state.away:
@@ -271,10 +326,17 @@ def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerStat
             clock = before.get(name)
             if clock is None or clock.turn != state.turns[name]:
                 clock = Waiting(state.turns[name], now)
-            clocks[name] = clock
-    if clocks == before:
+            found[name] = clock
+        for name in openings.owing(state):
+            # Negative: no turn of a schedule. Each of the two steps has its own deadline.
+            turn = -openings.phase(state)
+            clock = before.get(name)
+            if name not in state.away:
+                found[name] = clock if clock and clock.turn == turn else Waiting(turn, now)
+    if found == before:
         return state
-    return state._replace(presence=state.presence._replace(awaited=clocks))
+    clocks = kept.ByClient.of(found, spec.clients)
+    return _with_due(spec, state._replace(presence=state.presence._replace(awaited=clocks)))
 
 
 def rounds_at_last_fold(spec: ServerSpec, state: ServerState) -> int:
@@ -286,13 +348,44 @@ def rounds_at_last_fold(spec: ServerSpec, state: ServerState) -> int:
 
 
 def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
-    group = tuple(sorted(answer.task.client for answer in state.answers))
     changes = {answer.task.client: answer.change for answer in state.answers}
-    asked = {answer.task.client: answer.task.posterior for answer in state.answers}
-    in_time = [answer.task.client for answer in state.answers if not answer.late]
-    staleness = tuple(state.version - answer.task.version for answer in state.answers)
-    total = tree.total((changes[name].delta for name in group), spec.family.zeros())
-    total = spec.keep(tree.freeze(total))
+    return committed(
+        spec,
+        state,
+        deltas={name: change.delta for name, change in changes.items()},
+        asked={answer.task.client: answer.task.posterior for answer in state.answers},
+        staleness=tuple(state.version - answer.task.version for answer in state.answers),
+        late={answer.task.client for answer in state.answers if answer.late},
+        surveys={name: c.survey for name, c in changes.items() if c.survey is not None},
+    )
+
+
+def committed(
+    spec: ServerSpec,
+    state: ServerState,
+    deltas: Mapping[str, Eta],
+    asked: Mapping[str, Eta],
+    staleness: tuple[int, ...],
+    late: Collection[str] = (),
+    surveys: Mapping[str, GaussianEta] = MappingProxyType({}),
+    arrived: tuple[str, ...] | None = None,
+) -> ServerState:
+    """Folds answers into the factors and the posterior, and writes a line of the history.
+
+    Args:
+      spec: of the run.
+      state: before; the answers that wait there are forgotten.
+      deltas: client → what is added to its factor, times the step.
+      asked: client → the η that its task carried.
+      staleness: how many versions old that was, in order of arrival.
+      late: whose turn was skipped before.
+      surveys: of the clients whose answer was one.
+      arrived: the clients in order of arrival; None: that of ``deltas``.
+    """
+    arrived = tuple(deltas) if arrived is None else arrived
+    group = tuple(sorted(arrived))
+    in_time = [name for name in arrived if name not in late]
+    total = spec.keep(tree.freeze(stacked.total(deltas, spec.family.zeros())))
     memory = state.memory.get(group, damping_rules.Memory())
     floor = 1.0 / len(present(spec, state))
     damping = 1.0
@@ -300,9 +393,10 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         damping = spec.step_rule.choose(
             spec.family, served(spec, state), state.posterior, total, memory, floor
         )
-    factors = folding.fold(state.factors, changes, damping, spec.keep)
-    visits = {name: count + (name in changes) for name, count in state.visits.items()}
-    turns = {name: count + (name in in_time) for name, count in state.turns.items()}
+    moved = folding.fold(state.factors, deltas, damping, spec.keep)
+    factors = moved if stacked.is_stacked(moved) else kept.put_all(state.factors, moved)
+    visits = kept.put_all(state.visits, {name: state.visits[name] + 1 for name in arrived})
+    turns = kept.put_all(state.turns, {name: state.turns[name] + 1 for name in in_time})
     rounds_before = rounds_at_last_fold(spec, state)
     state = state._replace(
         version=state.version + 1,
@@ -314,11 +408,8 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         memory={**state.memory, group: damping_rules.Memory(damping, total)},
     )
     if spec.stand is not None:
-        surveys = {
-            name: change.survey for name, change in changes.items() if change.survey is not None
-        }
         state = state._replace(standing=stand(spec, state, asked, damping, surveys))
-    update = Update(state.version, tuple(changes), staleness, damping, 0, None)
+    update = Update(state.version, arrived, staleness, damping, 0, None)
     return noted(spec, state, rounds_before, update)
 
 
@@ -329,12 +420,14 @@ def _gathered(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -
     answered, and of the exact sum of the answers alone.
     """
     if len({answer.task.client for answer in state.answers}) < gather.sums.least_reporting:
-        return _given_up(spec, state)
+        return openings.cleared(_given_up(spec, state))
     try:
+        if openings.opens(spec) and (moved := openings.moved(spec, state)) is not None:
+            return moved
         with strictly("the sum of a round"):
-            return _sum_folded(spec, gather, state)
+            return openings.cleared(_sum_folded(spec, gather, state))
     except errors.ProtocolError:
-        return _given_up(spec, state)
+        return openings.cleared(_given_up(spec, state))
 
 
 def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -> ServerState:
@@ -344,7 +437,8 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
     whole = tree.total((state.factors[name] for name in members), spec.family.zeros())
     # As one client with everybody's records would have answered, after as many answers as there were sums.
     task = state.answers[0].task._replace(factor=whole, visit=state.version)
-    told = sum_rounds.totals(gather, [answer.change for answer in state.answers])
+    left = openings.streams(spec, state) if openings.opens(spec) else ()
+    told = sum_rounds.totals(gather, [answer.change for answer in state.answers], *left)
     finished = spec.finish[task.client](told, task)
     change = finished.delta
     check_size(change, "the sum of a round")
@@ -356,12 +450,12 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
         damping = spec.step_rule.choose(
             spec.family, served(spec, state), state.posterior, change, before, 1.0 / len(members)
         )
-        kept = spec.keep(tree.freeze(change))
-        memory = {**memory, group: damping_rules.Memory(damping, kept)}
+        held = spec.keep(tree.freeze(change))
+        memory = {**memory, group: damping_rules.Memory(damping, held)}
     moved = tree.add_scaled(whole, change, damping)
     check_size(moved, "the sum of a round")
     part = spec.keep(tree.freeze(tree.scale(moved, 1.0 / len(members))))
-    factors = dict.fromkeys(members, part)
+    factors = kept.put_all(state.factors, dict.fromkeys(members, part))
     rounds_before = rounds_at_last_fold(spec, state)
     clients = tuple(answer.task.client for answer in state.answers)
     after = _turned(state)._replace(
@@ -401,7 +495,7 @@ def _given_up(spec: ServerSpec, state: ServerState) -> ServerState:
 def dropped(spec: ServerSpec, state: ServerState, client: str) -> ServerState:
     """Drops an answer that no sum can hold any more; it stays charged, and nothing is published of it."""
     update = _without_fold(spec, state)._replace(dropped=(client,))
-    visits = {**state.visits, client: state.visits[client] + 1}
+    visits = kept.put(state.visits, client, state.visits[client] + 1)
     return state._replace(visits=visits, history=(*state.history, update))
 
 
@@ -429,8 +523,8 @@ def _turned(state: ServerState) -> ServerState:
     answered = [answer.task.client for answer in state.answers]
     in_time = [answer.task.client for answer in state.answers if not answer.late]
     return state._replace(
-        visits={name: count + (name in answered) for name, count in state.visits.items()},
-        turns={name: count + (name in in_time) for name, count in state.turns.items()},
+        visits=kept.put_all(state.visits, {name: state.visits[name] + 1 for name in answered}),
+        turns=kept.put_all(state.turns, {name: state.turns[name] + 1 for name in in_time}),
         answers=(),
     )
 
@@ -478,8 +572,14 @@ def stand(
         return state.standing
     exact = (state.factors[name] for name in sorted(set(spec.clients) - set(spec.members)))
     known = tree.total(exact, spec.prior)
-    factors = {name: state.factors[name] for name in members}
-    new = {name: asked[name] for name in members if name in asked}
+    if stacked.is_stacked(state.factors) and state.factors.names == members:
+        factors: Mapping[str, Eta] = state.factors
+    else:
+        factors = {name: state.factors[name] for name in members}
+    if stacked.is_alike(asked) and asked.names == members:
+        new: Mapping[str, Eta] = asked
+    else:
+        new = {name: asked[name] for name in members if name in asked}
     fold = Fold(spec.prior, known, state.posterior, factors, new, damping, surveys)
     standing = spec.stand(spec.family, fold, state.standing)
     # At rest, all tasks share its memory, and what is computed of it is computed once.

@@ -208,6 +208,8 @@ def _client(
         turns=state.turns[name],
         task_id="" if task is None else task.task_id,
         reason=reason or "",
+        usual_seconds=dispatcher.calls.usual(name),
+        silent=name in dispatcher.silent,
     )
     if book is not None:
         reached = ledgers.anchor(book)

@@ -19,6 +19,7 @@ from fedvi.server.coordinator import Coordinator, Step
 from fedvi.server.core import run_events
 from fedvi.server.core.protocol import OVER, Action, ServerSpec, ServerState, next_deadline
 from fedvi.server.core.run_events import Happening
+from fedvi.server.rpc.silence import Calls
 
 __all__ = ["Dispatcher", "until"]
 
@@ -74,6 +75,8 @@ class Dispatcher:
         self.closing = False
         # Who was told that the run is done, and who has left: nobody waits for them at the end.
         self.heard: set[str] = set()
+        self.calls = Calls(coordinator.clock())
+        self.silent: frozenset[str] = frozenset()
         coordinator.add_listener(self._ring_from_thread)
 
     @property
@@ -96,6 +99,10 @@ class Dispatcher:
         Raises:
           FedviError: whatever the coordinator refuses; nothing changes.
         """
+        self.calls.hear(request.client, self._coordinator.clock())
+        return await self._answered(request)
+
+    async def _answered(self, request: Request) -> Reply:
         reply: asyncio.Future[Reply] = self._loop.create_future()
         with self._guard:
             if self._group is None or not self._group.add(request, reply):
@@ -128,13 +135,14 @@ class Dispatcher:
           seconds: how long it may wait.
           check: called before it asks each time; what it raises ends the wait.
         """
+        self.calls.hear(request.client, self._coordinator.clock())
         deadline = self._loop.time() + seconds
         while True:
             change = self.change()
             check()
-            reply = await self.handle(request)
+            reply = await self._answered(request)
             left = deadline - self._loop.time()
-            if not isinstance(reply, Wait) or left <= 0.0 or self.closing:
+            if not isinstance(reply, Wait) or reply.parts or left <= 0.0 or self.closing:
                 return reply
             await until(change, left)
 
@@ -168,8 +176,16 @@ class Dispatcher:
                 due = await self.run(self._tick, self.shut_out())
             except errors.FedviError:
                 due = 1.0  # the store could not save, as its log says: later, perhaps
+            self._tell_of_silence()
             # Presence, which deadlines hang on, may change without a durable change; so may the roster.
             await until(change, min(1.0, max(0.01, due)))
+
+    def _tell_of_silence(self) -> None:
+        """Finds who is silent now, and tells of each once."""
+        before = self.silent
+        self.silent = self.calls.silent(self.state, self._coordinator.clock()) - self.heard
+        for name in sorted(self.silent - before):
+            self.post(run_events.silent(name))
 
     def shut_out(self) -> frozenset[str]:
         """Returns whose certificates are revoked now; to be called in the event loop."""

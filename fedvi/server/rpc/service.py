@@ -20,6 +20,7 @@ from fedvi.federation.messages import (
     Renewed,
     Reply,
     Submit,
+    Wait,
     Welcome,
 )
 from fedvi.server.core import protocol
@@ -99,7 +100,9 @@ class Federation:
                     return pb.NextTaskReply(task=offer)
                 case Done():
                     return pb.NextTaskReply(done=wire.done_to(reply))
-            return pb.NextTaskReply(wait=pb.Wait())
+                case Wait():
+                    return pb.NextTaskReply(wait=wire.wait_to(reply))
+            raise TypeError(f"{type(reply).__name__} is no reply to NextTask")
 
         return await self._calls(context, "NextTask", answer())
 

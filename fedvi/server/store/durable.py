@@ -23,8 +23,9 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.mapped_arrays import evict, windows
 from fedvi.privacy import ledger as ledgers
+from fedvi.server.core import kept
 from fedvi.server.core.membership import extend
-from fedvi.server.core.state import ServerSpec, ServerState
+from fedvi.server.core.state import ServerSpec, ServerState, sharing
 from fedvi.server.store import schema, state_cells
 from fedvi.server.store.journal import Event
 from fedvi.server.store.state_cells import Key, Reference
@@ -124,24 +125,25 @@ class SqliteServerStore:
         """Saves a state, and in the same transaction what further statements say."""
         with self._guard:
             arrays: dict[Reference, np.ndarray] = {}
-            after = self._encoded(state, arrays)
-            gone = self._cells.keys() - after.keys()
+            after, gone = self._encoded(state, arrays)
             written = {
                 key: cell
                 for key, cell in after.items()
                 if key not in self._cells or self._cells[key].text != cell.text
             }
-            counts = self._counts.copy()
-            for key in (*gone, *(self._cells.keys() & written.keys())):
-                counts.subtract(self._cells[key].digests)
+            # How the counts of arrays change: a look at all of them would be one at all clients.
+            changed: collections.Counter[str] = collections.Counter()
+            for key in (*gone, *(key for key in written if key in self._cells)):
+                changed.subtract(self._cells[key].digests)
             for cell in written.values():
-                counts.update(cell.digests)
+                changed.update(cell.digests)
+            counts = {name: self._counts[name] + change for name, change in changed.items()}
             fresh = {
                 reference: array
                 for reference, array in arrays.items()
-                if counts[reference.sha256] and not self._counts[reference.sha256]
+                if counts.get(reference.sha256) and not self._counts[reference.sha256]
             }
-            dropped = [name for name, count in self._counts.items() if count and not counts[name]]
+            dropped = [name for name, count in counts.items() if self._counts[name] and not count]
             self._write_blobs(fresh)
             with files.transaction(self._connection, self._path) as write:
                 for key in gone:
@@ -166,7 +168,12 @@ class SqliteServerStore:
                     )
                 for statement, values in (*beside, *_news(self._state, state, self._path)):
                     write(statement, *values)
-            self._cells, self._counts = after, +counts
+            for key in gone:
+                del self._cells[key]
+            self._cells.update(after)
+            self._counts.update(changed)
+            for name in dropped:
+                del self._counts[name]
             # Also what a save wrote whose commit failed, of which the disk may have known better.
             self._drop_unnamed()
             self._state = self._settled(state, arrays)
@@ -308,14 +315,14 @@ class SqliteServerStore:
                 {k: cell.value for k, cell in self._cells.items()}, appended
             )
 
-    def _encoded(self, state: ServerState, arrays: dict[Reference, np.ndarray]) -> dict[Key, _Cell]:
-        """Writes the cells that are other objects than before; notes the arrays of those."""
+    def _encoded(
+        self, state: ServerState, arrays: dict[Reference, np.ndarray]
+    ) -> tuple[dict[Key, _Cell], set[Key]]:
+        """Writes the cells that are other objects than before, and says which are no more; notes the
+        arrays of those that it writes."""
         after = {}
-        for key, value in state_cells.flatten(state).items():
-            before = self._cells.get(key)
-            if before is not None and before.value is value:
-                after[key] = before
-                continue
+        changed, gone = state_cells.changes(self._state, state)
+        for key, value in changed.items():
             references: list[Reference] = []
 
             def put(array: np.ndarray, references: list[Reference] = references) -> Reference:
@@ -326,7 +333,7 @@ class SqliteServerStore:
 
             text = state_cells.encode(key, value, put)
             after[key] = _Cell(value, text, tuple(references))
-        return after
+        return after, gone
 
     def _decoded(self, key: Key, text: str) -> _Cell:
         references: list[Reference] = []
@@ -354,6 +361,7 @@ class SqliteServerStore:
                 for name in (*state_cells.APPENDED, *state_cells.VOLATILE)
             }
             state = state_cells.assemble({key: cell.value for key, cell in settled.items()}, others)
+            state = sharing(self._spec, state)
             self._cells = settled
         return state
 
@@ -422,21 +430,15 @@ def _news(
     Raises:
       LedgerError: something that only ever grows does not extend what was saved.
     """
-    accepted = {} if before is None else before.accepted
-    for position, pair in _added(
-        accepted.items(), after.accepted.items(), "accepted answers", path
-    ):
+    for position, pair in _added_answers(before, after, path):
         yield "INSERT INTO accepted VALUES (?, ?, ?)", (position, *pair)
     history = () if before is None else before.history
     for position, update in _added(history, after.history, "history", path):
         yield "INSERT INTO history VALUES (?, ?)", (position, state_cells.line_of(update))
     books = {} if before is None else before.ledgers
-    if not books.keys() <= after.ledgers.keys():
-        _refuse_shrunk("ledgers", path)
-    for client, book in after.ledgers.items():
-        known = books.get(client)
-        if known is book:
-            continue
+    for client, known, book in kept.differences(books, after.ledgers):
+        if book is None:
+            _refuse_shrunk("ledgers", path)
         news = list(_added(() if known is None else known.entries, book.entries, "ledger", path))
         if known is not None and known.header != book.header:
             _refuse_shrunk("ledger", path)
@@ -445,6 +447,20 @@ def _news(
             yield "INSERT INTO chain VALUES (?, 0, ?)", (client, header)
         for (position, _), line in zip(news, lines, strict=True):
             yield "INSERT INTO chain VALUES (?, ?, ?)", (client, position + 1, line)
+
+
+def _added_answers(
+    before: ServerState | None, after: ServerState, path: Path
+) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Numbers the answers that were accepted since, as ``_added`` does."""
+    known = {} if before is None else before.accepted
+    found = after.accepted
+    if not (isinstance(known, kept.Appended) and isinstance(found, kept.Appended)):
+        return _added(known.items(), found.items(), "accepted answers", path)
+    count = len(known)
+    if count and found.since(count - 1)[:1] != known.since(count - 1):
+        _refuse_shrunk("accepted answers", path)
+    return enumerate(found.since(count), count)
 
 
 def _added(

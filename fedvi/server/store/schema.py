@@ -38,7 +38,6 @@ __all__ = [
     "opened",
     "read_appended",
     "read_cells",
-    "read_events",
     "read_ledgers",
     "read_state",
 ]
@@ -144,16 +143,6 @@ def read_ledgers(folder: Path) -> dict[str, Ledger]:
         return _chains(connection, folder / DATABASE)
 
 
-def read_events(folder: Path, after: int = 0, limit: int = 1000) -> list[Event]:
-    """Returns the lines of the operational log after a number; changes nothing of the folder.
-
-    Raises:
-      LedgerError: there is no state, or it is damaged.
-    """
-    with opened(folder) as connection:
-        return events_after(connection, after, limit)
-
-
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[sqlite3.Connection]:
     """Opens a server's database for reading: one committed state, whose blobs stay meanwhile.
@@ -188,9 +177,19 @@ def opened(folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def read_cells(connection: sqlite3.Connection, path: Path) -> dict[Key, str]:
-    """Returns the text of every cell, in the order in which they were first written."""
+    """Returns the text of every cell, in the order in which they were first written.
+
+    Raises:
+      LedgerError: one is of a field that this version of fedvi does not know.
+    """
     with files.reported(path):
         rows = connection.execute("SELECT field, item, text FROM cells ORDER BY number").fetchall()
+    unknown = sorted({field for field, _, _ in rows} - state_cells.CELLS.keys())
+    if unknown:
+        raise errors.LedgerError(
+            f"{path} holds `{unknown[0]}` of a run, which this version of fedvi does not know",
+            hint="a newer version of fedvi wrote it: use that one",
+        )
     return {Key(field, item): text for field, item, text in rows}
 
 

@@ -5,6 +5,7 @@ Its text is JSON, in which an array stands as a reference to its bytes. What onl
 accepted answers, ledgers) is no cell: it stands in lines that take no change.
 """
 
+import base64
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -15,10 +16,11 @@ from fedvi.expfam import tree
 from fedvi.federation.damping import Memory
 from fedvi.federation.fold import Gap
 from fedvi.federation.progress import StageEnd, StagePlace
-from fedvi.inference.base import Change, Standing, Task
-from fedvi.inference.coordinates import Coordinates
+from fedvi.server.core import kept
 from fedvi.server.core.state import Answer, ServerState, Update
 from fedvi.typing import Eta
+from fedvi.updates.base import Change, Standing, Task
+from fedvi.updates.coordinates import Coordinates
 
 __all__ = [
     "APPENDED",
@@ -27,6 +29,7 @@ __all__ = [
     "Key",
     "Reference",
     "assemble",
+    "changes",
     "decode",
     "encode",
     "flatten",
@@ -66,6 +69,8 @@ class Reference(NamedTuple):
         """How many bytes the array has."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
+
+_GONE: Any = object()
 
 # Fields of an update that its line leaves out where they are empty.
 _RARE = ("removed", "added", "given_up", "dropped")
@@ -193,6 +198,9 @@ def _read_standing(value: Any, get: Get, like: Eta) -> Standing | None:
 
 
 _plain = _Form(lambda value, _: value, lambda value, _, __: value)
+_bytes = _Form(
+    lambda value, _: base64.b64encode(value).decode(), lambda value, _, __: base64.b64decode(value)
+)
 _names = _Form(lambda names, _: list(names), lambda value, _, __: tuple(value))
 _eta = _Form(_write_eta, _read_eta)
 _task = _Form(_write_task, _read_task)
@@ -249,6 +257,7 @@ CELLS: Mapping[str, _Field] = {
     "away": _by_client(_plain),
     "skipped": _one(_names),
     "stages": _in_order(_stage),
+    "keys": _by_client(_bytes),
 }
 """Every field of `ServerState` that is neither appended to nor volatile."""
 
@@ -260,6 +269,31 @@ def flatten(state: ServerState) -> dict[Key, Any]:
         for field, kind in CELLS.items()
         for item, value in kind.split(getattr(state, field))
     }
+
+
+def changes(before: ServerState | None, after: ServerState) -> tuple[dict[Key, Any], set[Key]]:
+    """Compares two states, and looks at no client of which both hold the same objects.
+
+    Returns:
+      The values of the cells that are other objects than before, in the order of ``flatten``; and the
+      keys of those that are no more.
+    """
+    if before is None:
+        return flatten(after), set()
+    found: dict[Key, Any] = {}
+    gone: set[Key] = set()
+    for field, kind in CELLS.items():
+        was, now = getattr(before, field), getattr(after, field)
+        if was is now:
+            continue
+        if not isinstance(now, Mapping) or kind.join is not dict:
+            was, now = dict(kind.split(was)), dict(kind.split(now))
+        for item, _, value in kept.differences(was, now, _GONE):
+            if value is _GONE:
+                gone.add(Key(field, item))
+            else:
+                found[Key(field, item)] = value
+    return found, gone
 
 
 def encode(key: Key, value: Any, put: Put) -> str:

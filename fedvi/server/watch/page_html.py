@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
-from fedvi.server.watch.public_values import printable, span, where
+from fedvi.server.watch.public_values import printable, remarks, span, state_of, where
 
 __all__ = ["check_installed", "render"]
 
@@ -61,7 +61,15 @@ def _template() -> Any:
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters.update(
-        number=_number, bound=_bound, span=span, names=_names, clock=_clock, day=_day, where=where
+        number=_number,
+        bound=_bound,
+        span=span,
+        names=_names,
+        clock=_clock,
+        day=_day,
+        where=where,
+        remarks=remarks,
+        state_of=state_of,
     )
     assets = importlib.resources.files("fedvi.server").joinpath("assets")
     return environment.from_string(assets.joinpath("page.html").read_text("utf-8"))

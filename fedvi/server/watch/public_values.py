@@ -5,7 +5,7 @@ from typing import Any
 
 from fedvi.federation.progress import StagePlace
 
-__all__ = ["printable", "run_as_dict", "span", "where"]
+__all__ = ["printable", "remarks", "run_as_dict", "span", "state_of", "where"]
 
 
 def run_as_dict(run: Any) -> dict[str, Any]:
@@ -46,6 +46,8 @@ def run_as_dict(run: Any) -> dict[str, Any]:
                 "task": row.task_id,
                 "reason": row.reason,
                 "seen_seconds": known(row, "seen_seconds"),
+                "usual_seconds": known(row, "usual_seconds"),
+                "silent": row.silent,
                 "epsilon": known(row, "epsilon"),
                 "delta": known(row, "delta"),
                 "ledger": f"{row.ledger_count}:{row.ledger_hash}" if row.ledger_hash else "",
@@ -64,6 +66,56 @@ def where(run: Mapping[str, Any]) -> str:
     if run["stage"] is not None:
         return StagePlace(**run["stage"]).words
     return f"round {run['rounds']} of {run['rounds_planned']}"
+
+
+def state_of(row: Mapping[str, Any]) -> str:
+    """Says what a client, one of ``run_as_dict``, is doing, and whether it is silent."""
+    said = row["state"] + (f": {row['reason']}" if row["reason"] else "")
+    return f"{said}, SILENT" if row["silent"] else said
+
+
+def remarks(run: Mapping[str, Any]) -> list[str]:
+    """Says who is silent and what happens next; and why a client was charged for more than was folded."""
+    return [*_silences(run), *_unfolded(run)]
+
+
+def _silences(run: Mapping[str, Any]) -> list[str]:
+    left = run["deadline_seconds"]
+    found = []
+    for row in run["clients"]:
+        if not row["silent"]:
+            continue
+        seen, usual = row["seen_seconds"], row["usual_seconds"]
+        since = "not heard of since the server started" if seen is None else f"for {span(seen)}"
+        rhythm = (
+            ""
+            if usual is None
+            else f", usually heard of every {span(max(usual, 1.0))} or more often"
+        )
+        if row["name"] not in run["awaited"]:
+            then = "the run does not wait for it"
+        elif left is None:
+            then = f"the run waits for it: `fedvi remove {row['name']}` lets it go on without"
+        elif left == 0.0:
+            then = "its time is over, and the run waits for enough others to answer"
+        else:
+            then = f"the run goes on without it in {span(left)}, if enough others have answered"
+        found.append(f"{row['name']} is SILENT {since}{rhythm}; {then}")
+    return found
+
+
+def _unfolded(run: Mapping[str, Any]) -> list[str]:
+    """Explains each difference between what was charged and what is in the posterior."""
+    found = []
+    for row in run["clients"]:
+        under_way = row["state"] in ("working", "uploading", "answered")
+        lost = row["charged"] - row["visits"] - under_way
+        if row["charged"] and lost > 0:
+            found.append(
+                f"{row['name']} was charged for {row['charged']} releases, and {row['visits']} answers "
+                f"were folded: {lost} did not arrive, came too late or were made anew, and stay charged"
+            )
+    return found
 
 
 def printable(text: str) -> str:

@@ -19,6 +19,7 @@ KEPT = (
     "failed",
     "away",
     "back",
+    "silent",
     "folded",
     "given_up",
     "dropped",
@@ -33,7 +34,7 @@ KEPT = (
 # Of what one client does at will: at most 2 MB of the log a day.
 _TOLD_A_SECOND, _TOLD_AT_ONCE = 0.2, 20.0
 
-_WARNINGS = ("failed", "away", "refused", "given_up", "dropped")
+_WARNINGS = ("failed", "away", "silent", "refused", "given_up", "dropped")
 
 
 class RunLog:
@@ -82,10 +83,10 @@ def _bucket() -> Bucket:
 
 
 def _fold(happening: Happening, epsilon: float | None) -> None:
-    """Logs a fold, with the largest ε of any client so far where it is known."""
+    """Logs a fold, with the largest ε that any client was charged, where it is known."""
     update = happening.update
     assert update is not None
-    priced = "" if epsilon is None else f"  ε so far {epsilon:.3g}"
+    priced = "" if epsilon is None else f"  ε charged {epsilon:.3g}"
     logs.log(
         "folded",
         happening.text + priced,

@@ -83,7 +83,7 @@ class Stage(_message.Message):
     def __init__(self, number: _Optional[int] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class ClientRow(_message.Message):
-    __slots__ = ("name", "state", "visits", "turns", "task_id", "seen_seconds", "epsilon", "ledger_count", "ledger_hash", "reason", "delta", "charged")
+    __slots__ = ("name", "state", "visits", "turns", "task_id", "seen_seconds", "epsilon", "ledger_count", "ledger_hash", "reason", "delta", "charged", "usual_seconds", "silent")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     VISITS_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,8 @@ class ClientRow(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     CHARGED_FIELD_NUMBER: _ClassVar[int]
+    USUAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     visits: int
@@ -108,7 +110,9 @@ class ClientRow(_message.Message):
     reason: str
     delta: float
     charged: int
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., visits: _Optional[int] = ..., turns: _Optional[int] = ..., task_id: _Optional[str] = ..., seen_seconds: _Optional[float] = ..., epsilon: _Optional[float] = ..., ledger_count: _Optional[int] = ..., ledger_hash: _Optional[str] = ..., reason: _Optional[str] = ..., delta: _Optional[float] = ..., charged: _Optional[int] = ...) -> None: ...
+    usual_seconds: float
+    silent: bool
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., visits: _Optional[int] = ..., turns: _Optional[int] = ..., task_id: _Optional[str] = ..., seen_seconds: _Optional[float] = ..., epsilon: _Optional[float] = ..., ledger_count: _Optional[int] = ..., ledger_hash: _Optional[str] = ..., reason: _Optional[str] = ..., delta: _Optional[float] = ..., charged: _Optional[int] = ..., usual_seconds: _Optional[float] = ..., silent: bool = ...) -> None: ...
 
 class WatchRunRequest(_message.Message):
     __slots__ = ("cursor", "once")

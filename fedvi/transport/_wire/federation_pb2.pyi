@@ -121,14 +121,24 @@ class HelloReply(_message.Message):
     def __init__(self, version: _Optional[int] = ..., anchor: _Optional[_Union[Anchor, _Mapping]] = ..., protocol: _Optional[int] = ..., software: _Optional[str] = ..., payload_limit: _Optional[int] = ...) -> None: ...
 
 class NextTaskRequest(_message.Message):
-    __slots__ = ("client", "wait_seconds", "session")
+    __slots__ = ("client", "wait_seconds", "session", "part")
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     client: str
     wait_seconds: float
     session: bytes
-    def __init__(self, client: _Optional[str] = ..., wait_seconds: _Optional[float] = ..., session: _Optional[bytes] = ...) -> None: ...
+    part: KeyPart
+    def __init__(self, client: _Optional[str] = ..., wait_seconds: _Optional[float] = ..., session: _Optional[bytes] = ..., part: _Optional[_Union[KeyPart, _Mapping]] = ...) -> None: ...
+
+class KeyPart(_message.Message):
+    __slots__ = ("stage", "content")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    content: bytes
+    def __init__(self, stage: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("task_id", "client", "visit", "version", "damping", "posterior", "factor", "lease_seconds", "coordinates")
@@ -163,8 +173,10 @@ class Coordinates(_message.Message):
     def __init__(self, centre: _Optional[_Iterable[float]] = ..., scale: _Optional[_Iterable[float]] = ..., constant: _Optional[int] = ...) -> None: ...
 
 class Wait(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("parts",)
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, parts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("reason", "resumable")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fedvi.transport._wire import federation_pb2 as fedvi_dot_v1_dot_federation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66\x65\x64vi/v1/parcels.proto\x12\x08\x66\x65\x64vi.v1\x1a\x19\x66\x65\x64vi/v1/federation.proto\"\x8d\x01\n\x08TaskFile\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x14\n\x0cstudy_digest\x18\x02 \x01(\t\x12#\n\x05hello\x18\x03 \x01(\x0b\x32\x14.fedvi.v1.HelloReply\x12\x0e\n\x06ledger\x18\x04 \x03(\t\x12&\n\x05reply\x18\x05 \x01(\x0b\x32\x17.fedvi.v1.NextTaskReply\"\x9a\x01\n\nResultFile\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x16.fedvi.v1.HelloRequest\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.fedvi.v1.SubmitHeaderH\x00\x12\x31\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1e.fedvi.v1.ReportFailureRequestH\x00\x42\x08\n\x06\x61nswerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66\x65\x64vi/v1/parcels.proto\x12\x08\x66\x65\x64vi.v1\x1a\x19\x66\x65\x64vi/v1/federation.proto\"\xae\x01\n\x08TaskFile\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x14\n\x0cstudy_digest\x18\x02 \x01(\t\x12#\n\x05hello\x18\x03 \x01(\x0b\x32\x14.fedvi.v1.HelloReply\x12\x0e\n\x06ledger\x18\x04 \x03(\t\x12&\n\x05reply\x18\x05 \x01(\x0b\x32\x17.fedvi.v1.NextTaskReply\x12\x1f\n\x06\x62oards\x18\x06 \x03(\x0b\x32\x0f.fedvi.v1.Board\"%\n\x05\x42oard\x12\r\n\x05stage\x18\x01 \x01(\r\x12\r\n\x05parts\x18\x02 \x03(\x0c\"\xc5\x01\n\nResultFile\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x16.fedvi.v1.HelloRequest\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.fedvi.v1.SubmitHeaderH\x00\x12\x31\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1e.fedvi.v1.ReportFailureRequestH\x00\x12)\n\x04keys\x18\x04 \x01(\x0b\x32\x19.fedvi.v1.NextTaskRequestH\x00\x42\x08\n\x06\x61nswerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,7 +33,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedvi.v1.parcels_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TASKFILE']._serialized_start=64
-  _globals['_TASKFILE']._serialized_end=205
-  _globals['_RESULTFILE']._serialized_start=208
-  _globals['_RESULTFILE']._serialized_end=362
+  _globals['_TASKFILE']._serialized_end=238
+  _globals['_BOARD']._serialized_start=240
+  _globals['_BOARD']._serialized_end=277
+  _globals['_RESULTFILE']._serialized_start=280
+  _globals['_RESULTFILE']._serialized_end=477
 # @@protoc_insertion_point(module_scope)

@@ -9,11 +9,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedvi import errors
-from fedvi.federation.messages import Done, Hello, NextTask, Offer, Receipt, Reply, Request, Submit
+from fedvi.federation.messages import (
+    Done,
+    Hello,
+    NextTask,
+    Offer,
+    Receipt,
+    Reply,
+    Request,
+    Submit,
+    Wait,
+)
 from fedvi.privacy import ledger as ledgers
 from fedvi.server.app import payload_limit
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.core import protocol, run_events
+from fedvi.server.core import key_board, openings, protocol, run_events
 from fedvi.server.core.protocol import ServerSpec, ServerState
 from fedvi.server.core.run_events import Happening
 from fedvi.transport import parcels
@@ -27,7 +37,7 @@ class Exported(NamedTuple):
 
     Attributes:
       client: its name.
-      status: "task", "end" (of the run for it) or "wait".
+      status: "task", "keys" (its part of them is asked for), "end" (of the run for it) or "wait".
       task_id: of the task; empty without one.
       path: of the file; None if there is nothing to tell.
     """
@@ -75,17 +85,31 @@ class Hand:
           tls: the server's folder of certificates, to sign with.
 
         Raises:
+          ConfigError: rounds may go on without some sites whose answers are masked: each round would take
+            three files of each site, in both directions.
           FedviError: the coordinator refuses, or the file cannot be written.
         """
+        if openings.opens(self.spec):
+            raise errors.ConfigError(
+                "privacy.least_reporting is below the number of clients beside aggregation.secure = true: "
+                "the sum of such a round takes two more messages of each site, which do not travel by hand",
+                "leave least_reporting out, or let the sites call a server",
+            )
         book = self.coordinator.state.ledgers[client]
         self._handle(Hello(client, self.spec.study_digest, ledgers.anchor(book)), quiet=True)
         reply = self._handle(NextTask(client))
-        if not isinstance(reply, Offer | Done):
-            return Exported(client, "wait", "", None)
-        task_id = reply.task.task_id if isinstance(reply, Offer) else ""
-        name = f"{client}-{reply.task.visit if isinstance(reply, Offer) else 'end'}"
-        path = folder / f"{name}{parcels.TASK_SUFFIX}"
         state = self.coordinator.state
+        match reply, key_board.wanted(self.spec, state, client):
+            case Offer(task), _:
+                status, number, words = "task", str(task.visit), f"task {task.task_id}"
+            case Done(), _:
+                status, number, words = "end", "end", "the end of the run"
+            case Wait(), int(stage):
+                status, number = "keys", f"keys{stage}"
+                words = f"the request for its keys, part {stage} of {len(key_board.STAGES)},"
+            case _:
+                return Exported(client, "wait", "", None)
+        path = folder / f"{client}-{number}{parcels.TASK_SUFFIX}"
         parcel = TaskFile(
             client,
             self.spec.study_digest,
@@ -93,10 +117,10 @@ class Hand:
             state.ledgers[client],
             reply,
             self.payload_limit,
+            key_board.boards(self.spec, state, client),
         )
         parcels.write_task(path, tls, parcel)
-        status = "task" if task_id else "end"
-        words = f"task {task_id}" if task_id else "the end of the run"
+        task_id = reply.task.task_id if isinstance(reply, Offer) else ""
         self.tell(Happening("exported", client, f"{client}: {words} is in {path.name}"))
         return Exported(client, status, task_id, path)
 
@@ -104,13 +128,18 @@ class Hand:
         """Hands a result to the coordinator.
 
         Returns:
-          "accepted", "duplicate", "conflict", or "noted" if the client says that it cannot answer.
+          "accepted", "duplicate", "conflict", "noted" if the client says that it cannot answer, or "keys"
+          if it sent its part of them.
 
         Raises:
           LedgerError: client or server was rolled back, or their ledgers are not the same.
           FedviError: the coordinator refuses; nothing changes.
         """
         client, answer, state = parcel.hello.client, parcel.answer, self.coordinator.state
+        if isinstance(answer, NextTask):
+            self._handle(parcel.hello, quiet=True)
+            self._handle(answer)
+            return "keys"
         task, only = state.tasks.get(client), protocol.answer_of(state, client, answer.task_id)
         is_other = isinstance(answer, Submit) and only not in (None, answer.payload.sha256)
         if task is None or task.task_id != answer.task_id or is_other:
@@ -127,6 +156,7 @@ class Hand:
         nobody back, as a call would.
         """
         hello, answer = parcel.hello, parcel.answer
+        assert not isinstance(answer, NextTask)
         state, clock = self.coordinator.state, self.coordinator.clock()
         book = state.ledgers.get(hello.client)
         anchor = None if book is None else ledgers.anchor(book)
@@ -185,6 +215,11 @@ def standing(spec: ServerSpec, state: ServerState, client: str) -> str:
         return f"away: {state.away[client]}"
     if client in state.tasks:
         return f"has task {state.tasks[client].task_id}"
+    if state.status == "running" and not key_board.is_ready(spec, state):
+        wanted = key_board.wanted(spec, state, client)
+        return (
+            "its keys are in; waits for the others'" if wanted is None else "is asked for its keys"
+        )
     if state.status in protocol.OVER:
         return "done"
     if state.status == "paused":

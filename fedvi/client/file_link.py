@@ -12,6 +12,7 @@ from collections.abc import Callable
 from fedvi import errors
 from fedvi.federation.messages import (
     Begin,
+    Done,
     Failure,
     Goodbye,
     Hello,
@@ -24,13 +25,14 @@ from fedvi.federation.messages import (
     Reply,
     Request,
     Submit,
+    Wait,
     Welcome,
 )
-from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.ledger import Ledger
 from fedvi.transport import bundle
 from fedvi.transport.parcels import ResultFile, TaskFile
+from fedvi.updates.base import Task
 
 __all__ = ["FileLink", "Written"]
 
@@ -75,8 +77,10 @@ class FileLink:
         match request:
             case Hello():
                 return self._hello(request)
-            case NextTask():
+            case NextTask(part=None):
                 return self._parcel.reply
+            case NextTask():
+                return self._keys(request)
             case Submit():
                 return self._submit(request)
             case Failure():
@@ -105,6 +109,15 @@ class FileLink:
             # What the server does at Hello; the worker does the rest.
             ledgers.check_counterpart(self._parcel.ledger, request.anchor, "server")
         return Welcome(self._parcel.version, ledgers.anchor(self._parcel.ledger))
+
+    def _keys(self, request: NextTask) -> Reply:
+        """Returns the parts of all sites, or writes this site's, where the server has none of it yet."""
+        assert request.part is not None
+        parts = self._parcel.boards.get(request.part.stage, ())
+        if not parts and not isinstance(self._parcel.reply, Done):
+            self._write(ResultFile(self._greeting(), request))
+            raise Written
+        return Wait(parts) if parts else self._parcel.reply
 
     def _submit(self, request: Submit) -> Receipt:
         book, digest = self._parcel.ledger, request.payload.sha256

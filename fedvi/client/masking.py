@@ -1,0 +1,473 @@
+"""A site's half of secure sums: it agrees on keys with all others, and masks each answer once.
+
+    signed keys ─► all signed keys: is everybody who it should be? ─► offers ─► a secret with each site
+    answer ─► + masks that cancel in the sum of all sites' ─► sealed, and sent by the worker
+    where some may be missing: the set of those that answered ─► signed once ─► opened (``opening``)
+
+The server carries all of this and is believed in none of it. What it can learn: docs/proofs/secure_sums.md.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedvi import errors
+from fedvi.client import opening
+from fedvi.client.held_keys import Held, data, ratcheted, read, text, written
+from fedvi.federation.messages import (
+    CLOSING,
+    Done,
+    Hello,
+    KeyPart,
+    NextTask,
+    Offer,
+    Payload,
+    Reply,
+    Request,
+    Tensor,
+    Wait,
+)
+from fedvi.federation.whole_numbers import LARGEST, MASKED, SHARES, whole
+from fedvi.privacy import ledger as ledgers
+from fedvi.privacy import masks, pairs, shares
+from fedvi.privacy.agreement import Terms
+from fedvi.privacy.certificates import Certificate
+from fedvi.privacy.ledger import Ledger
+from fedvi.privacy.pairs import Keys, Member
+from fedvi.privacy.sums import Sums
+from fedvi.store.base import ClientStore
+from fedvi.transport import codec
+from fedvi.transport.memory import Link
+from fedvi.transport.signers import Signer
+from fedvi.updates.base import Task
+
+__all__ = ["Form", "MaskedLink", "Masking", "task_digest"]
+
+_FORM = "fedvi keys 1"
+
+_VOUCHER_BYTES = 32
+
+
+class Form(NamedTuple):
+    """What all sites of a study know of masked answers; public.
+
+    Attributes:
+      study_digest: of the study.
+      clients: all sites, in its order.
+      shapes: of an answer's arrays, by name.
+      step: of the grid that their numbers are on.
+      bits: of a masked word.
+      sums: how many must answer, and how many may work with the server.
+    """
+
+    study_digest: str
+    clients: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    step: float
+    bits: int
+    sums: Sums
+
+    @property
+    def opens(self) -> bool:
+        """Whether a round may go on without some sites, so that masks are opened."""
+        return self.sums.least_reporting < len(self.clients)
+
+    def terms(self, set_up: str) -> Terms:
+        """Returns what all sites agreed on, by the digest of their keys."""
+        least, colluding = self.sums
+        return Terms(self.study_digest, set_up, self.clients, colluding, least)
+
+
+class Masking:
+    """Masks the answers of one site.
+
+    Guarantee: an answer leaves only in the sum of those of all sites of the roster, whose keys this site
+    checked, and for one task of each visit: whatever the server says, shows to other sites, repeats or
+    leaves out. It rests on the store not being set back, and on what the proof assumes.
+
+    Args:
+      client: its name.
+      form: of the study's answers.
+      signer: vouches for keys.
+      store: keeps the keys; its ledger tells which visits were answered.
+      roster: digest of who may take part, from this site's policy; None: pinned when first seen.
+      tell: called once with the roster's digest, for a person to compare with that of other sites.
+    """
+
+    def __init__(
+        self,
+        client: str,
+        form: Form,
+        signer: Signer,
+        store: ClientStore,
+        roster: str | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self._client, self._form, self._signer, self._store = client, form, signer, store
+        self._pinned, self._tell = roster, tell or (lambda _: None)
+        self._own = form.clients.index(client)
+        self._held: Held | None = None
+        self._members: tuple[Member, ...] = ()
+        self._stage = 1
+        self._posted: set[int] = set()
+
+    def forget(self) -> None:
+        """Drops all secrets of keys from memory: the run is over, and the store has erased them."""
+        self._held, self._members = None, ()
+
+    def begin(self) -> None:
+        """Shows the server this site's parts again: it may have been started anew, and have lost them."""
+        self._stage = 1
+        self._posted.clear()
+
+    def set_up(self, link: Link) -> Reply | None:
+        """Goes on agreeing on keys; None once that is done, else what the worker is to be told.
+
+        Raises:
+          ProtocolError: the server asks for what comes later, or what it shows is none of this study.
+          IdentityError: keys are not signed by whom they should be.
+          PolicyRefused: the roster is not the one that the site's policy names.
+          PrivacyError: two sites were shown different keys, or keys are none.
+        """
+        while self._stage <= 2:
+            content = b"" if self._stage in self._posted else self._part(self._stage)
+            reply = link.handle(NextTask(self._client, part=KeyPart(self._stage, content)))
+            self._posted.add(self._stage)
+            if isinstance(reply, Done):
+                return reply
+            if self._held is None:
+                raise errors.ProtocolError(
+                    f"the keys of {self._client!r} are gone, and its ledger says that the study had begun",
+                    "a run that was over, or whose state was lost, is begun again as a new study",
+                )
+            if not isinstance(reply, Wait):
+                raise errors.ProtocolError(
+                    f"the server answered with {type(reply).__name__} before the sites agreed on keys, "
+                    "expected to be told to wait",
+                    "a task that is answered without masks would show this site's answer; none left",
+                )
+            if not reply.parts:
+                return reply
+            if len(reply.parts) != len(self._form.clients):
+                raise errors.ProtocolError(
+                    f"the server shows keys of {len(reply.parts)} sites, expected those of the "
+                    f"{len(self._form.clients)} of the study",
+                    "who takes part is said in the study file, and nobody else may",
+                )
+            if self._stage == 1:
+                self._take_keys(reply.parts)
+            else:
+                self._take_offers(reply.parts)
+            self._stage += 1
+        return None
+
+    def check(self, task: Task) -> None:
+        """Refuses a task whose mask was used: a second answer behind it would show their difference.
+
+        Raises:
+          ProtocolError: this visit was answered, or a later one; or the task has a name that would hide
+            that.
+        """
+        if task.task_id != f"{self._client}/{task.visit}":
+            raise errors.ProtocolError(
+                f"the task of visit {task.visit} is called {task.task_id!r}, expected "
+                f"{f'{self._client}/{task.visit}'!r}",
+                "by its name this site knows which masks were used; no answer was masked, and none left",
+            )
+        answered = _last_answered(self._store.ledger)
+        if task.visit <= answered:
+            raise errors.ProtocolError(
+                f"task {task.task_id!r} asks for an answer of visit {task.visit}, and visit {answered} was "
+                "answered: a mask serves one answer, and two behind it would show their difference",
+                "the server was set back, or asks for more than it may; what was sealed is sent again as "
+                "it is, and nothing else",
+            )
+
+    def mask(self, task: Task, payload: Payload) -> Payload:
+        """Returns an answer behind this site's masks for a task.
+
+        Raises:
+          ProtocolError: the visit was answered, or keys are not agreed on.
+          PrivacyError: the answer holds a number too large to be added up.
+        """
+        self.check(task)
+        held = self._held
+        if held is None or self._stage <= 2:
+            raise errors.ProtocolError("an answer cannot be masked before the sites agreed on keys")
+        value, _ = codec.decode(payload)
+        numbers = whole(value, self._form.shapes, self._form.step)
+        if np.abs(numbers).max(initial=0.0) * len(self._form.clients) >= LARGEST:
+            raise errors.PrivacyError(
+                f"the answer to task {task.task_id!r} holds numbers too large to be added up"
+            )
+        digest = task_digest(bytes.fromhex(held.set_up), self._form.study_digest, task)
+        before_it = held
+        sealed: list[bytes] = []
+        held = ratcheted(held, task.visit)
+        if self._form.opens:
+            terms = self._form.terms(held.set_up)
+            held, sealed = opening.begun(terms, self._client, held, task.visit, digest)
+        if held != before_it:
+            # Before anything that is masked with them is sealed: it must be possible to open it.
+            self._save(held)
+        keys = {name: pairs.mask_key(held.secrets[name], digest) for name in self._others}
+        behind = [keys[name] for name in self._form.clients[self._own + 1 :]]
+        before = [keys[name] for name in self._form.clients[: self._own]]
+        behind += [held.seed] if sealed else []
+        words = masks.mask(numbers.astype(np.int64), behind, before, self._form.bits)
+        content = words.astype(f"<u{self._form.bits // 8}").tobytes()
+        tensors = [Tensor(MASKED, f"<i{self._form.bits // 8}", words.shape, content)]
+        if sealed:
+            shape = (len(sealed), shares.SEALED_BYTES // 4)
+            tensors.append(Tensor(SHARES, "<i4", shape, b"".join(sealed)))
+        return Payload(tuple(tensors), payload.event, codec.digest(payload.event, tensors))
+
+    def close(self, link: Link) -> Reply:
+        """Asks for work, and on the way helps to open the sum of the round that this site answered last.
+
+        What is signed or opened is stored before it leaves.
+
+        Raises:
+          ProtocolError: the server names a set that this site must not sign, or open.
+          PrivacyError: a share of another site is not what that site sealed.
+        """
+        part = KeyPart(CLOSING[0])
+        for _ in range(3):
+            reply = link.handle(NextTask(self._client, part=part))
+            if not isinstance(reply, Wait) or not reply.parts:
+                return reply
+            held = self._held
+            assert held is not None
+            terms, sealed = self._form.terms(held.set_up), self._sealed(held)
+            if len(reply.parts) == 1:
+                named = reply.parts[0].decode(errors="replace")
+                held, content = opening.signature(terms, self._client, held, sealed, named)
+                part, certificate = KeyPart(CLOSING[0], content), None
+            else:
+                held, content, certificate = opening.opened(
+                    terms, self._client, held, sealed, reply.parts
+                )
+                part = KeyPart(CLOSING[1], content)
+            self._save(held, certificate)
+        raise errors.ProtocolError(
+            "the server asks again for what it was sent just now",
+            "its state may be damaged: look into its log",
+        )
+
+    def _sealed(self, held: Held) -> str | None:
+        """Returns the digest of the answer of this site's last round, from its ledger."""
+        ledger, visit = self._store.ledger, held.turn and held.turn.visit
+        found = (e.release_id for e in ledger.entries if e.kind == "sealed")
+        last = next((name for name in reversed([*found]) if _visit_of(name) == visit), None)
+        return last and ledgers.digest(ledger, last)
+
+    @property
+    def opens(self) -> bool:
+        """Whether a round may go on without some sites."""
+        return self._form.opens
+
+    @property
+    def _others(self) -> tuple[str, ...]:
+        return tuple(name for name in self._form.clients if name != self._client)
+
+    def _part(self, stage: int) -> bytes:
+        """Returns what this site pins up: the same bytes whenever it is asked."""
+        held = self._held or read(self._store.load_keys())
+        if held is None and self._store.ledger.entries:
+            return (
+                b""  # made once a study, before the first answer: others would pin the roster anew
+            )
+        if held is None:
+            keys, signing = pairs.new_keys(), b""
+            if self._form.opens:
+                signing = Ed25519PrivateKey.generate().private_bytes_raw()
+            held = Held(keys, self._signed(keys, signing), signing=signing)
+            # Before anybody sees them: another process of this site must not make others.
+            self._save(held)
+        self._held = held
+        return held.signed if stage == 1 else held.offers
+
+    def _signed(self, keys: Keys, signing: bytes) -> bytes:
+        agreement, encapsulation = keys.public
+        said = {
+            "form": _FORM,
+            "study": self._form.study_digest,
+            "client": self._client,
+            "x25519": text(agreement),
+            "mlkem768": text(encapsulation),
+        }
+        if signing:
+            key = Ed25519PrivateKey.from_private_bytes(signing).public_key()
+            said["ed25519"] = text(key.public_bytes_raw())
+        content = json.dumps(said, sort_keys=True, separators=(",", ":"))
+        signature = self._signer.sign(content.encode())
+        return json.dumps({"content": content, "signature": text(signature)}).encode()
+
+    def _take_keys(self, signed: Sequence[bytes]) -> None:
+        """Checks all sites' keys, pins who they are, and makes what each site behind this one needs."""
+        held = self._held
+        assert held is not None
+        if signed[self._own] != held.signed:
+            raise errors.ProtocolError(
+                "the server shows other keys of this site than it made",
+                "others would mask with keys that somebody else has; no answer was masked, and none left",
+            )
+        board = hashlib.sha256(
+            b"".join(hashlib.sha256(part).digest() for part in signed)
+        ).hexdigest()
+        if held.board not in ("", board):
+            raise errors.ProtocolError(
+                f"the sites or their keys are others than those that this site agreed with: digest "
+                f"{board[:12]}, expected {held.board[:12]}",
+                "a roster stays what it is for a whole study; no answer was masked, and none left",
+            )
+        if held.board and held.keys is None:
+            # All of this was checked, by certificates that may have expired since.
+            self._check_roster(held.roster)
+            return
+        self._members = tuple(map(self._member, self._form.clients, signed))
+        set_up = pairs.set_up_digest(self._form.study_digest, self._members)
+        roster = pairs.roster_digest(self._members)
+        self._check_roster(roster)
+        if held.set_up:
+            return
+        assert held.keys is not None
+        own = self._members[self._own]
+        keys = held.keys.opened()
+        made = [pairs.offer(keys, own, m, set_up) for m in self._members[self._own + 1 :]]
+        names = self._form.clients[self._own + 1 :]
+        self._tell(roster)
+        self._save(
+            held._replace(
+                board=board,
+                offers=b"".join(offered.content for offered in made) or b"\0",
+                set_up=set_up.hex(),
+                roster=roster,
+                secrets={n: offered.secret for n, offered in zip(names, made, strict=True)},
+                vouchers={m.name: m.ed25519 for m in self._members if m.ed25519},
+            )
+        )
+
+    def _check_roster(self, roster: str) -> None:
+        if self._pinned not in (None, roster):
+            raise errors.PolicyRefused(
+                f"the roster of this study has the digest {roster}, and the policy names {self._pinned}",
+                "ask the other sites who takes part; then let whoever owns the data change allow.roster",
+            )
+
+    def _take_offers(self, offers: Sequence[bytes]) -> None:
+        """Derives the secrets with the sites before this one; from then on no private key is needed."""
+        held = self._held
+        assert held is not None
+        if held.keys is None:
+            return
+        own, set_up = self._members[self._own], bytes.fromhex(held.set_up)
+        before = zip(self._members[: self._own], offers[: self._own], strict=True)
+        keys = held.keys.opened()
+        found = {m.name: pairs.accept(keys, own, m, set_up, content) for m, content in before}
+        self._save(held._replace(keys=None, secrets={**held.secrets, **found}))
+
+    def _member(self, name: str, signed: bytes) -> Member:
+        """Reads a site's keys, once it is sure whose they are."""
+        try:
+            raw = json.loads(signed)
+            content, signature = raw["content"].encode(), data(raw["signature"])
+            said = json.loads(content)
+            form, study, client = said["form"], said["study"], said["client"]
+            agreement, encapsulation = data(said["x25519"]), data(said["mlkem768"])
+            voucher = data(said["ed25519"]) if self._form.opens else b""
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise errors.ProtocolError(
+                f"the keys of {name!r} cannot be read",
+                "do all sites have the same version of fedvi?",
+            ) from None
+        for what, found, expected in (
+            ("written as", form, _FORM),
+            ("of the study", study, self._form.study_digest),
+            ("of the client", client, name),
+        ):
+            if found != expected:
+                raise errors.ProtocolError(
+                    f"the keys shown as those of {name!r} are {what} {found!r:.80}, expected {expected!r}",
+                    "the server mixed them up, or put others in their place; none of its tasks is answered",
+                )
+        if self._form.opens and len(voucher) != _VOUCHER_BYTES:
+            raise errors.ProtocolError(
+                f"the keys of {name!r} hold no key of Ed25519, which sets are signed with: {len(voucher)} "
+                f"bytes, expected {_VOUCHER_BYTES}",
+                "that site must make its keys anew, for a new study; no answer was masked, and none left",
+            )
+        signer = self._signer.signer_of(name, content, signature)
+        return Member(name, signer, agreement, encapsulation, voucher)
+
+    def _save(self, held: Held, certificate: Certificate | None = None) -> None:
+        shown = None if certificate is None else (certificate.visit, certificate.written())
+        self._store.save_keys(written(held), shown)
+        self._held = held
+
+
+class MaskedLink:
+    """A link that lets no task through before keys are agreed on, and none whose mask was used.
+
+    Args:
+      link: to the coordinator.
+      masking: of the site.
+    """
+
+    def __init__(self, link: Link, masking: Masking) -> None:
+        self._link, self._masking = link, masking
+
+    def handle(self, request: Request) -> Reply:
+        """Passes a request on; before the first for a task, agrees on keys.
+
+        Raises:
+          FedviError: as of ``Masking.set_up`` and ``Masking.check``, and what the link raises.
+        """
+        if isinstance(request, Hello):
+            self._masking.begin()
+        if not isinstance(request, NextTask):
+            return self._link.handle(request)
+        told = self._masking.set_up(self._link)
+        if told is not None:
+            return told
+        opens = self._masking.opens
+        reply = self._masking.close(self._link) if opens else self._link.handle(request)
+        if isinstance(reply, Offer):
+            self._masking.check(reply.task)
+        if isinstance(reply, Done) and not reply.resumable:
+            self._masking.forget()
+        return reply
+
+
+def task_digest(set_up: bytes, study_digest: str, task: Task) -> bytes:
+    """Returns SHA-256 over all that a task asks of every site alike: two tasks have two digests.
+
+    Neither the site nor its name for the task is in it, so that all sites of a round have the same.
+    """
+    at = task.coordinates
+    told = {
+        "form": "fedvi task 1",
+        "set_up": set_up.hex(),
+        "study": study_digest,
+        "visit": int(task.visit),
+        "version": int(task.version),
+        "damping": float(task.damping).hex(),
+        "coordinates": at
+        and [at.constant, *([float(x).hex() for x in part] for part in (at.centre, at.scale))],
+    }
+    tensors = (*codec.pack(task.posterior), *codec.pack(task.factor))
+    return bytes.fromhex(codec.digest(json.dumps(told, sort_keys=True), tensors))
+
+
+def _last_answered(ledger: Ledger) -> int:
+    """Returns the last visit of which an answer was sealed; −1 if there is none."""
+    sealed = (entry.release_id for entry in ledger.entries if entry.kind == "sealed")
+    return max(map(_visit_of, sealed), default=-1)
+
+
+def _visit_of(release_id: str) -> int:
+    return int(release_id.rpartition("#")[0].rpartition("/")[2])

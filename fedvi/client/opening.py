@@ -1,0 +1,136 @@
+"""A site's part in the sum of a round that some sites did not answer: self mask, signature, opening.
+
+- *Mask*: c_u = y_u + stream(b_u) ± streams of all pairs; b_u in shares, one sealed for each site.
+- *Sign*: one set of the sites that answered, once in a life.
+- *Open*, for a set with a certificate: b_u, the pair keys with the sites outside it, and the shares of the
+  sites inside it; then the keys of the round are erased.
+
+Everything is computed from what is held, and returned with what is to be stored before anything leaves.
+Which set may be signed and opened: ``fedvi.privacy.agreement``. The proof: docs/proofs/secure_sums.md.
+"""
+
+import itertools
+import secrets
+from collections.abc import Sequence
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedvi import errors
+from fedvi.client.held_keys import Held, ratcheted
+from fedvi.privacy import agreement, certificates, pairs, shares
+from fedvi.privacy.agreement import Terms, Turn
+from fedvi.privacy.certificates import Certificate
+
+__all__ = ["begun", "opened", "signature"]
+
+
+def begun(terms: Terms, own: str, held: Held, visit: int, task: bytes) -> tuple[Held, list[bytes]]:
+    """Draws a site's self mask for a round, and shares its key with all others.
+
+    Args:
+      terms: of the study.
+      own: the site.
+      held: with the secrets of this visit.
+      visit: of the round.
+      task: its digest.
+
+    Returns:
+      What is held then, and a sealed share for each site, in the order of the study; zeros for itself.
+    """
+    seed = secrets.token_bytes(shares.SECRET_BYTES)
+    made = shares.split(seed, terms.threshold, len(terms.clients))
+    sealed = [
+        bytes(shares.SEALED_BYTES)
+        if other == own
+        else shares.seal(pairs.share_key(held.secrets[other], task, own), share)
+        for other, share in zip(terms.clients, made, strict=True)
+    ]
+    return held._replace(turn=Turn(visit, task.hex()), seed=seed, opening=b""), sealed
+
+
+def signature(
+    terms: Terms, own: str, held: Held, sealed: str | None, text: str
+) -> tuple[Held, bytes]:
+    """Signs a set.
+
+    Args:
+      terms, own: as of `begun`.
+      held: with this site's turn.
+      sealed: digest of its answer, from its ledger.
+      text: of the set.
+
+    Returns:
+      What is to be stored before the signature leaves, and the signature.
+
+    Raises:
+      ProtocolError: as of ``agreement.may_sign``.
+    """
+    turn = agreement.may_sign(terms, own, _turn(held), sealed, text)
+    key = Ed25519PrivateKey.from_private_bytes(held.signing)
+    return held._replace(turn=turn), key.sign(agreement.said(terms, turn.task, text))
+
+
+def opened(
+    terms: Terms, own: str, held: Held, sealed: str | None, parts: Sequence[bytes]
+) -> tuple[Held, bytes, Certificate | None]:
+    """Opens a site's part of a sum whose set has a certificate.
+
+    Args:
+      terms, own, held, sealed: as of `signature`.
+      parts: the set; a signature, or nothing, of each site in it; and of each the share for this site.
+
+    Returns:
+      What is to be stored before the opening leaves, in which the keys of the round are erased; the
+      opening: the same bytes whenever it is asked for; and the certificate, to be stored with the first.
+
+    Raises:
+      ProtocolError: as of ``agreement.may_open``; or shares of other sites are to be opened.
+      PrivacyError: a share is not what the site in the set sealed for this task.
+    """
+    turn, text = _turn(held), parts[0].decode(errors="replace")
+    if turn.opened:
+        agreement.may_sign(terms, own, turn, sealed, text)
+        return held, held.opening, None
+    inside = agreement.named(terms.clients, text).clients
+    if len(parts) != 1 + 2 * len(inside):
+        raise errors.ProtocolError(
+            f"the server shows {len(parts) - 1} signatures and shares for a set of {len(inside)} sites, "
+            f"expected {2 * len(inside)}",
+            "the share of a site outside the set would open what that site alone answered",
+        )
+    content = agreement.said(terms, turn.task, text)
+    found = zip(inside, parts[1 : 1 + len(inside)], strict=True)
+    valid = (
+        (name, signed)
+        for name, signed in found
+        if certificates.is_signed(held.vouchers[name], content, signed)
+    )
+    # More than a certificate needs are not looked at: with 200 sites they take the longest.
+    signatures = dict(itertools.islice(valid, terms.threshold))
+    turn = agreement.may_open(terms, own, turn, sealed, text, signatures)
+    keys = {name: held.vouchers[name] for name in signatures}
+    certificate = Certificate(terms, turn.visit, turn.task, text, keys, signatures)
+    task, given = bytes.fromhex(turn.task), dict(zip(inside, parts[1 + len(inside) :], strict=True))
+    outside = [name for name in terms.clients if name not in inside]
+    opening = b"".join(
+        (
+            held.seed,
+            *(pairs.mask_key(held.secrets[name], task) for name in outside),
+            *(
+                shares.unseal(pairs.share_key(held.secrets[name], task, name), given[name], name)
+                for name in inside
+                if name != own
+            ),
+        )
+    )
+    after = ratcheted(held, turn.visit + 1)
+    return after._replace(turn=turn, seed=b"", opening=opening), opening, certificate
+
+
+def _turn(held: Held) -> Turn:
+    if held.turn is None:
+        raise errors.ProtocolError(
+            "the server names a set of sites to be opened, and this site has masked no answer yet",
+            "nothing was opened",
+        )
+    return held.turn

@@ -1,0 +1,104 @@
+"""Says without a trial that a fold cannot fail: where no number is far from the prior's own size.
+
+A trial of a fold goes through all factors, and there is one answer for each of them. What a fold
+computes of matrices is built on the prior's precision J_0, or lifted to 1e-3 of it (``project``). Let a
+be the smallest eigenvalue of J_0, and S bound every number of what precisions are made of. Then those
+that are decomposed have eigenvalues from 1e-3 a to 2·D·S, and in coordinates κ² further apart, with κ the
+condition number of the map to them. With D²·S·κ² at most 1e10·a their ratio is above 5e-14·D: five times
+what ``is_proper`` asks for, and hundreds of times what float64 needs to decompose a matrix of D ≤ 1,000.
+Proof: docs/proofs/fold_sizes.md.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi.expfam import tree
+from fedvi.expfam.base import DenseGaussian
+from fedvi.expfam.mapped_arrays import windows
+from fedvi.typing import Eta
+
+__all__ = ["Weighed", "cannot_fail", "noted", "with_answer"]
+
+_MOST = 1e10
+
+
+class Weighed(NamedTuple):
+    """The sum, over answers that wait, of the largest number of each."""
+
+    answers: tuple[Any, ...]
+    size: float
+
+
+def with_answer(state: Any, delta: Eta) -> float:
+    """Returns how large the numbers of the answers that wait are together, with one more."""
+    weighed = state.presence.weighed
+    if weighed is None or weighed.answers is not state.answers:
+        return sum((_largest(answer.change.delta) for answer in state.answers), _largest(delta))
+    return float(weighed.size + _largest(delta))
+
+
+def noted(state: Any, size: float) -> Any:
+    """Returns the state with the size of the answers that wait, for the next answer."""
+    weighed = Weighed(state.answers, size)
+    return state._replace(presence=state.presence._replace(weighed=weighed))
+
+
+def cannot_fail(spec: Any, state: Any, size: float) -> bool:
+    """Whether answers of some size can be folded into a state, whatever they hold.
+
+    Args:
+      spec: of the run.
+      state: before the fold.
+      size: from ``with_answer``.
+    """
+    if not isinstance(spec.family, DenseGaussian):
+        return False
+    # Sites are the posterior without the prior and its own factor, which may be larger than their sum.
+    there = size + _largest(state.posterior) + 2.0 * _largest(spec.prior)
+    if 0 < len(spec.headers) < len(spec.clients):
+        exact = (name for name in spec.clients if name not in spec.headers)
+        there += 2.0 * sum(_largest(state.factors[name]) for name in exact)
+    stretched = 1.0
+    if state.standing is not None:
+        there += _largest(state.standing.curvature)
+        if state.standing.coordinates is not None:
+            stretched = _condition(_Same(state.standing.coordinates)) ** 2
+    return bool(spec.family.size**2 * there * stretched <= _MOST * _least(_Same(spec.prior)))
+
+
+def _largest(eta: Eta) -> float:
+    pieces = (piece for leaf in tree.leaves(eta) for (piece,) in windows(leaf))
+    return max(
+        (float(max(-piece.min(initial=0.0), piece.max(initial=0.0))) for piece in pieces),
+        default=0.0,
+    )
+
+
+class _Same:
+    """Stands for one prior, or coordinates, compared by identity: a run has one of each."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+
+@functools.lru_cache(maxsize=8)
+def _least(same: _Same) -> float:
+    """Returns the smallest eigenvalue of a proper prior's precision."""
+    precision = np.asarray(same.value.J)
+    if precision.ndim == 1:
+        return float(precision.min())
+    return float(np.linalg.eigvalsh(precision)[0])
+
+
+@functools.lru_cache(maxsize=8)
+def _condition(same: _Same) -> float:
+    """Returns the condition number of the map of columns to those of some coordinates."""
+    return float(np.linalg.cond(same.value.columns(np.eye(len(same.value.centre)))))

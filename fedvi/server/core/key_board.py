@@ -1,0 +1,108 @@
+"""Passes on the keys that sites mask their answers with: a board where each pins up its part once.
+
+    stage 1   each site's signed public keys          ─► all of them, to every site
+    stage 2   what each site offers to those behind it ─► to each site what is for it
+
+A server is believed nothing here: sites check signatures and tags, and a board that lies stops the run.
+"""
+
+from fedvi import errors
+from fedvi.federation.messages import KeyPart, Wait
+from fedvi.privacy.pairs import OFFER_BYTES
+from fedvi.server.core import openings
+from fedvi.server.core.state import ServerSpec, ServerState
+
+__all__ = ["STAGES", "boards", "is_ready", "parts", "post", "stage", "standing", "wanted"]
+
+STAGES = (1, 2)
+
+_LONGEST = 16 << 10
+"""Bytes of signed keys: a certificate and 3 KiB, with room to spare."""
+
+
+def stage(state: ServerState) -> int:
+    """Returns how many stages are complete: every site pinned up its part."""
+    return sum(key.startswith(("1/", "2/")) for key in state.keys) // len(state.visits)
+
+
+def standing(state: ServerState) -> tuple[int, ...]:
+    """Returns what sites that wait for each other's parts are woken by when it changes."""
+    return stage(state), openings.phase(state)
+
+
+def is_ready(spec: ServerSpec, state: ServerState) -> bool:
+    """Whether tasks may be handed out: no mask is needed, or all parts are there."""
+    return spec.gather is None or spec.gather.bits is None or stage(state) >= len(STAGES)
+
+
+def parts(spec: ServerSpec, state: ServerState, name: str, stage: int) -> tuple[bytes, ...]:
+    """Returns what a site may see of a stage, in the order of the study; nothing until all are there.
+
+    Of stage 2 that is one offer of each site before it, and nothing of the others.
+    """
+    found = [state.keys.get(f"{stage}/{other}") for other in spec.clients]
+    contents = [content for content in found if content is not None]
+    if len(contents) < len(spec.clients):
+        return ()
+    if stage == 1:
+        return tuple(contents)
+    own = spec.clients.index(name)
+    return tuple(
+        content[(own - index - 1) * OFFER_BYTES : (own - index) * OFFER_BYTES]
+        if index < own
+        else b""
+        for index, content in enumerate(contents)
+    )
+
+
+def boards(spec: ServerSpec, state: ServerState, name: str) -> dict[int, tuple[bytes, ...]]:
+    """Returns the stages that are complete, each as a site may see it."""
+    return {number: parts(spec, state, name, number) for number in STAGES[: stage(state)]}
+
+
+def wanted(spec: ServerSpec, state: ServerState, name: str) -> int | None:
+    """Returns the stage of which a site's part is missing and may come now; None if there is none."""
+    if is_ready(spec, state):
+        return None
+    number = STAGES[stage(state)]
+    return None if f"{number}/{name}" in state.keys else number
+
+
+def post(
+    spec: ServerSpec, state: ServerState, name: str, part: KeyPart
+) -> tuple[ServerState, Wait]:
+    """Pins up a site's part, if it has content, and returns those of all others once they are there.
+
+    Raises:
+      ProtocolError: the study has no masks, the part is another than the site's first one, comes too
+        early, or has a length that none has.
+    """
+    if spec.gather is None or spec.gather.bits is None:
+        raise errors.ProtocolError(
+            f"client {name!r} sent keys for masks, which this study does not have",
+            "give all sites the same study file",
+        )
+    key = f"{part.stage}/{name}"
+    if part.content and state.keys.get(key) != part.content:
+        _check(spec, state, name, part)
+        state = state._replace(keys={**state.keys, key: part.content})
+    return state, Wait(parts(spec, state, name, part.stage))
+
+
+def _check(spec: ServerSpec, state: ServerState, name: str, part: KeyPart) -> None:
+    if part.stage not in STAGES or stage(state) < part.stage - 1:
+        raise errors.ProtocolError(
+            f"client {name!r} sent its part of stage {part.stage}, expected that of stage "
+            f"{min(stage(state) + 1, len(STAGES))}"
+        )
+    if f"{part.stage}/{name}" in state.keys:
+        raise errors.ProtocolError(
+            f"client {name!r} sent other keys than before: each site makes its keys once a study",
+            "was the site's state lost, or set back? Then start a new study: nobody can mask with the "
+            "keys that are gone",
+        )
+    size, behind = len(part.content), len(spec.clients) - 1 - spec.clients.index(name)
+    if size > _LONGEST if part.stage == 1 else size != max(1, behind * OFFER_BYTES):
+        raise errors.ProtocolError(
+            f"client {name!r} sent {size} bytes as its part of stage {part.stage}"
+        )

@@ -1,0 +1,115 @@
+"""A round of a run in one process whose clients all answer: charged, taken and folded together.
+
+What comes of it is the state that the same requests, one after the other, lead to: the same numbers,
+ledgers and history. Only ``presence``, which a server may forget, is left as it was.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam import stacked, tree
+from fedvi.privacy.many_ledgers import Together, alike
+from fedvi.server.core import fold_sizes, kept, key_board
+from fedvi.server.core.state import Answer, ServerSpec, ServerState
+from fedvi.server.core.turns import check_fold, check_size, committed, settle, strictly
+from fedvi.transport.codec import Encoded
+from fedvi.typing import Eta
+from fedvi.updates.base import Change, Task
+
+__all__ = ["answered", "begun", "is_open"]
+
+
+def is_open(spec: ServerSpec, state: ServerState) -> bool:
+    """Whether a round begins in which all clients are at the same visit, and nothing else goes on."""
+    if state.tasks or state.answers or state.away or state.skipped or state.stages:
+        return False
+    if not spec.schedule.barrier or spec.gather is not None or state.status != "running":
+        return False
+    counts = {*state.visits.values(), *state.turns.values()}
+    return (
+        spec.patience.deadline_seconds is None
+        and len(counts) == 1
+        and counts.pop() < spec.schedule.rounds
+        and key_board.is_ready(spec, state)
+        and spec.headers.keys() == set(spec.clients)
+        and len(set(spec.costs.values())) == 1
+    )
+
+
+def begun(spec: ServerSpec, state: ServerState) -> ServerState | None:
+    """Charges every client for its next task; None where not all pay the same for it.
+
+    Raises:
+      FedviError: as ``ledger.spend`` does; nothing was charged then.
+    """
+    books = state.ledgers if isinstance(state.ledgers, Together) else alike(state.ledgers)
+    if books is None:
+        return None
+    first = spec.clients[0]
+    suffix = f"/{state.visits[first]}#0"
+    return state._replace(ledgers=books.spend(suffix, spec.costs[first], spec.budget))
+
+
+def answered(
+    spec: ServerSpec,
+    state: ServerState,
+    now: float,
+    task: Task,
+    arrived: tuple[str, ...],
+    encoded: Encoded,
+    finish: Callable[[dict[str, np.ndarray], Task, Any], Any],
+) -> ServerState:
+    """Takes the answers of all clients and folds them.
+
+    Args:
+      spec: of the run.
+      state: from ``begun``.
+      now: seconds of a monotonic clock, when the last one arrives.
+      task: that of any client.
+      arrived: all clients, in order of arrival.
+      encoded: the answers, in the order of the study.
+      finish: of the solver, ``finish_many``.
+
+    Raises:
+      ProtocolError: the answers are not what the tasks asked for, or cannot be folded.
+    """
+    names, visit, books = spec.clients, task.visit, state.ledgers
+    assert isinstance(books, Together)
+    if encoded.event != spec.costs[names[0]]:
+        raise errors.ProtocolError(
+            f"the answers of a round cost {encoded.event}, expected {spec.costs[names[0]]}"
+        )
+    before = stacked.of_all(names, state.factors)
+    with strictly("the answers of a round cannot be read"):
+        etas = finish(encoded.arrays, task, before.etas)
+    if not tree.is_finite(etas):
+        raise errors.ProtocolError("an answer of a round holds NaN or infinite numbers")
+    check_size(etas, "an answer of a round")
+    deltas = before.with_etas(tree.freeze(etas))
+    if not fold_sizes.cannot_fail(spec, state, _size(etas)):
+        answers = tuple(
+            Answer(task._replace(task_id=f"{name}/{visit}", client=name), Change(deltas[name]))
+            for name in arrived
+        )
+        check_fold(spec, state._replace(answers=answers), "an answer of a round")
+    digests = dict(zip(names, encoded.digests, strict=True))
+    accepted = {f"{name}/{visit}": digests[name] for name in arrived}
+    suffix = f"/{visit}#0"
+    state = state._replace(
+        ledgers=books.seal(suffix, encoded.digests).mark_sent(suffix),
+        accepted=kept.appended(state.accepted, accepted),
+        factors=before,
+    )
+    asked = stacked.Alike(names, task.posterior)
+    staleness = (state.version - task.version,) * len(names)
+    state = committed(spec, state, deltas, asked, staleness, arrived=arrived)
+    return settle(spec, state, now)
+
+
+def _size(etas: Eta) -> float:
+    """Returns the sum of the largest number of each answer."""
+    rows = [np.abs(leaf).reshape(len(leaf), -1).max(axis=1) for leaf in tree.leaves(etas)]
+    return float(np.maximum.reduce(rows).sum())

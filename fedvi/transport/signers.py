@@ -1,0 +1,111 @@
+"""Who vouches for a site's keys: its certificate, or within one process a key that lasts as long."""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedvi import errors
+from fedvi.transport import certificates, files, identity
+
+__all__ = ["Certified", "Signer", "within_one_process"]
+
+
+class Signer(Protocol):
+    """Signs what a site says to all others, and tells who signed what they say."""
+
+    def sign(self, content: bytes) -> bytes:
+        """Returns a signature over a content."""
+
+    def signer_of(self, name: str, content: bytes, signature: bytes) -> str:
+        """Returns SHA-256 over the public key that signed a content as a site, hex.
+
+        Raises:
+          IdentityError: the signature is not of this content, or its signer is not that site.
+        """
+
+
+class Certified:
+    """Signs with a site's certificate, and believes those of the same authority.
+
+    Args:
+      folder: that `fedvi enroll` made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def sign(self, content: bytes) -> bytes:
+        """Returns a signature with the certificate in it.
+
+        Raises:
+          ConfigError, IdentityError: as ``identity.holding``.
+        """
+        return identity.sign(self._folder, content)
+
+    def signer_of(self, name: str, content: bytes, signature: bytes) -> str:
+        """Returns SHA-256 over the public key that signed; it outlives the certificate's renewal."""
+        authority = files.read(self._folder / identity.AUTHORITY, "the authority's certificate")
+        with _named(name):
+            signer = identity.verify(authority, content, signature, role="client")
+            key = identity.key_of(signature)
+        _check_signer(name, signer.name)
+        return key
+
+
+class _Passing:
+    """Signs with a key that no authority knows: for sites that share a process."""
+
+    def __init__(
+        self, name: str, key: ec.EllipticCurvePrivateKey, known: Mapping[str, "_Passing"]
+    ) -> None:
+        self._name, self._key, self._known = name, key, known
+
+    def sign(self, content: bytes) -> bytes:
+        return self._key.sign(content, ec.ECDSA(hashes.SHA256()))
+
+    def signer_of(self, name: str, content: bytes, signature: bytes) -> str:
+        try:
+            return self._known[name].fingerprint(content, signature)
+        except InvalidSignature:
+            raise errors.IdentityError(
+                f"the keys of {name!r}: the signature is not of them, or not of {name!r}"
+            ) from None
+
+    @functools.lru_cache(maxsize=512)  # noqa: B019, since all of them last as long as the process does
+    def fingerprint(self, content: bytes, signature: bytes) -> str:
+        """Returns that of the key, once it is sure that it signed; all sites ask the same."""
+        public = self._key.public_key()
+        public.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+        return certificates.key_fingerprint(public)
+
+
+def within_one_process(names: Sequence[str]) -> dict[str, Signer]:
+    """Returns a signer for each site of a simulation, with keys made for it alone."""
+    known: dict[str, _Passing] = {}
+    known |= {
+        name: _Passing(name, ec.generate_private_key(ec.SECP256R1()), known) for name in names
+    }
+    return dict(known)
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Puts whose keys are looked at before what is wrong with their signature."""
+    try:
+        yield
+    except errors.IdentityError as error:
+        raise errors.IdentityError(f"the keys of {name!r}: {error.message}", error.hint) from None
+
+
+def _check_signer(name: str, found: str) -> None:
+    if found != name:
+        raise errors.IdentityError(
+            f"the keys of {name!r} were signed by {found!r}, expected {name!r} itself",
+            "the server mixed them up, or put others in their place; no answer was masked, and none left",
+        )
