@@ -5,7 +5,7 @@ Reads no data: everything follows from public numbers. What is said is an estima
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,9 @@ from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers.vips import conjugate_form
 from fedvi.inference.units import unit_model
 from fedvi.models.capabilities import Regression, SharesEffects
-from fedvi.models.conjugate import ConjugateModel
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
+from fedvi.planning.priors import quarrels
+from fedvi.planning.scenarios import Lever
 from fedvi.planning.signals import (
     TYPICAL_SPREAD,
     PublicNumbers,
@@ -31,22 +32,22 @@ from fedvi.planning.signals import (
     signal,
     suggested_clip_norm,
 )
+from fedvi.planning.widths import is_newton
 from fedvi.privacy import calibrate, events, mechanisms, sampling
 from fedvi.privacy.sums import of_messages
 from fedvi.study import factories
 from fedvi.study.build import Assembly
 from fedvi.study.sections import KindSection
+from fedvi.updates.abilities import ability
+from fedvi.updates.base import LocalSolver
+from fedvi.updates.conjugate import ConjugateModel
 
-__all__ = ["Mode", "Outlook", "outlook"]
+__all__ = ["Mode", "Outlook", "doubts", "levers_in_words", "outlook"]
 
 # A mode is recommended instead of the study's own only if it is better by this factor.
 _CLEARLY = 1.1
 # `site_release` is recommended before a mode of a ratio up to this part higher.
 _SLOWER = 0.5
-# Modes that release gradients and curvatures at a common q.
-_NEWTON = ("site_release", "vips")
-# Beside the study's own solver: whose answers may be added up unseen, with nothing more said.
-_ADDS_UP = (*_NEWTON, "virtual_clients")
 # So many rounds are enough for steps shortened by noise.
 _ROUNDS = 20
 # Below this share of the way to the answer, a plan is said to have too few rounds.
@@ -63,8 +64,10 @@ class Mode(NamedTuple):
       clip_norm: the study's, or the one to try; None if the mode is not offered.
       signal: None if the mode is not offered, or nothing is known of it.
       summed: ``signal.coefficients`` if only the sum of the clients' answers were seen; None where
-        noise may not be shared (``fedvi.privacy.views``).
+        noise may not be shared (docs/proofs/aggregate_view.md).
       note: why it is not offered, or what it needs besides; or empty.
+      renews: whether its answers are fresh statistics at a common q, see ``LocalSolver.renews``.
+      newton: whether these are gradients and curvatures, whose noise the intervals hold.
     """
 
     solver: str
@@ -74,6 +77,8 @@ class Mode(NamedTuple):
     signal: Signal | None
     summed: float | None
     note: str
+    renews: bool = False
+    newton: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,24 +122,9 @@ def outlook(assembly: Assembly) -> Outlook | None:
       None if the study promises nothing, declares no largest number of records, has another family
       than a Gaussian one, or a conjugate model: of topics see ``fedvi.planning.topics``.
     """
-    study, budget = assembly.study, assembly.budget
-    family, most = assembly.family, study.data.max_records
-    if study.privacy.promise is None or budget is None or most is None:
+    numbers = _numbers(assembly)
+    if numbers is None:
         return None
-    if not isinstance(family, DenseGaussian):
-        return None
-    if isinstance(assembly.model, ConjugateModel):
-        return None  # one solver takes it
-    numbers = PublicNumbers(
-        coefficients=assembly.model.size,
-        records=most,
-        clients=len(assembly.clients),
-        rounds=assembly.schedule.rounds,
-        prior_sd=_prior_sd(assembly),
-        curvature=_curvature(assembly.model),
-        correlated=family.correlated,
-        variance=_variance(assembly),
-    )
     kinds = [
         kind
         for kind in solver_kinds.__all__
@@ -145,6 +135,54 @@ def outlook(assembly: Assembly) -> Outlook | None:
     own = next((mode for mode in modes if mode.current), None)
     warnings = () if own is None else (*_warnings(own), *_of_newton(own, assembly))
     return Outlook(numbers, modes, recommended, reason, warnings)
+
+
+def doubts(assembly: Assembly) -> tuple[str, ...]:
+    """Returns all that must be warned of before a study runs, and said again of its result.
+
+    What the study permits and probably does not mean, where bounds and the prior quarrel, and what the
+    noise drowns in the study's own mode.
+    """
+    numbers, kind = _numbers(assembly), assembly.study.solver.kind
+    found = [*assembly.warnings, *quarrels(assembly)]
+    if numbers is not None and kind in solver_kinds.__all__ and assembly.noise_multiplier:
+        own = _mode(assembly, numbers, kind)
+        found += [*_warnings(own), *_of_newton(own, assembly)]
+    return tuple(found)
+
+
+def levers_in_words(found: Sequence[Lever]) -> str:
+    """Says what would narrow intervals most, and by how much; "" where nothing would.
+
+    >>> levers_in_words([Lever("twice the records", 0.3), Lever("ε = 2 in the place of 1", 0.25)])
+    'what would help most: twice the records (intervals 30 % narrower), then ε = 2 in the place of 1 (25 %)'
+    """
+    if not found:
+        return ""
+    first, *rest = found
+    then = ", ".join(f"{one.what} ({100.0 * one.narrower:.0f} %)" for one in rest)
+    most = f"{first.what} (intervals {100.0 * first.narrower:.0f} % narrower)"
+    return f"what would help most: {most}" + (f", then {then}" if then else "")
+
+
+def _numbers(assembly: Assembly) -> PublicNumbers | None:
+    """Returns what ratios are estimated from; None of a study that has no modes to compare."""
+    study, family, most = assembly.study, assembly.family, assembly.study.data.max_records
+    if study.privacy.promise is None or assembly.budget is None or most is None:
+        return None
+    # One solver takes a conjugate model.
+    if not isinstance(family, DenseGaussian) or isinstance(assembly.model, ConjugateModel):
+        return None
+    return PublicNumbers(
+        coefficients=assembly.model.size,
+        records=most,
+        clients=len(assembly.clients),
+        rounds=assembly.schedule.rounds,
+        prior_sd=_prior_sd(assembly),
+        curvature=_curvature(assembly.model),
+        correlated=family.correlated,
+        variance=_variance(assembly),
+    )
 
 
 def _prior_sd(assembly: Assembly) -> float:
@@ -204,13 +242,9 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
     settings = dict(study.solver.arguments) if current else {}
     for name in ("sampler", "noise_multiplier", "clip_norm"):
         settings.pop(name, None)
-    sampler, note = assembly.sampler, ""
-    accountant = budget.accountant
-    if study.sums is not None and not current and kind not in _ADDS_UP:
-        # It is refused where sums alone are published: its messages pay for themselves.
-        accountant, note = of_messages(accountant), 'under view = "message"'
+    accountant, sampler, note = budget.accountant, assembly.sampler, ""
+    solver = assembly.solvers[assembly.clients[0]]
     if current:
-        solver = assembly.solvers[assembly.clients[0]]
         noise = assembly.noise_multiplier
         given = given_clip_norm(kind, study.solver.arguments)
         clip_norm = given if given == "auto" else solver.clip_norm
@@ -219,9 +253,12 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
     else:
         clip_norm = suggested_clip_norm(kind, numbers) if is_known(kind) else 1.0
         try:
-            sampler, cost = _cost(assembly, kind, clip_norm)
+            sampler, solver = _built(assembly, kind, clip_norm)
+            if study.sums is not None and solver.adds_up is None:
+                # It is refused where sums alone are published: its messages pay for themselves.
+                accountant, note = of_messages(accountant), 'under view = "message"'
             noise = calibrate.calibrate(
-                lambda noise: events.repeat(_renoised(cost, noise), numbers.rounds),
+                lambda noise: events.repeat(_renoised(solver.cost, noise), numbers.rounds),
                 accountant,
                 budget.epsilon,
                 budget.delta,
@@ -231,17 +268,19 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
         if "parts" in defaults_of(kind) and study.data.identity_column is None:
             note = ", ".join(filter(None, ("needs data.id_column", note)))
     found = None
-    if kind == "vips":
+    if "typical" in defaults_of(kind):
         settings |= _typical(assembly, settings)
     if is_known(kind):
         found = signal(kind, numbers, noise, clip_norm, sampler.rate, **settings)
     # Fresh statistics alone hold no noise of their client's from a round before.
     summed = None
-    if kind in _NEWTON and found is not None:
+    if solver.renews and found is not None:
         # Under the view "aggregate" they are, and the noise is that of their sum already.
         terms = numbers.clients if study.sums is None else 1
         summed = found.coefficients * math.sqrt(terms)
-    return Mode(kind, current, noise, clip_norm, found, summed, note)
+    return Mode(
+        *(kind, current, noise, clip_norm, found, summed, note, solver.renews, is_newton(solver))
+    )
 
 
 def _typical(assembly: Assembly, settings: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -255,8 +294,8 @@ def _typical(assembly: Assembly, settings: Mapping[str, Any]) -> dict[str, dict[
     }
 
 
-def _cost(assembly: Assembly, kind: str, clip_norm: float | str) -> tuple[Any, events.Event]:
-    """Returns another solver's sampler and what a visit of it costs, at some noise.
+def _built(assembly: Assembly, kind: str, clip_norm: float | str) -> tuple[Any, LocalSolver]:
+    """Returns another solver's sampler, and the solver at some noise.
 
     It keeps the study's sampler, or takes whole shards where it has no use for batches.
 
@@ -275,17 +314,18 @@ def _cost(assembly: Assembly, kind: str, clip_norm: float | str) -> tuple[Any, e
     )
     model = unit_model(assembly.model) if assembly.grouped else assembly.model
 
-    def cost(sampler: Any) -> events.Event:
-        make = getattr(solver_kinds, kind)
-        return make(assembly.family, model, sampler, mechanism, clip_norm=clip_norm).cost
+    def made(sampler: Any) -> LocalSolver:
+        make: Any = getattr(solver_kinds, kind)
+        found: LocalSolver = make(assembly.family, model, sampler, mechanism, clip_norm=clip_norm)
+        return found
 
     sampler = assembly.sampler or sampling.full(most)
     try:
-        return sampler, cost(sampler)
+        return sampler, made(sampler)
     except errors.SolverError:
         if sampler.rate == 1.0:
             raise
-        return sampling.full(most), cost(sampling.full(most))
+        return sampling.full(most), made(sampling.full(most))
 
 
 def _renoised(event: Any, noise: float) -> events.Event:
@@ -315,47 +355,40 @@ def _recommended(
         mode.solver: mode.signal.coefficients
         for mode in modes
         # The curvature of another likelihood may have any sign, and no Newton step follows it.
-        if mode.signal is not None and (regular or mode.solver != "site_release")
+        if mode.signal is not None and (regular or not mode.newton)
     }
     if not able:
         return None, "none of the modes that are known can run this study"
     best = max(able, key=lambda kind: able[kind])
+    newton = next((mode.solver for mode in modes if mode.newton), "")
     # Gradient steps stop early, which the ratio does not see: at 10.5 against 13.9 their posterior was
     # 40 to 60 times as far, in nats, from that of the pooled records (docs/modes.md).
-    if regular and able.get("site_release", 0.0) >= max(1.0, _SLOWER * able[best]):
-        best = "site_release"
-    own = next((mode.solver for mode in modes if mode.current and mode.solver in able), None)
-    if own not in (None, "dp_optimisation") and able[own] * _CLEARLY >= able[best]:
-        best = own
-    why = {
-        "site_release": "every visit releases fresh sums at the common q, whose noise averages out "
-        "over rounds and clients",
-        "dp_optimisation": "it takes gradients of any model, and what records are too few to tell "
-        "stays as it was",
-        "local_averaging": "the noise on a mean over parts falls with their number",
-        "virtual_clients": "the signal grows with the number of parts, and noise is added once",
-        "perturbed_update": "it releases one change a visit",
-        "vips": "every visit releases sums of gradients and curvatures, whose noise averages out in a "
-        "running mean",
-    }
+    if regular and able.get(newton, 0.0) >= max(1.0, _SLOWER * able[best]):
+        best = newton
+    current = next((mode for mode in modes if mode.current and mode.solver in able), None)
+    own = None if current is None else current.solver
+    if current is not None and (current.renews or best != newton):
+        best = current.solver if able[current.solver] * _CLEARLY >= able[best] else best
     others = ", ".join(
         f"{kind} {value:.2g}"
         for kind, value in sorted(able.items(), key=lambda item: -item[1])
         if kind != best
     )
-    reason = f"{best} promises most, about {able[best]:.2g} to 1 on a coefficient: {why[best]}" + (
-        f" (others: {others})" if others else ""
+    reason = (
+        f"{best} promises most, about {able[best]:.2g} to 1 on a coefficient: {ability(best).strength}"
+        + (f" (others: {others})" if others else "")
     )
     if best == own:
         reason = reason.replace("promises most", "is as good as any", 1)
-    told = next(mode.signal for mode in modes if mode.solver == best)
-    if best in _NEWTON and told is not None and told.curvature < 1.0 <= told.coefficients:
+    chosen = next(mode for mode in modes if mode.solver == best)
+    told = chosen.signal
+    if chosen.renews and told is not None and told.curvature < 1.0 <= told.coefficients:
         count = numbers.coefficients
         reason += (
             f"; {count} numbers of a gradient stand out, and {count * (count + 1) // 2} of a curvature do "
             "not, so that widths are more the prior's"
         )
-    if best in _NEWTON and numbers.rounds < _ROUNDS:
+    if chosen.renews and numbers.rounds < _ROUNDS:
         reason += f"; {_ROUNDS} rounds and more would cost it nothing but time"
     if not regular:
         reason += (
@@ -369,7 +402,7 @@ def _recommended(
 
 def _of_newton(own: Mode, assembly: Assembly) -> tuple[str, ...]:
     """Warns of Newton steps on a likelihood that nobody has said to be concave."""
-    if own.solver != "site_release" or _regression(assembly.model) is not None:
+    if not own.newton or _regression(assembly.model) is not None:
         return ()
     return (
         "site_release takes Newton steps, and follows log-likelihoods that are concave in θ: not those of "
@@ -399,6 +432,6 @@ def _warnings(own: Mode) -> tuple[str, ...]:
     if found.travelled < _SHORT_OF_ROUNDS:
         said.append(
             f"the rounds come about {found.travelled:.0%} of the way to the answer; to mend it: "
-            + ("more rounds" if own.solver in _NEWTON else "a larger clip_norm, or more rounds")
+            + ("more rounds" if own.renews else "a larger clip_norm, or more rounds")
         )
     return tuple(said)

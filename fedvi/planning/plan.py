@@ -6,21 +6,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedvi import errors
-from fedvi.models.conjugate import ConjugateModel
 from fedvi.planning.signals import given_clip_norm, noise_left
 from fedvi.privacy import events
+from fedvi.privacy.spoken import Speaks, Summary, facts, up
 from fedvi.study import site_effects
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import Study
+from fedvi.updates.conjugate import ConjugateModel
 
 __all__ = ["Plan", "plan"]
 
 # From here on, a mean of rounds is said to be noisier than one release.
 _NOISIER = 1.02
+# So many names stand in a summary.
+_MOST_NAMES = 12
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Plan(Speaks):
     """The price and the traffic of a study, before it runs.
 
     Attributes:
@@ -80,6 +83,48 @@ class Plan:
     view: str
     mark: str
     warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.study}: {self._promise}; {self._traffic})"
+
+    def summary(self) -> Summary:
+        """Returns the price and the traffic, the price first; what ``fedvi check`` prints says more."""
+        prices = [
+            f"ε {up(price) if price is not None else '– (not offered)'} under {name.replace('_', '/')}"
+            for name, price in self.epsilon.items()
+        ]
+        noise = ""
+        if self.noise_multiplier is not None:
+            clip = f"{self.clip_norm:.4g}" if self.clip_norm else "–"
+            noise = f"sd {self.noise_multiplier:.4g} × clip norm {clip} on each sum"
+        names = ", ".join(self.coefficients[:_MOST_NAMES])
+        more = len(self.coefficients) - _MOST_NAMES
+        rows = [
+            ("promise", self._promise),
+            ("cost per client", ", ".join(prices) if self.delta is not None else ""),
+            ("leaves each client", self._traffic),
+            ("noise", noise),
+            ("model", self.model),
+            ("coefficients", names + (f", … and {more} more" if more > 0 else "")),
+            ("solver, schedule", f"{self.solver}; {self.schedule}"),
+            ("clients", f"{len(self.clients)}: {', '.join(self.clients[:_MOST_NAMES])}"),
+            ("digest", f"{self.digest[:16]}… (every site must have the same)"),
+        ]
+        warnings = tuple(filter(None, (self.mark, *self.warnings)))
+        return Summary(f"Plan of {self.study}", (), (facts(rows),), warnings)
+
+    @property
+    def _promise(self) -> str:
+        if self.budget_epsilon is None or self.delta is None:
+            return "no protection (ε = ∞)"
+        return (
+            f"ε ≤ {self.budget_epsilon:g} at δ = {self.delta:g} for one {self.unit} under "
+            f"{self.relation}, view {self.view}"
+        )
+
+    @property
+    def _traffic(self) -> str:
+        return f"at most {self.messages_per_client} messages of {self.numbers_per_message} numbers"
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON; an infinite ε becomes the string "inf"."""

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
-from fedvi.privacy import accountants, calibrate, events, historical, sampling, views
+from fedvi.privacy import accountants, calibrate, events, historical, sampling, statement, views
 from fedvi.privacy.sums import in_sum
-from fedvi.study import shared_parts as parts
+from fedvi.report import tables
 from fedvi.study.build import Assembly
 from fedvi.study.config import Study, parse_study
+from fedvi.study.spec import shared_parts as parts
 
 __all__ = [
     "Alternative",
@@ -22,7 +23,6 @@ __all__ = [
     "Price",
     "Pricing",
     "Seen",
-    "is_scripted",
     "pricing",
     "with_target",
 ]
@@ -96,7 +96,7 @@ class Seen(NamedTuple):
     """The noise that each client would add for the same promise, by who sees what.
 
     Args:
-      view: see ``fedvi.privacy.views``.
+      view: "message", "aggregate" or "secure_aggregate".
       noise_multiplier: of one client's noise.
       reason: why the view is not offered to this study; or empty.
     """
@@ -145,10 +145,8 @@ class Pricing:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON; an infinite ε becomes the text "inf"."""
-        plain = dataclasses.asdict(self)
-        for name in ("prices", "growth", "alternatives", "meanings", "views"):
-            plain[name] = [row._asdict() for row in getattr(self, name)]
-        return _plain(plain)
+        found: dict[str, Any] = tables.plain(vars(self))
+        return found
 
 
 def with_target(
@@ -171,23 +169,18 @@ def with_target(
     given = {name: value for name, value in changes.items() if value is not None}
     if not given and rounds is None:
         return study
-    raw = study.as_dict()
+    raw = study.as_written()
     raw["privacy"] = {**raw["privacy"], **given}
     if rounds is not None:
         schedule = raw["schedule"]
-        if is_scripted(study):
+        if parts.is_scripted(study):
             parts.schedule(study)  # what cannot be carried out has no price
             kept = ("damping", "deadline_seconds", "quorum")
             schedule = {name: schedule[name] for name in kept if name in schedule}
             schedule["kind"] = "synchronous"
         raw["schedule"] = schedule | {"rounds": rounds}
     raw["solver"].pop("noise_multiplier", None)
-    return parse_study(_without_none(raw))
-
-
-def is_scripted(study: Study) -> bool:
-    """Whether the rounds of a study are those of several stages, or of a function of its own."""
-    return study.schedule.kind == "scripted" or ":" in study.schedule.kind
+    return parse_study(raw)
 
 
 def pricing(assembly: Assembly, *, with_historical: bool = False) -> Pricing:
@@ -244,8 +237,8 @@ def _prices(
             if name == "pld" and price is not None:
                 least = accountants.pld(relation).bounds(_seen(assembly, planned), delta)[0]
             rows.append(Price(name, relation, price, stated, "", least))
-        for name in historical.__all__ if with_historical else ():
-            price = _epsilon(getattr(historical, name)(relation), _seen(assembly, planned), delta)
+        for name in historical.METHODS if with_historical else ():
+            price = _epsilon(historical.METHODS[name](relation), _seen(assembly, planned), delta)
             rows.append(Price(name, relation, price, False, historical.LABEL))
     return tuple(rows)
 
@@ -265,11 +258,9 @@ def _epsilon(accountant: Any, event: events.Event, delta: float) -> float | None
     if not accountant.supports(event):
         return None
     try:
-        return accountant.epsilon(event, delta)
+        return accountants.price(accountant, event, delta)
     except errors.UnsupportedEvent:  # known in kind, but outside its safe range
         return None
-    except errors.PrivacyError:  # no epsilon is finite
-        return math.inf
 
 
 def _growth(
@@ -282,9 +273,9 @@ def _growth(
     known: dict[str, tuple[Any, events.Event]] = {
         name: (assembly.accountant(name, relation), visit) for name in accountants.__all__
     }
-    for name in historical.__all__ if with_historical else ():
+    for name in historical.METHODS if with_historical else ():
         if name != "fourier":  # it takes seconds a point
-            method = getattr(historical, name)(relation)
+            method = historical.METHODS[name](relation)
             known[f"{name} (historical)"] = (method, _seen(assembly, visit))
     return tuple(
         Growth(
@@ -350,8 +341,7 @@ def _meanings(assembly: Assembly, planned: events.Event) -> tuple[Meaning, ...]:
         accountant = assembly.accountant(assembly.study.privacy.accountant, relation)
         if not accountant.supports(planned):
             continue
-        # δ(0) bounds the total variation between the messages of two neighbouring data sets.
-        right = 0.5 + 0.5 * accountant.delta(planned, 0.0)
+        right = statement.right_by_noise(accountant, planned)
         # (ε, δ)-DP bounds the true alarms by e^ε times the false ones plus δ, at every ε.
         grid = [0.5 * step for step in range(1, 9)]
         found = min(math.exp(e) * _FALSE_ALARMS + accountant.delta(planned, e) for e in grid)
@@ -365,9 +355,13 @@ def _views(assembly: Assembly) -> tuple[Seen, ...]:
         return ()
     sums = assembly.study.sums
     if sums is not None:
-        whole = noise * math.sqrt(sums.honest)
+        whole, masked = noise * math.sqrt(sums.honest), assembly.study.aggregation.secure
         return (
-            Seen("message", whole, "were the server not trusted"),
+            Seen(
+                "message",
+                whole,
+                "were answers not masked" if masked else "were the server not trusted",
+            ),
             Seen("aggregate", noise, ""),
         )
     fed_back = "each client's factor carries its own earlier noise, which would feed back"
@@ -385,18 +379,3 @@ def _views(assembly: Assembly) -> tuple[Seen, ...]:
         # One honest client beside the one whose privacy is priced: the fewest that hide anything.
         Seen("secure_aggregate", views.share(noise, clients, 2), fed_back),
     )
-
-
-def _without_none(value: Any) -> Any:
-    """Leaves out what a study file leaves out: TOML has no None."""
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list) else value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return "inf" if isinstance(value, float) and math.isinf(value) else value

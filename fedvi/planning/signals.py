@@ -12,9 +12,9 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.inference import solvers as solver_kinds
-from fedvi.inference.coordinates import LENGTH
-from fedvi.inference.statistics import step_of
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
+from fedvi.updates.coordinates import LENGTH
+from fedvi.updates.statistics import step_of
 
 __all__ = [
     "TYPICAL_SPREAD",

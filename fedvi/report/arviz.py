@@ -51,7 +51,6 @@ def inference_data(
       params: as ``run`` or ``get_params`` returned them.
       args, kwargs: what guide and model are called with; without outcomes for the predictive groups.
         Automatic guides alone need none.
-      draws: how many.
       prior: whether to draw from the prior as well.
       predictive: whether to draw outcomes as well.
 

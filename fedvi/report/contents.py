@@ -3,12 +3,13 @@
 All of it was released, follows from what was released, or was public before the run.
 """
 
-import math
 from typing import Any, NamedTuple
 
 from fedvi.data.schema import is_printable
+from fedvi.report.tables import plain
 
 __all__ = [
+    "UNRECORDED",
     "Claimed",
     "Coefficient",
     "Contents",
@@ -19,6 +20,9 @@ __all__ = [
     "as_dict",
     "printable",
 ]
+
+UNRECORDED = "not recorded against recorded"
+"""What an indicator of missing values compares."""
 
 
 class Coefficient(NamedTuple):
@@ -31,6 +35,9 @@ class Coefficient(NamedTuple):
       ratio, ratio_lower, ratio_upper: exp of mean, lower and upper where that is a ratio; else None.
       prior_mean, prior_sd: of the prior; None where it has none, or none was kept.
       ratio_note: what must be said beside the ratio, or why there is none; or empty.
+      label: the name as people write it; empty where that is the name.
+      compared: what is compared, such as "10 more" or "against female"; or empty.
+      pooled_mean, pooled_sd: of a fit to all records without privacy; None where there is none.
     """
 
     name: str
@@ -45,6 +52,15 @@ class Coefficient(NamedTuple):
     prior_mean: float | None = None
     prior_sd: float | None = None
     ratio_note: str = ""
+    label: str = ""
+    compared: str = ""
+    pooled_mean: float | None = None
+    pooled_sd: float | None = None
+
+    @property
+    def shown(self) -> str:
+        """The name for people."""
+        return self.label or self.name
 
 
 class Round(NamedTuple):
@@ -105,6 +121,8 @@ class Site(NamedTuple):
       share: of the likelihood's precision; None if unknown.
       shifts: by coefficient, how far its mean moves, in sds, without the site; None if unknown.
       reason: why there are no shifts; or empty.
+      alone: mean and sd by coefficient of what the prior and the site's own answers say without the
+        others; None if unknown.
     """
 
     name: str
@@ -119,6 +137,7 @@ class Site(NamedTuple):
     share: float | None
     shifts: tuple[float, ...] | None
     reason: str
+    alone: tuple[tuple[float, float], ...] | None = None
 
 
 class Spending(NamedTuple):
@@ -151,7 +170,9 @@ class Claimed(NamedTuple):
       epsilon, delta: upper bounds; ε is infinite where nothing is protected.
       promised: the ε that the study promised under this relation; None where it promised none.
       parts: (what, how much): what δ is made of; empty if unknown.
-      right: the largest probability of a right guess between two neighbours at even odds.
+      right: the largest probability of a right guess between two neighbours at even odds, with the noise
+        that was planned.
+      by_epsilon: what ε and δ alone would allow; at least as large.
     """
 
     relation: str
@@ -162,6 +183,7 @@ class Claimed(NamedTuple):
     promised: float | None
     parts: tuple[tuple[str, float], ...]
     right: float
+    by_epsilon: float
 
 
 class Statement(NamedTuple):
@@ -230,6 +252,10 @@ class Contents(NamedTuple):
       predictions: what ``fedvi evaluate`` says of a public file, plain; None if none was given.
       public_file: the name of that file; or empty.
       audit: what an audit of the study found, in words; empty where none was given.
+      verdict: what a reader needs first, in sentences; empty of a run of an earlier version.
+      widths: (coefficient, its width as a multiple of that without privacy); empty if unknown.
+      outcome: what the coefficients are about, such as "died"; empty where there is no formula.
+      stand_out: the coefficients that do, by name; None of a run of an earlier version.
     """
 
     study: str
@@ -261,6 +287,10 @@ class Contents(NamedTuple):
     predictions: dict[str, Any] | None
     public_file: str
     audit: str = ""
+    verdict: tuple[str, ...] = ()
+    widths: tuple[tuple[str, float], ...] = ()
+    outcome: str = ""
+    stand_out: tuple[str, ...] | None = None
 
 
 def printable(contents: Contents) -> Contents:
@@ -288,15 +318,5 @@ def _printable(value: Any) -> Any:
 
 def as_dict(contents: Contents) -> dict[str, Any]:
     """Returns a report as plain values for JSON; what JSON cannot hold as texts: "inf", "nan"."""
-    plain: dict[str, Any] = _plain(contents)
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {key: _plain(item) for key, item in value._asdict().items()}
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    found: dict[str, Any] = plain(contents)
+    return found

@@ -28,6 +28,7 @@ _BEGINNINGS = {
     "shifts.csv": "without_site,coefficient,",
     "privacy.csv": "site,relation,epsilon,",
 }
+_OF_SITES = ("answers", "charged", "missed", "added", "removed", "records", "share")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -41,7 +42,6 @@ def write(contents: Contents, folder: Path, formats: Sequence[str] = FORMATS) ->
     ``rounds.csv``, ``sites.csv``, ``shifts.csv`` and ``privacy.csv``.
 
     Args:
-      contents: of the report.
       folder: made if it is not there.
       formats: of ``FORMATS``.
 
@@ -89,33 +89,16 @@ def _tables(contents: Contents) -> dict[str, str]:
             ],
         ),
         "sites.csv": _csv(
-            ["site", "answers", "charged", "missed", "added", "removed", "records", "share"],
+            ["site", *_OF_SITES],
             [
-                [
-                    site.name,
-                    site.answers,
-                    site.charged,
-                    site.missed,
-                    site.added,
-                    site.removed,
-                    site.records,
-                    site.share,
-                ]
+                [site.name, *(getattr(site, field) for field in _OF_SITES)]
                 for site in contents.sites
             ],
         ),
         "privacy.csv": _csv(
             ["site", "relation", "epsilon", "delta", "releases", "mark", "ledger_head"],
             [
-                [
-                    site.name,
-                    relation,
-                    epsilon,
-                    delta,
-                    site.charged,
-                    contents.mark,
-                    site.head,
-                ]
+                [site.name, relation, epsilon, delta, site.charged, contents.mark, site.head]
                 for site in contents.sites
                 for relation, epsilon, delta in site.stated
                 or (("add_remove", float("inf"), None), ("substitute", float("inf"), None))

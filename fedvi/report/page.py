@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from fedvi import errors
 from fedvi.report import sections, sheets
+from fedvi.report.comparison_section import comparison_section
 from fedvi.report.contents import Contents
-from fedvi.report.figures import Figure
+from fedvi.report.front import Front, front
 from fedvi.report.sections import Section
 from fedvi.report.sheets import Sheet
 
@@ -27,13 +28,15 @@ class Said(NamedTuple):
     Attributes:
       contents: its values.
       banner: lines above everything.
-      in_short: (what, value) at the top.
+      front: the first page.
+      in_short: (what, value) of the study and its run.
       sections: in order.
       sheets: the privacy statements.
     """
 
     contents: Contents
     banner: tuple[str, ...]
+    front: Front
     in_short: tuple[tuple[str, str], ...]
     sections: tuple[Section, ...]
     sheets: tuple[Sheet, ...]
@@ -45,11 +48,16 @@ def said(contents: Contents) -> Said:
     Raises:
       ConfigError: matplotlib is not installed.
     """
+    posterior, *others = sections.sections(contents)
+    first = front(contents)
+    if first.is_whole:
+        posterior = posterior._replace(figures=())
     return Said(
         contents,
         sections.banner(contents),
+        first,
         sections.in_short(contents),
-        sections.sections(contents),
+        tuple(filter(None, (posterior, comparison_section(contents), *others))),
         sheets.sheets(contents),
     )
 
@@ -97,9 +105,9 @@ def _environment(escaped: bool) -> Any:
     return environment
 
 
-def _inline(figure: Figure) -> str:
+def _inline(svg: str) -> str:
     """Returns the address of a picture that is its own content."""
-    return "data:image/svg+xml;base64," + base64.b64encode(figure.svg.encode()).decode()
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
 def _escaped(text: str) -> str:

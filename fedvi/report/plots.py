@@ -7,7 +7,7 @@ from typing import Any
 
 from fedvi import errors
 
-__all__ = ["epsilon_over_rounds", "pictures", "reliability", "topics"]
+__all__ = ["epsilon_over_rounds", "pictures", "reliability", "smallest_effects", "sweep", "topics"]
 
 
 def epsilon_over_rounds(
@@ -22,7 +22,6 @@ def epsilon_over_rounds(
     Args:
       rounds: the abscissae.
       epsilon: accountant → ε at each of ``rounds``; None where it has no number.
-      budget: the promised ε.
       title: above the plot; names the relation, δ and any mark.
       path: .png, .svg or .pdf.
 
@@ -42,6 +41,86 @@ def epsilon_over_rounds(
     _save(figure, path)
 
 
+def smallest_effects(
+    views: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    what: str,
+    title: str,
+    path: Path,
+) -> None:
+    """Draws the smallest effect that could be told from none against ε, a panel for each view.
+
+    Args:
+      views: view → records, in words → (ε, effect) of each study; what is infinite is left out.
+      what: of the ordinate.
+      title: above the plot.
+      path: .png, .svg or .pdf.
+
+    Raises:
+      ConfigError: as ``epsilon_over_rounds``.
+    """
+    figure = _figure(path)
+    panels = figure.subplots(1, len(views), sharey=True, squeeze=False)[0]
+    for axes, (view, lines) in zip(panels, views.items(), strict=True):
+        for name, points in lines.items():
+            known = [point for point in points if math.isfinite(point[1])]
+            if known:
+                axes.plot(*zip(*known, strict=True), marker="o", markersize=3, label=name)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set(xlabel="ε", title=f"view {view}")
+    panels[0].set_ylabel(what)
+    panels[-1].legend(frameon=False)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def sweep(
+    settings: Sequence[str],
+    coefficients: Mapping[str, Sequence[Mapping[str, Any]]],
+    title: str,
+    path: Path,
+) -> None:
+    """Draws the coefficients of all runs of a sweep, a panel each: means and intervals by setting.
+
+    The pooled fit's mean, where it was made, is a line across its setting.
+
+    Args:
+      settings: the abscissa, in words, in their order.
+      coefficients: name → its rows, each with ``setting``, an index, and ``mean``, ``lower``, ``upper``
+        and, if there is one, ``pooled_mean``. The first twelve are drawn.
+      title: above the plot.
+      path: .png, .svg or .pdf.
+
+    Raises:
+      ConfigError: as ``epsilon_over_rounds``.
+    """
+    figure = _figure(path)
+    shown = dict(list(coefficients.items())[:12])
+    columns = min(3, len(shown))
+    lines = math.ceil(len(shown) / columns)
+    figure.set_size_inches(max(6.4, 2.6 * columns), max(3.0, 2.0 * lines + 0.6))
+    panels = figure.subplots(lines, columns, sharex=True, squeeze=False).ravel()
+    for axes in panels[len(shown) :]:
+        axes.axis("off")
+    for axes, (name, rows) in zip(panels, shown.items(), strict=False):
+        for index in range(len(settings)):
+            runs = [row for row in rows if row["setting"] == index]
+            for number, row in enumerate(runs):
+                # Beside each other, on less than half of the setting's width.
+                x = index + 0.4 * ((number + 0.5) / len(runs) - 0.5)
+                axes.plot([x, x], [row["lower"], row["upper"]], color="C0", linewidth=0.8)
+                axes.plot([x], [row["mean"]], color="C0", marker="o", markersize=3)
+            pooled = [row["pooled_mean"] for row in runs if row.get("pooled_mean") is not None]
+            if pooled:
+                axes.hlines(pooled[0], index - 0.3, index + 0.3, color="black", linewidth=0.8)
+        axes.axhline(0.0, color="grey", linewidth=0.5, linestyle=":")
+        axes.set_title(name, fontsize="small")
+        axes.set_xticks(range(len(settings)), settings)
+        axes.set_xlim(-0.5, len(settings) - 0.5)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
 def reliability(
     predicted: Sequence[float],
     observed: Sequence[float],
@@ -57,7 +136,6 @@ def reliability(
       predicted: mean predicted probability of each group.
       observed: share of it that came true.
       rows: how many records it has.
-      title: above the plot.
       path: .png, .svg or .pdf.
 
     Raises:
@@ -121,7 +199,6 @@ def pictures(arrays: Any, title: str, path: Path, columns: int = 10) -> None:
 
     Args:
       arrays: [K, height, width].
-      title: above the plot.
       path: .png, .svg or .pdf.
       columns: how many stand in a row, at least 1.
 

@@ -3,12 +3,12 @@
 Every number is written by ``fedvi.report.tables``, so that the page, its Markdown and the terminal agree.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fedvi.report import figures, tables
+from fedvi.report.canvas import MOST_ROWS, MOST_SITES, Figure
 from fedvi.report.contents import Coefficient, Contents, Topic
-from fedvi.report.figures import Figure
 from fedvi.report.wording import (
     as_sentence,
     cells_of,
@@ -27,6 +27,9 @@ from fedvi.report.wording import (
 __all__ = ["Section", "Table", "banner", "in_short", "sections"]
 
 _NOTE = "note on the ratio"
+# Letters that stand side by side on a phone.
+_PHONE = 44
+_WIDTH = "width ÷ without privacy"
 
 
 class Table(NamedTuple):
@@ -43,6 +46,18 @@ class Table(NamedTuple):
     names: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: tuple[str, ...]
+
+    @property
+    def is_slim(self) -> bool:
+        """Whether it fits a phone as a table; a wider one is shown there row by row."""
+        wide = 0
+        for index, name in enumerate(self.names):
+            cells = [row[index] for row in self.rows]
+            # Words are broken at blanks, as are heads; numbers are not.
+            pieces = [piece for cell in cells for piece in cell.split()]
+            broken = name in self.words
+            wide += 2 + max(map(len, (*name.split(), *(pieces if broken else cells))))
+        return wide <= _PHONE
 
 
 class Section(NamedTuple):
@@ -70,8 +85,8 @@ def banner(contents: Contents) -> tuple[str, ...]:
     found = []
     if not contents.protected:
         found.append(
-            "NO PRIVACY PROTECTION: un-noised statistics left every site (ε = ∞). No guarantee is given "
-            "for any record."
+            "NO PRIVACY PROTECTION: statistics without noise left every site (ε = ∞). No record has any "
+            "guarantee."
         )
     if contents.mark:
         found.append(f"MARKED: {contents.mark}")
@@ -96,11 +111,13 @@ def in_short(contents: Contents) -> tuple[tuple[str, str], ...]:
     if together is None and len(contents.sites) == 1 and contents.statements:
         together = contents.statements[0]
     if together is not None:
+        several = together is contents.consortium
+        where = f"any of the {len(contents.sites)} sites" if several else together.site
         found += [
             (
                 f"privacy, {figures.relation_words(claim.relation)}",
                 f"ε {tables.bound(claim.epsilon)} at δ {tables.bound(claim.delta)} for one "
-                f"{together.unit} in {together.site}, view {claim.view}",
+                f"{together.unit} at {where}, view {claim.view}",
             )
             for claim in together.claims
         ]
@@ -124,13 +141,13 @@ def sections(contents: Contents) -> tuple[Section, ...]:
 def _posterior(contents: Contents) -> Section:
     kind = "coefficient" if contents.gaussian else "quantity"
     lead = [
-        f"What is believed after the run, of {contents.size} "
-        f"{kind if contents.size == 1 else plural(kind)}. "
+        f"The posterior of {contents.size} "
+        f"{kind if contents.size == 1 else plural(kind)} after the run. "
         + (
-            "Given the model, the prior and what the sites released, a coefficient lies within its "
-            "interval with probability 0.95."
+            "Given the model, the prior and what the sites released, each coefficient lies within its "
+            "95 % interval with probability 0.95."
             if contents.gaussian
-            else "The posterior is no Gaussian, and no interval is drawn from its mean and sd."
+            else "The posterior is not Gaussian, so no interval is made of its mean and sd."
         )
     ]
     units = any(row.unit for row in contents.coefficients)
@@ -150,12 +167,15 @@ def _posterior(contents: Contents) -> Section:
     names = (kind, *(("unit",) if units else ()), "mean", "sd")
     names += ("95\N{NO-BREAK SPACE}% interval",) if contents.gaussian else ()
     names += (f"{ratio} ratio (95\N{NO-BREAK SPACE}%)",) if ratio else ()
+    widths = dict(contents.widths)
+    names += (_WIDTH,) if widths else ()
     names += (_NOTE,) if noted else ()
     rows = tuple(
         (
-            row.name,
+            row.shown,
             *((row.unit,) if units else ()),
             *(cells_of(row, ratio) if contents.gaussian else moments_in_words(contents, row)),
+            *((tables.number(widths.get(row.name), 2),) if widths else ()),
             *((_note(row),) if noted else ()),
         )
         for row in contents.coefficients
@@ -168,16 +188,20 @@ def _posterior(contents: Contents) -> Section:
         )
     if figure and len(drawn) < contents.size:
         notes.append(
-            "the figure shows those that stand out most: that they do is how they were chosen"
+            "the figure shows only the coefficients that are furthest from 0: others are in the table"
         )
     if contents.gaussian:
         notes.append(
-            f"an interval that holds 0{' (a ratio of 1)' if ratio else ''} does not show that "
-            f"there is no effect: the records{' and the noise' if contents.noised else ''} leave both "
-            "directions open"
+            f"an interval that contains 0{' (a ratio of 1)' if ratio else ''} does not show that there is "
+            f"no effect: the records{' and the noise' if contents.noised else ''} leave the direction open"
         )
+        if widths:
+            notes.append(
+                f"“{_WIDTH}” compares an interval with the one that is expected without privacy: an "
+                "estimate, from what the study declares and what was released"
+            )
         notes.append(
-            "these are associations within the model: nothing here says what an intervention would do"
+            "these are associations within the model: they do not say what an intervention would do"
         )
     return Section(
         "posterior",
@@ -191,19 +215,19 @@ def _posterior(contents: Contents) -> Section:
 
 def _ratio_in_words(contents: Contents, units: bool) -> str:
     said = (
-        "A ratio is exp(coefficient): the factor by which one unit more of the covariate multiplies "
-        f"the {contents.ratio}, all others held fixed; of a level, against the reference level."
+        "A ratio, exp(coefficient), says by how much one more unit of a covariate multiplies the "
+        f"{contents.ratio}, all other covariates held fixed. A level is compared with its reference level."
     )
     said += " The column “unit” says what one unit is." if units else ""
     if any(row.name.endswith("(Intercept)") for row in contents.coefficients):
         curves = any("a part of the curve" in row.ratio_note for row in contents.coefficients)
-        said += f" That of the intercept is no ratio but the {contents.ratio} where " + (
-            "each covariate is at the value after “from” in its unit, or at 0 or its reference level "
-            "without one"
+        said += f" The intercept gives the {contents.ratio} of a reference record: " + (
+            "each covariate is at the value after “from” in its unit or, where it has no unit, at 0 or its "
+            "reference level"
             if units
-            else "all covariates are 0, or at their reference levels"
+            else "all covariates are at 0 or their reference levels"
         )
-        said += ", and all columns of a curve are 0." if curves else "."
+        said += ", and all columns of a curve are at 0." if curves else "."
     return said
 
 
@@ -213,17 +237,17 @@ def _notes_in_words(rows: Sequence[Coefficient]) -> str:
     said = []
     if any("ratio of ratios" in row.ratio_note for row in noted):
         said.append(
-            "A ratio of ratios is that of an interaction: the factor by which one unit more of one "
-            "covariate multiplies the ratio of the other."
+            "An interaction has a ratio of ratios: by how much one more unit of one covariate multiplies "
+            "the ratio of the other."
         )
     if any("where " in row.ratio_note for row in noted if row.ratio is not None):
         said.append(
-            "A ratio with “where” in its note holds there alone: elsewhere the interactions multiply it."
+            "A ratio whose note says “where” holds only there. Elsewhere the interactions multiply it."
         )
     if any(row.ratio is None for row in noted):
-        said.append("A dash stands where there is no ratio, and the note says why.")
+        said.append("A dash means that there is no ratio; the note says why.")
     if any("the curve" in row.ratio_note for row in noted):
-        said.append("The parts of a curve change together: none of them can be read alone.")
+        said.append("The parts of a curve change together: read them together, never one alone.")
     return " ".join(said)
 
 
@@ -254,9 +278,8 @@ def _prior(contents: Contents) -> Section:
         said = contents.prior_note or "there is no prior with a mean and an sd"
         return Section("prior", title, (as_sentence(f"Not shown: {said}"),))
     lead = (
-        "How much the run taught. “Learnt” is the share of the prior's variance that is gone, "
-        "1 − (posterior sd ÷ prior sd)². Near 100 % the records speak, near 0 the posterior is still the "
-        "prior, and what it says of that coefficient was said before any record was seen.",
+        "Where a posterior is about as wide as its prior, what it says of that coefficient was said before "
+        "any record was seen.",
     )
     drawn = [row for row in most_drawn(contents) if row.prior_sd]
     figure: tuple[tuple[str, Figure], ...] = ()
@@ -265,16 +288,15 @@ def _prior(contents: Contents) -> Section:
         figure = ((caption, figures.prior_and_posterior(drawn)),)
     rows = tuple(
         (
-            row.name,
+            row.shown,
             tables.number(row.prior_mean),
             tables.number(row.prior_sd),
             *moments_in_words(contents, row),
-            tables.share(1.0 - (row.sd / row.prior_sd) ** 2) if row.prior_sd else "–",
         )
         for row in known
     )
     kind = "coefficient" if contents.gaussian else "quantity"
-    names = (kind, "prior mean", "prior sd", "posterior mean", "posterior sd", "learnt")
+    names = (kind, "prior mean", "prior sd", "posterior mean", "posterior sd")
     table = Table("Prior and posterior", names, rows, (kind,))
     return Section("prior", title, lead, figure, (table,))
 
@@ -304,13 +326,13 @@ def _convergence(contents: Contents) -> Section:
     )
     names = ("round", "version", "largest move, sds", "largest ratio of sds", "step")
     notes = [
-        "a run that settled is not thereby right: this says nothing of the model, of the prior, or of "
-        "what the noise hides"
+        "a run that settled may still be wrong: this does not test the model, the prior, or what the noise "
+        "hides"
     ]
     if any(row.damping < 1.0 for row in contents.rounds if row.clients):
         notes.append(
-            "a step below 1 means that answers were folded in part, as where sites pulled in opposite "
-            "directions: small moves then say less"
+            "a step below 1 means that the server took only part of each answer, as when sites pull in "
+            "opposite directions: small moves then say less"
         )
     return Section(
         "convergence",
@@ -346,17 +368,20 @@ def _participation(contents: Contents) -> Section:
     )
     figure = figures.participation(contents.rounds, contents.sites)
     notes = [
-        "a release is charged before a record is read: a site may be charged for more than was folded"
+        "a site is charged before its records are read, so it may be charged for more than was folded"
     ]
     if any(site.removed is not None for site in contents.sites):
         notes.append(
-            "the posterior is without the factor of a site that was removed; what it was charged stays "
-            "charged, for it was seen"
+            "the posterior no longer contains the factor of a removed site; what that site released was "
+            "seen, and stays charged"
         )
     return Section(
         "participation",
         "Participation",
-        ("Who answered, how often, and what was charged for it.",),
+        (
+            "How often each site answered, how many answers were folded into the posterior, and how many "
+            "releases it was charged for.",
+        ),
         () if figure is None else (("Answers by version of the posterior", figure),),
         (Table("Participation by site", names, rows, ("site", "membership")),),
         tuple(map(as_sentence, notes)),
@@ -370,14 +395,14 @@ def _influence(contents: Contents) -> Section:
     if not known and not moved:
         return Section("influence", title, (as_sentence(f"Not shown: {contents.influence_note}"),))
     lead = (
-        "What each site contributed, from released factors alone: its share of the precision that the "
-        "records added to the prior, and how far the means move if its factor is left out.",
+        "What each site contributed, computed from what it released: its share of the precision that the "
+        "records added to the prior, and how far the means move if the site is left out.",
     )
-    names = [row.name for row in contents.coefficients]
+    names = [row.shown for row in contents.coefficients]
     drawn: list[tuple[str, Figure]] = []
-    if known and len(known) <= figures.MOST_ROWS:
+    if known and len(known) <= MOST_SITES:
         drawn.append(("Share of the likelihood's precision", figures.influence(known)))
-    if moved and len(moved) <= 8 and len(names) <= figures.MOST_ROWS:
+    if moved and len(moved) <= 8 and len(names) <= MOST_ROWS:
         drawn.append(("Leave one site out: shift of each mean", figures.shifts(moved, names)))
     rows = []
     for site in contents.sites:
@@ -393,7 +418,7 @@ def _influence(contents: Contents) -> Section:
                 "–" if far is None else names[far],
             )
         )
-    heads = ("site", "share of precision", "largest shift without it, sds", "of coefficient")
+    heads = ("site", "share of the information", "largest shift without it, sds", "of coefficient")
     reasons = dict.fromkeys(site.reason for site in contents.sites if site.reason)
     notes = [contents.influence_note, *(f"no shifts: {reason}" for reason in reasons)]
     return Section(
@@ -413,16 +438,16 @@ def _privacy(contents: Contents) -> Section:
             "privacy",
             title,
             (
-                "The study promises nothing: un-noised statistics left every site, and ε is ∞ under both "
-                "relations.",
+                "The study promises no privacy: statistics without noise left every site, and ε is ∞ under "
+                "both relations.",
             ),
         )
     lead = (
-        "ε of all that each ledger reserved, an upper bound at the δ of the study, computed anew from the "
-        "verified ledgers. Under add/remove one unit more or less is hidden, under substitute which of two "
-        "units took part; the promise is made under one of them, and both prices are shown.",
-        "What may be stated is ε of all that was planned, whenever the run stopped: the number on the "
-        "statements, not the running one.",
+        "ε of each site, computed again from the verified ledgers; an upper bound at the study's δ. "
+        "Add/remove hides whether one unit is in the data; substitute hides which of two units is. The "
+        "study promises one of the two, and both are shown.",
+        "Quote the column “stated”: ε of all that was planned, which holds whenever the run stopped. "
+        "“Reserved” is what the ledger was charged so far.",
     )
     figure: tuple[tuple[str, Figure], ...] = ()
     if any(row.releases for row in contents.spending) and len(contents.spending) <= 2 * 6:
@@ -470,18 +495,24 @@ def _privacy(contents: Contents) -> Section:
     )
 
 
+def _likelihood(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the rows of a model's main measure: of an outcome, or of whole records."""
+    if "measure" in found:
+        measures = {found["measure"]: found["value"], **found["beside"]}
+        return [(str(name), tables.number(float(value))) for name, value in measures.items()]
+    per = tables.DENSITY_PER.get(str(found.get("density_per", "")))
+    name = "mean log-likelihood" + (f" ({per})" if per else "")
+    return [(name, tables.number(float(found["mean_log_likelihood"])))]
+
+
 def _predictions(contents: Contents) -> Section | None:
     found = contents.predictions
     if found is None:
         return None
-    per = tables.DENSITY_PER.get(str(found.get("density_per", "")))
     rows = [
         ("records used", str(found["rows"])),
         ("records that do not fit the schema", str(found["left_out"])),
-        (
-            "mean log-likelihood" + (f" ({per})" if per else ""),
-            tables.number(float(found["mean_log_likelihood"])),
-        ),
+        *_likelihood(found),
     ]
     figure: tuple[tuple[str, Figure], ...] = ()
     classes, numbers = found.get("classes"), found.get("numbers")
@@ -527,13 +558,13 @@ def _predictions(contents: Contents) -> Section | None:
         "predictions",
         "Predictions of public records",
         (
-            f"The posterior's predictions held against {contents.public_file}, read by the study's own "
+            f"The posterior's predictions compared with {contents.public_file}, read by the study's own "
             "schema.",
         ),
         figure,
         (table, *shown),
         (
             "These figures are not protected: the file must be public, or belong to whoever writes the "
-            "report, and hold no record of any site.",
+            "report, and contain no record of any site.",
         ),
     )

@@ -11,6 +11,27 @@ from fedvi.report.wording import percent_up
 __all__ = ["Sheet", "sheets"]
 
 
+_UNITS = {
+    "record": (
+        "record: one row of the table. For a patient with k rows ε is k times as large, and δ far more: "
+        "where this can be, the unit must be the patient"
+    ),
+    "patient": "patient: all rows of one person together",
+    "client": "client: everything that one site holds",
+}
+
+
+_COUNTED_BY_NOBODY = "not counted, since this run names no ledger for life of this site"
+_COUNTED_AT_HOME = (
+    "not known to the server; the site's own ledger for life counts them, if its policy has one"
+)
+_DUTIES = (
+    "keep its ledger, and never copy, restore or share its state folder",
+    "take bounds and settings from practice, and never try them out on these records",
+    "keep logs and metrics of its records in the house",
+)
+
+
 class Sheet(NamedTuple):
     """A privacy statement, laid out: one printed page.
 
@@ -52,30 +73,37 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
     alarms = []
     if not statement.protected:
         alarms.append("NO GUARANTEE: what left this site was not protected (ε = ∞)")
+    if contents.source == "simulation":
+        alarms.append(
+            "SIMULATED: one program read the records of all sites; no site ran its own client"
+        )
     if statement.mark:
         alarms.append(f"MARKED: {statement.mark}")
     alarms += [f"EXCEEDED: {line}" for line in statement.exceeded]
     facts = [
         ("study", contents.study),
         ("study digest", contents.digest),
-        ("unit", statement.unit),
-        ("view", statement.view),
+        ("unit", _UNITS.get(statement.unit, statement.unit)),
+        *([("protected against", statement.view)] if statement.protected else []),
         *statement.facts,
-        ("releases reserved", str(statement.releases)),
     ]
     if statement.protected:
-        facts.append(("accountant", f"{statement.accountant}, an upper bound"))
+        facts.append(("accountant", f"{statement.accountant}: computes ε as an upper bound"))
         facts += _parts_of_delta(statement)
     if statement.lifetime:
-        facts.append(("for life", statement.lifetime))
+        facts.append(("other studies", statement.lifetime))
+    elif statement.protected and statement.head:
+        is_simulated = contents.source == "simulation"
+        facts.append(("other studies", _COUNTED_BY_NOBODY if is_simulated else _COUNTED_AT_HOME))
     if contents.audit:
         facts.append(("audit", contents.audit))
     facts.append(("versions", f"run by fedvi {contents.ran}, stated by fedvi {contents.written}"))
     if statement.head:
         facts.append(("ledger head", statement.head))
     lists = (
-        ("The study declares, and nobody checks", statement.declared),
-        ("It is assumed that", statement.assumed),
+        ("The site confirms, since fedvi cannot check it", statement.declared),
+        ("The site must", _DUTIES if statement.head and statement.protected else ()),
+        ("Assumed", statement.assumed),
         ("Not covered", statement.excluded),
     )
     return Sheet(
@@ -92,18 +120,19 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
 
 
 def _parts_of_delta(statement: Statement) -> list[tuple[str, str]]:
-    """Says what δ is made of; each part as large as in any of the claims."""
+    """Says what δ is made of, where that is more than the mechanism; each as large as in any claim."""
     largest: dict[str, float] = {}
     for claim in statement.claims:
         for what, value in claim.parts:
             largest[what] = max(value, largest.get(what, 0.0))
-    parts = ", ".join(f"{what} {tables.bound(value)}" for what, value in largest.items())
-    return [("parts of δ, at most", parts)] if parts else []
+    seen = {what: v for what, v in largest.items() if v > 1e-3 * max(largest.values())}
+    parts = ", ".join(f"{what} {tables.bound(value)}" for what, value in seen.items())
+    return [("parts of δ, at most", parts)] if len(seen) > 1 else []
 
 
 def _claims(statement: Statement) -> Table:
     several = len({claim.view for claim in statement.claims}) > 1
-    names = ("relation", *(("view",) if several else ()), "means", "ε at most", "δ", "promised ε")
+    names = ("relation", *(("view",) if several else ()), "compares", "ε up to", "δ", "ε allowed")
     rows = tuple(
         (
             figures.relation_words(claim.relation),
@@ -111,11 +140,11 @@ def _claims(statement: Statement) -> Table:
             claim.neighbours,
             tables.bound(claim.epsilon),
             tables.bound(claim.delta),
-            "–" if claim.promised is None else f"{claim.promised:g}",
+            "not set" if claim.promised is None else f"{claim.promised:g}",
         )
         for claim in statement.claims
     )
-    return Table("What is claimed", names, rows, ("relation", "view", "means"))
+    return Table("What is claimed", names, rows, ("relation", "view", "compares"))
 
 
 def _claim_in_words(statement: Statement) -> str:
@@ -123,18 +152,30 @@ def _claim_in_words(statement: Statement) -> str:
     if not statement.claims:
         return (
             f"Nothing is claimed for the {statement.unit}s at {statement.site}: the study declares no "
-            "protection, and its messages may tell what a record holds."
+            "protection, and its messages may reveal what a record holds."
         )
-    unit, said = statement.unit, []
+    unit, said, alone = statement.unit, [], []
     # The study's own view comes first.
     for claim in statement.claims:
         if claim.view != statement.claims[0].view:
             continue
         what = guessed(claim.relation, unit)
-        said.append(f"{what} in at most {percent_up(claim.right)} of cases")
+        said.append(f"{what}, at most {percent_up(claim.right)} of the guesses are right")
+        alone.append(percent_up(claim.by_epsilon))
     # Of a whole client there is nothing else to know at its site.
     where = "at all other sites" if unit == "client" else f"about the data of {statement.site}"
+    more = ""
+    if any(claim.right < claim.by_epsilon for claim in statement.claims):
+        more += " That is what the noise of this plan leaves; ε and δ alone would allow "
+        more += f"{' and '.join(alone)}."
+    if len({claim.view for claim in statement.claims}) > 1:
+        more += f" These limits are those of the view {statement.claims[0].view}."
+    if len(statement.claims) > 1:
+        more += (
+            " All rows of the table describe the same noise: all hold, and they are never added up."
+        )
     return (
-        f"Whoever is within the view below, knows all else {where} and guesses "
-        f"at even odds, is right about {'; or about '.join(said)}."
+        f"Suppose that somebody sees all that “protected against” names, knows all else {where}, and "
+        f"guesses between two answers that were equally likely before. Asked {'; asked '.join(said)}. "
+        f"Without the study it would be 50 %.{more}"
     )

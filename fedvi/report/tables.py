@@ -4,11 +4,14 @@ Every function takes plain values, so that a table can be made from a live resul
 """
 
 import decimal
+import json
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import click
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -30,9 +33,13 @@ __all__ = [
     "moments_table",
     "more_rounds",
     "number",
+    "plain",
     "plan_table",
+    "print_json",
     "privacy_table",
     "ratio_notes",
+    "say",
+    "say_facts",
     "share",
 ]
 
@@ -55,6 +62,46 @@ def console(stderr: bool = False) -> Console:
     return found if found.is_terminal else Console(stderr=stderr, width=_PLAIN_WIDTH)
 
 
+def say(lines: Iterable[str], style: str = "") -> None:
+    """Prints lines; a terminal breaks them between words, a file or a pipe gets each whole."""
+    out = console()
+    for line in lines:
+        if out.is_terminal:
+            line = textwrap.fill(
+                line,
+                max(out.width, 20),
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        out.print(line, highlight=False, soft_wrap=True, markup=False, style=style)
+
+
+def say_facts(facts: Mapping[str, str]) -> None:
+    """Prints names and values in two columns; what is empty is left out."""
+    width = max(map(len, facts)) + 2
+    for name, value in facts.items():
+        if value:
+            click.echo(f"{name:<{width}}{value}")
+
+
+def print_json(content: Any) -> None:
+    """Prints plain values, and what JSON cannot hold as texts: "inf", "nan"."""
+    click.echo(json.dumps(plain(content), indent=2, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """Replaces numbers that JSON cannot hold by texts, tuples with names by tables, others by lists."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    value = value.item() if hasattr(value, "dtype") and not value.ndim else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def number(value: float | None, digits: int = 4) -> str:
     """Formats a number to ``digits`` significant digits; ∞ and missing values in words.
 
@@ -65,6 +112,16 @@ def number(value: float | None, digits: int = 4) -> str:
         return "–"
     # Adding 0 takes the sign off a zero.
     return "∞" if math.isinf(value) else f"{value + 0.0:.{digits}g}"
+
+
+def limit(value: float | None) -> str:
+    """Formats an end of a ratio's interval, so that it shows on which side of 1 it is.
+
+    >>> limit(1.76), limit(1.0016), limit(0.9997)
+    ('1.76', '1.002', '0.9997')
+    """
+    said = number(value, 3)
+    return number(value, 4) if said == "1" else said
 
 
 def has_settled(shift: float, surprise: float = 0.0, jitter: float = 0.0) -> bool:
@@ -198,7 +255,7 @@ def coefficient_cells(row: Mapping[str, Any], ratio: str) -> list[str]:
     cells.append(f"{row['lower']:.2f} to {row['upper']:.2f}")
     if ratio:
         value, low, high = (row[f"{ratio}_{what}"] for what in ("ratio", "lower", "upper"))
-        within = f"({number(low, 2)} to {number(high, 3)})"
+        within = f"({limit(low)} to {limit(high)})"
         cells.append(number(value) if value is None else f"{number(value, 3)} {within}")
     return cells
 
@@ -212,7 +269,6 @@ def coefficient_table(
       rows: each with name, unit, mean, sd, lower, upper; with ratio "odds" also odds_ratio,
         odds_lower, odds_upper, None where there is none, and perhaps odds_note, see ``ratio_notes``;
         pooled_mean, pooled_sd if ``pooled``.
-      title: above the table.
       ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
       pooled: whether to add the columns of the pooled, non-private fit.
       width: of the console. Where units have no column of their own they stand under the names, and
@@ -268,7 +324,6 @@ def moments_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 
     Args:
       rows: each with name, mean and sd.
-      title: above the table.
     """
     more = f": the first {_MOST_ROWS}" if len(rows) > _MOST_ROWS else ""
     cells = [
@@ -335,7 +390,6 @@ def influence_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     Args:
       rows: each with client, precision_share (None if unknown) and shift_in_sds (coefficient → shift
         of its mean without the client; None if unknown).
-      title: above the table.
     """
     lines = []
     for row in rows:

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from fedvi.report import figures, tables
+from fedvi.report import tables
+from fedvi.report.canvas import MOST_ROWS
 from fedvi.report.contents import Coefficient, Contents, Round
 
 __all__ = [
@@ -48,10 +49,10 @@ def moments_in_words(contents: Contents, row: Coefficient) -> tuple[str, str]:
 def most_drawn(contents: Contents) -> list[Coefficient]:
     """Chooses what is drawn: all, or those furthest from 0 in their own sds."""
     rows = list(contents.coefficients)
-    if len(rows) <= figures.MOST_ROWS:
+    if len(rows) <= MOST_ROWS:
         return rows
     far = sorted(range(len(rows)), key=lambda index: -abs(rows[index].mean) / rows[index].sd)
-    return [rows[index] for index in sorted(far[: figures.MOST_ROWS])]
+    return [rows[index] for index in sorted(far[:MOST_ROWS])]
 
 
 def some_of(contents: Contents, drawn: Sequence[Coefficient]) -> str:

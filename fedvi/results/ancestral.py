@@ -17,7 +17,7 @@ from numpyro.distributions.distribution import validation_enabled
 from fedvi import errors
 from fedvi.models.capabilities import RunsForwards
 
-__all__ = ["Outcome", "law", "outcomes", "sampled"]
+__all__ = ["Outcome", "check_whole", "law", "outcomes", "sampled"]
 
 # Records by which a model is tried, to see which site is of which column.
 _TRIED = 2
@@ -101,6 +101,27 @@ def law(
     Traceable by JAX.
     """
     return _traced(model, latents, records)[outcome.site]["fn"]
+
+
+def check_whole(model: RunsForwards, site: str, law: str, is_density: bool, text: str) -> None:
+    """Refuses a density where a probability is told.
+
+    Args:
+      model: whose site has the law.
+      site: of the model.
+      law: its class, for the message.
+      is_density: whether it is of all numbers between whole ones.
+      text: the response, as the formula has it.
+
+    Raises:
+      ModelError: it is a density.
+    """
+    if is_density:
+        raise errors.ModelError(
+            f"model `{model.name}`: the law of `{site}`, {law}, is of all numbers between, expected one "
+            f"of whole numbers, since `{text}` is binary or has levels",
+            "take dist.Bernoulli or dist.Categorical",
+        )
 
 
 def sampled(

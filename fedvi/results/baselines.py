@@ -9,12 +9,12 @@ from fedvi import errors
 from fedvi.data.source import ArraySource
 from fedvi.expfam import tree
 from fedvi.expfam.base import DenseGaussian
-from fedvi.inference.base import Fold
 from fedvi.run import loading, simulate
 from fedvi.study import build
 from fedvi.study.build import PRIOR, Assembly
 from fedvi.study.config import Study, parse_study
 from fedvi.typing import Eta
+from fedvi.updates.base import Fold
 
 __all__ = ["Baseline", "baselines", "bcm_same", "bcm_split", "check", "one_visit", "prior_shares"]
 

@@ -11,10 +11,10 @@ import numpy as np
 from fedvi.expfam.draws import thetas
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Multiplies, Named, Parameter, SharesEffects
-from fedvi.models.conjugate import brings_family
 from fedvi.models.outcomes.base import Columns
 from fedvi.study.build import Assembly
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import brings_family
 
 __all__ = ["constrained", "flat", "multipliers", "named", "outcome_columns", "thetas"]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
+import scipy
 
 from fedvi import errors
 from fedvi.data.source import ArraySource
@@ -20,9 +20,12 @@ from fedvi.expfam.base import Gaussian
 from fedvi.inference.local_latents import local_problem
 from fedvi.models.capabilities import HasOutcome, Regression, RunsForwards
 from fedvi.models.outcomes.base import Predicts, Scatters, measured
-from fedvi.results import ancestral, finished
+from fedvi.report import tables
+from fedvi.results import ancestral, held_out, run_folder
 from fedvi.results import draws as draws_of
 from fedvi.results import posterior as posteriors
+from fedvi.results.finished import Finished
+from fedvi.results.held_out import HeldOut
 from fedvi.results.scores import (
     Classes,
     Numbers,
@@ -35,11 +38,12 @@ from fedvi.results.scores import (
 from fedvi.run import loading
 from fedvi.study.build import Assembly, assemble
 from fedvi.typing import Eta, Records
+from fedvi.updates.conjugate import brings_family
 
 __all__ = [
     "Evaluation",
-    "Run",
     "evaluate",
+    "held_against",
     "read_records",
     "read_run",
 ]
@@ -89,35 +93,20 @@ class Evaluation(NamedTuple):
             found["classes"] = self.classes._asdict() | {"groups": groups}
         if self.numbers is not None:
             found["numbers"] = self.numbers._asdict()
-        plain: dict[str, Any] = posteriors.plain(found)
+        plain: dict[str, Any] = tables.plain(found)
         return plain
 
 
-class Run(NamedTuple):
-    """A finished run, read from its folder.
-
-    Attributes:
-      assembly: its study, built.
-      posterior: η of a proper q.
-      mark: that of the posterior.
-    """
-
-    assembly: Assembly
-    posterior: Eta
-    mark: str
-
-
-def read_run(folder: Path) -> Run:
-    """Reads the study and the posterior that `fedvi simulate --out` or a server left in a folder.
+def read_run(folder: Path) -> Finished:
+    """Reads the study and the posterior of a finished run; no ledger, so that it claims nothing.
 
     Raises:
-      ConfigError: they are not there, damaged, do not belong together, or q is no Gaussian.
+      ConfigError: they are not there, damaged, or do not belong together.
     """
-    study, result = finished.study_and_folder(folder)
+    study, path = run_folder.study_of(folder)
     assembly = assemble(study)
-    _check_gaussian(assembly.family)
-    kept = posteriors.read(result / "posterior.npz", assembly.family, assembly.model.names)
-    return Run(assembly, kept.eta, kept.mark)
+    kept = posteriors.read(path, assembly.family, assembly.model.names)
+    return Finished(assembly, kept.eta, kept.mark, study.digest, ())
 
 
 def read_records(assembly: Assembly, path: Path) -> ArraySource:
@@ -132,6 +121,25 @@ def read_records(assembly: Assembly, path: Path) -> ArraySource:
     nobody = study.data.model_copy(update={"unit_column": None, "id_column": None})
     by_row = dataclasses.replace(assembly, study=study.model_copy(update={"data": nobody}))
     return loading.load_shard(by_row, path.name, path)
+
+
+def held_against(
+    run: Finished, records: ArraySource, draws: int | None = None
+) -> Evaluation | HeldOut:
+    """Holds a run against test records: of an outcome, or of whole records where its model is of these.
+
+    Args:
+      run: finished.
+      records: from ``read_records``; they must be public, see ``evaluate``.
+      draws: of θ, where they are needed; None for 1,000, and 200 of whole records.
+
+    Raises:
+      ConfigError, DataError, ModelError: see ``evaluate`` and ``fedvi.results.held_out``.
+    """
+    model = run.assembly.model
+    if brings_family(model):
+        return held_out.measure(model, run.posterior, records, draws or 200)
+    return evaluate(run.assembly, run.posterior, records, draws or 1000)
 
 
 def evaluate(
@@ -177,7 +185,9 @@ def evaluate(
     drawn = _drawn(assembly, posterior, kept)
     outcome, levels = _outcome(assembly)
     if outcome in ("binary", "level"):
-        _check_probability(assembly, drawn)
+        for law in drawn or ():
+            text = assembly.design.response.text
+            ancestral.check_whole(assembly.model, law.outcome.site, law.name, law.is_density, text)
     elif outcome == "count" and any(law.is_density for law in drawn or ()):
         outcome = "other"  # what a density says of whole numbers does not add up to 1
     per, unit = _unit_of_density(assembly, drawn)
@@ -373,20 +383,35 @@ def _numbers(assembly: Assembly, posterior: Eta, records: Records) -> Numbers | 
 
 
 def _counts(predictive: _Predictive, records: Records) -> Numbers | None:
-    """Adds up the predictive law of a count from 0, until nearly all of it is there."""
-    labels = _labels(records["y"])
-    if labels.max() > _LARGEST_COUNT:
+    """Tells how well counts are predicted."""
+
+    def mass(count: float) -> np.ndarray:
+        return np.exp(predictive.log_density(_with_outcome(records, count)))
+
+    return _added_up(mass, _labels(records["y"]), None)
+
+
+def _added_up(
+    mass: Callable[[float], np.ndarray], outcomes: np.ndarray, most: float | None
+) -> Numbers | None:
+    """Adds up a predictive law of whole numbers, from 0 to ``most``; None where these are too many.
+
+    Left out, up to where nearly all of the law is.
+    """
+    if (outcomes.max() if most is None else most) > _LARGEST_COUNT:
         return None
-    below, up_to, mean = (np.zeros(len(labels)) for _ in range(3))
-    total = np.zeros(len(labels))
-    for count in range(_LARGEST_COUNT + 1):
-        mass = np.exp(predictive.log_density(_with_outcome(records, float(count))))
-        below += np.where(labels > count, mass, 0.0)
-        up_to += np.where(labels >= count, mass, 0.0)
-        mean, total = mean + count * mass, total + mass
-        if count >= labels.max() and (total > 1.0 - _LEFT).all():
-            return summary(labels, mean, below, up_to, 1.0)
-    return None
+    below, up_to, mean, total = (np.zeros(len(outcomes)) for _ in range(4))
+    for count in range(int(_LARGEST_COUNT if most is None else most) + 1):
+        here = mass(float(count))
+        below += np.where(outcomes > count, here, 0.0)
+        up_to += np.where(outcomes >= count, here, 0.0)
+        mean, total = mean + count * here, total + here
+        if most is None and count >= outcomes.max() and (total > 1.0 - _LEFT).all():
+            break
+    else:
+        if most is None:
+            return None
+    return summary(outcomes, mean, below, up_to, 1.0)
 
 
 def _trials(predictive: _Predictive, records: Records) -> tuple[Classes | None, Numbers | None]:
@@ -415,20 +440,16 @@ def _trials(predictive: _Predictive, records: Records) -> tuple[Classes | None, 
 
 
 def _events(predictive: _Predictive, records: Records) -> Numbers | None:
-    """Adds up the predictive law of how many of a record's trials are events."""
+    """Tells how well the numbers of events are predicted, given the trials."""
     events = records["y"][:, 0]
     trials = events + records["y"][:, 1]
-    if trials.max() > _LARGEST_COUNT:
-        return None
-    below, up_to, mean = (np.zeros(len(events)) for _ in range(3))
-    for count in range(int(trials.max()) + 1):
-        some = np.minimum(float(count), trials)
-        mass = np.exp(predictive.log_density(_with_events(records, some, trials - some)))
-        mass = np.where(count <= trials, mass, 0.0)
-        below += np.where(events > count, mass, 0.0)
-        up_to += np.where(events >= count, mass, 0.0)
-        mean += count * mass
-    return summary(events, mean, below, up_to, 1.0)
+
+    def mass(count: float) -> np.ndarray:
+        some = np.minimum(count, trials)
+        found = np.exp(predictive.log_density(_with_events(records, some, trials - some)))
+        return np.where(count <= trials, found, 0.0)
+
+    return _added_up(mass, events, float(trials.max()))
 
 
 def _with_events(records: Records, events: np.ndarray, others: np.ndarray) -> dict[str, np.ndarray]:
@@ -476,22 +497,6 @@ def _drawn(assembly: Assembly, posterior: Eta, records: Records) -> tuple[_Law, 
         _Law(outcome, type(law).__name__, not law.support.is_discrete)
         for outcome, law in zip(outcomes, laws, strict=True)
     )
-
-
-def _check_probability(assembly: Assembly, drawn: tuple[_Law, ...] | None) -> None:
-    """Refuses a density where probabilities of classes are told.
-
-    Raises:
-      ModelError: the law is of more than whole numbers.
-    """
-    for law in drawn or ():
-        if law.is_density:
-            raise errors.ModelError(
-                f"model `{assembly.model.name}`: the law of `{law.outcome.site}`, {law.name}, is of all "
-                "numbers between, expected one of whole numbers, since "
-                f"`{assembly.design.response.text}` is binary or has levels",
-                "take dist.Bernoulli or dist.Categorical",
-            )
 
 
 def _unit_of_density(assembly: Assembly, drawn: tuple[_Law, ...] | None) -> tuple[str, float]:

@@ -17,9 +17,8 @@ import numpy as np
 from fedvi import __version__, errors
 from fedvi.expfam.base import DenseGaussian
 from fedvi.models.capabilities import Parameter, RunsForwards
-from fedvi.report import arviz
+from fedvi.report import arviz, tables
 from fedvi.results import draws as draws_of
-from fedvi.results import posterior as posteriors
 from fedvi.results.finished import FREE, Finished, origin
 
 __all__ = [
@@ -147,7 +146,7 @@ def attributes(run: Finished) -> dict[str, str | float]:
 
 def beside(path: Path, run: Finished, content: Mapping[str, Any], cost: str = FREE) -> None:
     """Writes ``path`` with ``.json`` at its end: where the file is from, what it cost, and ``content``."""
-    told = posteriors.plain({**origin(run), "cost": cost, **content})
+    told = tables.plain({**origin(run), "cost": cost, **content})
     with writing(path.with_name(path.name + ".json")) as file:
         text = json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         file.write(text.encode())

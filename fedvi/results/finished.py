@@ -4,19 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvi import __version__, errors
+from fedvi import __version__
 from fedvi.privacy import ledger, statement
 from fedvi.privacy.ledger import Ledger
 from fedvi.report import tables
 from fedvi.results import posterior as posteriors
-from fedvi.results import report_ledgers, result_json
-from fedvi.run import server_plan
-from fedvi.server.store import schema
+from fedvi.results import report_ledgers, result_json, run_folder
 from fedvi.study.build import Assembly, assemble
-from fedvi.study.config import Study, load_study
 from fedvi.typing import Eta
 
-__all__ = ["FREE", "Finished", "origin", "read", "study_and_folder"]
+__all__ = ["FREE", "Finished", "origin", "read"]
 
 FREE = (
     "made of the posterior alone, which was released and paid for: it costs nothing further, however "
@@ -96,17 +93,14 @@ def read(folder: Path) -> Finished:
       ConfigError: it is not there, damaged, or does not belong together; or q is improper.
       LedgerError: a ledger does not verify, or the result claims less than was priced.
     """
-    study, place = study_and_folder(folder)
-    result = result_json.read(place / "result.json")
-    digests = result_json.digests(study, result)
-    assembly = assemble(study)
-    kept = posteriors.read(place / "posterior.npz", assembly.family, assembly.model.names)
-    if not study.privacy.private:
-        return Finished(assembly, kept.eta, kept.mark, digests[0], ())
-    path = folder / ("ledger" if place == folder else schema.DATABASE)
-    if path.exists():
+    found = run_folder.read(folder)
+    assembly, result = assemble(found.study), found.result
+    kept = posteriors.read(found.posterior, assembly.family, assembly.model.names)
+    if not found.study.privacy.private:
+        return Finished(assembly, kept.eta, kept.mark, found.digests[0], ())
+    if found.ledgers.exists():
         heads = result_json.heads(result)
-        books = report_ledgers.read(path, assembly.clients, digests, heads)
+        books = report_ledgers.read(found.ledgers, assembly.clients, found.digests, heads)
         claims, basis = _claims(assembly, books, result, "ledger"), _FROM_LEDGERS
     else:
         books = _planned(assembly)
@@ -114,24 +108,7 @@ def read(folder: Path) -> Finished:
     # None of a ledger's is lost, whatever was kept beside the posterior.
     marks = (kept.mark, *(book.header.mark for book in books.values()))
     mark = "; ".join(dict.fromkeys(filter(None, marks)))
-    return Finished(assembly, kept.eta, mark, digests[0], claims, basis)
-
-
-def study_and_folder(folder: Path) -> tuple[Study, Path]:
-    """Returns the study of a run's folder, and the folder of its posterior.
-
-    Raises:
-      ConfigError: it is no such folder.
-    """
-    study_path, plan_path = folder / "study.json", folder / server_plan.FILE
-    if study_path.is_file():
-        return load_study(study_path), folder
-    if plan_path.is_file():
-        return server_plan.read(plan_path).study, folder / "result"
-    raise errors.ConfigError(
-        f"{folder} holds neither study.json nor {server_plan.FILE}, expected the folder of a run",
-        "name the folder of `fedvi simulate --out`, or of a server's --state",
-    )
+    return Finished(assembly, kept.eta, mark, found.digests[0], claims, basis)
 
 
 def origin(run: Finished) -> dict[str, Any]:

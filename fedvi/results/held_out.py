@@ -14,6 +14,7 @@ from fedvi.data.source import ArraySource
 from fedvi.expfam.draws import thetas
 from fedvi.models.capabilities import HasDensity, Measure, Measures, at_draw
 from fedvi.models.forwards import LIKELIHOOD
+from fedvi.report.tables import plain
 from fedvi.typing import Eta
 
 __all__ = ["HeldOut", "measure"]
@@ -39,6 +40,11 @@ class HeldOut(NamedTuple):
     value: float
     draws: int
     beside: tuple[tuple[str, float], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the figures as plain values for JSON, which has no infinity: it is a text."""
+        found: dict[str, Any] = plain(self._asdict() | {"beside": dict(self.beside)})
+        return found
 
 
 def measure(

@@ -11,10 +11,10 @@ import numpy as np
 
 from fedvi.expfam import tree
 from fedvi.expfam.base import Gaussian
-from fedvi.inference.base import Fold, Standing
-from fedvi.inference.noise_aware import anew
 from fedvi.server.core.state import Update
 from fedvi.typing import PRIOR, Eta
+from fedvi.updates.base import Fold, Standing
+from fedvi.updates.noise_aware import anew
 
 __all__ = [
     "ALONE",
@@ -22,6 +22,8 @@ __all__ = [
     "IMPROPER",
     "PROJECTED",
     "Influence",
+    "alone",
+    "as_rows",
     "curvature_noise",
     "influence",
     "left_out",
@@ -50,12 +52,15 @@ class Influence(NamedTuple):
       shifts: by coordinate of θ, how far the mean moves in sds of the posterior if the client's factor
         is divided out, or left out of what the server makes of noisy factors; None if that cannot be said.
       reason: why there are no shifts; or empty.
+      alone: mean and sd by coordinate of what the prior and the client's own factor say without the
+        others; None where that is no distribution.
     """
 
     client: str
     share: float | None
     shifts: tuple[float, ...] | None
     reason: str = ""
+    alone: tuple[tuple[float, float], ...] | None = None
 
 
 def influence(
@@ -66,6 +71,7 @@ def influence(
     cleaned: bool,
     without: Callable[[str], tuple[np.ndarray, np.ndarray] | None] | None = None,
     curvature_sd: float = 0.0,
+    own: Callable[[str], tuple[np.ndarray, np.ndarray] | None] | None = None,
 ) -> tuple[Influence, ...] | None:
     """Says what each client contributed: q without it is q / t_m, η − η_m.
 
@@ -84,6 +90,8 @@ def influence(
       curvature_sd: of the noise in each coordinate of svec(J_m), of every client. Shares are given where
         their sum is at least four sds of its noise: of n clients, that of a share has an sd of about
         1/(4√n) at most.
+      own: client → mean and sd of its own factor beside the prior, as ``alone`` tells; needed where
+        ``cleaned``.
 
     Source: the factors' precisions add up; to first order in a client's factor for the shifts.
 
@@ -107,6 +115,16 @@ def influence(
     product = tree.total(factors.values(), prior)
     proper = family.is_proper(product)
 
+    def said_alone(name: str) -> tuple[tuple[float, float], ...] | None:
+        if cleaned:
+            told = None if own is None else own(name)
+        else:
+            q = tree.add(prior, factors[name])
+            told = family.moments(q) if family.is_proper(q) else None
+        if told is None or not np.isfinite(told).all():
+            return None
+        return tuple(zip(*(np.asarray(part).tolist() for part in told), strict=True))
+
     def found(name: str) -> Influence:
         share = traces[name] / total if total > 0.0 else None
         if cleaned:
@@ -124,7 +142,23 @@ def influence(
         (mean, sd), (mean_without, _) = family.moments(product), family.moments(rest)
         return Influence(name, share, tuple(((mean_without - mean) / sd).tolist()))
 
-    return tuple(map(found, clients))
+    return tuple(found(name)._replace(alone=said_alone(name)) for name in clients)
+
+
+def as_rows(found: Sequence[Influence], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns plain values for files, by client; names are of the coordinates."""
+    return [
+        {
+            "client": row.client,
+            "precision_share": row.share,
+            "shift_in_sds": row.shifts and dict(zip(names, row.shifts, strict=True)),
+            "reason": row.reason,
+            "alone": None
+            if row.alone is None
+            else [{"mean": mean, "sd": sd} for mean, sd in row.alone],
+        }
+        for row in found
+    ]
 
 
 def curvature_noise(stand: Any) -> float:
@@ -155,25 +189,10 @@ def left_out(
       standing: of the last fold; None if nobody answered.
       history: all folds.
     """
-    removed = {name for update in history for name in update.removed}
-    answered = {name for update in history for name in update.clients} - removed - {PRIOR}
+    answered = _answered(history)
 
     def mean_of(clients: set[str]) -> np.ndarray:
-        assert standing is not None
-        counts = (
-            update.damping**2 * len(clients.intersection(update.clients)) for update in history
-        )
-        own = {name: factors[name] for name in sorted(clients)}
-        known = tree.total((factors[name] for name in (PRIOR,) if name in factors), prior)
-        # As if all had answered in this fold: what stands through several takes shorter steps.
-        unit = np.eye(family.size)
-        asked = {
-            name: family.from_moments(site.J, unit)
-            for name, site in standing.sites.items()
-            if name in clients
-        }
-        fold = Fold(prior, known, tree.total(own.values(), known), own, asked, 1.0)
-        found = stand(family, fold, anew(standing, clients, sum(counts)))
+        found = _folded(family, stand, prior, factors, standing, history, clients)
         return np.asarray(family.moments(found.reported)[0])
 
     def moved(name: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -186,3 +205,58 @@ def left_out(
         return mean_of(others) - mean_of(answered), sd
 
     return moved
+
+
+def alone(
+    family: Any,
+    stand: Callable[[Any, Fold, Standing | None], Standing],
+    prior: Eta,
+    factors: Mapping[str, Eta],
+    standing: Standing | None,
+    history: Sequence[Update],
+) -> Callable[[str], tuple[np.ndarray, np.ndarray] | None]:
+    """Returns client → mean and sd, [D] each, of the rule of ``left_out`` applied to its factor alone.
+
+    Its last answer was to a posterior that had seen the others: without them it would have answered
+    otherwise. None of a client that never answered.
+    """
+    answered = _answered(history)
+
+    def of(name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        if standing is None or name not in answered:
+            return None
+        found = _folded(family, stand, prior, factors, standing, history, {name})
+        mean, sd = family.moments(found.reported)
+        return np.asarray(mean), np.asarray(sd)
+
+    return of
+
+
+def _answered(history: Sequence[Update]) -> set[str]:
+    removed = {name for update in history for name in update.removed}
+    return {name for update in history for name in update.clients} - removed - {PRIOR}
+
+
+def _folded(
+    family: Any,
+    stand: Callable[[Any, Fold, Standing | None], Standing],
+    prior: Eta,
+    factors: Mapping[str, Eta],
+    standing: Standing | None,
+    history: Sequence[Update],
+    clients: set[str],
+) -> Standing:
+    """Returns what the server would make of the last factors of some clients."""
+    assert standing is not None
+    counts = (update.damping**2 * len(clients.intersection(update.clients)) for update in history)
+    own = {name: factors[name] for name in sorted(clients)}
+    known = tree.total((factors[name] for name in (PRIOR,) if name in factors), prior)
+    # As if all had answered in this fold: what stands through several takes shorter steps.
+    unit = np.eye(family.size)
+    asked = {
+        name: family.from_moments(site.J, unit)
+        for name, site in standing.sites.items()
+        if name in clients
+    }
+    fold = Fold(prior, known, tree.total(own.values(), known), own, asked, 1.0)
+    return stand(family, fold, anew(standing, clients, sum(counts)))

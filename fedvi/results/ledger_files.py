@@ -203,7 +203,7 @@ def prices(found: Ledger, delta: float | None = None) -> list[Price]:
             f"the ledger of {header.client!r} promises no delta to price it at",
             "give one: --delta 1e-5",
         )
-    parts = {"planned": header.planned, "reserved": _reserved(found)}
+    parts = {"planned": header.planned, "reserved": ledger.tally(found)}
     return [
         Price(part, name, relation, _epsilon(found, name, relation, event, at), at, stated, budget)
         for part, event in parts.items()
@@ -249,7 +249,8 @@ def excesses(found: Ledger) -> list[str]:
     """
     header = found.header
     lines = []
-    reserved = _reserved(found)
+    # Grouped as the budget was checked, so that no rounding differs.
+    reserved = ledger.tally(found)
     spend = life(found)
     if spend is not None and spend.epsilon > spend.cap:
         lines.append("spent for life exceeds the cap")
@@ -453,15 +454,6 @@ def _stored(path: Path) -> Ledger:
             f"{schema.DATABASE}"
         )
     return sqlite.read_ledger(path.parent)
-
-
-def _reserved(found: Ledger) -> events.Event:
-    """All that was reserved, grouped as the budget was checked, so that no rounding differs."""
-    tally: dict[events.Event, int] = {}
-    for entry in found.entries:
-        if entry.event is not None:
-            tally[entry.event] = tally.get(entry.event, 0) + 1
-    return events.compose(*(events.repeat(event, count) for event, count in tally.items()))
 
 
 def _relations(found: Ledger) -> Sequence[events.Relation]:

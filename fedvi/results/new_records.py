@@ -18,13 +18,13 @@ from fedvi.data.schema import Column, Number, Schema, as_code, as_number
 from fedvi.errors import DataError
 from fedvi.study.config import Study
 
-__all__ = ["Part", "all_finite", "parts"]
+__all__ = ["Chunk", "all_finite", "chunks"]
 
 _ROWS = 10_000
 _BROKEN = "the line cannot be read"
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """Some records, one after the other as in the file.
 
     Attributes:
@@ -47,14 +47,14 @@ class Part(NamedTuple):
         return np.array([not reason for reason in self.reasons], bool)
 
 
-def parts(
+def chunks(
     study: Study,
     schema: Schema,
     names: Iterable[str],
     path: Path,
     also: Iterable[str] = (),
     rows: int = _ROWS,
-) -> Iterator[Part]:
+) -> Iterator[Chunk]:
     """Reads a file by the study's schema, some records at a time; no record is refused or left out.
 
     Whatever the format, of ``data.tables``: the file names its columns if it has all that are wanted;
@@ -81,7 +81,7 @@ def parts(
     for table in data.chunks(path, wanted._replace(rows=rows)):
         count = count_of(next(iter(table.values())))
         if count:
-            yield _part(schema, needed, table, first, path.name)
+            yield _chunk(schema, needed, table, first, path.name)
         first += count
     if first == 1:
         raise DataError(f"{path} has no record", "is this the right file?")
@@ -127,7 +127,9 @@ def _has(path: Path, wanted: data.Wanted) -> bool:
     return True
 
 
-def _part(schema: Schema, names: Sequence[str], table: data.Table, first: int, where: str) -> Part:
+def _chunk(
+    schema: Schema, names: Sequence[str], table: data.Table, first: int, where: str
+) -> Chunk:
     broken = np.any([_is_unreadable(cells) for cells in table.values()], axis=0)
     reasons = [_BROKEN if each else "" for each in broken]
     notes: list[list[str]] = [[] for _ in reasons]
@@ -143,7 +145,7 @@ def _part(schema: Schema, names: Sequence[str], table: data.Table, first: int, w
         for index, note in _clipped(column, found.records[name], cells[column.column]):
             notes[index].append(note)
     said = ["" if reason else "; ".join(each) for reason, each in zip(reasons, notes, strict=True)]
-    return Part(first, cells, columns, reasons, said)
+    return Chunk(first, cells, columns, reasons, said)
 
 
 def _is_unreadable(cells: Cells) -> np.ndarray:

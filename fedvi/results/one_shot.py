@@ -1,50 +1,30 @@
 """Measures how far one visit a client is from the answer of many, from released factors alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit
 
 from fedvi.expfam import tree
-from fedvi.expfam.base import ExponentialFamily, is_full
+from fedvi.expfam.base import is_full
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.server.core.protocol import Update
-from fedvi.study.config import Study
-from fedvi.typing import PRIOR, Eta
+from fedvi.results.run_record import RunRecord
+from fedvi.study import site_effects
+from fedvi.study.spec import regressions
+from fedvi.typing import Eta
+from fedvi.updates.abilities import ability
 
-__all__ = ["OneVisit", "estimated_gap"]
+__all__ = ["estimated_gap"]
 
 Expected = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
-_NODES = 20
 # Pairs of pseudo-records of a client: their sampling moves the estimate by a few per cent.
 _PAIRS = 500
 _ITERATIONS = 200
 _TOLERANCE = 1e-6
 
 
-class OneVisit(NamedTuple):
-    """What a run released, of which at most one answer of each client may have been folded.
-
-    Attributes:
-      study: of the run.
-      names: of θ's coordinates.
-      family: of the posterior.
-      prior: η_0.
-      factors: worker → η_m.
-      history: all folds.
-    """
-
-    study: Study
-    names: Sequence[str]
-    family: ExponentialFamily
-    prior: Eta
-    factors: Mapping[str, Eta]
-    history: Sequence[Update]
-
-
-def estimated_gap(run: OneVisit) -> float | None:
+def estimated_gap(run: RunRecord) -> float | None:
     """Estimates how far the means would move if more rounds followed a run's only one.
 
     What a second visit would answer is not known without the records; this is a model of it. A factor
@@ -64,39 +44,40 @@ def estimated_gap(run: OneVisit) -> float | None:
     Returns:
       The largest move of a mean in sds; 0.0 for a conjugate model, whose one visit is exact; None
       where there is no estimate: clients were visited more often or not at all, answers carry noise, or the
-      model is none of ``logistic`` and ``poisson`` with an intercept, without effects of sites and with a
-      full Gaussian.
+      model has no ``expected`` of ``Accepted``, such as a logistic or Poisson one has, with an intercept,
+      without effects of sites and with a full Gaussian.
     """
     study, family = run.study, run.family
+    wanted = regressions.accepted(study.model.kind)
     if (
         not is_full(family)
         or study.privacy.private
-        or study.solver.kind not in ("glm", "exact")
-        or study.model.kind not in ("linear", *_CUMULANTS)
-        or "site_effect" in study.model.arguments
-        or PRIOR in run.factors
+        or not ability(study.solver.kind).tells_derivatives
+        or wanted is None
+        or not (wanted.conjugate or wanted.expected)
+        or site_effects.wanted(study) is not None
+        or run.has_prior_factor
         or not family.is_proper(posterior := tree.total(run.factors.values(), run.prior))
     ):
         return None
     optima = _optima(run)
     if optima is None:
         return None
-    if study.model.kind == "linear":
+    if wanted.conjugate:
         # A factor is the likelihood itself, whatever it was fitted beside.
         return 0.0 if all(update.damping == 1.0 for update in run.history) else None
-    if "(Intercept)" not in run.names:
+    if "(Intercept)" not in run.names or wanted.expected is None:
         return None
-    expected = _CUMULANTS[study.model.kind]
     constant = run.names.index("(Intercept)")
     likelihoods = [
-        _surrogate(family, expected, constant, *found)
+        _surrogate(family, wanted.expected, constant, *found)
         for found in optima.values()
         if found[1].J.any()
     ]
-    return _gap(family, expected, run.prior, posterior, likelihoods)
+    return _gap(family, wanted.expected, run.prior, posterior, likelihoods)
 
 
-def _optima(run: OneVisit) -> dict[str, tuple[Eta, Eta]] | None:
+def _optima(run: RunRecord) -> dict[str, tuple[Eta, Eta]] | None:
     """Returns client → (η of the q*_m that it found, its factor there); None unless each was visited once.
 
     At a first visit the factor was 1, so that the answer was q*_m / q of the broadcast q, and s of it
@@ -118,24 +99,6 @@ def _optima(run: OneVisit) -> dict[str, tuple[Eta, Eta]] | None:
     proper = all(run.family.is_proper(optimum) for optimum, _ in found.values())
     clients = {client.name for client in run.study.clients}
     return found if proper and set(found) == clients else None
-
-
-def _expected_logistic(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns E A'(a) and E A''(a) of A(a) = log(1 + eᵃ), a ~ N(mean, sd²), each [P]."""
-    points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-    share = expit(mean[:, None] + sd[:, None] * points[None, :])
-    weights = weights / weights.sum()
-    return share @ weights, (share * (1.0 - share)) @ weights
-
-
-def _expected_poisson(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the same of A(a) = eᵃ."""
-    rate = np.exp(mean + 0.5 * sd**2)
-    return rate, rate
-
-
-_CUMULANTS = {"logistic": _expected_logistic, "poisson": _expected_poisson}
-"""Kind of a model → what E A' and E A'' are; in NumPy, since a server has no JAX."""
 
 
 class _Surrogate(NamedTuple):

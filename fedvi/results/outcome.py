@@ -8,50 +8,48 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvi import __version__, errors
+from fedvi import errors
 from fedvi.federation.fold import gap
+from fedvi.planning import advice, scenarios, widths
 from fedvi.privacy import ledger, statement
+from fedvi.report import tables
 from fedvi.results import posterior as posteriors
+from fedvi.results import result_json, run_record
 from fedvi.results.baselines import Baseline
-from fedvi.results.influence import curvature_noise, influence, left_out
-from fedvi.results.one_shot import OneVisit, estimated_gap
+from fedvi.results.run_record import RunRecord
+from fedvi.results.verdict import Verdict
 from fedvi.run.simulate import Result, Site
-from fedvi.study import shared_parts, site_effects
-from fedvi.study.coefficients import MOST
-from fedvi.study.coefficients import coefficients as rows_of
 
 __all__ = [
     "as_dict",
     "baseline_rows",
     "check_target",
-    "coefficients",
-    "influence_rows",
-    "prior_rows",
     "privacy_rows",
-    "ratio",
+    "record",
+    "verdict_of",
     "write",
 ]
 
-# Shifts by client and coefficient that a file holds at most.
-_MOST_SHIFTS = 100_000
 
-
-def coefficients(result: Result) -> list[dict[str, Any]]:
-    """Lists the posterior by coordinate of θ; see ``fedvi.study.coefficients``."""
+def record(result: Result) -> RunRecord:
+    """Returns what a simulated run released."""
     assembly = result.assembly
-    return rows_of(
-        assembly.family,
-        result.posterior,
-        assembly.model.names,
-        assembly.units,
-        assembly.study,
-        result.pooled,
+    return RunRecord(
+        study=assembly.study,
+        clients=assembly.clients,
+        names=assembly.model.names,
+        units=assembly.units,
+        family=assembly.family,
+        prior=assembly.prior,
+        posterior=result.posterior,
+        factors=result.factors,
+        history=result.history,
+        standing=result.standing,
+        stand=assembly.spec.stand,
+        is_projected=result.improper,
+        is_summed=assembly.gather is not None,
+        mark=assembly.mark,
     )
-
-
-def ratio(result: Result) -> str:
-    """Returns of what exp(coefficient) is a ratio, such as "odds"; "" where it is none."""
-    return shared_parts.ratio(result.assembly.study)
 
 
 def privacy_rows(result: Result) -> list[dict[str, Any]]:
@@ -85,63 +83,6 @@ def _lifetime(site: Site) -> dict[str, Any] | None:
     return None if spent is None else spent._asdict()
 
 
-def influence_rows(result: Result) -> list[dict[str, Any]] | None:
-    """Lists what each client contributed; see ``fedvi.results.influence``.
-
-    Returns:
-      By client: precision_share, shift_in_sds (coefficient → shift without the client; None with a
-      reason) and reason. None for a family that has no such answer, where the list would be very long, or
-      where nobody is to see what one client answered.
-    """
-    assembly = result.assembly
-    names, clients = assembly.model.names, assembly.clients
-    if assembly.gather is not None:
-        return None  # factors are parts of a sum, and no client's
-    if len(names) * len(clients) > _MOST_SHIFTS:
-        return None
-    stand, without = assembly.solvers[clients[0]].stand, None
-    if stand is not None:
-        without = left_out(
-            *(assembly.family, stand, assembly.prior),
-            *(result.factors, result.standing, result.history),
-        )
-    found = influence(
-        assembly.family,
-        assembly.prior,
-        result.factors,
-        clients,
-        stand is not None,
-        without,
-        curvature_noise(stand),
-    )
-    if found is None:
-        return None
-    return [
-        {
-            "client": row.client,
-            "precision_share": row.share,
-            "shift_in_sds": row.shifts and dict(zip(names, row.shifts, strict=True)),
-            "reason": row.reason,
-        }
-        for row in found
-    ]
-
-
-def prior_rows(result: Result) -> list[dict[str, float]] | None:
-    """Lists mean and sd of the prior, for the coordinates that ``coefficients`` lists.
-
-    Returns:
-      None where the prior is no member of the family: it is then a factor of its own, which is refined
-      beside the clients and told by no mean and sd.
-    """
-    assembly = result.assembly
-    if shared_parts.PRIOR in assembly.solvers:
-        return None
-    mean, sd = assembly.family.moments(assembly.prior)
-    listed = zip(mean[:MOST].tolist(), sd[:MOST].tolist(), strict=True)
-    return [{"mean": middle, "sd": spread} for middle, spread in listed]
-
-
 def baseline_rows(result: Result, rivals: Sequence[Baseline]) -> list[dict[str, Any]]:
     """Lists baselines beside a run: their coefficients, and how far they are from its posterior.
 
@@ -158,64 +99,44 @@ def baseline_rows(result: Result, rivals: Sequence[Baseline]) -> list[dict[str, 
     return rows
 
 
-def as_dict(result: Result, rivals: Sequence[Baseline] = ()) -> dict[str, Any]:
+def verdict_of(result: Result, advise: bool = False) -> Verdict:
+    """Judges a run; see ``fedvi.results.verdict``.
+
+    Args:
+      result: of the run.
+      advise: whether to reckon what would narrow intervals most, where that is wanted: some seconds.
+    """
+    found = run_record.verdict_of(record(result), widths.expectation(result.assembly))
+    if advise and found.wants_help:
+        found = found._replace(helps=advice.levers_in_words(scenarios.levers(result.assembly)))
+    return found
+
+
+def as_dict(
+    result: Result, rivals: Sequence[Baseline] = (), verdict: Verdict | None = None
+) -> dict[str, Any]:
     """Returns everything about a run that may be published, as plain values for JSON.
 
     Args:
       result: of the run.
       rivals: baselines to stand beside it.
+      verdict: of the run, where it was judged before.
     """
-    study, rows = result.assembly.study, coefficients(result)
-    content = {
-        "fedvi": __version__,
-        "study": study.study.name,
-        "digest": study.digest,
-        "protection": study.privacy.protection,
-        "mark": result.assembly.mark,
-        "warnings": list(result.assembly.warnings),
-        "coefficients": rows,
-        "prior": prior_rows(result),
+    run, verdict = record(result), verdict or verdict_of(result)
+    warnings = advice.doubts(result.assembly)
+    values = result_json.content(run, verdict, warnings, result.pooled) | {
+        "prior": run_record.prior_rows(run),
         "privacy": privacy_rows(result),
         "consortium": [statement.as_dict(claim) for claim in result.consortium],
-        "projected": result.improper,
         "residuals": dict(result.residuals),
-        "influence": influence_rows(result),
-        "one_shot_gap": one_shot_gap(result),
-        "history": [
-            {
-                "version": update.version,
-                "clients": update.clients,
-                "missing": update.missing,
-                "removed": update.removed,
-                "added": update.added,
-                "given_up": update.given_up,
-                "dropped": update.dropped,
-                "staleness": update.staleness,
-                "damping": update.damping,
-                "rounds": update.rounds,
-                "gap": None if update.gap is None else update.gap._asdict(),
-            }
-            for update in result.history
-        ],
+        "influence": run_record.influence_rows(run),
         "elapsed_seconds": round(result.elapsed_seconds, 3),
     }
-    said = site_effects.remark(study, rows)
-    if said:
-        content["remark"] = said
     if rivals:
-        content["baselines"] = baseline_rows(result, rivals)
+        values["baselines"] = baseline_rows(result, rivals)
     if result.pooled is not None:
-        content["pooled"] = "pooled_mean and pooled_sd: fitted to all records without privacy"
-    return posteriors.plain(content)
-
-
-def one_shot_gap(result: Result) -> float | None:
-    """Estimates how far more rounds would move the means of a run of one, see ``estimated_gap``."""
-    built = result.assembly
-    released = OneVisit(
-        built.study, built.model.names, built.family, built.prior, result.factors, result.history
-    )
-    return estimated_gap(released)
+        values["pooled"] = "pooled_mean and pooled_sd: fitted to all records without privacy"
+    return tables.plain(values)
 
 
 def check_target(directory: Path) -> None:
@@ -240,7 +161,12 @@ def check_target(directory: Path) -> None:
         )
 
 
-def write(result: Result, directory: Path, rivals: Sequence[Baseline] = ()) -> None:
+def write(
+    result: Result,
+    directory: Path,
+    rivals: Sequence[Baseline] = (),
+    verdict: Verdict | None = None,
+) -> None:
     """Writes the posterior (npz and JSON), the ledgers and the resolved study, all or nothing.
 
     Files: ``posterior.npz`` and ``posterior.json`` (both mean, sd, h, J, names, mark),
@@ -260,7 +186,7 @@ def write(result: Result, directory: Path, rivals: Sequence[Baseline] = ()) -> N
         posteriors.write(
             scratch, assembly.family, result.posterior, assembly.model.names, assembly.mark
         )
-        posteriors.write_json(scratch / "result.json", as_dict(result, rivals))
+        posteriors.write_json(scratch / "result.json", as_dict(result, rivals, verdict))
         study = result.assembly.study.as_dict()
         noise = result.assembly.noise_multiplier
         if noise is not None:

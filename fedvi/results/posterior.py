@@ -1,7 +1,6 @@
 """The files of a posterior: what `simulate --out` and a server leave behind; needs no JAX."""
 
 import json
-import math
 import struct
 import zipfile
 import zlib
@@ -12,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi import errors
+from fedvi.report.tables import plain
 from fedvi.typing import Eta
 
-__all__ = ["Kept", "plain", "read", "write", "write_json"]
+__all__ = ["DAMAGED", "Kept", "read", "write", "write_json"]
 
 
 # What a file that was cut, or is no .npz, can raise.
-_DAMAGED = (
+DAMAGED = (
     OSError,
     EOFError,
     KeyError,
@@ -86,7 +86,7 @@ def read(path: Path, family: Any, names: Sequence[str]) -> Kept:
         # Opened here, since NumPy leaves a damaged file open.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             kept = {name: file[name] for name in ("names", "mark", *expected)}
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise errors.ConfigError(
             f"no posterior of a {type(family).__name__} can be read at {path}: {error}",
             "has the run ended?",
@@ -132,12 +132,3 @@ def write_json(path: Path, value: Any) -> None:
     """Writes plain values as a file of JSON."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     path.write_text(text, encoding="utf-8")
-
-
-def plain(value: Any) -> Any:
-    """Replaces numbers that JSON cannot hold by texts: "inf", "nan"."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
+import scipy
 from numpyro import distributions as dist
 
 from fedvi import errors
@@ -493,11 +493,17 @@ def _quantity(
             f"the response is {text}, of a model of the study's own: nothing is known of what it means",
             "predict single columns, or take `kind` " + _OF_SEVERAL[design.response.type],
         )
+
+    def check(law: Any) -> None:
+        is_density = not law.support.is_discrete
+        name = type(law).__name__
+        ancestral.check_whole(assembly.model, outcome.site, name, is_density, text)
+
     if isinstance(column, Level):
         levels = range(len(column.levels))
 
         def chances(law: Any) -> Any:
-            _check_whole(assembly, outcome, text, law)
+            check(law)
             each = [jnp.exp(law.log_prob(jnp.full(law.batch_shape, k))) for k in levels]
             return jnp.stack(each, axis=-1)
 
@@ -505,7 +511,7 @@ def _quantity(
     if isinstance(column, Binary):
 
         def chance(law: Any) -> Any:
-            _check_whole(assembly, outcome, text, law)
+            check(law)
             return jnp.exp(law.log_prob(jnp.ones(law.batch_shape)))[..., None]
 
         return f"probability that {text} is true", ("",), chance
@@ -523,17 +529,3 @@ def _column(assembly: Assembly, outcome: ancestral.Outcome) -> Any:
     """Returns the declared column of an outcome: of several, the first."""
     design = assembly.design
     return assembly.schema[outcome.column if design is None else design.response.columns[0]]
-
-
-def _check_whole(assembly: Assembly, outcome: ancestral.Outcome, text: str, law: Any) -> None:
-    """Refuses a density where a probability is told.
-
-    Raises:
-      ModelError: the law is of more than whole numbers.
-    """
-    if not law.support.is_discrete:
-        raise errors.ModelError(
-            f"model `{assembly.model.name}`: the law of `{outcome.site}`, {type(law).__name__}, is of "
-            f"all numbers between, expected one of whole numbers, since `{text}` is binary or has levels",
-            "take dist.Bernoulli or dist.Categorical",
-        )

@@ -3,14 +3,13 @@
 Nothing that the run wrote about its price is repeated: every ε here is computed anew, from the ledger.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedvi import errors
 from fedvi.privacy import events, ledger, statement
-from fedvi.privacy.ledger import Ledger
+from fedvi.privacy.ledger import Header, Ledger
 from fedvi.privacy.statement import Claim
 from fedvi.report.contents import Claimed, Spending, Statement
 from fedvi.results import ledger_files
@@ -36,9 +35,16 @@ _ELSEWHERE = (
     "the prices of all sites are added up"
 )
 _VIEWS = {
-    "message": "whoever sees every message that leaves the site, and all that is published",
+    "message": (
+        "whoever sees every message that leaves the site, and all that is published: the server, other "
+        "sites, or all of them together"
+    ),
     "aggregate": "whoever sees what the server publishes; the server itself is trusted",
 }
+_MASKED = (
+    "whoever sees all that leaves a site and all that is published: answers are masked, and no server is "
+    "trusted"
+)
 _MECHANISMS = {
     "rounded_gaussian": "Gaussian noise, rounded, on sums of integers (rounded_gaussian)",
     "discrete_gaussian": "discrete Gaussian noise on sums of integers (discrete_gaussian)",
@@ -123,7 +129,7 @@ def claims_of(
     found = {}
     for name, book in books.items():
         # Ledgers that differ in their client alone cost the same.
-        key = (book.header._replace(client=""), _reserved(book))
+        key = (book.header._replace(client=""), ledger.tally(book))
         if key not in known:
             known[key] = [c for c in ledger_files.stated([book]) if c.client == name]
         claims = tuple(
@@ -157,7 +163,7 @@ def check_consortium(
     A larger ε than was priced is borne: it is an upper bound all the same.
 
     Args:
-      told: ``consortium`` of the result, of the shape that ``kept_result.read`` has checked.
+      told: ``consortium`` of the result, of the shape that ``result_json.read`` has checked.
       stated: from ``joined``.
       source: what they were priced from, for errors; of anything but "ledgers" releases are not compared,
         since a plan has made none.
@@ -217,7 +223,7 @@ def spending(
                     claim.relation,
                     header.table_distance,
                     header.sums,
-                    _grouped(made[:count]),
+                    events.compose(*made[:count]),
                     claim.delta,
                 )
                 for count in counts
@@ -247,10 +253,12 @@ def state(study: Study, book: Ledger, claims: Sequence[Claim], lifetime: str = "
     """
     header = book.header
     found = _stated(header, claims, each=True)
-    several = len(study.clients) > 1 and not study.privacy.disjoint
+    shared = found.protected and len(study.clients) > 1
+    several = not study.privacy.disjoint
+    together = statement.together(header.unit, header.view)
     return found._replace(
         site=header.client,
-        excluded=(*found.excluded, *((_ELSEWHERE,) if found.protected and several else ())),
+        excluded=(*found.excluded, *((_ELSEWHERE if several else together,) if shared else ())),
         facts=_facts(study, book),
         releases=ledger.reservations(book),
         head=str(ledger.anchor(book)),
@@ -276,7 +284,6 @@ def _stated(header: ledger.Header, claims: Sequence[Claim], each: bool) -> State
     """Writes down what the statement of a site and that of all of them have in common.
 
     Args:
-      header: of a ledger.
       claims: one for each relation.
       each: whether the promise to each client is the one that is to be compared with.
     """
@@ -288,7 +295,7 @@ def _stated(header: ledger.Header, claims: Sequence[Claim], each: bool) -> State
         site="",
         protected=header.protected and bool(claims),
         unit=header.unit,
-        view=f"{header.view}: {_VIEWS[header.view]}" if header.view in _VIEWS else header.view,
+        view=_view(header),
         accountant=", ".join(dict.fromkeys(claim.accountant for claim in claims)),
         claims=tuple(
             Claimed(
@@ -299,7 +306,8 @@ def _stated(header: ledger.Header, claims: Sequence[Claim], each: bool) -> State
                 delta=claim.delta,
                 promised=header.epsilon if each and _is_promised(header, claim) else None,
                 parts=_parts(claim),
-                right=_right(claim.epsilon, claim.delta),
+                right=claim.right or statement.right_guess(claim.epsilon, claim.delta),
+                by_epsilon=statement.right_guess(claim.epsilon, claim.delta),
             )
             for claim in claims
         ),
@@ -330,17 +338,17 @@ def _facts(study: Study, book: Ledger) -> tuple[tuple[str, str], ...]:
             ("clip norm", f"{clip_norm:g}: the largest part of one {header.unit} in a sum")
         )
     if header.planned is not None:
-        found.append(("largest plan", _worded(header.planned)))
-    made = _reserved(book)
-    found.append(("reserved so far", _worded(made) if ledger.reservations(book) else "nothing"))
-    if header.max_records is not None:
-        held = "record" if header.unit == "client" else header.unit
-        found.append(("declared size", f"at most {header.max_records} {held}s"))
+        found.append(("answers allowed", _worded(header.planned, header.unit)))
+    made = ledger.tally(book)
+    charged = ledger_files.words(made) if ledger.reservations(book) else "none"
+    if made == header.planned:
+        charged = "all of them, lost ones too"
+    found.append(("answers charged", charged))
     return tuple(found)
 
 
-def _worded(event: events.Event) -> str:
-    return f"{ledger_files.words(event)}; noise is the std ÷ clip norm"
+def _worded(event: events.Event, unit: str) -> str:
+    return f"{ledger_files.words(event)}; noise in units of the most that one {unit} can add"
 
 
 def _parts(claim: Claim) -> tuple[tuple[str, float], ...]:
@@ -354,19 +362,6 @@ def _parts(claim: Claim) -> tuple[tuple[str, float], ...]:
     return tuple((names[name], value) for name, value in claim.items._asdict().items())
 
 
-def _right(epsilon: float, delta: float) -> float:
-    """Returns the largest probability of a right guess between two neighbours at even odds.
-
-    Of any test, true and false alarms keep TPR ≤ e^ε·FPR + δ, both ways; so (TPR + 1 − FPR)/2 is at
-    most (e^ε + δ)/(e^ε + 1).
-
-    >>> _right(0.0, 0.0), _right(math.inf, 1e-5)
-    (0.5, 1.0)
-    """
-    back = math.exp(-epsilon)
-    return min(1.0, (1.0 + delta * back) / (1.0 + back))
-
-
 def _spread(count: int) -> tuple[int, ...]:
     """Returns some of 1, 2, …, count: the first and the last among them.
 
@@ -378,13 +373,7 @@ def _spread(count: int) -> tuple[int, ...]:
     return tuple(1 + round(step * (count - 1) / (_POINTS - 1)) for step in range(_POINTS))
 
 
-def _reserved(book: Ledger) -> events.Event:
-    return _grouped([entry.event for entry in book.entries if entry.event is not None])
-
-
-def _grouped(made: Sequence[events.Event]) -> events.Event:
-    """Composes releases, equal ones together, as a budget is checked."""
-    tally: dict[events.Event, int] = {}
-    for event in made:
-        tally[event] = tally.get(event, 0) + 1
-    return events.compose(*(events.repeat(event, count) for event, count in tally.items()))
+def _view(header: Header) -> str:
+    """Says against whom a price holds."""
+    said = _MASKED if header.secure else _VIEWS.get(header.view, "")
+    return f"{header.view}: {said}" if said else header.view

@@ -4,7 +4,6 @@ Reads what the run released and its ledgers, and no record: all that is found ma
 """
 
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi import __version__, errors
-from fedvi.data.formula import parse_formula
-from fedvi.data.schema import parse_schema
+from fedvi.expfam.base import Gaussian
 from fedvi.federation.fold import Gap
 from fedvi.models.capabilities import Topics
 from fedvi.privacy import ledger
@@ -21,29 +19,35 @@ from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.statement import Claim
 from fedvi.report import contents, tables
 from fedvi.report.contents import Coefficient, Contents, Round, Site, Topic
-from fedvi.results import report_ledgers, result_json
-from fedvi.results.influence import curvature_noise, influence, left_out
+from fedvi.report.labels import labels, relabelled
+from fedvi.results import posterior as posteriors
+from fedvi.results import report_ledgers, result_json, run_folder, run_record
+from fedvi.results import verdict as verdicts
+from fedvi.results.run_folder import RunFolder
+from fedvi.results.verdict import Verdict
 from fedvi.run import server_plan
 from fedvi.run.server_plan import ServerPlan
-from fedvi.server.core.protocol import ServerState
 from fedvi.server.store import schema
-from fedvi.study import conjugates, intervals, shared_parts
-from fedvi.study.coefficients import MOST, UNCONSTRAINED, Reading, of_moments, readings
-from fedvi.study.config import Study, load_study
-from fedvi.study.regressions import is_function
+from fedvi.study import remarks
+from fedvi.study.config import Study
+from fedvi.study.spec import conjugates, shared_parts
+from fedvi.study.spec.coefficients import (
+    MOST,
+    Reading,
+    comparisons,
+    design_of,
+    of_moments,
+    readings,
+)
+from fedvi.study.spec.regressions import accepted
 
 __all__ = ["MOST_STATEMENTS", "gather"]
 
 MOST_STATEMENTS = 20
 """Of more sites than this, only the statements that are asked for are written."""
 
-# The name of a server's folder of results; the command line, which writes it, is not to be imported.
-_RESULT = "result"
-# Shifts by client and coefficient that are computed at most.
-_MOST_SHIFTS = 100_000
 # So many words of a topic are listed.
 _MOST_WORDS = 10
-_GAUSSIAN = ("full_gaussian", "diagonal_gaussian", "low_rank_gaussian")
 _CLASSES = (
     "odds are those of the class before the colon against “{first}”, the first level of {response}"
 )
@@ -59,6 +63,10 @@ _NO_HEADS = (
 _ONLY_PUBLISHED = (
     "the study's view is `{view}`: nothing is shown of one site's part in the posterior"
 )
+_POOLED = (
+    "NOT PRIVATE: this report shows a pooled fit, which used the records of all sites as they are. Give it "
+    "only to somebody who may see it"
+)
 _NONE = "there is none for this family of posteriors, or for so many sites and coefficients"
 _FIRST_ORDER = (
     "shifts are those of leaving a site's factor out of the posterior, to first order: the others' "
@@ -67,31 +75,13 @@ _FIRST_ORDER = (
 _NOISED = "factors carry noise, which can make a share negative, or above 1"
 
 
-class _Run(NamedTuple):
-    """What a folder holds, of either kind.
-
-    Attributes:
-      study: validated.
-      digests: that its ledgers may carry; the study's own first.
-      result: what the run wrote of itself, plain.
-      ledgers: where they stand.
-      plan, state: of a server; None of a simulation.
-    """
-
-    study: Study
-    digests: tuple[str, ...]
-    result: dict[str, Any]
-    ledgers: Path
-    plan: ServerPlan | None
-    state: ServerState | None
-
-
 def gather(
     folder: Path,
     sites: Sequence[str] = (),
     predictions: Mapping[str, Any] | None = None,
     public_file: str = "",
     vocabulary: Sequence[str] | None = None,
+    pooled: bool = False,
 ) -> Contents:
     """Reads a finished run, verifies its ledgers, and prices them anew.
 
@@ -101,13 +91,14 @@ def gather(
       predictions: ``Evaluation.as_dict()`` on records that are public.
       public_file: the name of their file.
       vocabulary: of a topic model, the words in the order of their numbers.
+      pooled: show the pooled fit too, which is not private: whoever asks for it may show the records.
 
     Raises:
       ConfigError: the folder is none of a finished run, its files do not belong together, or a site is
         no client of the study, or the vocabulary is not the model's.
       LedgerError: a ledger does not verify, or is not the one that the result speaks of.
     """
-    run = _read(folder)
+    run = run_folder.read(folder)
     study, result = run.study, run.result
     clients = tuple(client.name for client in study.clients)
     for name in sites:
@@ -129,8 +120,13 @@ def gather(
     ]
     rounds = _rounds(result)
     coefficients, prior_note = _coefficients(run)
-    kept = _kept(folder, run, coefficients)
-    factors, influence_note = _influence(run)
+    if pooled:
+        coefficients = _with_pooled(coefficients, result)
+    people = {row.name: row.shown for row in coefficients}
+    kept = _kept(run, coefficients)
+    family = shared_parts.family(study, len(kept.names))
+    factors, influence_note = _influence(run, folder)
+    verdict = _verdict(run)
     found = Contents(
         study=study.study.name,
         digest=run.digests[0],
@@ -141,13 +137,13 @@ def gather(
         plan=tuple(_plan(study)),
         protected=study.privacy.private,
         mark=_mark(result, books),
-        warnings=tuple(_warnings(run, books)),
-        gaussian=_is_gaussian(study),
+        warnings=(*([_POOLED] if pooled else []), *_warnings(run, books)),
+        gaussian=isinstance(family, Gaussian),
         ratio=shared_parts.ratio(study),
         size=len(kept.names),
         coefficients=coefficients,
         topics=_topics(study, kept, vocabulary),
-        remarks=tuple(_remarks(study, result)),
+        remarks=tuple(_remarks(study, family, result["coefficients"])),
         prior_note=prior_note,
         rounds_planned=_whole(study.schedule.arguments.get("rounds")),
         rounds=rounds,
@@ -163,34 +159,39 @@ def gather(
         consortium=report_ledgers.state_all(books, claims, study.privacy.disjoint),
         predictions=None if predictions is None else dict(predictions),
         public_file=public_file,
+        verdict=() if verdict is None else _in_labels(verdict, people),
+        widths=() if verdict is None else tuple(verdict.multiples.items()),
+        outcome="" if study.formula is None else design_of(study)[1].response.text,
+        stand_out=None if verdict is None else verdict.stand_out,
     )
     return contents.printable(found)
 
 
-def _read(folder: Path) -> _Run:
-    study_path, plan_path = folder / "study.json", folder / server_plan.FILE
-    if study_path.is_file():
-        study = load_study(study_path)
-        result = result_json.read(folder / "result.json")
-        return _Run(
-            study, result_json.digests(study, result), result, folder / "ledger", None, None
-        )
-    if plan_path.is_file():
-        plan = server_plan.read(plan_path)
-        result = result_json.read(folder / _RESULT / "result.json")
-        state = schema.read_state(folder, plan.prior)
-        digests = result_json.digests(plan.study, result)
-        return _Run(plan.study, digests, result, folder / schema.DATABASE, plan, state)
-    raise errors.ConfigError(
-        f"{folder} holds neither study.json nor {server_plan.FILE}, expected the folder of a run",
-        "name the folder of `fedvi simulate --out`, or of a server's --state",
+def _verdict(run: RunFolder) -> Verdict | None:
+    """Returns the run's verdict; of a server's, which reckons no plans, with what would help."""
+    found = verdicts.from_dict(run.result.get("verdict"))
+    if found is None or run.plan is None or not found.wants_help:
+        return found
+    # Imports JAX, which a report needs for this alone.
+    from fedvi.planning import advice, scenarios
+    from fedvi.study.build import assemble
+
+    return found._replace(helps=advice.levers_in_words(scenarios.levers(assemble(run.study))))
+
+
+def _in_labels(verdict: Verdict, people: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the verdict in sentences, with names as people write them."""
+    shown = verdict._replace(
+        stand_out=tuple(people.get(name, name) for name in verdict.stand_out),
+        alarms=tuple(relabelled(line, people) for line in verdict.alarms),
     )
+    return tuple(verdicts.lines(shown))
 
 
 def _plan(study: Study) -> list[tuple[str, str]]:
     """Says in words what was run."""
     model = study.model.kind
-    formula = study.model.arguments.get("formula")
+    formula = study.formula
     schedule = study.schedule.kind.replace("_", " ")
     rounds = study.schedule.arguments.get("rounds")
     found = [("model", f"{model}: {formula}" if formula else model)]
@@ -214,7 +215,7 @@ def _plan(study: Study) -> list[tuple[str, str]]:
     return found
 
 
-def _warnings(run: _Run, books: Mapping[str, Ledger]) -> list[str]:
+def _warnings(run: RunFolder, books: Mapping[str, Ledger]) -> list[str]:
     """Says what a reader must know before any number."""
     result, found = run.result, []
     status = str(result.get("status", "completed"))
@@ -242,34 +243,54 @@ def _mark(result: Mapping[str, Any], books: Mapping[str, Ledger]) -> str:
     return "; ".join(dict.fromkeys(filter(None, [str(result["mark"]), *noted])))
 
 
-def _is_gaussian(study: Study) -> bool:
-    return conjugates.model_of(study) is None and study.family.kind in _GAUSSIAN
-
-
-def _remarks(study: Study, result: Mapping[str, Any]) -> list[str]:
-    found = [UNCONSTRAINED] if is_function(study.model.kind) and _is_gaussian(study) else []
-    if study.model.kind == "multinomial":
-        schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
-        response = parse_formula(str(study.model.arguments["formula"]), schema).response
+def _remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = []
+    of = accepted(study.model.kind)
+    if of is not None and "level" in of.responses:
+        response = design_of(study)[1].response
         found.append(_CLASSES.format(response=response.text, first=response.levels[0]))
     # Of a posterior that is no Gaussian a report draws no interval.
-    of_intervals = intervals.remark(study) if _is_gaussian(study) else ""
-    found += filter(None, [str(result.get("remark") or ""), of_intervals])
-    return found
+    return found + (remarks.remarks(study, family, rows) if isinstance(family, Gaussian) else [])
 
 
-def _coefficients(run: _Run) -> tuple[tuple[Coefficient, ...], str]:
+def _coefficients(run: RunFolder) -> tuple[tuple[Coefficient, ...], str]:
     """Returns the rows of the posterior, and why they have no prior beside them."""
     rows, ratio = run.result["coefficients"], shared_parts.ratio(run.study)
     prior, note = _prior(run, len(rows))
-    read = readings(run.study, [str(row["name"]) for row in rows])
-    found = [_row(row, ratio, how) for row, how in zip(rows, read, strict=True)]
+    names = [str(row["name"]) for row in rows]
+    read = readings(run.study, names)
+    compared, people = comparisons(run.study, names), labels(names)
+    found = [
+        _row(row, ratio, how)._replace(
+            # Of a model without a formula what stands in brackets is an index, and no level.
+            label="" if run.study.formula is None else people[str(row["name"])],
+            compared=said,
+        )
+        for row, how, said in zip(rows, read, compared, strict=True)
+    ]
     if prior is not None:
         found = [
             row._replace(prior_mean=mean, prior_sd=sd)
             for row, mean, sd in zip(found, *prior, strict=True)
         ]
     return tuple(found), note
+
+
+def _with_pooled(rows: Sequence[Coefficient], result: Mapping[str, Any]) -> tuple[Coefficient, ...]:
+    """Puts the pooled, non-private fit beside the posterior.
+
+    Raises:
+      ConfigError: the run has none.
+    """
+    if "pooled" not in result:
+        raise errors.ConfigError(
+            "--pooled is given, and the run holds no pooled fit",
+            "only `fedvi simulate --pooled` makes one",
+        )
+    return tuple(
+        row._replace(pooled_mean=_number(told["pooled_mean"]), pooled_sd=_number(told["pooled_sd"]))
+        for row, told in zip(rows, result["coefficients"], strict=True)
+    )
 
 
 def _row(row: Mapping[str, Any], ratio: str, how: Reading) -> Coefficient:
@@ -293,7 +314,7 @@ def _row(row: Mapping[str, Any], ratio: str, how: Reading) -> Coefficient:
     )
 
 
-def _prior(run: _Run, count: int) -> tuple[tuple[list[float], list[float]] | None, str]:
+def _prior(run: RunFolder, count: int) -> tuple[tuple[list[float], list[float]] | None, str]:
     """Returns mean and sd of the prior by coordinate, or None and why."""
     if run.plan is None:
         if "prior" not in run.result:
@@ -316,18 +337,18 @@ class _Kept(NamedTuple):
     sd: np.ndarray
 
 
-def _kept(folder: Path, run: _Run, coefficients: Sequence[Coefficient]) -> _Kept:
+def _kept(run: RunFolder, coefficients: Sequence[Coefficient]) -> _Kept:
     """Reads the posterior, whose file must be that of the result.
 
     Raises:
       ConfigError: it is another.
     """
-    path = folder / ("" if run.plan is None else _RESULT) / "posterior.npz"
+    path = run.posterior
     try:
         # Opened here, since NumPy leaves a damaged file open.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             names, mean, sd = file["names"].tolist(), file["mean"], file["sd"]
-    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except posteriors.DAMAGED as error:
         raise errors.ConfigError(
             f"no posterior can be read at {path}: {error}", "has the run ended?"
         ) from error
@@ -338,7 +359,7 @@ def _kept(folder: Path, run: _Run, coefficients: Sequence[Coefficient]) -> _Kept
         kept = of_moments(mean, sd, names[:MOST], units, run.study)
     # As texts, so that what is no number equals itself.
     if repr([_row(row, ratio, how) for row, how in zip(kept, read, strict=False)]) != repr(
-        [row._replace(prior_mean=None, prior_sd=None) for row in coefficients]
+        [Coefficient(*row[:9], ratio_note=row.ratio_note) for row in coefficients]
     ):
         raise errors.ConfigError(
             f"{path} is not the posterior that result.json lists",
@@ -408,7 +429,7 @@ def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:
 
 
 def _site(
-    run: _Run,
+    run: RunFolder,
     name: str,
     book: Ledger,
     claims: Sequence[Claim],
@@ -435,15 +456,23 @@ def _site(
         share=None if found is None else _number(found["precision_share"]),
         shifts=None if not shifts else tuple(map(float, shifts.values()))[:MOST],
         reason="" if found is None else str(found["reason"]),
+        alone=None if found is None else _alone(found.get("alone")),
     )
 
 
-def _influence(run: _Run) -> tuple[dict[str, dict[str, Any]], str]:
+def _alone(rows: Sequence[Mapping[str, Any]] | None) -> tuple[tuple[float, float], ...] | None:
+    """Reads mean and sd by coefficient; None of a run of an earlier version."""
+    if rows is None:
+        return None
+    return tuple((float(row["mean"]), float(row["sd"])) for row in rows[:MOST])
+
+
+def _influence(run: RunFolder, folder: Path) -> tuple[dict[str, dict[str, Any]], str]:
     """Returns client → what it contributed, and what must be said of all of them."""
     view = run.study.privacy.view
     if view != "message":
         return {}, _ONLY_PUBLISHED.format(view=view)
-    rows = run.result.get("influence") if run.plan is None else _from_state(run.plan, run.state)
+    rows = run.result.get("influence") if run.plan is None else _of_server(run.plan, folder)
     if not rows:
         return {}, _NONE
     notes = [_FIRST_ORDER] if any(row["shift_in_sds"] for row in rows) else []
@@ -451,34 +480,12 @@ def _influence(run: _Run) -> tuple[dict[str, dict[str, Any]], str]:
     return {str(row["client"]): row for row in rows}, "; ".join(notes)
 
 
-def _from_state(plan: ServerPlan, state: ServerState | None) -> list[dict[str, Any]] | None:
-    """Computes influence from the factors that a server keeps; see ``fedvi.results.influence``."""
-    if state is None or len(plan.names) * len(plan.clients) > _MOST_SHIFTS:
+def _of_server(plan: ServerPlan, folder: Path) -> list[dict[str, Any]] | None:
+    """Computes what each client contributed, from the factors that a server keeps."""
+    spec, state = server_plan.to_spec(plan), schema.read_state(folder, plan.prior)
+    if state is None:
         return None
-    family = shared_parts.family(plan.study, len(plan.names))
-    stand, without = server_plan.to_spec(plan).stand, None
-    if stand is not None:
-        without = left_out(family, stand, plan.prior, state.factors, state.standing, state.history)
-    found = influence(
-        family,
-        plan.prior,
-        state.factors,
-        plan.clients,
-        stand is not None,
-        without,
-        curvature_noise(stand),
-    )
-    if found is None:
-        return None
-    return [
-        {
-            "client": row.client,
-            "precision_share": row.share,
-            "shift_in_sds": row.shifts and dict(zip(plan.names, row.shifts, strict=True)),
-            "reason": row.reason,
-        }
-        for row in found
-    ]
+    return run_record.influence_rows(run_record.of_server(plan, spec, state))
 
 
 def _lifetimes(result: Mapping[str, Any]) -> dict[str, str]:

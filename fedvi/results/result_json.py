@@ -1,18 +1,28 @@
-"""Reads `result.json`, the stored result of a run."""
+"""Writes and reads `result.json`, the stored result of a run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
-from fedvi import errors
+from fedvi import __version__, errors
 from fedvi.federation.fold import Gap
-from fedvi.privacy import statement
+from fedvi.privacy import caveats
+from fedvi.results.one_shot import estimated_gap
+from fedvi.results.run_record import RunRecord
+from fedvi.results.verdict import Verdict
+from fedvi.server.core.state import Update
+from fedvi.study import site_effects
 from fedvi.study.config import Study, parse_study
+from fedvi.typing import Eta
 
-__all__ = ["digests", "heads", "read", "told", "unknown_to_ledgers"]
+__all__ = ["content", "digests", "heads", "read", "told", "unknown_to_ledgers"]
+
+
+# Of a fold; the place in a script is the server's own.
+_TOLD = tuple(name for name in Update._fields if name not in ("gap", "stage"))
 
 
 class _Part(pydantic.BaseModel):
@@ -27,6 +37,8 @@ class _Coefficient(_Part):
     sd: float
     lower: float
     upper: float
+    pooled_mean: float | None = None
+    pooled_sd: float | None = None
 
 
 class _Gap(_Part):
@@ -84,6 +96,18 @@ class _Influence(_Part):
     precision_share: float | None
     shift_in_sds: dict[str, float] | None
     reason: str
+    alone: list[_Moments] | None = None
+
+
+class _Verdict(_Part):
+    effects: int
+    stand_out: list[str]
+    multiples: dict[str, float]
+    records: int | None
+    effective: int | None
+    settled: bool | None
+    alarms: list[str]
+    helps: str
 
 
 class _Named(_Part):
@@ -100,8 +124,10 @@ class _Result(_Part):
     projected: bool = False
     one_shot_gap: float | None = None
     warnings: list[str] = []
+    verdict: _Verdict | None = None
     coefficients: list[_Coefficient]
     prior: list[_Moments] | None = None
+    pooled: str | None = None
     history: list[_Update]
     privacy: list[_Client] = []
     clients: list[_Named] = []
@@ -113,15 +139,53 @@ class _Result(_Part):
         count = len(self.coefficients)
         if self.prior is not None and len(self.prior) != count:
             raise ValueError(f"{len(self.prior)} rows of the prior, expected {count}")
+        fitted = [row for row in self.coefficients if None not in (row.pooled_mean, row.pooled_sd)]
+        if self.pooled is not None and len(fitted) != count:
+            raise ValueError(f"{len(fitted)} rows of the pooled fit, expected {count}")
         names = [row.name for row in self.coefficients]
         for row in self.influence or ():
             # The shifts may be of more coordinates than are listed.
             if row.shift_in_sds and list(row.shift_in_sds)[:count] != names:
                 raise ValueError(f"the influence of {row.client!r} is of other coefficients")
+            if row.alone is not None and len(row.alone) < count:
+                raise ValueError(f"what {row.client!r} says alone is of other coefficients")
         return self
 
 
 assert set(_Gap.model_fields) == set(Gap._fields)
+
+
+def content(
+    run: RunRecord, verdict: Verdict, warnings: Sequence[str], pooled: Eta | None = None
+) -> dict[str, Any]:
+    """Returns what is said of every run; a simulation and a server add what they alone know.
+
+    Args:
+      run: that ended.
+      verdict: on it.
+      warnings: one sentence each, see ``fedvi.planning.advice.doubts``.
+      pooled: η of another fit to stand beside the posterior.
+    """
+    study, rows = run.study, run.rows(pooled)
+    said = site_effects.remark(study, rows)
+    return {
+        "fedvi": __version__,
+        "study": study.study.name,
+        "digest": study.digest,
+        "protection": study.privacy.protection,
+        "mark": run.mark,
+        "verdict": verdict.as_dict(),
+        "warnings": list(warnings),
+        "coefficients": rows,
+        **({"remark": said} if said else {}),
+        "one_shot_gap": estimated_gap(run),
+        "projected": run.is_projected,
+        "history": [
+            {name: getattr(update, name) for name in _TOLD}
+            | {"gap": None if update.gap is None else update.gap._asdict()}
+            for update in run.history
+        ],
+    }
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -160,9 +224,9 @@ def digests(study: Study, result: Mapping[str, Any]) -> tuple[str, ...]:
     Raises:
       ConfigError: the result is of another study.
     """
-    raw = study.as_dict()
+    raw = study.as_written()
     raw["solver"].pop("noise_multiplier", None)
-    for version in (study, parse_study(_without_none(raw))):
+    for version in (study, parse_study(raw)):
         if version.digest == result["digest"]:
             return (version.digest, version.origin_digest)
     raise errors.ConfigError(
@@ -170,12 +234,6 @@ def digests(study: Study, result: Mapping[str, Any]) -> tuple[str, ...]:
         f"{study.digest[:16]}…",
         "the folder holds files of two runs",
     )
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list) else value
 
 
 def heads(result: Mapping[str, Any]) -> dict[str, str]:
@@ -198,4 +256,4 @@ def told(result: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 def unknown_to_ledgers(result: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the exclusions that no ledger knows, one line each."""
-    return (statement.POOLED,) if "pooled" in result else ()
+    return (caveats.POOLED,) if "pooled" in result else ()

@@ -30,12 +30,12 @@ from fedvi.models.capabilities import (
     Tabular,
     at_draw,
 )
-from fedvi.models.conjugate import brings_family
 from fedvi.models.outcomes.base import Draws, DrawsRows
 from fedvi.results import ancestral, new_records
 from fedvi.results import draws as draws_of
 from fedvi.study.build import Assembly
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import brings_family
 
 __all__ = ["Synthetic", "cells", "synthesise"]
 
@@ -296,7 +296,7 @@ def _read(
     assembly: Assembly, names: Sequence[str], path: Path
 ) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
     """Returns the cells and the prepared columns of a public file, in which every record fits."""
-    read = list(new_records.parts(assembly.study, assembly.schema, names, path))
+    read = list(new_records.chunks(assembly.study, assembly.schema, names, path))
     for part in read:
         for index, reason in enumerate(part.reasons):
             if reason:

@@ -1,0 +1,370 @@
+"""Makes up the records that a plan is reckoned with, from what a study says of its columns."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import scipy
+
+from fedvi.data.expected import Expected, parse_expected
+from fedvi.data.schema import Level, Number, Schema, indicator_name
+from fedvi.errors import ConfigError, did_you_mean
+from fedvi.models.capabilities import Regression
+from fedvi.models.outcomes.base import Predicts
+from fedvi.planning.signals import TYPICAL_SPREAD
+from fedvi.study.build import Assembly
+
+__all__ = [
+    "TYPICAL_AUC",
+    "MadeUp",
+    "assumptions",
+    "expected_of",
+    "is_known",
+    "made_up",
+    "records_of",
+    "spread_of",
+    "stated",
+]
+
+TYPICAL_AUC = 0.75
+"""How well the covariates of a clinical model tell a yes from a no, where a study does not say."""
+
+# So many records stand for all: what is computed of them is then within some per cent.
+_ENOUGH = 4000
+_SEED = 20
+# Of cells of a column that has a coefficient for missing ones, where a study does not say.
+_MISSING = 0.1
+# Of records whose outcome is true, where a study does not say: rarer than half, to promise too little.
+_SHARE = 0.2
+# Of subjects that are followed, where a study does not say.
+_EVENTS = 0.25
+_HALVINGS = 36
+# A number whose mean is within so many sds of its lower bound is skewed.
+_SKEWED = 2.0
+
+
+class MadeUp(NamedTuple):
+    """Records as a plan takes them to be, at coefficients as a plan takes them to be.
+
+    A record is K rows, one where the model has no layout.
+
+    Attributes:
+      x: covariates, [N, K, D].
+      slope: of the log-likelihood in each row's predictor, [N, K].
+      bend: minus its second derivative, [N, K].
+      steepest: how large a slope may well become, [N, K]; None where the model does not say.
+    """
+
+    x: np.ndarray
+    slope: np.ndarray
+    bend: np.ndarray
+    steepest: np.ndarray | None
+
+    @property
+    def curvature(self) -> np.ndarray:
+        """What a record adds to the precision of the coefficients, [D, D]."""
+        rows = self.x.reshape(-1, self.x.shape[2])
+        return np.asarray((rows * self.bend.reshape(-1, 1)).T @ rows / len(self.x))
+
+
+def expected_of(assembly: Assembly, name: str) -> Expected:
+    """Returns what the study believes of a column."""
+    return parse_expected(assembly.study.data.columns_schema[name], f"data.schema.{name}")
+
+
+def records_of(assembly: Assembly) -> tuple[int, ...]:
+    """Returns how many records, or patients, each client is taken to hold: max_records, unless said."""
+    most = assembly.study.data.max_records or 1000
+    return tuple(min(most, client.expected_records or most) for client in assembly.study.clients)
+
+
+def assumptions(assembly: Assembly) -> Iterator[str]:
+    """Yields what a plan takes for granted because the study does not say it."""
+    study, design = assembly.study, assembly.design
+    if any(client.expected_records is None for client in study.clients):
+        yield (
+            f"every site holds max_records, {study.data.max_records or 1000} (say clients.expected_records)"
+        )
+    if assembly.grouped:
+        yield "every patient has one row"
+    columns = dict.fromkeys(part.column for parts in design.coefficients for part in parts)
+    silent = [
+        name
+        for name in columns
+        if name in assembly.schema
+        and not _is_stated(assembly.schema[name], expected_of(assembly, name))
+    ]
+    if silent:
+        yield (
+            f"{', '.join(silent)}: numbers as their bounds or their centre and scale suggest, levels as "
+            "frequent as each other, or intervals are wider, often twice as wide (say "
+            "data.schema.NAME.expected)"
+        )
+    outcome = expected_of(assembly, design.response.columns[-1])
+    if design.response.type == "binary":
+        if outcome.shares is None:
+            yield f"{design.response.columns[0]} is true for {_SHARE:.0%} (say its expected.share)"
+        if outcome.auc is None:
+            yield f"covariates tell outcomes apart with an AUC of {TYPICAL_AUC:g} (say its expected.auc)"
+    if design.response.type == "survival" and outcome.shares is None:
+        yield f"{_EVENTS:.0%} have the event (say the expected.share of {design.response.columns[1]})"
+    if not any(
+        expected_of(assembly, name).correlations for name in columns if name in assembly.schema
+    ):
+        yield "covariates do not go together, or intervals are wider (say expected.correlations)"
+
+
+def stated(assembly: Assembly) -> frozenset[str]:
+    """Returns the coefficients of which a plan assumes nothing: the study says how their columns spread."""
+    schema, design = assembly.schema, assembly.design
+    response = design.response
+    asked = response.columns[-1:] if response.type in ("binary", "survival") else ()
+    if any(expected_of(assembly, name).shares is None for name in asked):
+        return frozenset()
+    return frozenset(
+        name
+        for name, parts in zip(design.names, design.coefficients, strict=True)
+        if all(
+            part.column not in schema
+            or _is_stated(schema[part.column], expected_of(assembly, part.column))
+            for part in parts
+        )
+    )
+
+
+def _is_stated(column: Any, expected: Expected) -> bool:
+    if isinstance(column, Number):
+        return expected.sd is not None
+    return expected.shares is not None
+
+
+def spread_of(column: Number, expected: Expected) -> tuple[float, float]:
+    """Returns mean and sd of a number in the unit of the file: as stated, or as bounds suggest."""
+    low, high = column.bounds
+    middle, half = (low + high) / 2.0, (high - low) / 2.0
+    if column.whole:
+        mean = middle / 2.0 + low / 2.0 if expected.mean is None else expected.mean
+        return mean, math.sqrt(max(mean, 1.0)) if expected.sd is None else expected.sd
+    # Whoever states another centre or scale means to standardise.
+    by_bounds = (column.center, column.scale) == (middle, half)
+    sd = TYPICAL_SPREAD * half if by_bounds else column.scale
+    centre = min(max(column.center, low), high)
+    return (
+        centre if expected.mean is None else expected.mean,
+        sd if expected.sd is None else expected.sd,
+    )
+
+
+def made_up(assembly: Assembly) -> MadeUp:
+    """Makes up records of a regression: columns that do not go together, and outcomes of modest effects.
+
+    Args:
+      assembly: of a model with a formula, whose outcome has a mean, or is a time until an event.
+    """
+    random = np.random.default_rng(_SEED)
+    model, design = assembly.model, assembly.design
+    columns = _columns(assembly, random)
+    x = design.matrix(columns)
+    if model.layout is not None:
+        return _of_times(assembly, x, random)
+    theta = _effects(x)
+    y, along = _outcomes(assembly, x @ theta, random)
+    if design.offset is not None:
+        y = np.stack([y, np.zeros(len(y))], axis=1)
+    _, slope, bend = model.derivatives(along, y)
+    steepest = model.steepest(along, y)
+    return MadeUp(
+        x[:, None, :],
+        np.asarray(slope, np.float64)[:, None],
+        -np.asarray(bend, np.float64)[:, None],
+        None if steepest is None else np.asarray(steepest, np.float64)[:, None],
+    )
+
+
+def _columns(assembly: Assembly, random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Draws prepared columns, as ``prepare_columns`` leaves them."""
+    schema, design = assembly.schema, assembly.design
+    wanted = list(dict.fromkeys(name for name in design.columns if name in schema))
+    expected = {name: expected_of(assembly, name) for name in wanted}
+    drawn = random.standard_normal((_ENOUGH, len(wanted))) @ _root(schema, expected).T
+    found: dict[str, np.ndarray] = {}
+    for name, place in zip(wanted, scipy.special.ndtr(drawn).T, strict=True):
+        found |= _column(schema, name, expected[name], place, random.uniform(size=_ENOUGH))
+    return found
+
+
+def _root(schema: Schema, expected: Mapping[str, Expected]) -> np.ndarray:
+    """Returns a root of the correlations of the normal numbers behind columns, [C, C].
+
+    A correlation of a binary column is smaller than that of the number that it was cut from.
+
+    Raises:
+      ConfigError: a correlation is stated with a column that the formula does not use, or with levels.
+    """
+    names = list(expected)
+    whole = np.eye(len(names))
+    for name, said in expected.items():
+        for other, value in said.correlations.items():
+            if other not in expected or isinstance(schema[other], Level) or other == name:
+                raise ConfigError(
+                    f"data.schema.{name}.expected.correlations: {other!r}, expected another number or "
+                    "binary column of the formula",
+                    did_you_mean(other, [column for column in names if column != name]),
+                )
+            cut = _cut(schema[name], said) * _cut(schema[other], expected[other])
+            at = names.index(name), names.index(other)
+            whole[at] = whole[at[::-1]] = min(max(value / cut, -0.98), 0.98)
+    values, vectors = np.linalg.eigh(whole)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    return np.asarray(root / np.linalg.norm(root, axis=1, keepdims=True))
+
+
+def _cut(column: Any, expected: Expected) -> float:
+    """Returns by what a correlation shrinks where a normal number is cut in two; 1 of a number."""
+    if isinstance(column, Number):
+        return 1.0
+    share = min(max((expected.shares or (0.5, 0.5))[1], 1e-3), 1.0 - 1e-3)
+    height = math.exp(-0.5 * float(scipy.special.ndtri(share)) ** 2) / math.sqrt(2.0 * math.pi)
+    return height / math.sqrt(share * (1.0 - share))
+
+
+def _column(
+    schema: Schema, name: str, expected: Expected, place: np.ndarray, absent: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns a column whose values have these places, from 0 to 1, in its distribution."""
+    column = schema[name]
+    if isinstance(column, Number):
+        values = (_numbers(column, expected, place) - column.center) / column.scale
+    else:
+        count = len(column.levels) if isinstance(column, Level) else 2
+        shares = expected.shares or (1.0 / count,) * count
+        values = np.searchsorted(np.cumsum(shares)[:-1], place).astype(np.float64)
+    found = {name: values}
+    if column.missing == "indicator":
+        share = _MISSING if expected.missing is None else expected.missing
+        absent = absent < share
+        found = {
+            name: np.where(absent, 0.0, values),
+            indicator_name(name): absent.astype(np.float64),
+        }
+    if isinstance(column, Level):
+        found[name] = found[name].astype(np.int32)
+    return found
+
+
+def _numbers(column: Number, expected: Expected, place: np.ndarray) -> np.ndarray:
+    """Returns numbers in the unit of the file: normal ones, or skewed where the mean is near a bound."""
+    low, high = column.bounds
+    mean, sd = spread_of(column, expected)
+    room = mean - low
+    if 0.0 < room < _SKEWED * sd:
+        drawn = low + scipy.special.gammaincinv((room / sd) ** 2, place) * sd**2 / room
+    else:
+        drawn = mean + sd * scipy.special.ndtri(place)
+    return np.clip(np.round(drawn) if column.whole else drawn, low, high)
+
+
+def _effects(x: np.ndarray) -> np.ndarray:
+    """Returns coefficients of equal size in sds of their columns, with which xᵀθ has a variance of 1."""
+    sd = x.std(axis=0)
+    varied = sd > 0.0
+    theta = np.where(varied, 1.0 / np.where(varied, sd, 1.0), 0.0)
+    spread = float((x @ theta).std())
+    return theta / spread if spread > 0.0 else theta
+
+
+def _outcomes(
+    assembly: Assembly, along: np.ndarray, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns outcomes, and the predictors that they were drawn at.
+
+    A binary outcome has the declared share and the declared AUC, a count the declared mean and effects of
+    half an sd, a number with known noise effects of one sd of it.
+    """
+    model, design = assembly.model, assembly.design
+    outcome, response = model.outcome, design.response
+    expected = expected_of(assembly, response.columns[0])
+    column = assembly.schema[response.columns[0]]
+    along = along - along.mean()
+    if response.type == "binary":
+        share = _SHARE if expected.shares is None else expected.shares[1]
+        share = min(max(share, 1e-4), 1.0 - 1e-4)
+        auc = TYPICAL_AUC if expected.auc is None else expected.auc
+
+        def at(size: float) -> np.ndarray:
+            return size * along + _shift(outcome, size * along, share)
+
+        low, high = 0.0, 20.0
+        for _ in range(_HALVINGS // 3):
+            middle = (low + high) / 2.0
+            low, high = (
+                (middle, high)
+                if _auc(outcome.mean(at(middle)), at(middle)) < auc
+                else (low, middle)
+            )
+        along = at((low + high) / 2.0)
+        return outcome.mean(along), along
+    if isinstance(column, Number) and column.whole:
+        mean, _ = spread_of(column, expected)
+        along = 0.5 * along + _shift(outcome, 0.5 * along, max(mean, 1e-3))
+        return outcome.mean(along), along
+    noise = model.noise_scale or 1.0
+    along = noise * along
+    return along + noise * random.standard_normal(len(along)), along
+
+
+def _shift(outcome: Predicts, along: np.ndarray, mean: float) -> float:
+    """Returns by how much predictors are moved for outcomes to have a mean."""
+    low, high = -40.0, 40.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if outcome.mean(along + middle).mean() < mean else (low, middle)
+    return (low + high) / 2.0
+
+
+def _auc(chance: np.ndarray, along: np.ndarray) -> float:
+    """Returns the area under the ROC curve of outcomes that are true with these chances."""
+    order = np.argsort(along)
+    true, false = chance[order], 1.0 - chance[order]
+    below = np.cumsum(false) - 0.5 * false
+    return float((true * below).sum() / max(true.sum() * false.sum(), 1e-300))
+
+
+def _of_times(assembly: Assembly, x: np.ndarray, random: np.random.Generator) -> MadeUp:
+    """Makes up subjects of a survival model, as rows, one an interval; effects hardly matter, and are 0."""
+    model, response = assembly.model, assembly.design.response
+    time, event = (expected_of(assembly, name) for name in response.columns)
+    column = assembly.schema[response.columns[0]]
+    last = column.bounds[1]
+    mean = last / 2.0 if time.mean is None else time.mean
+    share = _EVENTS if event.shares is None else event.shares[1]
+    times = (
+        np.minimum(random.exponential(mean, len(x)), last)
+        if time.mean
+        else random.uniform(0.0, last, len(x))
+    )
+    came = (random.uniform(size=len(x)) < share).astype(np.float64)
+    y = np.stack([np.maximum(times, 1e-6 * last), came], axis=1)
+    rows, outcomes, _ = (
+        np.asarray(part, np.float64)
+        for part in model.rows(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(x), bool))
+    )
+    each = len(rows) // len(x)
+    rows, outcomes = rows.reshape(len(x), each, -1), outcomes.reshape(len(x), each, -1)
+    hazard = (outcomes[..., 0].sum(axis=0) + 0.5) / np.maximum(outcomes[..., 1].sum(axis=0), 1e-9)
+    along = np.broadcast_to(np.log(hazard), (len(x), each))
+    _, slope, bend = model.derivatives(along, outcomes)
+    return MadeUp(rows, np.asarray(slope, np.float64), -np.asarray(bend, np.float64), None)
+
+
+def is_known(assembly: Assembly) -> bool:
+    """Says whether records can be made up: of a regression of one number, of a yes or no, or of a time."""
+    model, design = assembly.model, assembly.design
+    outcome = getattr(model, "outcome", None)
+    if design is None or not isinstance(model, Regression):
+        return False
+    if model.layout is not None:
+        return bool(design.response.type == "survival")
+    return design.response.type in ("binary", "count", "number") and isinstance(outcome, Predicts)

@@ -1,0 +1,102 @@
+"""Says what a prior means: the ratio for a step that people think in, and quarrels with bounds."""
+
+import math
+from typing import NamedTuple
+
+from fedvi.data.schema import Number
+from fedvi.planning.made_up import expected_of, is_known, spread_of
+from fedvi.planning.widths import Z95
+from fedvi.study.build import Assembly
+from fedvi.study.spec import shared_parts
+
+__all__ = ["Step", "quarrels", "steps"]
+
+# A prior that lets an sd of a covariate change the odds by less than so much leaves no room for an effect.
+_LEAST_ROOM = 1.5
+# Bounds of so many sds are far wider than what they bound.
+_WIDE = 16.0
+
+
+class Step(NamedTuple):
+    """What the prior says of one number of the formula.
+
+    Attributes:
+      name: of the column.
+      step: in the unit of the file: about its sd, a round number.
+      low, high: between them lies the ratio for that step, with probability 0.95; of a model without
+        ratios, the difference.
+    """
+
+    name: str
+    step: float
+    low: float
+    high: float
+
+
+def steps(assembly: Assembly) -> tuple[Step, ...]:
+    """Returns a step for each number that stands alone in the formula, and for each yes or no."""
+    ratio = bool(shared_parts.ratio(assembly.study))
+    found = []
+    for name, sd, column in _alone(assembly):
+        step, size = 1.0, sd
+        if isinstance(column, Number) and not column.whole:
+            step = _round(spread_of(column, expected_of(assembly, name))[1])
+            size = sd * step / column.scale
+        low, high = -Z95 * size, Z95 * size
+        found.append(Step(name, step, *((math.exp(low), math.exp(high)) if ratio else (low, high))))
+    return tuple(found)
+
+
+def quarrels(assembly: Assembly) -> tuple[str, ...]:
+    """Returns what to mend where bounds, scales and the prior do not go together, one sentence each."""
+    said = []
+    for name, sd, column in _alone(assembly):
+        if not isinstance(column, Number) or column.whole:
+            continue
+        spread = spread_of(column, expected_of(assembly, name))[1]
+        room = math.exp(min(Z95 * sd * spread / column.scale, 700.0))
+        low, high = column.bounds
+        if shared_parts.ratio(assembly.study) and room < _LEAST_ROOM:
+            said.append(
+                f"data.schema.{name}: the prior hardly leaves room for an effect: {_round(spread):g} "
+                f"more change the {shared_parts.ratio(assembly.study)} by a factor of {room:.2g} at most "
+                f"(95 %). One unit of the coefficient is {column.scale:g}: state scale = "
+                f"{_round(spread):g}, or a wider prior.scale"
+            )
+        # Whoever states another scale has a prior that fits it, whatever the bounds.
+        if (high - low) / spread > _WIDE and column.scale == (high - low) / 2.0:
+            said.append(
+                f"data.schema.{name}.bounds: [{low:g}, {high:g}] are {(high - low) / spread:.0f} sds wide: "
+                f"state a center and scale = {_round(spread):g}, or narrower bounds, so that one unit of "
+                "the coefficient is one that patients differ by"
+            )
+    return tuple(said)
+
+
+def _alone(assembly: Assembly) -> list[tuple[str, float, object]]:
+    """Lists the columns that are coefficients by themselves: name, prior sd, declaration."""
+    if not is_known(assembly):
+        return []
+    design, model, found = assembly.design, assembly.model, []
+    scales = dict(zip(model.names, model.prior_scales, strict=True))
+    for name, parts in zip(design.names, design.coefficients, strict=True):
+        if (
+            len(parts) == 1
+            and parts[0].transform is None
+            and name in assembly.schema
+            and name in scales
+        ):
+            found.append((name, float(scales[name]), assembly.schema[name]))
+    return found
+
+
+def _round(value: float) -> float:
+    """Returns 1, 2 or 5 times a power of ten, at most the value.
+
+    >>> _round(35.0), _round(0.07)
+    (20.0, 0.05)
+    """
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(
+        float(f"{digit * power:g}") for digit in (5.0, 2.0, 1.0) if digit * power <= value * 1.001
+    )

@@ -1,0 +1,266 @@
+"""Answers "what if": the widths of a study with another ε, records, sites, columns or view."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.planning.made_up import MadeUp, made_up
+from fedvi.planning.widths import Widths, is_effect, why_not, widths
+from fedvi.study.build import Assembly, assemble
+from fedvi.study.config import Study, parse_study
+
+__all__ = ["VIEWS", "Cell", "Lever", "Needs", "changed", "levers", "needs", "rows_of", "table"]
+
+VIEWS = ("message", "aggregate")
+
+# ε as multiples of the study's, and records as multiples of the study's.
+_EPSILONS, _RECORDS = (0.25, 0.5, 1.0, 2.0, 4.0), (1.0, 2.0, 4.0)
+# Between these an ε is looked for, and factors of records and of sites.
+_LEAST_EPSILON, _MOST_EPSILON, _MOST_TIMES = 0.05, 20.0, 256
+_HALVINGS = 7
+# A lever that narrows intervals by less is not worth a word.
+_WORTH = 0.03
+
+
+class Cell(NamedTuple):
+    """One study of a table.
+
+    Attributes:
+      epsilon, view: of it.
+      times: its records, as a multiple of the study's.
+      records: at all sites together.
+      detectable, open_detectable: the median of the smallest effects, with noise and without.
+      multiple: the median width, as a multiple of that without noise.
+    """
+
+    epsilon: float
+    view: str
+    times: float
+    records: int
+    detectable: float
+    open_detectable: float
+    multiple: float
+
+
+class Needs(NamedTuple):
+    """What it takes to tell an effect from none in four of five studies; None where nothing does.
+
+    Attributes:
+      name: of the coefficient.
+      effect: its size, on the scale of coefficients.
+      detectable, open_detectable: the smallest effects of the study as it is, with noise and without.
+      epsilon: that would do, at these records.
+      records: at each site, at this ε.
+      sites: of such a size, at this ε.
+    """
+
+    name: str
+    effect: float
+    detectable: float
+    open_detectable: float
+    epsilon: float | None
+    records: int | None
+    sites: int | None
+
+
+class Lever(NamedTuple):
+    """One change of a study, and what it does.
+
+    Attributes:
+      what: the change, in words.
+      narrower: by which share the median interval of a covariate would be narrower.
+    """
+
+    what: str
+    narrower: float
+
+
+def changed(
+    study: Study,
+    *,
+    epsilon: float | None = None,
+    times: float = 1.0,
+    sites: int | None = None,
+    view: str | None = None,
+    formula: str | None = None,
+) -> Study:
+    """Returns a study with other numbers.
+
+    Args:
+      study: as it is.
+      epsilon: of the promise.
+      times: by how much the records of each site are multiplied.
+      sites: how many; more than there are hold what the median site holds.
+      view: of the promise.
+      formula: of the model.
+    """
+    raw = study.as_written()
+    if epsilon is not None:
+        raw["privacy"]["epsilon"] = epsilon
+    if view is not None:
+        raw["privacy"]["view"] = view
+        for name in ("least_reporting", "colluding"):
+            raw["privacy"].pop(name, None)
+    # The noise is calibrated anew.
+    raw["solver"].pop("noise_multiplier", None)
+    if formula is not None:
+        raw["model"]["formula"] = formula
+    most = raw["data"].get("max_records", 1000)
+    raw["data"]["max_records"] = max(1, round(most * times))
+    for client in raw["clients"]:
+        client["expected_records"] = max(1, round(client.get("expected_records", most) * times))
+    if sites is not None:
+        held = int(np.median([client["expected_records"] for client in raw["clients"]]))
+        more = range(len(raw["clients"]), sites)
+        raw["clients"] = raw["clients"][:sites]
+        raw["clients"] += [{"name": f"planned-{n}", "expected_records": held} for n in more]
+    return parse_study(raw)
+
+
+def table(assembly: Assembly) -> tuple[Cell, ...]:
+    """Returns the smallest effects over ε, records and views; those that cannot be run are left out."""
+    promise = assembly.study.privacy.promise
+    if promise is None:
+        return ()
+    study, made, found = assembly.study, made_up(assembly), []
+    for view in VIEWS:
+        for epsilon in (promise.epsilon * part for part in _EPSILONS):
+            for times in _RECORDS:
+                make = functools.partial(changed, study, epsilon=epsilon, times=times, view=view)
+                one = _of(make, made)
+                if one is not None:
+                    median = [row.open_detectable for row in one.rows if is_effect(row.name)]
+                    found.append(
+                        Cell(
+                            *(epsilon, view, times, one.records, one.detectable),
+                            float(np.median(median or [math.inf])),
+                            one.multiple,
+                        )
+                    )
+    return tuple(found)
+
+
+def needs(assembly: Assembly, name: str, effect: float) -> Needs:
+    """Looks for the ε, the records and the number of sites that tell an effect from none.
+
+    Args:
+      assembly: of a private study.
+      name: of a coefficient.
+      effect: on its scale, above 0; of a ratio r, |log r|.
+
+    Raises:
+      ConfigError: the study has no such coefficient.
+    """
+    study, made = assembly.study, made_up(assembly)
+    now = widths(assembly, made=made)
+    names = [row.name for row in now.rows]
+    if name not in names:
+        raise errors.ConfigError(
+            f"--effect names {name!r}, which is no coefficient of the study",
+            errors.did_you_mean(name, names),
+        )
+    row = now.rows[names.index(name)]
+
+    def does(make: Callable[[], Study]) -> bool:
+        found = _of(make, made)
+        return found is not None and found.rows[names.index(name)].detectable <= effect
+
+    epsilon = None
+    if study.privacy.private:
+        epsilon = _least(
+            lambda value: does(lambda: changed(study, epsilon=value)), _LEAST_EPSILON, _MOST_EPSILON
+        )
+    held = float(
+        np.median(
+            [client.expected_records or study.data.max_records or 1000 for client in study.clients]
+        )
+    )
+    times = _least(lambda value: does(lambda: changed(study, times=value)), 1.0 / 16, _MOST_TIMES)
+    records = None if times is None else math.ceil(held * times)
+    count = _least(
+        lambda value: does(lambda: changed(study, sites=max(1, round(value)))), 1.0, _MOST_TIMES
+    )
+    sites = None if count is None else math.ceil(count)
+    return Needs(name, effect, row.detectable, row.open_detectable, epsilon, records, sites)
+
+
+def levers(assembly: Assembly) -> tuple[Lever, ...]:
+    """Returns what would narrow the intervals of a private study, the most first."""
+    study, promise = assembly.study, assembly.study.privacy.promise
+    if promise is None or why_not(assembly):
+        return ()
+    made = made_up(assembly)
+    before = widths(assembly, 1, made)
+    tried: list[tuple[str, dict[str, Any]]] = [
+        (
+            f"ε = {2.0 * promise.epsilon:g} in the place of {promise.epsilon:g}",
+            {"epsilon": 2.0 * promise.epsilon},
+        ),
+        ("twice the records at each site", {"times": 2.0}),
+        (
+            f"{2 * len(study.clients)} sites in the place of {len(study.clients)}",
+            {"sites": 2 * len(study.clients)},
+        ),
+    ]
+    if study.sums is None and len(study.clients) > 1:
+        tried.append(('view = "aggregate", where the server can be trusted', {"view": "aggregate"}))
+    fewer = _fewer_columns(assembly)
+    if fewer:
+        tried.append(("half of the columns", {"formula": fewer}))
+    found = []
+    for what, change in tried:
+        same = None if "formula" in change else made
+        after = _of(functools.partial(changed, study, **change), same)
+        if after is not None:
+            found.append(Lever(what, 1.0 - _ratio(before, after)))
+    return tuple(
+        sorted((one for one in found if one.narrower > _WORTH), key=lambda one: -one.narrower)
+    )
+
+
+def _ratio(before: Widths, after: Widths) -> float:
+    """Returns the median of new to old widths, over the effects that both have."""
+    old = {row.name: row.sd for row in before.rows}
+    new = [row.sd / old[row.name] for row in after.rows if is_effect(row.name) and row.name in old]
+    return float(np.median(new)) if new else 1.0
+
+
+def _fewer_columns(assembly: Assembly) -> str:
+    """Returns the formula with the first half of its terms; "" where one is left."""
+    design, text = assembly.design, assembly.study.formula or ""
+    terms = [":".join(term) for term in design.terms if term]
+    if len(terms) < 2 or design.offset is not None:
+        return ""
+    kept = [*([] if () in design.terms else ["0"]), *terms[: (len(terms) + 1) // 2]]
+    return f"{text.partition('~')[0].strip()} ~ {' + '.join(kept)}"
+
+
+def _of(make: Callable[[], Study], made: MadeUp | None = None) -> Widths | None:
+    """Returns the widths of a study; None where it cannot be carried out, or is not foretold."""
+    try:
+        assembly = assemble(make())
+    except errors.FedviError:
+        return None
+    return None if why_not(assembly) else widths(assembly, 1, made)
+
+
+def _least(does: Callable[[float], bool], low: float, high: float) -> float | None:
+    """Returns the smallest number that does, within some per cent; None where none does."""
+    if not does(high):
+        return None
+    if does(low):
+        return low
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if does(middle) else (middle, high)
+    return high
+
+
+def rows_of(cells: Sequence[Cell], view: str) -> Iterator[tuple[float, list[Cell]]]:
+    """Yields each ε of a view with its cells, by records."""
+    for epsilon in sorted({cell.epsilon for cell in cells if cell.view == view}):
+        yield epsilon, [cell for cell in cells if cell.view == view and cell.epsilon == epsilon]

@@ -1,0 +1,388 @@
+"""Predicts how wide the intervals of a study will be, from public numbers alone.
+
+The server's own reckoning (``LocalSolver.stand``) is rehearsed on expected sums of made-up records with
+noise of the study's size, so that a plan follows whatever the server does with noise.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam.base import is_full
+from fedvi.expfam.gaussian import GaussianEta
+from fedvi.planning import made_up
+from fedvi.planning.made_up import MadeUp
+from fedvi.study.build import Assembly
+from fedvi.study.spec import shared_parts
+from fedvi.updates.base import Fold, LocalSolver, Standing
+from fedvi.updates.coordinates import Coordinates
+
+__all__ = [
+    "Z95",
+    "Width",
+    "Widths",
+    "detectable",
+    "expectation",
+    "is_effect",
+    "is_newton",
+    "open_sds",
+    "why_not",
+    "widths",
+]
+
+Z95 = 1.959963984540054
+"""The 97.5 % point of the standard normal."""
+
+# The 80 % point of the standard normal: how often an effect of the stated size is to be found.
+_Z80 = 0.8416212335729143
+_REPEATS = 3
+_MOST_ROUNDS = 1000
+_SEED = 8
+# An interval that is narrower by more than luck, where the study says how its column spreads.
+_LUCK = 0.6
+
+
+class Width(NamedTuple):
+    """What is expected of one coefficient's interval.
+
+    Attributes:
+      name, unit: of the coefficient.
+      sd: of the study as it is written.
+      open_sd: of a fit of the same records without noise.
+      prior_sd: of the prior.
+      detectable: the smallest effect that the interval would leave 0 out for in four of five studies; ∞
+        where there is none.
+      open_detectable: the same without noise.
+    """
+
+    name: str
+    unit: str
+    sd: float
+    open_sd: float
+    prior_sd: float
+    detectable: float
+    open_detectable: float
+
+    @property
+    def multiple(self) -> float:
+        """The width as a multiple of that without noise."""
+        return self.sd / self.open_sd
+
+
+class Widths(NamedTuple):
+    """What is expected of a study's intervals.
+
+    Attributes:
+      rows: of the coefficients, in their order.
+      records: at all clients together, as the plan takes them.
+      ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
+      assumed: what was taken for granted, one clause each.
+    """
+
+    rows: tuple[Width, ...]
+    records: int
+    ratio: str
+    assumed: tuple[str, ...]
+
+    @property
+    def multiple(self) -> float:
+        """The median of the multiples."""
+        return float(np.median([row.multiple for row in self.rows]))
+
+    @property
+    def detectable(self) -> float:
+        """The median of the smallest effects, of coefficients that are compared with 0."""
+        return float(
+            np.median([row.detectable for row in self.rows if is_effect(row.name)] or [math.inf])
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON; an infinite effect is None."""
+        rows = [row._asdict() | {"multiple": row.multiple} for row in self.rows]
+        for row in rows:
+            for name in ("detectable", "open_detectable"):
+                row[name] = row[name] if math.isfinite(row[name]) else None
+        return {
+            "records": self.records,
+            "ratio": self.ratio,
+            "coefficients": rows,
+            "assumed": list(self.assumed),
+        }
+
+
+def is_effect(name: str) -> bool:
+    """Says whether a coefficient is compared with 0: neither an intercept nor a baseline."""
+    return not (name.endswith("(Intercept)") or name.startswith("baseline ("))
+
+
+def why_not(assembly: Assembly) -> str:
+    """Says why no width can be foretold; "" where it can."""
+    solver = assembly.solvers[assembly.clients[0]]
+    if not is_full(assembly.family) or shared_parts.PRIOR in assembly.solvers:
+        return "widths are planned for a full Gaussian posterior with a normal prior"
+    if not made_up.is_known(assembly):
+        return "widths are planned for regressions of one number, a yes or no, or a time until an event"
+    if assembly.noise_multiplier and assembly.schedule.rounds > _MOST_ROUNDS:
+        return f"widths are planned for {_MOST_ROUNDS:,} rounds at most: 20 to 50 are enough"
+    if assembly.noise_multiplier is not None and not is_newton(solver):
+        return (
+            f"the intervals of solver {solver.name} are not foretold: write solver kind "
+            '"site_release", whose intervals hold the noise'
+        )
+    return ""
+
+
+def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = None) -> Widths:
+    """Predicts the intervals of a study; see ``why_not``.
+
+    Without noise the precision is the prior's and that of all records at the coefficients that
+    ``made_up`` takes. With noise, the server's rounds are rehearsed: in each, the gradient that all
+    records are expected to have at the mean of then, and their curvature, both as far as clipping leaves
+    them, with the noise of all clients; sds are averaged over repeats. Clients hold records of one kind,
+    and all answer in every round.
+
+    Args:
+      assembly: the study.
+      repeats: how often the noise is drawn.
+      made: records of the same formula and columns, where they were made up before.
+    """
+    records, model = sum(made_up.records_of(assembly)), assembly.model
+    made = made_up.made_up(assembly) if made is None else made
+    open_sd, prior = open_sds(assembly, made), np.asarray(assembly.prior.J, np.float64)
+    prior_sd = _sds(prior)
+    sd = open_sd
+    if assembly.noise_multiplier:
+        rehearsal = _Rehearsal.of(assembly, made, records)
+        found = [rehearsal.sds(np.random.default_rng(_SEED + index)) for index in range(repeats)]
+        sd = np.maximum(np.mean(found, axis=0), open_sd)
+    values = zip(model.names, assembly.units, sd, open_sd, prior_sd, strict=True)
+    rows = tuple(
+        Width(
+            *(name, unit, float(wide), float(narrow), float(before)),
+            detectable(float(wide), float(before)),
+            detectable(float(narrow), float(before)),
+        )
+        for name, unit, wide, narrow, before in values
+    )
+    ratio = shared_parts.ratio(assembly.study)
+    return Widths(rows, records, ratio, tuple(made_up.assumptions(assembly)))
+
+
+def open_sds(assembly: Assembly, made: MadeUp) -> np.ndarray:
+    """Returns the sds of a fit of all records without noise, at a normal prior and a full Gaussian, [D]."""
+    precision = np.asarray(assembly.prior.J, np.float64) + made.curvature * sum(
+        made_up.records_of(assembly)
+    )
+    return _sds(precision)
+
+
+def _sds(precision: np.ndarray) -> np.ndarray:
+    """Returns the sds of a precision [D, D]; a direction that float64 cannot tell from 0 is very wide."""
+    diagonal = np.diagonal(precision)
+    if not diagonal.min() > 0.0:
+        raise errors.ConfigError(
+            "no width can be foretold: the records that could be made up do not fit the model's outcome",
+            "say what is expected of the response: `expected` under its [data.schema]",
+        )
+    lengths = np.sqrt(diagonal)
+    values, vectors = np.linalg.eigh(precision / np.outer(lengths, lengths))
+    return np.asarray(np.sqrt((vectors**2 / np.maximum(values, 1e-12)).sum(axis=1)) / lengths)
+
+
+def expectation(assembly: Assembly) -> dict[str, Any] | None:
+    """Returns what a run will be held against, plain.
+
+    Returns:
+      records: at all clients; sds: without noise, by coordinate; least: what they are at least, of records
+      that tell as much as any of those that were made up, where the study does not say how columns spread;
+      kept: sds ÷ those of what clipping leaves of the curvature.
+      None where no records can be made up that fit.
+    """
+    if not is_full(assembly.family) or shared_parts.PRIOR in assembly.solvers:
+        return None
+    if not made_up.is_known(assembly):
+        return None
+    made, records = made_up.made_up(assembly), sum(made_up.records_of(assembly))
+    try:
+        sds = kept = open_sds(assembly, made)
+        if assembly.noise_multiplier and not why_not(assembly):
+            random = np.random.default_rng(_SEED)
+            kept = _Rehearsal.of(assembly, made, records).kept_sds(random)
+    except (
+        errors.ConfigError
+    ):  # of an outcome of the study's own, nothing is known that could be made up
+        return None
+    return {
+        "records": records,
+        "sds": [float(sd) for sd in sds],
+        "least": [float(sd) for sd in _least(assembly, made, records, sds)],
+        "kept": [float(narrow / wide) for narrow, wide in zip(sds, kept, strict=True)],
+    }
+
+
+def _least(assembly: Assembly, made: MadeUp, records: int, sds: np.ndarray) -> np.ndarray:
+    telling = (made.bend[..., None] * made.x**2).sum(axis=1).max(axis=0)
+    bound = 1.0 / np.sqrt(np.diagonal(np.asarray(assembly.prior.J, np.float64)) + records * telling)
+    said = made_up.stated(assembly)
+    known = np.array([name in said for name in assembly.model.names])
+    return np.where(known, _LUCK * sds, np.minimum(_LUCK * sds, bound))
+
+
+def detectable(sd: float, prior_sd: float) -> float:
+    """Returns the smallest effect whose 95 % interval leaves 0 out in four of five studies.
+
+    With ρ = sd² / s₀², the posterior mean of an effect b is about (1 − ρ)·b with a scatter of
+    sd·√(1 − ρ): what the prior holds back, and what records and noise scatter. It is to be 1.96 sd beyond
+    0 with probability 0.8.
+
+    Returns:
+      ∞ where the posterior is the prior.
+
+    >>> round(detectable(0.1, 100.0), 3)
+    0.28
+    """
+    left = 1.0 - (sd / prior_sd) ** 2
+    return math.inf if left <= 1e-3 else (Z95 + _Z80 * math.sqrt(left)) * sd / left
+
+
+def is_newton(solver: LocalSolver) -> bool:
+    """Says whether an answer is a gradient and a curvature at the q that was handed out."""
+    return solver.stand is not None and set(solver.adds_up or ()) == {"gradient", "curvature"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rehearsal:
+    """What the server's rounds are rehearsed with.
+
+    Attributes:
+      family, prior, rounds: of the study.
+      solver: of the clients.
+      made: the records, of which there are so many.
+      gradient_sd, curvature_sd: of the noise of all clients together, as one.
+      weight: by which a curvature is multiplied before it is clipped.
+    """
+
+    family: Any
+    prior: GaussianEta
+    rounds: int
+    solver: LocalSolver
+    made: MadeUp
+    records: int
+    gradient_sd: float
+    curvature_sd: float
+    weight: float
+
+    @classmethod
+    def of(cls, assembly: Assembly, made: MadeUp, records: int) -> "_Rehearsal":
+        solver = assembly.solvers[assembly.clients[0]]
+        known: Any = solver.stand
+        more = math.sqrt(len(assembly.clients))
+        gradient, curvature = (
+            float(known.keywords[name]) * more for name in ("gradient_sd", "curvature_sd")
+        )
+        return cls(
+            family=assembly.family,
+            prior=assembly.prior,
+            rounds=assembly.schedule.rounds,
+            solver=solver,
+            made=made,
+            records=records,
+            gradient_sd=gradient,
+            curvature_sd=curvature,
+            weight=gradient / curvature,
+        )
+
+    def kept_sds(self, random: np.random.Generator) -> np.ndarray:
+        """Returns the sds without noise of what clipping leaves of the curvature, [D]."""
+        _, _, clean = self._begun(random)
+        return _sds(self.prior.J + clean)
+
+    def _begun(
+        self, random: np.random.Generator
+    ) -> tuple[Standing | None, Coordinates, np.ndarray]:
+        """Returns what stands after a survey, its coordinates, and the curvature that all will send."""
+        size = self.family.size
+        standing, at = None, Coordinates(np.zeros(size), np.ones(size), 0)
+        if self.solver.survey is not None:
+            nothing = GaussianEta(np.zeros(size), np.zeros((size, size)))
+            standing = self._stood(nothing, None, {"all": self._surveyed(random)})
+            at = standing.coordinates or at
+        return standing, at, at.outward(GaussianEta(np.zeros(size), self._kept(at))).J
+
+    def sds(self, random: np.random.Generator) -> np.ndarray:
+        """Returns the sds of what the server would report after all rounds, [D].
+
+        Noise beyond what float64 inverts leaves the prior's.
+        """
+        try:
+            return self._rehearsed(random)
+        except np.linalg.LinAlgError:
+            return np.asarray(self.family.moments(self.prior)[1])
+
+    def _rehearsed(self, random: np.random.Generator) -> np.ndarray:
+        size = self.family.size
+        standing, at, clean = self._begun(random)
+        truth, rounds = np.zeros(size), self.rounds - (standing is not None)
+        for _ in range(rounds):
+            mean = self.family.moments(self.prior if standing is None else standing.handed_out)[0]
+            noise = at.outward(self._noise(random))
+            gradient, curvature = clean @ (truth - mean) + noise.h, clean + noise.J
+            site = GaussianEta(gradient + curvature @ mean, curvature)
+            standing = self._stood(site, standing, {})
+        reported = self.prior if standing is None else standing.reported
+        return np.asarray(self.family.moments(reported)[1])
+
+    def _stood(
+        self, site: GaussianEta, before: Standing | None, surveys: dict[str, Any]
+    ) -> Standing:
+        asked = self.prior if before is None else before.handed_out
+        posterior = GaussianEta(self.prior.h + site.h, self.prior.J + site.J)
+        fold = Fold(self.prior, self.prior, posterior, {"all": site}, {"all": asked}, 1.0, surveys)
+        stand: Any = self.solver.stand
+        return stand(
+            self.family, fold, before, gradient_sd=self.gradient_sd, curvature_sd=self.curvature_sd
+        )
+
+    def _surveyed(self, random: np.random.Generator) -> GaussianEta:
+        """Returns the sums of a survey, as far as clipping leaves them, with their noise."""
+        survey: Any = self.solver.survey
+        x = self.made.x[:, 0, :].copy()
+        squares = x**2
+        for part in (x, squares):
+            part[:, survey["constant"]] *= survey["emphasis"]
+        length = np.sqrt((x**2 + squares**2).sum(axis=1)) / survey["unit"]
+        kept = np.minimum(1.0, 1.0 / np.maximum(length, 1e-300))[:, None]
+        noise = self.gradient_sd * survey["unit"] * random.standard_normal((2, self.family.size))
+        first, second = ((kept * part).mean(axis=0) * self.records for part in (x, squares))
+        return GaussianEta(first + noise[0], np.diag(second + noise[1]))
+
+    def _kept(self, at: Coordinates) -> np.ndarray:
+        """Returns the curvature of all records in coordinates, as far as weights and clipping leave it."""
+        made, limit = self.made, float(self.solver.clip_norm or math.inf)
+        x = (made.x - made.x[..., at.constant, None] * at.centre) * at.scale
+        slope = made.slope if made.steepest is None else made.steepest
+        if x.shape[1] == 1:
+            square = (x**2).sum(axis=2)
+            longest = np.hypot(slope * np.sqrt(square), self.weight * made.bend * square)[:, 0]
+        else:
+            gradients = np.einsum("nk,nkd->nd", slope, x)
+            hessians = np.einsum("nk,nkd,nke->nde", made.bend, x, x)
+            longest = np.hypot(
+                np.linalg.norm(gradients, axis=1),
+                self.weight * np.linalg.norm(hessians, axis=(1, 2)),
+            )
+        kept = np.minimum(1.0, limit / np.maximum(longest, 1e-300))
+        whole = np.einsum("n,nk,nkd,nke->de", kept, made.bend, x, x, optimize=True)
+        return np.asarray(whole * self.records / len(x))
+
+    def _noise(self, random: np.random.Generator) -> GaussianEta:
+        size = self.family.size
+        rows, columns = np.tril_indices(size)
+        drawn = self.curvature_sd * random.standard_normal(len(rows))
+        curvature = np.zeros((size, size))
+        drawn = np.where(rows == columns, drawn, drawn / math.sqrt(2.0))
+        curvature[rows, columns] = curvature[columns, rows] = drawn
+        return GaussianEta(self.gradient_sd * random.standard_normal(size), curvature)

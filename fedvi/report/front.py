@@ -1,0 +1,189 @@
+"""The first page of a report: what was found and what was promised, for whoever reads nothing else."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fedvi.privacy.statement import guessed
+from fedvi.report import figures, tables
+from fedvi.report.canvas import Figure
+from fedvi.report.contents import UNRECORDED, Coefficient, Contents
+from fedvi.report.sections import Table
+from fedvi.report.wording import as_sentence, percent_up, sites_in_words
+
+__all__ = ["Front", "front"]
+
+# A table and a figure of more would not fit beside the rest on one page.
+_MOST = 8
+_SEEN = {
+    "message": "every message that left the sites",
+    "aggregate": "the sums over all sites that the server published",
+}
+
+
+class Front(NamedTuple):
+    """The first page.
+
+    Attributes:
+      asked: what the study asks, and of whom: sentences.
+      answer: the verdict, in sentences.
+      effects: the effects, those that stand out first; None where nothing is compared with none.
+      figure: (caption, the same effects drawn); None without a table.
+      reading: how to read the table, and what not to conclude: sentences.
+      privacy: what was promised to each record: sentences.
+      is_whole: whether the figure has all effects, so that none is needed elsewhere.
+    """
+
+    asked: tuple[str, ...]
+    answer: tuple[str, ...]
+    effects: Table | None
+    figure: tuple[str, Figure] | None
+    reading: tuple[str, ...]
+    privacy: tuple[str, ...]
+    is_whole: bool
+
+
+def front(contents: Contents) -> Front:
+    """Lays out the first page."""
+    ratio = contents.ratio if contents.gaussian else ""
+    effects = [row for row in contents.coefficients if _is_effect(row, ratio)]
+    effects = effects if contents.gaussian and contents.outcome else []
+    clear = [row for row in effects if _is_clear(contents, row)]
+    # Those that stand out first, and each group as the study lists it.
+    shown = (clear + [row for row in effects if row not in clear])[:_MOST]
+    table = figure = None
+    if shown:
+        table, drawn = _table(contents, shown, ratio), figures.forest(shown, ratio)
+        figure = (
+            f"{ratio.capitalize()} ratios with 95 % intervals"
+            if ratio
+            else "Effects with 95 % intervals",
+            # It stands beside the table, where there is room for no wider one.
+            drawn._replace(svg=drawn.narrow),
+        )
+    return Front(
+        tuple(_asked(contents)),
+        tuple(map(as_sentence, contents.verdict)),
+        table,
+        figure,
+        tuple(_reading(contents, ratio, shown, len(effects) - len(shown))) if shown else (),
+        tuple(_privacy(contents)),
+        0 < len(shown) == len(contents.coefficients) - _apart(contents),
+    )
+
+
+def _apart(contents: Contents) -> int:
+    """Counts what is an intercept, and compared with nothing."""
+    return sum(row.name.endswith("(Intercept)") for row in contents.coefficients)
+
+
+def _is_effect(row: Coefficient, ratio: str) -> bool:
+    """Whether a coefficient is compared with no effect, and can be read alone."""
+    if row.name.endswith("(Intercept)") or row.name.startswith(("baseline (", "log τ: ")):
+        return False
+    return not ratio or row.ratio is not None
+
+
+def _is_clear(contents: Contents, row: Coefficient) -> bool:
+    if contents.stand_out is not None:
+        return row.name in contents.stand_out
+    return row.lower > 0.0 or row.upper < 0.0
+
+
+def _asked(contents: Contents) -> Iterator[str]:
+    """Yields the question, and how it was answered."""
+    if contents.outcome:
+        yield f"What goes with {contents.outcome}?"
+    one = len(contents.sites) == 1
+    if contents.source == "simulation":
+        yield (
+            "This was a simulation: one program read the records of all sites "
+            f"({sites_in_words(contents)})."
+        )
+    else:
+        yield f"The records stayed at {'one site' if one else 'their sites'} ({sites_in_words(contents)})."
+    yield (
+        f"{'It' if one else 'Each'} sent only numbers made of all its records, with random noise added."
+        if contents.protected
+        else f"{'It' if one else 'Each'} sent statistics without noise: no record is protected."
+    )
+
+
+def _table(contents: Contents, shown: list[Coefficient], ratio: str) -> Table:
+    # Curves and interactions compare nothing that a few words say.
+    said_what = any(row.ratio_note or row.compared for row in shown)
+    names = (
+        "effect",
+        *(("compared",) if said_what else ()),
+        f"{ratio} ratio (95 %)" if ratio else "effect (95 %)",
+        "the data say",
+    )
+    rows = []
+    for row in shown:
+        if ratio and row.ratio is not None:
+            number = (
+                f"{tables.number(row.ratio, 3)} ({tables.limit(row.ratio_lower)} to "
+                f"{tables.limit(row.ratio_upper)})"
+            )
+        else:
+            number = f"{tables.number(row.mean, 3)} ({row.lower:.2f} to {row.upper:.2f})"
+        said = "open"
+        if _is_clear(contents, row):
+            said = f"{'higher' if row.mean > 0.0 else 'lower'} {ratio}".rstrip()
+        what = ((row.ratio_note or row.compared or "–"),) if said_what else ()
+        rows.append((row.shown, *what, number, said))
+    more = any(not _is_clear(contents, row) for row in shown)
+    caption = "Effects" + (", those that stand out first" if more else "")
+    return Table(caption, names, tuple(rows), ("effect", "compared", "the data say"))
+
+
+def _reading(contents: Contents, ratio: str, shown: list[Coefficient], more: int) -> Iterator[str]:
+    noise = " and the noise" if contents.noised else ""
+    said = (
+        f"A ratio above 1 means higher {ratio} of {contents.outcome}, below 1 lower {ratio}"
+        if ratio
+        else f"An effect above 0 means a higher {contents.outcome}, below 0 a lower one"
+    )
+    yield (
+        f"{said}, for what is compared and all else in the model equal. The true value lies in the "
+        "interval with probability 95 %, if the model and its prior are right."
+    )
+    yield (
+        f"“Open” means that the records{noise} do not tell higher from lower. It does not mean that there "
+        "is no effect."
+    )
+    yield "These are associations. They do not say what a treatment or any other change would do."
+    if any(UNRECORDED in (row.ratio_note, row.compared) for row in shown):
+        yield (
+            "“Missing” compares records without a value to others: it may only show who did not measure it."
+        )
+    if more:
+        yield f"{more} more effects are in the table of the posterior."
+
+
+def _privacy(contents: Contents) -> Iterator[str]:
+    """Yields what was promised, as the odds of a guess."""
+    together = contents.consortium or next(iter(contents.statements), None)
+    if not contents.protected or together is None or not together.claims:
+        yield "Nothing was promised: what left the sites was not protected, and may tell of single records."
+        return
+    own = [claim for claim in together.claims if claim.view == together.claims[0].view]
+    view, unit = own[0].view, together.unit
+    odds = [
+        f"asked {guessed(claim.relation, unit)}, at most {percent_up(claim.right)} of the guesses are right"
+        for claim in own
+    ]
+    yield (
+        f"Suppose that somebody sees {_SEEN.get(view, view)} and knows all else about the records. "
+        f"{as_sentence('; '.join(odds))} Without the study it would be 50 %."
+    )
+    figured = [
+        f"ε = {tables.bound(claim.epsilon)} at δ = {tables.bound(claim.delta)} under "
+        + figures.relation_words(claim.relation)
+        + ("" if claim.promised is None else f", where the study allows {claim.promised:g}")
+        for claim in own
+    ]
+    same = " Both describe the same noise: never add them." if len(own) > 1 else ""
+    yield (
+        f"In figures: {'; '.join(figured)}, computed anew from the sites' ledgers.{same}"
+        + (" The last pages are statements to be signed." if contents.statements else "")
+    )

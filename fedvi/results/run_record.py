@@ -1,0 +1,157 @@
+"""What a run released, of a simulation or a server alike, and what follows from it; needs no JAX."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi.results import verdict as verdicts
+from fedvi.results.influence import alone, as_rows, curvature_noise, influence, left_out
+from fedvi.results.verdict import Verdict
+from fedvi.run.server_plan import ServerPlan
+from fedvi.server.core import protocol
+from fedvi.server.core.protocol import ServerSpec, ServerState, Update
+from fedvi.study.config import Study
+from fedvi.study.spec.coefficients import MOST, coefficients
+from fedvi.typing import PRIOR, Eta
+from fedvi.updates.base import Standing
+
+__all__ = [
+    "IMPROPER",
+    "RunRecord",
+    "influence_rows",
+    "of_server",
+    "prior_rows",
+    "verdict_of",
+]
+
+IMPROPER = "the factors' product was improper: the posterior shown is its projection"
+"""What is said of a run whose factors make no q."""
+
+# Shifts by client and coefficient that are computed at most.
+_MOST_SHIFTS = 100_000
+
+
+class RunRecord(NamedTuple):
+    """What a run released, and the public parts of its study.
+
+    Attributes:
+      study: of the run.
+      clients: the data holders, in the order of the study.
+      names, units: of θ's coordinates.
+      family: of the posterior.
+      prior: η_0, proper.
+      posterior: η of the q that is reported.
+      factors: worker → η_m.
+      history: all folds.
+      standing: what the server made of noisy factors at last; None where it adds them up.
+      stand: what made it, see ``LocalSolver.stand``; None where nothing does.
+      is_projected: whether Σ factors was improper at the end, so that q is a projection.
+      is_summed: whether sums over clients alone are published, so that no factor is a client's.
+      mark: printed beside every claim; empty if nothing needs saying.
+    """
+
+    study: Study
+    clients: Sequence[str]
+    names: Sequence[str]
+    units: Sequence[str]
+    family: Any
+    prior: Eta
+    posterior: Eta
+    factors: Mapping[str, Eta]
+    history: Sequence[Update]
+    standing: Standing | None
+    stand: Callable[..., Any] | None
+    is_projected: bool
+    is_summed: bool
+    mark: str
+
+    @property
+    def has_prior_factor(self) -> bool:
+        """Whether the prior is a factor of its own, which no mean and sd tells."""
+        return PRIOR in self.factors
+
+    def rows(self, pooled: Eta | None = None) -> list[dict[str, Any]]:
+        """Lists the posterior by coordinate; see ``fedvi.study.spec.coefficients``."""
+        return coefficients(self.family, self.posterior, self.names, self.units, self.study, pooled)
+
+
+def of_server(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> RunRecord:
+    """Returns what a server's run released."""
+    return RunRecord(
+        study=plan.study,
+        clients=plan.clients,
+        names=plan.names,
+        units=plan.units,
+        family=spec.family,
+        prior=spec.prior,
+        posterior=protocol.reported(spec, state),
+        factors=state.factors,
+        history=state.history,
+        standing=state.standing,
+        stand=spec.stand,
+        is_projected=state.standing is None and not spec.family.is_proper(state.posterior),
+        is_summed=spec.gather is not None,
+        mark=plan.mark,
+    )
+
+
+def influence_rows(run: RunRecord) -> list[dict[str, Any]] | None:
+    """Lists what each client contributed; see ``fedvi.results.influence``.
+
+    Returns:
+      By client: precision_share, shift_in_sds (coefficient → shift without the client; None with a
+      reason) and reason. None for a family that has no such answer, where the list would be very long, or
+      where nobody is to see what one client answered.
+    """
+    # Factors of a sum are parts of it, and no client's.
+    if run.is_summed or len(run.names) * len(run.clients) > _MOST_SHIFTS:
+        return None
+    without, own = None, None
+    if run.stand is not None:
+        told = (run.family, run.stand, run.prior, run.factors, run.standing)
+        without, own = left_out(*told, run.history), alone(*told, run.history)
+    found = influence(
+        run.family,
+        run.prior,
+        run.factors,
+        run.clients,
+        run.stand is not None,
+        without,
+        curvature_noise(run.stand),
+        own,
+    )
+    return None if found is None else as_rows(found, run.names)
+
+
+def prior_rows(run: RunRecord) -> list[dict[str, float]] | None:
+    """Lists mean and sd of the prior, for the coordinates that ``RunRecord.rows`` lists.
+
+    Returns:
+      None where the prior is no member of the family: it is then a factor of its own, which is refined
+      beside the clients and told by no mean and sd.
+    """
+    if run.has_prior_factor:
+        return None
+    mean, sd = run.family.moments(run.prior)
+    listed = zip(mean[:MOST].tolist(), sd[:MOST].tolist(), strict=True)
+    return [{"mean": middle, "sd": spread} for middle, spread in listed]
+
+
+def verdict_of(run: RunRecord, expected: Mapping[str, Any] | None) -> Verdict:
+    """Judges a run by what it released; see ``fedvi.results.verdict``.
+
+    Args:
+      run: that ended.
+      expected: what it is held against, see ``fedvi.planning.widths.expectation``.
+    """
+    prior, open_sd = prior_rows(run), None
+    if prior is not None:
+        before = np.asarray(run.family.moments(run.prior)[1])
+        open_sd = verdicts.open_sds(run.family, run.standing, before, expected)
+    moves = [
+        (update.gap.mean_shift, *update.gap[2:]) for update in run.history if update.gap is not None
+    ]
+    shares = {row["client"]: row["precision_share"] for row in influence_rows(run) or ()}
+    found = verdicts.judge(run.study, run.rows(), prior, moves, shares, open_sd, expected)
+    return found._replace(alarms=(*found.alarms, IMPROPER)) if run.is_projected else found

@@ -1,0 +1,331 @@
+"""The verdict on a finished run: what a reader needs first. NumPy alone, since servers say it too."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi.data.expected import parse_expected
+from fedvi.report import tables
+from fedvi.study.config import Study
+from fedvi.study.spec import regressions, shared_parts
+from fedvi.updates.abilities import ability
+
+__all__ = ["Verdict", "from_dict", "judge", "lines", "open_sds"]
+
+# An sd above the prior's by more is no rounding, and below so much of the expectation no luck.
+_WIDER, _NARROWER = 1.02, 0.6
+# A site that tells less than this part of its fair share tells next to nothing.
+_LITTLE = 0.1
+# A reference patient whose outcome is rarer, or surer, than this is not plausible.
+_RAREST = 1e-3
+# Odds that are so many times the declared ones.
+_FAR = math.log(30.0)
+# The released curvature is relied on where it narrows the prior by so much.
+_SEEN = 0.5
+_NAMED = 8
+# So many prior sds from where the prior has a coefficient is beyond what it takes for possible.
+_BEYOND = 4.0
+# An expectation without noise that is off by this factor, or more, was one of other records.
+_OTHER = 1.7
+# Where intervals are so much wider than without privacy, a reader wants to know what would help.
+_WIDE = 1.5
+
+
+class Verdict(NamedTuple):
+    """What a reader needs before any number.
+
+    Attributes:
+      effects: how many coefficients are compared with 0.
+      stand_out: those of them whose interval leaves 0 out.
+      multiples: coefficient → its width as a multiple of what a fit without noise is expected to have;
+        empty where nothing is expected.
+      records: that all sites are taken to hold; None where nothing is expected.
+      effective: how many records would tell as much without noise; None also where what was released tells
+        of other records than those that are declared.
+      settled: whether the last round moved nothing that noise does not explain; None if unknown, as after
+        a single round.
+      alarms: why the result is not to be relied on as it is, one sentence each; empty where it is.
+      helps: what would narrow intervals most; empty if unknown.
+    """
+
+    effects: int
+    stand_out: tuple[str, ...]
+    multiples: Mapping[str, float]
+    records: int | None
+    effective: int | None
+    settled: bool | None
+    alarms: tuple[str, ...]
+    helps: str = ""
+
+    @property
+    def multiple(self) -> float | None:
+        """The median of the multiples."""
+        return float(np.median(list(self.multiples.values()))) if self.multiples else None
+
+    @property
+    def wants_help(self) -> bool:
+        """Whether much of the width is privacy's, or most effects do not stand out."""
+        return 2 * len(self.stand_out) < self.effects or (self.multiple or 1.0) > _WIDE
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
+        return {**self._asdict(), "multiple": self.multiple, "lines": list(lines(self))}
+
+
+def from_dict(values: Mapping[str, Any] | None) -> Verdict | None:
+    """Reads what ``as_dict`` wrote; None of a result without a verdict."""
+    if not values:
+        return None
+    known = {name: values[name] for name in Verdict._fields}
+    known |= {name: tuple(known[name]) for name in ("stand_out", "alarms")}
+    return Verdict(**known)
+
+
+def open_sds(
+    family: Any, standing: Any, prior_sd: np.ndarray, expected: Mapping[str, Any] | None
+) -> np.ndarray | None:
+    """Returns the sds that a fit of the same records without noise is expected to have, [D]; or None.
+
+    What was released of the curvature tells more than what a study declares, which may be little, if it
+    stands out of the noise: where the posterior that is handed out, which holds no noise of the mean, is
+    much narrower than the prior. It is narrower still without the clipping.
+    """
+    planned = None if expected is None else np.asarray(expected["sds"], np.float64)
+    if standing is None or planned is None or expected is None:
+        return planned
+    own = np.asarray(family.moments(standing.handed_out)[1])
+    told = np.maximum(own * np.asarray(expected["kept"]), _NARROWER * planned)
+    return np.where(own < _SEEN * prior_sd, told, planned)
+
+
+def judge(
+    study: Study,
+    rows: Sequence[Mapping[str, Any]],
+    prior: Sequence[Mapping[str, float]] | None,
+    moves: Sequence[Sequence[float]],
+    shares: Mapping[str, float | None],
+    open_sd: np.ndarray | None = None,
+    expected: Mapping[str, Any] | None = None,
+    helps: str = "",
+) -> Verdict:
+    """Judges a finished run by what was released of it.
+
+    Args:
+      study: that was run.
+      rows: the posterior by coordinate, see ``fedvi.study.spec.coefficients``.
+      prior: mean and sd of the same; None if it has none.
+      moves: (largest move of a mean, surprise, jitter) of each round, in posterior sds.
+      shares: client → its share of the likelihood's precision; empty where nobody may know.
+      open_sd: see ``open_sds``.
+      expected: see ``fedvi.planning.widths.expectation``.
+      helps: what would narrow intervals most, in words.
+    """
+    effects = []
+    # Of topics, or of a function's parameters, nothing is compared with 0.
+    if study.formula is not None and not regressions.is_function(study.model.kind):
+        effects = [index for index, row in enumerate(rows) if _is_effect(row["name"])]
+    # Where noise made an interval wider than the prior, its place is noise, too.
+    stand_out = [
+        rows[i]["name"]
+        for i in effects
+        if (rows[i]["lower"] > 0.0 or rows[i]["upper"] < 0.0)
+        and (prior is None or rows[i]["sd"] <= _WIDER * prior[i]["sd"])
+    ]
+    solver = ability(study.solver.kind)
+    settled = None if len(moves) < 2 else tables.has_settled(*moves[-1])
+    if len(moves) == 1 and solver.conjugate:
+        settled = True  # in closed form
+    unheld = solver.unheld if study.privacy.private else ""
+    multiples: dict[str, float] = {}
+    records = effective = None
+    # Where nothing is protected, what is wider than expected is not privacy's doing; and the width of an
+    # interval that leaves the noise out says nothing of what noise costs.
+    if open_sd is not None and expected is not None and study.privacy.private and not unheld:
+        multiples = {
+            row["name"]: row["sd"] / float(sd) for row, sd in zip(rows, open_sd, strict=False)
+        }
+        records = int(expected["records"])
+        off = [float(open_sd[i]) / expected["sds"][i] for i in effects] or [1.0]
+        if 1.0 / _OTHER < np.median(off) < _OTHER:
+            sds = [rows[i]["sd"] for i in effects]
+            effective = _effective(records, sds, prior, open_sd, effects)
+    alarms = (
+        *_unsettled(moves, settled),
+        *([unheld] if unheld else []),
+        *_of_widths(rows, prior, effects, expected),
+        *_of_prior(rows, prior, effects),
+        *_of_shares(study, shares),
+        *_of_rate(study, rows),
+    )
+    return Verdict(
+        *(len(effects), tuple(stand_out), multiples, records, effective),
+        *(settled, tuple(alarms), helps),
+    )
+
+
+def lines(verdict: Verdict) -> Iterator[str]:
+    """Yields the verdict in sentences, the most important first."""
+    count, found = verdict.effects, verdict.stand_out
+    if count:
+        named = ", ".join(found[:_NAMED]) + (", …" if len(found) > _NAMED else "")
+        yield (
+            f"{len(found)} of {count} effects stand out, since “no effect” is outside their 95 % "
+            f"intervals: {named}"
+            if found
+            else f"none of {count} effects stands out: records and noise leave the direction open"
+        )
+    if verdict.multiple is not None and verdict.records is not None:
+        more = max(verdict.multiple, 1.0)
+        said = (
+            f"privacy makes the intervals about {more:.2g} times as wide"
+            if more > 1.05
+            else "intervals are about as wide as without privacy"
+        )
+        if verdict.effective is not None and more > 1.05:
+            # A part of the records, not how many: that is not published.
+            said += (
+                f": without noise, {_part(verdict.effective / verdict.records)} of the records would give "
+                "intervals as narrow"
+            )
+        yield said
+    if verdict.settled and not verdict.alarms:
+        yield (
+            "the run settled: more rounds would change little, though another run, with other noise, may "
+            "move an effect that is near the edge"
+        )
+    if verdict.settled is None and not verdict.alarms:
+        yield "whether the run settled is not known: that takes two rounds"
+    yield from (f"look out: {alarm}" for alarm in verdict.alarms)
+    if verdict.helps:
+        yield verdict.helps
+
+
+def _part(share: float) -> str:
+    return "less than 1 %" if share < 0.01 else f"about {100.0 * share:.0f} %"
+
+
+def _is_effect(name: str) -> bool:
+    return not (name.endswith("(Intercept)") or name.startswith(("baseline (", "log τ: ")))
+
+
+def _effective(
+    records: int,
+    sds: Sequence[float],
+    prior: Sequence[Mapping[str, float]] | None,
+    open_sd: np.ndarray,
+    effects: Sequence[int],
+) -> int | None:
+    """Returns the median over effects of the records whose precision, without noise, is that of the run."""
+    if prior is None or not effects:
+        return None
+    before = np.array([prior[i]["sd"] for i in effects]) ** -2.0
+    told = np.asarray(sds) ** -2.0 - before
+    could = np.maximum(np.asarray(open_sd)[list(effects)] ** -2.0 - before, 1e-12)
+    return round(records * float(np.clip(np.median(told / could), 0.0, 1.0)))
+
+
+def _unsettled(moves: Sequence[Sequence[float]], settled: bool | None) -> Iterator[str]:
+    if settled is False:
+        yield (
+            f"the run did not settle: the last round still moved a mean, or missed its aim, by "
+            f"{max(moves[-1][:2]):.2g} posterior sd; give it more rounds, or less noise"
+        )
+
+
+def _of_widths(
+    rows: Sequence[Mapping[str, Any]],
+    prior: Sequence[Mapping[str, float]] | None,
+    effects: Sequence[int],
+    expected: Mapping[str, Any] | None,
+) -> Iterator[str]:
+    if prior is not None and effects:
+        wide = [
+            row["name"]
+            for row, before in zip(rows, prior, strict=False)
+            if row["sd"] > _WIDER * before["sd"]
+        ]
+        if wide:
+            yield (
+                f"{_some(wide)}: the interval is wider than before any record was seen, so that noise "
+                "alone moved it"
+            )
+        same = [i for i in effects if rows[i]["sd"] > 0.9 * prior[i]["sd"]]
+        if effects and 2 * len(same) > len(effects) and not wide:
+            yield "most intervals are as wide as the prior's: the run added next to nothing"
+    if expected is not None:
+        narrow = [rows[i]["name"] for i in effects if rows[i]["sd"] < expected["least"][i]]
+        if narrow:
+            yield (
+                f"{_some(narrow)}: the interval is narrower than {expected['records']:,} records could "
+                "make it even without noise; check what is declared, and do not rely on it"
+            )
+
+
+def _of_prior(
+    rows: Sequence[Mapping[str, Any]],
+    prior: Sequence[Mapping[str, float]] | None,
+    effects: Sequence[int],
+) -> Iterator[str]:
+    """Yields what lies where the prior has nothing, as where a column tells the outcome without fail."""
+    beyond = [
+        rows[i]["name"]
+        for i in effects
+        if prior is not None
+        and abs(rows[i]["mean"] - prior[i]["mean"]) - 1.96 * rows[i]["sd"]
+        > _BEYOND * prior[i]["sd"]
+    ]
+    if beyond:
+        yield (
+            f"{_some(beyond)}: further from 0 than the prior takes for possible ({_BEYOND:g} of its sds): "
+            "it is too narrow, or the column alone tells the outcome, or the fit went astray"
+        )
+
+
+def _of_shares(study: Study, shares: Mapping[str, float | None]) -> Iterator[str]:
+    known = {name: share for name, share in shares.items() if share is not None}
+    if len(known) < 2:
+        return
+    most = study.data.max_records or 1000
+    held = {client.name: client.expected_records or most for client in study.clients}
+    total = sum(held.get(name, most) for name in known)
+    for name, share in known.items():
+        if share < _LITTLE * held.get(name, most) / total:
+            yield (
+                f"{name} added {'nothing that can be seen' if share < 0.0 else 'little'} (its share of "
+                f"the precision is {share:.0%}): noise hides it, or it holds few records, or its file "
+                "does not fit the schema"
+            )
+
+
+def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields that the rate of a reference patient is not plausible, of odds."""
+    formula = study.formula or ""
+    intercept = next((row for row in rows if row["name"] == "(Intercept)"), None)
+    if intercept is None or shared_parts.ratio(study) != "odds":
+        return
+    outcome = formula.partition("~")[0].strip()
+    table = study.data.columns_schema.get(outcome)
+    if table is None or table.get("type") != "binary":
+        return
+    rate = 1.0 / (1.0 + math.exp(-max(-700.0, min(intercept["mean"], 700.0))))
+    shares = parse_expected(table, f"data.schema.{outcome}").shares
+    sure = 1.96 * intercept["sd"]
+    if shares is not None and 0.0 < shares[1] < 1.0:
+        if abs(intercept["mean"] - math.log(shares[1] / shares[0])) - sure > _FAR:
+            yield (
+                f"{outcome} would be true for {rate:.2g} of reference patients, and {shares[1]:.2g} was "
+                "expected: the fit went astray, or its reference is far from a usual patient"
+            )
+    elif abs(intercept["mean"]) - sure > -math.log(_RAREST):
+        yield (
+            f"{outcome} would be true for {rate:.2g} of reference patients, which is hardly plausible: the "
+            "fit went astray, or its reference is far from a usual patient"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (
+        f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    )
