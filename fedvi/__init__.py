@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from fedvi.inference.svi import DPSVI
     from fedvi.inference.vips import VIPS
     from fedvi.planning.plan import plan
+    from fedvi.results.simulation import simulate
     from fedvi.run.compiled import compilation_cache
-    from fedvi.run.simulate import simulate
     from fedvi.store.alone import LedgerFolder
     from fedvi.study.config import Study, load_study
 
@@ -44,7 +44,7 @@ _PUBLIC = {
     "compilation_cache": "fedvi.run.compiled",
     "load_study": "fedvi.study.config",
     "plan": "fedvi.planning.plan",
-    "simulate": "fedvi.run.simulate",
+    "simulate": "fedvi.results.simulation",
 }
 _PACKAGES = ("expfam", "models", "privacy", "report")
 

@@ -1,8 +1,9 @@
-"""How `fedvi init` asks: questions on a terminal, and answers that are checked."""
+"""How `fedvi init` asks: one loop over questions, with a way back and a review; and checked answers."""
 
+import math
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Ask",
+    "Question",
     "as_address",
     "choice",
     "client_names",
+    "converse",
     "count_of",
     "named",
     "positive",
@@ -24,53 +26,176 @@ __all__ = [
     "within",
 ]
 
+_Result = TypeVar("_Result")
+_BACK, _SKIP = "back", "skip"
 
-class Ask(NamedTuple):
-    """How an answer is come by: a flag, else a question on a terminal, else a default.
+
+class Question(NamedTuple):
+    """One question of a dialogue.
 
     Attributes:
-      on: whether there is somebody to ask.
+      key: of the answer; a flag's name where there is one. Shown in the review.
+      words: the question.
+      why: what `?` shows.
+      read: makes a value of a text; raises FedviError where it is no answer.
+      default: the text that Enter stands for; None: there is none.
+      given: the answer that a flag gave; None: none did.
+      may_skip: whether it may be left open, which gives None.
+      show: writes a value for the review; None shows the text.
     """
 
-    on: bool
+    key: str
+    words: str
+    why: str
+    read: Callable[[str], Any] = str
+    default: str | None = None
+    given: Any = None
+    may_skip: bool = False
+    show: Callable[[Any], str] | None = None
 
-    def __call__(
-        self,
-        flag: str,
-        given: Any,
-        question: str,
-        default: Any = None,
-        read: Callable[[str], Any] = str,
-    ) -> Any:
-        """Returns the answer; what it is read with says what is wrong with it.
+    def value(self, text: str) -> Any:
+        """Returns what an answer means.
 
         Raises:
-          ConfigError: there is no answer, nobody to ask and no default; or it cannot be read.
+          ConfigError: it is left open or empty, and must not be; or it cannot be read.
         """
-        if given is not None:
-            return read(given) if isinstance(given, str) else given
-        if not self.on:
-            if default is None:
-                raise errors.ConfigError(
-                    f"{flag} is missing, and there is nobody to ask",
-                    f"give {flag}, or run `fedvi init` on a terminal without --yes",
-                )
-            return read(default) if isinstance(default, str) else default
-        shown = None if default is None else str(default)
-        return click.prompt(question, default=shown, value_proc=_asked_again(read))
+        if text == _SKIP and self.may_skip:
+            return None
+        if text == _SKIP:
+            raise errors.ConfigError(
+                "this cannot be left open", "Enter takes what stands in brackets, if anything"
+            )
+        text = text or self.default or ""
+        if not text:
+            hint = ", or skip" if self.may_skip else ""
+            raise errors.ConfigError("there is no default", f"type an answer, ? or back{hint}")
+        return self.read(text)
+
+    def unasked(self, on: bool) -> Any:
+        """Returns what a flag gave; else, where nobody can be asked, the default.
+
+        Raises:
+          ConfigError: there is neither, and nobody to ask; or it cannot be read.
+        """
+        if self.given is not None:
+            return self.read(self.given) if isinstance(self.given, str) else self.given
+        if on:
+            return None
+        if self.default is None:
+            raise errors.ConfigError(
+                f"--{self.key} is missing, and there is nobody to ask",
+                f"give --{self.key}, or run `fedvi init` on a terminal without --yes",
+            )
+        return self.read(self.default)
 
 
-def _asked_again(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Wraps a reader, so that a wrong answer is told and the question put again."""
+def converse(
+    questions: Callable[[Mapping[str, Any]], Iterable[Question]],
+    finish: Callable[[Mapping[str, Any]], _Result],
+    on: bool,
+) -> _Result:
+    """Asks one question after the other, has all answers reviewed, and returns what they make.
 
-    def again(text: str) -> Any:
-        try:
-            return read(text.strip())
-        except errors.FedviError as error:
-            said = f"{error.message} ({error.hint})" if error.hint else error.message
-            raise click.UsageError(said) from None
+    What was typed is read anew in each pass: an answer that does not suit one that was changed is asked
+    for again, and a default follows from what it depends on.
 
-    return again
+    Args:
+      questions: of the answers so far, which it may read once they are there: the questions, in order.
+      finish: of all answers; what it refuses is told, and the answers are reviewed again.
+      on: whether there is somebody to ask; else flags and defaults are taken.
+
+    Raises:
+      FedviError: flags contradict one another; or nobody can be asked, and an answer is missing, cannot
+        be read, or is refused by ``finish``.
+    """
+    typed: dict[str, str] = {}
+    earlier: dict[str, str] = {}  # answers that are to be given again
+    while True:
+        said: dict[str, Any] = {}
+        rows: dict[str, str] = {}
+        back = False
+        for each in questions(said):
+            value = None
+            if each.key not in typed and each.key not in earlier:
+                try:
+                    value = each.unasked(on)
+                except errors.FedviError as error:
+                    if not on:
+                        raise
+                    click.echo(f"Error: {_told(error)}")
+            if value is None and on:
+                text, value = _asked(each, typed.get(each.key), earlier.get(each.key))
+                if text == _BACK:
+                    back = True
+                    break
+                typed[each.key] = text
+                earlier.pop(each.key, None)
+            else:
+                text = str(each.given)
+            said[each.key] = value
+            rows[each.key] = (
+                each.show(value) if each.show and value is not None else text or str(each.default)
+            )
+        if not back:
+            if not typed:
+                return finish(said)
+            change = _reviewed(rows)
+            if change is None:
+                try:
+                    return finish(said)
+                except errors.FedviError as error:
+                    click.echo(f"Error: {_told(error)}")
+                    continue
+            if change != _BACK:
+                earlier[change] = typed.pop(change, rows[change])
+                continue
+        before = [key for key in rows if key in typed]
+        if before:
+            earlier[before[-1]] = typed.pop(before[-1])
+        else:
+            click.echo("  this is the first question")
+
+
+def _asked(question: Question, text: str | None, earlier: str | None) -> tuple[str, Any]:
+    """Returns an answer, as text and as what it means; asks until there is one, or `back`."""
+    while True:
+        if text is None:
+            shown = earlier or question.default
+            prompt = click.prompt(question.words, default=shown or "", show_default=bool(shown))
+            text = str(prompt).strip()
+            # Enter stays Enter: the default may become another.
+            text = "" if text == question.default else text
+        if text == _BACK:
+            return _BACK, None
+        if text == "?":
+            click.echo("  " + question.why.replace("\n", "\n  "))
+        else:
+            try:
+                return text, question.value(text)
+            except errors.FedviError as error:
+                click.echo(f"Error: {_told(error)}")
+        text = None
+
+
+def _reviewed(rows: Mapping[str, str]) -> str | None:
+    """Shows all answers; returns None to write them, the key of one to change, or `back`."""
+    keys = list(rows)
+    width = max(map(len, keys))
+    click.echo("\nYour answers, of which nothing is written yet:")
+    for number, (key, text) in enumerate(rows.items(), 1):
+        click.echo(f"  {number:>2}  {key:<{width}}  {'STATE ME' if text == _SKIP else text}")
+    while True:
+        words = "Enter writes the study; a number changes that answer"
+        text = click.prompt(words, default="", show_default=False).strip()
+        if not text or text == _BACK:
+            return text or None
+        if text.isdecimal() and 1 <= int(text) <= len(keys):
+            return keys[int(text) - 1]
+        click.echo(f"Error: expected Enter, back, or a number from 1 to {len(keys)}")
+
+
+def _told(error: errors.FedviError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
 def slug(text: str) -> str:
@@ -132,15 +257,16 @@ def within(header: "Names | None") -> Callable[[str], str]:
     return read
 
 
-def positive(flag: str) -> Callable[[str], float]:
+def positive(flag: str, below: float = math.inf) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not value > 0:
+        if not 0 < value < below:
+            more = "" if below == math.inf else f" and below {below:g}"
             raise errors.ConfigError(
-                f"{flag} is {text!r}, expected a number above 0", "such as 1e-5"
+                f"{flag} is {text!r}, expected a number above 0{more}", "such as 1e-5"
             )
         return value
 

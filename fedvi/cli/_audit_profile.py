@@ -1,10 +1,9 @@
-"""The audit's layers of thousands of trials, at a study's rate and noise: sampler, profile, canaries."""
+"""The audit's layers of thousands of trials, at a study's rate and noise: sampler and profile."""
 
 from typing import Any
 
 import jax
 
-from fedvi.audit import canaries as one_run
 from fedvi.audit import draws
 from fedvi.audit import profile as profiles
 from fedvi.audit import trials as worst
@@ -41,20 +40,14 @@ def profiled(
     step: events.Event,
     planned: int,
     trials: int,
-    canaries: bool,
     key: Key,
 ) -> list[Finding]:
-    """Returns what the sampler, profile and canary layers find.
+    """Returns what the sampler and profile layers find.
 
     Args:
       assembly: a study with a promise.
-      mechanism: of each release.
-      clip_norm: of each release.
       step: the event of one release.
       planned: how many there are.
-      trials: on either side of a worst-case pair.
-      canaries: whether a one-run audit is added.
-      key: of all trials.
     """
     budget = assembly.budget
     assert budget is not None  # of a private study
@@ -102,20 +95,7 @@ def profiled(
                 numbers={**finding.numbers, "steps": steps, "generator": "threefry"},
             )
         )
-    found += _telling(looks)
-    if canaries:
-        found.append(
-            one_run.canaries(
-                sampler,
-                mechanism,
-                clip_norm,
-                planned,
-                slots,
-                budget.delta,
-                jax.random.fold_in(key, 99),
-            )
-        )
-    return found
+    return found + _telling(looks)
 
 
 def _telling(profiled: list[Finding]) -> list[Finding]:

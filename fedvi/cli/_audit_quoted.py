@@ -38,9 +38,7 @@ def quoted(path: Path, digest: str) -> str:
 
 def _lines(report: dict[str, Any], found: list[dict[str, Any]]) -> list[str]:
     failed = [part["check"] for part in found if part["passed"] is False]
-    unchecked = [
-        part["check"] for part in found if part["passed"] is None and part["layer"] != "canaries"
-    ]
+    unchecked = [part["check"] for part in found if part["passed"] is None]
     checks = sum(part["passed"] is not None for part in found)
     by = f"fedvi audit {report['fedvi']}"
     lines = [

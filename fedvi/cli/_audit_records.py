@@ -10,10 +10,10 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.data.schema import Binary, Code, Level, Number
-from fedvi.inference.base import Shard
-from fedvi.models.conjugate import FromFile
 from fedvi.run import loading
 from fedvi.study.build import Assembly
+from fedvi.updates.base import Shard
+from fedvi.updates.conjugate import FromFile
 
 __all__ = ["corners", "shard_of"]
 

@@ -14,23 +14,22 @@ import numpy as np
 from fedvi import errors
 from fedvi.audit import client as at_client
 from fedvi.audit import extremes, neighbours, one_table, prices, replay, runs
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged, not_checked
+from fedvi.audit.published_sums import check_sums
 from fedvi.audit.recording import Recorder, SamplerRecorder
-from fedvi.audit.sums import check_sums
 from fedvi.cli._audit_profile import profiled
 from fedvi.cli._audit_records import corners, shard_of
 from fedvi.expfam import tree
 from fedvi.federation.damping import Memory
 from fedvi.federation.fold import fold, posterior_of
-from fedvi.inference.base import Change, Fold, LocalSolver, Shard, Task
-from fedvi.inference.coordinates import Coordinates
 from fedvi.privacy import events, ledger, random, sampling, statement
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.sums import in_sum
-from fedvi.study import noising
 from fedvi.study.build import Assembly
 from fedvi.transport import codec
 from fedvi.typing import Key
+from fedvi.updates.base import Change, Fold, LocalSolver, Shard, Task
+from fedvi.updates.coordinates import Coordinates
 
 __all__ = ["BROKE_OFF", "LAYERS", "Audited", "Settings", "promised"]
 
@@ -56,7 +55,6 @@ class Settings:
 
     Attributes:
       trials: on either side of a worst-case pair.
-      canaries: whether a one-run audit is added.
       data: a file of records for the replay; None: made up.
       seed: of all that an audit draws.
       one_table: whether ``DPSVI`` and ``VIPS`` are looked at, which no study runs.
@@ -64,7 +62,6 @@ class Settings:
     """
 
     trials: int = 40_000
-    canaries: bool = False
     data: Path | None = None
     seed: int = 0
     one_table: bool = False
@@ -98,9 +95,7 @@ class Audited:
         until = self._settings.until
         for layer in order:
             if until is not None and time.monotonic() > until:
-                yield Finding(
-                    layer, layer, None, "not checked", "no time was left: give more --seconds"
-                )
+                yield not_checked(layer, layer, "no time was left: give more --seconds")
                 continue
             try:
                 yield from getattr(self, "_" + layer.replace(" ", "_"))()
@@ -177,11 +172,9 @@ class Audited:
         assembly = self._assembly
         rows = {} if self._small is None else corners(assembly, self._settings.seed)
         if self._small is None or not any(len(column) for column in rows.values()):
-            yield Finding(
+            yield not_checked(
                 "worst",
                 "worst records",
-                None,
-                "not checked",
                 "this solver takes no mechanism, so that what a record adds cannot be seen"
                 if self._small is None
                 else "no record at a corner of the schema counts: there is none to begin with",
@@ -210,12 +203,8 @@ class Audited:
     def _profile(self) -> Iterator[Finding]:
         assembly, looked = self._assembly, self._looked_at
         if looked is None:
-            yield Finding(
-                "profile",
-                "profile",
-                None,
-                "not checked",
-                "this solver takes no mechanism whose noise could be tried",
+            yield not_checked(
+                "profile", "profile", "this solver takes no mechanism whose noise could be tried"
             )
             return
         solver = assembly.solvers[assembly.clients[0]]
@@ -224,20 +213,17 @@ class Audited:
         key = jax.random.key(self._settings.seed)
         atoms = events.counts(assembly.planned)
         if len(atoms) != 1 or assembly.sampler is None or solver.clip_norm is None:
-            yield Finding(
+            yield not_checked(
                 "profile",
                 "profile",
-                None,
-                "not checked",
                 "this solver's releases are not equal steps of one sampler and one clip norm; the "
                 "replay above still looked at each",
             )
             return
         ((step, planned),) = atoms.items()
         yield from profiled(
-            assembly, looked.mechanism, solver.clip_norm, step, planned, self._settings.trials,
-            self._settings.canaries, key,
-        )  # fmt: skip
+            assembly, looked.mechanism, solver.clip_norm, step, planned, self._settings.trials, key
+        )
 
     @functools.cached_property
     def _shard(self) -> Shard:
@@ -386,7 +372,7 @@ def _public(assembly: Assembly) -> prices.Public | None:
     sampler: Any = assembly.sampler
     fixed = getattr(sampler, "batch", 0) if sampler is not None and sampler.rate < 1.0 else 0
     sums = study.sums
-    custom = any(":" in kind for kind in (study.solver.kind, noising.sampler_kind(study)))
+    custom = any(":" in kind for kind in (study.kinds["solver"], study.kinds["sampler"]))
     return prices.Public(
         solver=study.solver.kind if not custom else f"{study.solver.kind} (custom code)",
         settings=study.solver.arguments,
@@ -435,15 +421,14 @@ def promised(assembly: Assembly) -> Finding:
 
     spent = max(price(solver) for solver, _ in _distinct(assembly).values())
     passed = spent <= budget.epsilon
-    return Finding(
+    return judged(
         "price",
         "the plan is within its promise",
         passed,
         f"{assembly.schedule.rounds} visits cost ε {spent:.4g} of {budget.epsilon:g}, by "
         f"{budget.accountant.name}",
-        "what a client is charged over the whole study is no more than the ε that was promised"
-        if passed
-        else "the study spends more ε than it promises",
+        "what a client is charged over the whole study is no more than the ε that was promised",
+        "the study spends more ε than it promises",
         {"epsilon": spent, "promised": budget.epsilon},
     )
 
@@ -475,7 +460,7 @@ def _next(assembly: Assembly, solver: LocalSolver, task: Task, answer: Change) -
     damping = assembly.step_rule.choose(
         assembly.family, posterior, posterior, delta, Memory(), floor
     )
-    factors = fold({task.client: task.factor}, {task.client: answer}, damping)
+    factors = fold({task.client: task.factor}, {task.client: answer.delta}, damping)
     moved = posterior_of(assembly.prior, factors)
     if not assembly.family.is_proper(moved):
         return task

@@ -5,15 +5,11 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedvi import errors
 from fedvi.study.drafts import drafting
 from fedvi.study.drafts.drafting import Answers
-
-if TYPE_CHECKING:
-    pass
-
 
 __all__ = ["check_target", "files_of", "schemas_of", "write_all"]
 
@@ -94,11 +90,13 @@ def write_all(folder: Path, files: Mapping[str, str]) -> None:
                 # Fails where a file is there, which `replace` would take the place of.
                 os.link(Path(beside) / name, folder / name)
                 done.append(folder / name)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C too
         for path in done:
             path.unlink(missing_ok=True)
         if fresh and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+        if not isinstance(error, OSError):
+            raise
         raise errors.ConfigError(
             f"{folder} cannot be written: {error.strerror}; nothing was", "name another folder"
         ) from None

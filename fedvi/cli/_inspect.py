@@ -1,12 +1,12 @@
 """Formats what `fedvi data inspect` prints about a file for the person who holds it."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedvi import errors
+from fedvi.report import tables
 
 if TYPE_CHECKING:
     from fedvi.data.guess import Guess
@@ -40,10 +40,8 @@ def file(path: Path, names: "Names", named: bool, as_json: bool) -> None:
     guesses = guess.guess_columns(path, names.columns, columns=given, separator=names.separator)
     if as_json:
         content = {"private": True, "file": str(path), "columns": [g._asdict() for g in guesses]}
-        click.echo(json.dumps(content | {"warning": _PRIVATE}, indent=2, allow_nan=False))
+        tables.print_json(content | {"warning": _PRIVATE})
         return
-    from fedvi.report import tables
-
     click.echo(_PRIVATE)
     rows = [
         [
@@ -116,7 +114,7 @@ def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> N
             "file": str(path),
             **_plain(found),
         }
-        click.echo(json.dumps(content | {"warning": _PRIVATE}, indent=2, allow_nan=False))
+        tables.print_json(content | {"warning": _PRIVATE})
         return
     _show(found, str(path), described)
 
@@ -160,8 +158,8 @@ def _used(study: "Study", declared: Any) -> tuple[str, ...]:
     """Returns the columns that the formula uses; without one, all that are declared."""
     from fedvi.data.formula import parse_formula
 
-    text = study.model.arguments.get("formula")
-    return parse_formula(text, declared).columns if isinstance(text, str) else tuple(declared)
+    text = study.formula
+    return tuple(declared) if text is None else parse_formula(text, declared).columns
 
 
 def _plain(found: "Fit") -> dict[str, Any]:
@@ -175,8 +173,6 @@ def _plain(found: "Fit") -> dict[str, Any]:
 
 
 def _show(found: "Fit", title: str, study: "Study") -> None:
-    from fedvi.report import tables
-
     click.echo(_PRIVATE)
     verdicts = ("fits", "missing", "outside", "unknown", "unreadable")
     rows = [

@@ -22,7 +22,7 @@ from rich.text import Text
 from fedvi import errors
 from fedvi.cli import _remote
 from fedvi.report import tables
-from fedvi.server.watch.public_values import printable, run_as_dict, span, where
+from fedvi.server.watch.public_values import printable, remarks, run_as_dict, span, state_of, where
 
 __all__ = ["Screen", "follow"]
 
@@ -32,6 +32,7 @@ _AT_LEAST_SECONDS = 0.2
 _OVER = ("stopped", "completed", "budget_exhausted", "failed")
 # Lines of the log that are kept, and those that a small terminal shows at least.
 _KEPT, _FEWEST = 200, 5
+_MOST_REMARKS = 3
 _METER = 10
 
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -207,6 +208,8 @@ class Screen:
                 if len(names) < 9
                 else f"awaits {len(names)}{until}"
             )
+        for line in remarks(run)[:_MOST_REMARKS]:
+            yield _line(line, "bold")
         if self._silent:
             yield _line(f"THE SERVER DOES NOT ANSWER since {self._silent}; asking again", "bold")
 
@@ -217,7 +220,9 @@ class Screen:
             return list(rows)
 
         def interest(row: dict[str, Any]) -> int:
-            return 0 if row["name"] in self._run["awaited"] else 1 if row["state"] == "away" else 2
+            if row["silent"] or row["name"] in self._run["awaited"]:
+                return 0
+            return 1 if row["state"] == "away" else 2
 
         # One line less, which says how many more there are.
         first = sorted(rows, key=interest)[: max(1, most - 1)]
@@ -227,9 +232,9 @@ class Screen:
     def _clients(self, rows: Sequence[dict[str, Any]], width: int) -> Table:
         run, budget = self._run, self._run["epsilon_budget"]
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-        spent = "ε so far" if budget is None else f"ε so far of {tables.number(budget)}"
+        spent = "ε charged" if budget is None else f"ε charged of {tables.number(budget)}"
         left = ("client", "state")
-        for name in ("client", "state", "answers", "charged", spent, "last heard"):
+        for name in ("client", "state", "folded", "charged", spent, "last heard"):
             is_flexible = name in left
             table.add_column(
                 name,
@@ -239,7 +244,7 @@ class Screen:
                 min_width=8 if is_flexible else None,
             )
         for row in rows:
-            state = row["state"] + (f": {row['reason']}" if row["reason"] else "")
+            state = state_of(row)
             state += " ←" if row["name"] in run["awaited"] else ""
             epsilon = tables.bound(row["epsilon"])
             if budget and row["epsilon"] is not None and width >= 80:

@@ -38,15 +38,14 @@ def show(found: Outlook) -> None:
     lines.append(
         "These are estimates, not promises: for columns of variance "
         f"{number(numbers.variance, 2)} (1 if standardised) that hardly go together, "
-        f"{numbers.records} records at each of {numbers.clients} clients (fewer drown sooner), "
+        f"{numbers.records} records at each of {numbers.clients} clients (fewer are lost sooner), "
         f"{number(numbers.curvature, 2)} of information a record, prior sd "
         f"{number(numbers.prior_sd, 3)}; where most columns are 0 or 1, rows are shorter, and smaller "
-        "clip norms than those of the other modes do. Below 1 the noise drowns the signal. The last "
+        "clip norms than those of the other modes do. Below 1 the signal is lost in the noise. The last "
         "column is what coefficients would have if only the sum of all answers were seen, where a mode "
         "allows it."
     )
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    tables.say(lines)
 
 
 def show_topics(found: TopicOutlook) -> None:
@@ -56,10 +55,9 @@ def show_topics(found: TopicOutlook) -> None:
     lines += [f"warning: {line}" for line in found.warnings]
     lines.append(
         f"This is an estimate, not a promise: for {found.documents} documents of "
-        f"{number(found.length, 3)} words at {found.clients} clients (fewer drown sooner), "
+        f"{number(found.length, 3)} words at {found.clients} clients (fewer are lost sooner), "
         f"{found.topics} topics of {found.vocabulary} words, and the noise after {found.rounds} rounds. "
-        "Below 1 the noise drowns a mean cell. Cells are far from equal: the head of a topic stands out "
-        "further, and its tail less."
+        "Below 1 a mean cell is lost in the noise. Cells are far from equal: frequent words of a topic "
+        "stand out further, rare ones less."
     )
-    for line in lines:
-        tables.console().print(line, highlight=False, soft_wrap=True, markup=False)
+    tables.say(lines)

@@ -4,7 +4,6 @@ Kept light: these commands start within 0.3 s, and import neither JAX nor NumPy.
 """
 
 import contextlib
-import functools
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ __all__ = [
     "only_state",
     "run_as_dict",
     "runs",
+    "states",
 ]
 
 CALL_SECONDS = 10.0
@@ -125,13 +125,21 @@ def runs(folder: Path) -> bool:
     return True
 
 
-@functools.cache
-def only_state() -> Path:
-    """Returns the one server's folder below the current one, as `fedvi server` makes it by default."""
+def states() -> list[Path]:
+    """Returns the servers' folders below the current one, where `fedvi server` makes them by default."""
     names = (SOCKET, "state.sqlite")
-    found = sorted(
+    return sorted(
         {path.parent for name in names for path in Path(".fedvi").glob(f"*/server/{name}")}
     )
+
+
+def only_state() -> Path:
+    """Returns the one server's folder below the current one.
+
+    Raises:
+      ConfigError: there is none, or there are several.
+    """
+    found = states()
     if len(found) == 1:
         return found[0]
     raise errors.ConfigError(

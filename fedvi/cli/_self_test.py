@@ -13,7 +13,7 @@ from fedvi.audit.findings import Finding
 from fedvi.cli._audited import BROKE_OFF, LAYERS, Audited, Settings
 from fedvi.inference.blocks import is_large
 from fedvi.inference.predictor import has_predictor
-from fedvi.study import build
+from fedvi.study import build, modelling
 from fedvi.study.build import Assembly
 
 __all__ = ["MEANING", "Outcome", "lacking", "self_test", "summary"]
@@ -131,7 +131,7 @@ def _features(assembly: Assembly, settings: Settings) -> set[str]:
         "late answers": sums is not None and sums.least_reporting < len(assembly.clients),
         "visits": asked.rounds > 1,
         "unit client": asked.unit == "client",
-        "parts": asked.solver in ("local_averaging", "virtual_clients"),
+        "parts": modelling.takes(assembly.study, "parts"),
         "unweighed": predicts and _is_unweighed(assembly.model),
         "survey": solver.survey is not None,
         "blocks": sampler is not None and sampler.rate == 1.0 and is_large(range(sampler.capacity)),

@@ -1,14 +1,11 @@
 """`fedvi audit STUDY.toml`: does the code keep the promise? Tests what runs, not a model of it."""
 
-import json
-import math
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from fedvi import __version__
 from fedvi.audit import findings
@@ -32,7 +29,6 @@ __all__ = ["audit"]
     show_default=True,
     help="Runs on either side of a worst-case pair. More find smaller faults.",
 )
-@click.option("--canaries", is_flag=True, help="Also report a one-run audit with 1,000 canaries.")
 @click.option(
     "--data",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -64,7 +60,6 @@ __all__ = ["audit"]
 def audit(
     study: Path,
     trials: int,
-    canaries: bool,
     data: Path | None,
     seed: int,
     seconds: float | None,
@@ -76,30 +71,28 @@ def audit(
     names a file: records are made up within the bounds of the study's schema.
 
     \b
-    price    is what is charged, and the ε that is stated, what a second count says, which
-             shares no code with the first? Do ledgers stop at their budget?
-    client   plays a client that is interrupted, set back, or given another task: is
-             noise fresh, is one release one message, are secrets gone?
-    worst    looks for records that move a total most, whatever the study's columns
-             are: do they move it further than is charged?
-    replay   runs each solver of the study, for every client and every planned visit,
-             on shards that differ in one record, with the same randomness: how far
-             do totals move, is anything but noised totals in a message or a public
-             metric, is the noise as charged and the same whatever the records, and
-             are noise and batches fresh?
-    sums     where sums over clients alone are to be seen (view = "aggregate"): does
-             the server show anything else, when answers come late or too few come?
-    sampler  draws batches: are they what the price assumes?
-    profile  runs sampler, clip and noise on the worst pair of shards, thousands of
-             times: do the outputs tell them apart better than the claimed δ(ε) lets
-             them? One gap above 0 refutes the claim, with 99 % confidence.
-    canaries (on request) bounds ε from below in a single run. A report.
+    price    computes charges and the stated ε a second time, with other code. Do ledgers
+             stop at their budget?
+    client   interrupts a client, sets it back, gives it another task. Is noise fresh?
+             Does one release have one message? Are secrets erased?
+    worst    searches for records that move a total most, beyond the study's columns.
+             Do they move it further than is charged?
+    replay   runs each solver, for every client and planned visit, on data that differ
+             in one record, with the same randomness. How far do totals move? Is
+             anything but noised totals in a message or a public metric? Is the noise
+             as charged, whatever the records? Are noise and batches fresh?
+    sums     (view = "aggregate") Does the server show anything but sums, if answers
+             come late or too few come?
+    sampler  draws batches. Are they what the price assumes?
+    profile  runs sampler, clip and noise on the worst pair of data sets, thousands of
+             times. Do outputs tell them apart better than the claimed δ(ε) allows? One
+             gap above 0 refutes the claim, with 99 % confidence.
 
     An audit finds faults and proves nothing: what it cannot see is in docs/audit.md.
 
     \b
       fedvi audit examples/heart-disease/study.toml
-      fedvi audit study.toml --trials 160000 --canaries --json
+      fedvi audit study.toml --trials 160000 --json
       fedvi audit study.toml --self-test --one-table
 
     Exit codes: 0 nothing found, or nothing to audit; 1 a check failed, or the study's code raised an
@@ -111,7 +104,7 @@ def audit(
     if not description.privacy.private:
         if as_json:
             nothing = _head(description, trials, seed) | {"passed": None, "findings": []}
-            click.echo(json.dumps(nothing, indent=2))
+            tables.print_json(nothing)
         else:
             click.echo(
                 'nothing to audit: the study says protection = "none", so that every client sends '
@@ -120,7 +113,7 @@ def audit(
         return
     assembly = build.assemble(description)
     until = None if seconds is None else time.monotonic() + seconds
-    settings = Settings(trials, canaries, data, seed, one_table, until)
+    settings = Settings(trials, data, seed, one_table, until)
     found = list(Audited(assembly, settings).findings())
     failed = findings.has_failed(found)
     if not as_json:
@@ -135,7 +128,7 @@ def audit(
         if planted is not None:
             report["self_test"] = planted
         # A gap of no finite number is a finding too.
-        click.echo(json.dumps(_finite(report), indent=2, allow_nan=False))
+        tables.print_json(report)
     if failed:
         sys.exit(1)
 
@@ -182,17 +175,6 @@ def _planted(
     return told
 
 
-def _finite(value: Any) -> Any:
-    """Writes an infinite number as text, which JSON can hold."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _show(assembly: Assembly, found: list[Finding], failed: bool) -> None:
     console = tables.console()
     budget = assembly.budget
@@ -215,5 +197,4 @@ def _show(assembly: Assembly, found: list[Finding], failed: bool) -> None:
             "nothing found. An audit finds faults and proves nothing: it does not see timing, other "
             "channels, or faults smaller than its trials tell"
         )
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    tables.say(lines)

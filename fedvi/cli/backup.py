@@ -1,10 +1,10 @@
 """`fedvi backup`: copies a server's state while the server runs."""
 
-import json
 from pathlib import Path
 
 import click
 
+from fedvi.report import tables
 from fedvi.server.store import backup as backups
 
 __all__ = ["backup"]
@@ -22,11 +22,11 @@ __all__ = ["backup"]
 def backup(state: Path, to: Path, as_json: bool) -> None:
     """Copy a server's state, and verify the copy. STATE may be in use: the server goes on.
 
-    To restore, start the server with the copy as its --state. Clients that went on since the copy was
-    made refuse to follow, and say that the server was set back: then the copy still holds the posterior
-    and the ledgers of its day, and the run cannot go on from it.
+    To restore, start the server with the copy as its --state. If a client went on since the
+    copy was made, it refuses, and says that the server was set back. The copy then still holds the
+    posterior and the ledgers of its day, but the run cannot go on from it.
 
-    A client's state cannot be copied: it holds secrets that must be erased once they were used.
+    Never copy a client's state: it holds secrets that must be erased once they are used.
 
     Exit codes: 0 copied and verified; 2 STATE is no server's state, or DIR is not empty; 5 STATE is
     damaged, or the disk is full.
@@ -38,7 +38,7 @@ def backup(state: Path, to: Path, as_json: bool) -> None:
             "folder": str(to),
             "anchors": {name: str(anchor) for name, anchor in found.anchors.items()},
         }
-        click.echo(json.dumps(content, indent=2))
+        tables.print_json(content)
         return
     where = (
         "nothing saved yet"

@@ -1,7 +1,6 @@
 """`fedvi ca`: the consortium's certificate authority: who may take part, and who no longer."""
 
 import datetime
-import json
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,13 @@ def ca() -> None:
 
 @ca.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--name", required=True, help='Whom it speaks for: "Trauma consortium".')
+@click.option("--name", required=True, help='Whose authority it is, such as "Trauma consortium".')
 @click.option("--days", default=3650, show_default=True, help="How long it lives.")
 @_json
 def init(folder: Path, name: str, days: int, as_json: bool) -> None:
     """Make an authority in FOLDER. Keep ca.key there, and give ca.pem to every party.
 
-    Tell the fingerprint by another way than the file, so that each party can check what it got.
+    Send the fingerprint over a different channel, so that each party can check what it got.
     """
     _tell_authority(authority.create(folder, name, days), as_json)
 
@@ -100,7 +99,9 @@ def sign(
 @ca.command()
 @click.argument("name", required=False)
 @_folder
-@click.option("--days", type=int, help="How long it lives: 90 for a party, 3650 for the authority.")
+@click.option(
+    "--days", type=int, help="How many days it is valid: 90 for a party, 3650 for the authority."
+)
 @_out
 @_json
 def renew(
@@ -136,7 +137,7 @@ def revoke(name: str, folder: Path, fingerprint: str | None, as_json: bool) -> N
     """
     count = authority.revoke(folder, name, fingerprint)
     if as_json:
-        _print_json({"name": name, "revoked": count})
+        tables.print_json({"name": name, "revoked": count})
         return
     click.echo(f"revoked {count} certificate{'' if count == 1 else 's'} of {name}")
     click.echo(f"the server refuses {name} once it has {folder / 'roster.json'}")
@@ -160,7 +161,7 @@ def listing(folder: Path, as_json: bool) -> None:
         for item in member.certificates
     ]
     if as_json:
-        _print_json({"authority": _described(own), "certificates": rows})
+        tables.print_json({"authority": _described(own), "certificates": rows})
         return
     console = tables.console()
     title = f"Roster of {own.name}, until {certificates.day(own.not_after)}"
@@ -193,12 +194,13 @@ def _check_out(out: Path | None) -> None:
 
 def _tell_authority(made: authority.Created, as_json: bool) -> None:
     if as_json:
-        _print_json(_described(made))
+        tables.print_json(_described(made))
         return
-    click.echo(f"authority    {made.name}")
-    click.echo(f"fingerprint  {made.fingerprint}")
-    click.echo(f"until        {certificates.day(made.not_after)}")
-    click.echo(f"give {made.path} to every party, and tell the fingerprint by another way")
+    until = certificates.day(made.not_after)
+    tables.say_facts({"authority": made.name, "fingerprint": made.fingerprint, "until": until})
+    click.echo(
+        f"give {made.path} to every party, and send the fingerprint over a different channel"
+    )
 
 
 def _tell_issued(issued: authority.Issued, out: Path | None, folder: Path, as_json: bool) -> None:
@@ -214,15 +216,11 @@ def _tell_issued(issued: authority.Issued, out: Path | None, folder: Path, as_js
         "certificate": str(path),
     }
     if as_json:
-        _print_json(content)
+        tables.print_json(content)
         return
-    click.echo(f"name         {issued.name}")
-    click.echo(f"role         {issued.role}")
-    if issued.hosts:
-        click.echo(f"hosts        {', '.join(issued.hosts)}")
-    click.echo(f"key          {issued.key}")
-    click.echo(f"fingerprint  {issued.fingerprint}")
-    click.echo(f"until        {certificates.day(issued.not_after)}")
+    facts = {key: content[key] for key in ("name", "role", "hosts", "key", "fingerprint")}
+    facts |= {"hosts": ", ".join(issued.hosts), "until": certificates.day(issued.not_after)}
+    tables.say_facts(facts)
     click.echo(f"return {path}, with {folder / 'ca.pem'}, to {issued.name}")
 
 
@@ -233,7 +231,3 @@ def _described(made: authority.Created) -> dict[str, Any]:
         "not_after": made.not_after.isoformat(),
         "certificate": str(made.path),
     }
-
-
-def _print_json(content: Any) -> None:
-    click.echo(json.dumps(content, indent=2))

@@ -10,7 +10,9 @@ from fedvi.cli import _outlook
 from fedvi.client.policy import load_policy
 from fedvi.planning.advice import outlook
 from fedvi.planning.plan import Plan, plan
+from fedvi.planning.priors import quarrels
 from fedvi.planning.topics import topic_outlook
+from fedvi.planning.widths import why_not
 from fedvi.privacy import accountants, ledger, statement
 from fedvi.report import tables
 from fedvi.study.build import Assembly, assemble
@@ -32,15 +34,14 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     """Validate a study file and print its plan: what would be released, how often, with how much
     noise, at what cost per client, and how many numbers would leave. Reads no data.
 
-    Calibrates the noise if the study leaves it out, exactly as a run would. The cost is printed
-    under both relations: add/remove, where the neighbour of a data set has one unit more or less,
-    and substitute, where one unit is another. "not offered" means that the plan has no price under
-    that relation. A unit is what [privacy] unit says: a record (a row), a patient with all rows, or a
-    client with all that it holds.
-    Of a private study it also estimates how far the signal stands out of the noise, in this mode and
-    in the others, and which of them suits it; of topics, in the one mode that takes them.
-    Where a study does not declare that no unit is at two clients, it also prints what all clients
-    cost together. `fedvi privacy` says more about the numbers.
+    If the study leaves out the noise, it is calibrated exactly as a run would. The cost is printed under
+    both relations: add/remove (with or without one unit) and substitute (one unit replaced by another).
+    "not offered" means that the plan has no price under that relation. The unit is what [privacy] unit
+    says: a record (a row), a patient with all rows, or a client with all that it holds.
+
+    For a private study, it also estimates how far the signal stands out of the noise, in this mode and
+    in the others, and recommends one. If the study does not declare that no unit is at two clients, it
+    also prints what all clients cost together. `fedvi privacy` explains the numbers further.
     """
     described = load_study(study)
     judge = {} if policy is None else {"": load_policy(policy)}
@@ -50,7 +51,7 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
         rules.check(assembly.request)
     found, expected, topics = plan(assembly), outlook(assembly), topic_outlook(assembly)
     if as_json:
-        plain = found.as_dict() | {"formula": _formula(assembly)}
+        plain = found.as_dict() | {"formula": assembly.study.formula}
         plain |= {"outlook": expected and expected.as_dict()}
         plain |= {"topics": topics and topics.as_dict()}
         together = map(statement.as_dict, _together(assembly))
@@ -63,15 +64,14 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
         _outlook.show(expected)
     if topics is not None:
         _outlook.show_topics(topics)
-    for warning in found.warnings:
+    if not why_not(assembly):
+        # How far a signal stands out is no width, and a protocol asks for widths.
+        click.echo(f"how wide intervals will be, and what an effect takes: fedvi plan {study}")
+    # `show` printed those of the noise beside the modes.
+    for warning in (*found.warnings, *quarrels(assembly)):
         click.echo(f"warning: {warning}", err=True)
     if policy is not None:
         click.echo(f"the policy {policy} admits this study, as far as its own caps go")
-
-
-def _formula(assembly: Assembly) -> str | None:
-    """Returns the formula as the study has it; None for a model without one."""
-    return None if assembly.design is None else str(assembly.study.model.arguments["formula"])
 
 
 def _curves(assembly: Assembly) -> list[str]:
@@ -89,7 +89,7 @@ def _rows(found: Plan, assembly: Assembly) -> list[tuple[str, str]]:
         ("digest", found.digest[:16] + "…  (every site must print the same)"),
         ("model", found.model),
     ]
-    formula, curves = _formula(assembly), _curves(assembly)
+    formula, curves = assembly.study.formula, _curves(assembly)
     if formula is not None:
         rows.append(("formula", formula))
     if curves:
@@ -137,7 +137,7 @@ def _rows(found: Plan, assembly: Assembly) -> list[tuple[str, str]]:
         ("promise", f"ε ≤ {found.budget_epsilon:g} under {found.relation}, δ = {found.delta:g}"),
         ("cost per client", f"ε {_costs(found.epsilon)}, at δ = {found.delta:g}"),
         *_of_all(assembly),
-        ("unit, view", f"{unit}, {found.view} ({_SEEN[found.view]})"),
+        ("unit, view", f"{unit}, {found.view} ({_seen(assembly, found.view)})"),
         ("accountant", found.accountant),
     ]
     if found.epsilon_rdp and found.accountant != "rdp":
@@ -196,6 +196,17 @@ _SEEN = {
     "message": "whoever sees every message",
     "aggregate": "whoever sees what is published: sums over clients; the server is trusted",
 }
+_MASKED = (
+    "whoever sees all that leaves a site, the server too, and works with at most {colluding} of the sites: "
+    "masks hide all but one sum of a round"
+)
+
+
+def _seen(assembly: Assembly, view: str) -> str:
+    sums = assembly.study.sums
+    if sums is not None and assembly.study.aggregation.secure:
+        return _MASKED.format(colluding=sums.colluding)
+    return _SEEN[view]
 
 
 # So many names fit on a screen: a topic model has thousands of coefficients, a simulation of clients.

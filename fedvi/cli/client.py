@@ -15,10 +15,10 @@ from click.core import ParameterSource
 
 from fedvi import errors
 from fedvi.client import app
-from fedvi.client.by_hand import FileLink, Written
+from fedvi.client.file_link import FileLink, Written
 from fedvi.client.guard import Guard
 from fedvi.client.worker import Worker
-from fedvi.federation.messages import Failure, Goodbye
+from fedvi.federation.messages import Failure, Goodbye, Submit
 from fedvi.privacy import ledger
 from fedvi.run.site import client_worker, file_shard
 from fedvi.store.sqlite import SqliteClientStore
@@ -29,6 +29,7 @@ from fedvi.transport import certificates, files, identity, parcels, probe, statu
 from fedvi.transport.grpc import GrpcLink
 from fedvi.transport.memory import Link
 from fedvi.transport.parcels import ResultFile
+from fedvi.transport.signers import Certified
 
 __all__ = ["client"]
 
@@ -105,7 +106,7 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
     "--give-up-after",
     type=click.FloatRange(min=0.0),
     metavar="SECONDS",
-    help="End with code 3 once the server could not be reached for so long. Left out: never.",
+    help="End with code 3 if the server cannot be reached for this long. Left out: never.",
 )
 def client(
     study: Path,
@@ -186,6 +187,9 @@ def client(
                 file_shard(assembly, name, path, cache=cache, tell=_on_screen(log_format)),
                 admit=None if guard is None else guard.admit,
                 metrics_folder=private_metrics,
+                signer=None if tls is None else Certified(tls),
+                roster=None if policy is None else judged[name].allow.roster,
+                tell=_pinning(report),
             )
             # The answer is in its file, as was reported; what it cost is told all the same.
             with contextlib.suppress(Written):
@@ -300,13 +304,17 @@ def _by_file(
 
     def write(parcel: ResultFile) -> None:
         parcels.write_result(target, tls, parcel)
-        said = f"{target} holds the answer to task {parcel.answer.task_id}: carry it to the server"
-        if isinstance(parcel.answer, Failure):
-            said = (
-                f"{target} tells the server, once it is carried there, that task "
-                f"{parcel.answer.task_id} cannot be answered, with one word: {parcel.answer.code}"
-            )
-        report("written", said, task=parcel.answer.task_id, file=str(target))
+        match parcel.answer:
+            case Submit(task_id=task_id):
+                said = f"{target} holds the answer to task {task_id}: carry it to the server"
+            case Failure(task_id=task_id, code=code):
+                said = (
+                    f"{target} tells the server, once it is carried there, that task {task_id} cannot be "
+                    f"answered, with one word: {code}"
+                )
+            case _:
+                said = f"{target} holds this site's part of the keys: carry it to the server"
+        report("written", said, task=parcel.task_id, file=str(target))
 
     def connect(
         assembly: Assembly, own: Callable[[], ledger.Ledger], _: contextlib.ExitStack
@@ -359,6 +367,20 @@ class _Waiting:
             if finding.check == "server's certificate":
                 reason = finding.said
         self._report("waiting", f"waiting for {self._server}: {reason}")
+
+
+def _pinning(report: app.Report) -> Callable[[str], None]:
+    """Returns what says with whom this site masks its answers from now on."""
+
+    def say(roster: str) -> None:
+        report(
+            "roster",
+            f"masks its answers with the sites of the roster {roster}: compare it with the other sites, "
+            "over the telephone, and write it into the policy as allow.roster",
+            roster=roster,
+        )
+
+    return say
 
 
 def _touching(file: Path, then: Callable[[], None]) -> Callable[[], None]:

@@ -68,11 +68,12 @@ def inspect(
     separator: str | None,
     as_json: bool,
 ) -> None:
-    """Say how a file fits a study, or what a file looks like. Private, and local: it writes nothing.
+    """Check how a file fits a study, or describe a file. Stays on this machine, and writes nothing.
 
-    With a study: of each declared column how many cells fit, are missing, outside the bounds or of no
-    declared level, with examples; how many records count as zero and because of which column; what
-    share is clipped; how many rows a patient has. Without one: types as they look, ranges, levels.
+    With a study, it prints for each declared column how many cells fit, are missing, are outside the
+    bounds or have no declared level, with examples. It also prints how many records count as zero and
+    because of which column, what share is clipped, and how many rows a patient has. Without a study,
+    it prints likely types, ranges and levels.
 
     \b
       fedvi data inspect study.toml --data north.csv
@@ -80,8 +81,8 @@ def inspect(
       fedvi data inspect north.csv
       fedvi data inspect old.data --columns age,sex,cp --json
 
-    It takes part in no run, and says nothing in its exit code: a run in which it decided who takes
-    part would tell about the records.
+    The exit code says only whether the file could be read: a site that decided by it whether to take
+    part would reveal something about its records.
     """
     if source.suffix.lower() not in (".toml", ".json"):
         for flag, given in (("--data", path), ("--as", name)):
@@ -134,10 +135,10 @@ def schema(
 ) -> None:
     """Draft the [data] section of a study from a file: a type for each column, and what to state.
 
-    Bounds are left empty, with STATE ME beside them, and a study does not run before they are filled
-    in: bounds that are taken from the data tell about the records that have them, to everybody who
-    reads the study. State them from what the quantity is. Levels are listed as they were found, with
-    CONFIRM beside them: keep those that are public knowledge.
+    Bounds are left empty and marked STATE ME; a study does not run before they are filled in. Bounds
+    taken from the data would reveal values of single records to everybody who reads the study. State
+    what the quantity can be. Levels are listed as found and marked CONFIRM: keep those that are public
+    knowledge.
 
     \b
       fedvi data schema north.csv --response died --out schema.toml
@@ -190,8 +191,12 @@ def schema(
     metavar="K",
     help="Above 0 takes positive records from small clients, below 0 gives them more. [default: 0]",
 )
-@click.option("--label", metavar="COLUMN", help="Of what --label-skew is: a column of two values.")
-@click.option("--positive", metavar="CELL", help="Which of the two is positive. [default: 1]")
+@click.option(
+    "--label", metavar="COLUMN", help="The column that --label-skew is about; it has two values."
+)
+@click.option(
+    "--positive", metavar="CELL", help="Which of its two values is positive. [default: 1]"
+)
 @click.option(
     "--together",
     metavar="COLUMN",
@@ -221,7 +226,7 @@ def split(
     separator: str | None,
     out: Path,
 ) -> None:
-    """Share a table out over simulated clients, one file each, and print their [[clients]] tables.
+    """Divide a table among simulated clients, one file each, and print their [[clients]] tables.
 
     \b
       fedvi data split all.csv --by hospital --out shards

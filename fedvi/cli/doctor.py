@@ -1,7 +1,6 @@
 """`fedvi doctor`: why a client cannot reach its server, or what may soon go wrong, check by check."""
 
 import contextlib
-import json
 import os
 import platform
 import secrets
@@ -90,7 +89,7 @@ def doctor(
                 for item in found
             ],
         }
-        click.echo(json.dumps(content, indent=2))
+        tables.print_json(content)
     else:
         _show(found)
     failures = [item.exit_code for item in found if item.status == "fail"]
@@ -155,7 +154,7 @@ def _calls(
                 health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_SECONDS
             )
         except grpc.RpcError as error:
-            return [_refused("ready", error)]
+            return [_failed("ready", status.from_status(error))]
         if reply.status != health_pb2.HealthCheckResponse.SERVING:
             ready = Finding(
                 "ready",
@@ -333,10 +332,6 @@ def _in_the_open() -> Finding:
         "have it started with --tls; --insecure sends everything in the open",
         errors.TransportError.exit_code,
     )
-
-
-def _refused(check: str, error: grpc.RpcError) -> Finding:
-    return _failed(check, status.from_status(error))
 
 
 def _failed(check: str, error: errors.FedviError) -> Finding:

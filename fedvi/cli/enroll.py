@@ -1,12 +1,12 @@
 """`fedvi enroll`: a party's key and request, and later the certificate that came back."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fedvi import errors
+from fedvi.report import tables
 from fedvi.transport import certificates, enrolment, identity
 
 __all__ = ["enroll"]
@@ -47,7 +47,8 @@ __all__ = ["enroll"]
     help="The authority's ca.pem; not needed where the folder has it already.",
 )
 @click.option(
-    "--fingerprint", help="What ca.pem must have (SHA-256), as the coordinator told it otherwise."
+    "--fingerprint",
+    help="The SHA-256 that ca.pem must have; the coordinator sends it over a different channel.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 def enroll(
@@ -89,7 +90,7 @@ def enroll(
 def _tell_request(made: enrolment.Request, as_json: bool) -> None:
     if as_json:
         content = {**made._asdict(), "path": str(made.path), "hosts": list(made.hosts)}
-        click.echo(json.dumps(content, indent=2))
+        tables.print_json(content)
         return
     click.echo(f"name     {made.name}")
     click.echo(f"role     {made.role}")
@@ -112,7 +113,7 @@ def _tell_installed(
         "authority_confirmed": is_confirmed,
     }
     if as_json:
-        click.echo(json.dumps(content, indent=2))
+        tables.print_json(content)
     else:
         click.echo(f"name         {own.name}")
         click.echo(f"role         {own.role}")

@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.models.conjugate import brings_family
 from fedvi.report import plots, tables
-from fedvi.results import evaluation, finished, held_out, public_files
-from fedvi.results import posterior as posteriors
-from fedvi.results.evaluation import Evaluation, Run
+from fedvi.results import evaluation, finished, public_files
+from fedvi.results.evaluation import Evaluation
+from fedvi.results.finished import Finished
 from fedvi.results.held_out import HeldOut
 from fedvi.results.scores import Classes
 
@@ -40,37 +39,34 @@ _WARNING = (
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def evaluate(run: Path, test: Path, draws: int | None, plot: Path | None, as_json: bool) -> None:
-    """Hold the posterior of a finished run against test records, read by the study's own schema and
-    formula: accuracy, AUC, likelihood, calibration, and how often intervals hold what came true. Of
+    """Compare the posterior of a finished run with test records, read by the study's own schema and
+    formula: accuracy, AUC, likelihood, calibration, and how often intervals contain the outcome. For
     conjugate models of whole records: their mean log-likelihood, the perplexity of documents, or the
-    share of units that a belief network reads off right.
+    share of units that a belief network gets right.
 
     RUN is the folder of `fedvi simulate --out`, or of a server's --state.
 
-    The figures are not protected: the test file must be public or the server's own, and hold no record
-    of any client. Of a run with protection, a file that a site of the study names is refused.
+    The figures are not protected. The test file must be public or the server's own, without a record of
+    any client. In a run with protection, a file that a site of the study names is refused.
     """
-    done = finished.read(run)
-    found = Run(done.assembly, done.posterior, done.mark)
+    found = finished.read(run)
     public_files.check(found.assembly.study, run, test, "TEST")
     records = evaluation.read_records(found.assembly, test)
-    model = found.assembly.model
-    if brings_family(model):
-        figures = held_out.measure(model, found.posterior, records, draws or 200)
-        _whole_records(found, figures, plot, as_json)
-        return
-    told = evaluation.evaluate(found.assembly, found.posterior, records, draws or 1000)
+    told = evaluation.held_against(found, records, draws)
     if plot is not None:
         _plot(found, told, plot)
     if as_json:
         _echo(found, told.as_dict())
         return
-    _show(found, told)
+    if isinstance(told, HeldOut):
+        _whole_records(found, told)
+    else:
+        _show(found, told)
     if plot is not None:
         click.echo(f"drawn to {plot}")
 
 
-def _echo(found: Run, figures: dict[str, Any]) -> None:
+def _echo(found: Finished, figures: dict[str, Any]) -> None:
     content = {
         "study": found.assembly.study.study.name,
         "digest": found.assembly.study.digest,
@@ -81,16 +77,8 @@ def _echo(found: Run, figures: dict[str, Any]) -> None:
     click.echo(json.dumps(content, indent=2, allow_nan=False))
 
 
-def _whole_records(found: Run, figures: HeldOut, plot: Path | None, as_json: bool) -> None:
+def _whole_records(found: Finished, figures: HeldOut) -> None:
     """Prints what a conjugate model says of whole records."""
-    if plot is not None:
-        raise errors.ConfigError(
-            f"--plot {plot} is given, but the model is of whole records, expected one of an outcome",
-            "a reliability curve is of probabilities of classes: leave --plot out",
-        )
-    if as_json:
-        _echo(found, posteriors.plain(figures._asdict() | {"beside": dict(figures.beside)}))
-        return
     left_out = f"; {figures.left_out} more do not fit" if figures.left_out else ""
     how = f" ({figures.draws} draws)" if figures.draws else ""
     rows = [
@@ -100,16 +88,19 @@ def _whole_records(found: Run, figures: HeldOut, plot: Path | None, as_json: boo
     ]
     console = tables.console()
     console.print(tables.plan_table(rows, _title(found)))
-    console.print(_WARNING, highlight=False, soft_wrap=True, markup=False)
+    tables.say([_WARNING])
 
 
-def _title(found: Run) -> str:
-    return f"Predictions of {found.assembly.study.study.name}" + (
-        f" — {found.mark}" if found.mark else ""
-    )
+def _title(found: Finished) -> str:
+    return f"Predictions of {found.title}"
 
 
-def _plot(found: Run, figures: Evaluation, path: Path) -> None:
+def _plot(found: Finished, figures: Evaluation | HeldOut, path: Path) -> None:
+    if isinstance(figures, HeldOut):
+        raise errors.ConfigError(
+            f"--plot {path} is given, but the model is of whole records, expected one of an outcome",
+            "a reliability curve is of probabilities of classes: leave --plot out",
+        )
     if figures.classes is None:
         raise errors.ConfigError(
             f"--plot {path} is given, but the outcome is of kind {figures.outcome!r}, expected classes",
@@ -119,7 +110,7 @@ def _plot(found: Run, figures: Evaluation, path: Path) -> None:
     plots.reliability(predicted, observed, rows, _title(found), path)
 
 
-def _show(found: Run, figures: Evaluation) -> None:
+def _show(found: Finished, figures: Evaluation) -> None:
     console = tables.console()
     console.print(tables.plan_table(list(_rows(figures)), _title(found)))
     if figures.classes is not None:
@@ -130,7 +121,7 @@ def _show(found: Run, figures: Evaluation) -> None:
         title = "Calibration, by tenths of the predicted probability"
         what = "trials" if figures.outcome == "binomial" else "records"
         console.print(tables.grid([what, "predicted", "came true"], cells, title, ()))
-    console.print(_WARNING, highlight=False, soft_wrap=True, markup=False)
+    tables.say([_WARNING])
 
 
 def _rows(figures: Evaluation) -> Iterator[tuple[str, str]]:

@@ -1,15 +1,14 @@
 """`fedvi export STUDY.toml`: tasks as signed files, for sites without a network to the server."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fedvi import errors
-from fedvi.cli import _by_hand, _results
+from fedvi.cli import _file_run, _results
 from fedvi.report import tables
-from fedvi.server.by_hand import Exported, standing
+from fedvi.server.file_exchange import Exported, standing
 from fedvi.transport import files
 
 __all__ = ["export"]
@@ -90,7 +89,7 @@ def export(
     or --client names one that the roster does not let in; 5 a server runs on this state, or the state
     is damaged.
     """
-    with _by_hand.opened(study, state, tls, roster, begins=True) as run:
+    with _file_run.opened(study, state, tls, roster, begins=True) as run:
         unknown = [name for name in clients if name not in run.plan.clients]
         if unknown:
             raise errors.ConfigError(
@@ -126,7 +125,7 @@ def export(
             "clients": rows,
         }
     if as_json:
-        click.echo(json.dumps(content, indent=2))
+        tables.print_json(content)
         return
     names = ("client", "file", "stands")
     lines = [(row["client"], row["file"] or "–", row["stands"]) for row in rows]
@@ -135,7 +134,7 @@ def export(
         click.echo("who is away was given nothing, and is asked again with --client NAME")
 
 
-def _barred(run: _by_hand.Run) -> dict[str, str]:
+def _barred(run: _file_run.Run) -> dict[str, str]:
     """Returns the clients that would be given no task over a network, and why."""
     members, revoked = run.roster.members(), run.roster.revoked()
     return {
@@ -145,7 +144,7 @@ def _barred(run: _by_hand.Run) -> dict[str, str]:
     }
 
 
-def _row(run: _by_hand.Run, name: str, made: Exported | None, barred: str) -> dict[str, Any]:
+def _row(run: _file_run.Run, name: str, made: Exported | None, barred: str) -> dict[str, Any]:
     status = made.status if made else "barred" if barred else "away"
     return {
         "client": name,

@@ -33,7 +33,7 @@ def health(
 
     STATE is the --state folder of a server on this machine. --server may be its address for clients
     as well as that for operators, with any certificate of its authority. With --client, STATE is the
-    folder of a client on this machine, and nobody is called.
+    folder of a client on this machine, and no server is called.
 
     Exit codes: 0 it serves; 3 it does not, or does not answer.
     """

@@ -1,6 +1,5 @@
 """`fedvi import STUDY.toml RESULT…`: the signed results of sites without a network to the server."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.cli import _by_hand, _results
+from fedvi.cli import _file_run, _results
 from fedvi.report import tables
 from fedvi.server.core import protocol, run_events
 from fedvi.transport import files, identity, parcels
@@ -64,7 +63,7 @@ def import_(
     2 the study or the command line is wrong; 4 a signer that is not let in; 5 a ledger does not fit,
     a server runs on this state, or the budget is spent; 6 the run failed or was stopped.
     """
-    with _by_hand.opened(study, state, tls, roster, begins=False) as run:
+    with _file_run.opened(study, state, tls, roster, begins=False) as run:
         authority = files.read(tls / identity.AUTHORITY, "the authority's certificate")
         rows, refusals = [], []
         for path in results:
@@ -85,13 +84,13 @@ def import_(
 
 
 def _taken(
-    run: _by_hand.Run, path: Path, authority: bytes
+    run: _file_run.Run, path: Path, authority: bytes
 ) -> tuple[dict[str, Any], errors.FedviError | None]:
     """Takes one result; returns what became of it, and what was wrong with it."""
     row = {"file": str(path), "client": "", "task": "", "status": "refused", "error": ""}
     try:
         parcel = parcels.read_result(path, authority, run.roster, run.hand.payload_limit)
-        row |= {"client": parcel.hello.client, "task": parcel.answer.task_id}
+        row |= {"client": parcel.hello.client, "task": parcel.task_id}
         row["status"] = run.hand.take(parcel)
         if row["status"] == "conflict":
             raise errors.ProtocolError(
@@ -104,8 +103,8 @@ def _taken(
     return row, None
 
 
-def _show(run: _by_hand.Run, rows: list[dict[str, Any]], is_over: bool, as_json: bool) -> None:
-    state, spec, standing = run.state, run.hand.spec, _by_hand.rows(run)
+def _show(run: _file_run.Run, rows: list[dict[str, Any]], is_over: bool, as_json: bool) -> None:
+    state, spec, standing = run.state, run.hand.spec, _file_run.rows(run)
     rounds = protocol.progress_of(spec, state).rounds
     if as_json:
         content = {
@@ -117,7 +116,7 @@ def _show(run: _by_hand.Run, rows: list[dict[str, Any]], is_over: bool, as_json:
             "clients": standing,
             "run": _results.content(run.plan, spec, state) if is_over else None,
         }
-        click.echo(json.dumps(content, indent=2, allow_nan=False))
+        tables.print_json(content)
         return
     console = tables.console()
     names = ("file", "client", "task", "outcome")

@@ -4,41 +4,37 @@ import dataclasses
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedvi import errors
+from fedvi.data.written import named as columns_named
+from fedvi.models.outcomes.accepted import ACCEPTED
 from fedvi.study.drafts import drafting
-from fedvi.study.drafts.drafting import KINDS, SOLVERS, Answers
+from fedvi.study.drafts.drafting import Answers
 
 if TYPE_CHECKING:
     from fedvi.data.names import Names
-from fedvi.cli._asking import (
-    Ask,
-    as_address,
-    choice,
-    client_names,
-    count_of,
-    named,
-    positive,
-    slug,
-    within,
-)
+from fedvi.cli._asking import converse, slug
 from fedvi.cli._drafted import check_target, files_of, schemas_of, write_all
+from fedvi.cli._questions import Asked, formula_of, table_of
 
 __all__ = ["init"]
 
-_SOLVERS = tuple(dict.fromkeys((*SOLVERS[True], *SOLVERS[False])))
+_SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
 
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 @click.option("--name", help="Of the study: letters, digits, `.`, `_` and `-`. [default: DIR's]")
 @click.option(
-    "--kind", type=click.Choice(tuple(KINDS)), help="What is inferred. [default: logistic]"
+    "--kind",
+    metavar="KIND",
+    help=f"What is inferred: {', '.join(ACCEPTED)}, or an outcome of your own, module:Class. "
+    "[default: logistic]",
 )
 @click.option("--formula", help='Such as "disease ~ age + sex".')
 @click.option(
@@ -51,7 +47,8 @@ _SOLVERS = tuple(dict.fromkeys((*SOLVERS[True], *SOLVERS[False])))
     "source",
     type=click.Path(path_type=Path),
     help="Take the names of columns from this file: CSV, Parquet or NumPy's. Takes its first line, or what "
-    "the file says of its columns, and nothing of a record.",
+    "the file says of its columns, and nothing of a record. A terminal also asks whether to look at the "
+    "records, on this machine, to suggest types and levels that you confirm.",
 )
 @click.option(
     "--column",
@@ -60,6 +57,13 @@ _SOLVERS = tuple(dict.fromkeys((*SOLVERS[True], *SOLVERS[False])))
     metavar="NAME=TYPE[:…]",
     help="What a column may hold, from public knowledge: age=number:18..100, visits=count:0..20, "
     "sex=binary:m/f, stage=level:low,high. What is left out is left open in the study.",
+)
+@click.option(
+    "--missing",
+    "missing",
+    multiple=True,
+    metavar="NAME=RULE",
+    help='What a missing cell of a covariate is: age="impute 50", stage=indicator. [default: drop]',
 )
 @click.option(
     "--setting",
@@ -97,7 +101,11 @@ _SOLVERS = tuple(dict.fromkeys((*SOLVERS[True], *SOLVERS[False])))
     metavar="HOST:PORT",
     help="Where sites will reach the server. [default: fedvi.example.org:7443]",
 )
-@click.option("--yes", is_flag=True, help="Ask nothing: what no flag says has its default.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Ask nothing, and look at no record: what no flag says has its default.",
+)
 @click.option(
     "--json-schema",
     type=click.Choice(("study", "policy")),
@@ -114,9 +122,10 @@ def init(
     """Draft a study of your own in DIR: study.toml with a reason in every line, a site's policy,
     containers for the coordinator and the sites, and the steps from here to a posterior.
 
-    Asks on a terminal, each question with its default; every answer can be given by a flag. Bounds and
-    levels that nobody states are left open, and `fedvi check` refuses the study until a person has
-    stated them. No file is overwritten, and either all are written or none.
+    Asks on a terminal, with a default where there is one, a way back, and a review before anything is
+    written; every answer can be given by a flag. Bounds and levels that nobody states are left open, and
+    `fedvi check` refuses the study until a person has stated them. No file is overwritten, and either
+    all are written or none.
 
     \b
       fedvi init my-study
@@ -128,16 +137,21 @@ def init(
         click.echo(schemas_of()[json_schema], nl=False)
         return
     check_target(folder)
-    ask = Ask(not yes and _on_terminal())
-    answers = _answers(ask, folder, source, given)
-    server = ask(
-        "--server",
-        address,
-        "Where sites will reach the server",
-        "fedvi.example.org:7443",
-        as_address,
-    )
-    answers, drafted = _checked(answers)
+    on = not yes and _on_terminal()
+    header = _header(source, given["columns"])
+    if on:
+        click.echo(
+            "Enter takes what stands in brackets. back: the question before; skip: leave it open;"
+        )
+        click.echo("?: what is meant. Nothing is written before you have seen all answers.")
+    given |= {"address": address, "name_default": slug(folder.resolve().name)}
+
+    def finish(said: Mapping[str, Any]) -> tuple[Answers, drafting.Draft, str]:
+        answers, drafted = _checked(_answers(said, folder, source, header, given))
+        return answers, drafted, said["server"]
+
+    asked = Asked(on, source, header, given)
+    answers, drafted, server = converse(asked.questions, finish, on)
     files = files_of(answers, drafted, server)
     write_all(folder, files)
     for name in files:
@@ -153,47 +167,37 @@ def _on_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _answers(ask: Ask, folder: Path, source: Path | None, given: Mapping[str, Any]) -> Answers:
-    default = slug(folder.resolve().name)
-    name = ask("--name", given["name"], "Name of the study", default, named("--name"))
-    if ask.on:
-        for kind, known in KINDS.items():
-            click.echo(f"  {kind:<20} {known.words}")
-    kind = ask("--kind", given["kind"], "What is inferred", "logistic", choice(tuple(KINDS)))
-    clients = ask("--clients", given["clients"], "Sites, between commas", None, client_names)
-    header = _header(source, given["columns"])
-    formula, names = _formula(ask, kind, header, given)
-    unit_column = given["unit_column"]
-    promise = _promise(ask, given)
-    if promise.get("unit") == "patient":
-        unit_column = ask(
-            "--unit-column",
-            unit_column,
-            "Column that says whose a row is",
-            "patient_id",
-            within(header),
-        )
-    elif unit_column is not None:
-        raise errors.ConfigError(
-            f"--unit-column is {unit_column!r} without --unit patient",
-            "add --unit patient, to protect all rows of a patient together",
-        )
-    if given["response"] is not None and unit_column is not None:
-        # Whose a row is explains nothing.
-        formula = _without(formula, names, unit_column)
-    settings = dict(drafting.parse_setting(text) for text in given["settings"])
+def _answers(
+    said: Mapping[str, Any],
+    folder: Path,
+    source: Path | None,
+    header: "Names | None",
+    given: Mapping[str, Any],
+) -> Answers:
+    formula = formula_of(said)
+    names = {} if header is None else columns_named(header.columns)
+    promise = {key: said[key] for key in ("epsilon", "delta", "unit", "relation") if key in said}
+    private = said["protection"] == "dp"
+    most = said["max-records"] if private else given["max_records"]
+    tables = {}
+    for name in drafting.variables(formula):
+        table = table_of(said, name)
+        called = names.get(name, name)
+        tables[name] = table if called == name else {"column": called} | table
     return Answers(
-        name=name,
-        kind=kind,
+        name=said["name"],
+        kind=said["kind"],
         formula=formula,
-        clients=clients,
-        columns=_columns(ask, kind, formula, names, given["columns"]),
-        unit_column=unit_column,
+        clients=said["clients"],
+        columns=tables,
+        private=private,
+        max_records=most or None,
+        unit_column=said.get("unit-column"),
         solver=given["solver"],
-        settings=settings,
+        settings=dict(drafting.parse_setting(text) for text in given["settings"]),
         separator="," if header is None else header.separator,
         files=_beside(source, folder),
-        all_columns=given["response"] is not None,
+        all_columns=said["formula"].all_columns and not said.get("look"),
         **promise,
     )
 
@@ -209,63 +213,6 @@ def _beside(source: Path | None, folder: Path) -> str:
     return (
         f"{'' if place == '.' else plain + '/'}{{}}{suffix or ('' if source.is_dir() else '.csv')}"
     )
-
-
-def _promise(ask: Ask, given: Mapping[str, Any]) -> dict[str, Any]:
-    protection = ask(
-        "--protection",
-        given["protection"],
-        "Promise differential privacy (dp, or none)",
-        "dp",
-        choice(("dp", "none")),
-    )
-    most = given["max_records"]
-    if protection == "none":
-        for flag in ("epsilon", "delta", "unit", "relation"):
-            if given[flag] is not None:
-                raise errors.ConfigError(
-                    f"--{flag} is given beside --protection none", "leave out one of the two"
-                )
-        return {"private": False, "max_records": most}
-    if ask.on:
-        click.echo("  ε bounds how much one unit can change what is seen; 1 is a common promise.")
-    epsilon = ask(
-        "--epsilon", given["epsilon"], "ε over the whole study", "1", positive("--epsilon")
-    )
-    if ask.on:
-        click.echo("  A unit is a row (record), or all rows of a patient together (patient).")
-    unit = ask("--unit", given["unit"], "Unit", "record", choice(("record", "patient")))
-    if ask.on:
-        click.echo("  substitute: one unit is another; add_remove: one unit is there or not.")
-    relation = ask(
-        "--relation",
-        given["relation"],
-        "Neighbouring relation",
-        "substitute",
-        choice(("substitute", "add_remove")),
-    )
-    if most is None and ask.on:
-        most = ask(
-            "--max-records",
-            None,
-            f"Public upper bound on the {unit}s of any site (0: state it later)",
-            "0",
-            count_of,
-        )
-    delta = ask(
-        "--delta",
-        given["delta"],
-        "δ, far below 1 / that number",
-        f"{drafting.default_delta(most or None):g}",
-        positive("--delta"),
-    )
-    return {
-        "epsilon": epsilon,
-        "delta": delta,
-        "unit": unit,
-        "relation": relation,
-        "max_records": most or None,
-    }
 
 
 def _header(source: Path | None, given: tuple[str, ...]) -> "Names | None":
@@ -310,101 +257,6 @@ def _header(source: Path | None, given: tuple[str, ...]) -> "Names | None":
             err=True,
         )
     return found
-
-
-def _formula(
-    ask: Ask, kind: str, header: "Names | None", given: Mapping[str, Any]
-) -> tuple[str, dict[str, str]]:
-    """Returns the formula, and its names → what the file calls them (empty without a file)."""
-    names = {} if header is None else drafting.named(header.columns)
-    formula, response = given["formula"], given["response"]
-    if formula is not None and response is not None:
-        raise errors.ConfigError(
-            "--response is given beside --formula, which names it", "leave out one of the two"
-        )
-    if header is not None and ask.on:
-        click.echo("  columns: " + ", ".join(names))
-    if response is None:
-        what = "Formula, such as disease ~ age + sex"
-        formula = ask("--formula", formula, what, None, _formula_text)
-        for name in drafting.variables(formula) if names else ():
-            if name not in names:
-                raise errors.ConfigError(
-                    f"--formula names {name!r}, which is no column of the file",
-                    errors.did_you_mean(name, names),
-                )
-        return formula, names
-    if header is None:
-        raise errors.ConfigError(
-            "--response is given without --from, and what it is explained by is not known",
-            'give --formula "disease ~ age + sex", or --from FILE for all columns of a file',
-        )
-    spelt = {column: name for name, column in names.items()}
-    left = []
-    for text in (item.strip() for item in response.split(",")):
-        if text not in names and text not in spelt:
-            raise errors.ConfigError(
-                f"--response is {text!r}, which is no column of the file",
-                errors.did_you_mean(text, names),
-            )
-        left.append(text if text in names else spelt[text])
-    right = [name for name in names if name not in left]
-    return _written(kind, left, right), names
-
-
-def _written(kind: str, left: list[str], right: list[str]) -> str:
-    return f"{KINDS[kind].left.format(', '.join(left))} ~ {' + '.join(right) or '1'}"
-
-
-def _without(formula: str, names: Mapping[str, str], column: str) -> str:
-    """Takes a column out of a formula that was made of all columns of a file."""
-    left, _, right = formula.partition(" ~ ")
-    kept = [name for name in right.split(" + ") if column not in (name, names[name])]
-    return f"{left} ~ {' + '.join(kept) or '1'}"
-
-
-def _columns(
-    ask: Ask, kind: str, formula: str, names: Mapping[str, str], given: tuple[str, ...]
-) -> dict[str, dict[str, Any]]:
-    wanted = drafting.variables(formula)
-    stated = dict(map(drafting.parse_column, given))
-    spelt = {column: name for name, column in names.items()}
-    stated = {spelt.get(name, name): table for name, table in stated.items()}
-    for name in stated:
-        if name not in wanted:
-            raise errors.ConfigError(
-                f"--column {name}: no column of the formula {formula!r}",
-                errors.did_you_mean(name, wanted),
-            )
-    if ask.on:
-        click.echo(
-            "  What each column may hold, known without looking at the data: number:18..100,"
-        )
-        click.echo(
-            "  count:0..20, binary:1/0, level:low,high. Leave out what you will state later."
-        )
-    expected = drafting.response_types(kind, formula)
-    tables = {}
-    for name in wanted:
-        table = stated.get(name, {"type": expected[name]} if name in expected else {})
-        if ask.on and name not in stated:
-            table = ask("--column", None, name, table.get("type", "number"), _column(name))
-        called = names.get(name, name)
-        tables[name] = table if called == name else {"column": called} | table
-    return tables
-
-
-def _formula_text(text: str) -> str:
-    if not drafting.variables(text.partition("~")[0]) or "~" not in text:
-        raise errors.ConfigError(
-            f"--formula is {text!r}, expected a response, ~ and what explains it",
-            'write, for example, "disease ~ age + sex"',
-        )
-    return text
-
-
-def _column(name: str) -> Callable[[str], dict[str, Any]]:
-    return lambda text: drafting.parse_column(f"{name}={text}")[1]
 
 
 def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
@@ -464,7 +316,7 @@ def _check_formula(answers: Answers, stated: Mapping[str, Any]) -> None:
     """
     from fedvi.data.formula import parse_formula
     from fedvi.data.schema import parse_schema
-    from fedvi.study.regressions import check_response
+    from fedvi.study.spec.regressions import check_response
 
     stand_ins: dict[str, dict[str, Any]] = {
         "binary": {},

@@ -1,7 +1,5 @@
 """`fedvi ledger show|verify`: what a client spent, for whoever has to check it."""
 
-import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,8 @@ from fedvi import errors
 from fedvi.privacy import events, statement
 from fedvi.privacy import ledger as ledgers
 from fedvi.report import tables
-from fedvi.results import ledger_files
+from fedvi.results import kept_certificates, ledger_files
+from fedvi.results.kept_certificates import Certified
 
 __all__ = ["ledger"]
 
@@ -27,8 +26,8 @@ def ledger() -> None:
     sealed (its noised bytes are fixed), then sent. It holds no data and no secret, so a site may hand
     it to an auditor. PATH is an exported ledger (.jsonl), a client's store (ledger.sqlite), a server's
     state, which keeps one of each client (state.sqlite, or state.sqlite/CLIENT for one of them), or a
-    folder of these; nothing is changed, and they may be in use. What is the beginning of another, such
-    as an export beside its store, is counted once:
+    folder of these; nothing is changed, and they may be in use. An export beside its store is counted
+    once:
 
     \b
       fedvi simulate study.toml --out run
@@ -40,7 +39,7 @@ def ledger() -> None:
 
 @ledger.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--last", default=20, show_default=True, help="List so many releases at most.")
+@click.option("--last", default=20, show_default=True, help="List at most this many releases.")
 @click.option(
     "--statement",
     "as_statement",
@@ -49,10 +48,10 @@ def ledger() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
-    """Print what each ledger promises and what it reserved, with ε as it grew.
+    """Print what each ledger promises and what it reserved, with ε after each release.
 
-    The running ε is for looking. What may be stated is the ε of the largest number of releases that
-    the study plans, whenever it stops: `fedvi ledger verify --recompute` prints it. A damaged ledger
+    The running ε is for information only. The ε to state is that of all releases that the study plans,
+    whenever it stops; `fedvi ledger verify --recompute` prints it. A damaged ledger
     is not shown, and the exit code is 1.
     """
     if last < 1:
@@ -79,7 +78,7 @@ def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
             }
             for book, listed in rows
         ]
-        _print_json(content)
+        tables.print_json(content)
     else:
         for book, listed in rows:
             _show(book, listed)
@@ -99,6 +98,9 @@ def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_json: bool) -> None:
     """Recompute every hash and every state, and with --recompute every price.
+
+    In a site's store, of a study with masked sums that some sites may miss, it also checks who signed the
+    sum that each of the site's answers was opened in.
 
     Prints an anchor, N:HASH. Keep it: a chain cannot show that entries are missing from its end, and
     `--anchor N:HASH` of an earlier look can. The exit code is 0 if all ledgers are whole, 1 if any is
@@ -124,12 +126,17 @@ def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_
         if again and _has_price(found, delta)
     }
     exceeded = {book.path: ledger_files.excesses(found) for book, found in counted if again}
+    certified = {
+        book.path: None if book.ledger is None else kept_certificates.check(book.path)
+        for book in books
+    }
     totals = ledger_files.totals(whole, delta) if again else []
     if as_json:
         content: dict[str, Any] = {
             "ledgers": [
                 {
                     **_described(book),
+                    **_certified_as_dict(certified[book.path]),
                     "prices": [p._asdict() for p in priced.get(book.path, [])],
                     "exceeded": exceeded.get(book.path, []),
                 }
@@ -137,24 +144,26 @@ def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_
             ],
             "totals": [price._asdict() for price in totals],
         }
-        _print_json(content)
+        tables.print_json(content)
     else:
         for book in books:
-            _say(_verdict(book))
+            tables.say([_verdict(book), *_certified(certified[book.path])])
             if not again or book.ledger is None or book.part_of is not None:
                 continue
             if priced.get(book.path):
                 _price_table(priced[book.path], f"ε of {_name(book.ledger.header)}{_mark(book)}")
             else:
-                _say("  " + _without_price(book.ledger))
+                tables.say(["  " + _without_price(book.ledger)])
             for line in exceeded.get(book.path, []):
-                _say(f"  EXCEEDED: {line}")
+                tables.say([f"  EXCEEDED: {line}"])
         if totals:
             _price_table(totals, "ε of all studies of a site, had they been planned together")
             for mark in dict.fromkeys(found.header.mark for found in whole if found.header.mark):
-                _say(f"  MARK: {mark}")
+                tables.say([f"  MARK: {mark}"])
     if any(exceeded.values()):
         sys.exit(errors.PrivacyError.exit_code)
+    if any(found is not None and found.problem for found in certified.values()):
+        sys.exit(1)
     _leave(books)
 
 
@@ -162,14 +171,14 @@ def _state(books: list[ledger_files.Book], as_json: bool) -> None:
     whole = [found for _, found in _counted(books)]
     claims = ledger_files.stated(whole)
     if as_json:
-        _print_json([statement.as_dict(claim) for claim in claims])
+        tables.print_json([statement.as_dict(claim) for claim in claims])
         return
     for book in books:
         if book.ledger is None or book.part_of is not None:
-            _say(_verdict(book))
+            tables.say([_verdict(book)])
     for found in whole:
         if ledgers.is_lifetime(found.header):
-            _say(f"{_name(found.header)}: {_spent_for_life(found)}; no claim on one study")
+            tables.say([f"{_name(found.header)}: {_spent_for_life(found)}; no claim on one study"])
     if claims or not all(ledgers.is_lifetime(found.header) for found in whole):
         click.echo(statement.to_text(claims), nl=False)
 
@@ -265,9 +274,43 @@ def _verdict(book: ledger_files.Book) -> str:
     return f"{book.path}: whole{counted}, anchor {ledgers.anchor(book.ledger)}{_mark(book)}"
 
 
+def _certified(found: Certified | None) -> list[str]:
+    """Says which of a site's masked answers were opened for a sum that enough sites had signed."""
+    if found is None:
+        return []
+    if found.problem:
+        return [f"  CERTIFICATES DO NOT HOLD: {found.problem}"]
+    if not found.sets:
+        # As it should be where all sites must answer.
+        return (
+            [f"  none of {found.sealed} masked answers has a certificate"] if found.sealed else []
+        )
+    sizes = [len(sites) for sites in found.sets.values()]
+    sites = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    lacking = found.sealed - len(sizes)
+    return [
+        f"  {len(sizes)} of {found.sealed} masked answers have a certificate: opened for the sum of "
+        f"{sites} sites, which enough sites signed. If no more sites work with the server than was "
+        "promised, no other sum of these rounds was opened. Whose keys these are was checked when sites "
+        "agreed on them, not now",
+        *(
+            [f"  {lacking} without: their rounds were not opened here, or the certificate is gone"]
+            if lacking
+            else []
+        ),
+    ]
+
+
+def _certified_as_dict(found: Certified | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    sets = {str(visit): list(sites) for visit, sites in found.sets.items()}
+    return {"certified": sets, "sealed": found.sealed, "certificate_problem": found.problem}
+
+
 def _show(book: ledger_files.Book, listed: list[ledger_files.Release]) -> None:
     if book.ledger is None or book.part_of is not None:
-        _say(_verdict(book))
+        tables.say([_verdict(book)])
         return
     header = book.ledger.header
     mark = _mark(book)
@@ -334,22 +377,6 @@ def _price_table(rows: list[ledger_files.Price], title: str) -> None:
             ]
         )
     tables.console().print(tables.grid(names, cells, title, names[:2]), crop=False)
-
-
-def _say(line: str) -> None:
-    tables.console().print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _print_json(content: Any) -> None:
-    click.echo(json.dumps(_plain(content), indent=2, allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
 
 
 def _leave(books: list[ledger_files.Book]) -> None:

@@ -3,11 +3,13 @@
 Nothing heavy is imported here: `--help` and `--version` start without JAX.
 """
 
+import gc
 import importlib
 import io
 import keyword
 import os
 import sys
+from types import ModuleType
 from typing import Any
 
 import click
@@ -25,10 +27,12 @@ _COMMANDS = {
     "init": "Draft a study of your own: study, policy, containers and the steps in order.",
     "data": "Look at a table, draft its schema, share it out over simulated clients. Local only.",
     "check": "Validate a study and print what it would release, at what price. Reads no data.",
+    "plan": "Predict how wide a study's intervals will be, from public numbers alone.",
     "ledger": "Show or verify what clients have spent, and recompute its price.",
     "privacy": "Price a study: noise for a target, ε by every accountant, and what it means.",
     "audit": "Test whether the code that a study runs keeps its promise. Reads no data by default.",
     "simulate": "Run a whole federation in this process and print the posterior and its price.",
+    "sweep": "Simulate a study under several settings, several times each, in one table.",
     "evaluate": "Hold a finished run's predictions against test records that are public, or yours.",
     "report": "Write a finished run as a page to read, print and sign; Markdown, JSON, CSV.",
     "posterior": "Show a finished run's posterior, or write it for ArviZ, NumPy, NumPyro or R.",
@@ -38,7 +42,7 @@ _COMMANDS = {
     "server": "Run the server of a federation: it holds no record, and resumes by itself.",
     "status": "Show a running server's run: who is there, what is awaited, what was charged.",
     "watch": "Follow what happens at a running server.",
-    "pause": "Let a running server hand out no more tasks; answers are still taken.",
+    "pause": "Stop a running server from handing out tasks; answers are still taken.",
     "resume": "Let a paused server hand out tasks again.",
     "stop": "End a run for good, and tell its clients.",
     "remove": "Divide a client's factor out of a running server's posterior, for good.",
@@ -63,7 +67,7 @@ class _LazyGroup(click.Group):
             return None
         # Python keeps some words for itself.
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
-        return getattr(importlib.import_module(f"fedvi.cli.{name}"), name)
+        return getattr(_imported(f"fedvi.cli.{name}"), name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -90,6 +94,26 @@ class _LazyGroup(click.Group):
             sys.exit(error.exit_code)
 
 
+def _imported(module: str) -> ModuleType:
+    """Imports a command's file, and lets JAX keep the programs of one that runs any."""
+    if module in sys.modules:
+        return sys.modules[module]
+    # Collections would find nothing to free, and take a third of the time of all imports.
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        found = importlib.import_module(module)
+        if "jax" in sys.modules:
+            from fedvi.run import compiled
+
+            compiled.keep_programs(lambda text: click.echo(f"warning: {text}", err=True))
+    finally:
+        gc.freeze()
+        if was_collecting:
+            gc.enable()
+    return found
+
+
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(fedvi.__version__, prog_name="fedvi")
 def main() -> None:
@@ -101,6 +125,9 @@ def main() -> None:
     \b
       fedvi check examples/heart-disease/study.toml
       fedvi simulate examples/heart-disease/study.toml
+
+    Compiled programs are kept for the next start, in fedvi/jax of your folder of caches (~/.cache), of at
+    most 512 MiB. FEDVI_COMPILATION_CACHE names another folder, or turns that "off".
 
     Exit codes: 0 done; 1 something else failed; 2 the study, the data or the command line is wrong;
     3 no connection; 4 not authorised; 5 the privacy budget does not allow it; 6 the run failed or

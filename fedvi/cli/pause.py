@@ -1,4 +1,4 @@
-"""`fedvi pause`: let a running server hand out no more tasks."""
+"""`fedvi pause`: stop a running server from handing out tasks, for a while."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ __all__ = ["pause"]
 @click.command()
 @_remote.addressed
 def pause(state: Path | None, server: str | None, tls: Path | None, as_json: bool) -> None:
-    """Let a running server hand out no more tasks.
+    """Stop a running server from handing out tasks, for a while.
 
     Clients are told to wait; answers to tasks that are out are still taken and folded. No turn is
     skipped meanwhile. `fedvi resume` goes on.

@@ -1,6 +1,5 @@
 """`fedvi posterior RUN`: the posterior of a finished run, as a table or as files for other tools."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,13 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.expfam.base import Gaussian
 from fedvi.report import tables
 from fedvi.results import draws as draws_of
 from fedvi.results import exports, finished
-from fedvi.results import posterior as posteriors
 from fedvi.results.finished import Finished
-from fedvi.study import intervals, shared_parts, site_effects
-from fedvi.study.coefficients import MOST, UNCONSTRAINED, coefficients
-from fedvi.study.regressions import is_function
+from fedvi.study import remarks
+from fedvi.study.spec import shared_parts
+from fedvi.study.spec.coefficients import MOST, coefficients
 
 __all__ = ["posterior"]
 
@@ -50,7 +47,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Of the draws; no secret.",
+    help="Seed of the draws; not secret.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 def posterior(
@@ -93,8 +90,8 @@ def posterior(
         exports.beside(summary, found, {"coefficients": len(rows)})
     guide = ("", "") if numpyro is None else exports.write_numpyro(found, numpyro)
     if as_json:
-        content = posteriors.plain({**finished.origin(found), "coefficients": rows})
-        click.echo(json.dumps(content, indent=2, allow_nan=False))
+        content = tables.plain({**finished.origin(found), "coefficients": rows})
+        tables.print_json(content)
         return
     _show(found, rows)
     for path in to:
@@ -119,12 +116,9 @@ def _show(found: Finished, rows: Sequence[dict[str, Any]]) -> None:
     console = tables.console()
     title, ratio = f"Posterior of {found.title}", shared_parts.ratio(study)
     console.print(tables.coefficient_table(rows, title, ratio, False, console.width), crop=False)
-    lines = [*tables.ratio_notes(rows, ratio), site_effects.remark(study, rows)]
-    lines.append(intervals.remark(study))
-    if is_function(study.model.kind) and isinstance(found.assembly.family, Gaussian):
-        lines.append(UNCONSTRAINED)
+    lines = [*tables.ratio_notes(rows, ratio)]
+    lines += remarks.remarks(study, found.assembly.family, rows)
     lines.append(found.claimed)
     if len(rows) == MOST < found.assembly.family.size:
         lines.append(f"the first {MOST} of {found.assembly.family.size} coordinates")
-    for line in filter(None, lines):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    tables.say(filter(None, lines))

@@ -12,11 +12,11 @@ from fedvi import data
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
 from fedvi.models.capabilities import Latents, PredictsArrays, Tabular, TellsLatents
-from fedvi.models.conjugate import brings_family
 from fedvi.results import exports, finished, new_records
 from fedvi.results.finished import Finished
 from fedvi.results.predictions import Forecast, Predictor, predictor
 from fedvi.typing import Eta
+from fedvi.updates.conjugate import brings_family
 
 __all__ = ["predict"]
 
@@ -62,7 +62,7 @@ _NOT_PRIVATE = (
 def predict(
     run: Path, file: Path, out: Path, level: float, id_column: str | None, draws: int, seed: int
 ) -> None:
-    """Predict new records by the posterior of a finished run, with uncertainty.
+    """Predict new records from the posterior of a finished run, with uncertainty.
 
     RUN is the folder of `fedvi simulate --out`, or of a server's --state. FILE is a table of any format
     that a site may have (.csv, .tsv, .csv.gz, .parquet, .npz, .npy), read by the study's own schema and
@@ -72,16 +72,19 @@ def predict(
     \b
       fedvi predict run new-patients.csv --out predictions.csv --id patient
 
-    Columns of the output: row, the --id column if given, mean, sd and the interval (lower, upper) of the
-    mean over the posterior; for numbers and counts outcome_lower and outcome_upper, the interval of a new
-    outcome; reason, which says why a line is empty; and note, which says which cells were clipped to the
-    schema's bounds. Where there are several quantities, such as levels or times, each column is there for
-    each: mean[LEVEL], sd[LEVEL], ….
+    \b
+    Columns of the output:
+      row                            the number of the record; then the --id column, if given
+      mean, sd, lower, upper         of the predicted mean, over the posterior
+      outcome_lower, outcome_upper   numbers and counts: the interval of a new outcome
+      outcome_error                  NumPyro models: standard error of these two ends
+      reason                         why a line is empty
+      note                           which cells were clipped to the schema's bounds
 
-    Of NumPyro models of a study's own, outcomes are drawn by their own laws, one for each draw of θ:
-    outcome_error is the standard error of the interval's ends that this leaves; four times as many
-    --draws halve it. Nothing is assumed of the laws but a mean and a variance that are finite, or for
-    levels whole numbers.
+    With several quantities, such as levels or times, there is a column for each: mean[LEVEL],
+    sd[LEVEL], …. The outcomes of a study's own NumPyro model are drawn by its own law, one for each
+    draw of θ; four times as many --draws halve outcome_error. The law needs a finite mean and variance,
+    or whole numbers for levels.
 
     The predictions are not private about the new records.
     """
@@ -140,7 +143,7 @@ class _Part(NamedTuple):
       first: the number of the first.
       ids: what stands in the --id column; None without one.
       values: a ``Forecast``, or latents [n, m].
-      reasons, notes: as of ``new_records.Part``.
+      reasons, notes: as of ``new_records.Chunk``.
     """
 
     first: int
@@ -156,7 +159,7 @@ def _of_outcomes(
     """Predicts outcomes, some records at a time."""
     study, schema = found.assembly.study, found.assembly.schema
     also = [] if id_column is None else [id_column]
-    for part in new_records.parts(study, schema, how.needed, file, also):
+    for part in new_records.chunks(study, schema, how.needed, file, also):
         # A formula may need no column: this one tells how many records there are.
         columns = {**part.columns, "": np.zeros(len(part.reasons))}
         told = how.predict(columns)
@@ -240,7 +243,7 @@ def _of_latents(
         )
     (array,) = model.layout
     also = [] if id_column is None else [id_column]
-    for part in new_records.parts(study, schema, names, file, also):
+    for part in new_records.chunks(study, schema, names, file, also):
         rows = {array: np.stack([part.columns[name] for name in names], axis=1)}
         source = ArraySource(rows, part.fits & np.asarray(model.sound(rows), bool))
         reasons = [old or new for old, new in zip(part.reasons, _reasons(source), strict=True)]

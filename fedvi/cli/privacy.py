@@ -1,7 +1,6 @@
 """`fedvi privacy STUDY.toml`: what a promise asks for, and what it means."""
 
 import decimal
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +9,14 @@ import click
 
 from fedvi.cli import _outlook
 from fedvi.planning.advice import outlook
-from fedvi.planning.pricing import Pricing, is_scripted, pricing, with_target
+from fedvi.planning.pricing import Pricing, pricing, with_target
 from fedvi.planning.topics import topic_outlook
 from fedvi.privacy.events import RELATIONS
 from fedvi.privacy.statement import guessed
 from fedvi.report import plots, tables
 from fedvi.study.build import assemble
 from fedvi.study.config import load_study
+from fedvi.study.spec import shared_parts
 
 __all__ = ["privacy"]
 
@@ -33,8 +33,8 @@ _RELATION = {"add_remove": "add/remove", "substitute": "substitute"}
 @click.option(
     "--rounds",
     type=int,
-    help="Plan so many rounds instead of the study's; of a script, so many turns of a client over all of "
-    "its stages.",
+    help="Plan this many rounds instead of the study's; for a script, this many turns of a client over "
+    "all of its stages.",
 )
 @click.option(
     "--historical",
@@ -57,18 +57,17 @@ def privacy(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Price a study before it runs: the noise that its promise asks for, ε by every accountant, what
-    other samplers and relations would ask for, which mode suits it, and in words what the numbers
-    mean. Reads no data.
+    """Price a study before it runs: the noise that its promise needs, ε by every accountant, the noise for
+    other samplers and relations, which mode suits it, and what the numbers mean in words. Reads no data.
 
     \b
     What if the promise were stronger, or the study longer?
       fedvi privacy study.toml --epsilon 1
       fedvi privacy study.toml --rounds 50 --plot epsilon.png
 
-    The relation says which two data sets must be hard to tell apart: `add_remove`, with and without
-    one record; `substitute`, with one record replaced by any other. The same noise costs more under
-    `substitute`, which also hides what a record says when it is known that it is there.
+    The relation says which two data sets must be hard to tell apart. `add_remove`: with and without one
+    record. `substitute`: with one record replaced by any other. The same noise costs more under
+    `substitute`, which also hides what a record says from somebody who knows that it is there.
     """
     loaded = load_study(study)
     described = with_target(loaded, epsilon, delta, relation, rounds)
@@ -80,9 +79,9 @@ def privacy(
     if as_json:
         plain = found.as_dict() | {"outlook": expected and expected.as_dict()}
         plain |= {"topics": topics and topics.as_dict()}
-        click.echo(json.dumps(plain, indent=2, allow_nan=False))
+        tables.print_json(plain)
         return
-    _show(found, is_scripted(loaded))
+    _show(found, shared_parts.is_scripted(loaded))
     if expected is not None:
         _outlook.show(expected)
     if topics is not None:
@@ -149,8 +148,7 @@ def _show(found: Pricing, scripted: bool) -> None:
         title = "Noise multiplier of each client for the same promise, by who sees what"
         names = ["view", "noise multiplier", "offered"]
         console.print(tables.grid(names, cells, title, ("view", "offered")))
-    for line in _words(found):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    tables.say(_words(found))
 
 
 def _rows(found: Pricing, scripted: bool) -> Iterator[tuple[str, str]]:
@@ -178,13 +176,13 @@ def _words(found: Pricing) -> Iterator[str]:
     for row in found.meanings:
         guess = guessed(row.relation, found.unit)
         yield (
-            f"- guessing at even odds {guess}, they are right at most {_percent(row.right)} of the "
-            f"time; if 1 % of their accusations of others are wrong, they find at most "
-            f"{_percent(row.found)} of the true ones"
+            f"- asked {guess}, both answers equally likely beforehand, they are right at most "
+            f"{_percent(row.right)} of the time; if they wrongly accuse 1 % of those who did not take "
+            f"part, they find at most {_percent(row.found)} of those who did"
         )
     yield (
-        "These are bounds over all attacks, to help in choosing; the promise is (ε, δ). The view "
-        "`message` assumes that every message is seen; `aggregate`, that only their sum is; "
+        "These bounds hold for every attack and help in choosing; the promise is (ε, δ). The view "
+        "`message` assumes that every message is seen; `aggregate`, that only the sum is seen; "
         "`secure_aggregate`, that all clients but two work with whoever sees the sum."
     )
 

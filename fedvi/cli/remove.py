@@ -13,7 +13,7 @@ __all__ = ["remove"]
 
 @click.command()
 @_remote.addressed
-@click.option("--client", required=True, metavar="NAME", help="Whom to remove.")
+@click.option("--client", required=True, metavar="NAME", help="The client to remove.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def remove(
     state: Path | None,
@@ -25,10 +25,10 @@ def remove(
 ) -> None:
     """Remove a client from a running server's run, for good: the posterior goes on without its factor.
 
-    It is given no task any more, and what it still answers is charged and not folded. What it was
-    charged stays charged: its releases have been seen, and nothing unsees them. The others answer
-    beside the new posterior from their next task on. Of a client that may come back, there is nothing
-    to remove: the run goes on without it by itself if the study has deadlines.
+    The client gets no more tasks. An answer that it still sends is charged and not used. What it was
+    charged stays charged: its releases have been seen. The others answer to the new posterior from
+    their next task on. Do not remove a client that may come back: if the study has a deadline, the run
+    goes on without it by itself.
 
     STATE and --server are those of `fedvi status`.
 

@@ -44,9 +44,8 @@ _MOST_SITES = 40
 @click.option(
     "--draws",
     type=click.IntRange(min=2),
-    default=1000,
-    show_default=True,
-    help="Draws of θ for --public, for a model whose predictions have no quadrature.",
+    help="Draws of θ for --public, for a model whose predictions have no quadrature. [default: as of "
+    "`fedvi evaluate`]",
 )
 @click.option(
     "--statement",
@@ -67,16 +66,23 @@ _MOST_SITES = 40
     type=click.Path(dir_okay=False, path_type=Path),
     help="Quote what `fedvi audit STUDY.toml --json` printed, in the report and on each statement.",
 )
+@click.option(
+    "--pooled",
+    is_flag=True,
+    help="Also show the fit to all records pooled, which `fedvi simulate --pooled` made. It is NOT "
+    "private: only for whoever may see it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no summary.")
 def report(
     run: Path,
     out: Path | None,
     formats: str,
     public: Path | None,
-    draws: int,
+    draws: int | None,
     statements: tuple[str, ...],
     vocabulary: Path | None,
     audit: Path | None,
+    pooled: bool,
     as_json: bool,
 ) -> None:
     """Write a report on a finished run: one HTML page that fetches nothing, the same as Markdown, and
@@ -84,10 +90,12 @@ def report(
 
     RUN is the folder of `fedvi simulate --out`, or of a server's --state.
 
-    The page has the posterior, prior against posterior, convergence, who took part, what each site
-    contributed, ε over releases, and for each site a privacy statement on a page of its own, to print
-    and to sign. All of it was released, or is public. Ledgers are verified first, and every ε is computed
-    anew from them: a run whose ledgers do not verify gets no report.
+    The first page is for whoever reads nothing else: what was found, how sure it is, and what was
+    promised to the records. Then come the posterior, each site beside the others, prior against
+    posterior, convergence, who took part, what each site contributed, and ε over releases. The last
+    pages are for signing: a privacy statement for each site, on a page of its own. All of it was
+    released, or is public, but for what --pooled and --public add. Ledgers are verified first, and every
+    ε is computed anew from them: a run whose ledgers do not verify gets no report.
 
     \b
       fedvi report run
@@ -103,7 +111,7 @@ def report(
     predictions = None if public is None else _predictions(run, public, draws)
     name = "" if public is None else public.name
     words = None if vocabulary is None else _words(vocabulary)
-    contents = reporting.gather(run, statements, predictions, name, words)
+    contents = reporting.gather(run, statements, predictions, name, words, pooled)
     if audit is not None:
         contents = contents._replace(audit=quoted(audit, contents.digest))
     written = exports.write(contents, run / "report" if out is None else out, wanted)
@@ -134,13 +142,13 @@ def _wanted(formats: str) -> list[str]:
     return wanted
 
 
-def _predictions(run: Path, public: Path, draws: int) -> dict[str, Any]:
+def _predictions(run: Path, public: Path, draws: int | None) -> dict[str, Any]:
     from fedvi.results import evaluation, public_files
 
     found = evaluation.read_run(run)
     public_files.check(found.assembly.study, run, public, "--public")
     records = evaluation.read_records(found.assembly, public)
-    return evaluation.evaluate(found.assembly, found.posterior, records, draws).as_dict()
+    return evaluation.held_against(found, records, draws).as_dict()
 
 
 def _show(contents: "Contents", written: list[Path]) -> None:
@@ -148,8 +156,8 @@ def _show(contents: "Contents", written: list[Path]) -> None:
     from fedvi.report import sections, tables
 
     console = tables.console()
-    for line in sections.banner(contents):
-        console.print(f"! {line}", highlight=False, soft_wrap=True, markup=False, style="bold")
+    tables.say((f"! {line}" for line in sections.banner(contents)), style="bold")
+    tables.say(contents.verdict)
     rows = [_row(row._asdict(), contents.ratio) for row in contents.coefficients]
     title = f"Posterior of {contents.study}" + (f" — {contents.mark}" if contents.mark else "")
     ratio = contents.ratio if contents.gaussian else ""
@@ -158,8 +166,7 @@ def _show(contents: "Contents", written: list[Path]) -> None:
     else:
         table = tables.moments_table(rows, title)
     console.print(table, crop=False)
-    for line in (*tables.ratio_notes(rows, ratio), *contents.remarks):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    tables.say((*tables.ratio_notes(rows, ratio), *contents.remarks))
     names = ["site", "answers", "charged", "share", "ε add/remove", "ε substitute"]
     cells = []
     for site in contents.sites[:_MOST_SITES]:
@@ -183,9 +190,8 @@ def _show(contents: "Contents", written: list[Path]) -> None:
             console.print(
                 tables.grid(shown.names, shown.rows, found.title, shown.words), crop=False
             )
-        console.print(found.notes[0], highlight=False, soft_wrap=True, markup=False)
-    for line in _lines(contents, written):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        tables.say(found.notes[:1])
+    tables.say(_lines(contents, written))
 
 
 def _row(row: dict[str, Any], ratio: str) -> dict[str, Any]:

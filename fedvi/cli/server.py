@@ -77,7 +77,7 @@ __all__ = ["server"]
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="Once the run has ended, wait so long for clients that have not heard of it.",
+    help="How long to wait, once the run has ended, for clients that have not heard of it.",
 )
 @click.option(
     "--extend",

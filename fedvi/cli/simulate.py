@@ -10,17 +10,17 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
-from fedvi.expfam.base import Gaussian
 from fedvi.report import tables
 from fedvi.results import baselines as committee
-from fedvi.results import outcome
+from fedvi.results import outcome, run_record
+from fedvi.results import verdict as verdicts
+from fedvi.results.one_shot import estimated_gap
 from fedvi.run.simulate import Moment
 from fedvi.run.simulate import simulate as run
-from fedvi.study import intervals, site_effects
+from fedvi.study import remarks
 from fedvi.study.build import PRIOR
-from fedvi.study.coefficients import UNCONSTRAINED
 from fedvi.study.config import load_study
-from fedvi.study.regressions import is_function
+from fedvi.study.spec import shared_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -151,11 +151,14 @@ def simulate(
             add=_after("--add", add),
             on_warning=lambda line: click.echo(f"warning: {line}", err=True),
         )
+    verdict = outcome.verdict_of(result, advise=True)
     if out is not None:
-        outcome.write(result, out, rivals)
+        outcome.write(result, out, rivals, verdict)
     if as_json:
-        click.echo(json.dumps(outcome.as_dict(result, rivals), indent=2, allow_nan=False))
+        plain = outcome.as_dict(result, rivals, verdict)
+        click.echo(json.dumps(plain, indent=2, allow_nan=False))
         return
+    tables.say(verdicts.lines(verdict))
     _show(result, pooled, influence, rivals, out)
 
 
@@ -203,7 +206,7 @@ class _Shown(NamedTuple):
 
 @contextmanager
 def _progress(quiet: bool) -> "Iterator[_Shown]":
-    """Shows rounds, clients, elapsed time and ε so far, on standard error."""
+    """Shows rounds, clients, elapsed time and the ε charged, on standard error."""
     if quiet:
         yield _Shown()
         return
@@ -216,7 +219,7 @@ def _progress(quiet: bool) -> "Iterator[_Shown]":
         BarColumn(),
         TextColumn("{task.fields[clients]}"),
         TimeElapsedColumn(),
-        TextColumn("ε so far {task.fields[epsilon]}, gap {task.fields[gap]}"),
+        TextColumn("ε charged {task.fields[epsilon]}, gap {task.fields[gap]}"),
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(
@@ -266,7 +269,7 @@ def _logger(console: Any) -> Callable[[Moment], None]:
             f"{_round(moment)}  {_answered(answered)}{_missing(missing)}  "
             f"{moment.elapsed_seconds:.1f} s  version {moment.update.version}  "
             f"damping {moment.update.damping:g}  {moved}  "
-            f"ε so far {tables.bound(moment.epsilon, 3)}",
+            f"ε charged {tables.bound(moment.epsilon, 3)}",
             highlight=False,
             soft_wrap=True,
             markup=False,
@@ -323,31 +326,26 @@ def _show(
     title = f"Posterior of {assembly.study.study.name}{mark}"
     if pooled:
         title += " (pooled columns: not private)"
-    rows = outcome.coefficients(result)
-    ratio, width = outcome.ratio(result), console.width
+    rows = outcome.record(result).rows(result.pooled)
+    ratio, width = shared_parts.ratio(assembly.study), console.width
     console.print(tables.coefficient_table(rows, title, ratio, pooled, width), crop=False)
     title = f"Privacy per client, unit {assembly.study.privacy.unit or 'record'}{mark}"
     if not assembly.study.privacy.private:
         title = "Privacy per client — none: un-noised statistics left every client"
-    said = (site_effects.remark(assembly.study, rows), intervals.remark(assembly.study))
-    _say(console, [*tables.ratio_notes(rows, ratio), *said])
+    said = remarks.remarks(assembly.study, assembly.family, rows)
+    tables.say(filter(None, (*tables.ratio_notes(rows, ratio), *said)))
     console.print(tables.privacy_table(outcome.privacy_rows(result), title), crop=False)
     lines = _remarks(result)
     if influence:
         lines += _show_influence(result, console)
     if rivals:
         lines += _show_baselines(result, rivals, console)
-    _say(console, lines if out is None else [*lines, f"kept in {out}"])
-
-
-def _say(console: "Console", lines: "Iterable[str]") -> None:
-    for line in filter(None, lines):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    tables.say(filter(None, lines if out is None else [*lines, f"kept in {out}"]))
 
 
 def _show_influence(result: "Result", console: "Console") -> "list[str]":
     """Prints what each client contributed; returns what must be said of it."""
-    rows = outcome.influence_rows(result)
+    rows = run_record.influence_rows(outcome.record(result))
     if rows is None:
         if result.assembly.gather is not None:
             return ["influence: none, since sums over clients alone are published (view aggregate)"]
@@ -367,7 +365,7 @@ def _show_baselines(
     result: "Result", rivals: "Sequence[Baseline]", console: "Console"
 ) -> "list[str]":
     """Prints the baselines beside the posterior; returns how far they are from it."""
-    coefficients, rows = outcome.coefficients(result), outcome.baseline_rows(result, rivals)
+    coefficients, rows = outcome.record(result).rows(), outcome.baseline_rows(result, rivals)
     cells = [
         [
             coefficient["name"],
@@ -386,12 +384,8 @@ def _show_baselines(
 
 
 def _remarks(result: "Result") -> "list[str]":
-    """The sentences under the tables: scale, the consortium's claim, exclusions, convergence."""
-    lines = []
-    assembly = result.assembly
-    if is_function(assembly.study.model.kind) and isinstance(assembly.family, Gaussian):
-        lines.append(UNCONSTRAINED)
-    lines += [
+    """The sentences under the tables: the consortium's claim, exclusions, convergence."""
+    lines = [
         f"consortium: ε {tables.bound(claim.epsilon)} at δ {tables.number(claim.delta)} under "
         f"{claim.relation}, view {claim.view}, accountant {claim.accountant}"
         + (f" — {claim.mark}" if claim.mark else "")
@@ -428,7 +422,7 @@ def _remarks(result: "Result") -> "list[str]":
             )
     lines += tables.missed_turns(update.missing for update in result.history)
     gaps = [update.gap for update in result.history if update.gap is not None]
-    one_shot = outcome.one_shot_gap(result)
+    one_shot = estimated_gap(outcome.record(result))
     if gaps and one_shot != 0.0:
         lines.append(tables.last_move(gaps[-1].mean_shift, len(gaps), *gaps[-1][2:]))
     if one_shot is not None:
@@ -442,5 +436,5 @@ def _remarks(result: "Result") -> "list[str]":
             "or raise solver `nodes` and `evaluations`"
         )
     if result.improper:
-        lines.append("the factors' product was improper: the posterior shown is its projection")
+        lines.append(run_record.IMPROPER)
     return lines

@@ -9,7 +9,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _remote
-from fedvi.server.watch.public_values import span, where
+from fedvi.server.watch.public_values import remarks, span, state_of, where
 
 __all__ = ["show", "status"]
 
@@ -19,9 +19,9 @@ __all__ = ["show", "status"]
 def status(state: Path | None, server: str | None, tls: Path | None, as_json: bool) -> None:
     """Show the run of a server: where it stands, who is there, whom it awaits, what was charged.
 
-    STATE is the --state folder of a server on this machine; it may be left out where .fedvi holds
-    one. Of a server that is stopped, what it saved is shown, priced anew. From elsewhere, give
-    --server, the server's --admin address.
+    STATE is the --state folder of a server on this machine. It may be left out where .fedvi holds
+    one; where it holds several, each gets a line. Of a server that is stopped, what it saved is
+    shown, priced anew. From elsewhere, give --server, the server's --admin address.
 
     \b
       fedvi status .fedvi/heart-disease/server
@@ -29,6 +29,14 @@ def status(state: Path | None, server: str | None, tls: Path | None, as_json: bo
 
     Exit codes: 0 there it is; 3 no server answers; 4 not authorised; 5 the saved state is damaged.
     """
+    if state is None and server is None and len(found := _remote.states()) > 1:
+        _show_all({folder: _asked_or_why(folder) for folder in found}, as_json)
+        return
+    show(_asked(state, server, tls), as_json)
+
+
+def _asked(state: Path | None, server: str | None, tls: Path | None) -> dict[str, Any]:
+    """Returns a run as its server tells it or, where that is stopped, as it was saved."""
     from fedvi.transport._wire import admin_pb2 as pb
 
     try:
@@ -40,9 +48,44 @@ def status(state: Path | None, server: str | None, tls: Path | None, as_json: bo
         folder = state if state is not None else _remote.only_state()
         if not (folder / "state.sqlite").is_file() or _remote.runs(folder):
             raise
-        show(_saved(folder), as_json)
+        return _saved(folder) | {"verdict": _verdict(folder)}
+    return _remote.run_as_dict(run)
+
+
+def _asked_or_why(folder: Path) -> dict[str, Any]:
+    """Returns a run, or {"error": why it is not known}: one that is damaged hides no other."""
+    try:
+        return _asked(folder, None, None)
+    except errors.FedviError as error:
+        return {"error": error.message}
+
+
+def _show_all(runs: Mapping[Path, dict[str, Any]], as_json: bool) -> None:
+    """Prints a line a run."""
+    if as_json:
+        told = {str(folder): run for folder, run in runs.items()}
+        click.echo(json.dumps(told, indent=2, allow_nan=False))
         return
-    show(_remote.run_as_dict(run), as_json)
+    from fedvi.report import tables
+
+    rows = [
+        (
+            run["study"],
+            run["status"].replace("_", " "),
+            str(run["rounds"]) if run["server"] == "stopped" else where(run),
+            ", ".join(row["name"] for row in run["clients"] if row["silent"]) or "–",
+            run["server"],
+            str(folder),
+        )
+        for folder, run in runs.items()
+        if "error" not in run
+    ]
+    names = ("study", "status", "round", "silent", "server", "folder")
+    tables.console().print(tables.grid(names, rows, "", names), crop=False)
+    for folder, run in runs.items():
+        if "error" in run:
+            click.echo(f"{folder}: {run['error']}", err=True)
+    click.echo("one of them: fedvi status FOLDER")
 
 
 def show(run: dict[str, Any], as_json: bool) -> None:
@@ -79,14 +122,13 @@ def show(run: dict[str, Any], as_json: bool) -> None:
             + ("" if run["deadline_seconds"] is None else f" for {span(run['deadline_seconds'])}")
         )
     if run["unpriced"] is not None:
-        lines.append(f"ε so far is not known: {run['unpriced']}")
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    names = ("client", "state", "answers", "charged", "ε so far", "last heard")
+        lines.append(f"ε charged is not known: {run['unpriced']}")
+    tables.say([*lines, *run.get("verdict", ())])
+    names = ("client", "state", "folded", "charged", "ε charged", "last heard")
     rows = [
         (
             row["name"],
-            row["state"] + (f": {row['reason']}" if row["reason"] else ""),
+            state_of(row),
             str(row["visits"])
             + ("" if run["rounds_planned"] is None else f" of {run['rounds_planned']}"),
             str(row["charged"]),
@@ -96,6 +138,7 @@ def show(run: dict[str, Any], as_json: bool) -> None:
         for row in run["clients"]
     ]
     console.print(tables.grid(names, rows, "", ("client", "state")), crop=False)
+    tables.say(remarks(run))
 
 
 def _saved(folder: Path) -> dict[str, Any]:
@@ -160,12 +203,25 @@ def _saved(folder: Path) -> dict[str, Any]:
                 "task": task.task_id if task else "",
                 "reason": reason,
                 "seen_seconds": None,
+                "usual_seconds": None,
+                "silent": False,
                 "epsilon": epsilons.get(name),
                 "delta": delta if name in epsilons else None,
                 "ledger": f"{reached.entries}:{reached.hash}" if reached else "",
             }
         )
     return run
+
+
+def _verdict(folder: Path) -> list[str]:
+    """Returns the verdict on a run that ended, in sentences; none of one that did not."""
+    from fedvi.results.run_folder import RESULT
+
+    try:
+        found = json.loads((folder / RESULT / "result.json").read_text(encoding="utf-8"))
+        return [str(line) for line in found["verdict"]["lines"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _digest(folder: Path, origin: str) -> str:
@@ -189,7 +245,7 @@ def _priced(
     """
     from fedvi.run import server_plan
     from fedvi.server.core.prices import price
-    from fedvi.study import shared_parts
+    from fedvi.study.spec import shared_parts
 
     try:
         plan = server_plan.read(folder / server_plan.FILE)

@@ -22,9 +22,9 @@ def stop(
     What was charged stays charged. To stop only the server, send it SIGTERM: it goes on when it is
     started again.
 
-    A run that failed is over too, but `fedvi resume` could let it go on, for which its clients keep
-    what they need. It can be stopped all the same: then it has ended for good, and a client that hears
-    of that erases what it kept. Start the server again if it has left, with a long --linger.
+    A failed run could still go on with `fedvi resume`, and its clients keep what they need for that. If
+    you stop it, it has ended for good, and each client erases this once it hears. If the server has
+    left, start it again with a long --linger.
 
     STATE and --server are those of `fedvi status`.
 

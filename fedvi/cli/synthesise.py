@@ -46,26 +46,27 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Of all draws; no secret.",
+    help="Seed of all draws; not secret.",
 )
 def synthesise(
     run: Path, records: int | None, out: Path, sets: int, given: Path | None, seed: int
 ) -> None:
     """Write synthetic records that the model of a finished run could have produced.
 
-    RUN is the folder of `fedvi simulate --out`, or of a server's --state. It costs nothing: the posterior
-    was paid for, and what is made of it alone is as private as it is. A synthetic record is nobody's.
+    RUN is the folder of `fedvi simulate --out`, or of a server's --state. This costs no
+    further privacy: the posterior was paid for, and what is made from it alone is as private. A
+    synthetic record belongs to nobody.
 
     \b
       fedvi synthesise run --records 1000 --sets 10 --out synthetic.csv
       fedvi synthesise run --given public-x.csv --out synthetic.csv
 
     Models of whole records (mixtures, networks, chains, topics, factors, and NumPyro models that observe
-    every column) write whole records. A regression draws its outcome for the columns of --given, since it
-    says nothing of these; give a file that is public. A site's own is refused.
+    every column) write whole records. A regression draws its outcome for the columns of --given, which
+    must be a public file; a site's own is refused.
 
-    The records know what the model knows: what it leaves out, such as an interaction, they lack. And an
-    analysis of one set takes it for data: write several, analyse each, and combine the answers.
+    Synthetic records contain what the model contains: what it leaves out, such as an interaction, they
+    lack. Do not analyse one set alone: write several, analyse each, and combine the answers.
     """
     suffix = out.suffix.lower()
     if suffix not in (".csv", ".npz"):

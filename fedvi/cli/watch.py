@@ -23,7 +23,7 @@ __all__ = ["watch"]
     type=click.IntRange(0, 2**63 - 1),
     default=0,
     show_default=True,
-    help="Only what came after this number; implies --lines.",
+    help="Show only events after this number; implies --lines.",
 )
 @click.option(
     "--once", is_flag=True, help="Print what has happened so far, and end; implies --lines."

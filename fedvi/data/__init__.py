@@ -5,7 +5,7 @@ from fedvi.data.cells import Table, Wanted, as_texts
 from fedvi.data.documents import bag_of_words, read_bag_of_words
 from fedvi.data.formula import Design, parse_formula
 from fedvi.data.ids import with_ids
-from fedvi.data.load import prepare, prepare_columns, prepared, read_table
+from fedvi.data.load import prepare_columns, prepared
 from fedvi.data.schema import Binary, Level, Number, Schema, parse_schema
 from fedvi.data.source import ArraySource, concatenate
 from fedvi.data.stored import StoredSource, store
@@ -31,12 +31,10 @@ __all__ = [
     "known_rows",
     "parse_formula",
     "parse_schema",
-    "prepare",
     "prepare_columns",
     "prepared",
     "read_arrays",
     "read_bag_of_words",
-    "read_table",
     "store",
     "with_ids",
 ]

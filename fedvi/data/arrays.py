@@ -31,11 +31,9 @@ def read_arrays(
     Nothing in the file is run: arrays of Python objects are refused.
 
     Args:
-      path: the file.
       layout: name → shape of one record's array.
       sound: records → of each whether it is one that the model knows: bool [N].
       private: whether the study states a privacy guarantee: then no record is refused.
-      where: the client or file, for errors.
 
     Raises:
       DataError: the file is not there, is none of NumPy's, or lacks an array; an array has another shape

@@ -80,8 +80,6 @@ def check_arguments(
     """Refuses names that a function does not know, and more unnamed arguments than ``places``.
 
     Args:
-      call: of the function.
-      text: the formula, for errors.
       known: names of its arguments.
       places: how many of them may stand without a name.
       example: a call that is right.

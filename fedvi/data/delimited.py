@@ -30,11 +30,18 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
     """Yields the columns wanted, ``wanted.rows`` records at a time; one empty table if there is none.
 
     A name that ends in ``.gz`` is unpacked; in a file called ``.tsv`` a separator that is left at its
-    default is a tab. What else is done with lines is in ``load.read_table``.
+    default is a tab. Empty lines are skipped, and blanks around a cell taken off. No error shows a cell, in
+    any study; names from the first line are shown only where at least half of those wanted are in it,
+    because the first line of a file without a header is a record.
+
+    In a private study every line is read by itself, so that what one line holds, such as a quote that
+    is never closed, decides about no other: there, a cell cannot go on in the next line. A line that
+    cannot be read is a record of None, which counts as zero.
 
     Raises:
       ConfigError: ``columns`` or ``separator`` cannot be used.
-      DataError: as ``load.read_table``; or the file is packed and broken.
+      DataError: the file is not there, lacks a column, or is packed and broken; in other than private
+        studies also if a line cannot be read.
     """
     separator, private = wanted.separator, wanted.private
     if len(separator) != 1 or separator in '"\r\n':

@@ -39,8 +39,6 @@ def bag_of_words(
     distinct: int,
     *,
     private: bool = True,
-    length: int | None = None,
-    seed: int | None = None,
 ) -> ArraySource:
     """Lays each document's distinct words side by side: the records of ``fedvi.models.lda``.
 
@@ -57,11 +55,6 @@ def bag_of_words(
         outside 0 … V − 1 are left out; and a document whose counts are negative, fractional or no
         numbers, or with a word that stands there more than 2²⁴ times, counts as zero. Else all of that
         is refused.
-      length: how many words each document is resampled to, with replacement, so that all weigh alike;
-        at most 2²⁴; left out, documents stay as they are. Those without words stay so.
-      seed: of the resampling, at least 0. Each document has draws of its own: for a guarantee, a secret
-        that is used once; then documents' draws are independent, and one fewer changes no law of the
-        others'.
 
     Returns:
       ``words`` int32 [N, L], rising, and ``counts`` float32 [N, L], 0 behind the last; valid are all
@@ -76,7 +69,8 @@ def bag_of_words(
     >>> source.records["words"].tolist(), source.records["counts"].tolist()
     ([[1, 4, 0], [0, 0, 0]], [[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
     """
-    _check_options(vocabulary, distinct, length, seed)
+    _check_option("vocabulary", vocabulary, 2, _MOST_WORDS)
+    _check_option("distinct", distinct, 1)
     starts, words, counts = _entries(corpus, vocabulary)
     count = len(starts) - 1
     known = (words >= 0) & (words < vocabulary)
@@ -97,10 +91,6 @@ def bag_of_words(
     # Entries that are counts each may have a sum that is none.
     valid[owner[~few]] = False
     owner, word, numbers = (column[valid[owner]] for column in (owner, word, numbers))
-    if length is not None and seed is not None:
-        numbers = _resampled(owner, numbers, length, seed)
-        drawn = numbers > 0
-        owner, word, numbers = owner[drawn], word[drawn], numbers[drawn]
     ends = np.searchsorted(owner, np.arange(count + 1))
     found = np.zeros((count, distinct), np.int32), np.zeros((count, distinct), np.float32)
     sizes = np.diff(ends)
@@ -152,26 +142,13 @@ def read_bag_of_words(path: Path | str) -> tuple[BagOfWords, int]:
     return BagOfWords(starts, table[order, 1] - 1, table[order, 2]), vocabulary
 
 
-def _check_options(vocabulary: int, distinct: int, length: int | None, seed: int | None) -> None:
-    for name, value, least, most in (
-        ("vocabulary", vocabulary, 2, _MOST_WORDS),
-        ("distinct", distinct, 1, None),
-        ("length", length, 1, _MOST_TIMES),
-        ("seed", seed, 0, None),
-    ):
-        if value is None and name in ("length", "seed"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
-        if value < least:
-            raise ConfigError(f"{name} is {value}, expected at least {least}")
-        if most is not None and value > most:
-            raise ConfigError(f"{name} is {value}, expected at most {most}")
-    if (length is None) != (seed is None):
-        raise ConfigError(
-            "one of length and seed is given without the other",
-            "resampling needs both: how many words, and what the draws depend on",
-        )
+def _check_option(name: str, value: int, least: int, most: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
+    if value < least:
+        raise ConfigError(f"{name} is {value}, expected at least {least}")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} is {value}, expected at most {most}")
 
 
 def _entries(corpus: Any, vocabulary: int) -> BagOfWords:
@@ -224,16 +201,3 @@ def _odd_counts() -> DataError:
         f"a count is negative, fractional or no number, or above {_MOST_TIMES}, expected 0, 1, 2, …",
         "give how often words occur, not weights such as tf-idf",
     )
-
-
-def _resampled(
-    owner: NDArray[Any], numbers: NDArray[Any], length: int, seed: int
-) -> NDArray[np.float64]:
-    """Returns multinomial counts of ``length`` draws from each document, with its own generator."""
-    found = np.zeros_like(numbers)
-    rows, starts = np.unique(owner, return_index=True)
-    for row, start, end in zip(rows, starts, [*starts[1:], owner.size], strict=True):
-        mine = numbers[start:end]
-        draws = np.random.default_rng([seed, int(row)])
-        found[start:end] = draws.multinomial(length, mine / mine.sum())
-    return found

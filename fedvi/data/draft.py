@@ -4,7 +4,6 @@ Bounds that follow from the data tell about them: the largest age in a file is s
 stand in a study that everybody reads. So a draft leaves bounds out, and a study does not run without them.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +12,19 @@ from typing import Any, NamedTuple
 from fedvi.data.cells import TRUTHS, has_decimal_comma
 from fedvi.data.guess import Guess
 from fedvi.data.schema import as_number, is_printable
+from fedvi.data.written import key as written_key
+from fedvi.data.written import named, toml
 from fedvi.errors import ConfigError, did_you_mean
 
-__all__ = ["Draft", "Options", "draft_schema", "rounded_out"]
+__all__ = [
+    "Draft",
+    "Options",
+    "draft_schema",
+    "rounded_out",
+    "suggested",
+    "values_of",
+    "words_for_missing",
+]
 
 
 class Options(NamedTuple):
@@ -68,7 +77,7 @@ def draft_schema(guesses: Sequence[Guess], options: Options) -> Draft:
                 f"{given!r}, which the file does not have",
                 did_you_mean(given, names),
             )
-    called = _called(names)
+    called = {column: name for name, column in named(names).items()}
     lines = _head(options)
     still_open: list[str] = []
     confirm: list[str] = []
@@ -132,7 +141,6 @@ class _Table(NamedTuple):
     confirm: list[str]
 
 
-_NAME = re.compile(r"[^\W\d_][\w.]*")
 _TRUTHS = frozenset(tuple(sorted(pair)) for pair in TRUTHS)
 _UNPRINTABLE = (
     "# A column's name has characters that cannot be seen, or turn the direction of reading, and no study",
@@ -151,21 +159,9 @@ _CONFIRM = "CONFIRM"
 _FROM_DATA = "FROM THE DATA"
 
 
-def _called(names: Sequence[str]) -> dict[str, str]:
-    """Returns for each column a name that a formula can hold, each once."""
-    called: dict[str, str] = {}
-    for name in names:
-        plain = name if _NAME.fullmatch(name) else re.sub(r"\W+", "_", name).strip("_")
-        plain = plain if _NAME.fullmatch(plain) else f"column_{plain}".rstrip("_")
-        while plain in called.values():
-            plain += ".2"
-        called[name] = plain
-    return called
-
-
 def _head(options: Options) -> list[str]:
     lines = [
-        f"# Drafted from {_toml(options.source)} by `fedvi data schema`: a start, and no study yet.",
+        f"# Drafted from {toml(options.source)} by `fedvi data schema`: a start, and no study yet.",
         "#",
         f"# {_STATE}: nobody may take it from the data. Bounds such as the largest age in a file tell",
         "#   about the record that has it, and everybody reads a study: state what the quantity can be.",
@@ -183,9 +179,9 @@ def _head(options: Options) -> list[str]:
         "[data]",
     ]
     if options.columns is not None:
-        lines.append(f"columns = {_toml(list(options.columns))}")
+        lines.append(f"columns = {toml(list(options.columns))}")
     if options.separator != ",":
-        lines.append(f"separator = {_toml(options.separator)}")
+        lines.append(f"separator = {toml(options.separator)}")
     lines.append(
         f"# max_records = 1000   # {_STATE}, for a private study: the most records of any client"
     )
@@ -194,23 +190,23 @@ def _head(options: Options) -> list[str]:
 
 def _left_out(guess: Guess) -> list[str]:
     if guess.kind == "empty":
-        return [f"# {_toml(guess.name)} has no value in this file."]
+        return [f"# {toml(guess.name)} has no value in this file."]
     if guess.commas:
         return [
-            f"# {_toml(guess.name)} holds numbers with decimal commas, which no study reads: save the file",
+            f"# {toml(guess.name)} holds numbers with decimal commas, which no study reads: save the file",
             "# again with points, and draft once more.",
         ]
     return [
-        f"# {_toml(guess.name)} holds text that differs from record to record, and is no covariate. If it",
-        f"# says whose a row is: unit_column = {_toml(guess.name)} under [data].",
+        f"# {toml(guess.name)} holds text that differs from record to record, and is no covariate. If it",
+        f"# says whose a row is: unit_column = {toml(guess.name)} under [data].",
     ]
 
 
 def _table(guess: Guess, name: str, options: Options) -> _Table:
     key = f"data.schema.{name}"
-    lines = [f"[{_section(name)}]"]
+    lines = [f"[data.schema.{written_key(name)}]"]
     if name != guess.name:
-        lines.append(f"column = {_toml(guess.name)}")
+        lines.append(f"column = {toml(guess.name)}")
     stated = options.bounds.get(guess.name)
     if guess.kind == "number" or stated is not None:
         more, still_open = _number(guess, key, stated, options)
@@ -220,7 +216,7 @@ def _table(guess: Guess, name: str, options: Options) -> _Table:
         more, still_open, confirm = _codes(guess, key)
     lines += more
     if guess.marks and guess.kind in ("binary", "level") and stated is None:
-        lines.append(f"missing_values = {_toml(guess.marks)}")
+        lines.append(f"missing_values = {toml(guess.marks)}")
     if guess.name == options.response:
         lines.append('missing = "drop"   # an outcome is never made up')
     return _Table(lines, still_open, confirm)
@@ -236,11 +232,11 @@ def _number(
         else 'type = "number"'
     ]
     if stated is not None:
-        lines.append(f"bounds = {_toml(list(stated))}")
+        lines.append(f"bounds = {toml(list(stated))}")
     elif options.from_data and guess.low is not None and guess.high is not None:
         low, high = rounded_out(guess.low, guess.high)
         bounds = [max(0.0, low), high] if counts else [low, high]
-        lines.append(f"bounds = {_toml(bounds)}   # {_FROM_DATA}")
+        lines.append(f"bounds = {toml(bounds)}   # {_FROM_DATA}")
     else:
         why = "lowest and highest that it can be, in the unit of the file"
         return [*lines, f"bounds = []   # {_STATE}: {why}"], [f"{key}.bounds"]
@@ -249,16 +245,11 @@ def _number(
 
 def _odd(guess: Guess, key: str) -> tuple[list[str], list[str]]:
     """Words in a column of numbers, in the order of the alphabet; what one record alone says stays out."""
-    known = [
-        word
-        for word, count in guess.odd
-        if (count > 1 or word.casefold() in _NOT_KNOWN) and _is_word(word)
-    ]
-    known = sorted(known, key=_natural)[:_MOST_WORDS]
+    known = _known(guess)
     lines = []
     if known:
         lines.append(
-            f"missing_values = {_toml(known)}   # {_CONFIRM}: no numbers, and taken as missing"
+            f"missing_values = {toml(known)}   # {_CONFIRM}: no numbers, and taken as missing"
         )
     if len(known) < len(guess.odd):
         lines += [
@@ -266,6 +257,58 @@ def _odd(guess: Guess, key: str) -> tuple[list[str], list[str]]:
             "# what is public knowledge to missing_values. Their records count as zero in a private study.",
         ]
     return lines, [f"{key}.missing_values"] if known else []
+
+
+def _known(guess: Guess) -> list[str]:
+    words = (
+        word
+        for word, count in guess.odd
+        if (count > 1 or word.casefold() in _NOT_KNOWN) and _is_word(word)
+    )
+    return sorted(words, key=_natural)[:_MOST_WORDS]
+
+
+def values_of(guess: Guess) -> tuple[str, ...]:
+    """Returns the values of a column of levels, without those that one record alone has."""
+    return tuple(_in_order(text for text, count in guess.values if count > 1 and _is_word(text)))
+
+
+def words_for_missing(guess: Guess, kind: str) -> list[str]:
+    """Returns what a column of a type has for a missing cell, beside what counts as missing anyhow."""
+    return _known(guess) if kind in ("number", "count") else list(guess.marks)
+
+
+def suggested(guess: Guess, kind: str | None = None) -> str | None:
+    """Returns what a column may hold, as it looks: TYPE or TYPE:…, for a person to confirm.
+
+    Never a bound, and no level that one record alone has: it would tell of that record.
+
+    Args:
+      guess: the column.
+      kind: of the column, where a model asks for one.
+
+    Returns:
+      As `fedvi init --column` takes it; None where nothing can be suggested.
+    """
+    looks = None if guess.commas or guess.kind in ("text", "empty") else guess.kind
+    if kind is None:
+        kind = looks
+    if kind == "binary" and looks in ("level", "number"):
+        return None  # by itself the type stands for 1 and 0
+    if kind not in ("binary", "level") or looks not in ("binary", kind):
+        return kind
+    values = list(values_of(guess))
+    if kind == "level":
+        plain = not any("," in value or value != value.strip() for value in values)
+        return f"level:{','.join(values)}" if plain and len(values) > 1 else kind
+    pair = sorted(value.casefold() for value, _ in guess.values)
+    if pair == ["0", "1"]:
+        return "binary:1/0"
+    if len(values) < 2 or any(set(value) & set(",/") for value in values):
+        return None
+    if tuple(pair) in _TRUTHS:
+        values.sort(key=lambda value: any(value.casefold() == true for _, true in TRUTHS))
+    return f"binary:{values[1]}/{values[0]}"
 
 
 def _is_word(cell: str) -> bool:
@@ -318,12 +361,12 @@ def _codes(guess: Guess, key: str) -> tuple[list[str], list[str], list[str]]:
             return ['type = "binary"   # 1 is true, 0 is false'], [], []
         if tuple(sorted(value.casefold() for value in values)) in _TRUTHS:
             values.sort(key=lambda value: any(value.casefold() == true for _, true in TRUTHS))
-            lines = ['type = "binary"', f"false = [{_toml(values[0])}]"]
-            return [*lines, f"true = [{_toml(values[1])}]   # as the words say"], [], []
+            lines = ['type = "binary"', f"false = [{toml(values[0])}]"]
+            return [*lines, f"true = [{toml(values[1])}]   # as the words say"], [], []
         lines = [
             'type = "binary"',
-            f"false = [{_toml(values[0])}]   # {_CONFIRM}, and which of the two it is",
-            f"true = [{_toml(values[1])}]",
+            f"false = [{toml(values[0])}]   # {_CONFIRM}, and which of the two it is",
+            f"true = [{toml(values[1])}]",
         ]
         return lines, [], [f"{key}.true"]
     numbers = guess.low is not None
@@ -331,21 +374,6 @@ def _codes(guess: Guess, key: str) -> tuple[list[str], list[str], list[str]]:
         'type = "level"   # of few whole numbers: or "number" with bounds, if they are a quantity'
         if numbers
         else 'type = "level"',
-        f"levels = {_toml(values)}   # {_CONFIRM}; the first is the reference",
+        f"levels = {toml(values)}   # {_CONFIRM}; the first is the reference",
     ]
     return lines, [], [f"{key}.levels"]
-
-
-def _section(name: str) -> str:
-    plain = re.fullmatch(r"[A-Za-z0-9_-]+", name)
-    return f"data.schema.{name if plain else _toml(name)}"
-
-
-def _toml(value: object) -> str:
-    """Writes text, a number or a list as TOML, which takes JSON's texts as they are."""
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, float):
-        return f"{value:.12g}"
-    # TOML asks for one escape more.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

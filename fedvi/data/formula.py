@@ -117,7 +117,6 @@ class Design:
         Args:
           column: name in the schema, of a number.
           values: g of them, in the unit of the file; those beyond the bounds are taken as at the bound.
-          schema: that the formula was read against.
 
         Returns:
           The indices of the k coefficients of the column's own terms, and what they multiply,

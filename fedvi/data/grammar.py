@@ -1,9 +1,9 @@
-"""Parses a formula's text, by formulaic, into response, terms and offset."""
+"""Parses a formula's text into response, terms and offset, by the grammar of formulaic (and R)."""
 
-import math
+import itertools
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from fedvi.data.calls import parse_call, refuse
 from fedvi.data.response import CALLS, Offset, parse_offset, schema_column
@@ -42,11 +42,13 @@ def parse_terms(text: str, schema: Schema) -> Sides:
     summands, offset = _take_offset(summands, text, schema)
     summands, has_intercept = _take_intercept(summands, text)
     calls: dict[str, Transform] = {}
-    for word in (word for summand in summands for word in summand.words if word.kind == "python"):
-        found = _transform(word.text, text, schema)
-        calls[found.text] = found
-        # Calls that differ in spelling alone are one factor.
-        word.token.token = found.text
+    for summand in summands:
+        for place, word in enumerate(summand.words):
+            if word.kind == "python":
+                found = _transform(word.text, text, schema)
+                calls[found.text] = found
+                # Calls that differ in spelling alone are one factor.
+                summand.words[place] = word._replace(text=found.text)
     terms = _expanded(summands, text)
     for name in dict.fromkeys(factor for term in terms for factor in term):
         if name not in calls:
@@ -57,11 +59,10 @@ def parse_terms(text: str, schema: Schema) -> Sides:
 
 
 class _Word(NamedTuple):
-    """A token of formulaic; ``kind`` is "name", "python", "value", "operator" or "context"."""
+    """A token; ``kind`` is "name", "python", "value", "operator" or "context"."""
 
     text: str
     kind: str
-    token: Any
 
 
 _GRAMMAR = (
@@ -78,27 +79,67 @@ _HINTS = {
 _POWERS = ("**", "^")
 _OPERATORS = ("+", "-", ":", "*", "/", "**", "^")
 _LARGEST_POWER = 9
+_DEEPEST = 50
 _LARGEST_EXPANSION = 10_000
 _GAP = re.compile(r"(?<=\w)\s+(?=\()")
 _OFFSET = "write `+ offset(log(years))` or `+ offset(shift)`"
 
 
+# A run of what is neither a word, nor a bracket, nor a quote; blanks do not end it.
+_OPERATOR_RUN = re.compile(r"""[^\w.()\[\]`{%'"]+""")
+_WORD = re.compile(r"[\w.]+")
+_QUOTED = {"`": "name", "{": "python", "%": "operator", "'": "value", '"': "value"}
+_CLOSES = {"(": ")", "[": "]", "{": "}"}
+
+
 def _words(part: str, text: str) -> list[_Word]:
     """Returns the tokens of one side. A blank before a bracket is allowed, as in `Surv (days, died)`."""
-    # Imported late: it brings pandas, which a server and `fedvi --help` do without.
-    from formulaic.errors import FormulaicError
-    from formulaic.parser.algos.tokenize import tokenize
+    part = _GAP.sub("", part)
+    words: list[_Word] = []
+    place = 0
+    while place < len(part):
+        char, start = part[place], place
+        if char.isspace():
+            place += 1
+        elif char in "()[]":
+            place += 1
+            words.append(_Word(char, "context"))
+        elif char in _QUOTED:
+            place = _end(part, place, text)
+            whole = part[start:place]
+            inner = whole if _QUOTED[char] == "value" else whole[1:-1]
+            words.append(_Word(inner or whole, _QUOTED[char]))
+        elif match := _WORD.match(part, place):
+            place = match.end()
+            kind = "value" if re.fullmatch(r"[0-9.]+", match.group()) else "name"
+            while kind != "value" and part[place : place + 1] in ("(", "["):
+                place, kind = _end(part, place, text), "python"
+            words.append(_Word(part[start:place], kind))
+        elif match := _OPERATOR_RUN.match(part, place):
+            place = match.end()
+            words.append(_Word("".join(match.group().split()), "operator"))
+    return words
 
-    try:
-        tokens = list(tokenize(_GAP.sub("", part)))
-    except FormulaicError:
-        tokens = None
-    # Not where the error is caught: formulaic's text would be shown as the cause.
-    if tokens is None:
-        if re.search(r"\boffset\s*\(", part):
-            refuse(f"the offset in {text!r}", _OFFSET)
-        refuse(f"a bracket or a quote in {text!r} is not closed", _GRAMMAR)
-    return [_Word(token.token, token.kind.value, token) for token in tokens]
+
+def _end(part: str, start: int, text: str) -> int:
+    """Returns the place after the bracket or quote that opens at ``start``; ``\\`` escapes one sign."""
+    awaited: list[str] = []
+    escaped = False
+    for place in range(start, len(part)):
+        char = part[place]
+        if escaped:
+            escaped = False
+        elif char == "\\":
+            escaped = True
+        elif awaited and char == awaited[-1]:
+            awaited.pop()
+            if not awaited:
+                return place + 1
+        elif not awaited or (awaited[-1] in _CLOSES.values() and char in "`(["):
+            awaited.append(_CLOSES.get(char, char))
+    if re.search(r"\boffset\s*\(", part):
+        refuse(f"the offset in {text!r}", _OFFSET)
+    refuse(f"a bracket or a quote in {text!r} is not closed", _GRAMMAR)
 
 
 def _response(left: str, text: str, tilde: bool) -> str:
@@ -134,6 +175,8 @@ def _check_words(words: Sequence[_Word], text: str) -> None:
         depth += {"(": 1, ")": -1}.get(word.text, 0)
         if depth < 0:
             break
+        if depth > _DEEPEST:
+            refuse(f"{depth} brackets in one another in {text!r}", "write out what they hold")
         _check_word(word, text)
         starts = before is None or before.text == "(" or before.kind == "operator"
         if word.kind == "operator" or word.text == ")":
@@ -253,77 +296,95 @@ def _transform(word: str, text: str, schema: Schema) -> Transform:
     return parse_transform(call, text, schema)
 
 
+# A term is its factors, without repetition; terms of the same factors in another order are one.
+_Terms: TypeAlias = dict[frozenset[str], tuple[str, ...]]
+_TIGHTNESS = {"+": 1, "-": 1, "*": 2, "/": 2, ":": 3, "**": 4, "^": 4}
+
+
 def _expanded(summands: Sequence[_Summand], text: str) -> list[tuple[str, ...]]:
     """Returns the terms of a right-hand side without repetition, each with its factors."""
-    if not summands:
-        return []
-    from formulaic.errors import FormulaicError
-    from formulaic.parser.algos.tokens_to_ast import (
-        tokens_to_ast,
-    )
-    from formulaic.parser.types import Token
-
-    tokens: list[Any] = []
+    words: list[_Word] = []
     for summand in summands:
-        if tokens or summand.sign == "-":
-            tokens.append(Token(summand.sign, kind="operator"))
+        words.append(_Word(summand.sign, "operator"))
         for word in summand.words:
-            if word.kind == "value" and (not tokens or tokens[-1].token not in _POWERS):
+            if word.kind == "value" and words[-1].text not in _POWERS:
                 refuse(
                     f"{word.text!r} in {text!r}",
                     f"{_GRAMMAR}; `0 +` or `- 1` leaves out the intercept",
                 )
-            tokens.append(word.token)
-    failed = ""
-    try:
-        terms = tokens_to_ast(tokens, _resolver(text)).to_terms(context={})
-        return [tuple(factor.expr for factor in term.factors) for term in terms]
-    except FormulaicError as error:
-        failed = str(error).partition("\n")[0]
-    refuse(f"{text!r} cannot be read: {failed}", _GRAMMAR)
+            words.append(word)
+    return list(_sum(words[::-1], text).values())
 
 
-def _resolver(text: str) -> Any:
-    """Returns formulaic's operators, but those that fedvi does not know, and with two checks added."""
-    from formulaic.parser import DefaultOperatorResolver
-    from formulaic.parser.types import Operator
-
-    def checked(operator: Any) -> Any:
-        def to_terms(*terms: Any) -> Any:
-            if operator.symbol == "-":
-                _check_left_out(terms, text)
-            exponent = int(str(next(iter(terms[1])))) if operator.symbol in _POWERS else 1
-            sizes = [len(terms[0]) ** exponent, *(len(side) for side in terms[1:])]
-            if operator.symbol not in "+-" and math.prod(sizes) > _LARGEST_EXPANSION:
-                refuse(
-                    f"{text!r} has more than {_LARGEST_EXPANSION} products of terms",
-                    "write out the interactions that you mean",
-                )
-            return operator.to_terms(*terms)
-
-        return Operator(
-            operator.symbol,
-            arity=operator.arity,
-            precedence=operator.precedence,
-            associativity=operator.associativity,
-            fixity=operator.fixity,
-            to_terms=to_terms,
-        )
-
-    resolver = DefaultOperatorResolver()
-    table = resolver.operator_table
-    # What the class computes once is set for this one parser.
-    resolver.operator_table = {
-        symbol: [checked(operator) for operator in table[symbol]] for symbol in _OPERATORS
-    }
-    return resolver
+def _sum(words: list[_Word], text: str) -> _Terms:
+    """Takes terms with their signs off the end of ``words``, the next word last, up to a bracket."""
+    found: _Terms = {}
+    while words and words[-1].text != ")":
+        sign = words.pop().text if words[-1].kind == "operator" else "+"
+        found = _joined(found, sign, _product(words, 2, text), text)
+    return found
 
 
-def _check_left_out(terms: Sequence[Any], text: str) -> None:
-    """Refuses to leave out a term that is not there: it is a slip, and formulaic says nothing."""
-    absent = [term for term in terms[-1] if len(terms) == 1 or term not in terms[0]]
-    if absent:
+def _product(words: list[_Word], tightness: int, text: str) -> _Terms:
+    """Takes what operators of this tightness, or of a greater one, hold together; from left to right."""
+    if tightness > _TIGHTNESS["**"]:
+        word = words.pop()
+        if word.text != "(":
+            return {frozenset([word.text]): (word.text,)}
+        found = _sum(words, text)
+        words.pop()
+        return found
+    found = _product(words, tightness + 1, text)
+    while words and _TIGHTNESS.get(words[-1].text) == tightness:
+        operator = words.pop().text
+        if operator in _POWERS:
+            power = int(words.pop().text)
+            _check_size(len(found) ** power, text)
+            found = _crossed([found] * power)
+        else:
+            found = _joined(found, operator, _product(words, tightness + 1, text), text)
+    return found
+
+
+def _joined(left: _Terms, operator: str, right: _Terms, text: str) -> _Terms:
+    if operator == "+":
+        return left | {key: term for key, term in right.items() if key not in left}
+    if operator == "-":
+        absent = [term for key, term in right.items() if key not in left]
+        if absent:
+            # A slip: what is left out stands further right, or nowhere.
+            refuse(
+                f"`- {':'.join(absent[0])}` in {text!r}, where that is no term",
+                "leave the term out: only what stands before it can be taken away",
+            )
+        return {key: term for key, term in left.items() if key not in right}
+    _check_size(len(left) * len(right), text)
+    if operator == "/":
+        return _joined(left, "+", _crossed([_once(itertools.chain(*left.values())), right]), text)
+    crossed = _crossed([left, right])
+    return (
+        crossed if operator == ":" else _joined(_joined(left, "+", right, text), "+", crossed, text)
+    )
+
+
+def _crossed(sides: Sequence[_Terms]) -> _Terms:
+    """Returns all products of one term of each side."""
+    found: _Terms = {}
+    for terms in itertools.product(*(side.values() for side in sides)):
+        for key, term in _once(itertools.chain(*terms)).items():
+            found.setdefault(key, term)
+    return found
+
+
+def _once(factors: Iterable[str]) -> _Terms:
+    """Returns the product of factors, each of which counts once."""
+    term = tuple(dict.fromkeys(factors))
+    return {frozenset(term): term}
+
+
+def _check_size(products: int, text: str) -> None:
+    if products > _LARGEST_EXPANSION:
         refuse(
-            f"`- {absent[0]}` in {text!r}, where that is no term",
-            "leave the term out: only what stands before it can be taken away",
+            f"{text!r} has more than {_LARGEST_EXPANSION} products of terms",
+            "write out the interactions that you mean",
         )

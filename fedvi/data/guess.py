@@ -4,6 +4,7 @@ Everything here is computed from records as they are, and private: it is for who
 """
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +18,16 @@ from fedvi.data.names import doubt, is_text
 from fedvi.data.schema import as_code, as_number
 from fedvi.errors import DataError
 
-__all__ = ["BY_FLAG", "Guess", "check_names", "guess_columns", "texts_of"]
+__all__ = [
+    "BY_FLAG",
+    "Guess",
+    "check_names",
+    "guess_columns",
+    "is_identifier",
+    "is_of_people",
+    "repeats",
+    "texts_of",
+]
 
 Kind = Literal["binary", "level", "number", "text", "empty"]
 
@@ -132,6 +142,61 @@ def _check(path: Path, guesses: Sequence[Guess], unnamed: str) -> None:
         )
 
 
+# Names of what tells people apart, and of what tells anything apart.
+_PEOPLE = re.compile(
+    r"(id|ids|mrn|(unique_?)?pid|nhs|ssn|(patient|subject|person|participant)s?(_?{key})?"
+    r"|(pat|pt|u?subj|member|customer|client)_?{key}|(nhs|hospital|medical_?record)_?{no})".format(
+        key="(id|ids|no|nr|nbr|num|number|key|code)", no="(no|nr|nbr|number)"
+    )
+)
+_NAMED = re.compile(
+    r".*_(id|uuid|guid|nbr)|.*(stay|encounter|admission|visit|episode|case|hospital|ward|unit|patient)id"
+    r"|uuid|guid|record_?(no|nr|nbr|number)|name|surname"
+)
+_NEARLY_ALL = 0.95
+_FEW = 20
+
+
+def is_of_people(name: str) -> bool:
+    """Whether a column's name says that it tells people apart.
+
+    >>> [is_of_people(name) for name in ("Patient ID", "patient_nbr", "USUBJID", "hospital_id")]
+    [True, True, True, False]
+    """
+    return _PEOPLE.fullmatch(_plain(name)) is not None
+
+
+def repeats(guess: Guess) -> bool:
+    """Whether two records have the same value; of more than 100,000 values, among the first ones."""
+    return bool(guess.values) and guess.values[0][1] > 1
+
+
+def is_identifier(guess: Guess) -> bool:
+    """Whether a column seems to tell records or people apart: by its name, or as nearly all cells differ.
+
+    Of numbers, only whole ones that all differ: measurements nearly all differ as well.
+    """
+    if guess.kind in ("empty", "binary"):
+        return False
+    if is_of_people(guess.name):
+        return True
+    if guess.kind == "level":
+        return False  # such as the few sites of `hospital_id`
+    if _NAMED.fullmatch(_plain(guess.name)):
+        return True
+    filled = guess.cells - guess.missing - guess.unreadable
+    if filled < _FEW:
+        return False
+    if guess.low is None:
+        return not guess.commas and guess.different >= _NEARLY_ALL * filled
+    return guess.whole and not guess.odd and guess.different == min(filled, _KEPT)
+
+
+def _plain(name: str) -> str:
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
+    return re.sub(r"[^a-z0-9]+", "_", snake.casefold()).strip("_")
+
+
 def texts_of(cells: Cells) -> list[str | None]:
     """Returns cells as text: "" where the file has no value, None where a line cannot be read."""
     if isinstance(cells, Codes):
@@ -186,6 +251,8 @@ class _Seen:
 
     def guess(self, name: str) -> Guess:
         kind = self._kind()
+        if kind == "number" and self._are_codes(name):
+            kind = "level"
         odd = kind == "number" and not self.numeric
         numeric = odd or (self.numeric and bool(self.values))
         return Guess(
@@ -202,6 +269,14 @@ class _Seen:
             marks=tuple(sorted(self.marks)),
             commas=self.commas and self.numeric_but_commas,
             odd=tuple(self.odd.most_common(_MOST_LEVELS)) if odd else (),
+        )
+
+    def _are_codes(self, name: str) -> bool:
+        """Whether numbers are codes of a list, such as `admission_type_id`: few, and nobody's own."""
+        few = self.numeric and self.whole and len(self.values) <= _MOST_LEVELS
+        often = 2 * len(self.values) <= self.values.total()
+        return (
+            few and often and not is_of_people(name) and _NAMED.fullmatch(_plain(name)) is not None
         )
 
     def _kind(self) -> Kind:

@@ -118,7 +118,6 @@ def inspect_file(
 
     Args:
       path: a file of a format in ``fedvi.data.tables``.
-      schema: the study's columns.
       used: those that the study's model uses; a row counts if all of them do.
       private: whether the study states a privacy guarantee; else some cells are refused.
       columns, separator: as in the study's ``[data]``.

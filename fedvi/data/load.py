@@ -9,20 +9,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvi.data import delimited
 from fedvi.data.cells import (
     TRUTHS,
     Cells,
     Codes,
     Numbers,
     Table,
-    Wanted,
     as_codes,
     count_of,
     has_decimal_comma,
@@ -49,87 +46,13 @@ __all__ = [
     "as_declared",
     "check_some",
     "lost_in_words",
-    "prepare",
     "prepare_chunk",
     "prepare_columns",
     "prepared",
-    "read_table",
 ]
 
 Lost = Counter[tuple[str, str]]
 """How many records count as zero: by column of the schema, and in words why; private."""
-
-
-def read_table(
-    path: str | Path,
-    *,
-    columns: Sequence[str] | None = None,
-    separator: str = ",",
-    names: Iterable[str],
-    private: bool = False,
-) -> dict[str, list[str | None]]:
-    """Reads the columns ``names`` of a CSV file in UTF-8, as text without surrounding blanks.
-
-    Empty lines are skipped. No error shows a cell, in any study; names from the first line are
-    shown only where at least half of ``names`` are in it, because the first line of a file
-    without a header is a record.
-
-    In a private study every line is read by itself, so that what one line holds, such as a quote
-    that is never closed, decides about no other: there, a cell cannot go on in the next line. A
-    line that cannot be read is a record of None, which counts as zero.
-
-    Args:
-      path: the file.
-      columns: names of all columns of a file without header; None: the first line has them.
-      separator: one character.
-      names: the columns wanted, as the file calls them.
-      private: whether the study states a privacy guarantee: then no record is refused.
-
-    Returns:
-      For each of ``names`` its cells, one a record. Empty lists if there is no record.
-
-    Raises:
-      ConfigError: ``columns`` or ``separator`` cannot be used.
-      DataError: the file is not there, or lacks a column; in other than private studies also if a
-        line cannot be read.
-    """
-    asked = Wanted(tuple(dict.fromkeys(names)), columns, separator, private)
-    table: dict[str, list[str | None]] = {name: [] for name in asked.names}
-    for part in delimited.chunks(Path(path), asked):
-        for name, cells in part.items():
-            table[name] += cells
-    return table
-
-
-def prepare(
-    table: Table,
-    schema: Schema,
-    design: Design,
-    *,
-    private: bool,
-    where: str,
-) -> ArraySource:
-    """Applies the schema to a table and lays it out for a formula.
-
-    Args:
-      table: cells by the file's column names, from ``read_table`` or ``tables.chunks``.
-      schema: the study's declared columns.
-      design: the study's parsed formula.
-      private: whether the study states a privacy guarantee: then no record is refused.
-      where: the client or file, for errors.
-
-    Returns:
-      Records {"x": float64 [n, D], "y": float64 [n] or [n, k], see ``Design.outcome``}; a record
-      counts as zero if any of its used columns says so.
-
-    Raises:
-      DataError: a column is missing; in other than private studies also a cell that the schema
-        refuses, or no record at all.
-    """
-    columns = prepare_columns(table, schema, design.columns, private=private, where=where)
-    x = design.matrix(columns.records)
-    y = design.outcome(columns.records)
-    return ArraySource({"x": x, "y": y}, columns.valid)
 
 
 def prepare_columns(
@@ -146,7 +69,17 @@ def prepare_columns(
     columns 0 or 1 in float64. A column with missing = "indicator" brings one more, 1.0 where the
     cell is missing: `chol_missing` for `chol`.
 
-    Args: as for ``prepare``; ``names`` are the columns of the schema that are wanted.
+    Args:
+      table: cells by the file's column names, from ``tables.chunks``.
+      names: the columns of the schema that are wanted.
+      private: whether the study states a privacy guarantee: then no record is refused.
+
+    Returns:
+      Records by name, see above; one counts as zero if any of its columns says so.
+
+    Raises:
+      DataError: a column is missing; in other than private studies also a cell that the schema
+        refuses, or no record at all.
 
     >>> from fedvi.data.schema import parse_schema
     >>> raw = {"age": {"type": "number", "bounds": [18, 100], "center": 50, "scale": 10}}
@@ -178,8 +111,8 @@ def prepare_chunk(
     Each record's arrays depend on its own cells alone, so that it makes no difference how a file is
     cut into chunks.
 
-    Args: as for ``prepare``; ``before`` is how many records come before these, for errors; what counts
-      as zero is added to ``lost``, once for each column that says so.
+    Args: as for ``prepare_columns``; ``before`` is how many records come before these, for errors; what
+      counts as zero is added to ``lost``, once for each column that says so.
     """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
@@ -232,12 +165,13 @@ def prepared(
     Args:
       tables: one or more, of which any may be empty.
       schema, names, private, where: as for ``prepare_columns``.
-      design: what to lay columns out for, as ``prepare`` does; None leaves them as they are.
+      design: lays columns out as {"x": float64 [n, D], "y": float64 [n] or [n, k]}, see
+        ``Design.outcome``; None leaves them as they are.
       tell: called with a sentence if most records count as zero. It follows from records, and is for
         the screen of whoever holds them alone; nothing else may depend on it.
 
     Raises:
-      DataError: as ``prepare``.
+      DataError: as ``prepare_columns``.
     """
     wanted, count, counting, lost = list(names), 0, 0, Lost()
     for table in tables:

@@ -88,7 +88,6 @@ def parse_response(left: str, text: str, schema: Schema) -> Response:
 
     Args:
       left: what stands left of ``~``.
-      text: the formula, for errors.
 
     Raises:
       ConfigError: it is none of these, or the schema declares the columns as something else.

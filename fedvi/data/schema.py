@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from fedvi.data.expected import parse_expected
 from fedvi.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -209,7 +210,7 @@ def as_code(text: str) -> Code:
 
 _DEFAULT_MISSING_VALUES = ("", "?", "NA")
 _TYPES = ("binary", "count", "level", "number")
-_COMMON_KEYS = ("column", "missing", "missing_values", "outside", "type")
+_COMMON_KEYS = ("column", "expected", "missing", "missing_values", "outside", "type")
 _KEYS = {
     "binary": (*_COMMON_KEYS, "false", "true"),
     "count": (*_COMMON_KEYS, "bounds"),
@@ -247,11 +248,15 @@ def _parse_column(name: str, table: Any, private: bool) -> Column:
         )
     column = column.strip()
     _check_printable(column, f"{path}.column", "rename the column in the file, such as", name)
+    made: Column
     if kind in ("count", "number"):
-        return _parse_number(table, path, column, private, whole=kind == "count")
-    if kind == "level":
-        return _parse_level(table, path, column, private)
-    return _parse_binary(table, path, column, private)
+        made = _parse_number(table, path, column, private, whole=kind == "count")
+    elif kind == "level":
+        made = _parse_level(table, path, column, private)
+    else:
+        made = _parse_binary(table, path, column, private)
+    parse_expected(table, path)  # nothing but a plan reads it
+    return made
 
 
 def _parse_number(

@@ -44,12 +44,6 @@ def b_spline(call: Call, text: str, name: str, column: Number) -> Basis:
 
     Knots and bounds are in the unit of the file. Without knots it is a polynomial.
 
-    Args:
-      call: as it was read.
-      text: the formula, for errors.
-      name: of the column in the schema.
-      column: as it is declared.
-
     Raises:
       ConfigError: a constant is missing, would be fitted to the data, or does not fit.
     """
@@ -81,7 +75,7 @@ def cubic_spline(call: Call, text: str, name: str, column: Number) -> Basis:
     its value at the lower bound. formulaic has one function more, which makes all of them add up to 1:
     the intercept stands for it.
 
-    Args, Raises: as of ``b_spline``.
+    Raises: as of ``b_spline``.
     """
     knots, ends = _places(call, text, name, column, _KEYS)
     function = call.function

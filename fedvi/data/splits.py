@@ -18,8 +18,6 @@ def balanced(
     For simulations: it looks at all records at once, which no deployment can.
 
     Args:
-      generator: where the shares are drawn from.
-      records: how many records there are.
       clients: how many share them; the sizes of their shares differ by at most 1.
 
     Raises:
@@ -43,7 +41,6 @@ def by_column(
     Such as hospitals: each is a client. Cells are compared without blanks around them.
 
     Args:
-      cells: of each record.
       clients: how many different ones are expected; None takes as many as there are.
 
     Raises:
@@ -110,7 +107,6 @@ def skewed(
     For simulations: it looks at all labels at once, which no deployment can.
 
     Args:
-      generator: where the shares are drawn from.
       positive: of each record, whether its label is positive.
       clients: M, even.
       size_skew: ρ in [0, 1).

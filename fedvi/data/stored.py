@@ -178,7 +178,6 @@ def store(chunks: Iterator[ArraySource], folder: Path | None, where: str) -> Sto
     Args:
       chunks: at least one; all with the same names, shapes of a record and types.
       folder: on whose disk; None: the system's own for what is temporary.
-      where: the client, for errors.
 
     Raises:
       DataError: the folder is none, cannot be written to, or the disk is full.

@@ -59,11 +59,6 @@ def parse_transform(call: Call, text: str, schema: Schema) -> Transform:
     ``I(x**k)``: powers of the value as the schema scales it, so that a coefficient and its prior stay
     of one size.
 
-    Args:
-      call: from ``parse_call``.
-      text: the formula, for errors.
-      schema: the study's columns.
-
     Raises:
       ConfigError: no such function; one that would be fitted to the data; one whose constants are
         missing or do not fit the declared bounds.

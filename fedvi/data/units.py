@@ -44,7 +44,7 @@ def by_unit(
     keyed permutation the law is uniform under its computational assumption.)
 
     Args:
-      source: one record a row, such as from ``prepare``.
+      source: one record a row, such as from ``prepared``.
       identities: of each row, whose it is; compared as text. See ``is_missing``.
       rows_per_unit: R, public.
 

@@ -55,6 +55,11 @@ class Changes:
         """The clients that have not joined yet."""
         return set(self._joining)
 
+    @property
+    def are_made(self) -> bool:
+        """Whether nobody leaves or joins any more."""
+        return not self._joining and not self._leaving
+
     def make(self, coordinator: Coordinator) -> list[str]:
         """Makes the changes that are due; returns who has joined by them."""
         joined = []

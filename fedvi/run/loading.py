@@ -10,12 +10,11 @@ import numpy as np
 from fedvi import data, errors
 from fedvi.data.source import ArraySource
 from fedvi.data.units import check_identities
-from fedvi.inference.base import Shard
-from fedvi.models.conjugate import FromFile
-from fedvi.study import modelling
 from fedvi.study.build import Assembly
 from fedvi.study.config import Study
 from fedvi.typing import ROWS
+from fedvi.updates.base import Shard
+from fedvi.updates.conjugate import FromFile
 
 __all__ = ["Disk", "load_shard", "load_shards", "with_capacity"]
 
@@ -106,7 +105,7 @@ def _read(
     stored = disk is not None and _is_stored(assembly, client, path, disk)
     if isinstance(assembly.model, FromFile):
         return _load_arrays(assembly, assembly.model, client, path, tell)
-    names = modelling.columns_read(assembly.design, study, schema)
+    names = assembly.columns
     private, unit_column = study.privacy.private, study.data.unit_column
     identity = study.data.identity_column
     identities: list[str | None] = []
@@ -126,7 +125,7 @@ def _read(
     source = data.concatenate(list(chunks))
     if identity is None:
         return source
-    if modelling.divides(study):
+    if assembly.by_ids:
         source = data.with_ids(source, identities, study.origin_digest)
     if unit_column is None:
         return source
@@ -145,7 +144,7 @@ def _read(
 
 def _most(assembly: Assembly) -> int | None:
     """Returns how many records of a client are used at most; None for all."""
-    if modelling.grouped(assembly.study) and not assembly.grouped:
+    if assembly.study.data.unit_column is not None and not assembly.grouped:
         return None  # the study counts units, but a record is a row here
     return assembly.study.data.max_records
 

@@ -30,9 +30,8 @@ from fedvi.privacy.sums import Sums
 from fedvi.server.core.protocol import ServerSpec
 from fedvi.server.core.sum_rounds import Gather
 from fedvi.store import blobs, files
-from fedvi.study import shared_parts
-from fedvi.study.coefficients import coefficients
 from fedvi.study.config import Study, load_study, parse_study
+from fedvi.study.spec import shared_parts
 from fedvi.typing import Eta
 
 if TYPE_CHECKING:
@@ -105,7 +104,8 @@ class ServerPlan:
       rounds: the largest number of answers of one client.
       table_distance: of the noise of one release from the law that is priced.
       mark: printed beside every claim; empty if nothing needs saying.
-      warnings: what is permitted and probably not meant, one sentence each.
+      warnings: what must be warned of, one sentence each, see ``fedvi.planning.advice.doubts``.
+      expected: what its result is held against, see ``fedvi.planning.widths.expectation``; or None.
       gather: how answers are added up, see ``ServerSpec.gather``; None if each is folded as it is.
       is_kept: whether it was read from a server's folder.
     """
@@ -122,6 +122,7 @@ class ServerPlan:
     table_distance: float
     mark: str
     warnings: tuple[str, ...]
+    expected: Mapping[str, Any] | None = None
     gather: Gather | None = None
     is_kept: bool = False
 
@@ -139,11 +140,6 @@ class ServerPlan:
     def has_prior_worker(self) -> bool:
         """Whether the prior is a factor of its own, whose worker needs JAX and runs at the server."""
         return shared_parts.PRIOR in self.workers
-
-    def rows(self, posterior: Eta) -> list[dict[str, Any]]:
-        """Lists a proper posterior by coordinate; see ``fedvi.study.coefficients``."""
-        family = shared_parts.family(self.study, len(self.names))
-        return coefficients(family, posterior, self.names, self.units, self.study)
 
 
 def prepare(study_path: Path, folder: Path) -> ServerPlan:
@@ -199,6 +195,9 @@ def make(assembly: "Assembly") -> ServerPlan:
     Raises:
       ConfigError: a solver's ``finish`` is no function that another process could find by name.
     """
+    # Imports JAX, which who reads a plan needs not.
+    from fedvi.planning import advice, widths
+
     spec = assembly.spec
     return ServerPlan(
         software=__version__,
@@ -217,7 +216,8 @@ def make(assembly: "Assembly") -> ServerPlan:
         rounds=assembly.schedule.rounds,
         table_distance=assembly.table_distance,
         mark=assembly.mark,
-        warnings=assembly.warnings,
+        warnings=advice.doubts(assembly),
+        expected=widths.expectation(assembly),
         gather=spec.gather,
     )
 
@@ -321,6 +321,7 @@ def to_json(plan: ServerPlan) -> dict[str, Any]:
         "table_distance": plan.table_distance,
         "mark": plan.mark,
         "warnings": list(plan.warnings),
+        "expected": plan.expected,
         "gather": plan.gather and _noted_gather(plan.gather),
     }
     return {**content, "sha256": _sha256(content)}
@@ -369,6 +370,7 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
             table_distance=content["table_distance"],
             mark=content["mark"],
             warnings=tuple(content["warnings"]),
+            expected=content.get("expected"),
             gather=content["gather"] and _gather(content["gather"]),
         )
     except errors.LedgerError as error:
@@ -386,12 +388,12 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
 
 def _noted_gather(gather: Gather) -> dict[str, Any]:
     shapes = {name: list(shape) for name, shape in gather.shapes.items()}
-    return {"sums": gather.sums._asdict(), "step": gather.step, "shapes": shapes}
+    return {**gather._asdict(), "sums": gather.sums._asdict(), "shapes": shapes}
 
 
 def _gather(noted: Mapping[str, Any]) -> Gather:
     shapes = {name: tuple(shape) for name, shape in noted["shapes"].items()}
-    return Gather(Sums(**noted["sums"]), noted["step"], shapes)
+    return Gather(Sums(**noted["sums"]), noted["step"], shapes, noted["bits"])
 
 
 def _computed(study_path: Path) -> ServerPlan:

@@ -15,25 +15,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi import errors
-from fedvi.client.worker import Worker
+from fedvi.client.fleet import Fleet
+from fedvi.client.worker import Outcome, Visit, Worker
 from fedvi.data.source import ArraySource, concatenate
 from fedvi.expfam import tree
 from fedvi.expfam.base import DenseGaussian
 from fedvi.inference import prior_factor
-from fedvi.inference.base import Shard, Standing, Task
 from fedvi.inference.local_latents import takes_newton
 from fedvi.inference.solvers import glm, gradient
 from fedvi.inference.vips import VIPS
 from fedvi.models.capabilities import SharesEffects
-from fedvi.models.conjugate import ConjugateModel
-from fedvi.privacy import accountants, events, ledger, random, statement
+from fedvi.privacy import accountants, caveats, events, ledger, random, statement
 from fedvi.privacy.descent import sgd
+from fedvi.privacy.many_ledgers import Together
 from fedvi.privacy.metrics import Private
+from fedvi.privacy.spoken import up
 from fedvi.run import loading
 from fedvi.run.changes import Changes
 from fedvi.run.site import client_worker, prior_worker, shard_of
+from fedvi.run.whole_rounds import WholeRounds
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.core import protocol
+from fedvi.server.core import key_board, protocol
 from fedvi.store.base import ClientStore
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.store.sqlite import SqliteClientStore
@@ -42,7 +44,10 @@ from fedvi.study import policies as site_policies
 from fedvi.study.build import PRIOR, Assembly
 from fedvi.study.config import Study
 from fedvi.transport.memory import MemoryLink
+from fedvi.transport.signers import within_one_process
 from fedvi.typing import SITE, Eta
+from fedvi.updates.base import Shard, Standing, Task
+from fedvi.updates.conjugate import ConjugateModel
 
 __all__ = ["Clock", "Moment", "Result", "Site", "drive", "run", "simulate"]
 
@@ -85,7 +90,7 @@ class Site:
     claims: tuple[statement.Claim, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Result:
     """A fitted posterior, and what it cost.
 
@@ -118,6 +123,14 @@ class Result:
     elapsed_seconds: float
     standing: Standing | None = None
 
+    def __repr__(self) -> str:
+        study, count = self.assembly.study, len(self.assembly.model.names)
+        said = f"{count} coefficients from {len(self.sites)} clients in {len(self.history)} folds"
+        prices = [f"ε ≤ {up(c.epsilon)} under {c.relation}" for c in self.consortium]
+        price = ", ".join(dict.fromkeys(prices)) or "no protection"
+        mark = f"; MARKED: {self.assembly.mark}" if self.assembly.mark else ""
+        return f"{type(self).__name__}({study.study.name}: {said}; {price}{mark})"
+
 
 def simulate(
     study: Study,
@@ -148,15 +161,15 @@ def simulate(
       on_moment: called after each fold.
       on_pooled: called before the pooled fit, if there is one: no moment comes any more.
       state: a new or empty folder for the clients' ledgers, ``state/CLIENT/ledger.sqlite``; None
-        keeps them in memory, as quick as it is forgetful.
+        keeps them in memory, until the process ends.
       policies: client → the file of its own policy (``fedvi.client.policy``). What it charges for
         life is kept beside that file, in a folder named after it with the suffix ``.life``.
       private_metrics, remove, add: see ``run``.
       cache: a folder on whose disk prepared records lie, however few they are; None: where they would
         take much memory, on the system's own.
-      on_warning: called with each of the study's warnings, before data are read; and for a client of
-        whose records most count as zero, or who has more than the study declares. That is private: for
-        the screen of whoever holds all of them.
+      on_warning: called with each of the study's warnings, before data are read; and for a client most of
+        whose records count as zero, or who has more than the study declares. The latter is private:
+        only whoever holds all records may see it.
 
     Raises:
       FedviError: before anything is computed, if the study or the data does not fit.
@@ -237,13 +250,13 @@ def run(
 
         def on_update(update: protocol.Update) -> None:
             if on_moment is not None:
-                spent = _spent(assembly, stores)
+                spent = _spent(assembly, coordinator.state.ledgers)
                 elapsed = time.monotonic() - started
                 on_moment(Moment(update, assembly.schedule.rounds, elapsed, clock.now, spent))
 
         coordinator = Coordinator(changes.first, MemoryServerStore(), on_update, lambda: clock.now)
         link = MemoryLink(coordinator.handle)
-        workers = {}
+        workers, signers = {}, within_one_process(assembly.clients)
         if PRIOR in assembly.solvers:
             workers[PRIOR] = prior_worker(assembly, link)
         for name in assembly.clients:
@@ -255,6 +268,7 @@ def run(
                 shards[name],
                 admit=(admit or {}).get(name),
                 metrics_folder=private_metrics,
+                signer=signers[name],
             )
         drive(workers, coordinator, _latencies(study), study.study.seed, clock, changes)
     final = coordinator.state
@@ -337,19 +351,33 @@ def drive(
     queue = [(0.0, next(ticket), name) for name in order if name not in absent]
     heapq.heapify(queue)
     asleep: list[str] = []
+    fleet = Fleet()
+    whole = WholeRounds(workers, coordinator, fleet)
+    # What was begun is computed together, before anything else happens than that others begin.
+    begun: dict[str, Visit] = {}
     while queue or asleep:
+        if not (asleep or begun) and (changes is None or changes.are_made):
+            went = whole.go(queue, latencies, clock)
+            if went is not None:
+                if coordinator.state.status in protocol.OVER:
+                    return
+                queue = [(clock.now, next(ticket), name) for name in went]
         before = _standing(coordinator)
+        if begun and (not queue or queue[0][0] > clock.now or queue[0][2] in begun):
+            _end(workers, begun, fleet.computed(list(begun.values())))
         deadline = coordinator.next_deadline
         if deadline is not None and (not queue or deadline <= queue[0][0]):
             clock.now = deadline
             coordinator.tick()
         elif queue:
             clock.now, _, name = heapq.heappop(queue)
-            outcome = workers[name].tick()
+            outcome = workers[name].begin()
+            delay = 0.0
+            if isinstance(outcome, Visit):
+                begun[name], delay = outcome, latencies[name]()
             if outcome == "idle":
                 asleep.append(name)
             elif outcome != "done":
-                delay = latencies[name]() if outcome == "solved" else 0.0
                 heapq.heappush(queue, (clock.now + delay, next(ticket), name))
         else:
             raise errors.ProtocolError(
@@ -365,10 +393,18 @@ def drive(
             asleep = []
 
 
+def _end(
+    workers: Mapping[str, Worker], begun: dict[str, Visit], outcomes: list[Outcome | Exception]
+) -> None:
+    for (name, visit), outcome in zip(begun.items(), outcomes, strict=True):
+        workers[name].end(visit, outcome)
+    begun.clear()
+
+
 def _standing(coordinator: Coordinator) -> tuple[Any, ...]:
     """Returns what a client that waits for work would be woken by."""
     state = coordinator.state
-    return state.version, state.status, tuple(state.turns.values())
+    return state.version, state.status, *key_board.standing(state), state.turns
 
 
 def _latencies(study: Study) -> dict[str, Callable[[], float]]:
@@ -383,10 +419,11 @@ def _latencies(study: Study) -> dict[str, Callable[[], float]]:
     return {PRIOR: lambda: 0.0, **laws}
 
 
-def _spent(assembly: Assembly, stores: Mapping[str, ClientStore]) -> float:
+def _spent(assembly: Assembly, ledgers: Mapping[str, ledger.Ledger]) -> float:
     if assembly.budget is None:
         return float("inf")
-    costs = {ledger.spent(stores[name].ledger) for name in assembly.clients}
+    books = (ledgers.first,) if isinstance(ledgers, Together) else ledgers.values()
+    costs = {ledger.spent(book) for book in books}
     accountant, delta = assembly.budget.accountant, assembly.budget.delta
     return max(accountant.epsilon(cost, delta) for cost in costs)
 
@@ -411,7 +448,7 @@ def _with_lifetime(site: Site, spent: statement.LifetimeSpend | None) -> Site:
 
 def _with_pooled_excluded(site: Site) -> Site:
     claims = tuple(
-        claim._replace(exclusions=(*claim.exclusions, statement.POOLED)) for claim in site.claims
+        claim._replace(exclusions=(*claim.exclusions, caveats.POOLED)) for claim in site.claims
     )
     return dataclasses.replace(site, claims=claims)
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from fedvi import errors
 from fedvi.client import app
+from fedvi.client.masking import Form, MaskedLink, Masking
 from fedvi.client.private_log import private_log
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource
 from fedvi.data.stored import StoredColumn
 from fedvi.federation.messages import Reply, Request
 from fedvi.inference import prior_factor
-from fedvi.inference.base import Shard, Task
 from fedvi.privacy import events, ledger, random
 from fedvi.privacy.metrics import Metric
 from fedvi.run import loading
@@ -24,6 +25,8 @@ from fedvi.study import build
 from fedvi.study.build import PRIOR, Assembly
 from fedvi.study.config import Study
 from fedvi.transport.memory import Link, MemoryLink
+from fedvi.transport.signers import Signer
+from fedvi.updates.base import Shard, Task
 
 __all__ = ["client_worker", "file_shard", "prior_worker", "run_prior", "shard_of"]
 
@@ -37,6 +40,9 @@ def client_worker(
     *,
     admit: Callable[[Task, events.Event, events.Event], None] | None = None,
     metrics_folder: Path | None = None,
+    signer: Signer | None = None,
+    roster: str | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Worker:
     """Builds a client of a study.
 
@@ -49,10 +55,28 @@ def client_worker(
       admit: what a policy asks before a task is charged; see ``Worker``.
       metrics_folder: for what its solver tells of its records, in a file ``CLIENT.jsonl`` that must
         not leave the client; None keeps nothing.
+      signer: vouches for the keys of a site that masks its answers; needed in a study of secure sums.
+      roster: the digest of who may take part then, from the site's policy; None: pinned when first seen.
+      tell: called with that digest when it is pinned.
+
+    Raises:
+      ConfigError: answers are to be masked, and there is no signer.
     """
+    gather, mask = assembly.gather, None
+    if gather is not None and gather.bits is not None:
+        if signer is None:
+            raise errors.ConfigError(
+                "aggregation.secure is true, and nothing vouches for this site's keys",
+                "name the folder that `fedvi enroll` made with --tls",
+            )
+        names = assembly.clients
+        shapes, step = gather.shapes, gather.step
+        form = Form(assembly.study.digest, names, shapes, step, gather.bits, gather.sums)
+        masking = Masking(client, form, signer, store, roster, tell)
+        link, mask = MaskedLink(link, masking), masking.mask
     return Worker(
         client=client,
-        study_digest=assembly.study.digest,
+        study_digest=assembly.digests[0],
         link=link,
         solver=assembly.solvers[client],
         shard=shard,
@@ -61,6 +85,7 @@ def client_worker(
         budget=assembly.budget,
         admit=admit,
         private_log=_private_log(metrics_folder, client),
+        mask=mask,
     )
 
 

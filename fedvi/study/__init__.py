@@ -5,7 +5,7 @@ Which file to open:
 - what a study says: `config` and its `sections`, with `factories` (a `kind` becomes a call),
   `regressions`, `conjugates`, `site_effects`, `policies`;
 - what is built of it: `build`, from `modelling` (the model), `noising` (the solver and its noise) and
-  `shared_parts` (all that needs no JAX); `coefficients` and `intervals` name what is fitted;
+  `shared_parts` (all that needs no JAX); `coefficients` and `remarks` tell what is fitted;
 - how a study is begun: `drafts/`.
 """
 

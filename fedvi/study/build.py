@@ -1,6 +1,7 @@
 """Builds the pieces that run a study; reads no data."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,21 +11,24 @@ from fedvi.client.policy import Request
 from fedvi.expfam import tree
 from fedvi.federation import damping
 from fedvi.federation.progress import Patience, Schedule
-from fedvi.inference.base import CleanState, LocalSolver
 from fedvi.models.capabilities import HasOutcome
-from fedvi.privacy import accountants, events, ledger
+from fedvi.privacy import accountants, events, ledger, masks
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.base import Mechanism, Sampler
+from fedvi.privacy.caveats import UNVETTED
 from fedvi.privacy.delta_parts import with_tables
-from fedvi.privacy.statement import UNVETTED
 from fedvi.privacy.sums import with_sums
 from fedvi.server.core.protocol import ServerSpec
 from fedvi.server.core.sum_rounds import Gather
-from fedvi.study import conjugates, modelling, noising, site_effects
-from fedvi.study import shared_parts as parts
+from fedvi.study import modelling, noising, priors, site_effects
 from fedvi.study.config import Study
-from fedvi.study.shared_parts import PRIOR
+from fedvi.study.implausible import implausible
+from fedvi.study.spec import shared_parts as parts
+from fedvi.study.spec.shared_parts import PRIOR
 from fedvi.typing import Eta
+from fedvi.updates.abilities import ability
+from fedvi.updates.base import CleanState, LocalSolver
+from fedvi.updates.conjugate import brings_family
 
 __all__ = ["PRIOR", "Assembly", "assemble"]
 
@@ -61,6 +65,8 @@ class Assembly:
       remake: builds the solver with a changed mechanism and sampler, see ``solver_with``; None if it
         adds no noise.
       gather: how the server adds answers up, under the view "aggregate"; else None.
+      columns: of the schema, that the model reads.
+      by_ids: whether records are divided into parts by what tells them apart.
     """
 
     study: Study
@@ -81,8 +87,10 @@ class Assembly:
     warnings: tuple[str, ...] = ()
     remake: Callable[..., LocalSolver] | None = None
     gather: Gather | None = None
+    columns: tuple[str, ...] = ()
+    by_ids: bool = False
 
-    @property
+    @functools.cached_property
     def clients(self) -> tuple[str, ...]:
         """The data holders, in the order of the study."""
         return tuple(client.name for client in self.study.clients)
@@ -96,7 +104,12 @@ class Assembly:
             return ("",) * len(names)
         return design.units_of(names)
 
-    @property
+    @functools.cached_property
+    def digests(self) -> tuple[str, str]:
+        """The study's ``digest`` and ``origin_digest``; each takes a look at all clients."""
+        return self.study.digest, self.study.origin_digest
+
+    @functools.cached_property
     def planned(self) -> events.Event:
         """The largest event that one client can release over the whole study."""
         return events.repeat(self.solvers[self.clients[0]].cost, self.schedule.rounds)
@@ -132,19 +145,16 @@ class Assembly:
 
         Solvers without noise clip nothing, and see one record a row.
         """
-        return modelling.grouped(self.study) and self.remake is not None
+        return self.study.data.unit_column is not None and self.remake is not None
 
     @property
     def request(self) -> Request:
         """What the study asks of a client: what the client's own policy judges."""
-        study, promise, noisy = self.study, self.study.privacy.promise, self.remake is not None
+        study, promise = self.study, self.study.privacy.promise
+        # Without noise there is neither of these, whatever the study says.
+        without = {} if self.remake is not None else {"sampler": "", "mechanism": ""}
         return Request(
-            model=study.model.kind,
-            family=study.family.kind,
-            schedule=study.schedule.kind,
-            solver=study.solver.kind,
-            sampler=noising.sampler_kind(study) if noisy else "",
-            mechanism=study.privacy.mechanism if noisy else "",
+            **(study.kinds | without),
             accountant=study.privacy.accountant if promise else "",
             relation=promise.relation if promise else "substitute",
             view=study.privacy.view,
@@ -153,6 +163,7 @@ class Assembly:
             planned=self.planned,
             sums=study.sums,
             table_distance=self.table_distance,
+            secure=study.aggregation.secure,
             simulated=bool(self.solvers[self.clients[0]].mark)
             or study.simulation.insecure_seed is not None,
         )
@@ -182,7 +193,7 @@ class Assembly:
         study, promise = self.study, self.study.privacy.promise
         header = ledger.Header(
             study=study.study.name,
-            study_digest=study.origin_digest,
+            study_digest=self.digests[1],
             client=client,
             unit=promise.unit if promise else "record",
             relation=promise.relation if promise else "substitute",
@@ -191,7 +202,7 @@ class Assembly:
             note=self.mark,
         )
         if study.sums is not None:
-            header = header._replace(**study.sums._asdict())
+            header = header._replace(**study.sums._asdict(), secure=study.aggregation.secure)
         if promise is None or client == PRIOR:
             return header
         return header._replace(
@@ -237,10 +248,13 @@ def assemble(study: Study) -> Assembly:
     private = study.privacy.private
     schema = modelling.schema_of(study)
     design, model = modelling.model_of(study, schema)
+    columns = modelling.columns_read(design, study, schema)
+    modelling.check_columns(study, schema, columns)
+    modelling.check_ids(study)
+    by_ids, norm = modelling.divides(study), modelling.typical_norm(design, schema)
+    unseen = modelling.vanishing(design, schema, model.names)
     size = len(model.names)
     family = parts.family(study, size)
-    modelling.check_columns(study, schema, design)
-    modelling.check_ids(study)
     if family.size != size:
         raise errors.ConfigError(
             f"family.kind is {study.family.kind!r}, which makes a family of size {family.size}, "
@@ -249,16 +263,14 @@ def assemble(study: Study) -> Assembly:
         )
     schedule, step_rule, patience = parts.schedule(study)
     budget = parts.budget(study)
-    made = noising.solver_of(
-        study, family, model, schedule, budget, modelling.typical_norm(design, schema)
-    )
+    made = noising.solver_of(study, family, model, schedule, budget, norm, unseen)
     if made.solver.renews and "damping" in study.schedule.arguments:
         raise errors.ConfigError(
             f"schedule.damping is given beside solver.kind {study.solver.kind!r}, whose answers are "
             "fresh statistics: the server takes a Newton step from them",
             "leave damping out; solver.floor bounds what noise does to a step",
         )
-    prior, owned = modelling.prior_of(family, model)
+    prior, owned = priors.prior_of(family, model)
     if study.sums is not None and owned is not None:
         raise errors.ConfigError(
             f"model.kind is {study.model.kind!r}, whose prior is a factor of its own, beside "
@@ -270,7 +282,7 @@ def assemble(study: Study) -> Assembly:
         solvers[PRIOR] = owned
     solvers |= {client.name: made.solver for client in study.clients}
     marks = [made.solver.mark] if private else []
-    if private and _has_custom_code(study):
+    if private and _has_custom_code(study, model):
         marks.append(UNVETTED)
     if private and study.simulation.insecure_seed is not None:
         marks.append("seeded noise: no guarantee")
@@ -290,9 +302,16 @@ def assemble(study: Study) -> Assembly:
         sampler=made.sampler,
         mark="; ".join(mark for mark in marks if mark),
         table_distance=made.table_distance,
-        warnings=(*_warnings(study), *_unspent(study, made), *_guessable(study, made.solver)),
+        warnings=(
+            *_warnings(study, model),
+            *implausible(study, norm),
+            *_unspent(study, made),
+            *_guessable(study, made.solver),
+        ),
         remake=made.remake,
-        gather=_gather(study, family, made),
+        gather=_gather(study, family, made, schedule),
+        columns=columns,
+        by_ids=by_ids,
     )
 
 
@@ -310,7 +329,8 @@ def _unspent(study: Study, made: noising.Made) -> Iterator[str]:
 
 def _guessable(study: Study, solver: LocalSolver) -> Iterator[str]:
     """Yields what to do where a digest of a message tells the message, under the view "aggregate"."""
-    if study.sums is not None and solver.number_count < _UNGUESSABLE:
+    masked = study.aggregation.secure
+    if study.sums is not None and not masked and solver.number_count < _UNGUESSABLE:
         yield (
             f"a message holds {solver.number_count} numbers, fewer than {_UNGUESSABLE}, and may be guessed "
             "from its digest: under the view `aggregate`, publish neither a ledger nor the head of one, "
@@ -318,12 +338,12 @@ def _guessable(study: Study, solver: LocalSolver) -> Iterator[str]:
         )
 
 
-def _gather(study: Study, family: Any, made: noising.Made) -> Gather | None:
+def _gather(study: Study, family: Any, made: noising.Made, schedule: Schedule) -> Gather | None:
     """Returns how answers are added up; refuses a solver whose sums would not be all that is seen."""
     if study.sums is None:
         return None
     if made.solver.adds_up is None or made.step is None:
-        if study.solver.kind == "perturbed_update":
+        if modelling.takes(study, "clean_factor"):
             hint = (
                 "add clean_factor = true to [solver], which keeps the client's factor without noise"
             )
@@ -355,7 +375,35 @@ def _gather(study: Study, family: Any, made: noising.Made) -> Gather | None:
             'may be beyond 2**53 steps of the noise\'s grid, beside privacy.view = "aggregate"',
             "use smaller batches, or fewer clients",
         )
-    return Gather(study.sums, made.step, dict(made.solver.adds_up))
+    bits = None
+    if study.aggregation.secure:
+        if study.sums.least_reporting < len(study.clients):
+            _check_may_be_missing(study, state, schedule)
+        # No noise of a run comes near 64 of its own standard deviations.
+        tail = 64.0 * (made.noise_multiplier or 0.0) * (made.solver.clip_norm or 0.0) / made.step
+        bits = masks.width((most + tail) * len(study.clients))
+    return Gather(study.sums, made.step, dict(made.solver.adds_up), bits)
+
+
+def _check_may_be_missing(study: Study, state: Any, schedule: Schedule) -> None:
+    """Refuses masked rounds that go on without a site where sites would not be asked the same thing.
+
+    Their masks would not cancel.
+    """
+    where = f"privacy.least_reporting is {study.sums and study.sums.least_reporting} beside"
+    if tree.leaves(state):
+        raise errors.ConfigError(
+            f"{where} aggregation.secure = true and solver.kind {study.solver.kind!r}, expected "
+            f"{len(study.clients)}, all clients: a site that was missing would be asked otherwise than "
+            "others",
+            'leave least_reporting out, or use "site_release" or "vips"',
+        )
+    if not schedule.barrier:
+        raise errors.ConfigError(
+            f"{where} aggregation.secure = true and schedule.kind {study.schedule.kind!r}, expected rounds "
+            "that all clients are asked in",
+            'leave least_reporting out, or write kind = "synchronous"',
+        )
 
 
 def _check_all_take_part(study: Study) -> None:
@@ -377,7 +425,7 @@ def _check_all_take_part(study: Study) -> None:
             )
 
 
-def _warnings(study: Study) -> tuple[str, ...]:
+def _warnings(study: Study, model: Any) -> tuple[str, ...]:
     promise, most, of = study.privacy.promise, study.data.max_records, "data.max_records"
     if promise is not None and promise.unit == "client":
         most, of = len(study.clients), "the number of clients"
@@ -389,13 +437,12 @@ def _warnings(study: Study) -> tuple[str, ...]:
             f"to publish a {promise.unit} picked at random would keep such a promise. "
             f"Choose delta far below, such as {_power_of_ten_below(0.1 / most):g}"
         )
-    if study.privacy.private and study.solver.kind == "vips":
-        # Of a conjugate model `vips` alone takes sums.
-        regression = conjugates.model_of(study) is None
-        other = ". Those of 'site_release' hold it" if regression else ""
+    if study.privacy.private and ability(study.solver.kind).of_statistics:
+        # Of a conjugate model no other solver takes sums.
+        other = "" if brings_family(model) else ". Those of 'site_release' hold it"
         found.append(
-            "solver.kind is 'vips', whose posterior takes noisy statistics for exact ones: its "
-            f"intervals leave out what the noise does{other}"
+            f"solver.kind is {study.solver.kind!r}, whose posterior takes noisy statistics for exact "
+            f"ones: its intervals leave out what the noise does{other}"
         )
     parts, records = study.solver.arguments.get("parts"), study.data.max_records
     if isinstance(parts, int) and records is not None and parts > records:
@@ -409,14 +456,9 @@ def _power_of_ten_below(value: float) -> float:
     return float(10.0 ** math.floor(math.log10(value)))
 
 
-def _has_custom_code(study: Study) -> bool:
+def _has_custom_code(study: Study, model: Any) -> bool:
     """Says whether what a claim rests on comes from a "module:function"."""
-    kinds = [
-        study.family.kind,
-        study.solver.kind,
-        study.privacy.mechanism,
-        noising.sampler_kind(study),
-    ]
-    if conjugates.model_of(study) is not None:
-        kinds.append(study.model.kind)  # what is clipped has the norm that it says
-    return any(":" in kind for kind in kinds)
+    sections = ["family", "solver", "mechanism", "sampler"]
+    if brings_family(model):
+        sections.append("model")  # what is clipped has the norm that it says
+    return any(":" in study.kinds[section] for section in sections)

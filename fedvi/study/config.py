@@ -9,11 +9,13 @@ from typing import Any
 import pydantic
 
 from fedvi import errors
+from fedvi.privacy.agreement import threshold
 from fedvi.privacy.sums import Sums
 from fedvi.study.sections import (
     DEEPEST,
     LARGEST,
     ROWS_PER_UNIT,
+    AggregationSection,
     BaseSection,
     ClientSection,
     DataSection,
@@ -25,6 +27,10 @@ from fedvi.study.sections import (
     in_short,
 )
 from fedvi.typing import PRIOR
+from fedvi.updates.abilities import ability
+
+# Of two sites each knows the other's answer from the sum; keys of more than 500 are more than 2 MB.
+_FEWEST_MASKED, _MOST_MASKED = 3, 500
 
 __all__ = ["Study", "load_study", "parse_study"]
 
@@ -39,6 +45,7 @@ class Study(BaseSection):
     solver: KindSection
     schedule: KindSection
     privacy: PrivacySection
+    aggregation: AggregationSection = AggregationSection()
     data: DataSection
     clients: list[ClientSection] = pydantic.Field(min_length=1)
     simulation: SimulationSection = SimulationSection()
@@ -89,7 +96,7 @@ class Study(BaseSection):
 
     def _check_whole_clients(self) -> None:
         """Refuses what protects no client as a whole: what is clipped must be all that it says."""
-        if self.solver.kind != "perturbed_update":
+        if not ability(self.solver.kind).of_clients:
             raise ValueError(
                 f'solver.kind is {in_short(self.solver.kind)} beside privacy.unit = "client"|use '
                 '"perturbed_update", which clips the whole change of a client; other solvers clip what '
@@ -105,15 +112,10 @@ class Study(BaseSection):
     def _check_sums(self) -> None:
         """Refuses the view "aggregate" where a single message would show in what is published."""
         sums, count = self.sums, len(self.clients)
+        if self.aggregation.secure:
+            self._check_secure(sums, count)
         if sums is None:
             return
-        # Of a script, `parts.schedule` looks at each stage.
-        if self.schedule.kind not in ("synchronous", "scripted"):
-            raise ValueError(
-                f'schedule.kind is {in_short(self.schedule.kind)} beside privacy.view = "aggregate"|write '
-                'kind = "synchronous", or "scripted" with stages of that kind: only there are the answers '
-                "of a round published as one sum"
-            )
         if any(client.added for client in self.clients):
             raise ValueError(
                 'clients: one is marked `added` beside privacy.view = "aggregate"|start a new study: the '
@@ -131,6 +133,38 @@ class Study(BaseSection):
                 'nobody: declare fewer colluding clients, or promise view = "message"'
             )
 
+    def _check_secure(self, sums: Sums | None, count: int) -> None:
+        """Refuses masks where they would hide nothing, or where two sums of a round could be opened."""
+        if sums is None:
+            raise ValueError(
+                'aggregation.secure is true beside privacy.view = "message"|write view = "aggregate" in '
+                "[privacy], whose promise is for sums: masks keep the server from all but these"
+            )
+        if count < _FEWEST_MASKED:
+            raise ValueError(
+                f"aggregation.secure is true beside {count} clients, expected {_FEWEST_MASKED} or more|"
+                "of two, each subtracts its own answer from the sum and has the other's: promise "
+                'view = "message", or find a third site'
+            )
+        if count > _MOST_MASKED:
+            raise ValueError(
+                f"aggregation.secure is true beside {count} clients, expected {_MOST_MASKED} or fewer|each "
+                "site agrees on a key with every other one, and the keys of more do not fit a message"
+            )
+        needed = threshold(count, sums.colluding)
+        if sums.least_reporting < needed <= count:
+            raise ValueError(
+                f"privacy.least_reporting is {sums.least_reporting} beside aggregation.secure = true, "
+                f"expected at least {needed}: of {count} clients, {sums.colluding} of whom may work with "
+                "the server, so many must sign which sum is opened, or two could be"
+            )
+        if needed > count > sums.least_reporting:
+            raise ValueError(
+                f"privacy.least_reporting is {sums.least_reporting} beside aggregation.secure = true and "
+                f"privacy.colluding = {sums.colluding}, expected {count}, all clients|leave it out: with "
+                "so many that work with the server, no rule of signatures leaves one sum to be opened"
+            )
+
     @property
     def sums(self) -> Sums | None:
         """Who must answer for a sum to be published; None where every message is taken as seen.
@@ -144,6 +178,34 @@ class Study(BaseSection):
         return Sums(
             len(self.clients) if least is None else least, 1 if colluding is None else colluding
         )
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What the study names of each kind: section → a built-in name, or "module:function"."""
+        sampler = self.solver.arguments.get("sampler", "full")
+        return {
+            "model": self.model.kind,
+            "family": self.family.kind,
+            "solver": self.solver.kind,
+            "sampler": str(sampler.get("kind", "") if isinstance(sampler, dict) else sampler),
+            "mechanism": self.privacy.mechanism,
+            "schedule": self.schedule.kind,
+        }
+
+    @property
+    def formula(self) -> str | None:
+        """What the model explains by what, as it is written; None without one.
+
+        Raises:
+          ConfigError: it is no text.
+        """
+        text = self.model.arguments.get("formula")
+        if not isinstance(text, str | None):
+            raise errors.ConfigError(
+                f"model.formula is {text!r}, expected a text",
+                'write e.g. formula = "disease ~ age + sex"',
+            )
+        return text
 
     @property
     def digest(self) -> str:
@@ -182,12 +244,17 @@ class Study(BaseSection):
         for name in ("least_reporting", "colluding"):
             if content["privacy"][name] is None:
                 del content["privacy"][name]
+        if not self.aggregation.secure:
+            del content["aggregation"]
         content["clients"] = content["clients"][:length]
         for client in content["clients"]:
-            del client["data"], client["latency_seconds"]
+            del client["data"], client["latency_seconds"], client["expected_records"]
             # Absent where it says nothing: a study without it is the one that it always was.
             if not client["added"]:
                 del client["added"]
+        # What is believed of the records changes nothing that is released.
+        for column in content["data"]["schema"].values():
+            column.pop("expected", None)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -197,6 +264,16 @@ class Study(BaseSection):
         JSON has no infinity, which a ``clip_norm`` may be: the text "Infinity" stands for it.
         """
         return json.loads(self.model_dump_json(by_alias=True))
+
+    def as_written(self) -> dict[str, Any]:
+        """Returns ``as_dict`` but for what a study file leaves out: TOML has no None."""
+        return _without_none(self.as_dict())
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
 
 
 def load_study(path: str | Path) -> Study:
@@ -401,6 +478,7 @@ def _known(location: tuple[Any, ...]) -> list[str]:
             "study": StudySection,
             "prior": PriorSection,
             "privacy": PrivacySection,
+            "aggregation": AggregationSection,
             "data": DataSection,
             "clients": ClientSection,
             "simulation": SimulationSection,

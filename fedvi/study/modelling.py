@@ -2,26 +2,23 @@
 
 import inspect
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedvi import data, errors, models
 from fedvi.data.schema import Binary, Number, indicator_name
-from fedvi.expfam import tree
-from fedvi.expfam.base import DenseGaussian, FactoredGaussian
-from fedvi.inference import prior_factor
 from fedvi.inference import solvers as solver_kinds
-from fedvi.inference.base import LocalSolver
-from fedvi.models.base import Model, diagonal_prior, gaussian_prior
-from fedvi.models.conjugate import ConjugateModel
+from fedvi.models.base import Model
 from fedvi.models.glm import regression
 from fedvi.models.outcomes.base import Response
 from fedvi.models.site_effects import site_effects as with_site_effects
-from fedvi.study import conjugates, factories, regressions, site_effects
+from fedvi.study import factories, site_effects
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
-from fedvi.typing import Eta
+from fedvi.study.spec import conjugates, regressions
+from fedvi.updates.conjugate import ConjugateModel
 
 __all__ = [
     "by_place",
@@ -29,15 +26,17 @@ __all__ = [
     "check_ids",
     "columns_read",
     "divides",
-    "grouped",
     "model_of",
-    "prior_of",
     "schema_of",
+    "takes",
     "typical_norm",
+    "vanishing",
 ]
 
 # The mean square of a column that is scaled by its bounds to [-1, 1].
 _WITHIN_BOUNDS = 0.35
+# More products of columns than that would take a server minutes; any part of them is right.
+_MOST_PRODUCTS = 1500
 
 
 def schema_of(study: Study) -> Any:
@@ -47,14 +46,16 @@ def schema_of(study: Study) -> Any:
     return data.parse_schema(raw, private=study.privacy.private)
 
 
-def grouped(study: Study) -> bool:
-    return study.data.unit_column is not None
+def takes(study: Study, argument: str) -> bool:
+    """Whether the solver has an argument of this name, such as ``parts``."""
+    return argument in factories.parameters(
+        factories.find("solver", study.solver.kind, solver_kinds)
+    )
 
 
 def divides(study: Study) -> bool:
     """Whether the solver divides records into parts by their ids; one that does takes ``parts``."""
-    factory = factories.find("solver", study.solver.kind, solver_kinds)
-    return "parts" in factories.parameters(factory) and not by_place(study)
+    return takes(study, "parts") and not by_place(study)
 
 
 def by_place(study: Study) -> bool:
@@ -89,7 +90,7 @@ def check_ids(study: Study) -> None:
         )
 
 
-def check_columns(study: Study, schema: Any, design: Any) -> None:
+def check_columns(study: Study, schema: Any, columns: Sequence[str]) -> None:
     """Refuses `data.columns` that would name no column for something that is read, and a covariate
     that tells whose a record is."""
     declared, identity = study.data.columns, study.data.identity_column
@@ -108,7 +109,7 @@ def check_columns(study: Study, schema: Any, design: Any) -> None:
             f"data.columns: `{twice[0]}` is there twice, expected every column once",
             "give every column a name of its own, in the order of the file",
         )
-    for name in columns_read(design, study, schema):
+    for name in columns:
         if name in schema and schema[name].column not in declared:
             wanted = schema[name].column
             raise errors.ConfigError(
@@ -127,15 +128,11 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
     if conjugate is not None:
         return None, conjugate
     arguments = dict(study.model.arguments)
-    text = arguments.pop("formula", None)
+    arguments.pop("formula", None)
+    text = study.formula
     effects = site_effects.wanted(study)
     for key in () if effects is None else site_effects.KEYS:
         del arguments[key]
-    if not isinstance(text, str | None):
-        raise errors.ConfigError(
-            f"model.formula is {text!r}, expected a text",
-            'write e.g. formula = "disease ~ age + sex"',
-        )
     design = None if text is None else data.parse_formula(text, schema)
     if design is not None:
         regressions.check_response(study.model.kind, design)
@@ -175,9 +172,10 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
             f"model.formula is missing for kind {study.model.kind!r}",
             'write e.g. formula = "disease ~ age + sex"',
         )
-    if study.model.kind == "numpyro_model":
+    if ":" not in study.model.kind and study.model.kind not in models.NAMED:
         raise errors.ConfigError(
-            "model.kind is 'numpyro_model'", 'name your function: kind = "my_study.models:hospital"'
+            f"model.kind is {study.model.kind!r}",
+            'name your function: kind = "my_study.models:hospital"',
         )
     prior = study.prior.model_dump(exclude_none=True) if study.prior else {}
     supplied = {
@@ -213,6 +211,39 @@ def typical_norm(design: Any, schema: Any) -> float | None:
     return math.sqrt(sum(squares))
 
 
+def vanishing(design: Any, schema: Any, names: Any) -> tuple[tuple[int, int, int], ...]:
+    """Lists which products of columns are 0 in every record, for ``supported.vanishing_forms``.
+
+    Of a column of 0 and 1, x_i (x_i − 1); of two levels of a factor, x_i x_j. With the intercept alone, and
+    where the model's coefficients are the design's; 1,500 of them at most.
+    """
+    if design is None or tuple(names) != design.names or () not in design.coefficients:
+        return ()
+    parts, constant = design.coefficients, design.coefficients.index(())
+    indicators = [(i, i, constant) for i, own in enumerate(parts) if _is_indicator(own, schema)]
+    apart = [
+        (i, j, -1) for i in range(len(parts)) for j in range(i) if _exclude(parts[i], parts[j])
+    ]
+    return tuple([*indicators, *apart][:_MOST_PRODUCTS])
+
+
+def _is_indicator(parts: Any, schema: Any) -> bool:
+    # What no column of the schema is called says whether a cell is missing.
+    return bool(parts) and all(
+        part.transform is None
+        and (part.code is not None or isinstance(schema.get(part.column), Binary | None))
+        for part in parts
+    )
+
+
+def _exclude(first: Any, second: Any) -> bool:
+    """Whether two coefficients are of different levels of one factor."""
+    levels = {part.column: part.code for part in first if part.code is not None}
+    return any(
+        levels.get(part.column, part.code) != part.code for part in second if part.code is not None
+    )
+
+
 def _typical_square(part: Any, schema: Any) -> float:
     column = schema.get(part.column)
     if part.transform is not None or column is None:
@@ -223,23 +254,6 @@ def _typical_square(part: Any, schema: Any) -> float:
         by_bounds = (column.center, column.scale) == ((low + high) / 2.0, (high - low) / 2.0)
         return _WITHIN_BOUNDS if by_bounds else 1.0
     return 1.0 / (2 if isinstance(column, Binary) else max(2, len(column.levels)))
-
-
-def prior_of(family: Any, model: Model | ConjugateModel) -> tuple[Eta, LocalSolver | None]:
-    """Returns η_0, and the worker that refines the prior's factor if the prior is not in the family."""
-    if isinstance(model, ConjugateModel):
-        return tree.to_numpy(model.prior), None
-    if isinstance(family, FactoredGaussian):
-        alone = diagonal_prior(model)
-        if alone is not None:
-            return family.from_diagonal(*alone), None
-        return prior_factor.base(family), prior_factor.prior_factor(family, model)
-    exact = gaussian_prior(model)
-    if exact is not None and isinstance(family, DenseGaussian):
-        found = family.from_quadratic(*exact)
-        if found is not None:
-            return found, None
-    return prior_factor.base(family), prior_factor.prior_factor(family, model)
 
 
 def columns_read(design: Any, study: Study, schema: Any) -> tuple[str, ...]:

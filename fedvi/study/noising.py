@@ -10,30 +10,24 @@ from typing import Any, NamedTuple
 from fedvi import errors
 from fedvi.federation.progress import Schedule
 from fedvi.inference import solvers as solver_kinds
-from fedvi.inference.base import LocalSolver
-from fedvi.inference.coordinates import Foreseen
 from fedvi.inference.units import unit_model
 from fedvi.models.base import Model
-from fedvi.models.conjugate import ConjugateModel
 from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.delta_parts import with_tables
-from fedvi.study import factories, modelling
+from fedvi.study import factories
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
+from fedvi.updates.base import LocalSolver
+from fedvi.updates.conjugate import ConjugateModel
+from fedvi.updates.coordinates import Foreseen
 
-__all__ = ["Made", "sampler_kind", "solver_of"]
+__all__ = ["Made", "solver_of"]
 
 _CLIP_NORMS = (1e-15, 1e15)
 _LARGEST_NOISE = 1e9
 # A noise multiplier at which a mechanism takes as many draws for one number as it ever does.
 _FINEST = 256.0
-
-
-def sampler_kind(study: Study) -> str:
-    """Returns the kind of sampler that a study names; built-in, or "module:function"."""
-    given = study.solver.arguments.get("sampler", "full")
-    return str(given.get("kind", "")) if isinstance(given, dict) else str(given)
 
 
 def _sampler(study: Study, given: Any) -> Any:
@@ -77,15 +71,15 @@ def solver_of(
     schedule: Schedule,
     budget: ledger.Budget | None,
     typical_norm: float | None = None,
+    vanishing: tuple[tuple[int, int, int], ...] = (),
 ) -> Made:
     """Builds the solver; calibrates its noise if the study leaves the noise multiplier out."""
     factory = factories.find("solver", study.solver.kind, solver_kinds)
     arguments = dict(study.solver.arguments)
     known = factories.parameters(factory)
-    supplied: dict[str, Any] = {"family": family, "model": model}
-    if study.solver.kind == "perturbed_update":
-        # From the promise alone: with a key beside the solver, one unit could be told another's price.
-        supplied["unit"] = "client" if study.privacy.unit == "client" else "record"
+    # The unit is the promise's alone: with a key beside the solver, one could be told another's price.
+    unit = "client" if study.privacy.unit == "client" else "record"
+    supplied: dict[str, Any] = {"family": family, "model": model, "unit": unit}
     if "mechanism" not in known:
         solver = factories.call("solver", study.solver, factory, supplied, LocalSolver)
         # Priced, not asked for support: what is unprotected is supported, at an infinite price.
@@ -96,13 +90,13 @@ def solver_of(
                 'use a private solver such as "dp_optimisation", or protection = "none"',
             )
         return Made(solver, budget)
-    if modelling.grouped(study):
+    if study.data.unit_column is not None:
         # The solver clips what one record contributes, so all rows of a patient are one record.
         supplied["model"] = unit_model(typing.cast(Model, model))
     if "foreseen" in known and study.data.max_records is not None:
         first = schedule.first_fold(tuple(client.name for client in study.clients))
         supplied["foreseen"] = Foreseen(
-            schedule.rounds, first, study.data.max_records, typical_norm
+            schedule.rounds, first, study.data.max_records, typical_norm, vanishing
         )
     noise = arguments.pop("noise_multiplier", None)
     sampler = _sampler(study, arguments.pop("sampler", "full"))
@@ -199,7 +193,7 @@ def _check_pairing(study: Study, accountant: Any, planned: events.Event) -> None
         return
     privacy = study.privacy
     found = (
-        f"solver.sampler is {sampler_kind(study)!r} and privacy.mechanism "
+        f"solver.sampler is {study.kinds['sampler']!r} and privacy.mechanism "
         f"{privacy.mechanism!r}, which accountant {privacy.accountant!r} cannot price under "
         f"relation {privacy.relation!r}"
     )

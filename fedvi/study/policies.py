@@ -44,17 +44,8 @@ def check_code(policies: Mapping[str, Policy], study: Study) -> None:
     Raises:
       PolicyRefused: naming the section and the function.
     """
-    sampler = study.solver.arguments.get("sampler", "")
-    kinds = {
-        "model": study.model.kind,
-        "family": study.family.kind,
-        "solver": study.solver.kind,
-        "sampler": str(sampler.get("kind", "")) if isinstance(sampler, dict) else str(sampler),
-        "mechanism": study.privacy.mechanism,
-        "schedule": study.schedule.kind,
-    }
     for policy in policies.values():
-        policy.check_code(kinds)
+        policy.check_code(study.kinds)
 
 
 def guards(

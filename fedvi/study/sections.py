@@ -12,6 +12,7 @@ __all__ = [
     "DEEPEST",
     "LARGEST",
     "ROWS_PER_UNIT",
+    "AggregationSection",
     "BaseSection",
     "ClientSection",
     "DataSection",
@@ -232,6 +233,15 @@ class PrivacySection(BaseSection):
             )
 
 
+class AggregationSection(BaseSection):
+    """``[aggregation]``: who adds answers up, under the view "aggregate"."""
+
+    secure: bool = pydantic.Field(
+        default=False,
+        description="Whether answers are masked, so that the server sees their sum alone.",
+    )
+
+
 class DataSection(BaseSection):
     """``[data]``: how a client's file is read, and what each column may hold.
 
@@ -319,6 +329,12 @@ class ClientSection(BaseSection):
     )
     latency_seconds: float = pydantic.Field(
         default=1.0, ge=0.0, description="How long an answer takes in simulation."
+    )
+    expected_records: int | None = pydantic.Field(
+        default=None,
+        ge=1,
+        le=10**8,
+        description="How many it is believed to hold; for plans alone.",
     )
     added: bool = pydantic.Field(
         default=False, description="Joined a run that had begun without it."

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
-from fedvi.study import regressions
 from fedvi.study.config import Study
+from fedvi.study.spec import regressions
 from fedvi.typing import LOG_SCALE
 
 __all__ = ["INTERCEPT", "KEYS", "Wanted", "in_words", "remark", "wanted", "warnings"]
@@ -81,7 +81,7 @@ def remark(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
 
     Args:
       study: whose coefficients.
-      rows: of the table, see ``fedvi.study.coefficients``.
+      rows: of the table, see ``fedvi.study.spec.coefficients``.
 
     Returns:
       "" where sites have no effects.

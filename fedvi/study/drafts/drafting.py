@@ -5,23 +5,26 @@ refuses, so that a draft cannot run by accident.
 """
 
 import dataclasses
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedvi import errors
-from fedvi.models.outcomes.accepted import ACCEPTED
+from fedvi import errors, models
+from fedvi.data.written import NAME, toml
+from fedvi.data.written import key as written_key
+from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
+from fedvi.study import factories
+from fedvi.study.spec import regressions
+from fedvi.updates.abilities import SOLVERS, Ability
 
 __all__ = [
-    "KINDS",
-    "SOLVERS",
     "Answers",
     "Draft",
     "cells_of",
     "default_delta",
     "draft",
-    "named",
+    "model_of",
+    "offered",
     "parse_column",
     "parse_setting",
     "response_types",
@@ -29,60 +32,10 @@ __all__ = [
 ]
 
 
-class _Kind(NamedTuple):
-    """A model that a study can be drafted for.
-
-    Attributes:
-      words: what it is, for a prompt.
-      settings: keys of ``[model]`` besides the formula → (value, why).
-      left: how the left side of `~` is written.
-    """
-
-    words: str
-    settings: Mapping[str, tuple[Any, str]]
-    left: str = "{}"
-
-
-KINDS: Mapping[str, _Kind] = {
-    "logistic": _Kind("a yes or no", {}),
-    "linear": _Kind(
-        "a number",
-        {"noise_scale": (0.5, "known sd of a record around its mean, response scaled as below")},
-    ),
-    "binomial": _Kind("how many of so many: events and non-events", {}, "cbind({})"),
-    "poisson": _Kind("a count", {}),
-    "negative_binomial": _Kind(
-        "a count that spreads more than a Poisson count",
-        {"dispersion": (0.5, "known: the variance of a count is mean + dispersion × mean²")},
-    ),
-    "multinomial": _Kind("one of several levels", {}),
-    "multivariate_linear": _Kind(
-        "several numbers",
-        {"noise_scale": (0.5, "known sd around the means, responses scaled as below; or one each")},
-        "cbind({})",
-    ),
-    "survival": _Kind(
-        "a time until an event",
-        {"cuts": ([], "times at which the baseline hazard may jump; none: it is constant")},
-        "Surv({})",
-    ),
-}
-"""Built-in models of a formula, by their kind."""
-
-SOLVERS: Mapping[bool, tuple[str, ...]] = {
-    True: ("site_release", "dp_optimisation", "perturbed_update"),
-    False: ("exact", "glm", "gradient"),
-}
-"""Whether a study is private → solvers that need nothing else of it, the recommended one first."""
-
 _THIN = (
     "# It has all columns of the file: take out what is no covariate, such as the name or number of a",
     "# patient or of a site, here and, with its table, below.",
 )
-# Where a model is exact in closed form, nothing has to be iterated.
-_CLOSED_FORM = ("linear", "multivariate_linear")
-# Fresh sums average their noise out over rounds; noise on changes adds up.
-_ROUNDS = {"site_release": 20, "dp_optimisation": 5, "perturbed_update": 5, "exact": 2}
 _COMMENT_COLUMN = 34
 
 
@@ -92,7 +45,7 @@ class Answers:
 
     Attributes:
       name: of the study.
-      kind: of the model, one of ``KINDS``.
+      kind: of the model, one of ``ACCEPTED`` or an outcome of one's own, "module:Class".
       formula: such as "disease ~ age + sex".
       clients: names of the sites.
       columns: name in the formula → table of ``[data.schema.NAME]``; what is missing in a table is
@@ -129,22 +82,56 @@ class Answers:
     all_columns: bool = False
 
     @property
+    def of(self) -> Accepted:
+        """What the model is of.
+
+        Raises:
+          ConfigError: there is no such model.
+        """
+        return model_of(self.kind)
+
+    @property
     def chosen_solver(self) -> str:
-        """The solver: the one that was named, or the recommended one."""
+        """The solver: the one that was named, or the first that takes the model."""
         if self.solver is not None:
             return self.solver
-        if self.private:
-            return SOLVERS[True][0]
-        return "exact" if self.kind in _CLOSED_FORM else _OPEN.get(self.kind, "glm")
+        return next(kind for kind in offered(self.private) if _takes(SOLVERS[kind], self.of))
 
     @property
     def rounds(self) -> int:
         """How often each site answers, at most."""
-        return _ROUNDS.get(self.chosen_solver, 10)
+        return SOLVERS[self.chosen_solver].rounds
 
 
-# Several linear predictors a record: no one-dimensional quadrature serves.
-_OPEN = {"multinomial": "gradient"}
+def model_of(kind: str) -> Accepted:
+    """Returns what a model is of: a built-in one, or an outcome of one's own, "module:Class".
+
+    Raises:
+      ConfigError: there is none, or it does not say what it is of.
+    """
+    found = regressions.accepted(kind)
+    if found is not None:
+        return found
+    if ":" in kind:
+        factories.find("model", kind, models)  # says what is wrong with a module
+        raise errors.ConfigError(
+            f"--kind is {kind!r}, which does not say what it is of, expected a class with `accepts`",
+            "an outcome of your own says so, see docs/add/model.md; of a NumPyro model, or of whole "
+            "records, write study.toml by hand",
+        )
+    raise errors.ConfigError(
+        f"--kind is {kind!r}, expected one of {', '.join(ACCEPTED)}, or an outcome of your own",
+        errors.did_you_mean(kind, ACCEPTED) + '; write "module:Class" for one of your own',
+    )
+
+
+def offered(private: bool) -> tuple[str, ...]:
+    """Returns the solvers that need nothing else of a study, private or not, the preferred one first."""
+    return tuple(kind for kind, each in SOLVERS.items() if each.rounds and each.private == private)
+
+
+def _takes(solver: Ability, of: Accepted) -> bool:
+    return (of.conjugate or not solver.conjugate) and (of.single or not solver.single)
 
 
 class Draft(NamedTuple):
@@ -177,7 +164,7 @@ def draft(answers: Answers) -> Draft:
         _line("seed", 0, "public: initialisation and the order of arrival; never noise"),
         "",
         "[model]",
-        _line("kind", answers.kind, f"of {KINDS[answers.kind].words}"),
+        _line("kind", answers.kind, f"of {answers.of.words or answers.of.needed}"),
         _line("formula", answers.formula),
         *(_THIN if answers.all_columns else ()),
         *_settings(answers),
@@ -190,7 +177,10 @@ def draft(answers: Answers) -> Draft:
         "[schedule]",
         _line("kind", "synchronous", "all sites at once, folded together"),
         *_rounds(answers),
-        "# deadline_seconds = 86400        # skip a site that takes longer; left out, all are waited for",
+        _line(
+            "deadline_seconds", 86_400, "a day: a site that takes longer is skipped for that round"
+        ),
+        f"# quorum = {(len(answers.clients) + 1) // 2:<22} # a round waits for so many; left out, for half",
         "",
         *_privacy(answers),
         "",
@@ -210,54 +200,39 @@ def draft(answers: Answers) -> Draft:
 
 
 def _settings(answers: Answers) -> list[str]:
-    known = KINDS[answers.kind].settings
-    for key in answers.settings:
-        if key not in known:
+    known, given = answers.of.settings, answers.settings
+    own: tuple[str, ...] = ()
+    if ":" in answers.kind:
+        own = factories.parameters(factories.find("model", answers.kind, models))
+    for key in given:
+        if key not in (*known, *own):
             raise errors.ConfigError(
                 f"--setting {key} is no setting of kind {answers.kind!r}",
-                errors.did_you_mean(key, known),
+                errors.did_you_mean(key, [*known, *own]),
             )
-    return [
-        _line(key, answers.settings.get(key, value), why) for key, (value, why) in known.items()
-    ]
+    lines = [_line(key, given.get(key, value), why) for key, (value, why) in known.items()]
+    return lines + [_line(key, given[key]) for key in given if key not in known]
 
 
 def _solver(answers: Answers) -> list[str]:
-    kind = answers.chosen_solver
-    if kind not in SOLVERS[answers.private]:
+    kind, private = answers.chosen_solver, answers.private
+    if kind not in offered(private):
         raise errors.ConfigError(
-            f"--solver is {kind!r}, expected one of {', '.join(SOLVERS[answers.private])} "
-            + ("in a private study" if answers.private else "in a study that promises nothing"),
+            f"--solver is {kind!r}, expected one of {', '.join(offered(private))} "
+            + ("in a private study" if private else "in a study that promises nothing"),
             "docs/modes.md says which suits what; the others need more than init asks for, and are "
             "written into study.toml by hand",
         )
-    lines = ["[solver]"]
-    if not answers.private:
-        why = {
-            "exact": "closed form: one visit is enough",
-            "glm": "deterministic: quadrature and Newton steps",
-            "gradient": "any model, by reparameterised gradients",
-        }
-        return [*lines, _line("kind", kind, why[kind])]
-    why = {
-        "site_release": "a noised sum of gradients and curvatures: suits regressions",
-        "dp_optimisation": "DP-SGD at each site",
-        "perturbed_update": "the whole change of a site, clipped and noised once",
-    }
-    lines += [
-        _line("kind", kind, why[kind]),
-        _line(
-            "clip_norm",
-            answers.clip_norm,
-            f"longest contribution of one {answers.unit}: `fedvi check` says what suits"
-            if answers.clip_norm != "auto"
-            else f"longest contribution of one {answers.unit}: `fedvi check` says how it is found",
-        ),
-    ]
-    if kind == "dp_optimisation":
-        lines.append(_line("steps", 50, "local steps of an answer"))
+    solver = SOLVERS[kind]
+    lines = ["[solver]", _line("kind", kind, solver.words)]
+    if not private:
+        return lines
+    how = "what suits" if answers.clip_norm != "auto" else "how it is found"
+    longest = f"longest contribution of one {answers.unit}: `fedvi check` says {how}"
     return [
         *lines,
+        _line("clip_norm", answers.clip_norm, longest),
+        *(_line(key, value, why) for key, (value, why) in solver.settings.items()),
         _line("sampler", "full", "every record in every sum"),
         "# noise_multiplier is left out: it is calibrated to [privacy]",
     ]
@@ -301,7 +276,7 @@ def _data(answers: Answers, missing: list[str]) -> list[str]:
         why = f"public upper bound on the {units} of any site"
         if answers.max_records is None:
             missing.append("data.max_records")
-            why = f"STATE IT: a {why}"
+            why = f"STATE ME: a {why}"
         lines.append(_line("max_records", answers.max_records or 0, why))
     if answers.private and answers.unit == "patient":
         if answers.unit_column is None:
@@ -325,7 +300,7 @@ def _data(answers: Answers, missing: list[str]) -> list[str]:
 
 def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str]:
     path = f"data.schema.{name}"
-    lines = [f"[data.schema.{_key(name)}]"]
+    lines = [f"[data.schema.{written_key(name)}]"]
     if "column" in table:
         lines.append(_line("column", table["column"], "its name in the files"))
     kind = table.get("type", "")
@@ -333,7 +308,7 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
         missing.append(f"{path}.type")
         return [
             *lines,
-            _line("type", "", 'STATE IT: "number", "count", "level" or "binary"'),
+            _line("type", "", 'STATE ME: "number", "count", "level" or "binary"'),
             "# bounds = [0, 1]                 # of a number or count: lowest and highest, as in the file",
             '# levels = ["a", "b"]             # of a level: the first is the reference',
             "# true = [1]                      # of a binary column: cells that mean true,",
@@ -345,42 +320,24 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
             lines.append(_line("bounds", table["bounds"], "lowest and highest, as in the file"))
         else:
             missing.append(f"{path}.bounds")
-            lines.append(_line("bounds", [], "STATE IT: lowest and highest, not from the data"))
+            lines.append(_line("bounds", [], "STATE ME: lowest and highest, not from the data"))
     elif kind == "level":
         if "levels" in table:
             lines.append(_line("levels", table["levels"], "the first is the reference"))
         else:
             missing.append(f"{path}.levels")
-            lines.append(_line("levels", [], "STATE IT: all that may occur, the reference first"))
+            lines.append(_line("levels", [], "STATE ME: all that may occur, the reference first"))
     else:
         lines += [
             _line("true", table.get("true", [1]), "cells that mean true"),
             _line("false", table.get("false", [0])),
         ]
-    return lines
+    return lines + [_line(key, table[key]) for key in ("missing", "missing_values") if key in table]
 
 
 def _line(key: str, value: Any, why: str = "") -> str:
-    text = f"{key} = {_toml(value)}"
+    text = f"{key} = {toml(value)}"
     return f"{text:<{_COMMENT_COLUMN - 1}} # {why}" if why else text
-
-
-def _toml(value: Any) -> str:
-    """Writes a plain value as TOML, whose texts are those of JSON but for the character DEL."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return re.sub(r"e([+-])0", r"e\1", repr(value))
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
-
-
-_WORD = re.compile(r"[^\W\d_][\w.]*")
 
 
 def variables(formula: str) -> tuple[str, ...]:
@@ -391,7 +348,7 @@ def variables(formula: str) -> tuple[str, ...]:
     """
     text = re.sub(r"\"[^\"]*\"|'[^']*'", "''", formula)
     found = []
-    for match in _WORD.finditer(text):
+    for match in NAME.finditer(text):
         following = text[match.end() :].lstrip()
         preceding = text[: match.start()][-1:]
         # A function, the name of an argument, a word of Python's, or the e of 1e5.
@@ -407,7 +364,7 @@ def response_types(kind: str, formula: str) -> dict[str, str]:
     >>> response_types("survival", "Surv(time, event) ~ age")
     {'time': 'number', 'event': 'binary'}
     """
-    types = ACCEPTED[kind].columns
+    types = model_of(kind).columns
     left = variables(formula.partition("~")[0])
     return {name: types[min(index, len(types) - 1)] for index, name in enumerate(left)}
 
@@ -515,21 +472,3 @@ def default_delta(max_records: int | None) -> float:
     while delta * most > 1e-2:
         delta = float(f"{delta / 10:.0e}")
     return delta
-
-
-def named(columns: Iterable[str]) -> dict[str, str]:
-    """Gives each column of a file a name that can stand in a formula: name → what the file says.
-
-    >>> named(["age", "Blood pressure", "2nd visit"])
-    {'age': 'age', 'Blood_pressure': 'Blood pressure', 'x_2nd_visit': '2nd visit'}
-    """
-    found: dict[str, str] = {}
-    for column in columns:
-        plain = re.sub(r"[^\w.]+", "_", column).strip("_") or "x"
-        base = plain if _WORD.fullmatch(plain) else f"x_{plain}"
-        name, count = base, 1
-        while name in found:
-            count += 1
-            name = f"{base}_{count}"
-        found[name] = column
-    return found

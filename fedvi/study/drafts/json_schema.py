@@ -38,7 +38,7 @@ def study_schema() -> _Schema:
     sections = schema["properties"]
     sections["model"] = _kinds(
         "What is inferred; a function of your own takes its own keys.",
-        {kind: _model(kind) for kind in models.__all__ if kind != "numpyro_model"},
+        {kind: _model(kind) for kind in models.NAMED},
     )
     sections["family"] = _kinds(
         "The family of q; full_gaussian if left out.",
@@ -75,7 +75,7 @@ def policy_schema() -> _Schema:
     for key, known in {
         "views": ("message",),
         "units": ("record", "patient", "client"),
-        "models": tuple(kind for kind in models.__all__ if kind != "numpyro_model"),
+        "models": models.NAMED,
         "solvers": solvers.__all__,
         "samplers": sampling.__all__,
         "mechanisms": mechanisms.__all__,
@@ -338,6 +338,16 @@ def _column() -> _Schema:
             ],
         },
         "missing_values": {**cells, "minItems": 0, "description": "Cells that mean missing."},
+        "expected": {
+            "description": "What is believed of the column, for `fedvi plan` alone.",
+            "type": "object",
+            "properties": dict.fromkeys(("mean", "sd", "share", "missing", "auc"), number)
+            | {
+                "shares": {"type": "array", "items": number},
+                "correlations": {"type": "object", "additionalProperties": number},
+            },
+            "additionalProperties": False,
+        },
     }
     limits = bounds | {"description": "Lowest and highest, as in the file: public knowledge."}
     kinds: dict[str, _Schema] = {

@@ -3,6 +3,7 @@
 ``docker/`` holds the same services for a checkout.
 """
 
+from fedvi.data.written import toml
 from fedvi.study.drafts.drafting import Answers
 
 __all__ = ["coordinator_text", "policy_text", "site_text", "steps_text"]
@@ -11,32 +12,34 @@ __all__ = ["coordinator_text", "policy_text", "site_text", "steps_text"]
 def policy_text(answers: Answers) -> str:
     """Writes the policy that admits the drafted study, and nothing that costs more."""
     relations = f'["{answers.relation}"]'
-    life = answers.epsilon * 4
+    life, is_own = answers.epsilon * 4, ":" in answers.kind
+    built_in = [] if is_own else [answers.kind]
+    own = _CUSTOM.format(toml(answers.kind)) if is_own else ""
     return f"""\
 #:schema ./policy.schema.json
 # What this site allows, whatever the study or the server asks: whoever owns the data decides.
 # `fedvi check study.toml --policy policy.toml` says whether the study keeps to it.
 
 [run]                             # each study by itself
-epsilon = {_number(answers.epsilon)}
-delta = {_number(answers.delta)}
+epsilon = {toml(answers.epsilon)}
+delta = {toml(answers.delta)}
 rounds = {answers.rounds}                       # answers, at most
 # noise_multiplier = 1.0          # the smallest that is allowed
 
 # [life]                          # all studies of this site together; a cap that is kept on disk,
 # site = "this site"              # in a folder beside this file: one policy file for all studies
-# epsilon = {_number(life)}
-# delta = {_number(answers.delta)}
+# epsilon = {toml(life)}
+# delta = {toml(answers.delta)}
 # unit = "{answers.unit}"
 # relation = "{answers.relation}"
 
 [allow]                           # what is left out allows every built-in
 relations = {relations}
 units = ["{answers.unit}"]
-models = ["{answers.kind}"]
+models = {toml(built_in)}
 solvers = ["{answers.chosen_solver}"]
 simulated_noise = false           # noise that guarantees nothing
-"""
+{own}"""
 
 
 def coordinator_text(answers: Answers) -> str:
@@ -144,8 +147,8 @@ def steps_text(answers: Answers, server: str, open_keys: tuple[str, ...]) -> str
         else ""
     )
     promise = (
-        f"The promise to each {answers.unit}: ε ≤ {_number(answers.epsilon)} at δ = "
-        f"{_number(answers.delta)}, under `{answers.relation}`."
+        f"The promise to each {answers.unit}: ε ≤ {toml(answers.epsilon)} at δ = "
+        f"{toml(answers.delta)}, under `{answers.relation}`."
         if answers.private
         else "Nothing is promised: what leaves a site is not noised."
     )
@@ -186,7 +189,7 @@ coordinator$ fedvi enroll server --dir tls/server --certificate server.pem --ca 
 coordinator$ cp authority/roster.json tls/server/roster.json
 ```
 
-The fingerprint is the one that `fedvi ca list --ca authority` prints: tell it by another way than the file.
+The fingerprint is the one that `fedvi ca list --ca authority` prints. Send it over a different channel.
 
 ## 3. The server
 
@@ -219,6 +222,12 @@ coordinator$ fedvi evaluate .fedvi/{answers.name}/server test.csv      # test re
 """
 
 
+_CUSTOM = """
+[[allow.custom]]                  # code from elsewhere: read it before you allow it
+name = {}
+# sha256 = "…"                    # of the module's file, so that no other code goes by its name
+"""
+
 _HARDENED = """\
     init: true
     read_only: true
@@ -227,7 +236,3 @@ _HARDENED = """\
     security_opt: ["no-new-privileges:true"]
     stop_grace_period: 30s
 """
-
-
-def _number(value: float) -> str:
-    return f"{value:.12g}".replace("e-0", "e-")

@@ -12,12 +12,13 @@ from fedvi.federation.script import Stage, scripted
 from fedvi.privacy import accountants, ledger
 from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.sums import Sums, with_sums
-from fedvi.study import conjugates, factories, regressions
+from fedvi.study import factories
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
+from fedvi.study.spec import conjugates, regressions
 from fedvi.typing import PRIOR
 
-__all__ = ["PRIOR", "budget", "family", "ratio", "schedule"]
+__all__ = ["PRIOR", "budget", "family", "is_scripted", "ratio", "schedule"]
 
 # Stands for all clients that a table of deadlines does not name.
 _DEFAULT = "default"
@@ -46,7 +47,10 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
     rule = _step_rule(arguments.pop("damping", "adaptive"))
     clients = tuple(client.name for client in study.clients)
     patience = _patience(arguments, clients, study.sums)
-    if study.schedule.kind == "scripted":
+    is_script = study.schedule.kind == "scripted"
+    if study.sums is not None and not is_script:  # of a script, each stage is looked at
+        _check_summed("schedule", study.schedule.kind, None, study.sums)
+    if is_script:
         arguments["stages"] = _stages(arguments.get("stages", []), clients, study.sums)
         factory = scripted
     else:
@@ -60,6 +64,11 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
             "rounds are passes over all clients; ten are a good start",
         )
     return made, rule, patience
+
+
+def is_scripted(study: Study) -> bool:
+    """Whether the rounds of a study are those of several stages, or of a function of its own."""
+    return study.schedule.kind == "scripted" or ":" in study.schedule.kind
 
 
 def _stages(given: Any, clients: Collection[str], sums: Sums | None) -> tuple[Stage, ...]:
@@ -159,7 +168,8 @@ def _check_summed(where: str, kind: str, over: list[str] | None, sums: Sums) -> 
         raise errors.ConfigError(
             f'{where}.kind is {kind!r} beside privacy.view = "aggregate", expected "synchronous": only '
             "there are the answers of a round published as one sum",
-            'write kind = "synchronous" in every stage, or promise view = "message"',
+            'write kind = "synchronous", or "scripted" with stages of that kind; or promise '
+            'view = "message"',
         )
     if over is not None and len(over) < sums.least_reporting:
         raise errors.ConfigError(

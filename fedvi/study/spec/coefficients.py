@@ -1,25 +1,28 @@
 """The posterior by coordinate, as plain values for tables and JSON; needs no JAX."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvi.data.formula import Design, Part, parse_formula
 from fedvi.data.schema import Level, Number, Schema, parse_schema
-from fedvi.study import regressions
+from fedvi.report.contents import UNRECORDED
 from fedvi.study.config import Study
+from fedvi.study.spec import regressions
 from fedvi.typing import LOG_SCALE, Eta
 
-__all__ = ["MOST", "UNCONSTRAINED", "Reading", "coefficients", "of_moments", "readings"]
+__all__ = [
+    "MOST",
+    "Reading",
+    "coefficients",
+    "comparisons",
+    "design_of",
+    "of_moments",
+    "readings",
+]
 
 MOST = 10_000
 """So many coordinates are listed at most; all of them are in the arrays of a posterior's file."""
-
-UNCONSTRAINED = (
-    "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p for a p "
-    "between 0 and 1; draws, `fedvi posterior --to`, are of σ and p themselves"
-)
-"""What is said under the table of a NumPyro model."""
 
 # The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal.
 _Z95 = 1.959963984540054
@@ -113,6 +116,16 @@ def of_moments(
     return rows
 
 
+def design_of(study: Study) -> tuple[Schema, Design]:
+    """Reads the schema, and the formula of a study that has one; needs no data.
+
+    Raises:
+      ConfigError: the formula, or the schema, is none.
+    """
+    schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
+    return schema, parse_formula(str(study.formula), schema)
+
+
 def readings(study: Study, names: Sequence[str]) -> tuple[Reading, ...]:
     """Says of each coefficient of a study how its exponential is to be read; needs no data.
 
@@ -128,13 +141,64 @@ def readings(study: Study, names: Sequence[str]) -> tuple[Reading, ...]:
     Raises:
       ConfigError: the formula, or the schema, is none.
     """
-    text = study.model.arguments.get("formula")
-    if not regressions.ratio(study.model.kind) or not isinstance(text, str):
+    if not regressions.ratio(study.model.kind) or study.formula is None:
         return (Reading(),) * len(names)
-    schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
-    design = parse_formula(text, schema)
+    schema, design = design_of(study)
     known = dict(zip(design.names, _of_design(design, schema), strict=True))
     return tuple(_reading(name, known, design.response.columns[0]) for name in names)
+
+
+def comparisons(study: Study, names: Sequence[str]) -> tuple[str, ...]:
+    """Says of each coefficient of a study what it compares, such as "10 more"; needs no data.
+
+    Returns:
+      One text a name; empty where a few words do not say it, as of an interaction or a curve.
+    """
+    if study.formula is None:
+        return ("",) * len(names)
+    schema, design = design_of(study)
+    whole = {
+        parts[0].column for parts in design.coefficients if len(parts) == 1 and parts[0].code == 0
+    }
+    known = {
+        name: _compared(parts[0], schema, whole)
+        for name, parts in zip(design.names, design.coefficients, strict=True)
+        if len(parts) == 1
+    }
+    return tuple(known.get(_within(name, known), "") for name in names)
+
+
+def _compared(part: Part, schema: Schema, whole: set[str]) -> str:
+    """Says what one unit more of a part is.
+
+    Args:
+      part: of a coefficient that has no other.
+      schema: of the columns.
+      whole: the columns of whose levels each has a coefficient: none is the reference.
+    """
+    if part.transform is not None:
+        return ""
+    column = schema.get(part.column)
+    if column is None:
+        return UNRECORDED
+    if isinstance(column, Level):
+        return "" if part.column in whole else f"against {column.levels[0]}"
+    if isinstance(column, Number):
+        return f"{column.scale:g} more"
+    values = [*column.true, *column.false]
+    if len(values) == 2 and not any(isinstance(value, bool | int | float) for value in values):
+        return f"{values[0]} against {values[1]}"
+    return "yes against no"
+
+
+def _within(name: str, known: Mapping[str, Any]) -> str:
+    """Returns the coefficient of a name that may stand after a class; empty if there is none.
+
+    A level's name may hold what stands after a class: the longest is the coefficient.
+    """
+    while name and name not in known:
+        name = name.partition(": ")[2]
+    return name
 
 
 def _reading(name: str, known: dict[str, Reading], outcome: str) -> Reading:
@@ -142,11 +206,7 @@ def _reading(name: str, known: dict[str, Reading], outcome: str) -> Reading:
         return Reading(False, f"the log of the hazard per unit of {outcome}")
     if name.startswith(LOG_SCALE):
         return Reading(False, "the log of how far sites differ")
-    rest = name
-    # A level's name may hold what stands after a class: the longest is the coefficient.
-    while rest and rest not in known:
-        rest = rest.partition(": ")[2]
-    return known.get(rest, Reading())
+    return known.get(_within(name, known), Reading())
 
 
 def _of_design(design: Design, schema: Schema) -> Iterator[Reading]:

@@ -2,20 +2,20 @@
 
 import contextlib
 import logging
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from fedvi import errors
+from fedvi.cli import _remote
 from fedvi.run import server_plan
 from fedvi.run.server_plan import ServerPlan
 from fedvi.server import logs
-from fedvi.server.by_hand import Hand, standing
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.core import protocol
 from fedvi.server.core.protocol import ServerState
 from fedvi.server.core.run_events import Happening
+from fedvi.server.file_exchange import Hand, standing
 from fedvi.server.rpc.sockets import SOCKET
 from fedvi.server.store.durable import SqliteServerStore
 from fedvi.server.store.schema import DATABASE
@@ -138,15 +138,8 @@ def rows(run: Run) -> list[dict[str, object]]:
 
 def _check_no_server(folder: Path) -> None:
     """Names a running server, which holds the lock of the state."""
-    path = folder / SOCKET
-    if not path.exists():
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return  # left behind by a server that was killed
-    raise errors.LedgerError(
-        f"a server runs on {folder} (it answers at {path}), and a state has one user",
-        hint="stop it with SIGTERM, export or import, and start it again: it goes on where it was",
-    )
+    if _remote.runs(folder):
+        raise errors.LedgerError(
+            f"a server runs on {folder} (it answers at {folder / SOCKET}), and a state has one user",
+            hint="stop it with SIGTERM, export or import, and start it again: it goes on where it was",
+        )

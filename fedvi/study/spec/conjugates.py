@@ -5,10 +5,12 @@ import json
 from typing import Any
 
 from fedvi import errors, models
-from fedvi.models.conjugate import ConjugateModel, FromFile
-from fedvi.study import factories, regressions
+from fedvi.study import factories
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
+from fedvi.study.spec import regressions
+from fedvi.updates.abilities import ability
+from fedvi.updates.conjugate import ConjugateModel, FromFile
 
 __all__ = ["model_of"]
 
@@ -23,10 +25,11 @@ def model_of(study: Study) -> Any:
         argument that it refuses.
     """
     kind, solver = study.model.kind, study.solver.kind
-    outside = solver == "vips" and regressions.is_function(kind)
+    takes = ability(solver).of_statistics
+    outside = takes and regressions.is_function(kind)
     if kind not in models.CONJUGATE and not outside:
         return None
-    if solver != "vips":
+    if not takes:
         raise errors.ConfigError(
             f"solver.kind is {solver!r}, which does not fit model.kind {kind!r}",
             'of a conjugate-exponential model only sums of expected statistics leave: kind = "vips"',
@@ -55,7 +58,7 @@ def _made(kind: str, arguments: str) -> Any:
         raise errors.ConfigError(
             f"model.kind is {kind!r}, a {type(made).__name__} without `layout` and `sound`",
             "a model that reads a client's file says what a record is: see FromFile in "
-            "fedvi.models.conjugate",
+            "fedvi.updates.conjugate",
         )
     if not made.layout:
         raise errors.ConfigError(

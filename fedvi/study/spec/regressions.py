@@ -72,7 +72,9 @@ def check_response(kind: str, design: Design) -> None:
         )
     if wanted is None or _fits(wanted, design):
         return
-    use = " or ".join(f'kind = "{name}"' for name, each in ACCEPTED.items() if _fits(each, design))
+    use = " or ".join(
+        f'kind = "{name}"' for name in sorted(ACCEPTED) if _fits(ACCEPTED[name], design)
+    )
     if of_trials and response.type in _OF_TRIALS:
         raise errors.ConfigError(
             f"model.formula: the response {response.text!r} is {_words(design)}, but kind {kind!r} "

@@ -1,0 +1,250 @@
+"""`fedvi plan STUDY.toml`: how wide intervals will be, and what it takes to tell an effect from none."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedvi import errors
+
+if TYPE_CHECKING:
+    from fedvi.planning.scenarios import Cell, Needs
+    from fedvi.planning.widths import Widths
+    from fedvi.study.build import Assembly
+
+__all__ = ["plan"]
+
+
+@click.command()
+@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--effect",
+    "effects",
+    multiple=True,
+    metavar="NAME=RATIO",
+    help="Say which ε, which records and how many sites tell this effect from none. NAME is a "
+    "coefficient, RATIO its odds (rate, hazard) ratio for a unit as the table has it, or a difference. May "
+    "be given often.",
+)
+@click.option("--table", "with_table", is_flag=True, help="Also vary ε, records and the view.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw that table into this file (.png, .svg, .pdf).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(
+    study: Path, effects: tuple[str, ...], with_table: bool, plot: Path | None, as_json: bool
+) -> None:
+    """Predict how wide the intervals of a study will be, from public numbers alone. Reads no data.
+
+    For each coefficient it prints the expected width of the 95 % interval, beside that of a fit without
+    noise, and the smallest effect that the interval would tell from none in four of five studies.
+
+    A study may say what is believed of its records, which makes the plan better and changes nothing else:
+    clients.expected_records, and in a column's table expected = { mean = 65, sd = 12 }, or { share = 0.1 },
+    { shares = [0.5, 0.3, 0.2] }, and the AUC of the outcome. What is assumed in their place is printed.
+
+    \b
+      fedvi plan study.toml
+      fedvi plan study.toml --effect diabetes=1.3 --table --plot plan.png
+    """
+    from fedvi.planning import advice, priors, scenarios
+    from fedvi.planning.widths import why_not, widths
+    from fedvi.study.build import assemble
+    from fedvi.study.config import load_study
+
+    assembly = assemble(load_study(study))
+    reason = why_not(assembly)
+    if reason:
+        raise errors.ConfigError(reason, "`fedvi check` compares the private modes of such a study")
+    found = widths(assembly)
+    asked = [scenarios.needs(assembly, *_effect(text, found)) for text in effects]
+    cells = scenarios.table(assembly) if with_table or plot is not None else ()
+    steps, help_ = priors.steps(assembly), advice.levers_in_words(scenarios.levers(assembly))
+    warnings = (*assembly.warnings, *priors.quarrels(assembly))
+    if plot is not None:
+        _draw(cells, found.ratio, assembly.study.study.name, plot)
+    if as_json:
+        plain = found.as_dict() | {
+            "effects": [one._asdict() for one in asked],
+            "table": [_plain(cell._asdict()) for cell in cells],
+            "prior": [step._asdict() for step in steps],
+            "help": help_,
+            "warnings": list(warnings),
+        }
+        click.echo(json.dumps(_plain(plain), indent=2, allow_nan=False))
+        return
+    from fedvi.report import tables
+
+    _show(assembly, found, asked, cells)
+    tables.say(filter(None, (_prior(steps, found.ratio), help_, _assumed(found))))
+    for line in warnings:
+        click.echo(f"warning: {line}", err=True)
+    if plot is not None:
+        click.echo(f"drawn: {plot}")
+
+
+def _effect(text: str, found: "Widths") -> tuple[str, float]:
+    """Reads NAME=RATIO as a coefficient and its size."""
+    name, _, value = text.rpartition("=")
+    try:
+        size = float(value)
+        size = abs(math.log(size)) if found.ratio else abs(size)
+    except ValueError:
+        size = math.nan
+    if not name or not 0.0 < size < math.inf:
+        raise errors.ConfigError(
+            f"--effect is {text!r}, expected NAME=RATIO, of a ratio other than 1",
+            "e.g. --effect diabetes=1.3",
+        )
+    return name, size
+
+
+def _show(
+    assembly: "Assembly", found: "Widths", asked: "list[Needs]", cells: "tuple[Cell, ...]"
+) -> None:
+    from fedvi.planning.widths import is_effect
+    from fedvi.report import tables
+
+    console, number = tables.console(), tables.number
+    units = any(row.unit for row in found.rows)
+    what = _what(found.ratio)
+    names = ["coefficient", *(["unit"] if units else []), "± 95 %", "no noise", "times"]
+    names += [f"smallest {what}", "no noise"]
+    rows = []
+    for row in found.rows:
+        effects = (row.detectable, row.open_detectable)
+        rows.append(
+            [
+                row.name,
+                *([row.unit] if units else []),
+                number(1.96 * row.sd, 2),
+                number(1.96 * row.open_sd, 2),
+                number(row.multiple, 2),
+                *(_size(one, found.ratio) if is_effect(row.name) else "" for one in effects),
+            ]
+        )
+    study = assembly.study
+    promise = study.privacy.promise
+    said = f"ε = {promise.epsilon:g}, view {study.privacy.view}" if promise else "no protection"
+    title = f"Plan of {study.study.name}: {found.records:,} records at {len(study.clients)} sites, {said}"
+    console.print(tables.grid(names, rows, title, ("coefficient", "unit")), crop=False)
+    for line in (
+        *_table(cells, found.ratio),
+        *(_needs(one, assembly, found) for one in asked),
+    ):
+        if isinstance(line, str):
+            tables.say([line])
+        else:
+            console.print(line, highlight=False, markup=False)
+
+
+def _what(ratio: str) -> str:
+    return f"{ratio} ratio" if ratio else "difference"
+
+
+def _size(effect: float, ratio: str) -> str:
+    """Writes an effect as a ratio above 1, or a difference; a dash for none."""
+    if not math.isfinite(effect) or effect > 50.0:
+        return "–"
+    return f"{math.exp(effect):.3g}" if ratio else f"{effect:.2g}"
+
+
+def _table(cells: "tuple[Cell, ...]", ratio: str) -> Iterator[Any]:
+    from fedvi.planning.scenarios import VIEWS, rows_of
+    from fedvi.report import tables
+
+    for view in VIEWS:
+        rows = [
+            [f"{epsilon:g}", *(_size(cell.detectable, ratio) for cell in row)]
+            for epsilon, row in rows_of(cells, view)
+        ]
+        if rows:
+            row = next(row for _, row in rows_of(cells, view))
+            names = ["ε", *(f"{cell.records:,} records" for cell in row)]
+            rows.append(["no noise", *(_size(cell.open_detectable, ratio) for cell in row)])
+            title = f"Smallest {_what(ratio)} of the median covariate, view {view}"
+            yield tables.grid(names, rows, title, ("ε",))
+
+
+def _needs(found: "Needs", assembly: "Assembly", plan: "Widths") -> str:
+    """Says what it takes to tell one effect from none."""
+    study, ratio = assembly.study, plan.ratio
+    # Of a number, a ratio is one for a unit of the coefficient, which is seldom one of the file.
+    unit = next((f" {row.unit}" for row in plan.rows if row.name == found.name and row.unit), "")
+    wanted = f"{found.name}, {_what(ratio)} {_size(found.effect, ratio)}{unit}"
+    now = f"smallest here {_size(found.detectable, ratio)}"
+    ways = [
+        None if found.epsilon is None else f"ε = {found.epsilon:.2g} at these records",
+        None
+        if found.records is None
+        else f"{found.records:,} records at each of {len(study.clients)} sites",
+        None
+        if found.sites is None
+        else f"{found.sites} site{'s' if found.sites > 1 else ''} of this size",
+    ]
+    kept = [way for way in ways if way is not None]
+    if not study.privacy.private:
+        kept = kept[-2:]
+    if found.open_detectable > found.effect and found.epsilon is None:
+        now += ", and no ε is enough: the records are too few even without noise"
+    return f"{wanted} ({now}): it takes " + (", or ".join(kept) if kept else "more than was tried")
+
+
+def _prior(steps: Any, ratio: str) -> str:
+    said = [
+        f"{step.name} {step.low:.2g} to {step.high:.2g}"
+        + (f" for {step.step:g}" if step.step != 1.0 else "")
+        for step in steps
+    ]
+    return f"the prior says, of the {_what(ratio)} (95 %): " + "; ".join(said) if said else ""
+
+
+def _assumed(found: "Widths") -> str:
+    return (
+        "“smallest”: its interval leaves out no effect in four of five studies. Estimates, not promises; "
+        "assumed: " + "; ".join(found.assumed)
+    )
+
+
+def _draw(cells: "tuple[Cell, ...]", ratio: str, name: str, path: Path) -> None:
+    from fedvi.planning.scenarios import VIEWS, rows_of
+    from fedvi.report import plots
+
+    views: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for view in VIEWS:
+        for epsilon, row in rows_of(cells, view):
+            for cell in row:
+                line = views.setdefault(view, {}).setdefault(f"{cell.records:,} records", [])
+                size = cell.detectable
+                line.append(
+                    (
+                        epsilon,
+                        math.exp(min(size, 700.0))
+                        if ratio and size < 5
+                        else size
+                        if not ratio
+                        else math.inf,
+                    )
+                )
+    if not views:
+        raise errors.ConfigError(
+            "--plot has nothing to draw: no private study of the table can be foretold",
+            "leave it out of a study without protection",
+        )
+    plots.smallest_effects(
+        views, f"smallest {_what(ratio)}", f"{name}: smallest effect that a study would find", path
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Writes what JSON cannot hold as null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

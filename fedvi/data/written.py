@@ -1,0 +1,55 @@
+"""How a draft of a study is written: values as TOML, and columns by names that a formula can hold."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["NAME", "key", "named", "toml"]
+
+NAME = re.compile(r"[^\W\d_][\w.]*")
+"""Of a column in a formula."""
+
+
+def toml(value: Any) -> str:
+    """Writes a plain value as TOML, whose texts are those of JSON but for the character DEL.
+
+    >>> toml([True, "a", 3.0, 1e-5])
+    '[true, "a", 3, 1e-5]'
+    >>> toml({"impute": 50})
+    '{ impute = 50 }'
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return (
+            "{ " + ", ".join(f"{key(name)} = {toml(item)}" for name, item in value.items()) + " }"
+        )
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return re.sub(r"e([+-])0", r"e\1", f"{value:.15g}") if isinstance(value, float) else repr(value)
+
+
+def key(name: str) -> str:
+    """Writes a name as a key of TOML."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
+
+
+def named(columns: Iterable[str]) -> dict[str, str]:
+    """Gives each column of a file a name that can stand in a formula: name → what the file says.
+
+    >>> named(["age", "Blood pressure", "2nd visit"])
+    {'age': 'age', 'Blood_pressure': 'Blood pressure', 'x_2nd_visit': '2nd visit'}
+    """
+    found: dict[str, str] = {}
+    for column in columns:
+        plain = re.sub(r"[^\w.]+", "_", column).strip("_") or "x"
+        base = plain if NAME.fullmatch(plain) else f"x_{plain}"
+        name, count = base, 1
+        while name in found:
+            count += 1
+            name = f"{base}_{count}"
+        found[name] = column
+    return found

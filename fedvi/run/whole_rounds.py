@@ -1,0 +1,188 @@
+"""Rounds of a simulation that all clients go through together: what each would do, done for all at once.
+
+    charge all ─► draw secrets ─► Fleet.together ─► digests ─► fold once
+
+Where a client has something of its own to do (a policy, masks, a log, a deadline), where somebody is
+away, or where a charge no longer fits the budget, workers go on one by one from where this stopped.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedvi import errors
+from fedvi.client.fleet import Fleet
+from fedvi.client.worker import Means, Visit, Worker, check_event
+from fedvi.privacy.ledger import Ledger
+from fedvi.server.coordinator import Coordinator
+from fedvi.server.core import protocol, whole_rounds
+from fedvi.server.core.state import sharing
+from fedvi.store.memory import MemoryClientStore
+from fedvi.transport import codec
+from fedvi.updates.base import Shard, Task
+
+__all__ = ["WholeRounds"]
+
+
+class WholeRounds:
+    """Runs those rounds of a run in memory that can be run together.
+
+    Args:
+      workers: all that there are.
+      coordinator: of the same process.
+      fleet: computes.
+    """
+
+    def __init__(
+        self, workers: Mapping[str, Worker], coordinator: Coordinator, fleet: Fleet
+    ) -> None:
+        self._workers, self._coordinator, self._fleet = workers, coordinator, fleet
+        self._means: Means | None = None
+        self._stores: dict[str, MemoryClientStore] = {}
+        means = [worker.means for worker in workers.values()]
+        first = means[0] if means else None
+        if first is None or None in (first.solver.update_many, first.solver.finish_many):
+            return
+        # What renews is of the posterior alone, which all tasks share.
+        if not first.solver.renews:
+            return
+        # One solver, budget and root, so that one price and one call are those of all.
+        for name, found in zip(workers, means, strict=True):
+            if (
+                found is None
+                or found.solver is not first.solver
+                or (found.budget, found.root) != (first.budget, first.root)
+                or not isinstance(found.store, MemoryClientStore)
+            ):
+                return
+            self._stores[name] = found.store
+        self._means = first
+
+    def go(
+        self,
+        queue: Sequence[tuple[float, int, str]],
+        latencies: Mapping[str, Callable[[], float]],
+        clock: Any,
+    ) -> list[str] | None:
+        """Goes through as many rounds as can be gone through together.
+
+        Args:
+          queue: the clients that would begin now, each with what it is sorted by.
+          latencies: how long the answer of each takes.
+          clock: whose ``now`` is the time, and is moved on.
+
+        Returns:
+          The order in which clients would begin afterwards; None if there was no such round.
+        """
+        # Asked before each request: what is quick to tell comes first.
+        if self._means is None or len(queue) < len(self._workers) or not self._is_open():
+            return None
+        order, went = [name for *_, name in sorted(queue)], None
+        before = self._coordinator.state.ledgers
+        if not self._agrees_with(before):
+            return None
+        try:
+            while (task := self._charged(order)) is not None:
+                encoded = self._encoded(task)
+                arrivals = sorted(
+                    (clock.now + latencies[name](), place, name) for place, name in enumerate(order)
+                )
+                arrived = tuple(name for _, _, name in arrivals)
+                clock.now = arrivals[-1][0]
+                self._coordinator.apply(_answered(task, arrived, encoded, self._solver.finish_many))
+                # Who came last asks at once; the others slept until the fold.
+                last = [name for at, _, name in arrivals if at == clock.now]
+                order = went = [*last, *arrived[: len(arrived) - len(last)]]
+        finally:
+            # Also of a round that was interrupted: what was charged stays charged.
+            if self._coordinator.state.ledgers is not before:
+                self._hand_back()
+        return went
+
+    @property
+    def _solver(self) -> Any:
+        assert self._means is not None
+        return self._means.solver
+
+    def _charged(self, order: Sequence[str]) -> Task | None:
+        """Charges a round; returns the first client's task, or None where there is no round to run."""
+        spec, state = self._coordinator.spec, self._coordinator.state
+        if not (self._is_open() and self._fits(order)):
+            return None
+        task = protocol.task_of(spec, state, spec.clients[0])
+        surveys = self._solver.survey is not None and task.coordinates is None
+        if surveys or jax.tree.leaves(self._solver.init(task.posterior)):
+            return None
+        try:
+            after = whole_rounds.begun(spec, state)
+        except errors.FedviError:  # each hears of it by itself, one by one
+            return None
+        if after is None:
+            return None
+        self._coordinator.apply(lambda spec, state, now: after)
+        return task
+
+    def _is_open(self) -> bool:
+        return whole_rounds.is_open(self._coordinator.spec, self._coordinator.state)
+
+    def _fits(self, order: Sequence[str]) -> bool:
+        assert self._means is not None
+        spec, clients = self._coordinator.spec, self._coordinator.spec.clients
+        return (
+            self._means.budget == spec.budget
+            and len(order) == len(self._workers) == len(clients)
+            and all(name in self._workers for name in clients)
+            and all(store.is_idle for store in self._stores.values())
+        )
+
+    def _encoded(self, task: Task) -> codec.Encoded:
+        """Computes all clients' answers, in the order of the study."""
+        assert self._means is not None
+        root, names = self._means.root, self._coordinator.spec.clients
+        secrets = [root.secret(name, f"{name}/{task.visit}#0") for name in names]
+        shards = [self._read(name, task) for name in names]
+        blocks = self._fleet.together(self._solver, secrets, task, shards)
+        if blocks is None:  # one by one, to hear which of them fails
+            blocks = [self._alone(*each, task) for each in zip(secrets, shards, strict=True)]
+        parts = [codec.encode_many(released, count) for count, released in blocks]
+        for part in parts:
+            check_event(self._solver, part.event)
+        arrays = {
+            name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays
+        }
+        digests = tuple(digest for part in parts for digest in part.digests)
+        return codec.Encoded(digests, arrays, parts[0].event)
+
+    def _read(self, name: str, task: Task) -> Shard:
+        shard, frozen = self._workers[name].records()
+        self._stores[name].note_records(f"{name}/{task.visit}#0", frozen)
+        return shard
+
+    def _alone(self, secret: bytes, shard: Shard, task: Task) -> tuple[int, Any]:
+        _, released, _ = Visit(self._solver, "", secret, (), task, shard).computed()
+        return 1, jax.tree.map(lambda leaf: np.asarray(leaf)[None], released)
+
+    def _agrees_with(self, books: Mapping[str, Ledger]) -> bool:
+        """Whether the server's ledgers are the clients' own; if not, a greeting tells of it."""
+        return all(store.ledger == books.get(name) for name, store in self._stores.items())
+
+    def _hand_back(self) -> None:
+        """Gives each client its ledger, and lets workers and server go on one by one."""
+        state = self._coordinator.state
+        for name, book in state.ledgers.items():
+            self._stores[name].take_over(book)
+        if state.status not in protocol.OVER:
+            self._coordinator.apply(lambda spec, state, now: sharing(spec, state))
+
+
+def _answered(
+    task: Task, arrived: tuple[str, ...], encoded: codec.Encoded, finish: Any
+) -> Callable[..., protocol.ServerState]:
+    def change(
+        spec: protocol.ServerSpec, state: protocol.ServerState, now: float
+    ) -> protocol.ServerState:
+        return whole_rounds.answered(spec, state, now, task, arrived, encoded, finish)
+
+    return change

@@ -1,0 +1,42 @@
+"""Warns of numbers of a study that are permitted and hardly meant."""
+
+from collections.abc import Iterator
+
+from fedvi.study.config import Study
+
+__all__ = ["implausible"]
+
+# Of fewer records than this noise hides all, and of so many rounds none is noticed.
+_FEW, _MANY = 10, 1000
+# A bound that no contribution comes near bounds nothing, and its noise drowns all.
+_TIMES = 100.0
+
+
+def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
+    """Yields what is hardly meant, naming the key, its value and what would be right.
+
+    Args:
+      study: as validated.
+      typical_norm: a public guess of the length of a row of covariates; None if there is none.
+    """
+    most, unit = study.data.max_records, study.privacy.unit
+    if study.privacy.private and most is not None and most < _FEW and unit != "client":
+        yield (
+            f"data.max_records is {most}: no site may use more than its first {most} "
+            f"{unit or 'record'}s, and the noise hides what so few say. Declare the largest number "
+            "that any site may hold, such as 5000"
+        )
+    rounds = study.schedule.arguments.get("rounds")
+    if isinstance(rounds, int) and rounds > _MANY:
+        yield (
+            f"schedule.rounds is {rounds:,}: each site answers so often, and the more noise is in each "
+            "answer. 20 to 50 are enough"
+        )
+    clip = study.solver.arguments.get("clip_norm")
+    limit = _TIMES * max(1.0, typical_norm or 1.0)
+    if study.privacy.private and isinstance(clip, int | float) and clip > limit:
+        yield (
+            f"solver.clip_norm is {clip:g}, and no record's contribution comes near: noise grows with it, "
+            'and drowns everything. Write clip_norm = "auto" where the solver takes that, or about '
+            f"{max(1.0, typical_norm or 1.0):.2g}"
+        )

@@ -1,0 +1,81 @@
+"""Chooses what must be said under a table of coefficients.
+
+Needs no JAX, so that a server can say it too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedvi.expfam.base import DenseGaussian, FactoredGaussian, Gaussian, is_full
+from fedvi.study import site_effects
+from fedvi.study.config import Study
+from fedvi.study.spec import conjugates, regressions
+from fedvi.updates.abilities import ability
+
+__all__ = ["of_intervals", "remarks"]
+
+_UNCONSTRAINED = (
+    "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p for a p "
+    "between 0 and 1; draws, `fedvi posterior --to`, are of σ and p themselves"
+)
+
+_MEAN_FIELD = (
+    "q holds no correlations (family {}): where coefficients are correlated intervals are "
+    "too narrow, each by √(1 − R²) of that coefficient on the others"
+)
+_LOW_RANK = (
+    "q holds correlations along its directions alone (family {}): where coefficients "
+    "are correlated otherwise intervals are too narrow"
+)
+_POLYA_GAMMA = (
+    "by Pólya-Gamma latents intervals are narrower than exact ones, a quarter at log odds of 2"
+)
+_HOLDS_IT = "those of solver `site_release` do hold it"
+
+
+def remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the sentences under a table of coefficients.
+
+    Args:
+      study: whose coefficients.
+      family: of its posterior.
+      rows: of the table, see ``fedvi.study.spec.coefficients``.
+    """
+    is_unconstrained = regressions.is_function(study.model.kind) and isinstance(family, Gaussian)
+    said = (
+        site_effects.remark(study, rows),
+        of_intervals(study, family),
+        _UNCONSTRAINED if is_unconstrained else "",
+    )
+    return [line for line in said if line]
+
+
+def of_intervals(study: Study, family: Any) -> str:
+    """Says under a table of coefficients how intervals differ from those of the exact posterior.
+
+    That of a full Gaussian by `site_release`, and of what `perturbed_update`, `local_averaging` and
+    `virtual_clients` send, is told the noise (docs/proofs/noise_aware.md): nothing is said of it.
+
+    Args:
+      study: whose posterior is a Gaussian, or not.
+      family: of its posterior.
+
+    Returns:
+      One or more sentences without a full stop at the end; "" where there is nothing to say.
+    """
+    solver, private = ability(study.solver.kind), study.privacy.private
+    if conjugates.model_of(study) is not None:
+        return solver.unheld if private else ""
+    said = []
+    if isinstance(family, DenseGaussian) and not family.correlated:
+        said.append(_MEAN_FIELD.format(study.family.kind))
+    if isinstance(family, FactoredGaussian):
+        said.append(_LOW_RANK.format(study.family.kind))
+    of = regressions.accepted(study.model.kind)
+    if solver.of_statistics and of is not None and of.latents:
+        said.append(_POLYA_GAMMA)
+    if private and solver.unheld:
+        # Which refuses effects that stay at their site, and a family without correlations.
+        could = site_effects.wanted(study) is None and is_full(family)
+        said.append(solver.unheld + (f"; {_HOLDS_IT}" if could else ""))
+    return ". ".join(one[0].upper() + one[1:] if at else one for at, one in enumerate(said))
