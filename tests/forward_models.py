@@ -1,11 +1,16 @@
 """NumPyro models that studies in tests name: of an outcome given columns, and of whole records."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+
+from fedvi.models.made_up import ONE, placeholders
+from fedvi.models.numpyro import NumPyroModel
+from fedvi.models.plates import numpyro_rules, transform_of
 
 
 def line(x: Any, y: Any) -> None:
@@ -137,3 +142,14 @@ def clusters(age: Any, smokes: Any, ward: Any) -> None:
         logits = logits + dist.Bernoulli(rates).log_prob(smokes[:, None])
         where = jnp.matmul(jax.nn.softmax(logits), shares)
         numpyro.sample("ward", dist.Categorical(where), obs=ward)
+
+
+def unconstrained(model: NumPyroModel, values: Mapping[str, Any]) -> jax.Array:
+    """Returns the θ that ``constrain`` maps to these values of all latents."""
+    with numpyro_rules():
+        run = model._run_at(jnp.zeros(model.size), placeholders(model._example, [ONE]))
+        parts = (
+            transform_of(run.sites[item.name]).inv(jnp.asarray(values[item.name]))
+            for item in model._latents
+        )
+        return jnp.concatenate([jnp.ravel(part) for part in parts])

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from fedvi.client.by_hand import FileLink, Written
+from fedvi.client.file_link import FileLink, Written
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource
 from fedvi.privacy import ledger as ledgers
 from fedvi.run import site
-from fedvi.server.by_hand import Exported, Hand
 from fedvi.server.coordinator import Coordinator
+from fedvi.server.file_exchange import Exported, Hand
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.study import build
 from fedvi.study.build import Assembly
@@ -20,6 +20,7 @@ from fedvi.study.config import parse_study
 from fedvi.transport import parcels
 from fedvi.transport.parcels import TaskFile
 from fedvi.transport.roster import Roster
+from fedvi.transport.signers import Certified
 from tests.pki import authority_in, party
 from tests.studies import raw_study
 
@@ -103,7 +104,14 @@ class Site:
             lambda: self.store.ledger,
             lambda made: parcels.write_result(target, consortium.tls[self.name], made),
         )
-        return site.client_worker(consortium.assembly, self.name, link, self.store, self._shard)
+        return site.client_worker(
+            consortium.assembly,
+            self.name,
+            link,
+            self.store,
+            self._shard,
+            signer=Certified(consortium.tls[self.name]),
+        )
 
     def read(self, task: Path) -> TaskFile:
         assembly = self.consortium.assembly

@@ -25,13 +25,13 @@ from fedvi import expfam, models
 from fedvi.audit.recording import Recorder
 from fedvi.expfam import tree
 from fedvi.inference import blocks, solvers
-from fedvi.inference.base import Shard, Task
-from fedvi.inference.coordinates import Coordinates, Foreseen
 from fedvi.inference.vips import VIPS
 from fedvi.models.lda import LatentDirichlet
 from fedvi.privacy import events, mechanisms, random, sampling
 from fedvi.privacy.sampling.feistel import Feistel
 from fedvi.typing import IDS
+from fedvi.updates.base import Shard, Task
+from fedvi.updates.coordinates import Coordinates, Foreseen
 
 __all__ = ["CASES", "Case", "odd_rows", "shift", "worst"]
 

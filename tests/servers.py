@@ -13,7 +13,6 @@ import numpy as np
 from fedvi import expfam
 from fedvi.federation import damping, schedules
 from fedvi.federation.messages import Done, Hello, NextTask, Offer, Payload, Reply, Submit
-from fedvi.inference.base import finish_natural
 from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.ledger import Header
@@ -24,6 +23,7 @@ from fedvi.store.memory import MemoryServerStore
 from fedvi.transport import codec
 from fedvi.transport._wire import admin_pb2_grpc, federation_pb2_grpc, health_pb2_grpc
 from fedvi.transport.grpc import GrpcLink
+from fedvi.updates.base import finish_natural
 
 COST = events.Unprotected("q")
 

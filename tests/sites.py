@@ -24,6 +24,7 @@ from fedvi.study import build
 from fedvi.study.build import Assembly
 from fedvi.study.config import load_study
 from fedvi.transport.grpc import GrpcLink
+from fedvi.transport.signers import within_one_process
 from fedvi.typing import Eta
 from tests.servers import Running
 from tests.studies import raw_study
@@ -119,6 +120,7 @@ class Sites:
         self.sent: dict[str, set[str]] = collections.defaultdict(set)
         self.replies: list[float] = []
         self.failures: list[BaseException] = []
+        self._signers = within_one_process(assembly.clients)
         self._threads: list[threading.Thread] = []
         self._began = time.monotonic()
         self._links: list[GrpcLink] = []
@@ -163,7 +165,14 @@ class Sites:
         try:
             with contextlib.closing(store):
                 shard = site.file_shard(self.assembly, name, self.base / f"{name}.csv")
-                worker = site.client_worker(self.assembly, name, Noting(link, self), store, shard)
+                worker = site.client_worker(
+                    self.assembly,
+                    name,
+                    Noting(link, self),
+                    store,
+                    shard,
+                    signer=self._signers[name],
+                )
                 worker._root = self.root
                 app.run(worker)
         except BaseException as error:

@@ -11,12 +11,12 @@ from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.federation import damping, schedules
 from fedvi.federation.messages import Hello, NextTask, Offer, Payload, Submit
-from fedvi.inference.base import Task, finish_natural
 from fedvi.privacy import events, ledger
 from fedvi.privacy.release import disclose
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.core.state import ServerSpec
 from fedvi.transport import codec
+from fedvi.updates.base import Task, finish_natural
 
 CLIENTS = ("south", "north", "east")
 COST = events.Unprotected("q")

@@ -7,13 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedvi.data.source import ArraySource
-from fedvi.expfam.beta import Beta
 from fedvi.expfam.dirichlet import Dirichlet
-from fedvi.expfam.dirichlets import Dirichlets
 from fedvi.expfam.gamma import Gamma
-from fedvi.expfam.gaussian_rows import GaussianRows
 from fedvi.expfam.low_rank_gaussian import LowRankEta, LowRankGaussian
-from fedvi.expfam.normal_gamma import NormalGamma
 from fedvi.expfam.normal_gamma_rows import NormalGammaRows
 from fedvi.expfam.normal_wishart import NormalWishart
 from fedvi.expfam.product import Product
@@ -102,9 +98,6 @@ def random_eta(family: Any, seed: int) -> Any:
         # Bᵀ B = I, so that the eigenvalues of the precision are at least 0.5 − 0.4.
         precision = root @ root.T - 0.4 * np.eye(family.rank)
         return LowRankEta(mean, generator.uniform(0.5, 3.0, family.size), precision)
-    if isinstance(family, NormalGamma):
-        shapes = generator.uniform((0.5, 1.5, 0.5), (3.0, 4.0, 3.0), (family.size // 2, 3))
-        return family.from_parameters(mean[: family.size // 2], *shapes.T)
     if isinstance(family, NormalWishart):
         roots = generator.normal(size=(family.rows, family.columns, family.columns)) / 2.0
         return family.from_parameters(
@@ -120,15 +113,10 @@ def random_eta(family: Any, seed: int) -> Any:
             roots @ roots.swapaxes(1, 2) + 0.5 * np.eye(family.columns),
             *generator.uniform((2.0, 0.5), (4.0, 3.0), (family.groups, 2)).T,
         )
-    if isinstance(family, Gamma | Beta):
+    if isinstance(family, Gamma):
         return family.from_parameters(*generator.uniform(1.5, 4.0, (2, family.size)))
-    if isinstance(family, Dirichlet | Dirichlets):
-        shape = family.zeros().power.shape
-        return family.from_parameters(generator.uniform(1.5, 4.0, shape))
-    if isinstance(family, GaussianRows):
-        roots = generator.normal(size=(family.rows, family.width, family.width)) / 2.0
-        covariances = roots @ roots.swapaxes(1, 2) + 0.5 * np.eye(family.width)
-        return family.from_moments(mean.reshape(family.rows, family.width), covariances)
+    if isinstance(family, Dirichlet):
+        return family.from_parameters(generator.uniform(1.5, 4.0, family.shape))
     root = generator.normal(size=(family.size, family.size)) / 2.0
     covariance = root @ root.T + 0.5 * np.eye(family.size)
     if family.zeros().J.ndim == 1:

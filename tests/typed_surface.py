@@ -7,7 +7,7 @@ from fedvi.expfam.gaussian import FullGaussian
 from fedvi.inference.noise_told import DPSVIRunResult
 from fedvi.inference.svi import DPSVIState
 from fedvi.planning.plan import Plan
-from fedvi.run.simulate import Result
+from fedvi.results.simulation import Simulation
 
 __all__ = ["one_table", "packages", "study"]
 
@@ -28,7 +28,7 @@ def study(path: str) -> None:
     found = fedvi.load_study(path)
     assert_type(found, fedvi.Study)
     assert_type(fedvi.plan(found), Plan)
-    assert_type(fedvi.simulate(found, path), Result)
+    assert_type(fedvi.simulate(found, path), Simulation)
     _ = fedvi.simulated  # type: ignore[attr-defined]
     _ = fedvi.privacy.sdg  # type: ignore[attr-defined]
     fedvi.load_study(3)  # type: ignore[arg-type]

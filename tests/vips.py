@@ -8,10 +8,10 @@ import numpy as np
 
 from fedvi.audit.recording import Recorder
 from fedvi.expfam import tree
-from fedvi.inference.base import Fold, LocalSolver, Shard, Standing, Task
-from fedvi.models.conjugate import from_table
 from fedvi.privacy import random
 from fedvi.privacy.release import decoded
+from fedvi.updates.base import Fold, LocalSolver, Shard, Standing, Task
+from fedvi.updates.conjugate import from_table
 
 
 def model_of(solver: LocalSolver) -> Any:

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvi.expfam import tree
-from fedvi.inference.base import LocalSolver, Task
 from fedvi.inference.solvers.vips import vips
-from fedvi.models.conjugate import ConjugateModel, FromFile, from_table, packed, to_table
 from fedvi.models.factor_statistics import FactorAnalysis
 from fedvi.models.markov_statistics import HiddenMarkov
 from fedvi.models.mixture_statistics import GaussianMixture
 from fedvi.models.network_statistics import DiscreteNetwork
 from fedvi.models.unknown_noise import UnknownNoise
 from fedvi.privacy import mechanisms, sampling
+from fedvi.updates.base import LocalSolver, Task
+from fedvi.updates.conjugate import ConjugateModel, FromFile, from_table, packed, to_table
 from tests.vips import answer, federate, shard_of
 
 COLUMNS = ("a", "b", "c")
@@ -228,7 +228,7 @@ def test_a_model_is_a_table_of_public_fields_with_a_proper_start(case):
 def test_a_server_that_makes_a_model_imports_no_jax(case):
     program = (
         "import sys, json\n"
-        "from fedvi.models.conjugate import from_table\n"
+        "from fedvi.updates.conjugate import from_table\n"
         f"model = from_table(json.loads({json.dumps(to_table(case.model))!r}))\n"
         "sums = {block.name: 0.0 * __import__('numpy').ones(block.shape) for block in model.blocks}\n"
         "model.posterior(model.factor(sums, model.start), {})\n"

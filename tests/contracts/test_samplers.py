@@ -77,10 +77,6 @@ def test_its_event_is_priced_by_the_stated_accountant_or_refused(sampler):
     assert priced
 
 
-def test_it_says_what_it_takes_for_granted(sampler):
-    assert all(isinstance(assumption, str) for assumption in sampler.assumptions)
-
-
 def test_it_can_be_a_static_argument(sampler):
     assert hash(sampler) == hash(sampler)
     assert 0.0 < sampler.rate <= 1.0

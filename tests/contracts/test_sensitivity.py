@@ -9,10 +9,10 @@ import pytest
 from fedvi import errors
 from fedvi.inference import clipping, solvers
 from fedvi.inference.clipping import _weights, longest_part
-from fedvi.inference.coordinates import Coordinates
 from fedvi.inference.svi_steps import Steps
 from fedvi.privacy import base, events, mechanisms, sampling
 from fedvi.privacy import bounded as bounds
+from fedvi.updates.coordinates import Coordinates
 from tests.sensitivity import CASES, Case, shift, worst
 
 pytestmark = pytest.mark.numpyro
@@ -22,7 +22,6 @@ _ROUNDING = {"DPSVI, floating point, 409": 1e-6}
 # One of each way to a release, for the fast tier.
 _QUICK = (
     "DPSVI, flat, 41,944 of, 100,000",
-    "DPSVI, flat, 83,887",
     "DPSVI, flat, with its loss, 409",
     "DPSVI, per_site, 409",
     "DPSVI, normalised, 409",

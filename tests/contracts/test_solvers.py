@@ -9,10 +9,10 @@ import pytest
 from fedvi import errors, expfam, models
 from fedvi.expfam import tree
 from fedvi.inference import solvers
-from fedvi.inference.base import Fold, Shard, Task
 from fedvi.privacy import mechanisms, random, sampling
 from fedvi.transport import codec
 from fedvi.typing import IDS
+from fedvi.updates.base import Fold, Shard, Task
 
 NAMES = ("a", "b")
 FAMILIES = {

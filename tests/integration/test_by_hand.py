@@ -6,14 +6,14 @@ import shutil
 import pytest
 
 from fedvi import errors
-from fedvi.client.by_hand import FileLink, Written
+from fedvi.client.file_link import FileLink, Written
 from fedvi.expfam import tree
 from fedvi.federation.messages import Begin, Done, Failure, Hello, Submit
 from fedvi.privacy import ledger as ledgers
 from fedvi.run import site as sites_of
 from fedvi.server.app import payload_limit
-from fedvi.server.by_hand import standing
 from fedvi.server.core import protocol
+from fedvi.server.file_exchange import standing
 from fedvi.store.memory import MemoryClientStore
 from fedvi.transport import parcels
 from fedvi.transport.memory import MemoryLink

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from fedvi.cli.main import main
 from fedvi.report import tables
 from fedvi.results import outcome
+from fedvi.results.one_shot import estimated_gap
 from fedvi.run import server_plan, simulate
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.core.state import ServerState
@@ -196,7 +197,7 @@ def test_a_run_of_one_visit_ends_with_how_far_more_rounds_would_move_it(tmp_path
     for name, task in zip(CLIENTS, tasks, strict=True):
         places.client(name, task)
     said = places.take(*(task.with_suffix(".result") for task in tasks)).stdout
-    expected = outcome.one_shot_gap(simulate.simulate(load_study(places.study), tmp_path))
+    expected = estimated_gap(outcome.record(simulate.simulate(load_study(places.study), tmp_path)))
     assert expected is not None
     assert f"estimated gap to more rounds: about {tables.number(expected, 1)} posterior sds" in said
     told = json.loads((tmp_path / "run" / "result" / "result.json").read_text())

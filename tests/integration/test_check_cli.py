@@ -11,6 +11,7 @@ from fedvi.cli.main import main
 from fedvi.study.build import assemble
 from fedvi.study.config import parse_study
 from tests.studies import raw_study
+from tests.unit.planning.test_widths import raw_plan
 
 
 def check(folder: Path, epsilon: float, *options: str, **solver: Any) -> Result:
@@ -27,6 +28,15 @@ def check(folder: Path, epsilon: float, *options: str, **solver: Any) -> Result:
     result = CliRunner().invoke(main, ["check", str(path), *options])
     assert result.exit_code == 0, result.output
     return result
+
+
+def test_whoever_checks_is_told_how_widths_are_planned(tmp_path: Path) -> None:
+    path = tmp_path / "study.json"
+    path.write_text(json.dumps(raw_plan()))
+    said = CliRunner().invoke(main, ["check", str(path)]).stdout
+    assert f"fedvi plan {path}" in said
+    # Not of a study that no plan is made of.
+    assert "fedvi plan" not in check(tmp_path, 1.0).stdout
 
 
 def test_a_promise_that_no_noise_can_spend_is_warned_of_with_the_largest_that_can(

@@ -402,7 +402,7 @@ def test_a_private_run_ends_with_two_tables_marked_as_a_simulation(
     lines = text.splitlines()
     for what in ("excluded:", "declared, and checked by nobody:", "assumed:"):
         assert lines[lines.index(what) + 1].startswith("- ")
-    assert "- timing and sizes of messages" in lines
+    assert "- when messages were sent, and how large they were" in lines
 
 
 @pytest.mark.parametrize("row", ["1,50", "1,50,a,extra", '"1,50', "\x00"])
@@ -449,7 +449,7 @@ def test_every_claim_that_is_kept_carries_the_mark(private: tuple[Result, Path])
 def test_progress_goes_to_standard_error_only(secret: Path, private: tuple[Result, Path]) -> None:
     assert private[0].stderr.count("round ") == 2
     assert private[0].stderr.count("  2 clients  ") == 2
-    assert "ε so far" in private[0].stderr
+    assert "ε charged" in private[0].stderr
     assert "round 1/2" not in private[0].stdout
     assert fedvi("simulate", secret, "--quiet").stderr == ""
 
@@ -760,6 +760,7 @@ def test_the_trauma_example_shows_both_tables_and_the_pooled_answer(
         assert abs(row["mean"] - row["pooled_mean"]) < 0.005 * row["pooled_sd"]
 
 
+@pytest.mark.nightly
 def test_a_run_without_protection_says_so_in_all_that_it_keeps(trauma: tuple[Result, Path]) -> None:
     content = kept(trauma[1])
     assert (content["protection"], content["mark"], content["consortium"]) == ("none", "", [])

@@ -12,10 +12,9 @@ from fedvi.cli.main import main
 from fedvi.client.policy import parse_policy
 from fedvi.inference import solvers
 from fedvi.planning.advice import outlook
-from fedvi.privacy import events, statement
+from fedvi.privacy import caveats, events, statement
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.mechanisms import rounded_gaussian
-from fedvi.privacy.views import view_event
 from fedvi.study import build
 from fedvi.study.config import load_study, parse_study
 from tests.sites import study_file
@@ -68,14 +67,13 @@ def audited(*arguments: object) -> Any:
 
 @pytest.mark.parametrize("clean", [False, True])
 def test_a_visit_is_priced_as_the_view_of_messages_has_it_for_a_client(clean: bool) -> None:
-    """Against `view_event`, which knows nothing of solvers: C to take away, 2C to substitute."""
+    """A client: C to take away, 2C to substitute. A record turns the whole clipped change: 2C."""
     found = assembled(solver={"clean_factor": clean, "noise_multiplier": 8.0})
-    expected = view_event(8.0, "message", 1, "client")
+    expected = events.Gaussian(8.0, add_remove=1.0, substitute=2.0)
     assert found.solvers["north"].cost == expected
     assert found.planned == events.repeat(expected, 2)
-    assert (expected.add_remove, expected.substitute) == (1.0, 2.0)
     record = assembled(solver={"clean_factor": clean, "noise_multiplier": 8.0}, unit="record")
-    assert record.solvers["north"].cost == view_event(8.0, "message", 1, "record")
+    assert record.solvers["north"].cost == events.Gaussian(8.0, 2.0, 2.0)
 
 
 def test_no_key_of_a_study_gives_a_record_the_price_of_a_client() -> None:
@@ -171,12 +169,12 @@ def test_a_claim_says_that_data_sets_differ_in_all_that_one_client_holds() -> No
     given = raw() | {"clients": [{"name": name} for name in sources]}
     result = run_study(given, sources)
     text = statement.to_text(result.consortium)
-    assert "all that one client holds is missing in one of them" in text
-    assert "all that one client holds is other data in one of them" in text
+    assert "with and without everything that one client holds" in text
+    assert "or with any other records in its place" in text
     assert "no client holds more than 40 records" in text
-    assert statement.EACH_ITS_OWN in text
-    assert statement.WHOLE_CLIENTS in text
-    assert statement.SURPLUS not in text
+    assert caveats.EACH_ITS_OWN in text
+    assert caveats.WHOLE_CLIENTS in text
+    assert caveats.SURPLUS not in text
     assert {claim.unit for claim in result.consortium} == {"client"}
     # Each is a unit of its own: the largest price, and no sum of them.
     each = {claim.relation: claim.epsilon for claim in result.sites[0].claims}
@@ -188,7 +186,7 @@ def test_a_claim_says_that_data_sets_differ_in_all_that_one_client_holds() -> No
 
 def test_the_neighbours_of_a_record_are_described_as_they_were() -> None:
     assert statement.neighbours("substitute", "record") == (
-        "two data sets are neighbours if one record is another in one of them"
+        "the data of a site with one record or with another in its place"
     )
 
 
@@ -215,7 +213,7 @@ def test_every_command_says_that_a_client_is_protected(tmp_path: Path) -> None:
     assert fedvi("report", run, "--format", "md").exit_code == 0
     (page,) = run.rglob("*.md")
     told = " ".join(page.read_text().split())
-    assert "all that one client holds is other data" in told
+    assert "any other records in its place" in told
     assert "30 clients" not in told
     content = json.loads((run / "result.json").read_text())
     assert {row["unit"] for row in content["consortium"]} == {"client"}

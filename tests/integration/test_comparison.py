@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import comparison
+from evidence import comparison
 
 LINE = comparison.PROBLEMS[0]
 
@@ -50,6 +50,7 @@ def test_without_noise_all_schedules_are_at_the_pooled_posterior(
         assert error < 5.0, schedule
 
 
+@pytest.mark.nightly
 def test_noise_on_each_data_point_costs_less_than_on_the_message(
     cells: list[comparison.Cell],
 ) -> None:

@@ -26,7 +26,7 @@ import dataclasses
 import numpy as np
 
 from fedvi.expfam.dirichlet import Dirichlet, DirichletEta
-from fedvi.models.conjugate import Block
+from fedvi.updates.conjugate import Block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Levels:
 
     @property
     def family(self):
-        return Dirichlet(self.levels)
+        return Dirichlet((self.levels,))
 
     @property
     def prior(self):

@@ -48,13 +48,15 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> float:
 
 
 class Federation:
-    """One compose project of the repository's own file."""
+    """One compose project of the repository's own file; ``study`` takes the place of the file's own."""
 
-    def __init__(self, image: str, base: str) -> None:
-        self.name = f"fedvi-test-{os.getpid()}"
+    def __init__(self, image: str, base: str, study: Path | None = None) -> None:
+        self.name = f"fedvi-test-{os.getpid()}-{'own' if study is None else study.stem}"
         tool = ["docker", "compose"] if succeeds("docker", "compose", "version") else []
         self._tool = tool or ["docker-compose"]
         self._settings = {**os.environ, "FEDVI_IMAGE": image, "BASE_IMAGE": base}
+        if study is not None:
+            self._settings["STUDY"] = str(study)
 
     def compose(self, *arguments: str, check: bool = True) -> str:
         command = [*self._tool, "-p", self.name, "-f", str(COMPOSE), *arguments]
@@ -75,29 +77,42 @@ class Federation:
 
 
 @pytest.fixture(scope="module")
-def federation() -> Iterator[Federation]:
+def images() -> Iterator[tuple[str, str]]:
     if not succeeds("docker", "info"):
         pytest.skip("no container engine runs here")
     if os.geteuid() != 0 or shutil.which("dpkg-deb") is None:
         pytest.skip("a base image is built from Debian's packages, which needs root and Debian")
     base, image = (f"fedvi-test-{kind}:{os.getpid()}" for kind in ("base", "image"))
     script = ROOT / "tests" / "integration" / "containers" / "base_image.sh"
-    made = Federation(image, base)
     try:
         with tempfile.TemporaryDirectory() as scratch:
             if not succeeds("bash", str(script), base, scratch, seconds=600.0):
                 pytest.skip("no base image can be built: Debian's packages cannot be had here")
         if not succeeds("docker", "run", "--rm", "-e", "PIP_INDEX_URL", base, "sh", "-c", PROBE):
             pytest.skip("no image can be built: a container reaches no package index here")
-        made.compose("build", "certificates")  # all services share its image
-        yield made
+        # All services share one image.
+        Federation(image, base).compose("build", "certificates")
+        yield image, base
     finally:
-        made.compose("down", "--volumes", "--timeout", "5", check=False)
         for tag in (image, base):
             run("docker", "rmi", "--force", tag, check=False)
 
 
-def test_the_whole_federation_comes_up_survives_a_killed_server_and_ends(federation, tmp_path):
+@pytest.fixture
+def federation_of(images: tuple[str, str]) -> Iterator[Callable[..., Federation]]:
+    made: list[Federation] = []
+
+    def start(study: Path | None = None) -> Federation:
+        made.append(Federation(*images, study))
+        return made[-1]
+
+    yield start
+    for federation in made:
+        federation.compose("down", "--volumes", "--timeout", "5", check=False)
+
+
+def test_the_whole_federation_comes_up_survives_a_killed_server_and_ends(federation_of, tmp_path):
+    federation = federation_of()
     federation.compose("up", "-d", "--no-build")
     # Held back, so that the server is killed in the middle of the run.
     federation.compose("exec", "-T", "server", "fedvi", "pause", "/state")
@@ -131,6 +146,49 @@ def test_the_whole_federation_comes_up_survives_a_killed_server_and_ends(federat
         assert at_site[0]["anchor"] == at_server["anchor"]
         # Twenty rounds, each charged once although the server was killed in between.
         assert at_site[0]["reserved"] == 20
+
+
+def test_a_hospital_that_is_killed_while_sums_are_masked_is_left_out_and_comes_back(
+    federation_of, tmp_path
+):
+    """Of four hospitals three are enough; nobody but a sum of at least three is seen."""
+    study = tmp_path / "masked.toml"
+    text = (ROOT / "examples" / "heart-disease" / "study-sums.toml").read_text()
+    study.write_text(
+        text.replace("\n[privacy]\n", "\n[privacy]\nleast_reporting = 3\n").replace(
+            "rounds = 20\n", "rounds = 150\ndeadline_seconds = 40\n"
+        )
+    )
+    federation = federation_of(study)
+    federation.compose("up", "-d", "--no-build")
+
+    def folds() -> int:
+        said = federation.compose(
+            "exec", "-T", "server", "fedvi", "status", "/state", "--json", check=False
+        )
+        return json.loads(said)["version"] if said else 0
+
+    until(lambda: folds() >= 1, 120, "a first sum")
+    federation.compose("kill", "switzerland")
+    killed = folds()
+    # One round may be given up: if switzerland had answered it, or was opening its sum.
+    until(lambda: folds() >= killed + 2, 240, "sums without switzerland")
+    # Without it rounds go fast: held back, so that some are left for it.
+    federation.compose("exec", "-T", "server", "fedvi", "pause", "/state")
+    federation.compose("up", "-d", "--no-build", "switzerland")
+    until(lambda: federation.healthy("switzerland"), 60, "healthy again")
+    federation.compose("exec", "-T", "server", "fedvi", "resume", "/state")
+    until(lambda: all(federation.finished(name) for name in ("server", *CLIENTS)), 300, "finished")
+
+    for name in ("server", *CLIENTS):
+        run("docker", "cp", f"{federation.container(name)}:/state", str(tmp_path / name))
+    history = json.loads((tmp_path / "server" / "result" / "result.json").read_text())["history"]
+    summed = [set(update["clients"]) for update in history if update["clients"]]
+    assert {frozenset(CLIENTS), frozenset(CLIENTS) - {"switzerland"}} == set(map(frozenset, summed))
+    assert summed[-1] == set(CLIENTS)
+    books = {book["header"]["client"]: book for book in ledger(tmp_path / "server")}
+    for name in CLIENTS:
+        assert ledger(tmp_path / name)[0]["anchor"] == books[name]["anchor"]
 
 
 def ledger(folder: Path) -> list[dict]:

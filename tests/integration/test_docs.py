@@ -7,6 +7,7 @@ are parts of one, and are held against the studies' schema. A block after `<!-- 
 is not run, but every option of fedvi in it must exist.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from fedvi.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 # Pages that start from a finished run are run by a test of their own.
-ELSEWHERE = {"results.md": "test_results_guide.py"}
+ELSEWHERE = {"results.md": "test_results_guide.py", "guides/r-users.md": "test_r_guide.py"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SECONDS = 300  # for one command on a busy machine
 KINDS = {"console", "python", "r", "text", "toml", "{image}", "{toctree}"}
@@ -161,8 +162,9 @@ def test_every_block_can_be_read_and_every_option_in_it_is_there(tmp_path):
 @pytest.mark.numpyro
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run(page, folder):
-    if page.name in ELSEWHERE:
-        assert f"docs/{page.name}" in (Path(__file__).parent / ELSEWHERE[page.name]).read_text()
+    name = page.relative_to(ROOT).as_posix().removeprefix("docs/")
+    if name in ELSEWHERE:
+        assert f"docs/{name}" in (Path(__file__).parent / ELSEWHERE[name]).read_text()
         return
     names: dict[str, object] = {"__name__": "page"}
     for block in blocks_of(page):
@@ -185,6 +187,39 @@ def test_the_blocks_of_a_page_run(page, folder):
             assert row["sd"] < 0.5, row
 
 
+@pytest.fixture(scope="module")
+def outputs():
+    """The module by which the docs' build runs the examples of its pages."""
+    spec = importlib.util.spec_from_file_location("outputs", ROOT / "docs" / "outputs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_mark_of_an_output_is_one_that_the_build_understands(outputs):
+    for page in PAGES:
+        found = outputs.blocks_of(page.read_text())
+        assert len(found) == page.read_text().count("<!-- output"), page
+        for block in found:
+            assert block.kind in ("console", "python", "r", "toml"), (page, block.kind)
+            for wish in block.wishes:
+                assert re.fullmatch(r"all|none|\d+ lines( from .+)?|\S+ \| .+", wish), (page, wish)
+
+
+def test_what_a_block_prints_stands_below_it(outputs, folder):
+    page = (
+        "Before.\n\n<!-- output: 1 lines from two -->\n```python\nfor word in ('one', 'two', 'three'):\n"
+        "    print(word)\n```\n\n<!-- output: none -->\n```console\n$ fedvi --version\n```\n\nAfter.\n"
+    )
+    told = folder / "told.json"
+    told.write_text(json.dumps({"told": outputs.run(page, "page")}))
+    shown = outputs.shown(page, str(told), "")
+    assert "print(word)\n```\n\n```{code-block} text\n:class: output\n\ntwo\n…\n```\n" in shown
+    assert shown.endswith("$ fedvi --version\n```\n\nAfter.\n")
+    with pytest.raises(RuntimeError, match=r"nothing\.toml"):
+        outputs.run("<!-- output -->\n```console\n$ fedvi check nothing.toml\n```\n", "page")
+
+
 @pytest.mark.parametrize(
     "command",
     ["fedvi simulate study.toml --pool", "fedvi simulat study.toml", "fedvi ledger verfy STATE"],
@@ -202,6 +237,9 @@ def test_every_link_leads_to_a_file_and_every_page_is_in_a_table_of_contents():
     index, listed = ROOT / "docs" / "index.md", set()
     for tree in re.findall(r"```{toctree}\n(.*?)```", index.read_text(), re.DOTALL):
         for entry in re.findall(r"^(?!:)(\S+)$", tree, re.MULTILINE):
+            if entry.startswith("notebooks/"):  # a page that the build makes of a notebook
+                assert (ROOT / "examples" / f"{entry}.ipynb").exists(), entry
+                continue
             found = set(index.parent.glob(f"{entry}.md"))
             assert found, entry
             listed |= found
@@ -226,7 +264,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=4 * SECONDS,  # the examples of the pages are run, too
     )
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "index.html").read_text()

@@ -22,11 +22,11 @@ import pytest
 from fedvi import errors, expfam
 from fedvi.client.worker import Worker
 from fedvi.federation.messages import Done, Hello, NextTask, Offer, Receipt, Welcome
-from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
 from fedvi.privacy import events, ledger, random, release
 from fedvi.store.base import Pending
 from fedvi.store.sqlite import DATABASE, SqliteClientStore, read_ledger
 from fedvi.transport import codec
+from fedvi.updates.base import LocalSolver, Shard, Task, finish_natural
 
 FAMILY = expfam.diagonal_gaussian(2)
 HEADER = ledger.Header("s", "d", "north", "record", "substitute", "message", False)

@@ -43,8 +43,9 @@ def with_column(at: int, value: Callable[[np.ndarray], Any]) -> Callable[[np.nda
 
 
 HARD = {
-    "a constant column": Hard(columns=with_column(2, lambda x: 1.0)),
-    # What noise hides is estimated, and of −2 x the estimate is 6 % surer than a fit that sees all.
+    # What noise hides is estimated. Of two columns that say the same, the estimate may be surer than a fit
+    # that sees all: beside the intercept by 13 and 7 % in two of twelve runs, of −2 x by 6 %.
+    "a constant column": Hard(columns=with_column(2, lambda x: 1.0), narrowest=0.8),
     "collinear columns": Hard(columns=with_column(2, lambda x: -2.0 * x[:, 1]), narrowest=0.9),
     "a column that is fifty times too long": Hard(columns=with_column(2, lambda x: 50.0 * x[:, 2])),
     "one outcome alone at a site": Hard(
@@ -87,7 +88,7 @@ def study(hard: Hard) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.nightly(but=("collinear columns", "more columns than records"))
+@pytest.mark.nightly(but=("collinear columns",))
 @pytest.mark.parametrize("name", HARD)
 def test_it_neither_swings_nor_is_surer_than_a_fit_without_noise(name: str) -> None:
     hard, records = HARD[name], shards(HARD[name])

@@ -16,9 +16,11 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from fedvi.cli import _questions as questions
 from fedvi.cli import init as command
 from fedvi.cli.main import main
-from fedvi.study.drafts.drafting import KINDS, SOLVERS
+from fedvi.models.outcomes.accepted import ACCEPTED
+from fedvi.study.drafts.drafting import offered
 from tests.conftest import ROOT
 
 STUDY_FILES = {
@@ -87,7 +89,7 @@ def refused(*arguments: object, code: int = 2) -> str:
 # With all answers given
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCEPTED)
 def test_what_is_written_passes_check_and_the_policy_admits_it(tmp_path: Path, kind: str) -> None:
     done = fedvi("init", tmp_path / "study", *flags(kind))
     assert done.exit_code == 0, done.output
@@ -98,7 +100,7 @@ def test_what_is_written_passes_check_and_the_policy_admits_it(tmp_path: Path, k
     assert "recommended: site_release" in said or "site_release *" in said
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCEPTED)
 def test_a_study_that_promises_nothing_passes_too_and_has_no_policy(
     tmp_path: Path, kind: str
 ) -> None:
@@ -110,7 +112,7 @@ def test_a_study_that_promises_nothing_passes_too_and_has_no_policy(
 
 @pytest.mark.parametrize(
     ("private", "solver"),
-    [(private, solver) for private in SOLVERS for solver in SOLVERS[private]],
+    [(private, solver) for private in (True, False) for solver in offered(private)],
 )
 def test_every_solver_on_offer_passes(tmp_path: Path, private: bool, solver: str) -> None:
     more = ["--solver", solver] if private else ["--solver", solver, "--protection", "none"]
@@ -177,14 +179,90 @@ def test_the_section_life_that_is_commented_out_can_be_used(tmp_path: Path) -> N
     assert "admits" in checked(folder, "--policy", folder / "policy.toml")
 
 
+# An outcome of one's own
+
+OWN = """
+import dataclasses
+from typing import ClassVar
+import jax.numpy as jnp
+from fedvi.models.outcomes.accepted import Accepted
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    shape: float
+    conjugate: ClassVar[bool] = False
+    accepts: ClassVar[Accepted] = Accepted(("number",), "a number above 0", ("number",), "time")
+
+    def log_density(self, a, y):
+        return self.derivatives(a, y)[0]
+
+    def derivatives(self, a, y):
+        a = jnp.asarray(a)
+        ratio = self.shape * jnp.asarray(y).astype(a.dtype) * jnp.exp(-a)
+        return -self.shape * a - ratio, ratio - self.shape, -ratio
+
+class Mute:
+    pass
+
+def hospital(x, y=None):
+    pass
+"""
+
+
+@pytest.mark.parametrize("protection", ["dp", "none"])
+def test_an_outcome_of_ones_own_is_drafted_as_a_built_in_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protection: str
+) -> None:
+    (tmp_path / "own_waiting.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "study"
+    stated = [
+        item for column in ("wait=number:0..60", *COVARIATES) for item in ("--column", column)
+    ]
+    given = [*COMMON, "--kind", "own_waiting:Waiting", "--formula", "wait ~ age + sex", *stated]
+    given += ["--protection", protection]
+    assert "model.shape is missing" in refused(folder, *given)
+    assert "--setting scale is no setting" in refused(folder, *given, "--setting", "scale=2")
+    done = fedvi("init", folder, *given, "--setting", "shape=1.5")
+    assert done.exit_code == 0, done.output
+    model = tomllib.loads((folder / "study.toml").read_text())["model"]
+    assert model == {"kind": "own_waiting:Waiting", "formula": "wait ~ age + sex", "shape": 1.5}
+    policy = ["--policy", folder / "policy.toml"] if protection == "dp" else []
+    assert "own_waiting:Waiting" in checked(folder, *policy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("logistc", "did you mean `logistic`"),
+        ("own_waiting:Mute", "does not say what it is of, expected a class with `accepts`"),
+        ("own_waiting:hospital", "write study.toml by hand"),
+        ("own_waiting:Wait", "has no function 'Wait'"),
+        ("no_such_module:Waiting", "module 'no_such_module' cannot be imported"),
+        ("latent_dirichlet", "expected one of logistic"),
+    ],
+)
+def test_a_kind_that_nothing_can_be_drafted_for_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+) -> None:
+    (tmp_path / "own_waiting.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = [*COMMON, "--kind", kind, "--formula", "wait ~ age"]
+    assert said in refused(tmp_path / "study", *given)
+    assert not (tmp_path / "study").exists()
+
+
 # What nobody has stated
 
 
-def test_placeholders_are_refused_until_a_person_has_stated_them(tmp_path: Path) -> None:
+def test_placeholders_are_refused_until_a_person_has_stated_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "records.csv"
     file.write_text("\ufeffdied;Blood pressure;sex\n1;73.190283;m\n", encoding="utf-8")
     folder = tmp_path / "study"
     given = ["--from", file, "--response", "died", "--clients", "a,b", "--yes"]
+    monkeypatch.setattr(questions, "_looked_at", None)  # --yes looks at no record
     done = fedvi("init", folder, *given, "--column", "Blood pressure=number")
     assert done.exit_code == 0, done.output
     open_keys = [line.rpartition(": ")[2] for line in done.stdout.splitlines() if "stated" in line]
@@ -329,11 +407,17 @@ def test_each_question_has_an_answer_by_default_and_a_wrong_one_is_asked_again(
         "",  # unit
         "",  # relation
         "900",
-        "",  # δ
+        "0.5",  # δ, out of range
+        "",
         "",  # died
-        "number",  # age, to be stated later
+        "number",  # age
+        "skip",  # its bounds, to be stated later
         "fedvi.example.org:99999",  # no port
         "fedvi.example.org:7000",
+        "99",  # the review: no such answer
+        "1",
+        "trial",
+        "",
     ]
     done = fedvi("init", tmp_path / "my study", input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
@@ -342,13 +426,116 @@ def test_each_question_has_an_answer_by_default_and_a_wrong_one_is_asked_again(
     assert "the name 'north' stands twice" in done.output
     assert "--clients: 'south wing' is no name" in done.output
     assert "--epsilon is '0', expected a number above 0" in done.output
+    assert "--delta is '0.5', expected a number above 0 and below 0.5" in done.output
     assert "expected HOST:PORT" in done.output
+    assert "expected Enter, back, or a number from 1 to" in done.output
     assert "still to be stated in study.toml: data.schema.age.bounds" in done.output
     raw = tomllib.loads((tmp_path / "my study" / "study.toml").read_text())
-    assert raw["study"]["name"] == "my-study"
+    assert raw["study"]["name"] == "trial"
     assert raw["privacy"]["epsilon"] == 2.0
     assert raw["data"]["max_records"] == 900
     assert "fedvi.example.org:7000" in (tmp_path / "my study" / "README.md").read_text()
+
+
+def test_what_check_would_refuse_leads_back_to_the_review(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_on_terminal", lambda: True)
+    given = flags("logistic", "--column", "los=number:0..90", "--formula", "los ~ age + sex")
+    given = [item for item in given if item not in ("--yes", "died=binary")]
+    given.remove("--column")
+    # Name, promise, ε, unit, relation, δ, server; the review, and what is changed in it.
+    answers = [*[""] * 7, "", "2", "linear", ""]
+    done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
+    assert done.exit_code == 0, done.output
+    assert "Error: model.formula: the response 'los' is a number" in done.output
+    assert "column age   number:18..100" in done.output
+    assert 'kind = "linear"' in (tmp_path / "study" / "study.toml").read_text()
+
+
+def test_a_raw_table_is_asked_about_as_a_person_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A response of three values, codes, an identifier that repeats, and columns that are no covariates."""
+    monkeypatch.setattr(command, "_on_terminal", lambda: True)
+    back, weight, few = ("<30", ">30", "NO"), ("?", "?", "?", "50-75", "75-100"), "ABC"
+    rows = "".join(
+        f"{8_000_000 + i // 2},{i % 8},{40 + i % 50},{weight[i % 5]},{few[i % 3]},No,{back[i % 3]}\n"
+        for i in range(200)
+    )
+    (tmp_path / "north.csv").write_text(
+        f"patient_nbr,admission_type_id,age,weight,payer,examide,readmitted\n{rows}"
+    )
+    answers = [
+        *["", "", "north,south", ""],  # name, kind, sites, the look
+        *["", "readmitted", "", "", "", "", "", "900", ""],  # identifier to δ
+        *["", "out", "binary:<30/>30,NO"],  # what is no answer is asked again
+        *["", "number:18..100", "out", "out"],  # codes, age, weight, payer
+        *["", ""],  # server, review
+    ]
+    source = tmp_path / "north.csv"
+    done = fedvi("init", tmp_path / "study", "--from", source, input="\n".join(answers) + "\n")
+    assert done.exit_code == 0, done.output
+    assert "patient_nbr repeats" in done.output
+    assert "it is to be a yes or no, and looks like <30, >30, NO. Which" in done.output
+    assert "level:0,1,2,3,4,5,6,7" in done.output
+    assert "weight: what it may hold, as it looks (YES/NO); about 60 % of its cells" in done.output
+    raw = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
+    assert raw["model"]["formula"] == "readmitted ~ admission_type_id + age"
+    assert raw["data"]["unit_column"] == "patient_nbr"
+    assert list(raw["data"]["schema"]) == ["readmitted", "admission_type_id", "age"]
+    assert raw["data"]["schema"]["readmitted"]["true"] == ["<30"]
+
+
+def test_what_a_missing_cell_is_can_be_said_by_flags(tmp_path: Path) -> None:
+    given = ["--yes", "--clients", "a,b", "--max-records", "900", "--formula", "died ~ age + sex"]
+    given += ["--column", "age=number:18..100", "--column", "sex=binary:m/f"]
+    rules = ["--missing", "age=impute 50", "--missing", "sex=indicator"]
+    done = fedvi("init", tmp_path / "study", *given, *rules)
+    assert done.exit_code == 0, done.output
+    schema = tomllib.loads((tmp_path / "study" / "study.toml").read_text())["data"]["schema"]
+    assert schema["age"]["missing"] == {"impute": 50}
+    assert schema["sex"]["missing"] == "indicator"
+    for rule, words in (
+        ("died=drop", "no covariate"),
+        ("agee=drop", "did you mean `age`"),
+        ("age=mean", "is no rule"),
+        ("age=impute 5", "bounds"),  # as check refuses it
+    ):
+        assert words in refused(tmp_path / "other", *given, "--missing", rule)
+    assert "has no type yet" in refused(
+        tmp_path / "other", *given[:-2], "--missing", "sex=indicator"
+    )
+
+
+def test_no_word_of_the_file_is_written_where_a_flag_answers_the_question_that_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_on_terminal", lambda: True)
+    rows = "".join(f"{'lost' if i % 20 == 0 else i % 9 + 0.5},{i % 2}\n" for i in range(100))
+    (tmp_path / "north.csv").write_text(f"lactate,died\n{rows}")
+    given = ["--from", tmp_path / "north.csv", "--missing", "lactate=indicator"]
+    # Name, kind, sites, the look, formula, promise to δ; died, lactate; server, review.
+    answers = ["", "", "a,b", "", "died", *[""] * 6, "", "number:0..20", "", ""]
+    done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "study" / "study.toml").read_text()
+    assert tomllib.loads(text)["data"]["schema"]["lactate"]["missing"] == "indicator"
+    assert "lost" not in text + done.output
+
+
+def test_a_form_with_the_names_of_columns_alone_says_nothing_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_on_terminal", lambda: True)
+    (tmp_path / "form.csv").write_text("age,died\n")
+    # Name, kind, sites, the look, formula, promise to δ; died, age; server, review.
+    answers = ["", "", "a,b", "", "died", *[""] * 6, "", "number:18..100", "", ""]
+    given = ["--from", tmp_path / "form.csv"]
+    done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
+    assert done.exit_code == 0, done.output
+    raw = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
+    assert raw["model"]["formula"] == "died ~ age"
 
 
 def test_without_a_terminal_what_has_no_default_is_asked_for_by_its_flag(tmp_path: Path) -> None:
@@ -374,20 +561,30 @@ def test_a_folder_with_other_files_keeps_them(tmp_path: Path) -> None:
     assert names(tmp_path) == STUDY_FILES | {"north.csv"}
 
 
+@pytest.mark.parametrize(
+    ("failure", "code", "words"),
+    [
+        (OSError(28, "No space left on device"), 2, "cannot be written: No space left on device"),
+        (KeyboardInterrupt(), 1, "Aborted!"),
+    ],
+)
 def test_a_failure_in_the_middle_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+    code: int,
+    words: str,
 ) -> None:
     linked, link = [], os.link
 
     def failing(source: Path, target: Path) -> None:
         linked.append(target)
         if len(linked) == 4:
-            raise OSError(28, "No space left on device")
+            raise failure
         link(source, target)
 
     monkeypatch.setattr(os, "link", failing)
-    said = refused(tmp_path / "study", *flags("logistic"))
-    assert "cannot be written: No space left on device; nothing was" in said
+    assert words in refused(tmp_path / "study", *flags("logistic"), code=code)
     assert len(linked) == 4
     assert not (tmp_path / "study").exists()
 
@@ -397,7 +594,7 @@ def test_an_answer_that_check_would_refuse_writes_nothing(tmp_path: Path) -> Non
         (["--clients", "north,North"], "clients: the name 'north' stands twice"),
         (["--column", "age=number:100..18"], "data.schema.age.bounds: [100, 18]"),
         (["--column", "died=number:0..1"], "the response 'died' is a number"),
-        (["--epsilon", "0"], "privacy.epsilon is 0.0, expected greater than 0"),
+        (["--epsilon", "0"], "privacy.epsilon is 0, expected greater than 0"),
         (["--solver", "glm"], "--solver is 'glm', expected one of site_release"),
         (["--setting", "dispersion=1"], "--setting dispersion is no setting of kind 'logistic'"),
         (["--server", 'a"}:7443'], "expected HOST:PORT"),

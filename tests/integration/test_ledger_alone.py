@@ -153,9 +153,7 @@ def test_the_statement_names_the_folder_and_the_promise_is_that_of_all_runs(tmp_
     monkeypatch.chdir(tmp_path)
     fit = descent("spent")
     start_descent(fit)
-    assert "runs of all processes are counted by the ledger in spent; a copy of it counts" in told(
-        fit
-    )
+    assert "the ledger in spent counts the runs of all processes; a copy of it counts" in told(fit)
     assert "epsilon 0.99" in told(fit)
     assert "1 releases reserved" in told(fit)
     alone = descent(None)

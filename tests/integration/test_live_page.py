@@ -118,6 +118,12 @@ def test_the_page_follows_a_run_by_itself_and_asks_nobody_else(
         assert browsers.overflow(page) == 0
         page.set_viewport_size({"width": 390, "height": 844})
         assert browsers.overflow(page) == 0
+        # No column is out of sight: each cell says which it is of.
+        hidden = "found => found.filter(box => box.scrollWidth > box.clientWidth).length"
+        assert page.locator(".scroll").evaluate_all(hidden) == 0
+        named = "found => found.map(cell => getComputedStyle(cell, '::before').content)"
+        for head in ("State", "Answers folded", "Releases charged", "Last heard"):
+            assert f'"{head}"' in page.locator("tbody td").evaluate_all(named)
     assert seen.complaints == []
     assert {urllib.parse.urlsplit(asked).netloc for asked in seen.fetched} == {
         server.addresses.page

@@ -42,6 +42,8 @@ def client(name: str, **fields: Any) -> dict[str, Any]:
         "charged": 2,
         "reason": "",
         "seen_seconds": 3.0,
+        "usual_seconds": 3.0,
+        "silent": False,
         "epsilon": 0.5,
         **fields,
     }
@@ -99,7 +101,7 @@ def test_it_shows_the_run_its_clients_and_what_happened_within_80_columns():
         "synchronous, round 3 of 4, version 3, mutual TLS, up 5 min",
         "gap 1.2 posterior sd over the last round",
         "awaits north for 60 s",
-        "ε so far of 2",
+        "ε charged of 2",
         "0.5 ██░░░░░░░░",
         "1 of 4",
         "3 s ago",
@@ -132,7 +134,7 @@ def test_of_many_clients_those_that_are_awaited_come_first():
     screen = _live.Screen(run(clients=clients, awaited=["site-099"]), [])
     text = "\n".join(plain(drawn(screen)))
     assert "site-099" in text
-    shown = len(re.findall(r"site-\d+ ", text.partition("ε so far")[2]))
+    shown = len(re.findall(r"site-\d+ ", text.partition("ε charged")[2]))
     assert f"… and {100 - shown} more: {100 - shown} idle" in text
 
 

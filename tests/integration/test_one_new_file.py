@@ -161,6 +161,7 @@ def test_an_outcome_of_ones_own_is_fitted_predicted_evaluated_and_drawn(folder: 
     assert "time ratio" in (run / "report" / "report.html").read_text()
 
 
+@pytest.mark.nightly
 def test_a_conjugate_model_of_ones_own_is_fitted_predicted_evaluated_and_drawn(
     folder: Path,
 ) -> None:
@@ -187,8 +188,14 @@ def test_a_conjugate_model_of_ones_own_is_fitted_predicted_evaluated_and_drawn(
     fedvi("synthesise", run, "--records", COUNT, "--out", folder / "made.npz")
     made = np.load(folder / "made.npz")["y"]
     assert made.mean() == pytest.approx(y.mean(), abs=1.2)
-    fedvi("report", run, "--format", "html")
-    assert "PoissonMixture" in (run / "report" / "report.html").read_text()
+    told = fedvi("report", run, "--public", folder / "test.npz", "--format", "json,md")
+    assert "mean log-likelihood" in told
+    report = run / "report"
+    assert "PoissonMixture" in (report / "report.md").read_text()
+    assert "Predictions of public records" in (report / "report.md").read_text()
+    written = json.loads((report / "report.json").read_text())["predictions"]
+    assert written == {name: figures[name] for name in written}
+    assert written["value"] == figures["value"]
 
 
 def audited(path: Path) -> None:

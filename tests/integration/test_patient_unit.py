@@ -15,11 +15,11 @@ import pytest
 
 from fedvi.data import by_unit
 from fedvi.data.source import ArraySource
-from fedvi.inference.base import Task
 from fedvi.run import loading, simulate
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.typing import ROWS
+from fedvi.updates.base import Task
 from tests.studies import raw_study
 
 CLIP, SIZE, MOST, ROWS_EACH = 0.5, 3, 12, 6

@@ -171,7 +171,7 @@ def test_a_numpyro_law_without_a_mean_leaves_no_file(tmp_path: Path) -> None:
     )
     assert not (tmp_path / "p.csv").exists()
     text = " ".join(fedvi("predict", "--help").output.split())
-    assert "Nothing is assumed of the laws but a mean and a variance that are finite" in text
+    assert "The law needs a finite mean and variance" in text
 
 
 @pytest.mark.numpyro
@@ -200,8 +200,8 @@ def test_a_file_is_read_a_part_at_a_time_and_says_the_same(runs: Path, tmp_path:
     run = finished.read(runs / "heart-disease")
     study, schema = run.assembly.study, run.assembly.schema
     names = [name for name in run.assembly.design.columns if name != "disease"]
-    (whole,) = new_records.parts(study, schema, names, new)
-    cut = list(new_records.parts(study, schema, names, new, rows=3))
+    (whole,) = new_records.chunks(study, schema, names, new)
+    cut = list(new_records.chunks(study, schema, names, new, rows=3))
     assert [part.first for part in cut] == [1, 4, 7, 10]
     for name, column in whole.columns.items():
         joined = np.concatenate([part.columns[name] for part in cut])

@@ -11,11 +11,12 @@ import scipy.stats
 import fedvi
 from fedvi import errors, expfam, models
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
 from fedvi.privacy import random
 from fedvi.results import outcome
 from fedvi.study import build
 from fedvi.study.config import parse_study
+from fedvi.study.spec import shared_parts
+from fedvi.updates.base import Shard, Task
 from tests.studies import raw_study, run_study, split
 
 SITES = ["c0", "c1", "c2"]
@@ -343,7 +344,7 @@ def written(folder: Path, name: str, solver: str, privacy: str) -> Any:
 @pytest.mark.nightly
 def test_a_table_of_hazard_ratios_from_files_of_patients(folder: Path) -> None:
     result = fedvi.simulate(written(folder, "open", 'kind = "glm"', 'protection = "none"'), folder)
-    rows = {row["name"]: row for row in outcome.coefficients(result)}
+    rows = {row["name"]: row for row in outcome.record(result).rows()}
     assert list(rows) == [
         "baseline (0, 90]",
         "baseline (90, 365]",
@@ -351,7 +352,7 @@ def test_a_table_of_hazard_ratios_from_files_of_patients(folder: Path) -> None:
         "age",
         "sex[m]",
     ]
-    assert outcome.ratio(result) == "hazard"
+    assert shared_parts.ratio(result.assembly.study) == "hazard"
     age = rows["age"]
     assert age["unit"] == "per 10 from 70"
     assert age["hazard_ratio"] == pytest.approx(math.exp(age["mean"]), rel=1e-12)

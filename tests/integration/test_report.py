@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import zipfile
@@ -132,7 +133,7 @@ def test_a_statement_says_all_that_a_claim_depends_on(private: Path) -> None:
         assert row["head"] in text
         assert (row["unit"], row["accountant"], row["releases"]) == ("record", "pld", 2)
         assert [claim["relation"] for claim in row["claims"]] == ["add_remove", "substitute"]
-        assert "Gaussian noise" in dict(row["facts"])["largest plan"]
+        assert "Gaussian noise" in dict(row["facts"])["answers allowed"]
         assert any("hyper-parameters" in line for line in row["excluded"])
         assert any("other runs on the same records" in line for line in row["excluded"])
         assert any("400 records" in line for line in row["declared"])
@@ -140,12 +141,22 @@ def test_a_statement_says_all_that_a_claim_depends_on(private: Path) -> None:
     assert text.count("Date and signature") == 2 * len(SITES)
 
 
-def test_the_odds_of_a_guess_are_those_of_the_worst_mechanism_at_that_price(private: Path) -> None:
+def test_the_odds_of_a_guess_are_those_of_the_plans_noise_and_of_the_worst_at_that_price(
+    private: Path,
+) -> None:
+    first = (private / "ledger" / "cleveland.jsonl").read_text().partition("\n")[0]
+    planned = json.loads(first)["header"]["planned"]
+    noise = planned["inner"]["noise_multiplier"]
     for claim in told(private)["statements"][0]["claims"]:
         epsilon, delta = claim["epsilon"], claim["delta"]
         # Randomised response that tells the truth outright with probability delta.
         worst = delta + (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
-        assert claim["right"] == pytest.approx(worst, rel=2 * delta)
+        assert claim["by_epsilon"] == pytest.approx(worst, rel=2 * delta)
+        # Of two normal laws, the better guess is right with probability Φ(half their distance in sds).
+        apart = {"add_remove": 1.0, "substitute": 2.0}[claim["relation"]]
+        distance = apart * math.sqrt(planned["count"]) / noise
+        assert claim["right"] == pytest.approx(statistics.NormalDist().cdf(distance / 2), rel=1e-3)
+        assert claim["right"] < claim["by_epsilon"]
 
 
 def test_a_statement_is_written_for_the_sites_that_are_named(private: Path, tmp_path: Path) -> None:
@@ -321,7 +332,9 @@ def test_what_a_site_spent_for_life_is_told_as_the_runs_own_word(copy: Path) -> 
     assert not any(statement["lifetime"] for statement in others)
 
 
-def test_a_pooled_fit_is_excluded_from_the_claim_and_never_shown(copy: Path) -> None:
+def test_a_pooled_fit_is_excluded_from_the_claim_and_shown_to_whoever_asks_alone(
+    copy: Path,
+) -> None:
     result = json.loads((copy / "result.json").read_text())
     result["pooled"] = "pooled_mean and pooled_sd: fitted to all records without privacy"
     for row in result["coefficients"]:
@@ -333,7 +346,18 @@ def test_a_pooled_fit_is_excluded_from_the_claim_and_never_shown(copy: Path) -> 
             assert "0.831415" not in path.read_text(encoding="utf-8")
     found = told(copy)
     for statement in (*found["statements"], found["consortium"]):
-        assert any("pooled, non-private fit" in line for line in statement["excluded"])
+        assert any("the fit of all records together" in line for line in statement["excluded"])
+    assert "--pooled" not in fedvi("report", copy, "--pooled", "--format", "html,json").stderr
+    assert {row["pooled_sd"] for row in told(copy)["coefficients"]} == {0.831415}
+    text = (copy / "report" / "report.html").read_text(encoding="utf-8")
+    assert "NOT PRIVATE: this report shows a pooled fit" in text
+    assert text.index("NOT PRIVATE") < text.index("What was found")
+
+
+def test_a_run_without_a_pooled_fit_shows_none(private: Path, tmp_path: Path) -> None:
+    done = fedvi("report", private, "--pooled", "--out", tmp_path / "r", code=2)
+    assert "the run holds no pooled fit" in done.stderr
+    assert not (tmp_path / "r").exists()
 
 
 def test_files_of_two_runs_get_no_report(copy: Path, unprotected: Path) -> None:
@@ -559,7 +583,17 @@ def test_nobody_scrolls_the_page_sideways(page: "Page", file: Path, width: int) 
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(file.as_uri())
     assert browsers.overflow(page) == 0
-    shot = page.screenshot(full_page=True)
+    # Nor anything on it: no column of a table and no part of a figure is out of sight.
+    hidden = (
+        "[...document.querySelectorAll('.scroll, figure, picture')]"
+        ".filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.innerText.slice(0, 60))"
+    )
+    assert page.evaluate(hidden) == []
+    heads = "[...document.querySelectorAll('table.wide td')].filter(cell => cell.innerText)"
+    names = f"{heads}.map(cell => getComputedStyle(cell, '::before').content)"
+    # On a phone each cell of a wide table says which column it is of.
+    assert ("none" in page.evaluate(names)) == (width == 1280)
+    shot = page.screenshot(full_page=True, timeout=60_000)
     with Image.open(io.BytesIO(shot)) as picture:
         assert picture.size[0] == width
         grey = np.asarray(picture.convert("L"))
@@ -567,26 +601,60 @@ def test_nobody_scrolls_the_page_sideways(page: "Page", file: Path, width: int) 
     assert 0.01 < (grey < 128).mean() < 0.25
 
 
-def test_each_statement_prints_on_a_page_of_its_own(page: "Page", file: Path) -> None:
-    page.goto(file.as_uri())
-    printed = page.pdf(prefer_css_page_size=True)
-    places = {
+def places_in(printed: bytes) -> tuple[dict[str, tuple[int, float]], int]:
+    """Returns by heading its page and how high it stands there, and how many pages there are.
+
+    Skia writes where a heading stands in points from below: that of an A4 page is 842 high.
+    """
+    found = {
         name.decode(): (int(number), float(top))
         for name, number, top in re.findall(
-            rb"/(statement-\w+|check) \[(\d+) 0 R /XYZ \S+ (\S+) \S+\]", printed
+            rb"/([a-z]+(?:-\w+)?) \[(\d+) 0 R /XYZ \S+ (\S+) \S+\]", printed
         )
     }
     kids = re.findall(rb"/Kids\s*\[([^\]]*)\]", printed)
     order = [int(number) for part in kids for number in re.findall(rb"(\d+) 0 R", part)]
     leaves = {int(n) for n in re.findall(rb"(\d+) 0 obj\s*<<\s*/Type\s*/Page\b", printed)}
     pages = [number for number in order if number in leaves]
-    names = [name for name in places if name != "check"]
-    assert len(names) >= 3
-    # Skia writes where a heading stands in points from below: that of an A4 page is 842 high.
-    starts = [pages.index(places[name][0]) for name in sorted(names, key=lambda n: places[n][0])]
+    return {name: (pages.index(at), top) for name, (at, top) in found.items()}, len(pages)
+
+
+def test_the_first_page_stands_alone_and_each_statement_on_a_page_of_its_own(
+    page: "Page", file: Path
+) -> None:
+    page.goto(file.as_uri())
+    places, count = places_in(page.pdf(prefer_css_page_size=True))
+    assert places["front"][0] == 0
+    assert all(at > 0 for name, (at, _) in places.items() if name != "front")
+    assert places["short"][0] == 1
+    starts = sorted(at for name, (at, _) in places.items() if name.startswith("statement-"))
+    assert len(starts) >= 3
     assert all(after - before == 1 for before, after in itertools.pairwise(starts))
-    assert pages.index(places["check"][0]) == starts[-1] + 1
-    assert all(places[name][1] > 780.0 for name in names)
+    assert all(top > 780.0 for name, (_, top) in places.items() if name.startswith("statement-"))
+    # Nothing comes after the last, and what leads to them stands before.
+    assert starts[-1] == count - 1
+    assert places["check"][0] < starts[0]
+    # No heading stands at the foot of a page, without what it is of.
+    assert all(top > 110.0 for _, top in places.values())
+
+
+@pytest.mark.skipif(shutil.which("pdftoppm") is None, reason="needs poppler's pdftoppm")
+def test_no_page_of_the_details_is_half_empty_but_the_last(
+    page: "Page", file: Path, tmp_path: Path
+) -> None:
+    page.goto(file.as_uri())
+    printed = page.pdf(prefer_css_page_size=True)
+    (tmp_path / "report.pdf").write_bytes(printed)
+    subprocess.run(
+        ["pdftoppm", "-r", "30", "-gray", tmp_path / "report.pdf", tmp_path / "leaf"], check=True
+    )
+    last = min(at for name, (at, _) in places_in(printed)[0].items() if "statement-" in name) - 1
+    for number, leaf in enumerate(sorted(tmp_path.glob("leaf*.pgm"))):
+        with Image.open(leaf) as picture:
+            inked = np.flatnonzero((np.asarray(picture) < 160).any(axis=1))
+        # The first page and the statements stand alone, however short.
+        if 0 < number < last:
+            assert inked[-1] > 0.55 * picture.size[1], f"page {number + 1}"
 
 
 # A server's folder

@@ -90,8 +90,8 @@ def test_the_schedules_of_the_guide_are_studies():
     """Every block of the section in `docs/federation.md` is read as it stands."""
     import tomllib
 
-    from fedvi.study import shared_parts
     from fedvi.study.config import parse_study
+    from fedvi.study.spec import shared_parts
 
     guide = (Path(__file__).parents[2] / "docs/federation.md").read_text(encoding="utf-8")
     section = guide.partition("## Who works when")[2].partition("\n## ")[0]

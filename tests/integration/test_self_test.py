@@ -92,13 +92,11 @@ def test_without_time_no_fault_counts_as_found_or_missed() -> None:
 
 
 def test_a_check_that_fails_anyway_finds_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = BY_NAME["view-priced-without-colluders"]
+    fault, check = BY_NAME["budget-a-tenth-too-generous"], "a ledger stops at its budget"
     audited = Audited(build.assemble(loaded("site_release")), Settings(trials=400))
-    (views,) = (
-        finding for finding in audited.findings(("price",)) if finding.check == "prices of views"
-    )
+    (stops,) = (found for found in audited.findings(("price",)) if found.check == check)
     monkeypatch.setattr(_self_test, "LAYERS", ("price",))
-    failing = [views._replace(passed=False)]
+    failing = [stops._replace(passed=False)]
     (outcome,) = _self_test.self_test(loaded("site_release"), Settings(), failing, [fault])
     assert outcome.found is False
 

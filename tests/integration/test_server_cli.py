@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from fedvi.federation.messages import Done, Hello, NextTask, Offer, Submit
-from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
 from fedvi.run import server_plan
 from fedvi.transport.grpc import GrpcLink
+from fedvi.updates.base import Task
 from tests import pki
 from tests.servers import encoded
 from tests.studies import raw_study

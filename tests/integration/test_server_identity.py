@@ -9,12 +9,12 @@ import pytest
 
 from fedvi import errors
 from fedvi.federation.messages import Goodbye, Hello, NextTask, Offer, Submit
-from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
 from fedvi.server.rpc import access
 from fedvi.transport import authority, bundle, certificates, enrolment, identity, status, wire
 from fedvi.transport import roster as rosters
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2, health_pb2_grpc
+from fedvi.updates.base import Task
 from tests import pki
 from tests.servers import answer, greeting, make_spec, running
 

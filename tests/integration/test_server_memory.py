@@ -24,7 +24,7 @@ import asyncio, os, pathlib, sys, threading
 
 from fedvi import expfam
 from fedvi.federation import damping, schedules
-from fedvi.inference.base import finish_natural
+from fedvi.updates.base import finish_natural
 from fedvi.privacy import events, ledger
 from fedvi.server import app as apps
 from fedvi.server.store.durable import SqliteServerStore

@@ -19,8 +19,9 @@ from fedvi.run import server_plan
 from fedvi.server import logs
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.store.durable import SqliteServerStore
-from fedvi.study import build, shared_parts
+from fedvi.study import build
 from fedvi.study.config import load_study
+from fedvi.study.spec import shared_parts
 from tests.studies import raw_study
 
 SESSION = "5" * 32
@@ -161,4 +162,18 @@ def test_a_stopped_server_says_why_there_is_no_epsilon(tmp_path, case):
     run = json.loads(fedvi("status", state, "--json").stdout)
     assert words in run["unpriced"]
     assert {row["epsilon"] for row in run["clients"]} == {None}
-    assert f"ε so far is not known: {run['unpriced']}" in fedvi("status", state).stdout
+    assert f"ε charged is not known: {run['unpriced']}" in fedvi("status", state).stdout
+
+
+def test_where_several_runs_are_each_gets_a_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = study_file(tmp_path)
+    for name in ("first", "second"):
+        charged(path, tmp_path / ".fedvi" / name / "server")
+    said = fedvi("status").stdout
+    assert all(f".fedvi/{name}/server" in said for name in ("first", "second"))
+    assert said.count("stopped") == 2
+    told = json.loads(fedvi("status", "--json").stdout)
+    assert [len(run["clients"]) for run in told.values()] == [2, 2]
+    # Other commands act on one run, and ask which.
+    assert "2 are found" in fedvi("pause", code=2).stderr

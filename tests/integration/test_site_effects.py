@@ -15,8 +15,9 @@ from fedvi.cli.main import main
 from fedvi.data.source import ArraySource
 from fedvi.expfam.gaussian import FullGaussian
 from fedvi.planning import advice, plan
-from fedvi.results import evaluation
+from fedvi.results import evaluation, run_record
 from fedvi.run import server_plan
+from fedvi.server.core import protocol
 from fedvi.study import build, site_effects
 from fedvi.study.build import Assembly
 from fedvi.study.config import parse_study
@@ -184,8 +185,10 @@ def test_a_server_without_jax_says_the_same_of_its_coefficients() -> None:
     assembly = assembled(LEARNT)
     kept = server_plan.make(assembly)
     assert kept.names == ("(Intercept)", "x0", "log τ: (Intercept)")
-    assert server_plan.to_spec(kept).prior.h[2] == pytest.approx(np.log(0.8))
-    said = site_effects.remark(kept.study, kept.rows(kept.prior))
+    spec = server_plan.to_spec(kept)
+    assert spec.prior.h[2] == pytest.approx(np.log(0.8))
+    run = run_record.of_server(kept, spec, protocol.initial_state(spec))
+    said = site_effects.remark(kept.study, run.rows())
     assert "τ = 0.8 (0.11 to 5.68) for (Intercept) (sd, learnt: median and 95 %)" in said
 
 

@@ -153,4 +153,4 @@ def test_a_run_that_failed_keeps_secrets_until_it_is_stopped_for_good(tmp_path: 
 def test_the_help_says_which_run_that_is_over_can_be_stopped() -> None:
     said = " ".join(CliRunner().invoke(main, ["stop", "--help"]).stdout.split())
     assert "6 the run is over, and did not fail" in said
-    assert "A run that failed is over too" in said
+    assert "A failed run could still go on with `fedvi resume`" in said

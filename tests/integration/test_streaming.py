@@ -22,7 +22,6 @@ from fedvi.client.inputs import fingerprint
 from fedvi.data.source import ArraySource
 from fedvi.data.stored import StoredColumn, StoredSource
 from fedvi.errors import ConfigError, DataError
-from fedvi.inference.base import Shard, Task
 from fedvi.inference.blocks import blocks_of, is_large, length_of
 from fedvi.inference.clipping import MOST_ROWS
 from fedvi.privacy import bounded as bounds
@@ -30,6 +29,7 @@ from fedvi.privacy import random, release, sampling
 from fedvi.run import loading, simulate, site
 from fedvi.study import build
 from fedvi.study.config import parse_study
+from fedvi.updates.base import Shard, Task
 
 # Above `MOST_ROWS`, from which on records are added up in blocks, wherever they lie.
 RECORDS, CAPACITY = 190_000, 210_000
@@ -350,7 +350,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
         from fedvi.study import build
         from fedvi.run import site
         from fedvi.study.config import parse_study
-        from fedvi.inference.base import Task
+        from fedvi.updates.base import Task
         from fedvi.privacy import random
         import json
         assembly = build.assemble(parse_study(json.loads(sys.argv[1])))

@@ -8,7 +8,7 @@ import pytest
 
 from fedvi.data.source import ArraySource
 from fedvi.planning.plan import plan
-from fedvi.results import outcome
+from fedvi.results import outcome, run_record
 from fedvi.run import simulate
 from fedvi.study import build
 from fedvi.study.config import parse_study
@@ -84,7 +84,9 @@ def test_the_first_round_is_a_survey_and_moves_nothing(plain: Any) -> None:
     assert second.gap is not None
     assert plain.history[-1].rounds == ROUNDS
     at = plain.standing.coordinates
-    np.testing.assert_allclose(at.centre[1:], CENTRE[1:], atol=0.5)
+    # Over 24 seeds the noise in a centre had an sd of up to 0.27 of the column's, and clipping moved one by
+    # 0.26: one seed in a thousand may be further off than this.
+    np.testing.assert_allclose((at.centre - CENTRE)[1:] / SPREAD[1:], 0.0, atol=1.0)
     # A column ten times as long as another comes to about the same.
     assert (at.scale[1:] * SPREAD[1:]).max() < 3.0 * (at.scale[1:] * SPREAD[1:]).min()
 
@@ -143,7 +145,7 @@ def test_a_site_that_leaves_or_joins_leaves_coordinates_as_they_are() -> None:
 
 
 def test_what_a_site_contributed_is_told_after_a_survey_too(plain: Any) -> None:
-    rows = outcome.influence_rows(plain)
+    rows = run_record.influence_rows(outcome.record(plain))
     assert rows is not None
     shifts = np.array([list(row["shift_in_sds"].values()) for row in rows])
     assert 0.01 < np.abs(shifts).max() < 4.0

@@ -37,6 +37,7 @@ def write(path: Path, columns: dict[str, Any]) -> None:
         csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
 
 
+@pytest.mark.nightly
 def test_sets_of_a_mixture_are_the_same_again_and_what_does_not_fit_leaves_nothing(
     tmp_path: Path,
 ) -> None:

@@ -136,7 +136,7 @@ def test_a_study_of_pairs_has_the_posterior_of_the_trials_as_records(folder: Pat
         assert abs(row["mean"] - TRUTH[name]) < 4.0 * row["sd"]
 
 
-@pytest.mark.nightly(but=("site_release",))
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "solver",
     [

@@ -99,7 +99,7 @@ TABLE = [
         changes={"[model]": "[modle]"},
         said="modle: unknown key",
         hint=(
-            "did you mean `model`? known: `clients`, `data`, `family`, `model`, `prior`, "
+            "did you mean `model`? known: `aggregation`, `clients`, `data`, `family`, `model`, `prior`, "
             "`privacy`, `schedule`, `simulation`, `solver`, `study`"
         ),
     ),
@@ -123,7 +123,7 @@ TABLE = [
         changes={"bounds = [18, 100]": "bonds = [18, 100]"},
         said="data.schema.age.bonds: unknown key of a number column",
         hint=(
-            "did you mean `bounds`? known: `bounds`, `center`, `column`, `missing`, "
+            "did you mean `bounds`? known: `bounds`, `center`, `column`, `expected`, `missing`, "
             "`missing_values`, `outside`, `scale`, `type`"
         ),
     ),
@@ -131,7 +131,7 @@ TABLE = [
         "misspelt key of a client",
         changes={'data = "south.csv"': 'file = "south.csv"'},
         said="clients[1].file: unknown key",
-        hint="known: `added`, `data`, `latency_seconds`, `name`",
+        hint="known: `added`, `data`, `expected_records`, `latency_seconds`, `name`",
     ),
     Wrong(
         "text for a number",
@@ -314,9 +314,9 @@ TABLE = [
         changes={"[prior]": '[family]\nkind = "gaussian"\n[prior]'},
         said="family.kind is 'gaussian', which is not in fedvi.expfam",
         hint=(
-            "did you mean `gaussian_rows`? known: `beta`, `diagonal_gaussian`, `dirichlet`, "
-            "`dirichlets`, `full_gaussian`, `gamma`, `gaussian_rows`, `low_rank_gaussian`, "
-            "`normal_gamma`, `normal_gamma_rows`, `normal_wishart`, `product`; "
+            "did you mean `full_gaussian`? known: `diagonal_gaussian`, `dirichlet`, `dirichlets`, "
+            "`full_gaussian`, `gamma`, `low_rank_gaussian`, `normal_gamma_rows`, `normal_wishart`, "
+            "`product`; "
             '"my_package.my_module:my_function" reaches outside'
         ),
     ),

@@ -24,13 +24,13 @@ from fedvi.federation.messages import (
     Submit,
 )
 from fedvi.federation.progress import Patience
-from fedvi.inference.base import LocalSolver, Shard, finish_natural
 from fedvi.privacy import events, ledger, random
 from fedvi.privacy.release import disclose
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.core import protocol
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.transport import codec
+from fedvi.updates.base import LocalSolver, Shard, finish_natural
 
 FAMILY = expfam.diagonal_gaussian(1)
 CLIENTS = ("a", "b", "c", "d")

@@ -11,10 +11,10 @@ from fedvi.audit.client_told import Release, Told, findings
 from fedvi.audit.findings import Finding
 from fedvi.audit.recording import Call, Layout, Recorder
 from fedvi.expfam import tree
-from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
 from fedvi.privacy import bounded as bounds
 from fedvi.privacy import events, mechanisms, random, release, sampling
 from fedvi.store.memory import MemoryClientStore
+from fedvi.updates.base import LocalSolver, Shard, Task, finish_natural
 
 FAMILY = expfam.diagonal_gaussian(2)
 SHARD = Shard({"x": np.ones((4, 2), np.float32)}, np.ones(4, bool))

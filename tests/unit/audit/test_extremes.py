@@ -17,8 +17,8 @@ from fedvi.audit.findings import Finding
 from fedvi.audit.recording import Recorder
 from fedvi.expfam import tree
 from fedvi.inference import solvers
-from fedvi.inference.base import LocalSolver, Shard, Task, finish_natural
 from fedvi.privacy import base, bounded, mechanisms, random, release, sampling
+from fedvi.updates.base import LocalSolver, Shard, Task, finish_natural
 
 NAMES = ("a", "b", "c")
 FAMILY = expfam.full_gaussian(len(NAMES))

@@ -8,7 +8,8 @@ from fedvi import errors
 from fedvi.audit.faults import FAULTS, Fault, planted, planting
 from fedvi.audit.faults.fault import NEEDS
 from fedvi.cli._audited import LAYERS
-from fedvi.privacy import views
+from fedvi.privacy import sums
+from fedvi.privacy.events import Gaussian
 from fedvi.privacy.sums import Sums
 
 NAMES = [fault.name for fault in FAULTS]
@@ -28,12 +29,12 @@ def test_a_fault_fits_the_function_that_it_is_of(fault: Fault):
 
 
 def test_a_fault_is_in_a_function_that_others_hold_and_is_gone_again():
-    held = views.noise_seen
-    (fault,) = (fault for fault in FAULTS if fault.name == "view-priced-without-colluders")
-    clean = held(4.0, "secure_aggregate", 10, colluding=3)
+    held, name = sums.in_sum, "sums-priced-by-their-number-and-not-its-root"
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    clean = held(Gaussian(1.0), 7)
     with planted(fault):
-        assert held(4.0, "secure_aggregate", 10, colluding=3) > clean
-    assert held(4.0, "secure_aggregate", 10, colluding=3) == clean
+        assert held(Gaussian(1.0), 7).noise_multiplier > clean.noise_multiplier
+    assert held(Gaussian(1.0), 7) == clean
 
 
 def test_a_fault_is_gone_where_its_search_was_interrupted():

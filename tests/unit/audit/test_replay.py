@@ -22,11 +22,11 @@ from fedvi.audit.replay import replay
 from fedvi.expfam import tree
 from fedvi.expfam.low_rank_gaussian import LowRankEta
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
 from fedvi.privacy import base, events, mechanisms, release, sampling
 from fedvi.privacy import bounded as bounds
 from fedvi.privacy.metrics import Private, Public, ReleasedMetric
 from fedvi.privacy.random import insecure_root, key
+from fedvi.updates.base import Shard, Task
 
 SIZE, SLOTS = 3, 32
 FULL, LOW_RANK = expfam.full_gaussian(SIZE), expfam.low_rank_gaussian(SIZE, rank=1)

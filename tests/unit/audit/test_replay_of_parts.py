@@ -11,12 +11,12 @@ from fedvi.audit.replay import replay
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
-from fedvi.inference.base import LocalSolver, Shard, Task
-from fedvi.inference.solvers import _parts
+from fedvi.inference.solvers import _clipped_changes
 from fedvi.privacy import mechanisms, sampling
 from fedvi.privacy.random import insecure_root, key
 from fedvi.transport import codec
 from fedvi.typing import IDS
+from fedvi.updates.base import LocalSolver, Shard, Task
 
 SIZE, SLOTS = 2, 32
 
@@ -148,7 +148,7 @@ def test_parts_by_place_sold_as_parts_by_id_are_found(monkeypatch: pytest.Monkey
     Every other record pulls up twice as hard as its neighbour pulls down, and so every other part. Mixed,
     all parts go up.
     """
-    honest = _parts.divided
+    honest = _clipped_changes.divided
 
     def by_rank(shard: Shard, parts: int, by_place: bool) -> list[Shard]:
         ranks = np.maximum(np.cumsum(shard.mask) - 1, 0).astype(np.uint64)
@@ -158,7 +158,7 @@ def test_parts_by_place_sold_as_parts_by_id_are_found(monkeypatch: pytest.Monkey
     x = np.stack([pull, np.zeros(SLOTS)], axis=1)
     options = {"parts": 4, "clip_norm": 0.05, "x": x, "y": (pull == 0.1).astype(float)}
     assert all(found("virtual_clients", **options).values())
-    monkeypatch.setattr(_parts, "divided", by_rank)
+    monkeypatch.setattr(_clipped_changes, "divided", by_rank)
     outcome = found("virtual_clients", **options)
     assert outcome["one record added or removed"] is False
 
@@ -182,6 +182,6 @@ def test_a_client_without_records_that_answers_by_its_factor_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Planted: an empty shard is fitted like any other, so that it takes its own factor back."""
-    monkeypatch.setattr(_parts, "or_nothing", lambda vectors, shard: vectors)
+    monkeypatch.setattr(_clipped_changes, "or_nothing", lambda vectors, shard: vectors)
     planted = found("perturbed_update", unit="client", protects="client")
     assert planted["one client's data added or removed"] is False

@@ -14,11 +14,11 @@ from fedvi.audit.recording import Recorder
 from fedvi.audit.replay import replay
 from fedvi.expfam import tree
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
 from fedvi.models.site_effects import site_effects
 from fedvi.privacy import bounded as bounds
 from fedvi.privacy import mechanisms, sampling
 from fedvi.privacy.random import insecure_root, key
+from fedvi.updates.base import Shard, Task
 
 SIZE, SLOTS, CLIP = 2, 32, 0.1
 

@@ -9,19 +9,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from fedvi import expfam
-from fedvi.audit.canaries import epsilon_lower
 from fedvi.audit.findings import Finding
 from fedvi.audit.recording import Recorder, SamplerRecorder
 from fedvi.audit.replay import replay
 from fedvi.expfam import tree
-from fedvi.inference.base import Fold, LocalSolver, Shard, Task
 from fedvi.inference.solvers import vips
 from fedvi.models.lda import LatentDirichlet
 from fedvi.models.regression_statistics import PolyaGamma
 from fedvi.privacy import accountants, events, mechanisms, sampling
 from fedvi.privacy.random import insecure_root, key
+from fedvi.updates.base import Fold, LocalSolver, Shard, Task
 from tests.vips import answer, first_task, model_of
 
 module = importlib.import_module("fedvi.inference.solvers.vips")
@@ -165,12 +165,12 @@ def documents() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.nightly(but=("poisson-2",))
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rate", [1.0, 0.3], ids=["full", "poisson"])
 def test_topics_pass_on_one_processor_and_on_two(
-    rate: float, lanes: int, monkeypatch: pytest.MonkeyPatch
+    rate: float, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "lane_count", lambda: lanes)
+    monkeypatch.setattr(module, "thread_count", lambda: threads)
     found = audited(TOPICS, rate, None, documents())
     assert all(finding.passed for finding in found), found
 
@@ -187,6 +187,36 @@ def test_documents_that_are_drawn_and_noised_by_one_key_are_found() -> None:
 
 
 CANARIES, DELTA, NOISE = 160, 1e-5, 2.0
+
+
+def guess_probability(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+    """Returns the bound on P[at least v of r guesses are right] for m records of which coins were tossed.
+
+    With an (ε, δ)-DP release under add/remove it is f(v) + 2mδ · max_{1≤i≤v} (f(v−i) − f(v)) / i, where
+    f(v) = P[Binomial(r, e^ε/(1+e^ε)) ≥ v].
+
+    Source: Steinke, Nasr and Jagielski (2023), arXiv:2305.08846, Theorem 5.2 and Algorithm 1.
+
+    >>> round(guess_probability(100, 10, 10, 0.0, 0.0) * 2**10, 6)
+    1.0
+    """
+    tail = scipy.stats.binom.sf(np.arange(v, -1, -1) - 1, r, 1.0 / (1.0 + math.exp(-epsilon)))
+    steepest = float(((tail[1:] - tail[0]) / np.arange(1, v + 1)).max()) if v else 0.0
+    return min(1.0, float(tail[0]) + 2.0 * m * delta * steepest)
+
+
+def epsilon_lower(m: int, r: int, v: int, delta: float, error: float) -> float:
+    """Returns the largest ε that v right guesses of r refute at this error; 0 if none."""
+    low, high = 0.0, 30.0
+    if guess_probability(m, r, v, low, delta) > error:
+        return 0.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2.0
+        if guess_probability(m, r, v, middle, delta) > error:
+            high = middle
+        else:
+            low = middle
+    return low
 
 
 def epsilon_found(kind: type[PolyaGamma], noise: float) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from fedvi import errors
 from fedvi.client import inputs
-from fedvi.inference.base import Shard
+from fedvi.updates.base import Shard
 
 KEY = bytes(range(32))
 

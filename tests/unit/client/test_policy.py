@@ -7,11 +7,12 @@ import pytest
 from fedvi import errors
 from fedvi.client.guard import Guard, Lifetime
 from fedvi.client.policy import Policy, Request, load_policy, parse_policy
-from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.events import NOTHING, Gaussian, PoissonSampled, Unprotected, repeat
+from fedvi.privacy.sums import Sums
 from fedvi.store.memory import MemoryClientStore
+from fedvi.updates.base import Task
 
 ROUND = Gaussian(30.0)
 REQUEST = Request(
@@ -69,6 +70,16 @@ def test_each_line_refuses_what_exceeds_it(given, request_, expected):
     with pytest.raises(errors.PolicyRefused) as caught:
         policy(**given).check(REQUEST._replace(**request_))
     assert expected in caught.value.message
+
+
+@pytest.mark.parametrize("allow", [{}, {"trusts_server": True}, {"views": ["message"]}])
+def test_a_floor_of_sums_holds_whether_or_not_the_study_is_judged_by_them(allow):
+    asked = REQUEST._replace(
+        planned=Gaussian(500.0), view="aggregate", sums=Sums(3, colluding=1), mechanism=""
+    )
+    policy(allow={"least_reporting": 3, **allow}).check(asked)
+    with pytest.raises(errors.PolicyRefused, match="sums of 3 sites are not allowed, expected 4"):
+        policy(allow={"least_reporting": 4, **allow}).check(asked)
 
 
 def test_every_violated_line_is_listed():
@@ -182,7 +193,7 @@ def test_the_lifetime_outlasts_studies_and_refuses_what_exceeds_it():
                 admitted += 1
     assert admitted > 10
     assert ledgers.reservations(life.ledger) == admitted
-    assert life.filter.epsilon_of(ledgers.spent(life.ledger)) <= 1.0
+    assert life.spend().epsilon <= 1.0
     ledgers.verify(life.ledger)
 
 

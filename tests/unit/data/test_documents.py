@@ -72,11 +72,9 @@ def test_no_error_tells_of_a_document_where_records_are_private():
         [(1, 2**24), (1, 1), (3, 1)],
     ]
     # Warnings are errors here.
-    for drawn in ({}, {"length": 10, "seed": 1}):
-        source = bag_of_words(rows(*odd, [(0, 1)]), V, 2, **drawn)
-        once, twice = (10.0, 10.0) if drawn else (1.0, 2.0)
-        assert told(source) == [{3: twice}, {}, *[None] * 7, {0: once}]
-        assert np.isfinite(source.records["counts"]).all()
+    source = bag_of_words(rows(*odd, [(0, 1)]), V, 2)
+    assert told(source) == [{3: 2.0}, {}, *[None] * 7, {0: 1.0}]
+    assert np.isfinite(source.records["counts"]).all()
 
 
 def test_counts_that_float32_holds_are_kept_to_the_last_one():
@@ -110,28 +108,9 @@ def test_a_document_is_the_same_record_whatever_is_beside_it():
         [(int(w), int(generator.integers(1, 9))) for w in generator.permutation(V)[:n]]
         for n in generator.integers(0, V, 30)
     ]
-    options = {"length": 25, "seed": 3}
-    for chosen in ({}, options):
-        whole = told(bag_of_words(rows(*documents), V, 4, **chosen))
-        changed = told(bag_of_words(rows(*documents[:20], [(V, 1), (2, 0.5)]), V, 4, **chosen))
-        assert changed[:20] == whole[:20]
-
-
-def test_documents_are_resampled_to_one_length_from_their_own_words():
-    """30,000 draws from odds of 3 to 1: five standard errors are 0.0125."""
-    corpus = rows(*[[(2, 30), (8, 10)]] * 300, [], [(5, 1)])
-    source = bag_of_words(corpus, V, 3, length=100, seed=1)
-    counts = source.records["counts"]
-    assert set(counts.sum(axis=1).tolist()) == {100.0, 0.0}
-    assert counts[300].sum() == 0.0
-    assert told(source)[301] == {5: 100.0}
-    assert counts[:300, 0].sum() / 30_000 == pytest.approx(0.75, abs=0.0125)
-    # Draws of their own, and the same again from one seed.
-    assert len(set(counts[:300, 0].tolist())) > 10
-    again = bag_of_words(corpus, V, 3, length=100, seed=1)
-    np.testing.assert_array_equal(again.records["counts"], counts)
-    other = bag_of_words(corpus, V, 3, length=100, seed=2)
-    assert (other.records["counts"] != counts).any()
+    whole = told(bag_of_words(rows(*documents), V, 4))
+    changed = told(bag_of_words(rows(*documents[:20], [(V, 1), (2, 0.5)]), V, 4))
+    assert changed[:20] == whole[:20]
 
 
 @pytest.mark.parametrize(
@@ -157,12 +136,6 @@ def test_what_is_no_corpus_is_refused(corpus, message):
     [
         ({"vocabulary": 1}, r"vocabulary is 1, expected at least 2"),
         ({"distinct": 0}, r"distinct is 0, expected at least 1"),
-        ({"length": 0, "seed": 1}, r"length is 0, expected at least 1"),
-        ({"length": 5}, r"one of length and seed is given without the other"),
-        ({"length": 5, "seed": -1}, r"seed is -1, expected at least 0"),
-        ({"length": 5, "seed": 0.5}, r"seed is 0\.5, expected a whole number"),
-        ({"length": 5.0, "seed": 1}, r"length is 5\.0, expected a whole number"),
-        ({"length": 2**24 + 1, "seed": 1}, r"length is 16777217, expected at most 16777216"),
         ({"vocabulary": 5.5}, r"vocabulary is 5\.5, expected a whole number of at least 2"),
         ({"vocabulary": None}, r"vocabulary is None, expected a whole number"),
         ({"vocabulary": 2**31 + 1}, r"vocabulary is 2147483649, expected at most 2147483648"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedvi.data.draft import Draft, Options, draft_schema, rounded_out
+from fedvi.data.draft import Draft, Options, draft_schema, rounded_out, suggested, words_for_missing
 from fedvi.data.guess import guess_columns
 from fedvi.data.inspect import verdict
 from fedvi.data.names import column_names
@@ -245,3 +245,50 @@ def test_a_name_that_cannot_be_seen_is_left_out(name: str, tmp_path: Path) -> No
     assert "rename it in the file" in found.text
     assert name not in found.text
     assert found.formula == "a ~ 1"
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "expected"),
+    [
+        (["18.25", "93.5", "40.75"], None, "number"),  # never a bound
+        (["1", "0"], None, "binary:1/0"),
+        (["yes", "no"], None, "binary:yes/no"),
+        (["m", "f"], None, "binary:m/f"),
+        (["a/b", "c"], None, None),  # cannot be spelt
+        (["III", "I", "II"], None, "level:I,II,III"),
+        (["a,b", "c", "d"], None, "level"),
+        (["1", "0"], "level", "level:0,1"),  # the model's type goes before the looks
+        (["m", "f"], "number", "number"),
+        (["NO", ">30", "<30"], "binary", None),  # which of them are true, nobody can guess
+        (["4.5", "3.5", "1.5"], "binary", None),
+        (["No"], None, "level"),  # one level is none: they are asked for
+        (["3", "1", "2"], "number", "number"),
+        ([f"text {i}" for i in range(40)], None, None),
+    ],
+)
+def test_a_suggestion_is_what_a_column_looks_like_without_any_range(
+    tmp_path: Path, cells: list[str], kind: str | None, expected: str | None
+) -> None:
+    path = tmp_path / "north.csv"
+    twice = 1 if len(cells) > 9 else 3
+    path.write_text("x;y\n" + "".join(f"{cell};1\n" for cell in cells * twice))
+    (guess,) = guess_columns(path, ["x"], columns=None, separator=";")
+    assert suggested(guess, kind) == expected
+
+
+@pytest.mark.parametrize("rest", [["I", "II"], ["m"]])
+def test_no_suggestion_has_a_level_of_one_record_alone(tmp_path: Path, rest: list[str]) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text("x,y\n" + "".join(f"{cell},1\n" for cell in [*rest * 5, "rare"]))
+    (guess,) = guess_columns(path, ["x"], columns=None, separator=",")
+    assert "rare" not in (suggested(guess) or "")
+
+
+def test_words_of_a_column_of_numbers_are_offered_as_missing_unless_one_record_alone_has_them(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text("x,y\n" + "".join(f"{i}.5,1\n" for i in range(90)) + "lost,1\n" * 2 + "Ann,1\n")
+    (guess,) = guess_columns(path, ["x"], columns=None, separator=",")
+    assert words_for_missing(guess, "number") == ["lost"]
+    assert words_for_missing(guess, "level") == []

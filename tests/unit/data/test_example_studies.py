@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedvi.data.formula import Design, parse_formula
-from fedvi.data.load import prepare, read_table
 from fedvi.data.schema import parse_schema
 from fedvi.data.source import ArraySource, concatenate
+from tests.tables import prepare, read_table
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEART = ["heart-disease/study-descent.toml", "heart-disease/study-nonprivate.toml"]

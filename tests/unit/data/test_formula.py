@@ -62,6 +62,10 @@ def test_a_design_matrix_is_what_one_writes_by_hand() -> None:
     np.testing.assert_array_equal(matrix, by_hand)  # products with 0 and 1 are exact
 
 
+def test_brackets_may_stand_in_brackets() -> None:
+    assert names("y ~ " + "(" * 50 + "age" + ")" * 50) == ("(Intercept)", "age")
+
+
 def test_two_columns_of_levels_interact_with_the_first_varying_fastest() -> None:
     design = parse_formula("y ~ cp*ecg", SCHEMA)
     assert design.names[-4:] == (
@@ -259,6 +263,7 @@ def test_a_missing_indicator_is_there_once_and_without_a_main_effect_too() -> No
         ("y ~ age[0]", "`age[0]` in", "a function is of one column"),
         ("y ~ (age + sex + cost + chol + cp + ecg)**9", "10000 products", "write out"),
         ("y ~ 2", "'2' in", "response ~ term"),
+        ("y ~ " + "(" * 2000 + "age" + ")" * 2000, "51 brackets in one another", "write out"),
         ("y ~ age\n~", "expected one response", "response ~ term"),
     ],
 )

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedvi.data.guess import check_names, guess_columns
+from fedvi.data import guess as guess_module
+from fedvi.data.guess import check_names, guess_columns, is_identifier, repeats
 from fedvi.data.names import column_names
 from fedvi.errors import DataError
 
@@ -70,3 +71,57 @@ def test_words_that_stand_again_in_their_own_columns_are_no_names(
 )
 def test_names_that_may_be_names_are_taken_for_them(text: str, tmp_path: Path) -> None:
     judged(tmp_path / "a.csv", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "expected"),
+    [
+        ("patient_id", [f"P{i % 40}" for i in range(100)], True),  # repeats, with many values
+        ("MRN", [str(100_000 + i % 30) for i in range(100)], True),
+        ("PatientID", [f"P{i % 4}" for i in range(100)], True),
+        ("row_id", [str(i) for i in range(100)], True),
+        ("key", [f"a{i}" for i in range(100)], True),  # no such name, and no cell twice
+        ("number", [str(7 * i) for i in range(100)], True),
+        ("note", [f"text {i}" for i in range(97)] + ["none"] * 3, True),
+        ("patient_nbr", [str(8_222_157 + i % 90) for i in range(100)], True),
+        ("uniquepid", [f"002-{i % 60}" for i in range(100)], True),
+        ("USUBJID", [f"S-{i % 20}" for i in range(100)], True),
+        ("patientunitstayid", [str(141_764 + i % 95) for i in range(100)], True),
+        ("admission_type_id", [str(i % 8) for i in range(100)], False),  # codes of a list: a level
+        ("site_id", [str(i % 80) for i in range(100)], True),
+        ("covid", [str(i % 80) for i in range(100)], False),
+        ("note", [f"text {i % 70}" for i in range(100)], False),
+        ("hospital_id", [f"H{i % 4}" for i in range(100)], False),  # few values: a level
+        ("crp", [f"{i}.5" for i in range(100)], False),  # measurements nearly all differ
+        ("cost", [str(i // 2) for i in range(100)], False),
+        ("key", ["a", "b", "c", "d"], False),  # too few to tell
+        ("patient_id", [""] * 30, False),
+    ],
+)
+def test_an_identifier_is_known_by_its_name_or_as_nearly_all_cells_differ(
+    tmp_path: Path, name: str, cells: list[str], expected: bool
+) -> None:
+    path = tmp_path / "north.csv"
+    path.write_text(f"{name},age\n" + "".join(f"{cell},{i % 9}\n" for i, cell in enumerate(cells)))
+    (guess,) = guess_columns(path, [name], columns=None, separator=",")
+    assert is_identifier(guess) == expected
+
+
+def test_codes_of_a_list_are_levels_and_a_few_patients_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "north.csv"
+    rows = "".join(f"{i % 8},{i % 8},{i % 30}\n" for i in range(100))
+    path.write_text(f"admission_type_id,visits,patient_id\n{rows}")
+    names = ["admission_type_id", "visits", "patient_id"]
+    guesses = guess_columns(path, names, columns=None, separator=",")
+    assert [guess.kind for guess in guesses] == ["level", "number", "number"]
+
+
+def test_identifiers_that_are_too_many_to_be_told_apart_do_not_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guess_module, "_KEPT", 50)
+    path = tmp_path / "north.csv"
+    path.write_text("id,of\n" + "".join(f"{i},{i // 2}\n" for i in range(100)))
+    own, shared = guess_columns(path, ["id", "of"], columns=None, separator=",")
+    assert not repeats(own)
+    assert repeats(shared)

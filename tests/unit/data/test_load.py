@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from fedvi.data.cells import Numbers
 from fedvi.data.formula import parse_formula
-from fedvi.data.load import prepare, prepare_columns, prepared, read_table
+from fedvi.data.load import prepare_columns, prepared
 from fedvi.data.schema import Schema, parse_schema
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, FedviError
+from tests.tables import prepare, read_table
 
 AGE = {"type": "number", "bounds": [18, 100], "center": 50, "scale": 10}
 CP = {

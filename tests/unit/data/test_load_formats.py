@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from fedvi.data import delimited, tables
 from fedvi.data.cells import Cells, Codes, Numbers, Wanted, as_texts
-from fedvi.data.load import prepare_chunk, prepared, read_table
+from fedvi.data.load import prepare_chunk, prepared
 from fedvi.data.schema import parse_schema
 from fedvi.data.source import ArraySource, concatenate
 from fedvi.errors import ConfigError, DataError
+from tests.tables import read_table
 
 RAW: dict[str, dict[str, Any]] = {
     "age": {

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedvi.data.formula import parse_formula
-from fedvi.data.load import prepare
 from fedvi.data.schema import Schema, parse_schema
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError
+from tests.tables import prepare
 
 RAW: dict[str, Any] = {
     "days": {"type": "number", "bounds": [0.5, 1000], "center": 365, "scale": 30},

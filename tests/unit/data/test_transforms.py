@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvi.data.formula import Design, parse_formula
-from fedvi.data.load import prepare
 from fedvi.data.schema import parse_schema
 from fedvi.errors import ConfigError, DataError
+from tests.tables import prepare
 
 RAW: dict[str, Any] = {
     "y": {"type": "binary"},

@@ -114,34 +114,6 @@ def test_the_metric_and_the_variances_are_right_where_leverages_are_large(seed):
     np.testing.assert_allclose(family.moments(eta)[1] ** 2, variances, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("size", "rank"), [(3, 2), (40, 12), (300, 5)])
-def test_natural_parameters_are_found_from_mean_parameters(size, rank):
-    family = LowRankGaussian(size, rank)
-    for seed in range(5):
-        eta = random_eta(family, seed)
-        for found, expected in zip(family.natural(family.mean(eta)), eta, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-        # Of sharp and flat coordinates together, rounded variances tell less: what they tell is met.
-        mu = family.mean(wide(family, seed))
-        for found, expected in zip(family.mean(family.natural(mu)), mu, strict=True):
-            np.testing.assert_allclose(
-                found, expected, rtol=1e-7, atol=1e-9 * np.abs(expected).max()
-            )
-
-
-def test_mean_parameters_that_no_member_has_are_refused():
-    family = LowRankGaussian(6, 2)
-    mu = family.mean(random_eta(family, 1))
-    with pytest.raises(errors.FamilyError, match="a variance is not positive"):
-        family.natural(mu._replace(d=-mu.d))
-    with pytest.raises(errors.FamilyError, match="a variance is not positive"):
-        family.natural(mu._replace(K=-mu.K))
-    # Variances that are each possible, and not together: Bᵀ Σ B is larger than Σ.
-    centred = mu._replace(h=np.zeros(6), d=np.full(6, -0.5), K=-0.5 * 100.0 * np.eye(2))
-    with pytest.raises(errors.FamilyError, match="was found with these mean parameters"):
-        family.natural(centred)
-
-
 def test_what_many_coordinates_have_in_common_is_held_where_its_direction_is_named():
     # Equicorrelation, in its precision: diag(d) + k bbᵀ.
     size = 200
@@ -151,19 +123,18 @@ def test_what_many_coordinates_have_in_common_is_held_where_its_direction_is_nam
     target = full.from_moments(np.linalg.solve(precision, eta.h), np.linalg.inv(precision))
     assert family.is_proper(eta)
     np.testing.assert_allclose(family.moments(eta), full.moments(target), rtol=1e-9)
-    assert family.entropy(eta) == pytest.approx(full.entropy(target), rel=1e-12)
+    assert family.log_partition(eta) == pytest.approx(full.log_partition(target), rel=1e-12)
 
 
 def test_no_array_of_d_by_d_is_made():
     family, limit = LowRankGaussian(20_000, 4), 64 << 20  # an array of D × D is 3.2 GB
     q, p = random_eta(family, 1), random_eta(family, 2)
-    mu = family.mean(q)  # makes the basis
+    _ = family.basis
     improper = tree.scale(q, -1.0)
     tracemalloc.start()
     try:
-        family.natural(mu)
         family.kl(q, p)
-        family.entropy(q)
+        family.mean(q)
         family.whiten(q, p)
         family.whiten(wide(family, 3), p)
         family.moments(q)

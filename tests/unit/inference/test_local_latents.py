@@ -12,13 +12,13 @@ from fedvi import errors, expfam, models
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
 from fedvi.inference.local_latents import local_problem, takes_newton
 from fedvi.inference.units import unit_model
 from fedvi.models.site_effects import site_effects
 from fedvi.privacy import mechanisms, random, sampling
 from fedvi.transport import codec
 from fedvi.typing import ROWS, SITE
+from fedvi.updates.base import Shard, Task
 
 NAMES = ["(Intercept)", "dose"]
 COLUMNS = (["(Intercept)"], ["(Intercept)", "dose"])
@@ -199,6 +199,7 @@ def test_a_scale_that_is_learnt_is_the_exact_one_for_many_sites(learnt):
     assert np.abs(sd / exact_sd - 1.0).max() < 0.1
 
 
+@pytest.mark.nightly
 def test_with_a_learnt_scale_too_the_fixed_point_is_the_pooled_optimum(learnt):
     family, model, prior, shards, (mean, sd) = learnt
     together = dataclasses.replace(model, sites=len(shards))
@@ -305,6 +306,7 @@ def test_the_exact_solver_refuses_a_scale_that_is_learnt():
         solvers.exact(expfam.full_gaussian(3), model)
 
 
+@pytest.mark.nightly
 def test_a_perturbed_update_is_the_change_that_glm_finds():
     """The whole change of a client is one vector, so that nothing of the mode is about records."""
     family, model = expfam.full_gaussian(2), site_effects(models.logistic(NAMES), scale=0.8)

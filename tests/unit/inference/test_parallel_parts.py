@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvi.inference.parallel_parts import PARTS, lane_count, side_by_side, striped
+from fedvi.inference.parallel_parts import PARTS, side_by_side, striped, thread_count
 
 
 @given(count=st.integers(1, 1000), parts=st.integers(1, 9), seed=st.integers(0, 3))
@@ -30,8 +30,8 @@ def test_rows_that_stand_in_an_order_are_spread_over_all_parts():
     assert max(means) - min(means) <= 1.0
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
-def test_answers_come_in_order_and_few_parts_are_open(lanes):
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_answers_come_in_order_and_few_parts_are_open(threads):
     taken, closed, most = 0, 0, 0
 
     def parts():
@@ -46,42 +46,44 @@ def test_answers_come_in_order_and_few_parts_are_open(lanes):
         return index, threading.current_thread() is threading.main_thread()
 
     found = []
-    for one in side_by_side(answer, parts(), lanes):
+    for one in side_by_side(answer, parts(), threads):
         closed += 1
         found.append(one)
-    assert found == [(index, lanes == 1) for index in range(20)]
-    assert most <= lanes
+    assert found == [(index, threads == 1) for index in range(20)]
+    assert most <= threads
 
 
-def test_lanes_are_computed_at_the_same_time():
+def test_threads_are_computed_at_the_same_time():
     both = threading.Barrier(2, timeout=60.0)
     assert list(side_by_side(lambda _: both.wait() >= 0, range(4), 2)) == [True] * 4
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_what_a_part_raises_is_raised(lanes):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_a_part_raises_is_raised(threads):
     with pytest.raises(ZeroDivisionError):
-        list(side_by_side(lambda part: 1 // part, [2, 1, 0, 5], lanes))
+        list(side_by_side(lambda part: 1 // part, [2, 1, 0, 5], threads))
 
 
 def test_nothing_is_computed_of_no_parts():
     assert list(side_by_side(lambda part: part, [], 2)) == []
 
 
-@pytest.mark.parametrize(("processors", "lanes"), [({0}, 1), ({0, 3}, 2), (set(range(64)), PARTS)])
-def test_lanes_are_the_processors_that_this_process_may_use(processors, lanes, monkeypatch):
+@pytest.mark.parametrize(
+    ("processors", "threads"), [({0}, 1), ({0, 3}, 2), (set(range(64)), PARTS)]
+)
+def test_threads_are_the_processors_that_this_process_may_use(processors, threads, monkeypatch):
     monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: processors, raising=False)
-    assert lane_count() == lanes
+    assert thread_count() == threads
 
 
-def test_an_accelerator_is_one_lane(monkeypatch):
+def test_an_accelerator_is_one_thread(monkeypatch):
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    assert lane_count() == 1
+    assert thread_count() == 1
 
 
 def test_without_affinity_all_processors_count(monkeypatch):
     monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: None)
-    assert lane_count() == 1
+    assert thread_count() == 1

@@ -7,10 +7,10 @@ import pytest
 
 from fedvi import expfam, models
 from fedvi.inference import whitened
-from fedvi.inference.base import Task
 from fedvi.inference.predictor import filled_up, gradients, has_predictor
 from fedvi.privacy import sampling
 from fedvi.privacy.base import Batch
+from fedvi.updates.base import Task
 from tests.studies import random_eta
 
 SIZE, COUNT, DRAWS = 5, 21, 3

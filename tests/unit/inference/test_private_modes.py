@@ -15,14 +15,13 @@ from fedvi.client import inputs
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
 from fedvi.inference.prior_frame import prior_frame
-from fedvi.inference.solvers import _parts
-from fedvi.inference.solvers.perturbed_update import literal_update
-from fedvi.inference.whitened_changes import to_vector
+from fedvi.inference.solvers import _clipped_changes
 from fedvi.privacy import events, mechanisms, random, sampling, views
 from fedvi.transport import codec
 from fedvi.typing import IDS
+from fedvi.updates.base import Shard, Task
+from fedvi.updates.whitened_changes import to_vector
 
 PARTS, ROOM, CLIP = 4, 16, 0.5
 FAMILY, MODEL = expfam.full_gaussian(1), models.linear(["a"])
@@ -201,7 +200,7 @@ def test_a_fit_that_is_improper_counts_as_no_change():
         return state, type("Found", (), {"value": value})(), {}
 
     fit = solvers.exact(FAMILY, MODEL)._replace(update=improper)
-    change = _parts.change_of(fit, FAMILY, keys(), task(), shard_of([], []))
+    change = _clipped_changes.change_of(fit, FAMILY, keys(), task(), shard_of([], []))
     assert tree.equal(change, FAMILY.zeros())
 
 
@@ -221,9 +220,7 @@ def test_every_part_has_randomness_of_its_own_and_none_of_the_noise(name):
 
 def test_the_event_is_the_price_of_one_message_and_sampling_is_refused():
     found = made("perturbed_update", noise=3.0 / np.sqrt(8))
-    assert found.cost == views.view_event(3.0, "message", 8, "record")
-    client = views.view_event(3.0, "message", 8, "client")
-    assert (client.add_remove, client.substitute) == (1.0, 2.0)
+    assert found.cost == events.Gaussian(views.share(3.0, 8), add_remove=2.0, substitute=2.0)
     assert isinstance(made("virtual_clients").cost, events.Gaussian)
     for name in MODES:
         with pytest.raises(errors.SolverError, match="expected full"):
@@ -372,6 +369,12 @@ def test_noise_has_the_std_that_is_charged_in_the_priors_coordinates(name):
     # The std of 495 numbers is known to 1 / √990 = 3.2 %; six of these: once in 5e8.
     ratio = drawn.std() / (WEIGHTS[name] * noise * clip_norm)
     assert abs(ratio - 1.0) < 0.19
+
+
+def literal_update(change, clip_norm, sigma, clients, alpha, noise):
+    """The poster's Δλ̃ = α [Δλ / max(1, ‖Δλ‖ / C) + (σC / √M) z], literally."""
+    scale = max(1.0, float(np.linalg.norm(change)) / clip_norm)
+    return alpha * (change / scale + sigma * clip_norm / np.sqrt(clients) * noise)
 
 
 def test_the_posters_literal_formula_gives_its_reference_run(references):

@@ -8,10 +8,10 @@ import pytest
 from fedvi import expfam, models
 from fedvi.expfam import tree
 from fedvi.inference import whitened
-from fedvi.inference.base import Task
 from fedvi.inference.local_latents import local_problem
 from fedvi.inference.solvers.dp_optimisation import _signals
 from fedvi.models.site_effects import site_effects
+from fedvi.updates.base import Task
 
 NAMES = ["(Intercept)", "age", "dose"]
 KINDS = ["full_gaussian", "diagonal_gaussian"]

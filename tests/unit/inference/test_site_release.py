@@ -13,15 +13,15 @@ import pytest
 from fedvi import errors, expfam, models
 from fedvi.expfam import tree
 from fedvi.inference import block_sums, solvers
-from fedvi.inference.base import Shard, Task
-from fedvi.inference.coordinates import Coordinates, Foreseen, length_for
-from fedvi.inference.finish import finish_site
 from fedvi.inference.units import unit_model
 from fedvi.privacy import mechanisms, random, sampling
 from fedvi.privacy.base import Batch
 from fedvi.privacy.bounded import clipped_sum_of_parts, float_limit, float_sum
 from fedvi.privacy.release import decoded
 from fedvi.typing import ROWS
+from fedvi.updates.base import Shard, Task
+from fedvi.updates.coordinates import Coordinates, Foreseen, length_for
+from fedvi.updates.finish import finish_site
 from tests.studies import random_eta, raw_study, run_study, split
 
 module = importlib.import_module("fedvi.inference.solvers.site_release")

@@ -58,7 +58,7 @@ def fitted(model=linear, guide=autoguide.AutoDiagonalNormal, data=None, noise=0.
     return svi, svi.run(jax.random.key(0), STEPS, *data, progress_bar=False)
 
 
-@pytest.mark.nightly(but=("AutoDiagonalNormal-full", "AutoNormal-aligned"))
+@pytest.mark.nightly(but=("AutoDiagonalNormal-full",))
 @pytest.mark.parametrize("gradients", ["full", "aligned"])
 @pytest.mark.parametrize(
     "guide",
@@ -149,6 +149,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.nightly(but=("network", "logistic"))
 @pytest.mark.parametrize("kind", REFUSED)
 def test_where_no_interval_is_honest_there_is_none(kind):
     options, reason = REFUSED[kind]
@@ -166,6 +167,7 @@ def test_where_no_interval_is_honest_there_is_none(kind):
     assert "do not hold the noise of the descent" in said
 
 
+@pytest.mark.nightly
 def test_a_network_with_a_prior_is_no_regression():
     def network(x, y=None):
         first = numpyro.sample("first", dist.Normal(0.0, 1.0).expand([2, 6]).to_event(2))
@@ -181,3 +183,56 @@ def test_a_network_with_a_prior_is_no_regression():
     state = svi.init(jax.random.key(0), *records())
     with pytest.raises(errors.SolverError, match="as those of networks and mixtures do"):
         svi.noise_aware(state)
+
+
+# What a fit and its result say of themselves
+
+
+def test_a_fit_and_its_result_say_what_they_are_and_nothing_private():
+    svi, result = noisy()
+    assert repr(svi) == (f"DPSVI(linear; {svi.privacy.promised}; 1 of 1 run charged)")
+    assert "losses" in str(svi.summary())
+    said = [
+        repr(result),
+        str(result.summary()),
+        result._repr_html_(),
+        repr(result.state),
+        repr(svi),
+    ]
+    said += [svi._repr_html_(), repr(result.noise_aware())]
+    secrets = [jax.random.key_data(result.state.noise_key), *records(), result.losses]
+    for text in said:
+        assert len(text) < 3000
+        assert "rray" not in text
+        for secret in secrets:
+            for number in np.asarray(secret).ravel()[:50]:
+                assert len(str(number)) < 5 or str(number) not in text
+    assert "step=60" in repr(result.state)
+    assert "losses withheld" in repr(result)
+    # The promise's mark, and what intervals are worth, go wherever the numbers go.
+    assert result.warnings[0] == "simulation: no guarantee"
+    assert "do not hold the noise of the descent" in result.warnings[1]
+    for warning in result.warnings:
+        assert warning.split(";")[0][:50] in str(result.summary()).replace("\n  ", " ")
+    rows = {row[0]: row[1:] for row in result.noise_aware().rows()}
+    assert set(rows) == {"a", "b[0]", "b[1]"}
+    assert f"{rows['a'][0]:.4g}" in str(result.summary())
+
+
+def test_a_copy_of_a_result_says_what_it_still_knows():
+    _, result = noisy()
+    left = copy.copy(result)
+    left._fit = None
+    assert left.warnings == ()
+    assert "auto_loc" in str(left.summary())
+
+
+def test_a_fit_that_was_not_started_says_so():
+    plan = fedvi.privacy.sgd(
+        steps=5, runs=2, max_records=9, sampler="full", noise_multiplier=3.0, delta=1e-3
+    )
+    svi = fedvi.DPSVI(
+        linear, autoguide.AutoNormal(linear), ADAM, Trace_ELBO(), plan, loss_bound=3.0
+    )
+    assert "0 of 2 runs charged" in repr(svi)
+    assert "released, up to 3" in str(svi.summary())

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from fedvi import errors, expfam, models
 from fedvi.audit.recording import Recorder
-from fedvi.inference.base import Shard
 from fedvi.inference.solvers import vips
 from fedvi.inference.units import unit_model
-from fedvi.models.conjugate import Block, packed, unpacked
 from fedvi.models.lda import LatentDirichlet
 from fedvi.models.regression_statistics import PolyaGamma
 from fedvi.privacy import accountants, events, mechanisms, random, sampling
 from fedvi.transport import codec
+from fedvi.updates.base import Shard
+from fedvi.updates.conjugate import Block, packed, unpacked
 from tests.studies import random_eta
 from tests.vips import answer, federate, first_task, model_of, shard_of, total
 

@@ -209,3 +209,21 @@ def test_the_program_of_the_docs_finds_the_coefficients():
     exec(program, found)
     # True ones 0.5 and 1; clipping adds 0.02, noise less than that: the largest of 8 runs was off by 0.03.
     np.testing.assert_allclose(found["mean"], [0.5, 1.0], atol=0.1)
+
+
+def test_a_fit_and_its_result_say_what_they_are() -> None:
+    x = np.linspace(-1.0, 1.0, 40)[:, None]
+    plan = fedvi.privacy.sgd(
+        epsilon=2.0, delta=1e-5, steps=2, max_records=40, sampler="full", insecure_seed=1
+    )
+    fit = fedvi.VIPS(fedvi.models.linear(["slope"], noise_scale=1.0), plan)
+    assert "0 of 1 run charged" in repr(fit)
+    result = fit.run({"x": x, "y": 2.0 * x[:, 0]}, progress_bar=False)
+    assert f"{fit.privacy.promised}; 1 of 1 run charged" in repr(fit)
+    assert "warning: simulation: no guarantee" in str(fit.summary())
+    assert "after 2 rounds" in repr(result)
+    mean, sd = (float(part[0]) for part in result.moments)
+    (row,) = (line for line in str(result.summary()).splitlines() if line.startswith("slope"))
+    assert row.split() == ["slope", f"{mean:.4g}", f"{sd:.3g}"]
+    for said in (repr(fit), repr(result), result._repr_html_(), fit._repr_html_()):
+        assert "rray" not in said

@@ -23,7 +23,7 @@ class Watched(KnownNoise):
         return super().expected(messages, records)
 
 
-@pytest.mark.nightly(only=("sampler0-4096-rows0",))
+@pytest.mark.nightly(only=("sampler0-4096-rows0", "sampler3-10-rows3"))
 @pytest.mark.parametrize(
     ("sampler", "together", "rows"),
     [

@@ -16,8 +16,8 @@ from fedvi.expfam import dirichlet, full_gaussian, tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.solvers.vips import vips
 from fedvi.models.by_gradient import ByGradient, expectations
-from fedvi.models.conjugate import Block, ConjugateModel, from_table, to_table
 from fedvi.privacy import mechanisms, sampling
+from fedvi.updates.conjugate import Block, ConjugateModel, from_table, to_table
 from tests.vips import answer, federate, first_task, shard_of
 
 GUIDE = Path(__file__).parents[3] / "docs" / "add" / "conjugate-model.md"

@@ -9,14 +9,14 @@ import pytest
 from fedvi import errors, expfam, models
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import Fold
-from fedvi.inference.noise_aware import anew
 from fedvi.inference.solvers import vips
-from fedvi.inference.statistics import stand_statistics, step_of
-from fedvi.models.conjugate import from_table, to_table
 from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
 from fedvi.privacy import mechanisms, sampling
 from fedvi.server.store import state_cells
+from fedvi.updates.base import Fold
+from fedvi.updates.conjugate import from_table, to_table
+from fedvi.updates.noise_aware import anew
+from fedvi.updates.statistics import stand_statistics, step_of
 from tests.vips import federate, shard_of
 
 SIZE, RECORDS = 3, 60

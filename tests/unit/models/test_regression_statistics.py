@@ -13,9 +13,9 @@ import scipy.optimize
 from fedvi import errors, expfam, models
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.solvers import vips
-from fedvi.models.conjugate import from_table, positive_part, to_table
 from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
 from fedvi.privacy import mechanisms, sampling
+from fedvi.updates.conjugate import from_table, positive_part, to_table
 from tests.studies import random_eta
 from tests.vips import federate, shard_of
 

@@ -12,7 +12,6 @@ import pytest
 
 from fedvi.inference.blocks import single_precision
 from fedvi.inference.parallel_parts import PARTS, striped
-from fedvi.models.conjugate import Ragged
 from fedvi.models.factor_statistics import FactorAnalysis
 from fedvi.models.lda import LatentDirichlet
 from fedvi.models.markov_statistics import HiddenMarkov
@@ -22,6 +21,7 @@ from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
 from fedvi.models.sbn import SigmoidBeliefNetwork
 from fedvi.models.unknown_noise import UnknownNoise
 from fedvi.privacy import mechanisms, sampling
+from fedvi.updates.conjugate import Ragged
 
 # The function of the same name hides the module as an attribute of its package.
 module = importlib.import_module("fedvi.inference.solvers.vips")
@@ -43,7 +43,6 @@ MODELS: dict[str, Any] = {
     "network": DiscreteNetwork(("a", "b", "c"), (32, 32, 32), ((), ("a",), ("a", "b"))),
     "topics": LatentDirichlet(32, 2000, distinct=16, iterations=5),
     "beliefs": SigmoidBeliefNetwork(SIZE, 63),
-    "full beliefs": SigmoidBeliefNetwork(SIZE, 15, covariance="full"),
 }
 
 

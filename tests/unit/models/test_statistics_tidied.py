@@ -49,7 +49,6 @@ CASES = {
     "topics, relu": Case(LatentDirichlet(3, 20, tidy="relu")),
     "topics, threshold": Case(LatentDirichlet(3, 20, tidy="threshold")),
     "beliefs": Case(SigmoidBeliefNetwork(4, 3)),
-    "full beliefs": Case(SigmoidBeliefNetwork(4, 3, covariance="full", ridge=0.0)),
 }
 
 

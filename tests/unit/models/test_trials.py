@@ -11,9 +11,9 @@ import scipy.stats
 from fedvi import errors, expfam, models
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
 from fedvi.models.regression_statistics import PolyaGamma
 from fedvi.privacy import mechanisms, random, sampling
+from fedvi.updates.base import Shard, Task
 from tests.vips import answer, federate, first_task, shard_of
 
 NAMES = ("(Intercept)", "age")

@@ -163,7 +163,9 @@ def test_a_fixed_size_is_priced_above_the_pair_that_attains_it(rate):
 def test_a_planted_price_without_the_empty_slot_or_the_larger_shift_is_below_pld(monkeypatch):
     event, delta = PoissonSampled(0.3, Gaussian(1.0)), 1e-4
     right = accountants.linear("substitute").epsilon(event, delta)
-    monkeypatch.setattr(steps, "_mu", lambda inner, relation: 1 / inner.noise_multiplier)
+    monkeypatch.setattr(
+        steps, "shift_over_noise", lambda inner, relation: 1 / inner.noise_multiplier
+    )
     wrong = accountants.linear("substitute").epsilon(event, delta)
     assert wrong < PLD["substitute"].epsilon(event, delta) < right
 

@@ -8,7 +8,7 @@ import scipy.integrate
 import scipy.stats
 
 from fedvi import errors
-from fedvi.privacy import events, ledger, statement, views
+from fedvi.privacy import caveats, events, ledger, statement
 from fedvi.privacy.accountants import pld, rdp
 from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.sums import Sums, in_sum, of_messages, with_sums
@@ -86,17 +86,8 @@ def test_a_move_of_the_sum_costs_what_the_gaussian_of_all_noise_says(epsilon):
 
 def test_the_price_is_that_of_a_sum_that_colluding_clients_look_through():
     share, sums = 1.3, Sums(least_reporting=7, colluding=2)
-    event = views.view_event(
-        share * math.sqrt(7),
-        "secure_aggregate",
-        10,
-        "client",
-        reporting=7,
-        colluding=2,
-        least_reporting=7,
-    )
     found = in_sum(events.Gaussian(share), sums.honest)
-    assert found.noise_multiplier == pytest.approx(event.noise_multiplier, rel=1e-12)
+    assert found.noise_multiplier == pytest.approx(share * math.sqrt(7 - 2), rel=1e-12)
     rounds = events.repeat(events.Gaussian(share), 9)
     of_sums = with_sums(pld("substitute"), sums).epsilon(rounds, DELTA)
     whole = events.repeat(events.Gaussian(share * math.sqrt(5)), 9)
@@ -213,8 +204,8 @@ def test_a_statement_prints_what_sums_tell_and_what_messages_tell():
     whole = events.repeat(events.Gaussian(9.0), 4)
     assert found[1].epsilon == pytest.approx(pld("substitute").epsilon(whole, DELTA), rel=1e-9)
     assert found[3].epsilon == pld("substitute").epsilon(planned, DELTA)
-    assert statement.TRUSTED in found[0].declarations
-    assert statement.TRUSTED not in found[2].declarations
+    assert caveats.TRUSTED in found[0].declarations
+    assert caveats.TRUSTED not in found[2].declarations
     other = [claim._replace(client="south") for claim in found]
     joined = statement.consortium([*found, *other], disjoint=True)
     assert [(c.view, c.relation, c.epsilon) for c in joined] == [
@@ -223,7 +214,7 @@ def test_a_statement_prints_what_sums_tell_and_what_messages_tell():
     text = statement.to_text(found)
     assert "view aggregate" in text
     assert "view message" in text
-    assert "9 or more, at most 0 tell" in text
+    assert "9 or more clients, and at most 0 of these" in text
 
 
 def test_a_unit_at_several_clients_moves_one_sum_by_more_than_prices_add_up_to():

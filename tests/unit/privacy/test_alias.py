@@ -11,9 +11,10 @@ import scipy.stats
 
 from fedvi import errors
 from fedvi.privacy import random
-from fedvi.privacy.mechanisms import _alias, _tables
+from fedvi.privacy.mechanisms import _alias
+from tests import alias_tables
 
-LAWS = tuple(_tables.LAWS)
+LAWS = tuple(alias_tables.LAWS)
 
 
 def weights_of(table: np.ndarray) -> list[int]:
@@ -58,9 +59,9 @@ def test_the_distance_that_is_stated_covers_rounding_and_tail():
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", LAWS)
 def test_the_table_in_the_package_is_what_its_generator_makes(name):
-    law = _tables.LAWS[name]()
-    weights = _tables.weights(law)
-    np.testing.assert_array_equal(_tables.make(weights), _alias.table(name))
+    law = alias_tables.LAWS[name]()
+    weights = alias_tables.weights(law)
+    np.testing.assert_array_equal(alias_tables.make(weights), _alias.table(name))
     with mpmath.workprec(300):
         scale = mpmath.mpf(2) ** 79
         distance = mpmath.fsum(abs(w / scale - p) for w, p in zip(weights, law, strict=True)) / 2
@@ -81,58 +82,62 @@ def test_a_draw_uses_its_bits_as_the_proof_says(monkeypatch):
     """Known words give known integers: column, threshold in 63 bits, sign."""
     name = "rounded_gaussian"
     table = _alias.table(name)
-    column = next(i for i in range(60_000) if table[0][i] != i and 0 < table[2][i] < 2**32 - 1)
+    column = next(
+        i for i in range(60_000) if table[0][i] != i and all(b[i] % 2**16 > 0 for b in table[1:])
+    )
     alias, high, low = (int(row[column]) for row in table)
     sign = 1 << 31
+    # Sign and first 31 bits of u, and its last 32.
     cases = [
         (high, low - 1, column),
         (high, low, alias),
         (high | sign, low - 1, -column),
         (high | sign, low, -alias),
+        (high - 1, 2**32 - 1, column),
+        (high - 1 | sign, 2**32 - 1, -column),
     ]
-    found = drawn_from(monkeypatch, name, cases)
-    assert found == [expected for _, _, expected in cases]
+    assert drawn_from(monkeypatch, name, cases) == [expected for _, _, expected in cases]
     # Away from the threshold the last bits are not asked for: here they would raise.
-    clear = [(high - 1, None, column), (high + 1, None, alias), (high + 1 | sign, None, -alias)]
-    assert drawn_from(monkeypatch, name, [*clear, cases[3]]) == [column, alias, -alias, -alias]
+    clear = [(high - 2**16, None, column), (high + 2**16, None, alias)]
+    clear += [(high + 2**16 | sign, None, -alias), (high - 2**16 | sign, None, -column)]
+    assert drawn_from(monkeypatch, name, clear) == [expected for _, _, expected in clear]
 
 
 def drawn_from(monkeypatch, name: str, cases: list) -> list[int]:
-    """Draws with the words of each case: sign and first bits, last bits (None if not needed)."""
+    """Draws with the words of each case: sign and first 31 bits, last 32 bits (None if not needed)."""
     table = _alias.table(name)
     column = abs(cases[0][2])
     assert table[0][column] != column
-    half = len(cases) // 2
-    first = [case[0] for case in cases]
-    words = np.array([[column | column << 16] * half, first[:half], first[half:]], np.uint32)
+    words = np.array([[column | case[0] >> 16 << 16 for case in cases]], np.uint32)
     asked = []
 
     def bits(key, shape, dtype):
-        if shape == (3, half):
+        if shape == words.shape:
             return jnp.asarray(words)
-        assert shape == ()
+        assert shape == (2, len(cases))
         asked.append(key)
-        return jnp.asarray(cases[key][1], jnp.uint32)
+        last = [[case[0] % 2**16 << 16 for case in cases], [case[1] for case in cases]]
+        return jnp.asarray(np.array(last, np.uint32))
 
     with monkeypatch.context() as patch, jax.disable_jit():
         patch.setattr(jax.random, "fold_in", lambda key, number: int(number))
         patch.setattr(jax.random, "bits", bits)
         found = _alias.draw.__wrapped__(name, random.insecure_root(0).key("a"), len(cases))
-    assert asked == [index for index, case in enumerate(cases) if case[1] is not None]
+    assert asked == ([] if cases[0][1] is None else [0])
     return found.tolist()
 
 
 def test_a_tie_is_settled_with_bits_of_its_own(monkeypatch):
-    """Where every draw ties, the last 32 bits give the law: 0 with probability 1/4, else ±1."""
+    """Where every draw ties, the last 48 bits give the law: 0 with probability 1/4, else ±1."""
     table = np.zeros((3, 2**16), np.uint32)
-    table[0], table[1], table[2] = 1, 0, 2**30
+    table[0], table[1], table[2] = 1, 2**14, 0
     monkeypatch.setattr(_alias, "table", lambda law: table)
     bits = jax.random.bits
 
     def coarse(key, shape, dtype):
         drawn = bits(key, shape, dtype)
-        # The column is 0, and the first 31 bits are the threshold's: every draw is a tie.
-        return drawn if shape == () else drawn.at[0].set(0).at[1:].set(drawn[1:] >> 31 << 31)
+        # The column is 0, and the first 15 bits are the threshold's: every draw is a tie.
+        return drawn if shape[0] == 2 else drawn >> 31 << 31
 
     monkeypatch.setattr(jax.random, "bits", coarse)
     noise = np.asarray(
@@ -145,33 +150,52 @@ def test_a_tie_is_settled_with_bits_of_its_own(monkeypatch):
     assert set(noise.tolist()) == {-1, 0, 1}
 
 
-def bits_of(key, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The columns of draws, and the words that hold their signs and first 31 bits."""
-    half = (count + 1) // 2
-    words = np.asarray(jax.random.bits(jax.random.split(key)[0], (3, half), jnp.uint32))
-    return np.concatenate([words[0] & 0xFFFF, words[0] >> 16])[:count], words[1:].ravel()[:count]
+def words_of(key, count: int) -> tuple[np.ndarray, int]:
+    """The words of draws, and how many draws stand in a row."""
+    rows = -(-count // 1024)
+    width = -(-count // rows)
+    words = jax.random.bits(jax.random.split(key)[0], (rows, width), jnp.uint32)
+    return np.asarray(words).ravel()[:count], width
 
 
 def drawn_by_hand(key, table: np.ndarray, count: int) -> tuple[list[int], int]:
     """What a key draws, in whole numbers, all 63 bits compared at once; and how many draws tie."""
     rest, drawn, ties = jax.random.split(key)[1], [], 0
-    columns, words = (part.tolist() for part in bits_of(key, count))
-    for index, (column, word) in enumerate(zip(columns, words, strict=True)):
+    words, width = words_of(key, count)
+    for index, word in enumerate(words.tolist()):
+        column = word & 0xFFFF
         alias, high, low = table[:, column].tolist()
-        coin = (word & 0x7FFFFFFF) << 32
-        if coin >> 32 == high:
+        coin, threshold = (word >> 16 & 0x7FFF) << 48, high << 32 | low
+        if coin >> 48 == threshold >> 48:
             ties += 1
-            coin |= int(jax.random.bits(jax.random.fold_in(rest, index), (), jnp.uint32))
-        magnitude = column if coin < (high << 32 | low) else alias
+            own = jax.random.fold_in(rest, index // width)
+            middle, last = jax.random.bits(own, (2, width), jnp.uint32)[:, index % width].tolist()
+            coin |= middle >> 16 << 32 | last
+        magnitude = column if coin < threshold else alias
         drawn.append(-magnitude if word >> 31 else magnitude)
     return drawn, ties
 
 
-@pytest.mark.parametrize("count", [1, 2, 171])
+@pytest.mark.parametrize("count", [1, 2, 171, 2051])
 def test_a_key_draws_what_exact_arithmetic_on_its_bits_gives(count):
     key = random.insecure_root(8).key(count)
     expected, _ = drawn_by_hand(key, _alias.table("discrete_gaussian"), count)
     assert _alias.draw("discrete_gaussian", key, count).tolist() == expected
+
+
+def test_ties_of_each_row_are_settled_with_words_of_its_own(monkeypatch):
+    count, key = 2051, random.insecure_root(8).key("rows")
+    words, width = words_of(key, count)
+    tied = [row * width + place for row in range(3) for place in range(8)]
+    table = _alias.table("rounded_gaussian").copy()
+    columns = words[tied] & 0xFFFF
+    table[0, columns] = 5
+    table[1, columns] = (words[tied] >> 16 & 0x7FFF) << 16 | 2**15
+    monkeypatch.setattr(_alias, "table", lambda law: table)
+    expected, ties = drawn_by_hand(key, table, count)
+    assert ties >= len(tied)
+    found = jax.jit(lambda key: _alias.draw.__wrapped__("", key, count))(key)
+    assert found.tolist() == expected
 
 
 @pytest.mark.nightly
@@ -180,10 +204,9 @@ def test_ties_are_settled_alike_under_every_transformation(monkeypatch):
     count, keys = 61, jax.random.split(random.insecure_root(8).key("ties"), 3)
     table = _alias.table("rounded_gaussian").copy()
     for number, tied in enumerate((range(0, 61, 5), range(7, 11))):
-        columns, words = bits_of(keys[number], count)
-        table[0, columns[tied]] = 5
-        table[1, columns[tied]] = words[tied] & 0x7FFFFFFF
-        table[2, columns[tied]] = 2**31
+        words = words_of(keys[number], count)[0][tied]
+        table[0, words & 0xFFFF] = 5
+        table[1, words & 0xFFFF] = (words >> 16 & 0x7FFF) << 16 | 2**15
     monkeypatch.setattr(_alias, "table", lambda law: table)
     expected, ties = zip(*(drawn_by_hand(key, table, count) for key in keys), strict=True)
     assert ties == (13, 4, 0)
@@ -230,7 +253,7 @@ def fits(noise: np.ndarray) -> bool:
 def test_draws_follow_the_law(name):
     noise = np.asarray(_alias.draw(name, random.insecure_root(3).key("noise"), 400_001))
     assert fits(noise)
-    # Neighbours, and the two draws that share a word, are not correlated.
+    # Neighbours, and draws that stand far apart, are not correlated.
     half = 200_001
     for one, two in ((noise[:-1], noise[1:]), (noise[: half - 1], noise[half:])):
         assert abs(np.corrcoef(one, two)[0, 1]) < 5 / math.sqrt(one.size)

@@ -103,14 +103,6 @@ def test_floyd_follows_its_words_as_exact_arithmetic_would(batch, size):
         assert found.tolist() == expected
 
 
-def test_few_slots_are_sampled_exactly_and_many_under_a_stated_assumption():
-    assert sampling.feistel(10, 2**14).assumptions == ()
-    (assumption,) = sampling.feistel(10, 2**14 + 1).assumptions
-    assert "Feistel" in assumption
-    assert "16385" in assumption
-    assert sampling.full(10).assumptions == sampling.poisson(0.5, 10).assumptions == ()
-
-
 @pytest.mark.parametrize("size", [1000, 20_000])
 def test_slots_without_a_record_take_part_and_are_masked(size):
     sampler = sampling.feistel(100, size)

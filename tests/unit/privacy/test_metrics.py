@@ -10,30 +10,9 @@ import pytest
 
 from fedvi.errors import PrivacyError
 from fedvi.privacy import release
-from fedvi.privacy.events import Unprotected, to_json
-from fedvi.privacy.metrics import Private, Public, ReleasedMetric, exportable
+from fedvi.privacy.metrics import Private, Public, ReleasedMetric
 
 SECRET = 0.123456789
-
-
-def test_public_and_released_metrics_are_exported_with_their_price():
-    released = release.disclose({"loss": 2.0}, "a loss")
-    found = exportable(
-        {
-            "round": Public(3),
-            "loss": ReleasedMetric(released, lambda value: value["loss"]),
-        }
-    )
-    event = to_json(Unprotected("a loss"))
-    assert found == {"round": 3, "loss": {"value": 2.0, "event": event}}
-    json.dumps(found)
-
-
-@pytest.mark.parametrize("leak", [Private(SECRET), SECRET, None, {"inner": Private(SECRET)}])
-def test_a_planted_leak_stops_the_whole_export(leak):
-    with pytest.raises(PrivacyError, match="`elbo`") as caught:
-        exportable({"round": Public(3), "elbo": leak})
-    assert str(SECRET) not in str(caught.value)
 
 
 def test_no_text_shows_a_private_value(caplog):

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from fedvi.errors import BudgetExceeded, ConfigError, PrivacyError, UnsupportedEvent
-from fedvi.privacy import statement
+from fedvi.privacy import caveats, statement
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.delta_parts import Delta, with_tables
 from fedvi.privacy.events import (
@@ -26,7 +26,7 @@ from fedvi.privacy.ledger import (
     seal,
     spend,
 )
-from fedvi.privacy.statement import Claim, as_dict, claims, consortium
+from fedvi.privacy.statement import Claim, as_dict, claims, consortium, right_guess
 
 HEADER = Header("heart", "ab12", "north", "record", "substitute", "message", True)
 ACCOUNTANTS = (pld("add_remove"), pld("substitute"))
@@ -42,7 +42,7 @@ def ledger_of(count, header=HEADER):
 
 
 def excluded(relation):
-    return statement.EXCLUSIONS + ((statement.SURPLUS,) if relation == "add_remove" else ())
+    return caveats.EXCLUSIONS + ((caveats.SURPLUS,) if relation == "add_remove" else ())
 
 
 def test_a_claim_states_the_planned_releases_whenever_the_run_stops():
@@ -61,9 +61,11 @@ def test_a_claim_states_the_planned_releases_whenever_the_run_stops():
             exclusions=excluded(accountant.relation),
             mark="",
             items=Delta(DELTA, 0.0, 0.0),
-            assumptions=(statement.PSEUDORANDOM, statement.ENTROPY),
-            declarations=(statement.FROZEN,),
+            assumptions=(caveats.PSEUDORANDOM, caveats.ENTROPY),
+            declarations=(caveats.FROZEN,),
+            right=0.5 + 0.5 * accountant.delta(repeat(ROUND, 10), 0.0),
         )
+        assert 0.5 < claim.right < right_guess(claim.epsilon, DELTA)
 
 
 def test_a_claim_is_never_less_than_what_was_spent():
@@ -82,8 +84,8 @@ def test_a_mark_is_carried_and_excludes_float_noise():
     marked = ledger_of(1, HEADER._replace(note="simulation: no guarantee"))
     claim = claims(marked, ROUND, DELTA, ACCOUNTANTS[:1])[0]
     assert claim.mark == "simulation: no guarantee"
-    assert statement.FLOAT_NOISE in claim.exclusions
-    assert set(statement.EXCLUSIONS) < set(claim.exclusions)
+    assert caveats.FLOAT_NOISE in claim.exclusions
+    assert set(caveats.EXCLUSIONS) < set(claim.exclusions)
 
 
 def test_what_left_unprotected_is_claimed_as_infinite_and_written_as_json():
@@ -99,9 +101,9 @@ def test_what_left_unprotected_is_claimed_as_infinite_and_written_as_json():
 
 def test_units_beyond_the_declared_number_are_excluded_where_one_may_be_removed():
     add_remove, substitute = claims(ledger_of(1), ROUND, DELTA, ACCOUNTANTS)
-    assert statement.SURPLUS in add_remove.exclusions
-    assert statement.SURPLUS not in substitute.exclusions
-    assert "max_records" in statement.SURPLUS
+    assert caveats.SURPLUS in add_remove.exclusions
+    assert caveats.SURPLUS not in substitute.exclusions
+    assert "more records than were declared" in caveats.SURPLUS
 
 
 def test_two_numbers_for_one_relation_are_refused():
@@ -116,7 +118,7 @@ def test_an_unknown_event_is_not_claimed():
 
 def claim_of(client, epsilon, relation="substitute", delta=DELTA, **changes):
     claim = Claim(
-        client, "record", relation, "message", epsilon, delta, "pld", 3, statement.EXCLUSIONS, ""
+        client, "record", relation, "message", epsilon, delta, "pld", 3, caveats.EXCLUSIONS, ""
     )
     return claim._replace(**changes)
 
@@ -135,9 +137,9 @@ def test_disjoint_sites_pay_the_maximum_and_say_for_whom_it_is_more():
     assert (substitute.relation, substitute.epsilon) == ("substitute", 2.0)
     assert substitute.mark == "simulation: no guarantee"
     assert substitute.exclusions == (
-        *statement.EXCLUSIONS,
+        *caveats.EXCLUSIONS,
         "more",
-        "a person whose records are at k sites pays k times",
+        caveats.PERSONS_AT_SEVERAL_SITES,
     )
     assert substitute.client == "all 2 clients"
     assert substitute.releases == 6
@@ -146,28 +148,28 @@ def test_disjoint_sites_pay_the_maximum_and_say_for_whom_it_is_more():
 @pytest.mark.parametrize("relation", ["add_remove", "substitute"])
 @pytest.mark.parametrize(
     ("view", "several"),
-    [("message", statement.CLIENTS_TOGETHER), ("aggregate", statement.CLIENTS_IN_ONE_SUM)],
+    [("message", caveats.CLIENTS_TOGETHER), ("aggregate", caveats.CLIENTS_IN_ONE_SUM)],
 )
 def test_whole_clients_are_protected_and_what_is_more_than_one_is_told(view, several, relation):
     claims = [claim_of(name, 1.0, relation, unit="client", view=view) for name in ("a", "b")]
     (whole,) = consortium(claims, disjoint=True)
     assert several in whole.exclusions
-    assert statement.PERSONS_AT_SEVERAL_SITES not in whole.exclusions
+    assert caveats.PERSONS_AT_SEVERAL_SITES not in whole.exclusions
 
 
 def test_persons_at_several_sites_are_more_than_added_up_in_one_sum():
     claims = [claim_of(name, 1.0, view="aggregate") for name in ("a", "b")]
     (whole,) = consortium(claims, disjoint=True)
-    assert statement.PERSONS_IN_ONE_SUM in whole.exclusions
-    assert statement.PERSONS_AT_SEVERAL_SITES not in whole.exclusions
+    assert caveats.PERSONS_IN_ONE_SUM in whole.exclusions
+    assert caveats.PERSONS_AT_SEVERAL_SITES not in whole.exclusions
 
 
 def test_sites_that_may_share_persons_pay_the_sum():
     add_remove, substitute = consortium(PARTS, disjoint=False)
     assert (add_remove.epsilon, add_remove.delta) == (2.5, pytest.approx(1.1e-5, rel=1e-12))
     assert (substitute.epsilon, substitute.delta) == (3.75, pytest.approx(2e-5, rel=1e-12))
-    assert statement.ADDED_UP in substitute.exclusions
-    assert statement.PERSONS_AT_SEVERAL_SITES not in substitute.exclusions
+    assert caveats.ADDED_UP in substitute.exclusions
+    assert caveats.PERSONS_AT_SEVERAL_SITES not in substitute.exclusions
 
 
 def test_one_infinite_claim_makes_the_whole_infinite():
@@ -254,11 +256,11 @@ def test_a_budget_is_checked_against_the_whole_delta():
 def test_assumptions_and_exclusions_follow_from_what_was_done():
     fixed = WithoutReplacement(10, 100, ROUND)
     (claim,) = claims(open_ledger(HEADER), fixed, DELTA, ACCOUNTANTS[1:])
-    assert statement.UNIFORM_BATCHES in claim.assumptions
+    assert caveats.UNIFORM_BATCHES in claim.assumptions
     marked = open_ledger(HEADER._replace(note="custom code: claim not vetted"))
     (claim,) = claims(marked, ROUND, DELTA, ACCOUNTANTS[1:])
-    assert statement.CUSTOM_CODE in claim.exclusions
-    assert statement.FLOAT_NOISE not in claim.exclusions
+    assert caveats.CUSTOM_CODE in claim.exclusions
+    assert caveats.FLOAT_NOISE not in claim.exclusions
 
 
 def test_a_patient_as_unit_and_every_declaration_reach_the_text():
@@ -267,9 +269,8 @@ def test_a_patient_as_unit_and_every_declaration_reach_the_text():
     )
     cap = rdp_filter(3.0, DELTA, "substitute")
     life = spend(open_ledger(lifetime_header("north", "patient", "substitute")), "x", ROUND, cap)
-    parts = claims(
-        open_ledger(header), ROUND, DELTA, ACCOUNTANTS[1:], statement.lifetime_spend(life, cap)
-    )
+    (part,) = claims(open_ledger(header), ROUND, DELTA, ACCOUNTANTS[1:])
+    parts = [part._replace(lifetime=statement.lifetime_spend(life, cap))]
     text = statement.to_text([*parts, *consortium(parts, disjoint=True)])
     for expected in (
         "unit patient",
@@ -279,7 +280,7 @@ def test_a_patient_as_unit_and_every_declaration_reach_the_text():
         "ChaCha20",
         "delta = mechanism",
         "for life: epsilon",
-        "timing and sizes",
+        "when messages were sent",
     ):
         assert expected in text
     assert json.loads(json.dumps(as_dict(parts[0]), allow_nan=False))["lifetime"]["cap"] == 3.0
@@ -310,7 +311,7 @@ def test_tables_beyond_their_part_of_delta_leave_no_spend_that_can_be_stated():
 
 
 def test_disjointness_is_declared_only_where_the_maximum_is_taken():
-    line = statement.DISJOINT.format(unit="record")
+    line = caveats.DISJOINT.format(unit="record")
     assert line in consortium(PARTS, disjoint=True)[0].declarations
     assert line not in consortium(PARTS, disjoint=False)[0].declarations
 
@@ -324,7 +325,7 @@ def test_numbers_in_the_text_are_rounded_up():
 
 def test_other_studies_on_the_same_records_are_not_covered():
     (claim,) = claims(ledger_of(1), ROUND, DELTA, ACCOUNTANTS[1:])
-    assert statement.OTHER_RUNS in claim.exclusions
+    assert caveats.OTHER_RUNS in claim.exclusions
     text = statement.to_text([claim])
     assert "other studies and other runs on the same records" in text
     assert "ledger for life" in text

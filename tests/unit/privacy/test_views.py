@@ -1,4 +1,4 @@
-"""Views: whose noise stands between a client and who looks, and when a view is refused."""
+"""The noise of a sum: how clients share it, and what of it is left for who looks at sums."""
 
 import json
 import math
@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from fedvi.errors import ConfigError, PrivacyError
+from fedvi.errors import ConfigError
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.events import Gaussian, repeat
-from fedvi.privacy.views import VIEWS, noise_seen, share, view_event
+from fedvi.privacy.sums import Sums, in_sum
+from fedvi.privacy.views import share
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +26,11 @@ def feedback(references):
 
 def test_meets_the_client_level_vectors(client_level):
     for row in client_level:
-        view = "secure_aggregate" if row["colluding"] else "aggregate"
-        event = view_event(
-            row["sigma"],
-            view,
-            row["M"],
-            "client",
-            reporting=row["reporting"],
-            colluding=row["colluding"],
-        )
+        message = Gaussian(share(row["sigma"], row["M"]))
+        event = in_sum(message, Sums(row["reporting"], row["colluding"]).honest)
         assert event.noise_multiplier == pytest.approx(row["sigma_effective"], rel=1e-12)
         rounds, delta = repeat(event, row["rounds"]), row["delta"]
-        single = repeat(view_event(row["sigma"], "message", row["M"], "client"), row["rounds"])
+        single = repeat(message, row["rounds"])
         # rtol 1e-9: the same closed form, by another root finder.
         found = [
             pld("add_remove").epsilon(rounds, delta),
@@ -59,37 +53,18 @@ def test_the_noise_that_is_simulated_is_the_noise_that_is_stated(reporting, coll
     single = share(2.0, 8, least)
     noise = generator.normal(scale=single, size=(50_000, reporting))
     left = noise.sum(1) - noise[:, :colluding].sum(1)
-    stated = noise_seen(
-        2.0,
-        "secure_aggregate",
-        8,
-        reporting=reporting,
-        colluding=colluding,
-        least_reporting=least,
-    )
+    stated = in_sum(Gaussian(single), Sums(reporting, colluding).honest).noise_multiplier
     # 5 standard errors of a standard deviation, 1/√(2n) each.
     assert left.std() == pytest.approx(stated, rel=5 / math.sqrt(100_000))
 
 
 def test_shares_that_count_on_few_answers_cover_every_number_from_there():
     for answers in range(4, 11):
-        seen = noise_seen(3.0, "aggregate", 10, reporting=answers, least_reporting=4)
+        seen = in_sum(Gaussian(share(3.0, 10, least_reporting=4)), answers).noise_multiplier
         assert seen >= 3.0 * (1 - 1e-12)
-    assert noise_seen(3.0, "aggregate", 10, reporting=4, least_reporting=4) == pytest.approx(3.0)
     # Without a floor, who drops out is missed.
-    assert noise_seen(3.0, "aggregate", 10, reporting=4) == pytest.approx(3.0 * math.sqrt(0.4))
-
-
-def test_a_message_alone_carries_one_share_however_many_answer():
-    found = {
-        noise_seen(3.0, "message", 9, reporting=k, colluding=t) for k in (1, 9) for t in (0, 8)
-    }
-    assert found == {1.0}
-
-
-def test_a_record_moves_its_client_s_answer_by_two_under_either_relation():
-    assert view_event(3.0, "aggregate", 9, "record") == Gaussian(3.0, 2.0, 2.0)
-    assert view_event(3.0, "aggregate", 9, "client") == Gaussian(3.0, 1.0, 2.0)
+    seen = in_sum(Gaussian(share(3.0, 10)), 4).noise_multiplier
+    assert seen == pytest.approx(3.0 * math.sqrt(0.4))
 
 
 # Noise that is fed back.
@@ -135,30 +110,11 @@ def test_a_simulation_of_noise_feedback_agrees_with_its_closed_form():
 def test_the_naive_claim_is_false_and_the_offered_one_covers(feedback):
     for row in feedback:
         sigma, clients = row["sigma"], row["M"]
-        naive = noise_seen(sigma, "aggregate", clients)
+        naive = in_sum(Gaussian(share(sigma, clients)), clients).noise_multiplier
         assert 2 * math.sqrt(2) / naive == pytest.approx(row["claimed_mu"], rel=1e-12)
         assert row["claimed_mu"] < row["actual_mu"]
-        offered = noise_seen(sigma, "message", clients, own_noise_fed_back=True)
-        assert 2 * math.sqrt(2) / offered >= row["actual_mu"]
-
-
-@pytest.mark.parametrize("view", ["aggregate", "secure_aggregate"])
-def test_no_aggregate_is_offered_where_noise_is_fed_back(view):
-    with pytest.raises(PrivacyError, match="depends on its own earlier noise") as caught:
-        view_event(1.0, view, 10, "client", own_noise_fed_back=True)
-    assert view in caught.value.message
-    assert '"message"' in caught.value.hint
-
-
-# Refusals.
-
-
-@pytest.mark.parametrize("view", ["aggregate", "secure_aggregate"])
-def test_a_round_with_too_few_answers_is_given_up(view):
-    with pytest.raises(PrivacyError, match="reporting is 3, expected at least") as caught:
-        noise_seen(1.0, view, 10, reporting=3, least_reporting=4)
-    assert "4" in caught.value.message
-    assert "without publishing" in caught.value.hint
+        # What is offered where a client keeps a noised factor: the price of its messages.
+        assert 2 * math.sqrt(2) / share(sigma, clients) >= row["actual_mu"]
 
 
 @pytest.mark.parametrize(
@@ -166,29 +122,11 @@ def test_a_round_with_too_few_answers_is_given_up(view):
     [
         ({"noise_multiplier": 0.0}, r"noise_multiplier is 0\.0"),
         ({"noise_multiplier": math.nan}, "noise_multiplier is nan"),
-        ({"view": "agregate"}, "view is 'agregate'"),
         ({"clients": 0}, "clients is 0"),
-        ({"reporting": 0}, "reporting is 0, expected 1 to `clients`, 10"),
-        ({"reporting": 11}, "reporting is 11"),
-        ({"colluding": -1}, "colluding is -1"),
-        ({"colluding": 10}, "colluding is 10, expected below `reporting`, 10"),
-        ({"reporting": 5, "colluding": 5}, "colluding is 5, expected below `reporting`, 5"),
-        ({"view": "aggregate", "colluding": 1}, "colluding is 1, expected 0"),
         ({"least_reporting": 11}, "least_reporting is 11"),
         ({"least_reporting": 0}, "least_reporting is 0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(arguments, message):
-    given = {"noise_multiplier": 1.0, "view": "secure_aggregate", "clients": 10} | arguments
     with pytest.raises(ConfigError, match=message):
-        noise_seen(**given)
-
-
-def test_an_unknown_unit_is_refused():
-    with pytest.raises(ConfigError, match="unit is 'patients'"):
-        view_event(1.0, "message", 10, "patients")
-
-
-def test_no_view_has_more_noise_than_was_asked_for():
-    for view in VIEWS:
-        assert noise_seen(2.0, view, 6) <= 2.0 * (1 + 1e-12)
+        share(**{"noise_multiplier": 1.0, "clients": 10} | arguments)

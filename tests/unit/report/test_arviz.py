@@ -77,6 +77,7 @@ def test_draws_are_those_of_numpyros_predictive(fit, data):
     assert "prior" not in short.groups()
 
 
+@pytest.mark.nightly
 def test_prior_and_predictive_are_of_the_model_at_the_fitted_parameters(fit, data):
     _, params = fit
     x, _ = table()

@@ -10,8 +10,18 @@ from typing import Any
 
 import pytest
 
+from fedvi.report import (
+    comparison,
+    comparison_section,
+    exports,
+    figures,
+    front,
+    page,
+    sections,
+    sheets,
+)
 from fedvi.report import contents as values
-from fedvi.report import exports, figures, page, sections, sheets
+from fedvi.report.canvas import Figure
 from fedvi.report.contents import (
     Claimed,
     Coefficient,
@@ -30,7 +40,7 @@ MARK = "simulation: no guarantee"
 def made(**fields: Any) -> Contents:
     """A report on a small private run."""
     claims = tuple(
-        Claimed(name, "message", "neighbours differ", epsilon, 1e-5, promised, (), 0.9)
+        Claimed(name, "message", "neighbours differ", epsilon, 1e-5, promised, (), 0.7, 0.9)
         for name, epsilon, promised in (("add_remove", 1.00001, None), ("substitute", 2.0, 2.0))
     )
     statement = Statement(
@@ -188,7 +198,7 @@ def test_a_claim_is_rounded_up_and_infinity_is_shown() -> None:
     (sheet,) = sheets.sheets(plain)
     assert sheet.claims is not None
     assert [row[2] for row in sheet.claims.rows] == ["1.001", "2"]
-    assert [row[-1] for row in sheet.claims.rows] == ["–", "2"]
+    assert [row[-1] for row in sheet.claims.rows] == ["not set", "2"]
 
 
 def test_what_is_not_settled_is_said_at_the_top() -> None:
@@ -216,11 +226,11 @@ def test_a_long_table_folds_and_loses_no_row() -> None:
         made().coefficients[1]._replace(name=f"x{index}", mean=index / 100) for index in range(250)
     )
     text = html(made(coefficients=rows, size=250))
-    names = re.findall(r'<th scope="row" class="word">(x\d+)</th>', text)
+    names = re.findall(r'<th role="rowheader" scope="row" class="word">(x\d+)</th>', text)
     # In the table of the posterior, and in that of the prior.
     assert names == 2 * [f"x{index}" for index in range(250)]
     assert text.index("<details class") < text.index(">x40<")
-    assert "the 40 of 250 that are furthest from 0" in text
+    assert "the 24 of 250 that are furthest from 0" in text
 
 
 def test_statements_of_many_sites_are_asked_for_by_name() -> None:
@@ -273,11 +283,9 @@ def test_an_intercept_is_told_where_its_covariates_stand() -> None:
     said = " ".join(sections.sections(made())[0].lead)
     assert "multiplies the odds" in said
     # Age counts from 55: nobody is 0 years old.
-    assert "where each covariate is at the value after “from” in its unit" in said
+    assert "each covariate is at the value after “from” in its unit" in said
     rows = tuple(row._replace(unit="") for row in made().coefficients)
-    assert "where all covariates are 0" in " ".join(
-        sections.sections(made(coefficients=rows))[0].lead
-    )
+    assert "all covariates are at 0" in " ".join(sections.sections(made(coefficients=rows))[0].lead)
 
 
 def test_json_holds_what_json_cannot_spell() -> None:
@@ -286,7 +294,7 @@ def test_json_holds_what_json_cannot_spell() -> None:
     assert plain["coefficients"][0]["name"] == "(Intercept)"
 
 
-def drawn() -> list[figures.Figure]:
+def drawn() -> list[Figure]:
     contents = made()
     participation = figures.participation(contents.rounds, contents.sites)
     assert participation is not None
@@ -366,12 +374,12 @@ def test_what_is_no_ratio_of_one_unit_more_says_what_it_is() -> None:
     (table,) = section.tables
     assert table.names[-1] == "note on the ratio"
     assert [row[-2:] for row in table.rows] == [
-        ("1.65 (1.4 to 2.01)", "where g is p"),
+        ("1.65 (1.35 to 2.01)", "where g is p"),
         ("1.22 (1 to 1.49)", "a ratio of ratios"),
         ("–", "none: a part of the curve bs(b)"),
     ]
     said = " ".join(section.lead)
-    for expected in ("multiplies the ratio of the other", "holds there alone", "A dash stands"):
+    for expected in ("multiplies the ratio of the other", "holds only there", "A dash means"):
         assert expected in said
     plain = sections.sections(made())[0]
     assert "note on the ratio" not in plain.tables[0].names
@@ -477,3 +485,108 @@ def test_a_likelihood_says_of_what_unit_it_is_a_density(per: str, words: str) ->
     assert name.startswith("mean log-likelihood")
     assert words in name
     assert ("(" in name) == bool(words)
+
+
+# The first page, and what people read
+
+
+def test_the_first_page_says_what_was_found_and_what_was_promised() -> None:
+    age = made().coefficients[1]
+    clear = age._replace(
+        name="sex[m]", label="sex m", unit="", compared="against f", mean=0.9, lower=0.2
+    )
+    contents = made(
+        outcome="died",
+        coefficients=(made().coefficients[0], age._replace(compared="10 more"), clear),
+        verdict=("1 of 2 effects stands out: sex m",),
+        stand_out=("sex[m]",),
+        sites=silent(),
+    )
+    found = front.front(contents)
+    assert found.asked[0] == "What goes with died?"
+    assert found.answer == ("1 of 2 effects stands out: sex m.",)
+    assert found.effects is not None
+    # What stands out comes first; an intercept is no effect.
+    assert [row[:2] for row in found.effects.rows] == [("sex m", "against f"), ("age", "10 more")]
+    assert [row[-1] for row in found.effects.rows] == ["higher odds", "open"]
+    # One site was asked for and there is no statement of all: its own stands there, 0.7 at both relations.
+    assert found.privacy[0].count("at most 70.0 % of") == 2
+    assert "ε = 2 at δ = 1e-05 under substitute, where the study allows 2" in found.privacy[1]
+    said = html(contents)
+    assert said.index("1 of 2 effects") < said.index("The study and its run")
+    assert "sex[m]" not in page.markdown(page.said(contents))
+
+
+def test_the_first_page_of_what_promises_nothing_says_so() -> None:
+    (line,) = front.front(made(protected=False, spending=())).privacy
+    assert line.startswith("Nothing was promised")
+    assert "statistics without noise" in front.front(made(protected=False)).asked[-1]
+
+
+def test_what_cannot_be_read_alone_is_on_no_first_page() -> None:
+    found = front.front(made(coefficients=NOTED, size=3, sites=silent(), outcome="died"))
+    assert found.effects is not None
+    assert [row[:2] for row in found.effects.rows] == [
+        ("a", "where g is p"),
+        ("a:g[q]", "a ratio of ratios"),
+    ]
+    # Its curve is drawn where all coefficients are.
+    assert not found.is_whole
+    assert (
+        page.said(made(coefficients=NOTED, size=3, sites=silent(), outcome="died"))
+        .sections[0]
+        .figures
+    )
+    assert front.front(made(gaussian=False, ratio="", outcome="died")).effects is None
+
+
+def beside(**fields: Any) -> Contents:
+    alone = ((-1.0, 0.9), (0.3, 0.8))
+    sites = tuple(site._replace(alone=alone) for site in made().sites)
+    return made(sites=sites)._replace(**fields)
+
+
+def test_the_answer_stands_beside_each_site_and_the_pooled_fit() -> None:
+    section = comparison_section.comparison_section(beside())
+    assert section is not None
+    ((_, figure),) = section.figures
+    assert "north alone is about 1.8 times as wide" in figure.told
+    assert "pooled" not in figure.svg + figure.told
+    assert section.tables == ()
+    pooled = tuple(row._replace(pooled_mean=-1.2, pooled_sd=0.25) for row in made().coefficients)
+    both = comparison_section.comparison_section(beside(coefficients=pooled))
+    assert both is not None
+    ((_, figure),) = both.figures
+    assert "2 to 2 times as wide as the pooled fit" in figure.told
+    assert "pooled, NOT private" in figure.svg
+    assert "NOT private" in " ".join(both.lead)
+    assert both.tables[0].rows[0] == ("(Intercept)", "-1.500 (0.500)", "-1.200 (0.250)", "2")
+    # Nothing to compare with, or no intervals.
+    assert comparison_section.comparison_section(made()) is None
+    assert comparison_section.comparison_section(beside(gaussian=False)) is None
+
+
+def test_a_site_without_a_word_of_its_own_is_named() -> None:
+    third = made().sites[0]._replace(name="east", alone=None)
+    section = comparison_section.comparison_section(beside(sites=(*beside().sites, third)))
+    assert section is not None
+    assert "Nothing can be said of east alone." in section.notes
+
+
+def test_a_table_is_slim_where_its_letters_fit_a_phone() -> None:
+    numbers = sections.Table("c", ("round", "largest ratio"), (("1", "2.25"),), ())
+    assert numbers.is_slim
+    assert not numbers._replace(rows=(("1", "0." + "9" * 40),)).is_slim
+    # Words are broken at blanks.
+    assert numbers._replace(rows=(("1", "word " * 20),), words=("largest ratio",)).is_slim
+
+
+def test_a_figure_has_a_narrow_twin_for_phones() -> None:
+    for figure in (*drawn(), comparison.comparison(beside().coefficients, (0, 1), beside().sites)):
+        sizes = [
+            float(xml.etree.ElementTree.fromstring(svg).get("width", "").removesuffix("pt"))
+            for svg in (figure.svg, figure.narrow)
+        ]
+        assert sizes[1] < 0.6 * sizes[0]
+    text = html(made())
+    assert text.count('<source media="screen and (max-width: 40rem)"') == text.count("<img") > 3

@@ -195,3 +195,17 @@ def test_a_posterior_without_intervals_keeps_small_numbers() -> None:
     assert "word [1]" in text
     assert {"0.000281", "4.86e-05"} < set(text.split())
     assert "interval" not in text
+
+
+def test_a_terminal_breaks_sentences_between_words_and_a_pipe_gets_them_whole(monkeypatch, capsys):
+    said = "intervals are about twice as wide as without privacy " * 3 + "in/one/long-path" * 9
+    monkeypatch.setenv("COLUMNS", "80")
+    tables.say([said])
+    assert capsys.readouterr().out == f"{said}\n"
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1")
+    tables.say([said])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 or " " not in line.strip() for line in lines)
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert " ".join(line.strip() for line in lines) == said

@@ -8,6 +8,7 @@ from fedvi import errors, models
 from fedvi.results import ancestral
 from fedvi.results.ancestral import Outcome
 from tests import forward_models
+from tests.forward_models import unconstrained
 
 pytestmark = pytest.mark.numpyro
 
@@ -72,7 +73,7 @@ def test_a_mixture_that_is_summed_out_column_by_column_has_its_joint_law():
         "shares": np.array([[0.8, 0.1, 0.1], [0.1, 0.3, 0.6]]),
     }
     with jax.enable_x64(True):
-        theta = np.asarray(CLUSTERS.unconstrain(values))
+        theta = np.asarray(unconstrained(CLUSTERS, values))
     found = sampled(CLUSTERS, theta, {})
     for smokes in (0, 1):
         rates = np.where(smokes, values["rates"], 1.0 - values["rates"])

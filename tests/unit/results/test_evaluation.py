@@ -425,6 +425,9 @@ def test_records_that_do_not_fit_the_schema_are_left_out_and_counted(tmp_path: P
     source = evaluation.read_records(assembly, tmp_path / "test.csv")
     found = evaluate(assembly, point(math.log(3.0)), source)
     assert (found.rows, found.left_out) == (2, 2)
+    (tmp_path / "fitting.csv").write_text("y,x0\n1,2\n0,-1\n")
+    fitting = evaluation.read_records(assembly, tmp_path / "fitting.csv")
+    assert found._replace(left_out=0) == evaluate(assembly, point(math.log(3.0)), fitting)
     (tmp_path / "empty.csv").write_text("y,x0\nmaybe,2\n")
     with pytest.raises(DataError, match="no record that counts"):
         evaluate(assembly, point(0.0), evaluation.read_records(assembly, tmp_path / "empty.csv"))

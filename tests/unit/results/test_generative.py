@@ -130,6 +130,7 @@ def test_a_mixtures_records_have_the_mean_and_covariance_of_each_component():
         assert (np.abs(np.cov(mine.T) - covariances[k]) < error).all()
 
 
+@pytest.mark.nightly
 def test_a_networks_records_have_its_joint_law():
     at, records = made(NETWORK)
     levels = records["levels"]

@@ -8,8 +8,9 @@ import pytest
 
 from fedvi.expfam.gamma import Gamma
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
-from fedvi.results import outcome
 from fedvi.results.influence import ALONE, CLEANED, IMPROPER, PROJECTED, influence
+from fedvi.results.outcome import record
+from fedvi.results.run_record import influence_rows
 from tests.studies import linear_regression, random_eta, raw_study, run_study
 
 
@@ -22,7 +23,7 @@ def test_dividing_a_conjugate_factor_out_is_the_fit_without_that_client() -> Non
     family = whole.assembly.family
     mean, sd = family.moments(whole.posterior)
     expected = (family.moments(without.posterior)[0] - mean) / sd
-    rows = outcome.influence_rows(whole)
+    rows = influence_rows(record(whole))
     assert rows is not None
     (row,) = (row for row in rows if row["client"] == "c3")
     # float64 algebra, conditioned by the precision
@@ -116,7 +117,7 @@ def test_shifts_of_site_release_are_those_of_a_run_without_the_client() -> None:
     family = whole.assembly.family
     mean, sd = family.moments(whole.posterior)
     expected = (family.moments(without.posterior)[0] - mean) / sd
-    rows = outcome.influence_rows(whole)
+    rows = influence_rows(record(whole))
     assert rows is not None
     (row,) = (row for row in rows if row["client"] == "c3")
     assert row["reason"] == ""
@@ -130,7 +131,7 @@ def test_shifts_of_site_release_are_those_of_a_run_without_the_client() -> None:
 def test_where_noise_drowns_the_curvature_no_shares_are_told() -> None:
     """They were 139 % and −39 %, say."""
     _, sources = linear_regression()
-    rows = outcome.influence_rows(noisy(sources, 20.0))
+    rows = influence_rows(record(noisy(sources, 20.0)))
     assert rows is not None
     assert {row["precision_share"] for row in rows} == {None}
     assert all(row["shift_in_sds"] for row in rows)
@@ -138,7 +139,7 @@ def test_where_noise_drowns_the_curvature_no_shares_are_told() -> None:
 
 def test_of_the_only_client_that_answered_there_is_no_shift() -> None:
     _, sources = linear_regression()
-    rows = outcome.influence_rows(noisy({"c3": sources["c3"]}, 0.01))
+    rows = influence_rows(record(noisy({"c3": sources["c3"]}, 0.01)))
     assert rows is not None
     assert [(row["shift_in_sds"], row["reason"]) for row in rows] == [(None, ALONE)]
 
@@ -150,5 +151,48 @@ def test_a_file_holds_no_endless_list_of_shifts() -> None:
     names = tuple(f"x{index}" for index in range(100_000 // len(sources) + 1))
     wide = dataclasses.replace(result.assembly.model, names=names)
     many = dataclasses.replace(result, assembly=dataclasses.replace(result.assembly, model=wide))
-    assert outcome.influence_rows(many) is None
-    assert outcome.influence_rows(result) is not None
+    assert influence_rows(record(many)) is None
+    assert influence_rows(record(result)) is not None
+
+
+# What a client says alone
+
+
+def test_what_a_conjugate_client_says_alone_is_the_fit_to_its_records_alone() -> None:
+    _, sources = linear_regression()
+    size = next(iter(sources.values())).records["x"].shape[1]
+    whole = run_study(raw_study(list(sources), size), sources)
+    own = run_study(raw_study(["c3"], size), {"c3": sources["c3"]})
+    expected = np.stack(own.assembly.family.moments(own.posterior), axis=1)
+    rows = influence_rows(record(whole))
+    assert rows is not None
+    (row,) = (row for row in rows if row["client"] == "c3")
+    found = [(cell["mean"], cell["sd"]) for cell in row["alone"]]
+    # float64 algebra, conditioned by the precision
+    assert np.asarray(found) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert (
+        np.asarray(found)[:, 1].min()
+        > np.asarray([cell["sd"] for cell in record(whole).rows()]).min()
+    )
+
+
+def test_nothing_is_said_alone_where_that_is_no_distribution() -> None:
+    family = FullGaussian(2)
+    prior = family.isotropic(1.0)
+    sites = {
+        "a": GaussianEta(np.zeros(2), -3.0 * np.eye(2)),
+        "b": GaussianEta(np.zeros(2), 9.0 * np.eye(2)),
+    }
+    found = influence(family, prior, sites, ["a", "b"], False)
+    assert found is not None
+    assert found[0].alone is None
+    assert found[1].alone == ((0.0, pytest.approx(10.0**-0.5)),) * 2
+    # Of noisy factors it is what the server's own rule makes of them.
+    told = influence(
+        family, prior, sites, ["a"], True, own=lambda name: (np.ones(2), 2 * np.ones(2))
+    )
+    assert told is not None
+    assert told[0].alone == ((1.0, 2.0),) * 2
+    silent = influence(family, prior, sites, ["a"], True)
+    assert silent is not None
+    assert silent[0].alone is None

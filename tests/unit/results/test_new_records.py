@@ -16,7 +16,9 @@ from tests.studies import raw_study
 NUMBER = {"type": "number", "bounds": [-100, 100], "center": 0, "scale": 1}
 
 
-def read(formula: str, columns: list[str] | None, path: Path, *also: str) -> list[new_records.Part]:
+def read(
+    formula: str, columns: list[str] | None, path: Path, *also: str
+) -> list[new_records.Chunk]:
     raw: dict[str, Any] = raw_study(["c0"], 1, solver={"kind": "glm"})
     raw["model"] = {"kind": "logistic", "formula": formula}
     raw["data"] = {"schema": {"y": {"type": "binary"}, "a": NUMBER}}
@@ -25,7 +27,7 @@ def read(formula: str, columns: list[str] | None, path: Path, *also: str) -> lis
     study = parse_study(raw)
     assembly = build.assemble(study)
     names = [] if formula == "y ~ 1" else ["a"]
-    return list(new_records.parts(study, assembly.schema, names, path, also))
+    return list(new_records.chunks(study, assembly.schema, names, path, also))
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,12 @@ def files(folder: Path) -> list[str]:
 
 def test_the_posterior_is_that_of_two_records_by_hand(result: Any) -> None:
     # Prior N(0, 1), y = θ + N(0, 1), y = 1 and 2: precision 3, mean (1 + 2)/3.
-    (row,) = outcome.coefficients(result)
+    (row,) = outcome.record(result).rows()
     assert row["name"] == "x0"
     # float64 algebra on numbers near 1
     assert row["mean"] == pytest.approx(1.0, rel=1e-12)
     assert row["sd"] == pytest.approx(1 / math.sqrt(3), rel=1e-12)
     assert row["upper"] - row["lower"] == pytest.approx(2 * 1.959963984540054 / math.sqrt(3))
-    assert not outcome.ratio(result)
     assert "odds_ratio" not in row
     assert "pooled_mean" not in row
 
@@ -68,13 +67,13 @@ def test_odds_ratios_are_exponentials_and_do_not_overflow(result: Any) -> None:
     logistic = dataclasses.replace(
         result, assembly=dataclasses.replace(result.assembly, study=study)
     )
-    (row,) = outcome.coefficients(logistic)
+    (row,) = outcome.record(logistic).rows()
     for odds, plain in [("odds_ratio", "mean"), ("odds_lower", "lower"), ("odds_upper", "upper")]:
         assert row[odds] == pytest.approx(math.exp(row[plain]), rel=1e-12)
     huge = dataclasses.replace(
         logistic, posterior=result.assembly.family.from_moments(np.array([1e6]), np.eye(1))
     )
-    assert math.isfinite(outcome.coefficients(huge)[0]["odds_ratio"])
+    assert math.isfinite(outcome.record(huge).rows()[0]["odds_ratio"])
 
 
 def test_without_protection_the_price_is_infinite_under_both_relations(result: Any) -> None:

@@ -86,6 +86,16 @@ def test_a_number_is_in_the_unit_of_the_file_within_its_bounds(given: Path) -> N
     assert (beyond == 200.0).all()
 
 
+def test_sets_have_noise_of_their_own(given: Path) -> None:
+    assembly = assembled("linear", FORM, {"y": SCALED}, noise_scale=0.5, solver="exact")
+    eta = FullGaussian(2).from_moments(np.zeros(2), 1e-18 * np.eye(2))
+    one, other = (
+        np.array(each.columns["y"], float) for each in synthesise(assembly, eta, None, 2, 0, given)
+    )  # type: ignore[index]
+    # Of independent records, false alarms below 1e-6.
+    assert abs(np.corrcoef(one, other)[0, 1]) < 4.9 / np.sqrt(COUNT)
+
+
 @pytest.mark.parametrize("kind", ["poisson", "negative_binomial"])
 def test_counts_have_the_rate_and_the_spread_of_their_law(kind: str, given: Path) -> None:
     more: dict[str, Any] = {"dispersion": 0.5} if kind == "negative_binomial" else {}

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from fedvi.run import compiled
+
 SCRIPT = """
 import sys
 import jax, numpy as np, numpyro
@@ -54,3 +56,33 @@ def test_another_process_finds_the_program_whatever_its_secrets(tmp_path):
     assert first != second, "the noise is another one"
     programs = [file for file in folder.glob("*many_steps*") if not file.name.endswith("atime")]
     assert len(programs) == 1
+
+
+def test_the_programs_not_used_for_longest_go_first(tmp_path, monkeypatch):
+    for age, name in enumerate(("new", "older", "oldest")):
+        entry = tmp_path / f"{name}-cache"
+        entry.write_bytes(bytes(40))
+        os.utime(entry, (1e9 - age, 1e9 - age))
+    monkeypatch.setattr(compiled, "_MOST_BYTES", 119)
+    compiled._forget_oldest(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new-cache", "older-cache"]
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        compiled.compilation_cache(tmp_path)
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(0o777, True), (0o1777, False), (0o755, False)])
+def test_a_folder_that_others_can_replace_is_refused(tmp_path, monkeypatch, mode, refused):
+    monkeypatch.setattr(compiled.jax.config, "update", lambda *setting: None)
+    monkeypatch.setattr(compiled.jax_cache, "reset_cache", lambda: None)
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(mode)
+    if refused:
+        with pytest.raises(PermissionError, match=r"others may write to .*above; "):
+            compiled.compilation_cache(above / "programs")
+    else:
+        compiled.compilation_cache(above / "programs")

@@ -14,10 +14,10 @@ import pytest
 from fedvi import errors
 from fedvi.data.source import ArraySource
 from fedvi.expfam import tree
-from fedvi.inference.base import Change, Task
 from fedvi.run import server_plan
 from fedvi.study import build
 from fedvi.study.config import parse_study
+from fedvi.updates.base import Change, Task
 from tests.studies import linear_regression, raw_study, run_study
 
 PRIVATE: dict[str, Any] = {
@@ -135,7 +135,8 @@ def test_a_plan_tells_the_coefficients_as_a_simulation_does(tmp_path: Path) -> N
     from fedvi.results import outcome
 
     result = run_study(small_study(), sources())
-    assert kept(small_study(), tmp_path).rows(result.posterior) == outcome.coefficients(result)
+    plan, run = kept(small_study(), tmp_path), outcome.record(result)
+    assert run._replace(names=plan.names, units=plan.units, study=plan.study).rows() == run.rows()
 
 
 def closure() -> Callable[..., Change]:
@@ -318,6 +319,7 @@ from pathlib import Path
 import numpy as np
 
 import fedvi.server.app
+from fedvi.results import result_json, run_record
 from fedvi.run import server_plan
 from fedvi.federation.messages import Hello, NextTask, Payload, Submit, Tensor
 from fedvi.privacy import ledger
@@ -345,7 +347,8 @@ while coordinator.state.status == "running":
         )
         payload = Payload(tensors, event, codec.digest(event, tensors))
         coordinator.handle(Submit(name, reply.task.task_id, payload))
-rows = plan.rows(coordinator.state.posterior)
+run = run_record.of_server(plan, spec, coordinator.state)
+rows = result_json.content(run, run_record.verdict_of(run, plan.expected), ())["coefficients"]
 assert coordinator.state.status == "completed" and len(rows) == len(plan.names)
 print([name for name in sys.modules if name.partition(".")[0] in ("jax", "jaxlib", "numpyro")])
 """

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from fedvi import errors
-from fedvi.audit import sums as audit
+from fedvi.audit import published_sums as audit
 from fedvi.expfam import tree
 from fedvi.federation.messages import Hello, NextTask, Offer, Payload, Receipt, Submit, Tensor
 from fedvi.federation.progress import Patience
-from fedvi.inference.base import Change
 from fedvi.privacy import events
 from fedvi.server.core import protocol, run_events, sum_rounds, turns
 from fedvi.server.store.journal import MemoryJournal
@@ -19,6 +18,7 @@ from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.transport import codec
 from fedvi.transport._wire import admin_pb2 as pb
+from fedvi.updates.base import Change
 from tests.studies import raw_study
 
 NAMES = ["north", "east", "south", "west", "far"]

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 
 from fedvi import errors
-from fedvi.audit import sums as audit
+from fedvi.audit import published_sums as audit
 from fedvi.expfam import tree
 from fedvi.federation.messages import Hello, NextTask, Offer, Submit, Wait
 from fedvi.federation.progress import Patience
 from fedvi.privacy import ledger
 from fedvi.server.core import protocol, turns
 from fedvi.server.store.durable import SqliteServerStore
-from fedvi.study import build, shared_parts
+from fedvi.study import build
 from fedvi.study.config import Study, parse_study
+from fedvi.study.spec import shared_parts
 from tests.studies import raw_study, run_study, synthetic_logistic
 from tests.unit.server.test_aggregate_rounds import NAMES, payload, sent
 
@@ -101,7 +102,8 @@ def test_a_stage_over_fewer_clients_than_a_sum_must_hold_is_refused_with_their_n
 def test_a_generator_whose_stages_nobody_can_see_beforehand_is_refused() -> None:
     given = raw(ALL) | {"schedule": {"kind": "my_lab.schedules:mine"}}
     with pytest.raises(errors.ConfigError, match=r"schedule\.kind is 'my_lab\.schedules:mine'"):
-        parse_study(given)
+        # Of a module that is not there: it is refused before anybody looks for it.
+        build.assemble(parse_study(given))
 
 
 def test_a_part_of_the_clients_is_refused_where_a_sum_takes_the_place_of_the_last() -> None:
@@ -125,7 +127,8 @@ def test_stages_of_all_clients_are_the_rounds_of_one_schedule_bit_for_bit() -> N
     for solver in (SITES, CHANGES):
         script = raw(*stages, names=sources, solver=solver)
         plain = script | {"schedule": {"kind": "synchronous", "rounds": 3}}
-        seeded = {"simulation": {"insecure_seed": 5}}
+        # With most seeds noise leaves the prior as it is; with this one both move in each round.
+        seeded = {"simulation": {"insecure_seed": 13}}
         one = run_study(script | seeded, sources)
         other = run_study(plain | seeded, sources)
         assert tree.equal(one.posterior, other.posterior)

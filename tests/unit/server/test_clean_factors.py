@@ -15,8 +15,7 @@ from fedvi.expfam import tree
 from fedvi.federation.damping import StepRule
 from fedvi.federation.messages import Failure, Hello, NextTask, Offer, Submit
 from fedvi.federation.progress import Patience
-from fedvi.inference.base import Shard, Task
-from fedvi.inference.solvers import _parts
+from fedvi.inference.solvers import _clipped_changes
 from fedvi.privacy import random
 from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian
 from fedvi.server.core import protocol
@@ -25,6 +24,7 @@ from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.transport import codec
 from fedvi.typing import IDS
+from fedvi.updates.base import Shard, Task
 from tests.studies import raw_study
 
 NAMES, PARTS, ROOM = ["north", "east", "south", "west"], 2, 16
@@ -161,7 +161,9 @@ class Played:
             self.state.factors[client],
             protocol._last_damping(self.state, client),
         )
-        factors = _parts.committed(inputs.unpack(self.kept[client], self.like), task, self.parts)
+        factors = _clipped_changes.committed(
+            inputs.unpack(self.kept[client], self.like), task, self.parts
+        )
         return np.concatenate([leaf.sum(axis=0).ravel() for leaf in factors])
 
     def committed(self, client):

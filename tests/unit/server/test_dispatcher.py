@@ -177,3 +177,25 @@ def test_after_the_end_a_request_is_told_that_the_server_stops():
             await dispatcher.handle(NextTask("a"))
 
     run(work)
+
+
+def test_who_falls_silent_is_told_of_once():
+    async def work(dispatcher, store):
+        store.go.set()
+        await dispatcher.handle(NextTask("a"))
+        now = dispatcher._coordinator.clock()
+        dispatcher.calls.hear("a", now - 1000.0)
+        dispatcher.calls.hear("b", now)
+        keeper = asyncio.create_task(dispatcher.keep_time())
+        for _ in range(100):
+            await asyncio.sleep(0.02)
+            if dispatcher.silent:
+                break
+        dispatcher.closing = True
+        dispatcher.ring()
+        await keeper
+        return dispatcher.silent
+
+    silent, _, _, told = run(work)
+    assert silent == {"a"}
+    assert [h.client for h in told if h.kind == "silent"] == ["a"]

@@ -10,12 +10,12 @@ from fedvi.expfam.gaussian import FullGaussian, GaussianEta
 from fedvi.federation import damping
 from fedvi.federation.messages import Hello, NextTask, Submit
 from fedvi.federation.schedules import synchronous
-from fedvi.inference.base import finish_natural
-from fedvi.inference.noise_aware import of_sites
 from fedvi.privacy import events
 from fedvi.privacy.release import disclose
 from fedvi.server.core import protocol
 from fedvi.transport import codec
+from fedvi.updates.base import finish_natural
+from fedvi.updates.noise_aware import of_sites
 
 FAMILY = expfam.full_gaussian(2)
 CLIENTS = tuple(f"c{index}" for index in range(12))

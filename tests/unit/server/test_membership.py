@@ -27,8 +27,6 @@ from fedvi.federation.messages import (
 from fedvi.federation.progress import Patience
 from fedvi.federation.schedules import sequential, synchronous
 from fedvi.federation.script import Stage, from_generator, scripted
-from fedvi.inference.base import Change, finish_natural
-from fedvi.inference.noise_aware import of_changes, of_sites
 from fedvi.privacy import events, ledger
 from fedvi.privacy.release import disclose
 from fedvi.server.core import membership, protocol
@@ -38,6 +36,8 @@ from fedvi.server.store import state_cells
 from fedvi.server.store.durable import SqliteServerStore
 from fedvi.transport import codec
 from fedvi.typing import PRIOR
+from fedvi.updates.base import Change, finish_natural
+from fedvi.updates.noise_aware import of_changes, of_sites
 
 FAMILY = expfam.full_gaussian(2)
 COST = events.Unprotected("q")

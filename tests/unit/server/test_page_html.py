@@ -43,6 +43,8 @@ def client(name="north", **fields):
         "task": f"{name}/1",
         "reason": "",
         "seen_seconds": 3.0,
+        "usual_seconds": 3.0,
+        "silent": False,
         "epsilon": 0.25,
         "delta": 1e-5,
         "ledger": "2:ab",

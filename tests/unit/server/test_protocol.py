@@ -27,12 +27,12 @@ from fedvi.federation.messages import (
     Wait,
     Welcome,
 )
-from fedvi.inference.base import finish_natural
 from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.release import disclose
 from fedvi.server.core import protocol
 from fedvi.transport import codec
+from fedvi.updates.base import finish_natural
 from tests.studies import random_eta
 
 FAMILY = expfam.full_gaussian(2)

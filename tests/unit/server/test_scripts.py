@@ -16,7 +16,6 @@ from fedvi.federation.schedules import (
     synchronous,
 )
 from fedvi.federation.script import Stage, from_generator, scripted
-from fedvi.inference.noise_aware import of_changes, of_sites
 from fedvi.privacy import ledger
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.core.protocol import served
@@ -24,6 +23,7 @@ from fedvi.server.store import state_cells
 from fedvi.server.store.durable import SqliteServerStore
 from fedvi.store.memory import MemoryServerStore
 from fedvi.typing import PRIOR
+from fedvi.updates.noise_aware import of_changes, of_sites
 from tests.states import CLIENTS, answer, frozen, header, make_spec
 
 LISTED = scripted(

@@ -22,12 +22,12 @@ from fedvi.federation.messages import (
     Wait,
 )
 from fedvi.federation.progress import Patience
-from fedvi.inference.base import finish_natural
 from fedvi.privacy import accountants, events, ledger, mechanisms, release, sampling
 from fedvi.privacy import bounded as bounds
 from fedvi.privacy.release import disclose
 from fedvi.server.core import protocol
 from fedvi.transport import codec
+from fedvi.updates.base import finish_natural
 
 FAMILY = expfam.diagonal_gaussian(1)
 EIGHT = tuple("abcdefgh")

@@ -163,6 +163,20 @@ def test_private_state_is_erased_when_it_changes_and_when_the_study_is_done(tmp_
         assert not holds(folder, SECRETS[2])
 
 
+def test_keys_for_masks_are_kept_and_those_before_are_erased(tmp_path):
+    folder, first, second = tmp_path / "state", GENERATOR.bytes(3000), GENERATOR.bytes(3000)
+    with reopened(folder) as store:
+        assert store.load_keys() is None
+        store.save_keys(first)
+        store.save_keys(second)
+        assert not holds(folder, first)
+    with reopened(folder) as store:
+        assert store.load_keys() == second
+        store.erase_state()
+        assert store.load_keys() is None
+        assert not holds(folder, second)
+
+
 def test_what_a_crash_left_of_a_secret_is_erased_on_opening(tmp_path, monkeypatch):
     folder = tmp_path / "state"
     store = SqliteClientStore(folder, HEADER)
@@ -430,7 +444,8 @@ def test_reading_needs_no_lock_and_writes_nothing(folder, tmp_path):
 
 
 def snapshot(store) -> tuple:
-    return store.ledger, store.pending(), store.unsent(), store.load_state(), store.freeze.digest
+    kept = store.load_state(), store.load_keys(), store.freeze.digest
+    return store.ledger, store.pending(), store.unsent(), *kept
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path):
@@ -481,6 +496,7 @@ def test_an_error_at_any_statement_leaves_everything_as_it_was(tmp_path, monkeyp
             lambda: seal(store, "a#0", FACTORS),
             lambda: send(store, "a#0"),
             lambda: reserve(store, "b#0", SECRETS[2]),
+            lambda: store.save_keys(b"keys"),
             store.erase_state,
         ]
         cuts = 0
@@ -496,7 +512,7 @@ def test_an_error_at_any_statement_leaves_everything_as_it_was(tmp_path, monkeyp
                 else:
                     break
             failing["at"] = None
-        assert cuts == 3 + 2 + 3 + 6 + 2 + 3 + 3  # each statement, and before the commit
+        assert cuts == 3 + 2 + 3 + 6 + 2 + 3 + 2 + 4  # each statement, and before the commit
 
 
 def test_a_folder_that_cannot_be_used_is_reported(tmp_path):

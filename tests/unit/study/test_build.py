@@ -13,7 +13,7 @@ from fedvi.data import by_unit
 from fedvi.data.source import ArraySource
 from fedvi.federation import schedules
 from fedvi.planning.plan import plan
-from fedvi.privacy import accountants, events, ledger, statement
+from fedvi.privacy import accountants, caveats, events, ledger
 from fedvi.privacy.base import Mechanism
 from fedvi.privacy.mechanisms import gaussian
 from fedvi.run import loading
@@ -736,7 +736,7 @@ def test_custom_code_marks_a_private_study_and_no_other(module: str, part: str) 
         raw["privacy"]["mechanism"] = "gaussian"
         change(raw)
 
-    assert assembled(protect).mark == f"simulation: no guarantee; {statement.UNVETTED}"
+    assert assembled(protect).mark == f"simulation: no guarantee; {caveats.UNVETTED}"
     assert assembled(change).mark == ""
 
 

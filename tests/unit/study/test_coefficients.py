@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedvi.study.coefficients import Reading, of_moments, readings
 from fedvi.study.config import Study, parse_study
+from fedvi.study.spec.coefficients import Reading, of_moments, readings
 from tests.studies import raw_study
 
 SCHEMA = {

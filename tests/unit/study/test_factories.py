@@ -13,11 +13,11 @@ import pytest
 from fedvi import errors, expfam, models
 from fedvi.federation import schedules
 from fedvi.inference import solvers
-from fedvi.inference.base import LocalSolver
 from fedvi.privacy import mechanisms, sampling
 from fedvi.privacy.base import Sampler
 from fedvi.study import factories
 from fedvi.study.sections import KindSection
+from fedvi.updates.base import LocalSolver
 
 PACKAGES = [models, expfam, solvers, schedules, mechanisms, sampling]
 
@@ -224,7 +224,7 @@ def test_a_mistake_in_fedvi_itself_is_not_blamed_on_the_study() -> None:
 def test_an_answer_that_is_not_what_the_section_needs_is_refused() -> None:
     with pytest.raises(errors.ConfigError, match="returned str, expected") as error:
         outside(os.getcwd, LocalSolver)
-    assert "fedvi.inference.base.LocalSolver" in error.value.message
+    assert "fedvi.updates.base.LocalSolver" in error.value.message
     assert error.value.hint
 
 

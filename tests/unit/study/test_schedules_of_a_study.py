@@ -10,8 +10,8 @@ from fedvi import errors
 from fedvi.federation.progress import Progress
 from fedvi.federation.schedules import synchronous
 from fedvi.federation.script import Stage, from_generator
-from fedvi.study import shared_parts
 from fedvi.study.config import Study, parse_study
+from fedvi.study.spec import shared_parts
 from fedvi.typing import PRIOR
 from tests.studies import raw_study
 

@@ -30,11 +30,11 @@ from fedvi.federation.messages import (
     Wait,
     Welcome,
 )
-from fedvi.inference.base import Task
 from fedvi.privacy.ledger import Anchor
 from fedvi.transport import bundle, codec
 from fedvi.transport.grpc import GrpcLink
 from fedvi.transport.memory import Link
+from fedvi.updates.base import Task
 from tests.wire_server import Proxy, Server, serving
 
 DIGEST = "ab" * 32

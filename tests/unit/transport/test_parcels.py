@@ -11,11 +11,11 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.federation.messages import Done, Failure, Hello, Offer, Payload, Submit, Tensor
-from fedvi.inference.base import Task
 from fedvi.privacy import ledger as ledgers
 from fedvi.transport import authority, bundle, codec, identity, parcels, wire
 from fedvi.transport.parcels import ResultFile, TaskFile
 from fedvi.transport.roster import Roster
+from fedvi.updates.base import Task
 from tests.pki import DAY, NOW, authority_in, party
 from tests.servers import header
 

@@ -20,19 +20,21 @@ from fedvi.federation.messages import (
     Failure,
     Goodbye,
     Hello,
+    KeyPart,
     NextTask,
     Payload,
     Receipt,
     Renew,
     Renewed,
     Tensor,
+    Wait,
     Welcome,
 )
-from fedvi.inference.base import Task
-from fedvi.inference.coordinates import Coordinates
 from fedvi.privacy.ledger import Anchor
 from fedvi.transport import bundle, codec, wire
 from fedvi.transport._wire import federation_pb2 as pb
+from fedvi.updates.base import Task
+from fedvi.updates.coordinates import Coordinates
 
 DIGEST = "ab" * 32
 SESSION = "0e" * 16
@@ -57,6 +59,7 @@ def samples():
     welcome = wire.welcome_to(Welcome(9, ANCHOR), 1)
     welcome.software = "fedvi 0"
     chunk = wire.chunk_to(7, b"\0\xff")
+    keys = wire.next_task_to(NextTask("north", SESSION, KeyPart(2, b"\0")))
     messages = [
         header.payload.tensors[0],
         header.payload,
@@ -65,6 +68,7 @@ def samples():
         hello,
         welcome,
         wire.next_task_to(NextTask("north", SESSION), 2.5),
+        keys.part,
         task,
         task.coordinates,
         pb.Wait(),
@@ -118,6 +122,7 @@ GOLDEN = {
         "6463646364636463646364636463646364200128013207666564766920303a100e0e0e0e0e0e0e0e0e0e"
         "0e0e0e0e0e0e"
     ),
+    "KeyPart": "0802120100",
     "NextTaskReply": (
         "0ae2010a076e6f7274682f3312056e6f7274681803200929000000000000e03f32510a0b0a016812"
         "033c66381a01010a0c0a014a12033c66381a0201011a20a2acce57ced21e3c3838301faaa4f3e861"
@@ -210,6 +215,10 @@ def test_every_message_comes_back_as_it_was_sent(anchor):
         NextTask("n", SESSION),
         2.5,
     )
+    keys = NextTask("n", SESSION, KeyPart(2, b"\0\xff"))
+    assert wire.next_task_from(through(wire.next_task_to(keys, 2.5))) == (keys, 2.5)
+    for parts in ((), (b"\0", b"")):
+        assert wire.wait_from(through(wire.wait_to(Wait(parts)))) == Wait(parts)
     done = Done("epsilon is spent\n\nhint: none", resumable=True)
     assert wire.done_from(through(wire.done_to(done))) == done
     for status in ("accepted", "duplicate", "conflict"):
@@ -351,6 +360,7 @@ def task_from(message):
         (wire.get_payload_from, "GetPayloadRequest", {"offset": 1 << 63}, "offset"),
         (wire.chunk_from, "Chunk", {"data": b""}, "0 bytes"),
         (wire.chunk_from, "Chunk", {"data": bytes(bundle.CHUNK + 1)}, "262145 bytes"),
+        (wire.next_task_from, "NextTaskRequest", {"client": ""}, "client is empty"),
         (wire.done_from, "Done", {"reason": "a\x1b[2J"}, "printable"),
     ],
 )

@@ -11,14 +11,14 @@ from fedvi.data import ArraySource, by_unit, with_ids
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
-from fedvi.inference.base import Shard, Task
 from fedvi.inference.prior_frame import prior_frame
-from fedvi.inference.solvers import _parts
+from fedvi.inference.solvers import _clipped_changes
 from fedvi.inference.tempered import tempered
 from fedvi.inference.units import unit_model
-from fedvi.inference.whitened_changes import from_vector, to_vector
 from fedvi.privacy import random
 from fedvi.typing import IDS, ROWS
+from fedvi.updates.base import Shard, Task
+from fedvi.updates.whitened_changes import from_vector, to_vector
 from tests.studies import random_eta
 
 PARTS = 4
@@ -53,11 +53,11 @@ def is_same(one: Shard, other: Shard) -> bool:
 def test_a_record_that_goes_changes_the_part_of_its_own_id_and_no_bit_of_another():
     ids = np.random.default_rng(1).integers(0, 2**64, size=30, dtype=np.uint64)
     shard = shard_of(ids)
-    before = _parts.divided(shard, PARTS, by_place=False)
+    before = _clipped_changes.divided(shard, PARTS, by_place=False)
     assert sum(int(part.mask.sum()) for part in before) == 30
     for gone in range(30):
         rest = rows_kept(shard, np.delete(np.arange(30), gone))
-        after = _parts.divided(rest, PARTS, by_place=False)
+        after = _clipped_changes.divided(rest, PARTS, by_place=False)
         own = int(ids[gone] % np.uint64(PARTS))
         changed = [part for part in range(PARTS) if not is_same(before[part], after[part])]
         assert changed == [own]
@@ -66,12 +66,12 @@ def test_a_record_that_goes_changes_the_part_of_its_own_id_and_no_bit_of_another
 def test_a_part_that_is_too_full_loses_its_own_records_alone():
     ids = np.array([0] * 30 + [1, 2, 3], np.uint64)  # all 30 say that they are the same
     shard = shard_of(ids)
-    parts = _parts.divided(shard, PARTS, by_place=False)
-    room = _parts.part_capacity(40, PARTS)
+    parts = _clipped_changes.divided(shard, PARTS, by_place=False)
+    room = _clipped_changes.part_capacity(40, PARTS)
     assert room < 40
     assert [int(part.mask.sum()) for part in parts] == [min(30, room), 1, 1, 1]
     # One that goes lets the next one in: still the same part alone.
-    after = _parts.divided(rows_kept(shard, np.arange(1, 33)), PARTS, by_place=False)
+    after = _clipped_changes.divided(rows_kept(shard, np.arange(1, 33)), PARTS, by_place=False)
     assert [is_same(a, b) for a, b in zip(parts, after, strict=True)] == [False, True, True, True]
 
 
@@ -83,29 +83,31 @@ def test_hashed_ids_leave_no_record_out():
         cells = [str(first * 20_000 + number) for number in range(20_000)]
         ids = with_ids(empty, cells, label).records[IDS]
         counts = np.bincount((ids % np.uint64(50)).astype(int), minlength=50)
-        assert counts.max() <= _parts.part_capacity(20_000, 50)
+        assert counts.max() <= _clipped_changes.part_capacity(20_000, 50)
         # Nor do they prefer a part: χ² of 49 degrees of freedom is below 120 but once in 1e7.
         assert ((counts - 400.0) ** 2 / 400.0).sum() < 120.0
 
 
 def test_by_place_a_record_substituted_in_its_row_changes_its_part_alone():
     shard = shard_of(np.zeros(30, np.uint64))
-    before = _parts.divided(shard, PARTS, by_place=True)
+    before = _clipped_changes.divided(shard, PARTS, by_place=True)
     for row in range(30):
         x = shard.records["x"].copy()
         x[row] += 1.0
-        after = _parts.divided(Shard({**shard.records, "x": x}, shard.mask), PARTS, by_place=True)
+        after = _clipped_changes.divided(
+            Shard({**shard.records, "x": x}, shard.mask), PARTS, by_place=True
+        )
         changed = [part for part in range(PARTS) if not is_same(before[part], after[part])]
         assert changed == [row % PARTS]
 
 
 def test_no_part_shows_ids_and_records_without_any_are_refused():
     shard = shard_of(np.arange(10, dtype=np.uint64))
-    parts = _parts.divided(shard, PARTS, by_place=False)
+    parts = _clipped_changes.divided(shard, PARTS, by_place=False)
     assert all(set(part.records) == {"x", "y"} for part in parts)
     bare = Shard({"x": shard.records["x"]}, shard.mask)
     with pytest.raises(errors.SolverError, match="without ids"):
-        _parts.divided(bare, PARTS, by_place=False)
+        _clipped_changes.divided(bare, PARTS, by_place=False)
 
 
 def test_units_are_divided_whole():
@@ -116,10 +118,10 @@ def test_units_are_divided_whole():
     alone = with_ids(ArraySource({"y": np.zeros(3)}, np.ones(3, bool)), ["a", "b", "c"], "study")
     assert np.array_equal(units.records[IDS], alone.records[IDS])
     records, mask = units.padded(8)
-    for part in _parts.divided(Shard(records, mask), 2, by_place=False):
+    for part in _clipped_changes.divided(Shard(records, mask), 2, by_place=False):
         assert part.records[ROWS].any(axis=1).tolist() == part.mask.tolist()
     with pytest.raises(errors.SolverError, match="by_place is true where a unit"):
-        _parts.moved_by_one(unit_model(models.linear(["a"])), 2, by_place=True)
+        _clipped_changes.moved_by_one(unit_model(models.linear(["a"])), 2, by_place=True)
 
 
 def test_an_id_follows_from_its_own_cell_alone():

@@ -11,12 +11,12 @@ from fedvi import expfam
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import prior_factor
-from fedvi.inference.base import Fold, Task
-from fedvi.inference.coordinates import Survey
-from fedvi.inference.noise_aware import _hidden, anew, of_changes, of_sites
-from fedvi.inference.whitened_changes import PriorFrame, from_vector
 from fedvi.privacy import random
 from fedvi.privacy.release import decoded
+from fedvi.updates.base import Fold, Task
+from fedvi.updates.coordinates import Survey
+from fedvi.updates.noise_aware import anew, hidden_values, of_changes, of_sites
+from fedvi.updates.whitened_changes import PriorFrame, from_vector
 from tests.studies import random_eta
 
 D = 8
@@ -135,7 +135,7 @@ def test_what_noise_hides_is_estimated_along_each_eigenvector():
         for _ in range(400):
             values, vectors = np.linalg.eigh(H + noise * symmetric_noise(generator))
             true = np.einsum("dk,de,ek->k", vectors, H, vectors)
-            off.append(_hidden(values, noise) - true)
+            off.append(hidden_values(values, noise) - true)
             plain.append(values - true)
         # By rank: the lowest and the highest eigenvectors are where noise chose them.
         assert np.abs(np.mean(off, axis=0)).max() < 1.7 * noise

@@ -9,11 +9,11 @@ import pytest
 from fedvi import errors, expfam
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import Fold, Task
-from fedvi.inference.noise_aware import anew
-from fedvi.inference.statistics import broadcast, finish_statistics, stand_statistics, step_of
-from fedvi.models.conjugate import packed, to_table
 from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
+from fedvi.updates.base import Fold, Task
+from fedvi.updates.conjugate import packed, to_table
+from fedvi.updates.noise_aware import anew
+from fedvi.updates.statistics import broadcast, finish_statistics, stand_statistics, step_of
 
 SIZE = 2
 FAMILY = expfam.full_gaussian(SIZE)

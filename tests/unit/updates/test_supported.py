@@ -4,8 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedvi.inference.supported import supported_curvature
+from fedvi.updates.coordinates import Coordinates
+from fedvi.updates.supported import supported_curvature, vanishing_forms
 
 D = 12
 
@@ -93,3 +96,43 @@ def test_curvature_that_is_negative_adds_no_precision():
     np.testing.assert_allclose(np.diag(found)[:4], 1.0)
     np.testing.assert_allclose(np.diag(found)[4:], 1.0 / 101.0, rtol=1e-2)
     assert math.isfinite(found.sum())
+
+
+def with_levels(generator, count=60):
+    """Rows of an intercept, a number, three levels and a yes or no; and what is 0 in all of them."""
+    level = np.eye(4)[generator.integers(0, 4, count)][:, 1:]
+    number, yes = generator.normal(size=(count, 1)), generator.integers(0, 2, (count, 1))
+    zero = [(i, i, 0) for i in (2, 3, 4, 5)] + [(3, 2, -1), (4, 2, -1), (4, 3, -1)]
+    return np.hstack([np.ones((count, 1)), number, level, yes]), zero
+
+
+@given(st.integers(0, 2**32 - 1), st.booleans())
+@settings(deadline=None, max_examples=30)
+def test_what_is_known_of_columns_takes_nothing_from_a_curvature(seed, centred):
+    generator = np.random.default_rng(seed)
+    x, zero = with_levels(generator)
+    at = Coordinates(generator.normal(size=6), generator.uniform(0.1, 9.0, 6), 0)
+    at.centre[0] = 0.0
+    H = (x.T * generator.uniform(0.0, 0.25, len(x))) @ x
+    forms = vanishing_forms(zero, 6, at if centred else None)
+    if centred:
+        H = at.columns(at.columns(H).T)
+    np.testing.assert_allclose(forms.fitted(H), H, rtol=1e-8, atol=1e-8 * np.abs(H).max())
+
+
+def test_what_is_known_of_columns_takes_as_much_noise_as_is_told():
+    generator = np.random.default_rng(0)
+    at = Coordinates(np.array([0.0, 0.3, 0.1, 0.5, 0.02, 0.5]), np.array([1, 2, 3, 2, 7, 2.0]), 0)
+    forms = vanishing_forms(with_levels(generator)[1], 6, at)
+    found = np.array([forms.fitted(noise(generator, 6)) for _ in range(4_000)])
+    told = forms.left_over(6) * (np.eye(6) + 1.0) / 2.0
+    # A variance of 4,000 draws has a standard error of 2.2 %: 5 of them.
+    np.testing.assert_allclose(found.var(axis=0), told, rtol=0.11, atol=1e-12)
+    # Seven of 21 numbers are known.
+    assert np.tril(forms.left_over(6)).sum() == pytest.approx(21 - 7)
+    once = forms.fitted(noise(generator, 6))
+    np.testing.assert_allclose(forms.fitted(once), once, atol=1e-12)
+
+
+def test_nothing_known_is_no_forms():
+    assert vanishing_forms((), 3, None) is None

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedvi import expfam
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.base import Fold, Standing
-from fedvi.inference.coordinates import (
+from fedvi.updates.base import Fold, Standing
+from fedvi.updates.coordinates import (
     LENGTH,
     Coordinates,
     Foreseen,

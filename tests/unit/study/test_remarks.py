@@ -2,8 +2,9 @@
 
 import pytest
 
-from fedvi.study import intervals
+from fedvi.study import remarks
 from fedvi.study.config import parse_study
+from fedvi.study.spec import shared_parts
 
 PRIVATE = {"epsilon": 1.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
 
@@ -28,23 +29,27 @@ def study(solver, family="full_gaussian", *, private=True, **model):
     return parse_study(raw)
 
 
+def remark(asked):
+    return remarks.of_intervals(asked, shared_parts.family(asked, 20))
+
+
 def test_an_interval_that_is_told_the_noise_needs_no_word():
-    assert intervals.remark(study("site_release")) == ""
-    assert intervals.remark(study("glm", private=False)) == ""
+    assert remark(study("site_release")) == ""
+    assert remark(study("glm", private=False)) == ""
 
 
 @pytest.mark.parametrize("solver", ["dp_optimisation", "vips"])
 def test_one_that_is_not_is_told_and_the_solver_that_has_it(solver):
-    said = intervals.remark(study(solver))
+    said = remark(study(solver))
     assert "do not hold the noise" in said
     assert "`site_release` do hold it" in said
-    assert "do not hold the noise" not in intervals.remark(study(solver, private=False))
+    assert "do not hold the noise" not in remark(study(solver, private=False))
 
 
 def test_mean_field_says_that_correlations_are_lost():
-    said = intervals.remark(study("glm", "diagonal_gaussian", private=False))
+    said = remark(study("glm", "diagonal_gaussian", private=False))
     assert "√(1 − R²)" in said
-    both = intervals.remark(study("dp_optimisation", "diagonal_gaussian"))
+    both = remark(study("dp_optimisation", "diagonal_gaussian"))
     assert "√(1 − R²)" in both
     assert "do not hold the noise" in both
     # Which refuses such a family.
@@ -52,20 +57,20 @@ def test_mean_field_says_that_correlations_are_lost():
 
 
 def test_a_low_rank_family_says_which_correlations_it_has():
-    said = intervals.remark(study("dp_optimisation", "low_rank_gaussian"))
+    said = remark(study("dp_optimisation", "low_rank_gaussian"))
     assert "along its directions alone" in said
     assert "site_release" not in said
 
 
 def test_no_solver_is_named_that_refuses_effects_of_sites():
     told = study("dp_optimisation", site_effect="intercept", site_scale=0.5)
-    assert "do not hold the noise" in intervals.remark(told)
-    assert "site_release" not in intervals.remark(told)
+    assert "do not hold the noise" in remark(told)
+    assert "site_release" not in remark(told)
 
 
 def test_latents_make_intervals_narrower_and_that_is_said():
-    assert "Pólya-Gamma" in intervals.remark(study("vips", private=False))
-    assert "Pólya-Gamma" not in intervals.remark(study("site_release"))
+    assert "Pólya-Gamma" in remark(study("vips", private=False))
+    assert "Pólya-Gamma" not in remark(study("site_release"))
 
 
 def test_a_posterior_that_is_no_gaussian_has_intervals_in_a_terminal_and_they_are_told():
@@ -83,6 +88,6 @@ def test_a_posterior_that_is_no_gaussian_has_intervals_in_a_terminal_and_they_ar
         "data": {"max_records": 100},
         "clients": [{"name": "north"}, {"name": "south"}],
     }
-    assert "do not hold the noise of the sums" in intervals.remark(parse_study(raw))
+    assert "do not hold the noise of the sums" in remark(parse_study(raw))
     raw["privacy"] = {"protection": "none"}
-    assert intervals.remark(parse_study(raw)) == ""
+    assert remark(parse_study(raw)) == ""

@@ -1,0 +1,180 @@
+"""Claims about the dialogue of `fedvi init`, on a terminal: a way back, a review, nothing from the data."""
+
+import codecs
+import contextlib
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# A worker of pytest-xdist ignores SIGINT, and what it starts would, too. The program itself takes
+# the signal up again: a function between fork and exec would fork a process that may run JAX.
+START = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from fedvi.cli.main import main
+main()
+"""
+PROGRAM = [sys.executable, "-c", START, "init"]
+ROWS = "".join(
+    f"P{i % 30},{'' if i % 10 == 3 else 41 + i % 37},{'mf'[i % 2]},{['II', 'I', 'III'][i % 3]},"
+    f"{'unknown' if i % 20 == 1 else f'{i % 13}.25'},{i % 3 // 2},note {i}\n"
+    for i in range(90)
+)
+TEXT = "patient_id,age,sex,stage,lactate,died,note\n" + ROWS + "P1,91.125,m,IV,93.75,0,scribble\n"
+
+
+class Terminal:
+    """A program on a terminal, and what it has printed since the last text that was waited for."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.mine, theirs = pty.openpty()
+        self.done = subprocess.Popen(
+            [*PROGRAM, *map(str, arguments)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=os.environ | {"PYTHONUTF8": "1", "TERM": "dumb"},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.seen = self.printed = ""
+        self.decode = codecs.getincrementaldecoder("utf-8")().decode  # a read may cut a character
+
+    def until(self, text: str) -> str:
+        """Reads on until a text was printed; returns what came up to it."""
+        ends = time.monotonic() + 60
+        while text not in self.seen:
+            assert time.monotonic() < ends, (text, self.seen)
+            if select.select([self.mine], [], [], 1)[0]:
+                try:
+                    read = os.read(self.mine, 65_536)
+                except OSError:  # the program has ended
+                    read = b""
+                assert read, (text, self.seen)
+                told = self.decode(read).replace("\r\n", "\n")
+                self.seen += told
+                self.printed += told
+        before, _, self.seen = self.seen.partition(text)
+        return before
+
+    def say(self, question: str, answer: str) -> str:
+        """Waits for a question and answers it; returns what came before the question."""
+        before = self.until(question)
+        self.until(": ")
+        os.write(self.mine, answer.encode() + b"\n")
+        return before
+
+
+@contextlib.contextmanager
+def terminal(*arguments: object) -> Iterator[Terminal]:
+    opened = Terminal(*arguments)
+    try:
+        yield opened
+    finally:
+        opened.done.kill()
+        opened.done.wait()
+        os.close(opened.mine)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "north.csv"
+    path.write_text(TEXT)
+    return path
+
+
+def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
+    folder = tmp_path / "study"
+    with terminal(folder, "--from", file) as asked:
+        asked.say("Name of the study [study]", "trial")
+        asked.say("What is inferred", "back")
+        asked.say("Name of the study [trial]", "")  # what was said stands as the default
+        asked.say("What is inferred", "")
+        asked.say("Sites", "skip")
+        assert "this cannot be left open" in asked.say("Sites", "north,south")
+        asked.say("to suggest types and levels", "?")
+        said = asked.say("to suggest types and levels", "")
+        assert "written only if you confirm it" in said
+        asked.say("patient_id looks like an identifier", "")
+        asked.say("note looks like an identifier", "")
+        asked.say("Formula", "died ~ age + patient_id")
+        assert "which is an identifier and explains nothing" in asked.say("Formula", "died")
+        asked.say("Promise", "")
+        asked.say("ε over", "2")
+        # An identifier that repeats: a patient is offered, and whose a row is.
+        asked.say("patient_id repeats", "")
+        asked.say("Column that says whose a row is [patient_id]", "")
+        asked.say("Neighbouring relation", "")
+        asked.say("bound on the patients of any site", "900")
+        asked.say("δ, far below", "")
+        asked.say(
+            "died: what it may hold, as it looks (YES/NO); confirm or correct [binary:1/0]", ""
+        )
+        asked.say(
+            "age: what it may hold, as it looks; confirm or correct, or out [number]", "18..100"
+        )
+        asked.say("age: about 10 % of its cells are missing", "impute 50")
+        asked.say("or out [binary:m/f]", "binary:f/m")
+        asked.say(
+            "(the reference first); confirm or correct, or out [level:I,II,III]",
+            "level:I,II,III,IV",
+        )  # one record alone has IV
+        asked.say("lactate: what it may hold", "")
+        asked.say("lactate: lowest and highest", "skip")
+        asked.say("lactate: about 10 % of its cells are missing (also unknown)", "indicator")
+        asked.say("Where sites will reach the server", "")
+        review = asked.until("Enter writes the study")
+        assert "died ~ age + sex + stage + lactate  (without patient_id, note)" in review
+        assert "bounds lactate         STATE ME" in review
+        assert not folder.exists()
+        number = next(line.split()[0] for line in review.splitlines() if " epsilon " in line)
+        os.write(asked.mine, number.encode() + b"\n")
+        asked.say("ε over the whole study [2]", "0.5")
+        assert "epsilon                0.5" in asked.say("Enter writes the study", "")
+        asked.until("next: fedvi check")
+    study = tomllib.loads((folder / "study.toml").read_text())
+    assert study["model"]["formula"] == "died ~ age + sex + stage + lactate"
+    assert study["privacy"]["unit"] == "patient"
+    assert study["privacy"]["epsilon"] == 0.5
+    assert study["data"]["unit_column"] == "patient_id"
+    assert study["data"]["max_records"] == 900
+    assert study["schedule"]["deadline_seconds"] == 86_400
+    assert study["data"]["schema"] == {
+        "died": {"type": "binary", "true": [1], "false": [0]},
+        "age": {"type": "number", "bounds": [18, 100], "missing": {"impute": 50}},
+        "sex": {"type": "binary", "true": ["f"], "false": ["m"]},
+        "stage": {"type": "level", "levels": ["I", "II", "III", "IV"]},
+        "lactate": {
+            "type": "number",
+            "bounds": [],
+            "missing": "indicator",
+            "missing_values": ["unknown"],
+        },
+    }
+    # No range of the file, and no cell of one record, was shown or written.
+    told = asked.printed + (folder / "study.toml").read_text() + (folder / "README.md").read_text()
+    assert not any(cell in told for cell in ("91.125", "93.75", "P1,", "scribble"))
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path, file: Path) -> None:
+    with terminal(tmp_path / "study", "--from", file, "--clients", "a,b") as asked:
+        asked.say("Name of the study", "back")
+        assert "this is the first question" in asked.say("Name of the study", "")
+        asked.until("What is inferred")
+        # Python waits for a key if the signal comes just before it begins to: press again, then.
+        for _ in range(30):
+            asked.done.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                asked.done.wait(2)
+                break
+        assert asked.done.poll() == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"north.csv"}

@@ -1,0 +1,155 @@
+"""Claims about the audit of secure sums: it finds nothing in what ships, and each fault that is planted."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedvi.audit import published_sums as audit
+from fedvi.client import masking, opening
+from fedvi.privacy import agreement, masks, pairs, shares
+from fedvi.server.core import sum_rounds
+from fedvi.study import build
+from fedvi.study.config import parse_study
+from tests.masked import assembled, raw
+
+
+def found() -> dict[str, bool | None]:
+    return {finding.check: finding.passed for finding in audit.check_sums(assembled().spec)}
+
+
+@functools.cache
+def with_four() -> build.Assembly:
+    """Of four sites one may be missing."""
+    names = ("north", "east", "south", "west")
+    return build.assemble(parse_study(raw(names=names, least=3)))
+
+
+def found_with_one_missing() -> dict[str, bool | None]:
+    return {finding.check: finding.passed for finding in audit.check_sums(with_four().spec)}
+
+
+def test_nothing_is_found_in_what_ships() -> None:
+    checks = found()
+    assert len(checks) == 6
+    assert all(checks.values())
+
+
+def test_nothing_is_found_where_sites_may_be_missing() -> None:
+    checks = found_with_one_missing()
+    assert len(checks) == 8
+    assert all(checks.values())
+
+
+def test_a_site_that_signs_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = agreement.may_sign
+    monkeypatch.setattr(
+        agreement,
+        "may_sign",
+        lambda terms, own, turn, sealed, text: honest(
+            terms, own, turn._replace(signed=""), sealed, text
+        ),
+    )
+    assert not found_with_one_missing()["a site signs one set of a round"]
+
+
+def test_a_share_of_a_site_outside_the_set_that_is_opened_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def careless(
+        terms: Any, own: str, held: Any, sealed: str, parts: tuple[bytes, ...]
+    ) -> tuple[Any, bytes, None]:
+        found = agreement.named(terms.clients, parts[0].decode())
+        late = [name for name in terms.clients if name not in found.clients]
+        given = zip((*found.clients, *late), parts[1 + len(found.clients) :], strict=False)
+        task = bytes.fromhex(held.turn.task)
+        opened = [
+            shares.unseal(pairs.share_key(held.secrets[name], task, name), share, name)
+            for name, share in given
+            if name != own
+        ]
+        masked = [pairs.mask_key(held.secrets[name], task) for name in late]
+        return held, b"".join((held.seed, *masked, *opened)), None
+
+    monkeypatch.setattr(opening, "opened", careless)
+    checks = found_with_one_missing()
+    assert checks["a masked sum is the plain one"]
+    assert not checks["nothing of a site outside the set is opened"]
+
+
+@pytest.mark.parametrize("kept", [4, 0])
+def test_a_self_mask_that_can_be_guessed_is_found(
+    monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    honest = masks.mask
+
+    def weak(numbers: np.ndarray, added: list[bytes], taken: list[bytes], bits: int) -> Any:
+        *others, seed = added
+        return honest(numbers, [*others, seed[:kept] + bytes(32 - kept)], taken, bits)
+
+    monkeypatch.setattr(masks, "mask", weak)
+    assert not found_with_one_missing()["a mask is ChaCha20 under 256 bits of each pair and task"]
+
+
+def test_a_mask_of_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = pairs.mask_key
+    monkeypatch.setattr(
+        pairs, "mask_key", lambda secret, task: honest(secret, task)[:4] + bytes(28)
+    )
+    assert not found()["a mask is ChaCha20 under 256 bits of each pair and task"]
+
+
+def test_a_mask_that_all_tasks_share_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = pairs.mask_key
+    monkeypatch.setattr(pairs, "mask_key", lambda secret, task: honest(secret, bytes(32)))
+    assert not found()["a mask is ChaCha20 under 256 bits of each pair and task"]
+
+
+def test_a_mask_that_serves_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking.Masking, "check", lambda self, task: None)
+    assert not found()["a mask is used once"]
+
+
+def test_a_wrong_sign_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = masks.mask
+    monkeypatch.setattr(
+        masks,
+        "mask",
+        lambda numbers, added, taken, bits: honest(numbers, [*added, *taken], [], bits),
+    )
+    checks = found()
+    assert not checks["a masked sum is the plain one"]
+    assert not checks["a mask is ChaCha20 under 256 bits of each pair and task"]
+
+
+def test_a_generator_that_is_not_chacha20_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stream(key: bytes, nothing: bytes, unsigned: np.dtype) -> np.ndarray:
+        generator = np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
+        return np.frombuffer(generator.bytes(len(nothing)), unsigned)
+
+    monkeypatch.setattr(masks, "_stream", stream)
+    checks = found()
+    # It cancels as well as any: only who computes it anew can tell.
+    assert checks["a masked sum is the plain one"]
+    assert not checks["a mask is ChaCha20 under 256 bits of each pair and task"]
+
+
+def test_sums_that_are_read_whether_or_not_masks_cancel_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = masks.mask
+
+    def careless(
+        numbers: np.ndarray, added: list[bytes], taken: list[bytes], bits: int
+    ) -> np.ndarray:
+        return honest(numbers, added[:-1] or added, taken, bits)
+
+    monkeypatch.setattr(masks, "mask", careless)
+    monkeypatch.setattr(sum_rounds.masks, "opened", functools.partial(unguarded))
+    assert not found()["a masked sum is the plain one"]
+
+
+def unguarded(masked: list[np.ndarray], bits: int, *left: Any) -> np.ndarray:
+    whole = np.sum(masked, axis=0, dtype=f"u{bits // 8}")[: -masks.GUARD]
+    return whole.view(f"i{bits // 8}").astype(np.int64)

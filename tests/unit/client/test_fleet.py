@@ -1,0 +1,116 @@
+"""Claims about visits that are computed together: the bits are those of one worker a site."""
+
+import numpy as np
+import pytest
+
+from fedvi import errors
+from fedvi.client.fleet import Fleet
+from fedvi.client.worker import Visit
+from fedvi.data.source import ArraySource
+from fedvi.run import simulate
+from fedvi.run.whole_rounds import WholeRounds
+from fedvi.study import build
+from fedvi.study.config import parse_study
+from fedvi.transport import codec
+
+SITES, RECORDS = 5, 30
+
+
+@pytest.fixture(scope="module")
+def study():
+    number = {"type": "number", "bounds": [-10, 10], "center": 0, "scale": 1}
+    raw = {
+        "study": {"name": "fleet", "seed": 3},
+        "model": {"kind": "logistic", "formula": "y ~ 0 + a + b"},
+        "solver": {"kind": "site_release"},
+        "schedule": {"kind": "synchronous", "rounds": 2},
+        "privacy": {"unit": "record", "relation": "add_remove", "epsilon": 1.0, "delta": 1e-5},
+        "simulation": {"insecure_seed": 3},
+        "data": {
+            "max_records": RECORDS,
+            "schema": {"y": {"type": "binary"}, "a": number, "b": number},
+        },
+        "clients": [{"name": f"c{index}"} for index in range(SITES)],
+    }
+    return build.assemble(parse_study(raw))
+
+
+@pytest.fixture(scope="module")
+def sources():
+    generator = np.random.default_rng(0)
+    return {
+        f"c{index}": ArraySource(
+            {
+                "x": generator.normal(size=(RECORDS - index, 2)),
+                "y": (generator.uniform(size=RECORDS - index) < 0.5).astype(float),
+            },
+            np.ones(RECORDS - index, bool),
+        )
+        for index in range(SITES)
+    }
+
+
+@pytest.fixture(autouse=True)
+def workers_alone(monkeypatch):
+    """Workers begin and end by themselves; only what they compute is done together."""
+    monkeypatch.setattr(WholeRounds, "go", lambda *_: None)
+
+
+def one_by_one(self, visits):
+    return [visit.computed() for visit in visits]
+
+
+def test_a_simulation_has_the_bits_and_the_ledgers_of_one_visit_at_a_time(
+    study, sources, monkeypatch
+):
+    together = simulate.run(study, sources)
+    with monkeypatch.context() as patched:
+        patched.setattr(Fleet, "computed", one_by_one)
+        apart = simulate.run(study, sources)
+    assert together.posterior.h.tobytes() == apart.posterior.h.tobytes()
+    assert together.posterior.J.tobytes() == apart.posterior.J.tobytes()
+    # Each entry holds the digest of what was sent.
+    assert together.ledgers == apart.ledgers
+    assert together.history == apart.history
+
+
+def test_each_visit_is_released_as_it_is_alone(study, sources, monkeypatch):
+    seen = []
+    computed = Fleet.computed
+
+    def watched(self, visits):
+        outcomes = computed(self, visits)
+        seen.extend(zip(visits, outcomes, strict=True))
+        return outcomes
+
+    monkeypatch.setattr(Fleet, "computed", watched)
+    simulate.run(study, sources)
+    assert len(seen) == 2 * SITES
+    for visit, (_, released, info) in seen:
+        _, alone, told = visit.computed()
+        assert codec.encode(released) == codec.encode(alone)
+        assert {name: int(value) for name, value in info.items()} == told
+
+
+def test_a_visit_that_fails_fails_alone(study, sources, monkeypatch):
+    found = []
+    computed = Fleet.computed
+
+    def broken(self, visits):
+        first, *rest = visits
+        at = first.task.posterior._replace(J=np.full((3, 3), np.nan))
+        bad = first._replace(task=first.task._replace(posterior=at))
+        outcomes = computed(self, [bad, *rest])
+        found.extend(outcomes)
+        return outcomes
+
+    monkeypatch.setattr(Fleet, "computed", broken)
+    with pytest.raises((errors.FedviError, ValueError, TypeError)):
+        simulate.run(study, sources)
+    assert isinstance(found[0], Exception)
+    assert not any(isinstance(outcome, Exception) for outcome in found[1:])
+
+
+def test_a_visit_shows_no_secret(study):
+    visit = Visit(study.solvers["c0"], "c0/0#0", b"s" * 32, (), None, None)
+    assert "sss" not in repr(visit)

@@ -1,0 +1,234 @@
+"""What a plan says before any record is read: held against runs, a closed form, and itself."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fedvi import errors
+from fedvi.cli.main import main
+from fedvi.data.source import ArraySource
+from fedvi.planning import priors, scenarios
+from fedvi.planning.widths import detectable, expectation, why_not, widths
+from fedvi.run.simulate import run
+from fedvi.study.build import assemble
+from fedvi.study.config import parse_study
+
+SITES, RECORDS = 4, 600
+NUMBER = {"type": "number", "bounds": [0, 100], "center": 50, "scale": 10}
+
+
+def raw_plan(epsilon: float = 4.0, **sections: Any) -> dict[str, Any]:
+    """Returns a private logistic study of two numbers and a yes or no; said is what a plan needs."""
+    return {
+        "study": {"name": "plan"},
+        "model": {"kind": "logistic", "formula": "dead ~ age + score + male"},
+        "prior": {"scale": 1.0, "intercept_scale": 2.5},
+        "solver": {"kind": "site_release"},
+        "schedule": {"kind": "synchronous", "rounds": 20},
+        "privacy": {
+            "epsilon": epsilon,
+            "delta": 1e-6,
+            "unit": "record",
+            "relation": "add_remove",
+            "disjoint": True,
+        },
+        "data": {
+            "max_records": RECORDS,
+            "schema": {
+                "dead": {"type": "binary", "expected": {"share": 0.3, "auc": 0.75}},
+                "age": {**NUMBER, "expected": {"mean": 52, "sd": 12}},
+                "score": {**NUMBER, "expected": {"mean": 45, "sd": 8}},
+                "male": {"type": "binary", "expected": {"share": 0.6}},
+            },
+        },
+        "clients": [{"name": f"s{site}"} for site in range(SITES)],
+        "simulation": {"insecure_seed": 4},
+        **sections,
+    }
+
+
+def planned(raw: dict[str, Any]) -> Any:
+    return assemble(parse_study(raw))
+
+
+def sources(seed: int = 2) -> dict[str, ArraySource]:
+    random = np.random.default_rng(seed)
+    found = {}
+    for site in range(SITES):
+        x = np.stack(
+            [
+                np.ones(RECORDS),
+                random.normal(0.2, 1.2, RECORDS),
+                random.normal(-0.5, 0.8, RECORDS),
+                random.uniform(size=RECORDS) < 0.6,
+            ],
+            axis=1,
+        )
+        chance = 1.0 / (1.0 + np.exp(-(x @ np.array([-1.1, 0.5, 0.6, 0.4]))))
+        y = (random.uniform(size=RECORDS) < chance).astype(float)
+        found[f"s{site}"] = ArraySource({"x": x, "y": y}, np.ones(RECORDS, bool))
+    return found
+
+
+@pytest.mark.nightly(only=("message",))
+@pytest.mark.parametrize("view", ["message", "aggregate"])
+def test_planned_widths_are_those_of_a_run_within_a_quarter(view: str) -> None:
+    raw = raw_plan()
+    raw["privacy"]["view"] = view
+    assembly = planned(raw)
+    result = run(assembly, sources(), pooled=True)
+    found = widths(assembly)
+    _, sd = assembly.family.moments(result.posterior)
+    _, exact = assembly.family.moments(result.pooled)
+    # Of one run: its noise moves its widths by some per cent at this ε.
+    np.testing.assert_allclose([row.sd for row in found.rows], sd, rtol=0.25)
+    np.testing.assert_allclose([row.open_sd for row in found.rows], exact, rtol=0.15)
+
+
+def test_more_of_everything_narrows_intervals() -> None:
+    study = parse_study(raw_plan(1.0))
+
+    def width(**change: Any) -> float:
+        return float(
+            np.median([row.sd for row in widths(assemble(scenarios.changed(study, **change))).rows])
+        )
+
+    now = width()
+    assert width(epsilon=4.0) < now
+    assert width(times=4.0) < now / 2.0  # noise falls with N, not with its root
+    assert width(view="aggregate") < now
+    assert width(sites=8) < now
+
+
+def test_an_effect_of_the_stated_size_is_found_in_four_of_five_studies() -> None:
+    sd, prior_sd, random = 0.4, 1.0, np.random.default_rng(5)
+    size = detectable(sd, prior_sd)
+    # A Gaussian observation of the effect that leaves this posterior sd.
+    noise = (sd**-2.0 - prior_sd**-2.0) ** -0.5
+    seen = size + noise * random.standard_normal(100_000)
+    mean = sd**2 * seen / noise**2
+    found = (mean - 1.959964 * sd > 0.0).mean()
+    # Its standard error is 0.0013.
+    assert found == pytest.approx(0.8, abs=0.006)
+
+
+def test_no_effect_is_told_by_a_posterior_that_is_the_prior() -> None:
+    assert detectable(1.0, 1.0) == math.inf
+
+
+def test_what_it_takes_does_it_and_little_less_does_not() -> None:
+    assembly = planned(raw_plan(1.0))
+    found = scenarios.needs(assembly, "male", math.log(1.6))
+    assert found.epsilon is not None
+
+    def smallest(epsilon: float) -> float:
+        study = scenarios.changed(assembly.study, epsilon=epsilon)
+        return next(row.detectable for row in widths(assemble(study), 1).rows if row.name == "male")
+
+    assert smallest(found.epsilon) <= found.effect < smallest(0.8 * found.epsilon)
+
+
+def test_an_effect_of_no_coefficient_is_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="no coefficient"):
+        scenarios.needs(planned(raw_plan()), "mail", 0.3)
+
+
+def test_beliefs_change_neither_digest_nor_ledger() -> None:
+    said, silent = raw_plan(), raw_plan()
+    for column in silent["data"]["schema"].values():
+        del column["expected"]
+    said["clients"][0]["expected_records"] = 100
+    assert parse_study(said).digest == parse_study(silent).digest
+    assert sum(client.expected_records or 0 for client in parse_study(said).clients) == 100
+
+
+@pytest.mark.parametrize(
+    ("column", "expected", "key"),
+    [
+        ("age", {"mean": 200}, "age.expected.mean"),
+        ("age", {"share": 0.5}, "age.expected.share"),
+        ("male", {"share": 2}, "male.expected.share"),
+        ("dead", {"auc": 0.2}, "dead.expected.auc"),
+        ("age", {"correlations": {"score": 2}}, "age.expected.correlations"),
+        ("age", {"correlations": {"scores": 0.2}}, "age.expected.correlations"),
+    ],
+)
+def test_a_belief_that_cannot_be_is_refused_by_name(
+    column: str, expected: dict[str, Any], key: str
+) -> None:
+    raw = raw_plan()
+    raw["data"]["schema"][column] = raw["data"]["schema"][column] | {"expected": expected}
+    with pytest.raises(errors.ConfigError, match=key):
+        widths(planned(raw))
+
+
+def test_a_prior_that_leaves_no_room_within_wide_bounds_is_warned_of() -> None:
+    raw = raw_plan()
+    raw["data"]["schema"]["score"] = {
+        "type": "number",
+        "bounds": [0, 200],
+        "expected": {"mean": 50, "sd": 15},
+    }
+    assembly = planned(raw)
+    (said,) = priors.quarrels(assembly)
+    assert "score" in said
+    assert "scale = 10" in said
+    (step,) = [step for step in priors.steps(assembly) if step.name == "score"]
+    # exp(±1.96 · 10 / 100)
+    assert (step.step, step.low, step.high) == (
+        10.0,
+        pytest.approx(0.822, abs=1e-3),
+        pytest.approx(1.217, abs=1e-3),
+    )
+    assert not priors.quarrels(planned(raw_plan()))
+
+
+@pytest.mark.parametrize(
+    ("solver", "words"),
+    [
+        ({"kind": "dp_optimisation", "clip_norm": 1.0}, "site_release"),
+        ({"kind": "local_averaging", "clip_norm": 1.0, "parts": 5}, "site_release"),
+    ],
+)
+def test_what_is_not_foretold_says_why(solver: dict[str, Any], words: str) -> None:
+    raw = raw_plan(solver=solver)
+    if "parts" in solver:
+        raw["data"]["id_column"] = "id"
+    assembly = planned(raw)
+    assert words in why_not(assembly)
+    assert expectation(assembly) is not None  # that without noise is known all the same
+
+
+def test_times_and_counts_are_foretold_too() -> None:
+    raw = raw_plan()
+    raw["model"] = {"kind": "poisson", "formula": "visits ~ age + male"}
+    raw["data"]["schema"]["visits"] = {"type": "count", "bounds": [0, 40], "expected": {"mean": 3}}
+    assert all(row.sd >= row.open_sd for row in widths(planned(raw), 1).rows)
+    raw["model"] = {"kind": "survival", "formula": "Surv(days, dead) ~ age + male", "cuts": [30]}
+    raw["data"]["schema"]["days"] = {"type": "number", "bounds": [1, 365], "center": 0, "scale": 30}
+    found = widths(planned(raw), 1)
+    assert all(0.0 < row.open_sd <= row.sd for row in found.rows)
+
+
+def test_the_command_prints_widths_needs_prior_and_help(tmp_path: Path) -> None:
+    path = tmp_path / "study.json"
+    path.write_text(json.dumps(raw_plan(1.0)))
+    asked = ["--effect", "male=1.6", "--effect", "age=20"]
+    done = CliRunner().invoke(main, ["plan", str(path), *asked])
+    assert done.exit_code == 0, done.output
+    assert "male, odds ratio 1.6 (smallest" in done.output
+    # For 10 of the file's units, and not for one.
+    assert "age, odds ratio 20 per 10 from 50 (smallest" in done.output
+    assert "or 1 site of this size" in done.output
+    for words in ("it takes ε =", "the prior says", "what would help most", "times"):
+        assert words in done.output
+    found = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
+    assert [row["name"] for row in found["coefficients"]] == ["(Intercept)", "age", "score", "male"]
+    refused = CliRunner().invoke(main, ["plan", str(path), "--effect", "male"])
+    assert refused.exit_code == 2
+    assert "NAME=RATIO" in refused.output

@@ -1,0 +1,263 @@
+"""A verdict is right of runs that went well, and of runs that did not."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedvi.data.source import ArraySource
+from fedvi.planning.widths import expectation
+from fedvi.results import verdict as verdicts
+from fedvi.results.outcome import verdict_of
+from fedvi.results.verdict import judge
+from fedvi.run.simulate import run
+from fedvi.study.config import parse_study
+from tests.unit.planning.test_widths import planned, raw_plan, sources
+
+
+def said(verdict: Any) -> str:
+    return "\n".join(verdicts.lines(verdict))
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 8.0])
+def test_a_run_that_went_well_has_no_alarm(epsilon: float) -> None:
+    result = run(planned(raw_plan(epsilon)), sources(), pooled=True)
+    found = verdict_of(result)
+    assert found.alarms == ()
+    assert found.settled
+    assert set(found.stand_out) >= {"age", "score"}
+    family = result.assembly.family
+    sd, exact = family.moments(result.posterior)[1], family.moments(result.pooled)[1]
+    assert found.multiple == pytest.approx(float(np.median(sd / exact)), rel=0.25)
+    assert found.effective is not None
+    assert 0 < found.effective <= 2400
+    assert "settled" in said(found)
+
+
+def test_too_small_an_epsilon_is_told_and_what_would_help() -> None:
+    found = verdict_of(run(planned(raw_plan(0.05)), sources()), advise=True)
+    assert found.alarms
+    # Of three effects that nobody can see, one may stand out by chance.
+    assert len(found.stand_out) < found.effects
+    assert found.effective is not None
+    assert found.effective < 50
+    assert "look out" in said(found)
+    assert "settled" not in said(found)
+    assert "what would help most" in said(found)
+
+
+@pytest.mark.nightly
+def test_too_many_columns_are_told() -> None:
+    raw = raw_plan(0.3)
+    noise = {
+        f"z{index}": {"type": "number", "bounds": [-4, 4], "center": 0, "scale": 1}
+        for index in range(25)
+    }
+    raw["data"]["schema"] |= noise
+    raw["model"]["formula"] += " + " + " + ".join(noise)
+    random, given = np.random.default_rng(1), sources()
+    for name, source in given.items():
+        more = random.standard_normal((len(source.valid), 25))
+        x = np.hstack([source.records["x"], more])
+        given[name] = ArraySource({"x": x, "y": source.records["y"]}, source.valid)
+    found = verdict_of(run(planned(raw), given))
+    assert found.alarms
+    assert 2 * len(found.stand_out) < found.effects
+    assert found.wants_help
+
+
+def test_a_dead_site_is_named() -> None:
+    given = sources()
+    given["s2"] = ArraySource(given["s2"].records, np.zeros(600, bool))
+    found = verdict_of(run(planned(raw_plan(8.0)), given))
+    assert [alarm.partition(" ")[0] for alarm in found.alarms] == ["s2"]
+
+
+def study(epsilon: float = 8.0, **sections: Any) -> dict[str, Any]:
+    """Returns the study with other keys in some of its sections."""
+    raw = raw_plan(epsilon)
+    return raw | {key: raw[key] | more for key, more in sections.items()}
+
+
+def drawn(outcome: Any = None, **valid: int) -> dict[str, ArraySource]:
+    """Returns the sites' records with an outcome of their covariates, of which some alone are valid."""
+    random, found = np.random.default_rng(3), {}
+    for name, source in sources().items():
+        x, y = source.records["x"], source.records["y"]
+        y = y if outcome is None else np.asarray(outcome(x, random), float)
+        found[name] = ArraySource({"x": x, "y": y}, np.arange(len(y)) < valid.get(name, len(y)))
+    return found
+
+
+def _linear(x: Any, random: Any) -> Any:
+    return x @ [1.0, 0.5, 0.6, 0.4] + random.normal(size=len(x))
+
+
+LINEAR = {"kind": "linear", "formula": "los ~ age + score + male", "noise_scale": 1.0}
+LOS = {"los": {"type": "number", "bounds": [-10, 10], "center": 0, "scale": 1}}
+RARE = {"dead": {"type": "binary", "expected": {"share": 0.02}}}
+
+
+def columns(**more: Any) -> dict[str, Any]:
+    return {"schema": raw_plan()["data"]["schema"] | more}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("raw", "given"),
+    [
+        (study(4.0), drawn()),
+        (study(20.0), drawn()),
+        (study(privacy={"view": "aggregate"}), drawn()),
+        (study(privacy={"relation": "substitute"}), drawn()),
+        (study(4.0, model=LINEAR, data=columns(**LOS)), drawn(_linear)),
+        (study(solver={"kind": "glm"}) | {"privacy": {"protection": "none"}}, drawn()),
+        # Nothing to be found, and nothing is: that is no fault of the run.
+        (study(), drawn(lambda x, random: random.uniform(size=len(x)) < 0.3)),
+        (study() | {"clients": [{"name": "s0"}]}, {"s0": drawn()["s0"]}),
+        (study(data=columns(**RARE)), drawn(lambda x, random: random.uniform(size=len(x)) < 0.02)),
+        (
+            study() | {"clients": [{"name": "s0"}, {"name": "s3", "expected_records": 60}]},
+            {"s0": drawn()["s0"], "s3": drawn(s3=60)["s3"]},
+        ),
+    ],
+    ids=["4", "20", "sums", "substitute", "linear", "open", "null", "one", "rare", "unequal"],
+)
+def test_ten_runs_that_went_well_have_no_alarm(raw: Any, given: Any) -> None:
+    found = verdict_of(run(planned(raw), given))
+    assert found.alarms == ()
+    assert found.settled
+    assert "look out" not in said(found)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("raw", "given", "words"),
+    [
+        (study(0.05), drawn(), "wider than before any record was seen"),
+        (study(), drawn(s0=0, s1=0, s2=0, s3=0), "wider than before any record was seen"),
+        (study(4.0, data={"max_records": 3}), drawn(s0=3, s1=3, s2=3, s3=3), "wider than before"),
+        (study(4.0, solver={"clip_norm": 1e-4}), drawn(), "added next to nothing"),
+        (study(4.0, solver={"clip_norm": 1e6}), drawn(), "added next to nothing"),
+        (study(4.0, prior={"scale": 0.01}), drawn(), "added next to nothing"),
+        (study(4.0, schedule={"rounds": 2}), drawn(), "did not settle"),
+        (study(), drawn(lambda x, random: x[:, 1] > 0.0), "age: further from 0 than the prior"),
+        (study(20.0), drawn(lambda x, random: np.ones(len(x))), "dead would be true for 1 of"),
+        (study(0.5, solver={"kind": "vips", "clip_norm": 2.0}), drawn(), "do not hold the noise"),
+    ],
+    ids=[
+        "epsilon",
+        "dead",
+        "few",
+        "clip-low",
+        "clip-high",
+        "prior",
+        "rounds",
+        "separated",
+        "ones",
+        "unheld",
+    ],
+)
+def test_ten_runs_that_did_not_go_well_say_why(raw: Any, given: Any, words: str) -> None:
+    found = verdict_of(run(planned(raw), given))
+    assert any(words in alarm for alarm in found.alarms), found.alarms
+    assert "settled: more rounds" not in said(found)
+
+
+def rows(*sds: float, mean: float = 0.0) -> list[dict[str, Any]]:
+    names = ("(Intercept)", "age", "score", "male")
+    return [
+        {"name": name, "mean": mean, "sd": sd, "lower": mean - 1.96 * sd, "upper": mean + 1.96 * sd}
+        for name, sd in zip(names, sds, strict=True)
+    ]
+
+
+PRIOR = [{"mean": 0.0, "sd": 1.0}] * 4
+EXPECTED = {"records": 2400, "sds": [0.1] * 4, "least": [0.06] * 4, "kept": [1.0] * 4}
+
+
+def judged(found: list[dict[str, Any]], moves: Any = ((0.1, 0.0, 0.2),) * 2, **more: Any) -> Any:
+    given = {"shares": {}, "open_sd": np.array(EXPECTED["sds"]), "expected": EXPECTED} | more
+    raw = given.pop("study", None) or raw_plan()
+    return judge(parse_study(raw), found, PRIOR, moves, **given)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (judged(rows(0.2, 0.2, 1.3, 0.2)), "score: the interval is wider than before"),
+        (judged(rows(0.2, 0.02, 0.2, 0.2)), "age: the interval is narrower than 2,400 records"),
+        (
+            judged(rows(0.2, 0.2, 0.2, 0.2), shares={"s0": 1.1, "s1": -0.1}),
+            "s1 added nothing that can be seen",
+        ),
+        (
+            judged([*rows(0.1, 0.2, 0.2, 0.2, mean=-9.0)[:1], *rows(0.1, 0.2, 0.2, 0.2)[1:]]),
+            "dead would be true for",
+        ),
+        (judged(rows(0.2, 0.2, 0.2, 0.2), ((3.0, 0.0, 0.1), (2.5, 2.0, 0.1))), "did not settle"),
+        (judged(rows(0.2, 0.95, 0.95, 0.95)), "as wide as the prior's"),
+        (
+            judged([*rows(*[0.2] * 4)[:1], *rows(*[0.2] * 4, mean=5.0)[1:]]),
+            "than the prior takes for possible",
+        ),
+    ],
+    ids=["wide", "narrow", "negative", "rate", "unsettled", "prior", "beyond"],
+)
+def test_each_gate_has_its_sentence(verdict: Any, words: str) -> None:
+    (alarm,) = verdict.alarms
+    assert words in alarm
+
+
+def test_no_gate_is_shut_for_a_usual_result() -> None:
+    found = judged(rows(0.2, 0.2, 0.2, 0.2), shares={"s0": 0.4, "s1": 0.6})
+    assert found.alarms == ()
+    # 1 / 0.04 − 1 of 1 / 0.01 − 1
+    assert found.effective == round(2400 * 24 / 99)
+    assert found.multiple == pytest.approx(2.0)
+
+
+def test_what_spreads_more_than_was_assumed_is_not_too_narrow() -> None:
+    raw = raw_plan()
+    stated = expectation(planned(raw))
+    assert stated is not None
+    assert np.allclose(stated["least"], 0.6 * np.array(stated["sds"]))
+    for column in raw["data"]["schema"].values():
+        column.pop("expected")
+        column |= {"bounds": [40, 60]} if column["type"] == "number" else {}
+    silent = expectation(planned(raw))
+    assert silent is not None
+    # Of numbers from end to end of their bounds, and outcomes as often true as not, intervals of a fit
+    # without noise have half the width that is planned where a study says nothing.
+    assert np.all(np.array(silent["least"]) < 0.5 * np.array(silent["sds"]))
+
+
+def test_records_other_than_the_declared_ones_are_not_counted() -> None:
+    found = judged(rows(0.4, 0.4, 0.4, 0.4), open_sd=np.full(4, 0.3))
+    assert found.effective is None
+    assert "records would without noise" not in said(found)
+    assert found.multiple == pytest.approx(4 / 3)
+
+
+def test_one_round_tells_not_whether_it_settled() -> None:
+    found = judged(rows(0.2, 0.2, 0.2, 0.2), ((3.0, 0.0, 0.1),))
+    assert found.settled is None
+    assert "not known" in said(found)
+
+
+def test_intervals_that_leave_the_noise_out_are_held_against_nothing() -> None:
+    found = judged(rows(0.1, 0.1, 0.1, 0.1), study=study(solver={"kind": "vips", "clip_norm": 1.0}))
+    assert found.multiple is None
+    assert "do not hold the noise" in said(found)
+    assert "as wide as without privacy" not in said(found)
+
+
+def test_what_noise_alone_moved_does_not_stand_out() -> None:
+    found = judged(rows(0.2, 0.2, 1.3, 0.2, mean=3.0))
+    assert found.stand_out == ("age", "male")
+
+
+def test_a_verdict_is_read_as_it_was_written() -> None:
+    found = judged(rows(0.2, 0.2, 0.2, 0.2))
+    assert verdicts.from_dict(found.as_dict()) == found
+    assert verdicts.from_dict(None) is None

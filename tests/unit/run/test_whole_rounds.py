@@ -1,0 +1,296 @@
+"""Claims about rounds that all clients go through together: they are those of one worker a site."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedvi import errors
+from fedvi.client.fleet import Fleet
+from fedvi.data.source import ArraySource
+from fedvi.expfam import tree
+from fedvi.expfam.gaussian import GaussianEta
+from fedvi.privacy import ledger as ledgers
+from fedvi.run import simulate
+from fedvi.run.whole_rounds import WholeRounds
+from fedvi.server.core import whole_rounds
+from fedvi.study import build
+from fedvi.study.config import parse_study
+
+SITES, RECORDS, ROUNDS = 21, 30, 4
+# In another order than that of the study.
+NAMES = [f"c{(8 * index) % SITES}" for index in range(SITES)]
+
+
+def study(seconds=0.0, columns=("a", "b"), first="0", **changes):
+    number = {"type": "number", "bounds": [-10, 10], "center": 0, "scale": 1}
+    raw = {
+        "study": {"name": "many", "seed": 3},
+        "model": {"kind": "logistic", "formula": f"y ~ {first} + " + " + ".join(columns)},
+        "solver": {"kind": "site_release"},
+        "schedule": {"kind": "synchronous", "rounds": ROUNDS},
+        "privacy": {"unit": "record", "relation": "add_remove", "epsilon": 1.0, "delta": 1e-5},
+        "simulation": {"insecure_seed": 3, "latency_jitter": 0.5 if seconds else 0.0},
+        "data": {
+            "max_records": RECORDS,
+            "schema": {"y": {"type": "binary"}, **dict.fromkeys(columns, number)},
+        },
+        "clients": [
+            {"name": name, "latency_seconds": seconds * (index % 3)}
+            for index, name in enumerate(NAMES)
+        ],
+    }
+    return build.assemble(parse_study({**raw, **changes}))
+
+
+def records(size=2):
+    generator = np.random.default_rng(0)
+    return {
+        name: ArraySource(
+            {
+                "x": generator.normal(size=(RECORDS - index, size)),
+                "y": (generator.uniform(size=RECORDS - index) < 0.5).astype(float),
+            },
+            np.ones(RECORDS - index, bool),
+        )
+        for index, name in enumerate(NAMES)
+    }
+
+
+@pytest.fixture
+def charged(monkeypatch):
+    """Counts the rounds that were run together."""
+    found, begun = [], whole_rounds.begun
+
+    def counted(spec, state):
+        after = begun(spec, state)
+        found.append(state.version)
+        return after
+
+    monkeypatch.setattr(whole_rounds, "begun", counted)
+    return found
+
+
+def one_by_one(monkeypatch, *arguments, **named):
+    with monkeypatch.context() as patched:
+        patched.setattr(WholeRounds, "go", lambda *_: None)
+        return simulate.run(*arguments, **named)
+
+
+def check_equal(together, apart):
+    assert tree.equal(together.posterior, apart.posterior)
+    assert together.history == apart.history
+    # Each entry holds the digest of what was sent.
+    assert dict(together.ledgers) == dict(apart.ledgers)
+    assert (together.sites, together.consortium) == (apart.sites, apart.consortium)
+    for found, expected in (
+        (together.factors, apart.factors),
+        (together.standing.sites, apart.standing.sites),
+    ):
+        assert found.keys() == expected.keys()
+        assert all(tree.equal(found[name], expected[name]) for name in expected)
+    assert together.standing.weights == apart.standing.weights
+    for field in ("handed_out", "reported", "curvature", "gradient"):
+        assert tree.equal(getattr(together.standing, field), getattr(apart.standing, field))
+    for field in ("folds", "squares", "surprise", "jitter"):
+        assert getattr(together.standing, field) == getattr(apart.standing, field)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+@pytest.mark.parametrize("columns", [("a", "b"), ("a",)], ids=["two", "one"])
+def test_rounds_together_are_those_of_one_worker_a_site(seconds, columns, charged, monkeypatch):
+    assembly, sources = study(seconds, columns), records(len(columns))
+    moments = []
+    together = simulate.run(assembly, sources, on_moment=moments.append)
+    assert charged == list(range(ROUNDS))
+    others = []
+    apart = one_by_one(monkeypatch, assembly, sources, on_moment=others.append)
+    assert len(charged) == ROUNDS
+    check_equal(together, apart)
+    for mine, theirs in zip(moments, others, strict=True):
+        assert mine.update == theirs.update
+        assert (mine.epsilon, mine.simulated_seconds) == (theirs.epsilon, theirs.simulated_seconds)
+
+
+def with_intercept(sources):
+    return {
+        name: dataclasses.replace(
+            source, records={**source.records, "x": np.insert(source.records["x"], 0, 1.0, axis=1)}
+        )
+        for name, source in sources.items()
+    }
+
+
+def test_rounds_after_a_survey_are_those_of_one_worker_a_site(charged, monkeypatch):
+    rounds = 6
+    assembly = study(first="1", schedule={"kind": "synchronous", "rounds": rounds})
+    assert assembly.solvers[NAMES[0]].survey is not None
+    sources = with_intercept(records())
+    together = simulate.run(assembly, sources)
+    # The first is the survey.
+    assert charged == list(range(1, rounds))
+    check_equal(together, one_by_one(monkeypatch, assembly, sources))
+
+
+@pytest.mark.parametrize("sites", [17, 21])
+def test_no_visit_of_a_round_together_is_computed_alone(sites, monkeypatch):
+    alone = []
+    monkeypatch.setattr(WholeRounds, "_alone", lambda *_: alone.append(1))
+    clients = [{"name": name} for name in NAMES[:sites]]
+    result = simulate.run(study(clients=clients), records())
+    assert (len(result.history), alone) == (ROUNDS, [])
+
+
+def test_records_of_several_layouts_are_not_laid_side_by_side(monkeypatch):
+    sources, begun = records(), []
+    other = sources[NAMES[2]]
+    column = {**other.records, "y": other.records["y"].astype(np.int64)}
+    sources[NAMES[2]] = dataclasses.replace(other, records=column)
+    together = Fleet.together
+
+    def watched(self, *arguments):
+        begun.append(together(self, *arguments))
+        return begun[-1]
+
+    monkeypatch.setattr(Fleet, "together", watched)
+    result = simulate.run(study(), sources)
+    assert begun == [None] * ROUNDS
+    check_equal(result, one_by_one(monkeypatch, study(), sources))
+
+
+def test_clients_of_another_budget_than_the_server_ask_for_it_themselves(charged, monkeypatch):
+    assembly = study()
+    worker, once = (
+        simulate.client_worker,
+        assembly.budget.accountant.epsilon(assembly.spec.costs[NAMES[0]], assembly.budget.delta),
+    )
+    short = dataclasses.replace(
+        assembly, budget=dataclasses.replace(assembly.budget, epsilon=once / 2)
+    )
+    monkeypatch.setattr(
+        simulate, "client_worker", lambda _, *rest, **named: worker(short, *rest, **named)
+    )
+    with pytest.raises(errors.BudgetExceeded):
+        simulate.run(assembly, records())
+    assert charged == []
+
+
+def test_a_ledger_that_the_server_does_not_know_is_found_by_a_greeting(charged, monkeypatch):
+    assembly, opened = study(), simulate._stores
+
+    def ahead(*arguments):
+        found, name = opened(*arguments), NAMES[4]
+        book, cost = found[name].ledger, assembly.spec.costs[name]
+        book = ledgers.spend(book, f"{name}/0#0", cost, assembly.budget)
+        found[name].charge(book, f"{name}/0#0")
+        return found
+
+    monkeypatch.setattr(simulate, "_stores", ahead)
+    with pytest.raises(errors.LedgerError):
+        simulate.run(assembly, records())
+    assert charged == []
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C raises, as it were."""
+
+
+@pytest.fixture
+def stores(monkeypatch):
+    found, opened = {}, simulate._stores
+
+    def kept(*arguments):
+        found.update(opened(*arguments))
+        return found
+
+    monkeypatch.setattr(simulate, "_stores", kept)
+    return found
+
+
+def test_clients_hold_their_ledgers_after_the_end(stores):
+    result = simulate.run(study(), records())
+    assert {name: store.ledger for name, store in stores.items()} == dict(result.ledgers)
+    assert {ledgers.reservations(store.ledger) for store in stores.values()} == {ROUNDS}
+
+
+def test_what_was_charged_stays_charged_at_the_clients_if_a_round_is_interrupted(
+    stores, monkeypatch
+):
+    together, calls = Fleet.together, []
+
+    def interrupted(self, *arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise Interrupted
+        return together(self, *arguments)
+
+    monkeypatch.setattr(Fleet, "together", interrupted)
+    with pytest.raises(Interrupted):
+        simulate.run(study(), records())
+    for store in stores.values():
+        kinds = [entry.kind for entry in store.ledger.entries]
+        assert kinds == ["reserved", "sealed", "sent", "reserved"]
+        ledgers.verify(store.ledger)
+
+
+def test_ledgers_written_when_asked_for_verify(charged):
+    result = simulate.run(study(), records())
+    assert charged == list(range(ROUNDS))
+    for name, book in result.ledgers.items():
+        ledgers.verify(book)
+        assert [entry.kind for entry in book.entries] == ["reserved", "sealed", "sent"] * ROUNDS
+        assert book.header.client == name
+
+
+def test_what_leaves_and_joins_does_so_as_one_by_one(charged, monkeypatch):
+    changes = {"remove": {NAMES[3]: 1}, "add": {NAMES[-1]: 2}}
+    together = simulate.run(study(), records(), **changes)
+    apart = one_by_one(monkeypatch, study(), records(), **changes)
+    assert tree.equal(together.posterior, apart.posterior)
+    assert (together.history, together.ledgers) == (apart.history, apart.ledgers)
+
+
+def test_a_policy_is_asked_one_by_one(charged):
+    asked = []
+    admit = dict.fromkeys(NAMES[:1], lambda *told: asked.append(told))
+    simulate.run(study(), records(), admit=admit)
+    assert (len(asked), charged) == (ROUNDS, [])
+
+
+def test_a_charge_that_does_not_fit_is_told_to_each_client(charged, monkeypatch):
+    assembly = study()
+    cost, budget = assembly.spec.costs[NAMES[0]], assembly.budget
+    once = budget.accountant.epsilon(cost, budget.delta) * 1.01
+    short = dataclasses.replace(assembly, budget=dataclasses.replace(budget, epsilon=once))
+    together = simulate.run(short, records())
+    apart = one_by_one(monkeypatch, short, records())
+    assert charged == [0]
+    assert len(together.history) == 1
+    assert tree.equal(together.posterior, apart.posterior)
+    assert (together.history, together.ledgers) == (apart.history, apart.ledgers)
+
+
+def test_a_budget_beyond_the_promise_is_refused_as_one_by_one(charged, monkeypatch):
+    assembly = study(seconds=1.0)
+    wide = dataclasses.replace(assembly, budget=dataclasses.replace(assembly.budget, epsilon=2.0))
+    with pytest.raises(errors.PrivacyError) as together:
+        simulate.run(wide, records())
+    assert charged == []
+    with pytest.raises(errors.PrivacyError) as apart:
+        one_by_one(monkeypatch, wide, records())
+    assert str(together.value) == str(apart.value)
+
+
+def test_a_site_whose_numbers_are_out_of_range_is_refused(charged, monkeypatch):
+    def broken(value, task, factors, **told):
+        return GaussianEta(np.full_like(factors.h, 1e31), np.zeros_like(factors.J))
+
+    assembly = study()
+    solvers = {
+        name: solver._replace(finish_many=broken) for name, solver in assembly.solvers.items()
+    }
+    # One for all, as in a study.
+    solvers = dict.fromkeys(solvers, solvers[NAMES[0]])
+    with pytest.raises(errors.ProtocolError, match="beyond 1e"):
+        simulate.run(dataclasses.replace(assembly, solvers=solvers), records())
+    assert charged == [0]
