@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 from fedvi import expfam
 from fedvi.federation import damping, schedules
 from fedvi.federation.messages import Done, Hello, NextTask, Offer, Submit
-from fedvi.inference.base import Task, finish_natural
 from fedvi.privacy import events, ledger
 from fedvi.server import app as apps
 from fedvi.server.coordinator import Coordinator
@@ -43,6 +42,7 @@ from fedvi.store.memory import MemoryServerStore
 from fedvi.transport import authority, bundle, enrolment, identity, wire
 from fedvi.transport.grpc import GrpcLink
 from fedvi.transport.memory import Link, MemoryLink
+from fedvi.updates.base import Task, finish_natural
 
 CLIENTS, KILOBYTE_ROUNDS, MEGABYTE_ROUNDS = 10, 40, 8
 SERVER = "server"
@@ -189,10 +189,10 @@ def durable_worker(case: Case, index: int, link: Link, folder: Path) -> Any:
     import numpy as np
 
     from fedvi.client.worker import Worker
-    from fedvi.inference.base import LocalSolver, Shard
     from fedvi.privacy import random
     from fedvi.privacy.release import disclose
     from fedvi.store.sqlite import SqliteClientStore
+    from fedvi.updates.base import LocalSolver, Shard
 
     def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
         sharper = task.posterior.J * (1.0 + 0.01 / (index + 1.0))

@@ -16,7 +16,6 @@ from fedvi import models
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource
 from fedvi.expfam import full_gaussian
-from fedvi.inference.base import Shard, Task
 from fedvi.inference.solvers import glm
 from fedvi.privacy import ledger, random
 from fedvi.run import loading, simulate
@@ -25,6 +24,7 @@ from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.transport.memory import MemoryLink
+from fedvi.updates.base import Shard, Task
 
 CLIENTS, RECORDS, SIZE, REPEATS, ROUNDS = 10, 2_000, 20, 5, 5
 

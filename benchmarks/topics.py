@@ -118,7 +118,7 @@ def started(rival: str, file: Path, topics: int, cores: set[int]) -> Any:
 def speed(rounds: int, sizes: list[int], cores: set[int]) -> None:
     """Prints seconds of an epoch by the clock, on one core of the processor too, and ratios to fedvi's."""
     from fedvi.data import bag_of_words
-    from fedvi.expfam.dirichlets import DirichletsEta
+    from fedvi.expfam.dirichlet import DirichletEta
     from fedvi.models.lda import LatentDirichlet, completion_perplexity
 
     alone = len(cores) == 1
@@ -160,7 +160,7 @@ def speed(rounds: int, sizes: list[int], cores: set[int]) -> None:
         for rival, (clock, processor) in middle.items():
             left = np.load(CACHE / f"{rival}-{topics}.npy").astype(np.float64)
             model = LatentDirichlet(topics, VOCABULARY, iterations=100, accelerated=True)
-            found = completion_perplexity(model, DirichletsEta(left - 1.0), unseen, seed=0)
+            found = completion_perplexity(model, DirichletEta(left - 1.0), unseen, seed=0)
             ratio, of_processor = (
                 of / own for of, own in zip(middle[rival], middle["fedvi"], strict=True)
             )

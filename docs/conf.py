@@ -1,14 +1,26 @@
-"""How docs/ becomes a site: `make docs`. Reference pages are made from the code's docstrings."""
+"""How docs/ becomes a site: `make docs`.
+
+Reference pages are made from the code's docstrings, outputs of the guides by running their examples
+(`outputs.py`), and pages of notebooks from the notebooks with what they printed.
+"""
 
 import importlib
 import pkgutil
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import click
 
 import fedvi
+
+_HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))
+
+import notebooks  # noqa: E402
+import outputs  # noqa: E402
+import rooms  # noqa: E402
 
 project = "fedvi"
 author = "The fedvi authors"
@@ -17,8 +29,11 @@ release = version = fedvi.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
-exclude_patterns = ["build"]
+source_suffix = {".rst": "restructuredtext", ".md": "markdown", ".ipynb": "markdown"}
+exclude_patterns = ["build", "outputs"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = f"fedvi {release}"
 # One backtick is code in the docstrings of this project, as it is in Markdown.
 default_role = "code"
@@ -28,9 +43,9 @@ autodoc_class_signature = "mixed"
 # A type that a docstring writes short is looked for by its last name, and some names are used twice.
 suppress_warnings = ["ref.python"]
 
-_HERE = Path(__file__).parent
 _PACKAGES = (
     "models",
+    "updates",
     "inference",
     "privacy",
     "expfam",
@@ -88,9 +103,6 @@ def _commands() -> str:
 
 def _picture() -> str:
     """Which folder imports which; ``architecture.md`` shows it."""
-    sys.path.insert(0, str(_HERE))
-    import rooms
-
     return rooms.svg(rooms.read(_HERE.parent))
 
 
@@ -126,7 +138,39 @@ def _skip(
     return True if isinstance(doc, str) and doc.startswith("Alias for field number") else None
 
 
+def _examples(app: object) -> None:
+    app.outputs = outputs.make()  # type: ignore[attr-defined]
+
+
+def _changed(
+    app: object, env: object, added: object, changed: object, removed: object
+) -> list[str]:
+    """Pages whose examples print something else than when they were read last."""
+    return [name for name, file in app.outputs.items() if _is_newer(env, name, file)]  # type: ignore[attr-defined]
+
+
+def _is_newer(env: object, name: str, file: str) -> bool:
+    read = env.all_docs.get(name)  # type: ignore[attr-defined]
+    return read is not None and Path(file).stat().st_mtime_ns > read * 1000
+
+
+def _read(app: object, name: str, source: list[str]) -> None:
+    """Puts in what the page's examples print; turns a notebook into a page."""
+    if name.startswith("notebooks/"):
+        source[0] = notebooks.page(source[0], _HERE / name)
+    elif name in app.outputs:  # type: ignore[attr-defined]
+        source[0] = outputs.shown(source[0], app.outputs[name], "../" * name.count("/"))  # type: ignore[attr-defined]
+    # The site has pages of the notebooks; whoever reads the files themselves has the notebooks.
+    source[0] = source[0].replace("../examples/notebooks/", "notebooks/")
+
+
 def setup(app: object) -> None:
     _write_reference()
+    shutil.copytree(
+        _HERE.parent / "examples" / "notebooks", _HERE / "notebooks", dirs_exist_ok=True
+    )
+    app.connect("builder-inited", _examples)  # type: ignore[attr-defined]
+    app.connect("env-get-outdated", _changed)  # type: ignore[attr-defined]
+    app.connect("source-read", _read)  # type: ignore[attr-defined]
     app.connect("autodoc-process-docstring", _escape)  # type: ignore[attr-defined]
     app.connect("autodoc-skip-member", _skip)  # type: ignore[attr-defined]

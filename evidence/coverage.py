@@ -1,7 +1,7 @@
 """How often a study's default intervals cover the truth, for the worst coefficient of each kind of columns.
 
-    python benchmarks/coverage.py --simulations 400
-    python benchmarks/coverage.py --designs skewed rare --sizes 15 --records 200 --epsilon 1 4
+    python -m evidence.coverage --simulations 400
+    python -m evidence.coverage --designs skewed rare --sizes 15 --records 200 --epsilon 1 4
 
 Every simulation draws coefficients and records anew, and runs a synchronous study as `fedvi init` drafts
 it: `site_release`, `clip_norm = "auto"`, 20 rounds, prior N(0, 2.5²), substitute. Answers of the four sites
@@ -16,15 +16,14 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-
 from fedvi import expfam, models
 from fedvi.expfam import tree
 from fedvi.inference import solvers
-from fedvi.inference.base import Fold, Shard, Task
-from fedvi.inference.coordinates import Foreseen
 from fedvi.privacy import accountants, calibrate, events, mechanisms, random, sampling
 from fedvi.privacy.release import decoded
 from fedvi.report.tables import SETTLED
+from fedvi.updates.base import Fold, Shard, Task
+from fedvi.updates.coordinates import Foreseen
 
 DELTA, PRIOR_SD, SITES = 1e-5, 2.5, 4
 

@@ -1,7 +1,7 @@
 """What a study gets that `fedvi init --yes` drafted and nobody changed: how well it predicts, and how wide.
 
-    python benchmarks/defaults.py adult --clients 1 --epsilon 0.5 1 2 4
-    python benchmarks/defaults.py bank credit --splits 3        # read once, when nothing is chosen any more
+    python -m evidence.defaults adult --clients 1 --epsilon 0.5 1 2 4
+    python -m evidence.defaults bank credit --splits 3        # read once, when nothing is chosen any more
 
 Settings are chosen on Adult and on breast cancer; bank and credit are there to judge them, once.
 """
@@ -18,7 +18,6 @@ import numpy as np
 import scipy.special
 import scipy.stats
 from click.testing import CliRunner
-
 from fedvi.cli.main import main as fedvi
 from fedvi.run import loading, simulate
 from fedvi.study import build

@@ -1,8 +1,8 @@
 """Sigmoid belief networks on binarised MNIST: what privacy takes, by composition, batch and size.
 
-    python benchmarks/belief_networks.py --small                 a minute: 6,000 images, K = 20
-    python benchmarks/belief_networks.py --hidden 50 100 --batch 400 800 1600 3200 --pictures FOLDER
-    python benchmarks/belief_networks.py --memory                K = 200, 4,096 images a batch: largest RSS
+    python -m evidence.belief_networks --small                 a minute: 6,000 images, K = 20
+    python -m evidence.belief_networks --hidden 50 100 --batch 400 800 1600 3200 --pictures FOLDER
+    python -m evidence.belief_networks --memory                K = 200, 4,096 images a batch: largest RSS
 
 One epoch each by Poisson sampling. Compositions are compared at one (ε, δ) for adding or removing an
 image, at the noise that each asks for: `pld` for least, and it is the one that is charged. The
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from fedvi.inference.vips import VIPS
 from fedvi.models.sbn import SigmoidBeliefNetwork
 from fedvi.privacy import accountants, historical, sgd
@@ -102,9 +101,7 @@ def compare(arguments: argparse.Namespace, train: np.ndarray, test: np.ndarray) 
     print("| K | batch | composition | noise | accuracy | seconds |")
     print("|---|---|---|---|---|---|", flush=True)
     for hidden in arguments.hidden:
-        model = SigmoidBeliefNetwork(
-            784, hidden, covariance=arguments.covariance, shrinkage=arguments.shrinkage
-        )
+        model = SigmoidBeliefNetwork(784, hidden, shrinkage=arguments.shrinkage)
         for batch in arguments.batch:
             rate = batch / len(train)
             rounds = round(arguments.epochs * len(train) / batch)
@@ -126,9 +123,7 @@ def picture(model: SigmoidBeliefNetwork, posterior: Any, path: Path) -> None:
     """Saves the weights of hidden units, one picture each, those that are on most often first."""
     from fedvi.report import plots
 
-    rows = posterior[0].h / posterior[0].J if model.covariance == "diagonal" else None
-    if rows is None:
-        rows = model.family.moments(posterior)[0][: -model.hidden]
+    rows = posterior[0].h / posterior[0].J
     weights = rows.reshape(model.visible, model.hidden + 1)[:, :-1].T
     order = np.argsort(-(posterior[1].h / posterior[1].J))[:50]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +148,6 @@ def main() -> None:
     parser.add_argument("--compositions", nargs="*", default=["none", *COMPOSITIONS])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--epochs", type=float, default=1.0)
-    parser.add_argument("--covariance", choices=["diagonal", "full"], default="diagonal")
     parser.add_argument("--shrinkage", action="store_true")
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)

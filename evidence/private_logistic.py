@@ -1,10 +1,10 @@
 """Private logistic regression, one data holder: AUC of `vips` beside the papers' own recipe.
 
-    python benchmarks/private_logistic.py --table breast-cancer --splits 5 --delta 1e-4
-    python benchmarks/private_logistic.py --table adult --seeds 10
-    python benchmarks/private_logistic.py --table readmission --sampled     # Poisson batches, too
-    python benchmarks/private_logistic.py --table adult --validate --ridge 0.25
-    python benchmarks/private_logistic.py --table adult --set-up            # and diffprivlib's figures
+    python -m evidence.private_logistic --table breast-cancer --splits 5 --delta 1e-4
+    python -m evidence.private_logistic --table adult --seeds 10
+    python -m evidence.private_logistic --table readmission --sampled     # Poisson batches, too
+    python -m evidence.private_logistic --table adult --validate --ridge 0.25
+    python -m evidence.private_logistic --table adult --set-up            # and diffprivlib's figures
 
 All columns make the same promise: (epsilon, delta) for add_remove on records, priced by PLD, whoever sees
 every release. Columns are scaled by public bounds and levels (`private_tables.py`), the prior is N(0, 1).
@@ -24,14 +24,14 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import rivals
-import scipy.stats
-from private_tables import TABLES, Table
-
 import fedvi
+import numpy as np
+import scipy.stats
+from benchmarks import rivals
 from fedvi import models, privacy
 from fedvi.models.regression_statistics import PolyaGamma
+
+from evidence.private_tables import TABLES, Table
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 ROUNDS = {"papers": 10, "averaged": 10, "joint": 10, "gradients": 20, "sampled": 100}

@@ -7,27 +7,24 @@ network without noise or clipping, stopped when it was best on the records that 
 it. Settings were chosen on a fifth of the training half; the test half is looked at once, after a fit to
 all of the other.
 
-    python benchmarks/network_frontier.py             # the settings named in README.md
-    python benchmarks/network_frontier.py --search    # those they were chosen from: a quarter of an hour
+    python -m evidence.network_frontier             # the settings named in README.md
+    python -m evidence.network_frontier --search    # those they were chosen from: a quarter of an hour
 """
 
 import argparse
 import itertools
 import sys
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import adult
-
 from fedvi.privacy import accountants
 from fedvi.privacy.events import Gaussian, Repeated
+
+from evidence import adult
 
 CLIENTS, HIDDEN, EPSILON, DELTA, DECAY, BATCH = 10, 50, 2.0, 1e-5, 1e-4, 256
 

@@ -1,9 +1,9 @@
 """Adult at the settings of the DP-PVI papers: federations of 10 and 200, private at the correct price.
 
-    python benchmarks/adult.py                       # 10 clients at epsilon 1, both relations, five splits
-    python benchmarks/adult.py --clients 200 --epsilon 0.5 --rounds 25
-    python benchmarks/adult.py --non-private --split unbalanced-2     # beside the fit to all records pooled
-    python benchmarks/adult.py --curves --epsilon 2
+    python -m evidence.adult                       # 10 clients at epsilon 1, both relations, five splits
+    python -m evidence.adult --clients 200 --epsilon 0.5 --rounds 25
+    python -m evidence.adult --non-private --split unbalanced-2     # beside the fit to all records pooled
+    python -m evidence.adult --curves --epsilon 2
 
 Half of the 48,842 rows are for training, shared out over the clients as `--split` says. Every number is
 scaled by public bounds, every level has a column; capital gains and losses enter as logarithms. Nothing
@@ -18,9 +18,9 @@ import gzip
 import io
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-
 from fedvi.data.source import ArraySource
 from fedvi.data.splits import balanced, skewed
 from fedvi.run import simulate
@@ -122,6 +122,31 @@ def study(given, relation, size, records) -> dict:
     }  # fmt: skip
 
 
+class Fit(NamedTuple):
+    """Accuracy and mean log-likelihood of one split's fit, and of the pooled one; the noise of a site."""
+
+    score: tuple[float, float]
+    pooled: tuple[float, float] | None
+    noise_multiplier: float | None
+
+
+def once(given, relation, seed, x, y) -> Fit:
+    """Splits the table by ``seed``, fits one half, and scores the other."""
+    half, generator = len(y) // 2, np.random.default_rng(seed)
+    order = generator.permutation(len(y))
+    train, test = order[:half], order[half:]
+    parts = shares(given.split, given.clients, generator, y[train])
+    sources = {
+        name: ArraySource({"x": x[train[rows]], "y": y[train[rows]]}, np.ones(len(rows), bool))
+        for name, rows in parts.items()
+    }
+    largest = max(source.size for source in sources.values())
+    assembly = build.assemble(parse_study(study(given, relation, x.shape[1], largest)))
+    result = simulate.run(assembly, sources, pooled=given.non_private)
+    pooled = None if result.pooled is None else score(result.pooled, x[test], y[test])
+    return Fit(score(result.posterior, x[test], y[test]), pooled, assembly.noise_multiplier)
+
+
 def main() -> None:
     """Prints mean and spread over splits."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -145,30 +170,15 @@ def main() -> None:
     if given.rounds is None:
         given.rounds = 3 if given.non_private else 50
     x, y = design(given.curves)
-    half = len(y) // 2
     relations = [None] if given.non_private else given.relation or ["add_remove", "substitute"]
     for relation in relations:
-        found, pooled, started = [], [], time.monotonic()
-        for seed in range(1_000, 1_000 + given.splits):
-            generator = np.random.default_rng(seed)
-            order = generator.permutation(len(y))
-            train, test = order[:half], order[half:]
-            parts = shares(given.split, given.clients, generator, y[train])
-            sources = {
-                name: ArraySource(
-                    {"x": x[train[rows]], "y": y[train[rows]]}, np.ones(len(rows), bool)
-                )
-                for name, rows in parts.items()
-            }
-            largest = max(source.size for source in sources.values())
-            assembly = build.assemble(parse_study(study(given, relation, x.shape[1], largest)))
-            result = simulate.run(assembly, sources, pooled=given.non_private)
-            found.append(score(result.posterior, x[test], y[test]))
-            if result.pooled is not None:
-                pooled.append(score(result.pooled, x[test], y[test]))
+        started = time.monotonic()
+        runs = [once(given, relation, seed, x, y) for seed in range(1_000, 1_000 + given.splits)]
+        found = [run.score for run in runs]
+        pooled = [run.pooled for run in runs if run.pooled is not None]
         (accuracy, likelihood), spread = np.mean(found, axis=0), np.std(found, axis=0, ddof=1)
         setting = f"epsilon {given.epsilon:g} {relation}" if relation else "not private"
-        noise = f"noise multiplier {assembly.noise_multiplier:.3g}; " if relation else ""
+        noise = f"noise multiplier {runs[-1].noise_multiplier:.3g}; " if relation else ""
         view = f", trusted server, {given.colluding} colluding" if given.trusted else ""
         print(
             f"{given.clients} clients{view}, {given.split}, D = {x.shape[1]}, {setting}, "

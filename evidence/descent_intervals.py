@@ -1,9 +1,9 @@
 """How often intervals of `DPSVI` cover, the guide's own and those of `noise_aware`: the worst coefficient.
 
-    python benchmarks/descent_intervals.py --simulations 400
-    python benchmarks/descent_intervals.py --models linear --designs correlated --records 2000 --sizes 5
-    python benchmarks/descent_intervals.py --table breast-cancer
-    python benchmarks/descent_intervals.py --table adult --clip-norm 3
+    python -m evidence.descent_intervals --simulations 400
+    python -m evidence.descent_intervals --models linear --designs correlated --records 2000 --sizes 5
+    python -m evidence.descent_intervals --table breast-cancer
+    python -m evidence.descent_intervals --table adult --clip-norm 3
 
 Every simulation draws coefficients and records anew, and fits a mean-field guide by Adam(0.05) with
 gradients `aligned`: substitute, delta = 1e-5, 400 steps at rate 0.05, prior N(0, 2.5²). Columns are
@@ -18,29 +18,36 @@ import itertools
 import math
 import sys
 import time
-from pathlib import Path
 from typing import NamedTuple
 
+import fedvi
 import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from fedvi import errors
 from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal
-
-import fedvi
-from fedvi import errors
 
 DELTA, PRIOR_SD, STEPS, RATE = 1e-5, 2.5, 400, 0.05
 
 
 class Outcome(NamedTuple):
-    """Of one fit: errors from pooled means and truths in sds, told and the guide's own, and widths."""
+    """Of one fit: errors in sds and widths.
+
+    Attributes:
+      pooled, truth: errors of the told interval, from the pooled mean and from the truth.
+      own, own_truth: the same of the guide's own.
+      width, own_width: of both, beside the pooled sds.
+      hidden: directions whose curvature noise hides.
+    """
 
     pooled: np.ndarray
     truth: np.ndarray
     own: np.ndarray
+    own_truth: np.ndarray
     width: np.ndarray
+    own_width: np.ndarray
     hidden: int
 
 
@@ -116,15 +123,21 @@ def once(svi, key, x, y, best, sds, theta):
         print(f"  no interval: {error}", file=sys.stderr)
         return None
     wide = np.sqrt(np.diagonal(told.covariance))
-    own = (np.asarray(result.params["auto_loc"]) - best) / np.asarray(result.params["auto_scale"])
+    loc, scale = (np.asarray(result.params[name]) for name in ("auto_loc", "auto_scale"))
     return Outcome(
-        (told.mean - best) / wide, (told.mean - theta) / wide, own, wide / sds, told.hidden
+        pooled=(told.mean - best) / wide,
+        truth=(told.mean - theta) / wide,
+        own=(loc - best) / scale,
+        own_truth=(loc - theta) / scale,
+        width=wide / sds,
+        own_width=scale / sds,
+        hidden=told.hidden,
     )
 
 
 def line(label, found):
     """Prints one row of the table."""
-    pooled_z, truth_z, own, width, hidden = (np.array(part) for part in zip(*found, strict=True))
+    pooled_z, truth_z, own, _, width, _, hidden = map(np.array, zip(*found, strict=True))
     covers = [(np.abs(z) < 1.96).mean(axis=0) for z in (own, pooled_z, truth_z)]
     numbers = [f"{100 * c.min():6.1f} {100 * c.mean():6.1f}" for c in covers]
     print(
@@ -142,8 +155,7 @@ def table(name):
         x, y = load_breast_cancer(return_X_y=True)
         x = x[:, :10]
         return np.column_stack([np.ones(len(x)), (x - x.mean(axis=0)) / x.std(axis=0)]), y * 1.0
-    sys.path.insert(0, str(Path(__file__).parent))
-    import adult
+    from evidence import adult
 
     return adult.design()
 

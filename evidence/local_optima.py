@@ -4,7 +4,7 @@ NumPy alone, no code of fedvi: what a federation does is held against it. Breast
 the file has them, 30 standardised covariates and an intercept; logistic regression, full covariance,
 prior N(0, I); KL(q_r || q*) after r rounds.
 
-    python benchmarks/local_optima.py               # two, five and ten clients, all at once; ten in turn
+    python -m evidence.local_optima               # two, five and ten clients, all at once; ten in turn
 """
 
 import csv

@@ -6,8 +6,9 @@ import io
 import pathlib
 from typing import NamedTuple
 
-import adult
 import numpy as np
+
+from evidence import adult
 
 DATA = pathlib.Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 

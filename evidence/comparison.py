@@ -1,7 +1,7 @@
 """Noise on the message or on each data point, under three schedules, for four models.
 
-    python benchmarks/comparison.py --out comparison      # tables, comparison.md and a plot of each model
-    python benchmarks/comparison.py --quick               # one seed instead of five
+    python -m evidence.comparison --out comparison      # tables, comparison.md and a plot of each model
+    python -m evidence.comparison --quick               # one seed instead of five
 
 Five clients of 500 to 2,000 records, whose covariates are centred and spread differently, promise each
 record the same (ε, δ): a record may be substituted, every message of every client is seen, the number
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from fedvi import errors
 from fedvi.data.source import ArraySource
 from fedvi.federation import schedules
@@ -279,7 +278,13 @@ def study(problem: Problem, mode: Mode, epsilon: float, schedule: str, seed: int
     return tables
 
 
-def run(problem: Problem, mode: Mode, epsilon: float, data: list[Data], pooled: list[Any]) -> Cell:
+def run(
+    problem: Problem,
+    mode: Mode,
+    epsilon: float,
+    data: list[Data],
+    pooled: list[Any],
+) -> Cell:
     """Runs a mode at an ε under all schedules, once for each data set.
 
     Args:
@@ -498,7 +503,7 @@ def settings() -> str:
         f"Five clients of {', '.join(map(str, RECORDS))} records, {HELD_OUT:,} held out. δ = {DELTA:g}, "
         "unit record, relation substitute, number of records public, view message; *if add_remove* is "
         "what the same noise would cost if the number were secret. Noisy posteriors are what the server "
-        "makes of the answers, told their noise (`fedvi/inference/noise_aware.py`). The error is of a "
+        "makes of the answers, told their noise (`fedvi/updates/noise_aware.py`). The error is of a "
         "coefficient against the truth (of the curve, for the network), the largest of all.",
         "",
     ]

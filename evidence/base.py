@@ -1,0 +1,303 @@
+"""What a claim is, how it is run, and the result file that figure, table and text are drawn from."""
+
+import importlib
+import importlib.util
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from evidence.figures import Chart
+
+__all__ = [
+    "DATA",
+    "ROOT",
+    "Claim",
+    "Result",
+    "Row",
+    "Setting",
+    "load",
+    "of",
+    "plain",
+    "run",
+    "said",
+]
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT.parent / "shared" / "data"
+_PACKAGES = ("jax", "jaxlib", "numpy", "numpyro", "scipy", "dp-accounting")
+_VERDICTS = ("reproduced", "corrected", "not reproduced")
+
+Row = Mapping[str, Any]
+Setting = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of a paper, and what it takes to judge it.
+
+    Texts are templates: ``{name}`` is filled from ``setting`` and from ``numbers``. What fedvi found may
+    hold no other digit, so that every number on the page comes from the result file.
+
+    Attributes:
+      paper: the heading that it stands under.
+      title: the claim, in one sentence.
+      source: where the paper says it.
+      says: what the paper says.
+      price: what its setting costs: relation, sampler, view, both ε.
+      finds: template; what fedvi finds.
+      verdict: "reproduced", "corrected" or "not reproduced".
+      why: template; the verdict's reason, in a sentence or two.
+      alt: template; what the figure shows, for who does not see it.
+      setting: what all runs share; part of the result file. Changing it makes the result stale.
+      quick: what ``--quick`` changes of it.
+      run: (setting, seed) → rows, each with the same keys.
+      numbers: (rows, setting) → name → number as text.
+      table: rows → heads and lines of text.
+      figure: rows → a chart.
+      seeds: of the runs; one, where nothing is drawn.
+      by: a list of ``setting``, whose items are run one by one.
+      files: of ``../shared/data``, without which the claim is left out.
+      modules: to be imported; without them it is left out.
+      peers: to be imported; without one, a line says so, and the rest runs.
+      chosen: on what its settings were chosen.
+    """
+
+    paper: str
+    title: str
+    source: str
+    says: str
+    price: str
+    finds: str
+    verdict: str
+    why: str
+    alt: str
+    setting: Setting
+    run: Callable[[Setting, int], Iterable[Row]]
+    numbers: Callable[[Sequence[Row], Setting], Mapping[str, str]]
+    table: Callable[[Sequence[Row]], tuple[list[str], list[list[str]]]]
+    figure: Callable[[Sequence[Row]], Chart]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    quick: Setting = field(default_factory=dict)
+    by: str = ""
+    files: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+    chosen: str = "nothing was chosen"
+
+    def __post_init__(self) -> None:
+        if self.verdict not in _VERDICTS:
+            raise ValueError(f"verdict is {self.verdict!r}, expected one of {_VERDICTS}")
+        for name in ("price", "finds", "why", "alt"):
+            bare = re.sub(r"\{[^}]*\}", "", getattr(self, name))
+            if found := re.search(r"(?<![A-Za-z])\d", bare):
+                raise ValueError(
+                    f"{name} of {self.title!r} holds the number {found[0]!r} itself, expected a "
+                    "{name} of `setting` or of `numbers`: it could not be traced to a result"
+                )
+
+    def parts(self, setting: Setting, is_quick: bool = False) -> dict[str, tuple[int, Setting]]:
+        """Returns what is run, and kept, by itself: name → seed, and the setting of this part.
+
+        An item of ``by`` with all seeds comes before the next, so that what is compiled serves again.
+        The cut version has the first seed alone.
+        """
+        seeds = self.seeds[:1] if is_quick else self.seeds
+        if not self.by:
+            return {f"{seed}": (seed, setting) for seed in seeds}
+        return {
+            f"{seed}, {self.by} {index}": (seed, {**setting, self.by: [item]})
+            for index, item in enumerate(setting[self.by])
+            for seed in seeds
+        }
+
+    def absent(self, data: Path = DATA) -> str:
+        """Returns what is not there of what the claim needs; empty if all is."""
+        tables = [name for name in self.files if not (data / name).exists()]
+        return ", ".join([f"no table {name}" for name in tables] + not_installed(self.modules))
+
+
+def not_installed(modules: Iterable[str]) -> list[str]:
+    """Returns a line for each module that cannot be imported."""
+    return [
+        f"{name} is not installed" for name in modules if importlib.util.find_spec(name) is None
+    ]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a result file holds: rows by seed, and how they came about."""
+
+    setting: Setting
+    made: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    seconds: Mapping[str, float]
+
+    def fits(self, claim: Claim, setting: Setting, is_quick: bool = False) -> bool:
+        """Whether the rows are of this setting, and of all its parts."""
+        setting = plain(setting)
+        parts = claim.parts(setting, is_quick)
+        return self.setting == setting and set(self.seconds) == set(parts)
+
+
+def load(name: str) -> Claim:
+    """Returns the claim of a name."""
+    claim = importlib.import_module(f"evidence.claims.{name}").CLAIM
+    assert isinstance(claim, Claim)
+    return claim
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as JSON gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def read(path: Path) -> Result | None:
+    """Reads a result file; None if there is none."""
+    if not path.is_file():
+        return None
+    told = json.loads(path.read_text(encoding="utf-8"))
+    rows = tuple(dict(zip(told["columns"], row, strict=True)) for row in told["rows"])
+    return Result(told["setting"], told["made"], rows, told["seconds"])
+
+
+def write(path: Path, result: Result) -> None:
+    """Writes a result file, one row a line, as a whole or not at all."""
+    columns = list(result.rows[0]) if result.rows else []
+    rows = ",\n  ".join(
+        json.dumps([_short(row[name]) for name in columns], ensure_ascii=False)
+        for row in result.rows
+    )
+    head = {
+        "made": result.made,
+        "seconds": {part: round(value, 1) for part, value in result.seconds.items()},
+        "setting": result.setting,
+        "columns": columns,
+    }
+    lines = [f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in head.items()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    text = "{\n" + ",\n".join(lines) + ',\n "rows": [\n  ' + rows + "\n ]\n}\n"
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float) or hasattr(value, "dtype"):
+        value = float(value)
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def run(name: str, claim: Claim, path: Path, is_quick: bool, machine: str) -> Result:
+    """Runs the parts that a result file lacks; each is kept as soon as it is done."""
+    setting = plain({**claim.setting, **(claim.quick if is_quick else {})})
+    result = read(path)
+    if result is None or result.setting != setting:
+        result = Result(setting, {}, (), {})
+    command = f"python -m evidence {name}" + (" --quick" if is_quick else "")
+    for part, (seed, given) in claim.parts(setting, is_quick).items():
+        if part in result.seconds:
+            continue
+        began = time.perf_counter()
+        rows = [{"seed": seed, **row} for row in claim.run(given, seed)]
+        seconds = time.perf_counter() - began
+        # Of the last part, where they ran on different days.
+        made = {"command": command, "commit": _commit(), "machine": machine, **_versions()}
+        result = Result(setting, made, (*result.rows, *rows), {**result.seconds, part: seconds})
+        write(path, result)
+        print(f"{name}: seed {part} took {seconds:.0f} s", flush=True)
+    found = read(path)
+    assert found is not None
+    return found
+
+
+def _commit() -> str:
+    """The commit that ran, with a + where code differed from it; no git, no commit."""
+    ours = ["fedvi", "benchmarks", "examples", "evidence", ":!evidence/results"]
+    try:
+        commit, differs = (
+            subprocess.run(
+                ["git", *ask], capture_output=True, text=True, cwd=ROOT, check=True
+            ).stdout
+            for ask in (["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain", "--", *ours])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit.strip() + ("+" if differs else "")
+
+
+def _versions() -> dict[str, str]:
+    found = {name: metadata.version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **found}
+
+
+def default_machine() -> str:
+    """What a result says of the machine, where nothing else is told."""
+    return f"{os.cpu_count()} cores"
+
+
+# What claims say of rows.
+
+
+def of(rows: Iterable[Row], column: str, **where: Any) -> list[float]:
+    """Returns a column of the rows where other columns have these values.
+
+    Raises:
+      KeyError: there is no such row: a claim must not speak of what was not run.
+    """
+    found = [row[column] for row in rows if all(row[k] == v for k, v in where.items())]
+    if not found:
+        raise KeyError(f"no row with {where}")
+    return [math.nan if value is None else value for value in found]
+
+
+def said(values: Sequence[float], digits: int = 3, spread: bool = True) -> str:
+    """Writes the mean, and the sd over seeds where there are several and they differ."""
+    mean = statistics.fmean(values)
+    if not math.isfinite(mean):
+        return "–"
+    text = number(mean, digits)
+    if spread and len(values) > 1 and max(values) > min(values):
+        return f"{text} ± {number(statistics.stdev(values), 2)}"
+    return text
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Writes a number to so many significant digits, in words where it is out of range."""
+    if not math.isfinite(value):
+        return "none" if math.isinf(value) else "–"
+    if value == 0.0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    if size < -4:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa}e{int(exponent)}".replace("-", "−")
+    if size >= 6:
+        return f"{value:.{digits - 1}e}".replace("e+0", "e").replace("e+", "e")
+    return f"{value:,.{max(0, digits - 1 - size)}f}".replace("-", "−")
+
+
+def script(path: str) -> Any:
+    """Returns a script of this repository as a module, such as an example's."""
+    file = ROOT / path
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec = importlib.util.spec_from_file_location(f"_script_{file.stem}", file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(file.parent))
+    return module

@@ -1,0 +1,35 @@
+"""The claims, one file each; the page has them in this order."""
+
+ALL = (
+    "advi_abalone",
+    "advi_compositions",
+    "vips_compositions",
+    "vips_not_private",
+    "vips_logistic",
+    "pvi_schedules",
+    "pvi_noise",
+    "pvi_aggregate",
+    "d3p_step",
+    "d3p_batches",
+    "sums_price",
+    "sums_adult",
+    "intervals",
+    "audit",
+)
+
+# Of the papers, or of this project, and without a script here.
+NOT_YET = (
+    "DP-ADVI and d3p: the mixture, the hierarchical regression and the autoencoder by ε (readings without "
+    "result files stand in `examples/one-table`).",
+    "d3p: a step beside d3p itself, Opacus and jax-privacy (`benchmarks/rivals.py`); samplers by the "
+    "number of records.",
+    "VIPS: topics of 400,000 documents by ε and batch size, with their words (`benchmarks/topics.py`).",
+    "VIPS: sigmoid belief networks on MNIST, with pictures (`python -m evidence.belief_networks`).",
+    "VIPS: logistic regression on hospital readmission, and beside diffprivlib "
+    "(`python -m evidence.private_logistic`).",
+    "DP-PVI: noise on the message or on each data point for six-dimensional, logistic and network models "
+    "(`python -m evidence.comparison`); damping and divergence; Adult with unbalanced clients "
+    "(`python -m evidence.adult`).",
+    "Beyond the papers: widths and worst coverage of default settings on eight tables "
+    "(`python -m evidence.coverage`, `python -m evidence.defaults`).",
+)

@@ -1,0 +1,155 @@
+"""AUC of private logistic regression by ε: the papers' recipe, and what mends it."""
+
+import argparse
+import math
+
+from evidence.base import Claim, of, said
+from evidence.figures import Chart, Line
+
+KINDS = {
+    "papers": "the papers' recipe",
+    "averaged": "the same, running means",
+    "joint": "one joint release of sums",
+    "gradients": "fedvi's vips: gradients and curvatures",
+}
+TABLES = {"heart": "heart disease", "breast-cancer": "breast cancer"}
+SETTING = {
+    "epsilons": [0.5, 1.0, 4.0],
+    "delta": 1e-4,
+    "kinds": list(KINDS),
+    "tables": list(TABLES),
+}
+FILE = "breast-cancer-wisconsin/wdbc.data"
+
+
+def heart():
+    """920 patients of four hospitals, in one place, by the public schema of the example."""
+    import fedvi
+    import numpy as np
+    from fedvi.run import loading
+    from fedvi.study import build
+
+    from evidence.base import ROOT
+    from evidence.private_tables import Table
+
+    folder = ROOT / "examples" / "heart-disease"
+    assembly = build.assemble(fedvi.load_study(folder / "study.toml"))
+    parts = loading.load_shards(assembly, folder).values()
+    x, y = (
+        np.concatenate([np.asarray(p.records[name], float)[: p.size] for p in parts])
+        for name in ("x", "y")
+    )
+    # Seven columns and an intercept, each about 1 in size.
+    return Table(x, y, math.sqrt(8.0))
+
+
+def run(setting, seed):
+    import numpy as np
+
+    from evidence import private_logistic, private_tables
+
+    given = argparse.Namespace(delta=setting["delta"], rounds=None, ridge=0.5, share=None)
+    for name in setting["tables"]:
+        table = heart() if name == "heart" else private_tables.breast_cancer()
+        order = np.random.default_rng(seed).permutation(len(table.y))
+        cut = int(0.8 * len(order))
+        train, test = order[:cut], order[cut:]
+
+        def auc(kind, epsilon, table=table, train=train, test=test):
+            mean = private_logistic.fitted(kind, table, train, given, epsilon, seed)
+            return private_logistic.auc(table.x[test] @ mean, table.y[test])
+
+        size = table.x.shape[1]
+        yield {
+            "table": name, "kind": "none", "epsilon": math.inf, "columns": size,
+            "auc": auc("gradients", math.inf),
+        }  # fmt: skip
+        for kind in setting["kinds"]:
+            for epsilon in setting["epsilons"]:
+                yield {
+                    "table": name, "kind": kind, "epsilon": epsilon, "columns": size,
+                    "auc": auc(kind, epsilon),
+                }  # fmt: skip
+
+
+def numbers(rows, setting):
+    first, last = setting["epsilons"][0], setting["epsilons"][-1]
+    found = {"first": f"{first:g}", "last": f"{last:g}"}
+    found["splits"] = f"{len({row['seed'] for row in rows})}"
+    for name in setting["tables"]:
+        slug = name.replace("-", "_")
+        found[f"{slug}_none"] = said(of(rows, "auc", table=name, kind="none"))
+        for kind in setting["kinds"]:
+            for where, epsilon in (("first", first), ("last", last)):
+                values = of(rows, "auc", table=name, kind=kind, epsilon=epsilon)
+                found[f"{slug}_{kind}_{where}"] = said(values)
+    return found
+
+
+def table(rows):
+    epsilons = [e for e in dict.fromkeys(row["epsilon"] for row in rows) if e and math.isfinite(e)]
+    lines = []
+    for name in dict.fromkeys(row["table"] for row in rows):
+        columns = f"{TABLES[name]}, {of(rows, 'columns', table=name)[0]} coefficients"
+        for kind, title in KINDS.items():
+            cells = [said(of(rows, "auc", table=name, kind=kind, epsilon=e)) for e in epsilons]
+            lines.append([columns, title, *cells])
+        none = said(of(rows, "auc", table=name, kind="none"))
+        lines.append([columns, "not private", none, *("" for _ in epsilons[1:])])
+    return ["table", "AUC by", *(f"ε = {e:g}" for e in epsilons)], lines
+
+
+def figure(rows):
+    epsilons = [e for e in dict.fromkeys(row["epsilon"] for row in rows) if e and math.isfinite(e)]
+    name = rows[0]["table"]
+    lines = [
+        Line(title, [(e, of(rows, "auc", table=name, kind=kind, epsilon=e)) for e in epsilons])
+        for kind, title in KINDS.items()
+    ]
+    none = of(rows, "auc", table=name, kind="none")
+    return Chart(
+        "add_remove; every release is seen; the dashed line is not private",
+        "ε",
+        f"AUC, {TABLES[name]}", lines,
+        log_x=True, at=sum(none) / len(none), at_name="not private",
+    )  # fmt: skip
+
+
+CLAIM = Claim(
+    paper="VIPS",
+    title="Private logistic regression of medical records is close to the one without privacy",
+    source="Park et al. (2016), arXiv:1611.00340, and (2020), JAIR 68, on stroke records that are not "
+    "public",
+    says="Perturbed expected statistics of a logistic regression (Pólya-Gamma) reach an AUC close to "
+    "that without privacy at ε from 0.5 to 4, ahead of objective perturbation.",
+    price="Add or remove a record, all records in each round, δ = {delta}; view: every release is "
+    "seen; PLD, the papers' two releases a round counted as two. Public: bounds and levels of "
+    "all columns.",
+    finds="Heart disease ({splits} splits): at ε = {first} the papers' recipe has an AUC of "
+    "{heart_papers_first}, running means of the same releases {heart_averaged_first}, one joint "
+    "release {heart_joint_first}, gradients and curvatures {heart_gradients_first}; without "
+    "privacy {heart_none}. At ε = {last}: {heart_papers_last}, {heart_averaged_last}, "
+    "{heart_joint_last}, {heart_gradients_last}. Breast cancer at ε = {first}: "
+    "{breast_cancer_papers_first}, {breast_cancer_averaged_first}, {breast_cancer_joint_first}, "
+    "{breast_cancer_gradients_first}; without privacy {breast_cancer_none}.",
+    verdict="corrected",
+    why="On breast cancer every way to spend ε is close, the papers' recipe too. On heart disease "
+    "that recipe is not: it pays for every round and keeps the noise of the last, and noises "
+    "the curvature that multiplies the answer. Running means, one joint release, and gradients "
+    "in place of sums cost nothing and mend it. Objective perturbation was not run: diffprivlib "
+    "is not installed.",
+    alt="Line chart: AUC by ε on heart disease for four ways to spend it; the papers' recipe is "
+    "lowest, gradients and curvatures are highest and near the fit without privacy.",
+    setting=SETTING,
+    quick={"epsilons": [0.5, 4.0], "tables": ["heart", "breast-cancer"], "kinds": list(KINDS)},
+    run=run,
+    numbers=numbers,
+    table=table,
+    figure=figure,
+    seeds=(0, 1, 2),
+    by="tables",
+    files=(FILE,),
+    peers=("diffprivlib",),
+    chosen="chosen on training parts of Adult, and on validation parts of splits of breast cancer; "
+    "heart disease was not looked at",
+)
