@@ -34,13 +34,13 @@ endef
 EDITABLE = $$pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly lint docs bench lock protos clean
+.PHONY: help demo test nightly lint docs bench device evidence lock protos clean
 .NOTPARALLEL:  # two targets would install into one environment
 
 help:  ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(CORE)  ## fit private posteriors over four hospitals, beside the pooled one: nobody trusted, and sums alone
+demo: $(CORE)  ## fit private posteriors over four hospitals, beside the pooled one: every noised answer seen, and masked sums
 	@set -e; for study in $(STUDIES); do echo "$$study"; $(BIN)/fedvi simulate "$$study" --pooled; done
 
 test: lint  ## before a commit: lint, then the fast tier of tests
@@ -62,6 +62,16 @@ docs: $(DEV)  ## build the site of docs/ into build/docs, warnings as errors
 bench: $(DEV)  ## run every script in benchmarks/
 	@set -e; for script in benchmarks/*.py; do \
 	  echo "$$script"; $(BIN)/python "$$script"; \
+	done
+
+evidence: $(DEV)  ## run the claims of docs/evidence.md that have no result; QUICK=1: all, cut; CHECK=1: the page beside its files
+	$(BIN)/python -m evidence $(if $(QUICK),--quick) $(if $(CHECK),--check) $(CLAIM)
+
+# An empty JAX_PLATFORMS lets JAX choose the accelerator; the tests compare it with the CPU beside it.
+device: $(DEV)  ## on a machine with a GPU: what it must keep of the CPU's results, then the benchmarks
+	JAX_PLATFORMS= $(BIN)/pytest -n 0 -rs tests/device
+	@set -e; for script in "randomness.py" "noise.py" "dpsvi.py" "dpsvi.py --epoch" "dpsvi.py --memory 4096" "many_sites.py"; do \
+	  echo "benchmarks/$$script"; JAX_PLATFORMS= $(BIN)/python benchmarks/$$script; \
 	done
 
 # Pins stay as they are where they still fit; `make lock UPGRADE=--upgrade` takes the newest.
