@@ -1,7 +1,7 @@
-"""A NumPyro model run forwards: which of its columns it draws, and from what laws.
+"""Runs a NumPyro model forwards: finds which columns it draws, and from which distributions.
 
-A model of fedvi observes what
-a record holds, ``numpyro.sample("y", …, obs=y)``; run forwards, the same sites say what y could be.
+A fedvi model observes a record's columns, ``numpyro.sample("y", …, obs=y)``. The same sites give the
+distribution of y when the model runs forwards.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from fedvi.models.capabilities import RunsForwards
 
 __all__ = ["Outcome", "check_whole", "law", "outcomes", "sampled"]
 
-# Records by which a model is tried, to see which site is of which column.
+# Number of made-up records used to find the column of each site.
 _TRIED = 2
 
 
@@ -27,9 +27,9 @@ class Outcome(NamedTuple):
     """A column that the model draws.
 
     Attributes:
-      site: of the model.
-      column: of the record.
-      first: whether the site is of the first of the column's numbers, an offset standing beside it.
+      site: its name in the model.
+      column: its name in the record.
+      first: whether the site is the first number of the column only, since an offset is the second.
     """
 
     site: str
@@ -38,11 +38,11 @@ class Outcome(NamedTuple):
 
 
 def outcomes(model: RunsForwards) -> tuple[Outcome, ...]:
-    """Returns the columns that a model draws, in its order; all others it is given.
+    """Returns the columns that a model draws, in its order; the others are inputs.
 
     Raises:
-      ModelError: a term of a record is no law of a column, such as a ``numpyro.factor``; or a site
-        depends on a column that is drawn after it.
+      ModelError: a term of a record is not the law of a column, such as a ``numpyro.factor``; or a site
+        depends on a column drawn after it.
     """
     with jax.enable_x64(True):
         records, others = _made_up(model, 0.5, 0), _made_up(model, 0.25, 1)
@@ -51,11 +51,11 @@ def outcomes(model: RunsForwards) -> tuple[Outcome, ...]:
         same: dict[str, str] = {}
         order: list[str] = []
 
-        # Compiled as a whole, which takes less time than its steps.
+        # Compiled as a whole, which is faster than step by step.
         @jax.jit
         def observed(theta: Any, records: Any) -> Any:
             sites = _observed(model, theta, records)
-            # What comes out of a compiled function is in the order of the alphabet.
+            # A compiled function returns dicts in alphabetical order.
             order[:] = sites
             for name, site in sites.items():
                 _refuse_factor(model, name, site)
@@ -83,7 +83,7 @@ def outcomes(model: RunsForwards) -> tuple[Outcome, ...]:
 
         pairs = moved(theta, records, others)
     for outcome, (before, after) in zip(found, pairs, strict=True):
-        # With an offset, the law depends on the column that it is of.
+        # With an offset, the law depends on its own column.
         if not outcome.first and not np.allclose(before, after, rtol=1e-9, equal_nan=True):
             raise errors.ModelError(
                 f"model `{model.name}`: the law of `{outcome.site}` depends on a column that is "
@@ -96,7 +96,7 @@ def outcomes(model: RunsForwards) -> tuple[Outcome, ...]:
 def law(
     model: RunsForwards, outcome: Outcome, latents: Mapping[str, Any], records: Mapping[str, Any]
 ) -> Any:
-    """Returns the distribution of an outcome of each record, at given latents and other columns.
+    """Returns the distribution of an outcome for each record, at given latents and other columns.
 
     Traceable by JAX.
     """
@@ -104,14 +104,14 @@ def law(
 
 
 def check_whole(model: RunsForwards, site: str, law: str, is_density: bool, text: str) -> None:
-    """Refuses a density where a probability is told.
+    """Rejects a density where a probability is needed.
 
     Args:
-      model: whose site has the law.
-      site: of the model.
+      model: the model with the law.
+      site: its name in the model.
       law: its class, for the message.
-      is_density: whether it is of all numbers between whole ones.
-      text: the response, as the formula has it.
+      is_density: whether it is continuous.
+      text: the response, as in the formula.
 
     Raises:
       ModelError: it is a density.
@@ -138,8 +138,8 @@ def sampled(
       model: any.
       drawn: its ``outcomes``.
       theta: [D].
-      given: the columns that it does not draw, with a record axis; and those of an outcome whose other
-        numbers are given, such as an offset.
+      given: the columns that it does not draw, with a record axis; and columns with an outcome whose other
+        numbers are inputs, such as an offset.
       count: of records.
       seed: of the draws.
 
@@ -202,7 +202,7 @@ def _observed(model: RunsForwards, theta: Any, records: Mapping[str, Any]) -> di
 
 
 def _traced(model: RunsForwards, latents: Mapping[str, Any], records: Mapping[str, Any]) -> Any:
-    # The seed is for models that draw where nothing is used.
+    # Models that draw values they never use need a seed.
     seeded = handlers.seed(handlers.substitute(model.function, data=dict(latents)), rng_seed=0)
     # Columns that are not drawn yet are zeros, which need not be in the support of their laws.
     with validation_enabled(False), handlers.trace() as traced:

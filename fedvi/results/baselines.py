@@ -20,7 +20,7 @@ __all__ = ["Baseline", "baselines", "bcm_same", "bcm_split", "check", "one_visit
 
 
 class Baseline(NamedTuple):
-    """A posterior that clients make in one visit each, without hearing of each other.
+    """A posterior from one visit to each client, without exchange between clients.
 
     Attributes:
       name: "BCM same" or "BCM split".
@@ -34,12 +34,12 @@ class Baseline(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Refuses what would spend a budget twice.
+    """Refuses studies whose budget baselines would spend twice.
 
-    Each baseline visits every client once more. Its release would cost what a visit of the study does,
-    on records whose whole budget the study plans to spend, and the study's claims would not say so.
-    Where noise is seeded nothing is promised, and each baseline may have the whole budget, as in a
-    comparison of methods at equal ε.
+    Each baseline visits every client once more. Its release would cost as much as a visit of the study, on
+    records whose whole budget the study plans to spend, and the study's claims would not include it. Where
+    noise is seeded nothing is promised, so each baseline may have the whole budget, as in a comparison of
+    methods at equal ε.
 
     Raises:
       BudgetExceeded: the study promises privacy.
@@ -56,7 +56,7 @@ def baselines(study: Study, base: Path) -> tuple[Baseline, ...]:
     """Runs both committee machines on a study's clients, with its solver, family and prior.
 
     Args:
-      study: from ``load_study``; its schedule is replaced. A noise multiplier that it leaves out is
+      study: from ``load_study``; its schedule is replaced. If it has no noise multiplier, one is
         calibrated to one visit.
       base: the folder that the clients' data paths are relative to.
 
@@ -81,17 +81,17 @@ def baselines(study: Study, base: Path) -> tuple[Baseline, ...]:
 
 
 def one_visit(study: Study) -> Assembly:
-    """Builds the study in which every client is visited once, all at the prior, with full steps.
+    """Builds the study with one visit to every client, all at the prior, with full steps.
 
     Raises:
       ConfigError: the prior is not in the family, so that no power of it can be divided out; or q is
-        no Gaussian.
+        not Gaussian.
     """
     raw = study.as_dict()
     raw["schedule"] = {"kind": "synchronous", "rounds": 1}
     assembly = build.assemble(parse_study(raw))
     if not assembly.solvers[assembly.clients[0]].renews:
-        # Fresh statistics are taken whole anyway, and a step for them is refused.
+        # Fresh statistics are always taken whole, and damping them is refused.
         raw["schedule"]["damping"] = 1.0
         assembly = build.assemble(parse_study(raw))
     if assembly.gather is not None:
@@ -114,8 +114,8 @@ def one_visit(study: Study) -> Assembly:
 def bcm_same(assembly: Assembly, sources: Mapping[str, ArraySource]) -> Eta:
     """Returns q = Π_m q_m / p_0^(M−1), where q_m is each client's own posterior after one visit.
 
-    q_m = p_0 t_m, for the cavity of a first visit is the prior; so q = p_0 Π t_m, which is what one
-    synchronous round with s = 1 leaves: it is run as that. An improper product is projected.
+    q_m = p_0 t_m, since the cavity of a first visit is the prior. So q = p_0 Π t_m, the result of one
+    synchronous round with s = 1, and it is computed by such a round. An improper product is projected.
 
     Args:
       assembly: from ``one_visit``.
@@ -131,14 +131,13 @@ def bcm_split(
 ) -> Eta:
     """Returns q = Π_m q_m, where each client's q_m counts the prior to the power of its share.
 
-    Each client is a study of its own, with its own server, ledger and noise. An improper product is
-    projected; what the study's solver makes of noisy sums (``LocalSolver.stand``) is applied once, to
-    the product.
+    Each client is run as a study of its own, with its own server, ledger and noise. An improper product is
+    projected; ``LocalSolver.stand``, if the solver has it for noisy sums, is applied once, to the product.
 
     Args:
       assembly: from ``one_visit``.
       sources: client → its records.
-      shares: client → its power of the prior; they add up to 1. A client of share 0 is left out.
+      shares: client → its power of the prior; they sum to 1. A client of share 0 is left out.
 
     Source: Ashman et al. (2022), arXiv:2202.12275, BCM with a split prior; docs/proofs/updates.md §3.
     """

@@ -1,6 +1,6 @@
-"""Draws parameters from a posterior and gives them the names that people use.
+"""Draws parameters from a posterior and labels them with readable names.
 
-Everything is a function of the posterior and a seed: it costs nothing beside what was charged.
+Draws are a function of the posterior and a seed, so they cost no further privacy budget.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ __all__ = ["constrained", "flat", "multipliers", "named", "outcome_columns", "th
 
 
 def named(assembly: Assembly, posterior: Eta, count: int, seed: int) -> dict[str, Parameter]:
-    """Draws from a posterior and cuts each draw into the model's parameters, in their own supports.
+    """Draws from a posterior and splits each draw into the model's parameters, in their own supports.
 
     Args:
       assembly: the study, built.
@@ -30,24 +30,24 @@ def named(assembly: Assembly, posterior: Eta, count: int, seed: int) -> dict[str
 
     Returns:
       By name, float64 with the draws on the first axis: "coefficients" of a regression, each site of a
-      NumPyro model, and what a conjugate model has, such as "weights" and "means".
+      NumPyro model, or a conjugate model's parameters, such as "weights" and "means".
 
     Raises:
-      ConfigError: there are too many numbers; or a model of one's own does not say what θ is.
+      ConfigError: there are too many numbers; or the user's own model does not define θ.
     """
     model = assembly.model
     theta = thetas(assembly.family, posterior, count, seed)
     if isinstance(model, Named):
         return model.parameters(theta)
     if brings_family(model):
-        # θ as it is: a class from outside says no more than the names of its coordinates.
+        # θ itself, since an external class names only its coordinates.
         return {"theta": Parameter(theta, (("coordinate", tuple(model.names)),))}
     values = constrained(model, theta)
     return {name: Parameter(value, _axes(model, name, value)) for name, value in values.items()}
 
 
 def outcome_columns(assembly: Assembly) -> Columns:
-    """Returns what a study with a formula says of the columns of its outcome."""
+    """Returns the declared columns of the outcome in a study's formula."""
     response = assembly.design.response
     found = [assembly.schema[name] for name in response.columns]
     return Columns(
@@ -60,7 +60,7 @@ def outcome_columns(assembly: Assembly) -> Columns:
 
 
 def multipliers(model: Any, theta: np.ndarray) -> np.ndarray:
-    """Returns what x is multiplied by at draws θ [S, D]: θ itself, or what the model says, [S, W]."""
+    """Returns the multipliers of x at draws θ [S, D]: θ itself, or as the model defines them, [S, W]."""
     if not isinstance(model, Multiplies):
         return theta
     with jax.enable_x64(True):
@@ -68,11 +68,11 @@ def multipliers(model: Any, theta: np.ndarray) -> np.ndarray:
 
 
 def constrained(model: Model, theta: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns each latent in its own support, of θ [S, D]: float64 [S, …] by name."""
+    """Returns each latent in its own support, for θ [S, D]: float64 [S, …] by name."""
     order: list[str] = []
 
     def told(one: Any) -> Any:
-        # What comes out of a compiled function is in the order of the alphabet.
+        # A compiled function returns dicts in alphabetical order.
         found = model.constrain(one)
         order[:] = found
         return found
@@ -85,7 +85,7 @@ def constrained(model: Model, theta: np.ndarray) -> dict[str, np.ndarray]:
 def flat(parameters: dict[str, Parameter]) -> dict[str, np.ndarray]:
     """Returns one column [S] for each number: "age", "b[0]", "means[1,height]".
 
-    The coefficients of a regression are called as in its table.
+    Coefficients of a regression have the same names as in its table.
     """
     columns: dict[str, np.ndarray] = {}
     for name, (values, axes) in parameters.items():

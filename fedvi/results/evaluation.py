@@ -50,29 +50,28 @@ __all__ = [
 
 # Nodes of the expectation over one record's linear predictor: 1e-8 for a logistic one of sd 3.
 _NODES = 64
-# Numbers of one evaluation of the likelihood: what is computed in one go.
+# The most numbers in one evaluation of the likelihood.
 _AT_ONCE = 1 << 20
-# Largest count up to which the law of a count is added up, and how much of it may be left beyond.
+# A count's law is summed up to at most this count, until at most this probability is left beyond.
 _LARGEST_COUNT = 5000
 _LEFT = 1e-6
 
 
 class Evaluation(NamedTuple):
-    """A posterior's predictions, held against test records.
+    """How well a posterior predicts test records.
 
     Attributes:
       rows: how many records were used.
-      left_out: how many the schema lets count as zero.
-      outcome: "binary", "binomial", "level", "number", "count", or "other": no more than the likelihood is
-        known.
+      left_out: how many count as zero by the schema.
+      outcome: "binary", "binomial", "level", "number", "count", or "other" if only the likelihood is known.
       mean_log_likelihood: mean over records of log ∫ p(y | x, θ) q(θ) dθ.
-      density_per: of what unit that is a density: "file", of outcomes as the file has them, or "model",
-        where nobody knows what a model's own terms are of; "" for a probability.
-      error: standard error of that from drawing θ; None where the integral was done by quadrature.
+      density_per: the unit of that density: "file" if outcomes are in the file's units, "model" if the
+        units of the model's terms are unknown; "" for a probability.
+      error: its standard error from drawing θ; None if the integral was done by quadrature.
       draws: of θ; 0 for quadrature.
-      classes: for "binary" and "level"; for "binomial" of its trials, None where there is no trial.
-      numbers: for "number" and "count", and for "binomial" of the events of records with trials; None where
-        it takes too long, or is not known.
+      classes: for "binary" and "level"; for "binomial", of its trials, or None if there is no trial.
+      numbers: for "number" and "count"; for "binomial", of the number of events of records with trials.
+        None if it would take too long, or is unknown.
     """
 
     rows: int
@@ -98,10 +97,10 @@ class Evaluation(NamedTuple):
 
 
 def read_run(folder: Path) -> Finished:
-    """Reads the study and the posterior of a finished run; no ledger, so that it claims nothing.
+    """Reads the study and posterior of a finished run without its ledgers, so it makes no claims.
 
     Raises:
-      ConfigError: they are not there, damaged, or do not belong together.
+      ConfigError: a file is missing or damaged, or they do not belong together.
     """
     study, path = run_folder.study_of(folder)
     assembly = assemble(study)
@@ -110,14 +109,14 @@ def read_run(folder: Path) -> Finished:
 
 
 def read_records(assembly: Assembly, path: Path) -> ArraySource:
-    """Reads test records by the study's schema and formula, as a client would, but one a row.
+    """Reads test records by the study's schema and formula, as a client would, but one unit per row.
 
     Raises:
-      DataError: the file is not there, or lacks a column; in a study that promises nothing also if it
-        does not fit the schema.
+      DataError: the file is missing or lacks a column; in a study without privacy, also if it does not
+        fit the schema.
     """
     study = assembly.study
-    # Test records need not say whose they are.
+    # Test records need no unit or id column.
     nobody = study.data.model_copy(update={"unit_column": None, "id_column": None})
     by_row = dataclasses.replace(assembly, study=study.model_copy(update={"data": nobody}))
     return loading.load_shard(by_row, path.name, path)
@@ -126,12 +125,12 @@ def read_records(assembly: Assembly, path: Path) -> ArraySource:
 def held_against(
     run: Finished, records: ArraySource, draws: int | None = None
 ) -> Evaluation | HeldOut:
-    """Holds a run against test records: of an outcome, or of whole records where its model is of these.
+    """Evaluates a run on test records: its outcome, or whole records if the model generates these.
 
     Args:
-      run: finished.
+      run: a finished run.
       records: from ``read_records``; they must be public, see ``evaluate``.
-      draws: of θ, where they are needed; None for 1,000, and 200 of whole records.
+      draws: of θ, where needed; None for 1,000, or 200 for whole records.
 
     Raises:
       ConfigError, DataError, ModelError: see ``evaluate`` and ``fedvi.results.held_out``.
@@ -145,14 +144,14 @@ def held_against(
 def evaluate(
     assembly: Assembly, posterior: Eta, records: ArraySource, draws: int = 1000, seed: int = 0
 ) -> Evaluation:
-    """Holds the predictions of a posterior against test records.
+    """Evaluates a posterior's predictions on test records.
 
-    The records must be public, or belong to whoever reads the figures, and be none of those that the
-    posterior was fitted to: the figures are computed from them without protection.
+    The figures are computed from the records without protection, so these must be public, or belong to
+    the figures' readers. They must not be records that the posterior was fitted to.
 
-    With one linear predictor a a record, q makes a ~ N(xᵀm, xᵀSx), and integrals over θ are integrals
+    With one linear predictor a per record, q makes a ~ N(xᵀm, xᵀSx), and integrals over θ are integrals
     over a, by Gauss–Hermite quadrature. Other models are averaged over draws of θ. Where sites have
-    effects, each record is predicted as one of a site that nobody has seen, its effects drawn with θ.
+    effects, each record is predicted as one of a new site, whose effects are drawn with θ.
 
     Args:
       assembly: the study, built; its family is a full or diagonal Gaussian.
@@ -162,7 +161,7 @@ def evaluate(
       seed: of the draws.
 
     Raises:
-      ConfigError: q is no Gaussian, or ``draws`` is below 2.
+      ConfigError: q is not Gaussian, or ``draws`` is below 2.
       DataError: there is no record that counts.
       ModelError: the outcome is binary or has levels, and a NumPyro model's law is a density.
     """
@@ -189,7 +188,7 @@ def evaluate(
             text = assembly.design.response.text
             ancestral.check_whole(assembly.model, law.outcome.site, law.name, law.is_density, text)
     elif outcome == "count" and any(law.is_density for law in drawn or ()):
-        outcome = "other"  # what a density says of whole numbers does not add up to 1
+        outcome = "other"  # a density at whole numbers does not sum to 1
     per, unit = _unit_of_density(assembly, drawn)
     value, error = predictive.mean_log_density(kept)
     value -= unit
@@ -276,7 +275,7 @@ def _by_draws(model: Any, family: Any, posterior: Eta, draws: int, seed: int) ->
             found = table(piece)
             mean = scipy.special.logsumexp(found, axis=0) - math.log(draws)
             total += mean.sum()
-            # To first order, a draw moves the log of a mean by its share of it.
+            # To first order, a draw moves the log of a mean by its share of the mean.
             influence += np.exp(found - mean[None, :]).sum(axis=1)
         return total / count, float(np.std(influence / count, ddof=1) / math.sqrt(draws))
 
@@ -286,7 +285,7 @@ def _by_draws(model: Any, family: Any, posterior: Eta, draws: int, seed: int) ->
 
 
 def _parts(records: Records, rows: int) -> list[dict[str, np.ndarray]]:
-    """Cuts records into parts of at most so many rows."""
+    """Splits records into chunks of at most ``rows`` rows."""
     count = len(next(iter(records.values())))
     return [
         {name: column[start : start + rows] for name, column in records.items()}
@@ -304,11 +303,11 @@ def _outcome(assembly: Assembly) -> tuple[str, int]:
     if design is None:
         return "other", 0
     response, outcome = design.response, _law(model)
-    # Of a number, figures need a predictor that is exactly normal.
+    # The figures of a number need an exactly normal predictor.
     if outcome is not None and (isinstance(model, Regression) or measured(outcome) != "number"):
         kind = measured(outcome)
     else:
-        # A NumPyro model may say anything of a number, but of a count only what its density says.
+        # A NumPyro model may have any law of a number; of a count, its probabilities are enough.
         kind = response.type if response.type in ("level", "binary", "count") else "other"
     return kind, _CLASSES.get(kind, len(response.levels) if kind == "level" else 0)
 
@@ -322,12 +321,12 @@ def _law(model: Any) -> Any:
 
 
 def _labels(y: np.ndarray) -> np.ndarray:
-    """Returns the outcomes without their offsets, [n]."""
+    """Returns the outcomes [n], without the offset column."""
     return y[:, 0] if y.ndim == 2 else y
 
 
 def _with_outcome(records: Records, value: float) -> dict[str, np.ndarray]:
-    """Returns the same records, had all of them the same outcome; offsets stay."""
+    """Returns the records with the same outcome for all; offsets stay."""
     y = np.array(records["y"], np.float64)
     if y.ndim == 2:
         y[:, 0] = value
@@ -341,7 +340,7 @@ def _classes(predictive: _Predictive, records: Records, levels: int) -> Classes:
         [predictive.log_density(_with_outcome(records, float(k))) for k in range(levels)], axis=1
     )
     probabilities = np.exp(logs)
-    # A fraction of a record is no class, and no built-in column holds one.
+    # Truncating is safe: no built-in column holds a fractional class.
     labels = _labels(records["y"]).astype(int)
     chosen = probabilities.argmax(axis=1)
     hit = np.eye(levels)[labels]
@@ -364,7 +363,7 @@ def _classes(predictive: _Predictive, records: Records, levels: int) -> Classes:
 
 
 def _numbers(assembly: Assembly, posterior: Eta, records: Records) -> Numbers | None:
-    """Predicts y by its law at a ~ N(xᵀm + offset, xᵀSx), exactly if y is normal; None without one."""
+    """Predicts y by its law at a ~ N(xᵀm + offset, xᵀSx), exactly if y is normal; None without a law."""
     law = _law(assembly.model)
     if not isinstance(law, Predicts) or not isinstance(law, Scatters):
         return None
@@ -383,7 +382,7 @@ def _numbers(assembly: Assembly, posterior: Eta, records: Records) -> Numbers | 
 
 
 def _counts(predictive: _Predictive, records: Records) -> Numbers | None:
-    """Tells how well counts are predicted."""
+    """Scores predictions of counts."""
 
     def mass(count: float) -> np.ndarray:
         return np.exp(predictive.log_density(_with_outcome(records, count)))
@@ -394,9 +393,9 @@ def _counts(predictive: _Predictive, records: Records) -> Numbers | None:
 def _added_up(
     mass: Callable[[float], np.ndarray], outcomes: np.ndarray, most: float | None
 ) -> Numbers | None:
-    """Adds up a predictive law of whole numbers, from 0 to ``most``; None where these are too many.
+    """Sums a predictive law over whole numbers from 0 to ``most``; None if there are too many.
 
-    Left out, up to where nearly all of the law is.
+    Without ``most``, it sums until nearly all of the probability is reached.
     """
     if (outcomes.max() if most is None else most) > _LARGEST_COUNT:
         return None
@@ -415,7 +414,7 @@ def _added_up(
 
 
 def _trials(predictive: _Predictive, records: Records) -> tuple[Classes | None, Numbers | None]:
-    """Tells how single trials are predicted, and how many of a record's are events."""
+    """Scores predictions of single trials, and of each record's number of events."""
     has = np.asarray(records["y"])[:, :2].sum(axis=1) > 0.0
     if not has.any():
         return None, None
@@ -440,7 +439,7 @@ def _trials(predictive: _Predictive, records: Records) -> tuple[Classes | None, 
 
 
 def _events(predictive: _Predictive, records: Records) -> Numbers | None:
-    """Tells how well the numbers of events are predicted, given the trials."""
+    """Scores predictions of the number of events, given the number of trials."""
     events = records["y"][:, 0]
     trials = events + records["y"][:, 1]
 
@@ -460,18 +459,18 @@ def _with_events(records: Records, events: np.ndarray, others: np.ndarray) -> di
 
 
 def _unit(assembly: Assembly) -> float:
-    """Returns how many of the file's unit are 1 in the model."""
+    """Returns how many of the file's units are 1 in the model."""
     column = assembly.schema[assembly.design.response.columns[0]]
     return float(getattr(column, "scale", 1.0))
 
 
 class _Law(NamedTuple):
-    """The law of a column that a NumPyro model draws.
+    """The distribution of a column that a NumPyro model draws.
 
     Attributes:
       outcome: the column.
       name: of the law's class.
-      is_density: whether it is of all numbers between, and not of whole ones alone.
+      is_density: whether it is continuous.
     """
 
     outcome: ancestral.Outcome
@@ -480,7 +479,7 @@ class _Law(NamedTuple):
 
 
 def _drawn(assembly: Assembly, posterior: Eta, records: Records) -> tuple[_Law, ...] | None:
-    """Returns the laws of what a NumPyro model draws; None for any other, and where it does not tell."""
+    """Returns the laws of a NumPyro model's columns; None for other models, and if they are unknown."""
     model = assembly.model
     if not isinstance(model, RunsForwards):
         return None
@@ -491,7 +490,7 @@ def _drawn(assembly: Assembly, posterior: Eta, records: Records) -> tuple[_Law, 
         with jax.enable_x64(True):
             latents = model.constrain(jnp.asarray(mean))
             laws = [ancestral.law(model, outcome, latents, some) for outcome in outcomes]
-    except errors.ModelError:  # such as a factor, of which only its author knows what it is
+    except errors.ModelError:  # for instance a factor, whose meaning only its author knows
         return None
     return tuple(
         _Law(outcome, type(law).__name__, not law.support.is_discrete)

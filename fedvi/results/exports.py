@@ -1,4 +1,4 @@
-"""Writes the files from which other tools read a posterior.
+"""Writes a posterior to files for other tools.
 
 Nothing here reads a record: a file is a function of the posterior and a seed.
 """
@@ -43,12 +43,12 @@ _CALL_FIRST = (
 
 
 def write_draws(run: Finished, parameters: dict[str, Parameter], seed: int, path: Path) -> None:
-    """Writes draws by the suffix of ``path``: .nc for ArviZ, .npz for NumPy, .csv for anything.
+    """Writes draws in the format of ``path``'s suffix: .nc for ArviZ, .npz for NumPy, .csv for others.
 
-    A .nc has the claim among its attributes; beside the others stands ``path`` with ``.json`` at its end.
+    A .nc has the claim among its attributes; the others get a second file, named ``path`` plus ``.json``.
 
     Raises:
-      ConfigError: the suffix is another one, the folder is not there, or ArviZ is not installed.
+      ConfigError: the suffix is another one, the folder does not exist, or ArviZ is not installed.
     """
     suffix, count = path.suffix.lower(), len(next(iter(parameters.values())).values)
     if suffix not in _SUFFIXES:
@@ -81,17 +81,17 @@ def write_numpyro(run: Finished, path: Path) -> tuple[str, str]:
 
     ``auto_loc`` [D] with ``auto_scale_tril`` [D, D] for ``AutoMultivariateNormal``, or with ``auto_scale``
     [D] for ``AutoDiagonalNormal``; both over the model's unconstrained latents in the order in which it
-    draws them. Of a regression that is one latent, the coefficients in the order of the table.
+    draws them. For a regression that is one latent, the coefficients in the order of the table.
 
-    NumPyro orders latents as they are drawn where a guide is first called by itself, or by ``SVI.init``;
-    but by the alphabet where it is first called by ``Predictive``, which maps. Where the two differ, the
-    guide is to be called once before, and it says so.
+    NumPyro orders latents as they are drawn if the guide is first called by itself, or by ``SVI.init``,
+    but alphabetically if it is first called by ``Predictive``, which maps. If the two orders differ, the
+    guide must be called once before ``Predictive``; the returned text says so.
 
     Returns:
-      The name of the guide; and what is to be done before ``Predictive``, or nothing.
+      The name of the guide; and what to do before ``Predictive``, or "".
 
     Raises:
-      ConfigError: q is no Gaussian, or the folder is not there.
+      ConfigError: q is not a full or diagonal Gaussian, or the folder does not exist.
     """
     family = run.assembly.family
     if not isinstance(family, DenseGaussian):
@@ -123,7 +123,7 @@ def write_numpyro(run: Finished, path: Path) -> tuple[str, str]:
 
 
 def attributes(run: Finished) -> dict[str, str | float]:
-    """Returns the claim and where it is from as numbers and texts, which every format can hold."""
+    """Returns the claim and its origin as numbers and texts, which every format can hold."""
     privacy = run.assembly.study.privacy
     promised = [claim for claim in run.claims if claim["relation"] == privacy.relation]
     claim: Mapping[str, Any] = promised[0] if promised else {}
@@ -145,7 +145,7 @@ def attributes(run: Finished) -> dict[str, str | float]:
 
 
 def beside(path: Path, run: Finished, content: Mapping[str, Any], cost: str = FREE) -> None:
-    """Writes ``path`` with ``.json`` at its end: where the file is from, what it cost, and ``content``."""
+    """Writes ``path`` plus ``.json``: the file's origin, its cost, and ``content``."""
     told = tables.plain({**origin(run), "cost": cost, **content})
     with writing(path.with_name(path.name + ".json")) as file:
         text = json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -160,7 +160,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def write_rows(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV in UTF-8 with a line of names; a float comes back to the last bit."""
+    """Writes a CSV in UTF-8 with a header line; floats keep every bit."""
     with writing(path) as file:
         write_csv(file, [names])
         write_csv(file, rows)
@@ -173,7 +173,7 @@ def write_csv(file: IO[bytes], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def inert(cell: str | None) -> str | None:
-    """Returns a cell that is copied from a file so that no spreadsheet computes it: with a ' before it.
+    """Returns a cell copied from a file, with a ' before it where a spreadsheet would compute it.
 
     >>> inert("=1+1"), inert("ann")
     ("'=1+1", 'ann')
@@ -182,7 +182,7 @@ def inert(cell: str | None) -> str | None:
 
 
 class _Encoded:
-    """Takes text, writes UTF-8."""
+    """Encodes text as UTF-8 for a binary file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -193,10 +193,10 @@ class _Encoded:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Any]:
-    """Opens a file for bytes that takes the place of ``path`` when all went well, and not before.
+    """Opens a binary file that replaces ``path`` only on success.
 
     Raises:
-      ConfigError: the folder is not there, or nothing can be written in it.
+      ConfigError: the folder does not exist, or cannot be written.
     """
     try:
         made = tempfile.NamedTemporaryFile(  # noqa: SIM115
@@ -209,7 +209,7 @@ def writing(path: Path) -> Iterator[Any]:
     try:
         with made:
             yield made
-        # What is made by mkstemp nobody else may read; a file of results is an ordinary one.
+        # mkstemp makes files that only their owner can read; results get ordinary permissions.
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(made.name, 0o666 & ~mask)

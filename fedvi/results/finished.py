@@ -19,7 +19,7 @@ FREE = (
     "made of the posterior alone, which was released and paid for: it costs nothing further, however "
     "often it is made (post-processing)"
 )
-"""What is said beside everything that is computed from a posterior and no record."""
+"""Printed beside everything that is computed from a posterior without records."""
 
 
 _FROM_LEDGERS = (
@@ -37,12 +37,12 @@ class Finished(NamedTuple):
 
     Attributes:
       assembly: its study, built.
-      posterior: η of a proper q, of whatever family.
-      mark: that of the posterior and of the ledgers; empty if nothing needs saying.
+      posterior: η of a proper q, of any family.
+      mark: of the posterior and the ledgers; empty if nothing needs saying.
       digest: of the study as it was run.
-      claims: what the consortium may claim, by view and relation: plain values, see
-        ``statement.as_dict``, computed here and never copied. Empty where nothing was protected.
-      basis: what the claims rest on, in words; empty where there is none.
+      claims: the consortium's claims, by view and relation: plain values, see ``statement.as_dict``,
+        computed here and never copied. Empty where nothing was protected.
+      basis: what the claims rest on, in words; empty if there are none.
     """
 
     assembly: Assembly
@@ -54,12 +54,12 @@ class Finished(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the study."""
+        """The study's name."""
         return self.assembly.study.study.name
 
     @property
     def title(self) -> str:
-        """Its name, and the mark if there is one."""
+        """The study's name, and the mark if there is one."""
         return self.name + (f" — {self.mark}" if self.mark else "")
 
     @property
@@ -71,7 +71,7 @@ class Finished(NamedTuple):
         said = ", ".join(
             f"{tables.bound(float(claim['epsilon']))} ({claim['relation']})"
             for claim in self.claims
-            # What single messages tell stands beside a claim for sums of them, in a statement.
+            # A claim for sums has claims for single messages beside it; a full statement shows those.
             if claim["view"] == first["view"]
         )
         return (
@@ -83,15 +83,15 @@ class Finished(NamedTuple):
 
 
 def read(folder: Path) -> Finished:
-    """Reads what `fedvi simulate --out` or a server left in a folder.
+    """Reads the folder written by `fedvi simulate --out` or a server.
 
-    What it claims is priced from its ledgers, as a report does. Where there are none, such as in a folder
-    that was handed on without them, it is the price of the study's plan, and said to be so. What the
-    run's own result claims must be borne by either.
+    Its claims are priced from its ledgers, as in a report. Without ledgers, as in a folder handed on
+    without them, the claims are the price of the study's plan, and ``basis`` says so. In both cases the
+    ε in the run's own result must be at least as large.
 
     Raises:
-      ConfigError: it is not there, damaged, or does not belong together; or q is improper.
-      LedgerError: a ledger does not verify, or the result claims less than was priced.
+      ConfigError: a file is missing or damaged, or they do not belong together; or q is improper.
+      LedgerError: a ledger does not verify, or the result claims a smaller ε than was priced.
     """
     found = run_folder.read(folder)
     assembly, result = assemble(found.study), found.result
@@ -105,14 +105,14 @@ def read(folder: Path) -> Finished:
     else:
         books = _planned(assembly)
         claims, basis = _claims(assembly, books, result, "plan"), _BY_WORD
-    # None of a ledger's is lost, whatever was kept beside the posterior.
+    # Every ledger's mark is kept, whatever the posterior's file has.
     marks = (kept.mark, *(book.header.mark for book in books.values()))
     mark = "; ".join(dict.fromkeys(filter(None, marks)))
     return Finished(assembly, kept.eta, mark, found.digests[0], claims, basis)
 
 
 def origin(run: Finished) -> dict[str, Any]:
-    """Returns where a file came from and what that cost: plain values, for a file beside it."""
+    """Returns a file's origin and privacy cost as plain values, to be written beside it."""
     return {
         "fedvi": __version__,
         "study": run.name,
@@ -126,17 +126,17 @@ def origin(run: Finished) -> dict[str, Any]:
 
 
 def _planned(assembly: Assembly) -> dict[str, Ledger]:
-    """Returns the ledgers with which all clients begin: priced, they cost the study's largest plan."""
+    """Returns every client's initial ledger, whose price is that of the study's largest plan."""
     return {name: ledger.open_ledger(assembly.header(name)) for name in assembly.clients}
 
 
 def _claims(
     assembly: Assembly, books: Mapping[str, Ledger], result: Mapping[str, Any], source: str
 ) -> tuple[Mapping[str, Any], ...]:
-    """Prices ledgers, or the plan in their place, and holds the result of the run against it.
+    """Prices ledgers, or the plan in their place, and compares the run's result with that price.
 
     Raises:
-      LedgerError: the result claims less.
+      LedgerError: the result claims a smaller ε.
     """
     more, told = result_json.unknown_to_ledgers(result), result_json.told(result)
     each = report_ledgers.claims_of(books, more, told, source)
@@ -146,6 +146,6 @@ def _claims(
 
 
 def _plain(claim: statement.Claim, made: bool) -> Mapping[str, Any]:
-    """Writes a claim as plain values; of a plan nobody knows how much of it was released."""
+    """Returns a claim as plain values; for a plan, the number of releases is unknown."""
     values = statement.as_dict(claim)
     return values if made else {**values, "releases": None}

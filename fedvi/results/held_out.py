@@ -1,4 +1,4 @@
-"""Measures how well a conjugate model predicts records that need no protection, by its own measure if any.
+"""Scores a conjugate model's predictions of public records, by the model's own measure if it has one.
 
 Not private: every figure is computed from the test records as they are.
 """
@@ -25,12 +25,12 @@ class HeldOut(NamedTuple):
 
     Attributes:
       rows: how many records were used.
-      left_out: how many the schema, or the model, lets count as zero.
+      left_out: how many count as zero by the schema or the model.
       measure: "mean log-likelihood", over records, of log ∫ p(record | θ) q(θ) dθ; "completion
         perplexity", of half of each document's words given the others; or "share of units that are read
-        off right", of visible units given the hidden ones that the same record says.
+        off right", of visible units given the same record's hidden ones.
       value: of the measure.
-      draws: of θ; 0 where the integral has a closed form, or means stand for it.
+      draws: of θ; 0 if the integral has a closed form, or means are used instead.
       beside: further figures by name.
     """
 
@@ -42,7 +42,7 @@ class HeldOut(NamedTuple):
     beside: tuple[tuple[str, float], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the figures as plain values for JSON, which has no infinity: it is a text."""
+        """Returns plain values for JSON, with infinity as a text."""
         found: dict[str, Any] = plain(self._asdict() | {"beside": dict(self.beside)})
         return found
 
@@ -50,9 +50,9 @@ class HeldOut(NamedTuple):
 def measure(
     model: Any, posterior: Eta, records: ArraySource, draws: int = 200, seed: int = 0
 ) -> HeldOut:
-    """Holds a conjugate model against test records.
+    """Scores a conjugate model on test records.
 
-    The records must be public, or belong to whoever reads the figures, and be none of those that the
+    The records must be public, or belong to the figures' readers, and must not be records that the
     posterior was fitted to.
 
     Args:
@@ -63,7 +63,7 @@ def measure(
       seed: of the draws, and of the halves of documents.
 
     Raises:
-      ConfigError: nothing is known of this model's likelihood, or ``draws`` is below 1.
+      ConfigError: the model has no known likelihood, or ``draws`` is below 1.
       DataError: there is no record that counts.
     """
     kept = {name: column[records.valid] for name, column in records.records.items()}
@@ -81,7 +81,7 @@ def measure(
 def _measured(
     model: Any, posterior: Eta, kept: Mapping[str, np.ndarray], draws: int, seed: int
 ) -> Measure:
-    """Asks the model for its own measure; else averages the likelihood over draws."""
+    """Uses the model's own measure; otherwise averages the likelihood over draws."""
     if isinstance(model, Measures):
         return model.measure(posterior, kept, draws, seed)
     if not isinstance(model, HasDensity):

@@ -1,4 +1,4 @@
-"""What each client contributed to a posterior, from released factors alone; needs no JAX.
+"""Computes each client's contribution to a posterior, from released factors alone; needs no JAX.
 
 All of it is post-processing: no client is asked again, and nothing is charged.
 """
@@ -29,7 +29,7 @@ __all__ = [
     "left_out",
 ]
 
-# In sds of the noise of the sum of all precisions.
+# Threshold in sds of the noise in the sum of all precisions.
 _CLEAR = 4.0
 
 ALONE = "no other client has answered"
@@ -42,18 +42,18 @@ PROJECTED = "the product of all factors is improper: the posterior is its projec
 
 
 class Influence(NamedTuple):
-    """One client's part in a posterior.
+    """One client's contribution to a posterior.
 
     Attributes:
       client: its name.
       share: of the likelihood's precision, tr(J_0⁻¹J_m) / Σ_k tr(J_0⁻¹J_k): in the prior's own
         coordinates, so that units do not matter. Noise can make it negative, or above 1. None if the
-        sum is not above 0, as when noise drowns it.
-      shifts: by coordinate of θ, how far the mean moves in sds of the posterior if the client's factor
-        is divided out, or left out of what the server makes of noisy factors; None if that cannot be said.
+        sum is not above 0, as when noise dominates it.
+      shifts: by coordinate of θ, how far the mean moves, in posterior sds, if the client's factor is
+        divided out, or left out of the noisy factors that the server combines; None if unknown.
       reason: why there are no shifts; or empty.
-      alone: mean and sd by coordinate of what the prior and the client's own factor say without the
-        others; None where that is no distribution.
+      alone: mean and sd by coordinate of the prior combined with this client's factor only; None if
+        that product is improper.
     """
 
     client: str
@@ -73,24 +73,25 @@ def influence(
     curvature_sd: float = 0.0,
     own: Callable[[str], tuple[np.ndarray, np.ndarray] | None] | None = None,
 ) -> tuple[Influence, ...] | None:
-    """Says what each client contributed: q without it is q / t_m, η − η_m.
+    """Computes each client's contribution: q without client m is q / t_m, η − η_m.
 
-    To first order only. t_m was fitted beside all others, and they beside t_m: had the client never
-    taken part, theirs would differ too. Where the likelihood is Gaussian in θ the division is exact.
+    To first order only: t_m was fitted given all other factors, and they given t_m, so that without the
+    client the others would differ too. Where the likelihood is Gaussian in θ the division is exact.
 
     Args:
-      family: of q; Gaussians, full, diagonal or low-rank, have an answer, others None.
+      family: of q; full, diagonal and low-rank Gaussians have an answer, others None.
       prior: η_0, proper.
       factors: worker → η_m; the factor of the prior's own worker stays in.
       clients: whose influence is wanted.
-      cleaned: whether the posterior is made from noisy factors by ``LocalSolver.stand``: then shares are
-        of the last factors, and shifts are what ``without`` tells.
-      without: client → (mean without it − mean with it, sd), [D] both, or None; see ``left_out``. Left
-        out, there are no shifts where ``cleaned``: dividing a factor out is no such rule's posterior.
-      curvature_sd: of the noise in each coordinate of svec(J_m), of every client. Shares are given where
-        their sum is at least four sds of its noise: of n clients, that of a share has an sd of about
+      cleaned: whether the posterior is made from noisy factors by ``LocalSolver.stand``. Then shares are
+        of the last factors, and shifts come from ``without``.
+      without: client → (mean without it − mean with it, sd), [D] both, or None; see ``left_out``. If
+        omitted where ``cleaned``, there are no shifts, since that rule's posterior without a client is
+        not q divided by the client's factor.
+      curvature_sd: sd of the noise in each coordinate of svec(J_m), for every client. Shares are given
+        if their sum is at least four sds of its noise: with n clients, a share then has an sd of about
         1/(4√n) at most.
-      own: client → mean and sd of its own factor beside the prior, as ``alone`` tells; needed where
+      own: client → mean and sd of its own factor with the prior, from ``alone``; needed where
         ``cleaned``.
 
     Source: the factors' precisions add up; to first order in a client's factor for the shifts.
@@ -146,7 +147,7 @@ def influence(
 
 
 def as_rows(found: Sequence[Influence], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns plain values for files, by client; names are of the coordinates."""
+    """Returns plain values for files, by client; ``names`` are those of the coordinates."""
     return [
         {
             "client": row.client,
@@ -162,7 +163,7 @@ def as_rows(found: Sequence[Influence], names: Sequence[str]) -> list[dict[str, 
 
 
 def curvature_noise(stand: Any) -> float:
-    """Returns the sd of a site's noise in a coordinate of svec(J), if ``stand`` is told it; else 0."""
+    """Returns the sd of a site's noise in a coordinate of svec(J), if ``stand`` has it; else 0."""
     return float(getattr(stand, "keywords", {}).get("curvature_sd", 0.0))
 
 
@@ -174,19 +175,20 @@ def left_out(
     standing: Standing | None,
     history: Sequence[Update],
 ) -> Callable[[str], tuple[np.ndarray, np.ndarray] | None]:
-    """Returns client → how far the mean moves without it, and the sds of the posterior; [D] both.
+    """Returns client → the shift of the mean without it, and the sds of the posterior; [D] both.
 
-    What `fedvi remove` would report at the end, of the others' factors, against the same rule applied to
-    all factors: it begins anew from what was handed out last, for earlier factors of a mean over folds are
-    not kept. Both have the same noise of the others. To first order: the others' answers are to
-    posteriors that had seen this client's, and its own last noise is in the shift.
+    The shift is the server's rule applied to the others' last factors, as `fedvi remove` would at the
+    end, minus the same rule applied to all factors. Both start from what was last handed out, since
+    earlier factors of a mean over folds are not kept, and both have the same noise of the others. To
+    first order: the others answered posteriors that depended on this client, and the client's own last
+    noise is in the shift.
 
     Args:
       family: of q.
       stand: ``LocalSolver.stand``.
       prior: η_0.
       factors: worker → η_m, of the prior's own worker too.
-      standing: of the last fold; None if nobody answered.
+      standing: of the last fold; None if no client answered.
       history: all folds.
     """
     answered = _answered(history)
@@ -217,8 +219,8 @@ def alone(
 ) -> Callable[[str], tuple[np.ndarray, np.ndarray] | None]:
     """Returns client → mean and sd, [D] each, of the rule of ``left_out`` applied to its factor alone.
 
-    Its last answer was to a posterior that had seen the others: without them it would have answered
-    otherwise. None of a client that never answered.
+    Its last answer depended on a posterior that included the others; without them it would differ. None
+    for a client that never answered.
     """
     answered = _answered(history)
 
@@ -246,12 +248,12 @@ def _folded(
     history: Sequence[Update],
     clients: set[str],
 ) -> Standing:
-    """Returns what the server would make of the last factors of some clients."""
+    """Returns the server's posterior from the last factors of some clients."""
     assert standing is not None
     counts = (update.damping**2 * len(clients.intersection(update.clients)) for update in history)
     own = {name: factors[name] for name in sorted(clients)}
     known = tree.total((factors[name] for name in (PRIOR,) if name in factors), prior)
-    # As if all had answered in this fold: what stands through several takes shorter steps.
+    # As if all had answered in this fold, since a standing over several folds takes shorter steps.
     unit = np.eye(family.size)
     asked = {
         name: family.from_moments(site.J, unit)

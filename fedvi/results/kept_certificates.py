@@ -1,4 +1,4 @@
-"""Checks the certificates that a site kept of masked rounds against its ledger."""
+"""Checks a site's certificates of masked rounds against its ledger."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +14,13 @@ __all__ = ["Certified", "check"]
 
 
 class Certified(NamedTuple):
-    """What a site's certificates show.
+    """The result of checking a site's certificates.
 
     Attributes:
-      sets: visit → the sites in whose sum this site's answer was opened.
-      sealed: how many answers the ledger sealed; those without a certificate were of rounds that were not
-        opened by this site, or their certificate is gone.
-      problem: why one does not hold; empty if all do.
+      sets: visit → the sites whose answers were in the opened sum with this site's.
+      sealed: how many answers the ledger sealed. One without a certificate was of a round that this site
+        did not open, or its certificate is lost.
+      problem: why a certificate is invalid; empty if all are valid.
     """
 
     sets: Mapping[int, tuple[str, ...]]
@@ -29,14 +29,13 @@ class Certified(NamedTuple):
 
 
 def check(path: Path) -> Certified | None:
-    """Reads and checks all certificates of a client's store; None where there can be none.
+    """Reads and checks all certificates in a client's store; None if there can be none.
 
-    Not checked: whose keys these are. The site did that when keys were agreed on, by the other sites'
-    certificates; all of its certificates must show the same keys.
+    It does not check whose keys these are: the site did so when keys were agreed on, by the other sites'
+    certificates. But all certificates must show the same keys.
 
     Args:
-      path: of a ledger; of a client's store, its database.
-
+      path: of a ledger; for a client's store, its database.
     """
     if path.name != sqlite.DATABASE:
         return None
@@ -47,7 +46,7 @@ def check(path: Path) -> Certified | None:
     header = book.header
     if not header.secure or header.sums is None:
         return None
-    # A release is called CLIENT/VISIT#ATTEMPT.
+    # A release ID has the form CLIENT/VISIT#ATTEMPT.
     sealed = {
         entry.release_id.rpartition("#")[0]: entry.digest
         for entry in book.entries
@@ -69,10 +68,10 @@ def check(path: Path) -> Certified | None:
 
 
 def _check_terms(book: Ledger, first: Certificate, found: Certificate, visit: int) -> None:
-    """Checks that a certificate is of this round, of what the ledger promises, and of the same keys.
+    """Checks that a certificate is of this round, has the ledger's terms, and shows the same keys.
 
     Raises:
-      PrivacyError: it is not.
+      PrivacyError: it does not.
     """
     header, terms = book.header, found.terms
     if (found.visit, terms.study_digest) != (visit, header.study_digest):

@@ -1,6 +1,6 @@
-"""Reads ledgers from files, verifies them, and prices them anew; for `fedvi ledger`.
+"""Reads ledgers from files, verifies them, and recomputes their prices, for `fedvi ledger`.
 
-Needs nothing but the ledger: no study, no data, no result of a run. Changes nothing.
+Needs only the ledger: no study, data or result of a run. Changes nothing.
 """
 
 import functools
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 BY_THE_FILTER = "by the filter"
-"""What stands in the place of an accountant's name where a ledger for life is priced."""
+"""Stands in place of an accountant's name where a ledger for life is priced."""
 
 _SQLITE = b"SQLite format 3\x00"
 
@@ -44,11 +44,11 @@ class Book(NamedTuple):
     """A ledger file.
 
     Args:
-      path: where it stands; one of several in a server's state has its client's name at the end.
-      ledger: what it holds, verified; None if it is damaged.
+      path: its location; for one of several in a server's state, with the client's name at the end.
+      ledger: the verified ledger; None if it is damaged.
       problem: what is wrong with it; empty if nothing is.
-      part_of: where another ledger stands that it is the beginning of, or a copy of: such as the
-        store that it was exported from. It is counted there, and nowhere else.
+      part_of: the path of another ledger that this one is a prefix or a copy of, such as the store that
+        it was exported from. Its releases are counted there only.
     """
 
     path: Path
@@ -58,12 +58,12 @@ class Book(NamedTuple):
 
 
 class Release(NamedTuple):
-    """One release of a ledger, and what was spent up to it.
+    """One release of a ledger, and the total ε up to it.
 
     Args:
-      release_id, state: of the ledger.
-      event: what it cost.
-      epsilon: relation → ε of all releases up to it, None where they have no price.
+      release_id, state: as in the ledger.
+      event: its privacy event.
+      epsilon: relation → ε of all releases up to it, None if they have no price.
     """
 
     release_id: str
@@ -77,12 +77,12 @@ class Price(NamedTuple):
 
     Args:
       part: "planned", "reserved", "spent" for life, or "all ledgers of CLIENT".
-      accountant, relation: what priced it; for life, ``BY_THE_FILTER``.
-      epsilon: None if it does not know such events, or no ε is finite at that δ.
-      delta: at which.
-      stated: whether the header's promise is checked with it.
-      budget: the header's ε, where this ε is to be held against it: it is stated, and at the header's
-        δ; or it is the cap for life.
+      accountant, relation: those used; for life, ``BY_THE_FILTER``.
+      epsilon: None if the accountant does not support the events, or no ε is finite at that δ.
+      delta: the δ of that ε.
+      stated: whether the header's promise is checked with this accountant and relation.
+      budget: the header's ε, if ``epsilon`` is to be compared with it: ``stated``, and at the header's δ;
+        or the cap for life.
     """
 
     part: str
@@ -95,9 +95,9 @@ class Price(NamedTuple):
 
 
 def read(path: Path) -> list[Book]:
-    """Reads every ledger at a path and verifies it; a damaged one is returned with its problem.
+    """Reads and verifies every ledger at a path; a damaged one is returned with its problem.
 
-    One that is the beginning of another is told by its ``part_of``.
+    A ledger that is the beginning of another has ``part_of``.
 
     Args:
       path: an exported ledger (``.jsonl``), a client's store (``ledger.sqlite``), a server's state
@@ -140,11 +140,11 @@ def read(path: Path) -> list[Book]:
 def releases(found: Ledger, last: int) -> list[Release]:
     """Lists the last releases of a ledger, each with ε of everything up to it.
 
-    The running ε is for looking: what may be stated is the ε of the largest number planned.
+    The running ε is for information: only the ε of the whole plan may be stated.
 
     Args:
       found: a verified ledger.
-      last: how many at most; each is priced, which takes time.
+      last: the most releases to list; each is priced, which takes time.
     """
     header = found.header
     names = [entry for entry in found.entries if entry.event is not None]
@@ -170,14 +170,14 @@ def releases(found: Ledger, last: int) -> list[Release]:
 
 
 def prices(found: Ledger, delta: float | None = None) -> list[Price]:
-    """Prices what a ledger planned and what it reserved, by every accountant that is a bound.
+    """Prices a ledger's planned and reserved events by every accountant that is a bound.
 
-    A ledger for life is priced by the filter of its cap alone: accountants price plans, and what it
-    charged was not planned together. Without a cap in its header nothing is.
+    A ledger for life is priced only by the filter of its cap: accountants price fixed plans, and its
+    charges were not planned together. Without a cap in its header nothing is priced.
 
     Args:
       found: a verified ledger.
-      delta: in place of the header's; not in that of a cap.
+      delta: replaces the header's, except that of a cap.
 
     Raises:
       ConfigError: neither the header nor the caller gives δ.
@@ -216,16 +216,16 @@ def prices(found: Ledger, delta: float | None = None) -> list[Price]:
 
 
 def life(found: Ledger) -> statement.LifetimeSpend | None:
-    """Says what a ledger for life has spent, by the filter of the cap in its header.
+    """Returns what a ledger for life has spent, by the filter of the cap in its header.
 
     Args:
       found: verified.
 
     Returns:
-      None if it is of one study, or its header holds no cap.
+      None if the ledger is of one study, or its header holds no cap.
 
     Raises:
-      ConfigError: no filter has the header's cap: it leaves nothing to spend.
+      ConfigError: the header's cap leaves nothing to spend, so that no filter has it.
       UnsupportedEvent: an event in it has no Rényi price.
     """
     header = found.header
@@ -237,19 +237,19 @@ def life(found: Ledger) -> statement.LifetimeSpend | None:
 
 
 def excesses(found: Ledger) -> list[str]:
-    """Lists where a ledger exceeds what its header promises, at the header's own δ.
+    """Lists where a ledger exceeds its header's promises, at the header's own δ.
 
     Args:
-      found: verified, which it is whatever it spent: the chain does not show what checked it.
+      found: verified. Verification does not check spending, since the chain does not show the check.
 
     Returns:
-      A line for each: what is planned or reserved costs more than is promised, or has no price;
-      more is reserved than is planned; more is spent for life than the cap; a task was answered more
-      than once. Empty if all is kept.
+      One line for each excess: planned or reserved events cost more than promised, or have no price;
+      more is reserved than planned; more is spent for life than the cap; a task was answered more
+      than once. Empty if there is none.
     """
     header = found.header
     lines = []
-    # Grouped as the budget was checked, so that no rounding differs.
+    # Grouped as when the budget was checked, so that rounding is the same.
     reserved = ledger.tally(found)
     spend = life(found)
     if spend is not None and spend.epsilon > spend.cap:
@@ -275,14 +275,14 @@ def excesses(found: Ledger) -> list[str]:
 
 
 def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
-    """Prices all studies of each site together, where several ledgers of one site are given.
+    """Prices all studies of each site together, for sites with several ledgers.
 
     Guarantee: upper bounds if the studies were planned together. If later ones were chosen after
     seeing earlier results, what holds is the cap of the site's ledger for life: a filter's.
 
-    Args:
       books: verified, none the beginning of another; ledgers for life are left out, since they hold
         the same releases again.
+      delta: replaces the headers' largest.
       delta: in place of the headers' largest.
     """
     sites: dict[tuple[str, str], list[Ledger]] = {}
@@ -297,7 +297,7 @@ def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
         if len(group) < 2 or at is None:
             continue
         event = events.compose(*(ledger.spent(book) for book in group))
-        # The largest distance of any: an upper bound for all.
+        # The largest distance gives an upper bound for all ledgers.
         widest = max(group, key=lambda book: book.header.table_distance)
         relations = [
             relation
@@ -321,11 +321,11 @@ def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
 
 
 def stated(books: Sequence[Ledger]) -> list[statement.Claim]:
-    """States what ledgers claim, from what they hold alone: each client, and all of one study.
+    """States the claims of ledgers, from the ledgers alone: for each client, and for all of one study.
 
     Args:
-      books: verified, none the beginning of another; those without a promise and a plan claim
-        nothing.
+      books: verified, none the beginning of another; those without a promise and a plan make no
+        claims.
     """
     parts: dict[str, list[statement.Claim]] = {}
     disjoint: dict[str, bool] = {}
@@ -347,7 +347,7 @@ def stated(books: Sequence[Ledger]) -> list[statement.Claim]:
 
 
 def words(event: events.Event) -> str:
-    """Writes an event for a table.
+    """Describes an event, for a table.
 
     >>> words(events.Repeated(events.PoissonSampled(0.1, events.Gaussian(2.0)), 5))
     '5 × (Gaussian noise 2 on a Poisson batch, rate 0.1)'
@@ -399,7 +399,7 @@ def _only(books: list[Book], path: Path) -> list[Book]:
 
 
 def _once(books: list[Book]) -> list[Book]:
-    """Marks what is the beginning of another ledger; of copies, all but the first."""
+    """Marks each ledger that is the beginning of another; of copies, all but the first."""
     marked = []
     for position, book in enumerate(books):
         longest = (position, book)
@@ -418,7 +418,7 @@ def _once(books: list[Book]) -> list[Book]:
 
 
 def _begins(beginning: Ledger, whole: Ledger) -> bool:
-    """Whether one verified ledger is the beginning of another: each hash holds all before it."""
+    """Whether one verified ledger is the beginning of another: each hash covers all entries before it."""
     count = len(beginning.entries)
     if beginning.header != whole.header or count > len(whole.entries):
         return False
@@ -467,7 +467,7 @@ def _epsilon(
     return priced(name, relation, header.table_distance, header.sums, event, delta)
 
 
-# The ledgers of a federation hold the same events.
+# Cached, since the ledgers of a federation hold the same events.
 @functools.lru_cache(maxsize=4096)
 def priced(
     name: str,
@@ -477,12 +477,12 @@ def priced(
     event: events.Event,
     delta: float,
 ) -> float | None:
-    """Returns ε of an event at δ, priced as a ledger's header says; None where there is no bound."""
+    """Returns ε of an event at δ, with the settings of a ledger's header; None if there is no bound."""
     accountant = with_sums(getattr(accountants, name)(relation), sums)
     accountant = with_tables(accountant, table_distance)
     if not accountant.supports(event):
         return None
     try:
         return accountant.epsilon(event, delta)
-    except errors.PrivacyError:  # known in kind, but no bound at this δ
+    except errors.PrivacyError:  # a supported event without a bound at this δ
         return None

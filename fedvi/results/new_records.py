@@ -1,7 +1,7 @@
-"""Reads new records from a file in parts, and says what is wrong with each.
+"""Reads new records from a file in chunks, and says what is wrong with each record.
 
-For whoever holds the records: a reason shows a cell. Nothing here runs at a client of a study, where no
-error may tell of a record.
+For the records' owner only, since a reason shows a cell. Nothing here runs at a study's client, where
+errors must not reveal records.
 """
 
 import math
@@ -25,14 +25,14 @@ _BROKEN = "the line cannot be read"
 
 
 class Chunk(NamedTuple):
-    """Some records, one after the other as in the file.
+    """Some consecutive records of a file.
 
     Attributes:
-      first: the number of the first, from 1.
-      cells: column of the file → what stands there; None where it has no value, or cannot be read.
+      first: the number of the first record, from 1.
+      cells: column of the file → its cells; None for a cell without a value, or that cannot be read.
       columns: the prepared columns, zeros where a record does not fit.
-      reasons: of each record why it does not fit; empty if it does.
-      notes: of each record that fits which cells were clipped to the schema's bounds; empty if none was.
+      reasons: for each record, why it does not fit the schema; empty if it does.
+      notes: for each record that fits, which cells were clipped to the schema's bounds; empty if none.
     """
 
     first: int
@@ -55,23 +55,23 @@ def chunks(
     also: Iterable[str] = (),
     rows: int = _ROWS,
 ) -> Iterator[Chunk]:
-    """Reads a file by the study's schema, some records at a time; no record is refused or left out.
+    """Reads a file by the study's schema, in chunks; no record is refused or left out.
 
-    Whatever the format, of ``data.tables``: the file names its columns if it has all that are wanted;
-    otherwise the study names them in ``data.columns``. Empty lines are skipped, and a line of text is read
-    by itself, so that a broken one spoils no other.
+    Every format of ``data.tables`` works. If the file names all needed columns, its names are used;
+    otherwise the study's, from ``data.columns``. Empty lines are skipped. Each line of text is parsed by
+    itself, so that a broken line affects no other.
 
     Args:
-      study: whose separator and columns.
+      study: gives the separator and the columns' names.
       schema: the study's.
       names: columns of the schema that are needed.
       path: the file.
-      also: columns of the file that are copied, such as one with names.
-      rows: how many records at a time.
+      also: columns of the file that are copied, such as names of persons.
+      rows: records per chunk.
 
     Raises:
       ConfigError: the format needs a package that is not installed.
-      DataError: the file is not there, cannot be read, is empty, or lacks a column.
+      DataError: the file is missing, cannot be read, is empty, or lacks a column.
     """
     if not path.exists():
         raise DataError(f"{path}: cannot be read (no such file)", "is the path right?")
@@ -88,7 +88,7 @@ def chunks(
 
 
 def all_finite(records: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Says of each record of some arrays whether all of its numbers are finite: bool [n]."""
+    """Returns, for each record of some arrays, whether all of its numbers are finite: bool [n]."""
     each = [np.isfinite(array) for array in records.values()]
     return np.all([known.all(axis=tuple(range(1, known.ndim))) for known in each], axis=0)
 
@@ -96,22 +96,22 @@ def all_finite(records: Mapping[str, np.ndarray]) -> np.ndarray:
 def _wanted(
     study: Study, schema: Schema, path: Path, names: Sequence[str], as_text: Sequence[str]
 ) -> data.Wanted:
-    """Returns what is asked of a file, of which nobody knows yet whether it names its columns."""
+    """Returns the columns to read from a file, after testing whether the file names its columns."""
     declared = study.data.columns
     wanted = data.Wanted(
         tuple(dict.fromkeys(names)),
         None,
         study.data.separator,
-        # As in a private study no record is refused: each says for itself that it does not fit.
+        # As in a private study, no record is refused: bad records are marked instead.
         private=True,
         as_text=frozenset(as_text),
     )
     if wanted.names:
-        # What the study does not name either is looked for in the file, and missed there.
+        # Names that the study does not declare either are looked for in the file; their absence raises.
         if declared is None or not {*wanted.names} <= {*declared} or _has(path, wanted):
             return wanted
         return wanted._replace(columns=declared)
-    # Any column tells how many records there are; the study's names tell a line of names.
+    # Any one column gives the number of records, and shows whether there is a header line.
     known = declared if declared is not None else [column.column for column in schema.values()]
     one = (wanted._replace(names=(name,)) for name in known)
     found = next((asked for asked in one if _has(path, asked)), None)
@@ -149,7 +149,7 @@ def _chunk(
 
 
 def _is_unreadable(cells: Cells) -> np.ndarray:
-    """Says which cells stand in a line that cannot be read, bool [n]; one without a value can."""
+    """Returns which cells are in a line that cannot be read, bool [n]; an empty cell can be read."""
     if isinstance(cells, Numbers):
         return np.zeros(len(cells.values), bool)
     if isinstance(cells, Codes):
@@ -166,7 +166,7 @@ def _reason(column: Column, cell: str | None) -> str:
 def _clipped(
     column: Column, values: np.ndarray, cells: Sequence[str | None]
 ) -> Iterator[tuple[int, str]]:
-    """Yields which records have a cell that was clipped to the bounds, and what is to be said of it."""
+    """Yields each record with a cell that was clipped to the bounds, and a note on it."""
     if not isinstance(column, Number) or column.outside != "clip":
         return
     low, high = column.bounds

@@ -1,4 +1,4 @@
-"""Measures how far one visit a client is from the answer of many, from released factors alone."""
+"""Estimates how far one round is from the answer of many rounds, from released factors alone."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ __all__ = ["estimated_gap"]
 
 Expected = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
-# Pairs of pseudo-records of a client: their sampling moves the estimate by a few per cent.
+# Pairs of pseudo-records per client: sampling them moves the estimate by a few per cent.
 _PAIRS = 500
 _ITERATIONS = 200
 _TOLERANCE = 1e-6
@@ -27,25 +27,25 @@ _TOLERANCE = 1e-6
 def estimated_gap(run: RunRecord) -> float | None:
     """Estimates how far the means would move if more rounds followed a run's only one.
 
-    What a second visit would answer is not known without the records; this is a model of it. A factor
-    of a deterministic solver of a logistic or Poisson regression tells, at the q*_m that its client found,
+    The answers to a second visit are unknown without the records; this is a model of them. For a logistic
+    or Poisson regression with a deterministic solver, a client's factor gives, at the q*_m that it found,
     the expected gradient g = h_m − J_m E[θ] and Hessian J_m of its log likelihood exactly. As J_m =
     Σ_n w_n x_n x_nᵀ with the weights w_n = E A''(x_nᵀθ) and a constant among the columns, it holds the
-    mean and the covariance of the client's covariates, weighted by w. The estimate takes them to be
-    Gaussian under these weights: pseudo-records with those moments, and outcomes for which the gradient is
-    g. Their global optimum is found, and compared with the posterior.
+    mean and the covariance of the client's covariates, weighted by w. The estimate assumes that they are
+    Gaussian under these weights. It makes pseudo-records with those moments, and outcomes for which the
+    gradient is g, finds their global optimum, and compares it with the posterior.
 
-    No bound. Covariates that are far from Gaussian, such as rare binary ones, and few records make it
-    wrong by a factor of two and more. On the trauma and heart-disease examples, in one synchronous or
+    It is not a bound. It can be wrong by a factor of two or more if covariates are far from Gaussian, such
+    as rare binary ones, or records are few. On the trauma and heart-disease examples, in one synchronous or
     sequential round, it is 0.48 to 1.3 times the truth; on 40 simulated logistic studies of 2 to 8 clients
     with 30 to 1,000 records, alike or not, a median of 0.96, and 0.56 to 2.4; on eight Poisson studies of 3
     clients with 20 to 50, 0.54 to 1.7.
 
     Returns:
-      The largest move of a mean in sds; 0.0 for a conjugate model, whose one visit is exact; None
-      where there is no estimate: clients were visited more often or not at all, answers carry noise, or the
-      model has no ``expected`` of ``Accepted``, such as a logistic or Poisson one has, with an intercept,
-      without effects of sites and with a full Gaussian.
+      The largest move of a mean in sds; 0.0 for a conjugate model, whose one visit is exact. None if
+      there is no estimate: clients were visited more than once or not at all, answers carry noise, sites
+      have effects, the family is not a full Gaussian, there is no intercept, or the model has no
+      ``expected`` of ``Accepted``, which logistic and Poisson models have.
     """
     study, family = run.study, run.family
     wanted = regressions.accepted(study.model.kind)
@@ -64,7 +64,7 @@ def estimated_gap(run: RunRecord) -> float | None:
     if optima is None:
         return None
     if wanted.conjugate:
-        # A factor is the likelihood itself, whatever it was fitted beside.
+        # A factor is the likelihood itself, whatever the other factors were.
         return 0.0 if all(update.damping == 1.0 for update in run.history) else None
     if "(Intercept)" not in run.names or wanted.expected is None:
         return None
@@ -80,7 +80,7 @@ def estimated_gap(run: RunRecord) -> float | None:
 def _optima(run: RunRecord) -> dict[str, tuple[Eta, Eta]] | None:
     """Returns client → (η of the q*_m that it found, its factor there); None unless each was visited once.
 
-    At a first visit the factor was 1, so that the answer was q*_m / q of the broadcast q, and s of it
+    At a first visit the old factor was 1, so the answer was q*_m / q for the broadcast q, and s times it
     was committed.
     """
     versions = [run.prior]
@@ -141,7 +141,7 @@ def _gap(
     posterior: GaussianEta,
     likelihoods: list[_Surrogate],
 ) -> float | None:
-    """Climbs to the optimum of prior and surrogates from the posterior; None if it is not reached."""
+    """Newton steps from the posterior to the optimum of prior and surrogates; None without convergence."""
     start, covariance = family.location_covariance(posterior)
     mean, precision = start, posterior.J
     for _ in range(_ITERATIONS):
@@ -151,7 +151,7 @@ def _gap(
             gradient = gradient + found.slope - (found.weight * slope) @ found.x
             curvature = curvature + (found.x * (found.weight * bend)[:, None]).T @ found.x
         move = np.linalg.solve(curvature, gradient)
-        # In sds; long steps are cut to one, for a Newton step may overshoot.
+        # In sds; steps longer than one sd are cut, since a Newton step may overshoot.
         length = float(np.sqrt(move @ curvature @ move))
         step = min(1.0, 1.0 / max(length, 1e-300))
         mean, precision = mean + step * move, precision + step * (curvature - precision)

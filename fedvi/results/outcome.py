@@ -1,4 +1,4 @@
-"""What is kept of a run: plain values for tables and JSON, and the files of `--out`."""
+"""Turns a simulated run into plain values for tables and JSON, and writes the files of `--out`."""
 
 import math
 import os
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def record(result: Result) -> RunRecord:
-    """Returns what a simulated run released."""
+    """Returns the releases of a simulated run."""
     assembly = result.assembly
     return RunRecord(
         study=assembly.study,
@@ -53,7 +53,7 @@ def record(result: Result) -> RunRecord:
 
 
 def privacy_rows(result: Result) -> list[dict[str, Any]]:
-    """Lists per client what left it and what that cost under each claimed relation."""
+    """Lists each client's releases, and their cost under each claimed relation."""
     rows = []
     for site in result.sites:
         view = site.claims[0].view if site.claims else "message"
@@ -70,7 +70,7 @@ def privacy_rows(result: Result) -> list[dict[str, Any]]:
                 "delta": result.assembly.study.privacy.delta,
                 "view": view,
                 "lifetime": _lifetime(site),
-                # By it a report knows the ledger beside it again.
+                # A report uses it to recognise the ledger beside the result.
                 "ledger": str(ledger.anchor(result.ledgers[site.name])),
             }
         )
@@ -78,13 +78,13 @@ def privacy_rows(result: Result) -> list[dict[str, Any]]:
 
 
 def _lifetime(site: Site) -> dict[str, Any] | None:
-    """What a site's policy charged over all studies; None where it has no such cap."""
+    """Returns what a site's policy charged over all studies; None if it has no such cap."""
     spent = site.claims[0].lifetime if site.claims else None
     return None if spent is None else spent._asdict()
 
 
 def baseline_rows(result: Result, rivals: Sequence[Baseline]) -> list[dict[str, Any]]:
-    """Lists baselines beside a run: their coefficients, and how far they are from its posterior.
+    """Lists baselines: their coefficients, and how far they are from the run's posterior.
 
     Returns:
       By baseline: name, note, mean and sd (lists by coordinate of θ), mean_shift (the largest
@@ -100,11 +100,11 @@ def baseline_rows(result: Result, rivals: Sequence[Baseline]) -> list[dict[str, 
 
 
 def verdict_of(result: Result, advise: bool = False) -> Verdict:
-    """Judges a run; see ``fedvi.results.verdict``.
+    """Returns the verdict on a run; see ``fedvi.results.verdict``.
 
     Args:
       result: of the run.
-      advise: whether to reckon what would narrow intervals most, where that is wanted: some seconds.
+      advise: whether to compute, if it is wanted, what would narrow intervals most: takes seconds.
     """
     found = run_record.verdict_of(record(result), widths.expectation(result.assembly))
     if advise and found.wants_help:
@@ -119,8 +119,8 @@ def as_dict(
 
     Args:
       result: of the run.
-      rivals: baselines to stand beside it.
-      verdict: of the run, where it was judged before.
+      rivals: baselines to list beside it.
+      verdict: on the run, if already computed.
     """
     run, verdict = record(result), verdict or verdict_of(result)
     warnings = advice.doubts(result.assembly)
@@ -140,7 +140,7 @@ def as_dict(
 
 
 def check_target(directory: Path) -> None:
-    """Refuses a target folder that holds something; called before a run, so that none is lost.
+    """Refuses a target folder that is not empty; called before a run, so that no run is lost.
 
     Raises:
       ConfigError: if it exists and is not an empty folder, or its parent does not exist, or the place
@@ -167,7 +167,7 @@ def write(
     rivals: Sequence[Baseline] = (),
     verdict: Verdict | None = None,
 ) -> None:
-    """Writes the posterior (npz and JSON), the ledgers and the resolved study, all or nothing.
+    """Writes the posterior (npz and JSON), the ledgers and the resolved study: all of them, or none.
 
     Files: ``posterior.npz`` and ``posterior.json`` (both mean, sd, h, J, names, mark),
     ``result.json``, ``study.json`` and ``ledger/CLIENT.jsonl``.

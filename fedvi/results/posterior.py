@@ -1,4 +1,4 @@
-"""The files of a posterior: what `simulate --out` and a server leave behind; needs no JAX."""
+"""Writes and reads the files of a posterior, from `simulate --out` or a server; needs no JAX."""
 
 import json
 import struct
@@ -17,7 +17,7 @@ from fedvi.typing import Eta
 __all__ = ["DAMAGED", "Kept", "read", "write", "write_json"]
 
 
-# What a file that was cut, or is no .npz, can raise.
+# Errors from reading a file that is truncated, or not a .npz.
 DAMAGED = (
     OSError,
     EOFError,
@@ -32,7 +32,7 @@ DAMAGED = (
 
 
 class Kept(NamedTuple):
-    """A posterior as it was kept.
+    """A posterior read from its file.
 
     Attributes:
       eta: of a proper q.
@@ -46,11 +46,11 @@ class Kept(NamedTuple):
 def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark: str) -> None:
     """Writes ``posterior.npz`` and ``posterior.json``: mean, sd, η by field, names and mark in both.
 
-    Of a Gaussian, η is h and J. A product of families has the number of the factor in front, such as
+    For a Gaussian, η is h and J. For a product of families, the factor's number precedes the name, such as
     ``1.power``.
 
     Args:
-      folder: exists.
+      folder: an existing one.
       family: of q.
       posterior: η of a proper q.
       names: of the coordinates of θ.
@@ -65,7 +65,7 @@ def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark:
         "mark": np.array(mark),
     }
     np.savez(folder / "posterior.npz", **content)
-    # As text a float64 comes back to the last bit.
+    # In this text form a float64 keeps every bit.
     values = {name: value.tolist() for name, value in content.items()}
     write_json(folder / "posterior.json", plain(values))
 
@@ -106,7 +106,7 @@ def read(path: Path, family: Any, names: Sequence[str]) -> Kept:
 
 
 def _filled(eta: Eta, values: dict[str, np.ndarray], prefix: str = "") -> Eta:
-    """Puts arrays, named as by ``_fields``, in the places of those of η."""
+    """Returns η with its arrays replaced by those of ``values``, named as by ``_fields``."""
     if not isinstance(eta, tuple):
         return values[prefix.removesuffix(".")]
     names = getattr(eta, "_fields", None)
@@ -118,7 +118,7 @@ def _filled(eta: Eta, values: dict[str, np.ndarray], prefix: str = "") -> Eta:
 
 
 def _fields(eta: Eta, prefix: str = "") -> dict[str, np.ndarray]:
-    """Lists the arrays of η by the names of their fields, or their places in a product."""
+    """Returns the arrays of η by the names of their fields, or their positions in a product."""
     if not isinstance(eta, tuple):
         return {prefix.removesuffix("."): np.asarray(eta)}
     names = getattr(eta, "_fields", tuple(map(str, range(len(eta)))))
@@ -129,6 +129,6 @@ def _fields(eta: Eta, prefix: str = "") -> dict[str, np.ndarray]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes plain values as a file of JSON."""
+    """Writes plain values as a JSON file."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     path.write_text(text, encoding="utf-8")

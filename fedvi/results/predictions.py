@@ -1,7 +1,7 @@
 """Predictions for new records, with their uncertainty.
 
-The mean and sd are over q: what is not known of θ. An interval of an outcome has the outcome's own noise
-as well. Nobody's records but the new ones are read, and nothing here protects those.
+The mean and sd are over q: uncertainty about θ. An interval of an outcome has the outcome's own noise as
+well. Only the new records are read, and they are not protected.
 """
 
 import dataclasses
@@ -38,24 +38,24 @@ __all__ = ["Forecast", "Predictor", "predictor"]
 
 # Nodes of the expectation over one record's linear predictor: 1e-8 for a logistic one of sd 3.
 _NODES = 64
-# Where a count's own noise is this many times narrower than what is not known of its rate, those nodes
-# stand apart and quantiles would fall on them; then so many, evenly over ±8 sds: within 0.025 sd.
+# Where a count's own noise is this many times narrower than the uncertainty about its rate, those nodes
+# are too far apart for quantiles; then this many nodes are used, evenly over ±8 sds: within 0.025 sd.
 _APART, _CLOSE = 3.0, 320
-# Numbers of draws × records × outcomes that are computed in one go.
+# The most draws × records × outcomes computed at once.
 _AT_ONCE = 1 << 20
 _LARGEST_COUNT = 2.0**52
 
 
 class Forecast(NamedTuple):
-    """What is said of n records and m quantities of each.
+    """Predictions of m quantities for each of n records.
 
     Attributes:
       mean: [n, m], over q.
-      sd: of the same, [n, m].
+      sd: over q, [n, m].
       lower, upper: the central interval over q, [n, m].
-      outcome_lower, outcome_upper: the central interval of a new outcome, [n, m]; None where none is given.
-      outcome_error: the standard error of these two from drawing, the larger of both, [n, m]; None where
-        nothing was drawn for them.
+      outcome_lower, outcome_upper: the central interval of a new outcome, [n, m]; None where there is none.
+      outcome_error: the Monte Carlo standard error of these two, the larger of both, [n, m]; None where
+        they were not computed from draws.
     """
 
     mean: np.ndarray
@@ -68,16 +68,17 @@ class Forecast(NamedTuple):
 
 
 class Predictor(NamedTuple):
-    """How new records are predicted.
+    """Predicts new records.
 
     Attributes:
-      what: of what the mean is one, in words.
-      labels: of the m quantities; "" where there is one.
-      needed: the columns of the schema that a record needs; for a model whose records are arrays, these.
+      what: the quantity whose mean is predicted, in words.
+      labels: of the m quantities; "" if there is only one.
+      needed: the schema's columns that a record must have; for a model whose records are arrays, the
+        arrays' names.
       predict: prepared columns [n], or arrays, by name → ``Forecast``. Each row depends on its own record
         alone.
       draws: of θ; 0 where no draw was needed.
-      unknown: why a mean of ``predict`` may be no finite number; empty where it always is one.
+      unknown: why a mean of ``predict`` may not be finite; empty if it always is.
     """
 
     what: str
@@ -91,21 +92,22 @@ class Predictor(NamedTuple):
 def predictor(
     assembly: Assembly, posterior: Eta, level: float, draws: int = 1000, seed: int = 0
 ) -> Predictor:
-    """Returns how a posterior predicts new records.
+    """Returns a predictor of new records.
 
-    With one linear predictor a a record, q makes a ~ N(xᵀm, xᵀSx), and all is computed by quadrature, or
-    in closed form. Other models are averaged over draws of θ. Where sites have effects, each record is
-    predicted as one of a site that nobody has seen.
+    With one linear predictor a per record, q makes a ~ N(xᵀm, xᵀSx), and everything is computed by
+    quadrature or in closed form. Other models are averaged over draws of θ. Where sites have effects,
+    each record is predicted as one of a new site.
 
     Args:
       assembly: the study, built.
-      posterior: η of a proper q: a Gaussian, or that of a line with unknown noise.
+      posterior: η of a proper q: a Gaussian, or that of a linear model with unknown noise.
       level: of the central intervals, between 0 and 1.
       draws: of θ, where they are needed.
       seed: of the draws.
 
     Raises:
-      ConfigError: ``level`` is none, or the study's model predicts nothing of a record.
+      ConfigError: ``level`` is outside (0, 1), ``draws`` is below 2, or the study's model predicts no
+        outcome.
     """
     if not 0.0 < level < 1.0:
         raise errors.ConfigError(f"level is {level:g}, expected a number between 0 and 1")
@@ -138,7 +140,7 @@ def predictor(
 
 
 class _Sure(NamedTuple):
-    """How intervals are made."""
+    """How intervals are computed."""
 
     level: float
     draws: int
@@ -146,12 +148,12 @@ class _Sure(NamedTuple):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The probabilities below the ends of an interval."""
+        """The lower and upper tail probabilities of an interval."""
         return (1.0 - self.level) / 2.0, (1.0 + self.level) / 2.0
 
     @property
     def width(self) -> float:
-        """Half the width of an interval of a normal law, in its sds."""
+        """Half the width of a normal distribution's interval, in sds."""
         return float(scipy.special.ndtri(self.ends[1]))
 
 
@@ -159,12 +161,12 @@ _Widen = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def _predicting(design: Any) -> tuple[str, ...]:
-    """Returns the columns that a formula has right of `~`."""
+    """Returns the columns to the right of `~` in the formula."""
     return tuple(name for name in design.columns if name not in design.response.columns)
 
 
 def _inputs(design: Any, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns x [n, D] and the offset [n] of prepared columns; "" is there to tell n."""
+    """Returns x [n, D] and the offset [n] of prepared columns; the column "" gives n."""
     x = design.matrix(columns)
     return x, np.zeros(len(x)) if design.offset is None else design.offset.values(columns)
 
@@ -172,7 +174,7 @@ def _inputs(design: Any, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray,
 def _of_one(assembly: Assembly, law: Predicts, eta: Eta, sure: _Sure, widen: _Widen) -> Predictor:
     """Predicts an outcome with one linear predictor."""
     design, columns_of = assembly.design, draws_of.outcome_columns(assembly)
-    # The predictor is exactly normal where θ is what x is multiplied by.
+    # The predictor is exactly normal if the multiplier of x is θ itself.
     drawn = not isinstance(assembly.model, Regression)
     thetas = _coefficients(assembly, eta, sure) if drawn else None
     what = law.what(columns_of)
@@ -180,7 +182,7 @@ def _of_one(assembly: Assembly, law: Predicts, eta: Eta, sure: _Sure, widen: _Wi
     def predict(columns: Mapping[str, np.ndarray]) -> Forecast:
         x, offset = _inputs(design, columns)
         x = widen({"x": x})["x"]
-        # The predictor at nodes of its law [S, n], their weights, and its mean and sd.
+        # The linear predictor at quadrature nodes or draws [S, n], with weights; and its mean and sd.
         if thetas is None:
             mean, sd = assembly.family.along(eta, x)
             points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
@@ -199,7 +201,7 @@ def _of_one(assembly: Assembly, law: Predicts, eta: Eta, sure: _Sure, widen: _Wi
 
 
 def _of_arrays(model: PredictsArrays, posterior: Eta, level: float) -> Predictor:
-    """Predicts the outcome of a model whose records are arrays, as it says it."""
+    """Predicts the outcome of a model whose records are arrays, by the model's own method."""
     ends = (1.0 - level) / 2.0, (1.0 + level) / 2.0
 
     def predict(arrays: Mapping[str, np.ndarray]) -> Forecast:
@@ -219,9 +221,9 @@ def _forecast(
     line: tuple[np.ndarray, np.ndarray] | None,
     sure: _Sure,
 ) -> Forecast:
-    """Makes a forecast of one outcome from its linear predictor; the mean of the outcome rises in it.
+    """Makes a forecast of one outcome, whose mean must increase with the linear predictor.
 
-    ``line`` is the mean and sd of the predictor where it is normal and the nodes are those of quadrature.
+    ``line`` is the mean and sd of the predictor where it is normal and the nodes are quadrature nodes.
     """
     is_number = law.measured == "number"
     unit, centre = (columns.scales[0], columns.centres[0]) if is_number else (1.0, 0.0)
@@ -253,16 +255,16 @@ def _forecast(
 
 
 def _is_rough(law: Any, mean: np.ndarray, sd: np.ndarray, sure: _Sure) -> np.ndarray:
-    """Says of which outcomes the quadrature's nodes are too far apart for quantiles, bool [n].
+    """Says for which outcomes the quadrature nodes are too far apart for quantiles, bool [n].
 
-    Means of such an outcome are about e^a: its own sd over its mean is that of its logarithm.
+    The mean of such an outcome is about e^a, so its sd divided by its mean is the sd of its logarithm.
     """
     highest = law.mean(np.clip(mean + sure.width * sd, -MOST_EXPONENT, MOST_EXPONENT))
     return np.asarray(sd * highest > _APART * law.sd(highest))
 
 
 def _coefficients(assembly: Assembly, eta: Eta, sure: _Sure) -> np.ndarray:
-    """Draws what x is multiplied by, [S, W]: of a site that nobody has seen, with its effects."""
+    """Draws the multipliers of x, [S, W], for a new site with effects of its own."""
     theta = draws_of.thetas(assembly.family, eta, sure.draws, sure.seed)
     return draws_of.multipliers(assembly.model, theta)
 
@@ -293,7 +295,7 @@ def _of_several(assembly: Assembly, several: Several, eta: Eta, sure: _Sure) -> 
 def _of_draws(
     assembly: Assembly, outcome: Expects, eta: Eta, sure: _Sure, widen: _Widen
 ) -> Predictor:
-    """Predicts what an outcome tells at each θ, averaged over draws."""
+    """Predicts an outcome's quantities, averaged over draws of θ."""
     design, columns_of = assembly.design, draws_of.outcome_columns(assembly)
     thetas = _coefficients(assembly, eta, sure)
     what, labels = outcome.quantities(columns_of)
@@ -315,7 +317,7 @@ def _averaged(
     sure: _Sure,
     new: "_Drawn | None" = None,
 ) -> Forecast:
-    """Averages values [S, n, m] over draws, some rows at a time; ``new`` draws outcomes."""
+    """Averages values [S, n, m] over draws, a chunk of rows at a time; ``new`` draws outcomes."""
     together = max(1, _AT_ONCE // (sure.draws * quantities))
     columns = rows if isinstance(rows, dict) else {"x": rows}
     count = len(next(iter(columns.values())))
@@ -330,7 +332,7 @@ def _averaged(
 
 
 def _of_numpyro(assembly: Assembly, posterior: Eta, sure: _Sure) -> Predictor:
-    """Predicts the one column that a NumPyro model draws, by the laws of its site over draws of θ."""
+    """Predicts the one column that a NumPyro model draws, from its distribution over draws of θ."""
     model, design = assembly.model, assembly.design
     drawn = ancestral.outcomes(model)
     if len(drawn) != 1 or len(drawn) == len(model.record):
@@ -390,10 +392,9 @@ def _of_numpyro(assembly: Assembly, posterior: Eta, sure: _Sure) -> Predictor:
 
 
 class _Drawn:
-    """Draws new outcomes of a NumPyro model, one at each θ, and tells their quantiles.
+    """Draws new outcomes of a NumPyro model, one at each θ, and returns their quantiles.
 
-    Every record meets the same random numbers, so that what is told of it depends on nothing else in the
-    file.
+    Every record uses the same random numbers, so that its interval depends on no other record in the file.
     """
 
     def __init__(
@@ -420,7 +421,7 @@ class _Drawn:
         self._draw = jax.jit(jax.vmap(over_records, in_axes=(0, 0, None)))
 
     def interval(self, records: Mapping[str, np.ndarray]) -> list[np.ndarray] | None:
-        """Returns both ends and their standard error, [n, 1] each; None for a law without draws."""
+        """Returns both ends and their standard error, [n, 1] each; None if the law cannot be sampled."""
         try:
             with jax.enable_x64(True):
                 keys = jax.random.split(jax.random.key(self._sure.seed), self._sure.draws)
@@ -429,11 +430,11 @@ class _Drawn:
             return None
         if self._rates:
             rates = np.clip(np.nan_to_num(drawn), 0.0, _LARGEST_COUNT)
-            # Not the stream that θ came from, which begins with the same seed.
+            # A stream other than θ's, which begins with the same seed.
             seed = self._sure.seed, 1
             each = (np.random.default_rng(seed).poisson(rate) for rate in rates.T)
             drawn = np.stack(list(each), axis=1)
-        # A quantile of S draws is another one's, by √(p(1 − p)/S), to a standard error.
+        # The quantile of S draws at p has a standard error of √(p(1 − p)/S) in probability.
         off = [math.sqrt(end * (1.0 - end) / self._sure.draws) for end in self._sure.ends]
         wanted = [
             min(max(end + sign * apart, 0.0), 1.0)
@@ -448,10 +449,10 @@ class _Drawn:
 
 
 def _rate(law: Any, key: Any) -> Any:
-    """Returns the rate of a count that is Poisson given it, or None.
+    """Returns the rate of a count that is Poisson given its rate, or None.
 
-    JAX draws such counts in a loop that takes the largest number of turns for all of them, NumPy some
-    fifteen times as fast.
+    JAX draws all such counts in one loop, as long as the slowest of them needs. NumPy is about fifteen
+    times faster.
     """
     if isinstance(law, dist.Poisson):
         return law.rate
@@ -461,13 +462,13 @@ def _rate(law: Any, key: Any) -> Any:
 
 
 def _given(model: RunsForwards, outcome: ancestral.Outcome, schema: Schema) -> tuple[str, ...]:
-    """Returns the columns of the schema that a model is given; an indicator comes with its own."""
+    """Returns the schema's columns that a model takes as input; an indicator counts as its own column."""
     indicators = {indicator_name(name): name for name in schema}
     names = [indicators.get(name, name) for name in model.record if name != outcome.column]
     return tuple(dict.fromkeys(names))
 
 
-# Kinds that know what several columns left of `~` mean.
+# Kinds that know the meaning of several columns left of `~`.
 _OF_SEVERAL = {
     "counts": '"binomial" or "multivariate_linear"',
     "several": '"multivariate_linear"',
@@ -478,12 +479,12 @@ _OF_SEVERAL = {
 def _quantity(
     assembly: Assembly, outcome: ancestral.Outcome
 ) -> tuple[str, tuple[str, ...], Callable[[Any], Any]]:
-    """Returns what is told of an outcome, its labels, and law [n] → values [n, m].
+    """Returns the predicted quantity in words, its labels, and law [n] → values [n, m].
 
     Values are NaN where a number's law has no finite mean and variance.
 
     Raises:
-      ConfigError: nothing is known of what the response means.
+      ConfigError: the meaning of the response is unknown.
     """
     design = assembly.design
     text = outcome.column if design is None else design.response.text
@@ -526,6 +527,6 @@ def _quantity(
 
 
 def _column(assembly: Assembly, outcome: ancestral.Outcome) -> Any:
-    """Returns the declared column of an outcome: of several, the first."""
+    """Returns the declared column of an outcome, or the first of several."""
     design = assembly.design
     return assembly.schema[outcome.column if design is None else design.response.columns[0]]

@@ -1,6 +1,6 @@
 """Checks whether a file that is about to be read as public belongs to a site.
 
-A slip is caught, not a will: a copy with one line less is nobody's file for this.
+It catches mistakes, not intent: a copy with one line removed is not recognised.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ __all__ = ["check"]
 
 
 def check(study: Study, run: Path, file: Path, called: str) -> None:
-    """Refuses a site's own records where figures or cells of a file are shown as they are.
+    """Refuses a site's own records where a file's figures or cells are shown without protection.
 
-    A study does not say in which folder it stood. So each `[[clients]].data` is looked for in the folder of
-    the run, all above it, and the working directory; and above the file itself, where the files of all
-    sites are there. Without protection there is nothing to refuse.
+    A study does not say which folder it was in. So each `[[clients]].data` is looked for in the folder of
+    the run, its parents, and the working directory; and in the parents of the file itself, if all sites'
+    files are there. Without privacy there is nothing to refuse.
 
     Args:
       study: of the run.
       run: the folder of the run.
-      file: that is said to be public.
-      called: how it was given, for errors: an option, or the argument's name.
+      file: the supposedly public file.
+      called: the option or argument that named it, for errors.
 
     Raises:
-      ConfigError: it is a site's file, one of the parts of a site's folder, or has the bytes of one.
+      ConfigError: it is a site's file, a part of a site's folder, or has the same bytes as one of these.
     """
     if not study.privacy.private or not os.path.exists(file):
         return
@@ -50,7 +50,7 @@ def check(study: Study, run: Path, file: Path, called: str) -> None:
 
 
 def _sites(study: Study, run: Path, file: Path) -> Iterator[tuple[str, Path]]:
-    """Yields every client with its file, or its folder of files, at each place where that is."""
+    """Yields every client and its file, or its folder of files, at each place where it exists."""
     files = [(client.name, Path(client.data)) for client in study.clients if client.data]
     here = run.resolve()
     bases = dict.fromkeys([here, *here.parents, Path.cwd()])
@@ -67,7 +67,7 @@ def _parts(data: Path) -> list[Path]:
 
 
 def _same_bytes(one: Path, other: Path) -> bool:
-    with contextlib.suppress(OSError):  # one that may not be read tells nothing
+    with contextlib.suppress(OSError):  # an unreadable file cannot be compared
         size = one.stat().st_size
         return size == other.stat().st_size > 0 and filecmp.cmp(one, other, shallow=False)
     return False

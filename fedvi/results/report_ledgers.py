@@ -1,6 +1,6 @@
 """Verifies and prices the ledgers behind a report.
 
-Nothing that the run wrote about its price is repeated: every ε here is computed anew, from the ledger.
+Never repeats a price that the run wrote: every ε here is recomputed from the ledger.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ __all__ = [
     "state_all",
 ]
 
-# At most so many points of ε over releases: each is a composition of its own.
+# The most points of ε over releases; each needs a composition of its own.
 _POINTS = 8
-# An ε that was priced again may differ in its last digits.
+# Relative tolerance, since a recomputed ε may differ in its last digits.
 _ROUNDING = 1e-6
 _ELSEWHERE = (
     "records of the same person at another site: this is the price of this site's records alone, and "
@@ -59,14 +59,14 @@ def read(
 
     Args:
       path: a folder of exported ledgers, or a server's database.
-      clients: of the study.
+      clients: those of the study.
       digests: of the study, as its ledgers may carry them.
-      heads: client → how far its ledger had come by the run's own result, ENTRIES:HASH; empty if the
-        result is of a version that kept none.
+      heads: client → the head of its ledger in the run's own result, ENTRIES:HASH; empty if the result is
+        of a version that kept none.
 
     Raises:
-      LedgerError: a ledger is damaged, missing, of somebody else, of another study, or not where the
-        result says that it was.
+      LedgerError: a ledger is damaged, missing, of another client or study, or does not end at the head
+        in the result.
     """
     found: dict[str, Ledger] = {}
     for book in ledger_files.read(path):
@@ -114,21 +114,21 @@ def claims_of(
     told: Mapping[str, Mapping[str, float]],
     source: str = "ledger",
 ) -> dict[str, tuple[Claim, ...]]:
-    """States what each client's ledger claims, under each relation; nothing without protection.
+    """States each client's claims from its ledger, under each relation; none without protection.
 
     Args:
       books: client → its ledger, verified.
-      more: exclusions that no ledger knows, one line each.
+      more: exclusions unknown to ledgers, one line each.
       told: client → relation → the ε that the run's own result states; empty if it states none.
-      source: what ``books`` are, in a word, for errors.
+      source: what ``books`` are, in one word, for error messages.
 
     Raises:
-      LedgerError: the result states less than the ledger costs.
+      LedgerError: the result states a smaller ε than the ledger costs.
     """
     known: dict[tuple[ledger.Header, events.Event], list[Claim]] = {}
     found = {}
     for name, book in books.items():
-        # Ledgers that differ in their client alone cost the same.
+        # Ledgers that differ only in their client cost the same.
         key = (book.header._replace(client=""), ledger.tally(book))
         if key not in known:
             known[key] = [c for c in ledger_files.stated([book]) if c.client == name]
@@ -138,7 +138,7 @@ def claims_of(
         )
         for claim in claims:
             stated = told.get(name, {}).get(claim.relation, claim.epsilon)
-            # So written that what is no number is refused.
+            # Written so that NaN is refused.
             if claim.view == book.header.view and not claim.epsilon <= stated * (1 + _ROUNDING):
                 raise errors.LedgerError(
                     f"the {source} of {name!r} costs epsilon {claim.epsilon:.6g} under {claim.relation}, "
@@ -158,19 +158,19 @@ def joined(claims: Mapping[str, tuple[Claim, ...]], disjoint: bool) -> tuple[Cla
 def check_consortium(
     told: Sequence[Mapping[str, Any]], stated: Sequence[Claim], source: str = "ledgers"
 ) -> None:
-    """Holds what a result claims for all clients together against what was priced anew.
+    """Checks the result's joint claims for all clients against the recomputed ones.
 
-    A larger ε than was priced is borne: it is an upper bound all the same.
+    A larger ε than recomputed is accepted, since it is still an upper bound.
 
     Args:
-      told: ``consortium`` of the result, of the shape that ``result_json.read`` has checked.
+      told: ``consortium`` of the result, whose shape ``result_json.read`` has checked.
       stated: from ``joined``.
-      source: what they were priced from, for errors; of anything but "ledgers" releases are not compared,
-        since a plan has made none.
+      source: what they were priced from, for error messages. Releases are compared only for "ledgers",
+        since a plan has none.
 
     Raises:
-      LedgerError: a claim is of no relation and view that were priced, says less, or says it of something
-        else.
+      LedgerError: a claim's relation and view were not priced, its ε is too small, or another field
+        differs.
     """
     priced = {(claim.view, claim.relation): claim for claim in stated}
     for place, row in enumerate(told):
@@ -180,7 +180,7 @@ def check_consortium(
             said = f"{row['relation']}, view {row['view']}"
             raise _contradiction(f"consortium.{place}", said, source, known or "no claim at all")
         epsilon, delta = float(row["epsilon"]), float(row["delta"])
-        # So written that what is no number is refused.
+        # Written so that NaN is refused.
         if not claim.epsilon <= epsilon * (1 + _ROUNDING):
             of = f"{claim.epsilon:.6g} under {claim.relation}, view {claim.view}"
             raise _contradiction(f"consortium.{place}.epsilon", f"{epsilon:.6g}", source, of)
@@ -203,9 +203,9 @@ def _contradiction(field: str, said: str, source: str, given: str) -> errors.Led
 def spending(
     books: Mapping[str, Ledger], claims: Mapping[str, tuple[Claim, ...]]
 ) -> tuple[Spending, ...]:
-    """Prices the beginnings of every ledger that promises something; clients alike are priced once.
+    """Prices prefixes of every ledger with a promise; clients with equal ledgers are priced once.
 
-    The running ε is for looking: what may be stated is that of all that is planned.
+    The running ε is for information: only the ε of the whole plan may be stated.
     """
     groups: dict[tuple[ledger.Header, tuple[events.Event, ...]], list[str]] = {}
     for name, book in books.items():
@@ -238,15 +238,15 @@ def spending(
 
 
 def excesses(book: Ledger) -> tuple[str, ...]:
-    """Lists where a ledger exceeds what was promised; nothing was, without protection."""
+    """Lists where a ledger exceeds its promise; empty without protection."""
     return tuple(ledger_files.excesses(book)) if book.header.protected else ()
 
 
 def state(study: Study, book: Ledger, claims: Sequence[Claim], lifetime: str = "") -> Statement:
-    """Writes down what one site claims, with all that it rests on.
+    """Writes one site's statement: its claims, and all that they rest on.
 
     Args:
-      study: whose ledger it is.
+      study: the ledger's.
       book: verified.
       claims: of the same client, one for each relation.
       lifetime: what the site has spent over all studies, in words; or empty.
@@ -281,11 +281,11 @@ def state_all(
 
 
 def _stated(header: ledger.Header, claims: Sequence[Claim], each: bool) -> Statement:
-    """Writes down what the statement of a site and that of all of them have in common.
+    """Writes the part that a site's statement and the joint statement have in common.
 
     Args:
       claims: one for each relation.
-      each: whether the promise to each client is the one that is to be compared with.
+      each: whether claims are compared with the promise to each client.
     """
 
     def lines(field: str) -> tuple[str, ...]:
@@ -374,6 +374,6 @@ def _spread(count: int) -> tuple[int, ...]:
 
 
 def _view(header: Header) -> str:
-    """Says against whom a price holds."""
+    """Describes the adversary against which a price holds."""
     said = _MASKED if header.secure else _VIEWS.get(header.view, "")
     return f"{header.view}: {said}" if said else header.view

@@ -1,6 +1,6 @@
 """Gathers what `fedvi report` shows from the folder of a run.
 
-Reads what the run released and its ledgers, and no record: all that is found may be shown.
+Reads only the run's releases and its ledgers, never a record: everything here may be shown.
 """
 
 import math
@@ -44,9 +44,9 @@ from fedvi.study.spec.regressions import accepted
 __all__ = ["MOST_STATEMENTS", "gather"]
 
 MOST_STATEMENTS = 20
-"""Of more sites than this, only the statements that are asked for are written."""
+"""With more sites than this, only the statements asked for are written."""
 
-# So many words of a topic are listed.
+# The number of words listed for each topic.
 _MOST_WORDS = 10
 _CLASSES = (
     "odds are those of the class before the colon against “{first}”, the first level of {response}"
@@ -83,20 +83,20 @@ def gather(
     vocabulary: Sequence[str] | None = None,
     pooled: bool = False,
 ) -> Contents:
-    """Reads a finished run, verifies its ledgers, and prices them anew.
+    """Reads a finished run, verifies its ledgers, and recomputes their prices.
 
     Args:
       folder: of ``fedvi simulate --out``, or a server's ``--state``.
-      sites: whose statements are wanted; empty for all, of at most ``MOST_STATEMENTS``.
+      sites: whose statements are wanted; empty for all sites, if there are at most ``MOST_STATEMENTS``.
       predictions: ``Evaluation.as_dict()`` on records that are public.
       public_file: the name of their file.
       vocabulary: of a topic model, the words in the order of their numbers.
-      pooled: show the pooled fit too, which is not private: whoever asks for it may show the records.
+      pooled: show the pooled fit too, which is not private: only for readers who may see the records.
 
     Raises:
-      ConfigError: the folder is none of a finished run, its files do not belong together, or a site is
-        no client of the study, or the vocabulary is not the model's.
-      LedgerError: a ledger does not verify, or is not the one that the result speaks of.
+      ConfigError: the folder is not that of a finished run, its files do not belong together, a site is
+        not a client of the study, or the vocabulary is not the model's.
+      LedgerError: a ledger does not verify, or does not match the result.
     """
     run = run_folder.read(folder)
     study, result = run.study, run.result
@@ -168,11 +168,11 @@ def gather(
 
 
 def _verdict(run: RunFolder) -> Verdict | None:
-    """Returns the run's verdict; of a server's, which reckons no plans, with what would help."""
+    """Returns the run's verdict; for a server's run, adds what would help, which the server left out."""
     found = verdicts.from_dict(run.result.get("verdict"))
     if found is None or run.plan is None or not found.wants_help:
         return found
-    # Imports JAX, which a report needs for this alone.
+    # Imports JAX, which a report needs only here.
     from fedvi.planning import advice, scenarios
     from fedvi.study.build import assemble
 
@@ -180,7 +180,7 @@ def _verdict(run: RunFolder) -> Verdict | None:
 
 
 def _in_labels(verdict: Verdict, people: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the verdict in sentences, with names as people write them."""
+    """Returns the verdict in sentences, with coefficients under their readable labels."""
     shown = verdict._replace(
         stand_out=tuple(people.get(name, name) for name in verdict.stand_out),
         alarms=tuple(relabelled(line, people) for line in verdict.alarms),
@@ -189,7 +189,7 @@ def _in_labels(verdict: Verdict, people: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _plan(study: Study) -> list[tuple[str, str]]:
-    """Says in words what was run."""
+    """Describes the study in words."""
     model = study.model.kind
     formula = study.formula
     schedule = study.schedule.kind.replace("_", " ")
@@ -216,7 +216,7 @@ def _plan(study: Study) -> list[tuple[str, str]]:
 
 
 def _warnings(run: RunFolder, books: Mapping[str, Ledger]) -> list[str]:
-    """Says what a reader must know before any number."""
+    """Lists warnings that a reader must see before any number."""
     result, found = run.result, []
     status = str(result.get("status", "completed"))
     if status != "completed":
@@ -238,7 +238,7 @@ def _warnings(run: RunFolder, books: Mapping[str, Ledger]) -> list[str]:
 
 
 def _mark(result: Mapping[str, Any], books: Mapping[str, Ledger]) -> str:
-    """Returns the mark of the run: none of a ledger's is lost, whatever the result says."""
+    """Returns the mark of the run, including every ledger's, whatever the result says."""
     noted = [book.header.mark for book in books.values()]
     return "; ".join(dict.fromkeys(filter(None, [str(result["mark"]), *noted])))
 
@@ -249,12 +249,12 @@ def _remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> li
     if of is not None and "level" in of.responses:
         response = design_of(study)[1].response
         found.append(_CLASSES.format(response=response.text, first=response.levels[0]))
-    # Of a posterior that is no Gaussian a report draws no interval.
+    # A report draws intervals only of Gaussian posteriors.
     return found + (remarks.remarks(study, family, rows) if isinstance(family, Gaussian) else [])
 
 
 def _coefficients(run: RunFolder) -> tuple[tuple[Coefficient, ...], str]:
-    """Returns the rows of the posterior, and why they have no prior beside them."""
+    """Returns the posterior's rows, and why they have no prior beside them."""
     rows, ratio = run.result["coefficients"], shared_parts.ratio(run.study)
     prior, note = _prior(run, len(rows))
     names = [str(row["name"]) for row in rows]
@@ -262,7 +262,7 @@ def _coefficients(run: RunFolder) -> tuple[tuple[Coefficient, ...], str]:
     compared, people = comparisons(run.study, names), labels(names)
     found = [
         _row(row, ratio, how)._replace(
-            # Of a model without a formula what stands in brackets is an index, and no level.
+            # Without a formula, brackets hold an index, not a level.
             label="" if run.study.formula is None else people[str(row["name"])],
             compared=said,
         )
@@ -296,7 +296,7 @@ def _with_pooled(rows: Sequence[Coefficient], result: Mapping[str, Any]) -> tupl
 def _row(row: Mapping[str, Any], ratio: str, how: Reading) -> Coefficient:
     """Returns a row of the posterior, without its prior.
 
-    How its ratio is to be read is what the study says: a run of an early version has ratios of splines.
+    The study decides how its ratio is read, since early versions wrote ratios for splines.
     """
     has = bool(ratio) and how.is_ratio
     exp = [_number(row.get(f"{ratio}_{key}")) for key in ("ratio", "lower", "upper")]
@@ -330,7 +330,7 @@ def _prior(run: RunFolder, count: int) -> tuple[tuple[list[float], list[float]] 
 
 
 class _Kept(NamedTuple):
-    """Of the posterior's file: names, means and sds of all coordinates."""
+    """Contents of the posterior's file: names, means and sds of all coordinates."""
 
     names: list[str]
     mean: np.ndarray
@@ -338,10 +338,10 @@ class _Kept(NamedTuple):
 
 
 def _kept(run: RunFolder, coefficients: Sequence[Coefficient]) -> _Kept:
-    """Reads the posterior, whose file must be that of the result.
+    """Reads the posterior's file, which must match the result.
 
     Raises:
-      ConfigError: it is another.
+      ConfigError: it does not.
     """
     path = run.posterior
     try:
@@ -357,7 +357,7 @@ def _kept(run: RunFolder, coefficients: Sequence[Coefficient]) -> _Kept:
     kept = []
     if len(units) == min(len(names), MOST):
         kept = of_moments(mean, sd, names[:MOST], units, run.study)
-    # As texts, so that what is no number equals itself.
+    # Compared as text, so that NaN equals itself.
     if repr([_row(row, ratio, how) for row, how in zip(kept, read, strict=False)]) != repr(
         [Coefficient(*row[:9], ratio_note=row.ratio_note) for row in coefficients]
     ):
@@ -403,7 +403,7 @@ def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:
     found = []
     for update in result["history"]:
         gap = update["gap"]
-        # Results of versions before this one foretell nothing.
+        # Results of earlier versions lack some fields of a gap.
         known = (
             {} if gap is None else {name: float(gap[name]) for name in Gap._fields if name in gap}
         )
@@ -461,14 +461,14 @@ def _site(
 
 
 def _alone(rows: Sequence[Mapping[str, Any]] | None) -> tuple[tuple[float, float], ...] | None:
-    """Reads mean and sd by coefficient; None of a run of an earlier version."""
+    """Reads mean and sd by coefficient; None for a run of an earlier version."""
     if rows is None:
         return None
     return tuple((float(row["mean"]), float(row["sd"])) for row in rows[:MOST])
 
 
 def _influence(run: RunFolder, folder: Path) -> tuple[dict[str, dict[str, Any]], str]:
-    """Returns client → what it contributed, and what must be said of all of them."""
+    """Returns client → its contribution, and a note on all of them."""
     view = run.study.privacy.view
     if view != "message":
         return {}, _ONLY_PUBLISHED.format(view=view)
@@ -481,7 +481,7 @@ def _influence(run: RunFolder, folder: Path) -> tuple[dict[str, dict[str, Any]],
 
 
 def _of_server(plan: ServerPlan, folder: Path) -> list[dict[str, Any]] | None:
-    """Computes what each client contributed, from the factors that a server keeps."""
+    """Computes each client's contribution from the factors that a server keeps."""
     spec, state = server_plan.to_spec(plan), schema.read_state(folder, plan.prior)
     if state is None:
         return None
@@ -489,7 +489,7 @@ def _of_server(plan: ServerPlan, folder: Path) -> list[dict[str, Any]] | None:
 
 
 def _lifetimes(result: Mapping[str, Any]) -> dict[str, str]:
-    """Says what each site spent over all studies that its policy charged."""
+    """Describes what each site has spent over all studies charged by its policy."""
     found = {}
     for row in result.get("privacy", ()):
         spent = row.get("lifetime")
@@ -504,7 +504,7 @@ def _lifetimes(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _number(value: Any) -> float | None:
-    """Reads a number of a result, where infinity is a text."""
+    """Reads a number of a result, which holds infinity as text; None for NaN."""
     if value is None:
         return None
     found = float(value)

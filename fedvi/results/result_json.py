@@ -21,12 +21,12 @@ from fedvi.typing import Eta
 __all__ = ["content", "digests", "heads", "read", "told", "unknown_to_ledgers"]
 
 
-# Of a fold; the place in a script is the server's own.
+# The fields of a fold that are written; its stage in a script is the server's own.
 _TOLD = tuple(name for name in Update._fields if name not in ("gap", "stage"))
 
 
 class _Part(pydantic.BaseModel):
-    # A result of a later version says more.
+    # A result of a later version may have more fields.
     model_config = pydantic.ConfigDict(extra="ignore")
 
 
@@ -158,13 +158,13 @@ assert set(_Gap.model_fields) == set(Gap._fields)
 def content(
     run: RunRecord, verdict: Verdict, warnings: Sequence[str], pooled: Eta | None = None
 ) -> dict[str, Any]:
-    """Returns what is said of every run; a simulation and a server add what they alone know.
+    """Returns the part that every run's result has; a simulation and a server add their own.
 
     Args:
-      run: that ended.
-      verdict: on it.
+      run: a run that has ended.
+      verdict: on the run.
       warnings: one sentence each, see ``fedvi.planning.advice.doubts``.
-      pooled: η of another fit to stand beside the posterior.
+      pooled: η of another fit, to show beside the posterior.
     """
     study, rows = run.study, run.rows(pooled)
     said = site_effects.remark(study, rows)
@@ -192,10 +192,10 @@ def read(path: Path) -> dict[str, Any]:
     """Reads a result.
 
     Returns:
-      The values of the file as they stand: infinity is a text.
+      The values of the file as they are: infinity is a text.
 
     Raises:
-      ConfigError: it cannot be read, or holds something else than a result does.
+      ConfigError: it cannot be read, or is not a result.
     """
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -217,9 +217,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def digests(study: Study, result: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the study's digest, and that of the study as it began; of a kept study, as it was written.
+    """Returns the digest of the study that the result belongs to, and that study's original digest.
 
-    ``--out`` keeps the noise that was calibrated in the study, which the study file had not.
+    ``--out`` writes the calibrated noise into the study. So a kept study matches either as it is, or as
+    its file was written, without that noise.
 
     Raises:
       ConfigError: the result is of another study.
@@ -237,7 +238,7 @@ def digests(study: Study, result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def heads(result: Mapping[str, Any]) -> dict[str, str]:
-    """Returns how far each ledger had come at the end of the run, where the result says so."""
+    """Returns client → the head of its ledger at the end of the run, where the result has it."""
     rows = [*result.get("privacy", ()), *result.get("clients", ())]
     return {
         str(row.get("client", row.get("name"))): str(row["ledger"])
@@ -247,7 +248,7 @@ def heads(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def told(result: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Returns client → relation → the ε that the result states; empty of a server, which states none."""
+    """Returns client → relation → the ε stated in the result; empty for a server, which states none."""
     return {
         str(row["client"]): {name: float(value) for name, value in row["epsilon"].items()}
         for row in result.get("privacy", ())

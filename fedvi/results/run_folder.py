@@ -1,4 +1,4 @@
-"""Opens the folder of a finished run, of `fedvi simulate --out` or of a server; needs no JAX."""
+"""Opens a finished run's folder, from `fedvi simulate --out` or a server; needs no JAX."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,15 +17,15 @@ RESULT = "result"
 
 
 class RunFolder(NamedTuple):
-    """What a folder holds, of either kind.
+    """The contents of a run's folder, of either kind.
 
     Attributes:
       study: validated.
-      digests: that its ledgers may carry; the study's own first.
-      result: what the run wrote of itself, plain.
-      posterior: where the posterior's file is.
-      ledgers: where they stand.
-      plan: of a server; None of a simulation.
+      digests: those that its ledgers may carry; the study's own first.
+      result: the content of the run's ``result.json``.
+      posterior: path of the posterior's file.
+      ledgers: path of the ledgers.
+      plan: of a server; None for a simulation.
     """
 
     study: Study
@@ -37,10 +37,10 @@ class RunFolder(NamedTuple):
 
 
 def read(folder: Path) -> RunFolder:
-    """Reads what a run says of itself, but for its posterior, its ledgers and a server's state.
+    """Reads a run's study, result and plan, but not its posterior, ledgers and server state.
 
     Raises:
-      ConfigError: something is not there, damaged, or does not belong together.
+      ConfigError: a file is missing or damaged, or they do not belong together.
     """
     study, place, plan = _opened(folder)
     result = result_json.read(place / "result.json")
@@ -50,10 +50,10 @@ def read(folder: Path) -> RunFolder:
 
 
 def study_of(folder: Path) -> tuple[Study, Path]:
-    """Returns the study of a run's folder, and where its posterior's file is.
+    """Returns the study of a run's folder, and the path of its posterior's file.
 
     Raises:
-      ConfigError: it is no such folder.
+      ConfigError: the folder is not that of a run.
     """
     study, place, _ = _opened(folder)
     return study, place / "posterior.npz"

@@ -1,4 +1,4 @@
-"""What a run released, of a simulation or a server alike, and what follows from it; needs no JAX."""
+"""Holds the releases of a run, simulated or served, and what follows from them; needs no JAX."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 IMPROPER = "the factors' product was improper: the posterior shown is its projection"
-"""What is said of a run whose factors make no q."""
+"""Alarm for a run whose product of factors is improper."""
 
-# Shifts by client and coefficient that are computed at most.
+# The most shifts, by client and coefficient, that are computed.
 _MOST_SHIFTS = 100_000
 
 
 class RunRecord(NamedTuple):
-    """What a run released, and the public parts of its study.
+    """The releases of a run, and the public parts of its study.
 
     Attributes:
       study: of the run.
@@ -41,13 +41,13 @@ class RunRecord(NamedTuple):
       names, units: of θ's coordinates.
       family: of the posterior.
       prior: η_0, proper.
-      posterior: η of the q that is reported.
+      posterior: η of the reported q.
       factors: worker → η_m.
       history: all folds.
-      standing: what the server made of noisy factors at last; None where it adds them up.
-      stand: what made it, see ``LocalSolver.stand``; None where nothing does.
+      standing: the server's last result from noisy factors; None if it just adds them up.
+      stand: the function that made it, see ``LocalSolver.stand``; None if there is none.
       is_projected: whether Σ factors was improper at the end, so that q is a projection.
-      is_summed: whether sums over clients alone are published, so that no factor is a client's.
+      is_summed: whether only sums over clients are published, so that no factor belongs to one client.
       mark: printed beside every claim; empty if nothing needs saying.
     """
 
@@ -68,7 +68,7 @@ class RunRecord(NamedTuple):
 
     @property
     def has_prior_factor(self) -> bool:
-        """Whether the prior is a factor of its own, which no mean and sd tells."""
+        """Whether the prior is a factor of its own, which has no mean and sd."""
         return PRIOR in self.factors
 
     def rows(self, pooled: Eta | None = None) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ class RunRecord(NamedTuple):
 
 
 def of_server(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> RunRecord:
-    """Returns what a server's run released."""
+    """Returns the releases of a server's run."""
     return RunRecord(
         study=plan.study,
         clients=plan.clients,
@@ -97,14 +97,14 @@ def of_server(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> RunReco
 
 
 def influence_rows(run: RunRecord) -> list[dict[str, Any]] | None:
-    """Lists what each client contributed; see ``fedvi.results.influence``.
+    """Lists each client's contribution; see ``fedvi.results.influence``.
 
     Returns:
       By client: precision_share, shift_in_sds (coefficient → shift without the client; None with a
-      reason) and reason. None for a family that has no such answer, where the list would be very long, or
-      where nobody is to see what one client answered.
+      reason) and reason. None if the family has no such answer, the list would be very long, or single
+      clients' answers are not published.
     """
-    # Factors of a sum are parts of it, and no client's.
+    # With sums, a factor is a part of the sum, and no single client's.
     if run.is_summed or len(run.names) * len(run.clients) > _MOST_SHIFTS:
         return None
     without, own = None, None
@@ -128,8 +128,8 @@ def prior_rows(run: RunRecord) -> list[dict[str, float]] | None:
     """Lists mean and sd of the prior, for the coordinates that ``RunRecord.rows`` lists.
 
     Returns:
-      None where the prior is no member of the family: it is then a factor of its own, which is refined
-      beside the clients and told by no mean and sd.
+      None if the prior is not in the family: it is then a factor of its own, refined along with the
+      clients, without mean and sd.
     """
     if run.has_prior_factor:
         return None
@@ -139,11 +139,11 @@ def prior_rows(run: RunRecord) -> list[dict[str, float]] | None:
 
 
 def verdict_of(run: RunRecord, expected: Mapping[str, Any] | None) -> Verdict:
-    """Judges a run by what it released; see ``fedvi.results.verdict``.
+    """Judges a run from its releases; see ``fedvi.results.verdict``.
 
     Args:
-      run: that ended.
-      expected: what it is held against, see ``fedvi.planning.widths.expectation``.
+      run: a run that has ended.
+      expected: see ``fedvi.planning.widths.expectation``.
     """
     prior, open_sd = prior_rows(run), None
     if prior is not None:

@@ -1,4 +1,4 @@
-"""How predictions compare with what came true: classes, numbers and calibration."""
+"""Scores predictions against outcomes: classes, numbers and calibration."""
 
 import math
 from typing import NamedTuple
@@ -23,9 +23,9 @@ class Group(NamedTuple):
     """Records with about the same predicted probability.
 
     Attributes:
-      rows: how many; of a binomial outcome, trials.
+      rows: how many; for a binomial outcome, trials.
       predicted: mean predicted probability.
-      observed: share of them in which it came true.
+      observed: share of them in which the outcome occurred.
     """
 
     rows: int
@@ -36,14 +36,14 @@ class Group(NamedTuple):
 class Classes(NamedTuple):
     """How well an outcome with two or more classes is predicted.
 
-    Of a binomial outcome each trial is a record with two classes.
+    For a binomial outcome, each trial counts as a record with two classes.
 
     Attributes:
-      accuracy: share of records whose most probable class came true.
-      majority: share of the most frequent class of the test records: what a constant would reach.
-      auc: area under the ROC curve; None for more than two classes, or where only one occurs.
-      brier: mean squared distance of the probabilities from what came true. For two classes that of
-        one probability, in [0, 1]; for more the sum over classes, in [0, 2].
+      accuracy: share of records whose most probable class occurred.
+      majority: share of the test records' most frequent class: the accuracy of a constant.
+      auc: area under the ROC curve; None for more than two classes, or if only one occurs.
+      brier: mean squared distance of the probabilities from the outcome. For two classes, of one
+        probability, in [0, 1]; for more, the sum over classes, in [0, 2].
       calibration_error: mean over records of |predicted − observed| of their group (ECE).
       groups: by tenths of the predicted probability; for more than two classes, of the largest one.
     """
@@ -61,7 +61,7 @@ class Numbers(NamedTuple):
 
     Attributes:
       rmse: root of the mean squared error of the predictive mean, in the unit of the file.
-      spread: the same of a constant, the mean of the test records.
+      spread: the RMSE of a constant, the mean of the test records.
       coverage_50, coverage_95: share of records within the central interval of that probability. An
         interval of counts holds at least that probability, and more where counts are small.
     """
@@ -75,7 +75,7 @@ class Numbers(NamedTuple):
 def area_under_curve(score: np.ndarray, positive: np.ndarray) -> float | None:
     """Returns the probability that a positive scores higher than a negative; ties count one half.
 
-    The rank formula of Mann and Whitney. None where all are positive, or none.
+    The rank formula of Mann and Whitney. None if all or none are positive.
 
     >>> area_under_curve(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
@@ -84,7 +84,7 @@ def area_under_curve(score: np.ndarray, positive: np.ndarray) -> float | None:
 
 
 def area(score: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> float | None:
-    """Returns the same of scores that so many positives and negatives share, [n] each."""
+    """Like ``area_under_curve``, with [n] counts of positives and negatives at each score."""
     values, place = np.unique(score, return_inverse=True)
     won, lost = (np.bincount(place, each, len(values)) for each in (positives, negatives))
     pairs = won.sum() * lost.sum()
@@ -104,7 +104,7 @@ def groups_of(score: np.ndarray, came_true: np.ndarray) -> tuple[Group, ...]:
 
 
 def weighted_groups(score: np.ndarray, trials: np.ndarray, events: np.ndarray) -> tuple[Group, ...]:
-    """Divides trials by the deciles of the score; those of one record, and equal scores, stay together."""
+    """Divides trials by the deciles of the score; one record's trials, and equal scores, stay together."""
     order = np.argsort(score, kind="stable")
     reached = np.cumsum(trials[order])
     ends = np.searchsorted(reached, reached[-1] * np.linspace(0.0, 1.0, _GROUPS + 1)[1:-1])
@@ -121,7 +121,7 @@ def weighted_groups(score: np.ndarray, trials: np.ndarray, events: np.ndarray) -
 def summary(
     labels: np.ndarray, mean: np.ndarray, below: np.ndarray, up_to: np.ndarray, unit: float
 ) -> Numbers:
-    """Compares outcomes with means, and with intervals by P(Y < y) and P(Y ≤ y).
+    """Compares outcomes with means, and with intervals, given P(Y < y) and P(Y ≤ y).
 
     y is in the central interval of probability p, from the least k with P(Y ≤ k) ≥ (1 − p)/2 to the
     least with P(Y ≤ k) ≥ (1 + p)/2, if P(Y ≤ y) ≥ (1 − p)/2 and P(Y < y) < (1 + p)/2.

@@ -1,4 +1,4 @@
-"""``fedvi.simulate``: a simulated federation whose result says what it is worth."""
+"""``fedvi.simulate``: runs a simulated federation, whose result includes a verdict."""
 
 import dataclasses
 import functools
@@ -19,12 +19,12 @@ __all__ = ["Simulation", "simulate"]
 
 P = ParamSpec("P")
 
-# So many rows stand in a summary.
+# The most rows of a table in a summary.
 _MOST_SHOWN = 40
 
 
 class Simulation(Speaks, Result):
-    """A ``Result`` that judges itself: printed, it says in sentences what its numbers are worth."""
+    """A ``Result`` with a verdict: printed, it says in sentences how far to trust its numbers."""
 
     @functools.cached_property
     def verdict(self) -> Verdict:
@@ -33,12 +33,12 @@ class Simulation(Speaks, Result):
 
     @functools.cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What must be said beside any of its numbers: marks, doubts of the plan, alarms of the run."""
+        """What must be said beside any of its numbers: the mark, doubts about the plan, and alarms."""
         said = (self.assembly.mark, *advice.doubts(self.assembly), *self.verdict.alarms)
         return tuple(dict.fromkeys(filter(None, said)))
 
     def summary(self) -> Summary:
-        """Returns the verdict, the coefficients, and what each client's records paid."""
+        """Returns the verdict, the coefficients, and each client's privacy cost."""
         study = self.assembly.study
         said = self.verdict._replace(alarms=())
         ratio, rows = shared_parts.ratio(study), outcome.record(self).rows()
@@ -77,7 +77,7 @@ class Simulation(Speaks, Result):
 
 
 def _judged(run: Callable[P, Result]) -> Callable[P, Simulation]:
-    """Gives a function that simulates the result that judges itself."""
+    """Makes a simulating function return a ``Simulation``."""
 
     @functools.wraps(run)
     def simulate(*args: P.args, **kwargs: P.kwargs) -> Simulation:

@@ -1,8 +1,8 @@
-"""Runs a study over a grid of settings, each of them several times, and keeps one table of all runs.
+"""Runs a study over a grid of settings, several times each, and keeps one table of all runs.
 
-A run that is done is a file of its own, written as a whole, so a sweep that was stopped goes on where it
-was. What a sweep finds was computed from records: it is for whoever may see all of them, such as on
-simulated or public data, and no way to choose the settings of a private study from its own records.
+Each finished run is a file of its own, written as a whole, so a sweep that was stopped can continue. Its
+results were computed from records. They are only for those who may see all records, as with simulated or
+public data. They must not be used to choose the settings of a private study from its own records.
 """
 
 import concurrent.futures
@@ -37,12 +37,12 @@ __all__ = [
 
 
 class Cell(NamedTuple):
-    """One run of a grid.
+    """One run of a grid: a setting and a seed.
 
     Attributes:
       settings: dotted key of the study → its value here.
-      seed: of the run, counted from the study's own.
-      study: with both.
+      seed: of the run; seeds count up from the study's own.
+      study: with these settings and this seed.
     """
 
     settings: Mapping[str, Any]
@@ -51,12 +51,12 @@ class Cell(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A cell, and what it came to.
+    """A cell and its outcome.
 
     Attributes:
-      cell: which one.
-      told: the run as ``outcome.as_dict`` tells it; None where it failed.
-      problem: why it failed; "" where it did not.
+      cell: its settings and seed.
+      told: the run as ``outcome.as_dict`` writes it; None if it failed.
+      problem: why it failed; "" if it did not.
     """
 
     cell: Cell
@@ -65,12 +65,12 @@ class Run(NamedTuple):
 
 
 def grid(study: Study, settings: Mapping[str, Sequence[Any]], seeds: int = 1) -> list[Cell]:
-    """Returns all runs, those of one setting side by side, which compile once.
+    """Returns all runs, grouped by setting, so that each setting compiles once.
 
     Args:
-      study: what is varied.
-      settings: dotted key, such as "privacy.epsilon" → the values that it takes; their product is run.
-      seeds: how often each setting is run. Noise is fresh in each, and so is the order of arrival.
+      study: the study to vary.
+      settings: dotted key, such as "privacy.epsilon" → its values; their product is run.
+      seeds: number of runs per setting. Each has fresh noise, and a fresh order of arrival.
 
     Raises:
       ConfigError: a key is unknown, or a value does not fit it; before anything runs.
@@ -90,7 +90,7 @@ def grid(study: Study, settings: Mapping[str, Sequence[Any]], seeds: int = 1) ->
 
 
 def _set(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Puts a value where a dotted key says; ``parse_study`` judges both."""
+    """Sets the value at a dotted key; ``parse_study`` checks both."""
     *sections, name = key.split(".")
     if not sections or key == "study.seed":
         raise errors.ConfigError(
@@ -117,23 +117,24 @@ def sweep(
     jobs: int = 1,
     on_run: Callable[[Run], None] | None = None,
 ) -> list[Run]:
-    """Runs what is not done yet.
+    """Makes the runs that are missing.
 
     Args:
       cells: from ``grid``.
       base: the folder that data paths are relative to.
-      folder: where runs are kept; runs that it holds of the same study on the same files are not made
-        again, so that a grid can grow.
+      folder: where runs are kept. Runs of the same study on the same files are not repeated, so that a
+        grid can grow.
       pooled: also fit all records pooled, without privacy, beside each run.
-      jobs: so many processes run at once.
-      on_run: called with each run, also with those that were there.
+      jobs: number of processes.
+      on_run: called with each run, including those that existed.
 
     Returns:
-      A run a cell, in the order of ``cells``. One that failed holds its reason, and is made again next
+      One run per cell, in the order of ``cells``. A failed run holds its reason, and is repeated next
       time.
 
     Raises:
-      ConfigError: the folder cannot be written; or a process died, for want of memory or by a signal.
+      ConfigError: the folder cannot be written.
+      RunFailed: a process died, for lack of memory or by a signal.
     """
     place = folder / "runs"
     try:
@@ -184,7 +185,7 @@ def _problems(work: Sequence[tuple[Any, ...]], jobs: int) -> Iterable[str]:
 
 
 def _make(raw: dict[str, Any], base: Path, pooled: bool, file: Path) -> str:
-    """Makes one run and keeps it as a whole; returns why it failed."""
+    """Makes one run and writes its file atomically; returns why it failed, or ""."""
     try:
         result = simulate(parse_study(raw), base, pooled=pooled)
     except errors.FedviError as error:
@@ -204,7 +205,7 @@ def _make(raw: dict[str, Any], base: Path, pooled: bool, file: Path) -> str:
 
 
 def _key(study: Study, base: Path, pooled: bool) -> str:
-    """Names a run: by its study, the files that it reads and the version that ran it."""
+    """Returns a run's file name, from its study, the files it reads and the version of fedvi."""
     stamps = []
     for client in study.clients:
         path = base / (client.data or "")
@@ -215,7 +216,7 @@ def _key(study: Study, base: Path, pooled: bool) -> str:
 
 
 def run_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """Returns one row a run: its settings and seed, its price, how it ended and how long it took."""
+    """Returns one row per run: its settings, seed, price, end and duration."""
     rows = []
     for run in runs:
         told = run.told or {}
@@ -239,7 +240,7 @@ def run_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
 
 
 def coefficient_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """Returns one row a run and coefficient: mean, sd, interval and, if it was made, the pooled fit's."""
+    """Returns one row per run and coefficient: mean, sd, interval and, if made, the pooled fit's."""
     kept = ("name", "mean", "sd", "lower", "upper", "pooled_mean", "pooled_sd")
     return [
         {
@@ -254,12 +255,12 @@ def coefficient_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
 
 
 def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns one row a setting: what its runs came to, over all coefficients and seeds.
+    """Returns one row per setting, which summarises its runs over all coefficients and seeds.
 
-    Of each setting: ``runs`` that came to an end and those ``failed``; the median ``sd``; how many effects
-    stand ``clear`` of zero in the mean run (the interval's two ends have one sign; no intercept); and,
-    beside the pooled fit, the median ``width`` as a multiple of its, and the root mean square ``distance``
-    of means from its, in its sds.
+    For each setting: the ``runs`` that ended and those that ``failed``; the median ``sd``; the mean number
+    per run of effects ``clear`` of zero (both ends of the interval have one sign; intercepts excluded).
+    Beside a pooled fit also: the median ``width`` as a multiple of the pooled fit's, and the root mean
+    square ``distance`` of means from the pooled means, in pooled sds.
     """
     settings = list({json.dumps(run.cell.settings): run.cell.settings for run in runs}.values())
     return [_summed(chosen, [r for r in runs if r.cell.settings == chosen]) for chosen in settings]
@@ -321,5 +322,5 @@ def write_tables(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def _cell(value: Any) -> Any:
-    """A list or a table is one cell, as JSON."""
+    """Writes a list or a table as JSON in one cell."""
     return json.dumps(value) if isinstance(value, list | dict) else value

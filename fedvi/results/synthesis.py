@@ -2,9 +2,9 @@
 
     θ ~ q,   then records ~ p(· | θ), one θ for each set
 
-so that a set is what one θ could have produced, and several sets show what is not known of θ: an analysis
-is done on each, and the answers are combined (``fedvi.report.combine``). A function of the posterior and a
-seed: it costs nothing beside what was charged.
+so that each set is what one θ could have produced, and several sets show the uncertainty about θ: an
+analysis is done on each, and the results are combined (``fedvi.report.combine``). Synthetic records are a
+function of the posterior and a seed, so they cost no further privacy budget.
 
 Source: Jälkö, Lagerspetz, Haukka, Tarkoma, Honkela and Kaski (2021), Privacy-preserving data sharing via
 probabilistic modeling, Patterns 2(7); for several sets Räisä, Jälkö, Kaski and Honkela (2023), Noise-aware
@@ -46,10 +46,10 @@ class Synthetic(NamedTuple):
     """One set of synthetic records.
 
     Attributes:
-      columns: as a table of the study's file: column → cells, as text; None where records are arrays
-        that are no table.
-      arrays: in the model's own layout, as a .npz of the study's; None where records are a table that a
-        formula reads.
+      columns: a table of the study's file: column → cells, as text; None where records are arrays that
+        form no table.
+      arrays: in the model's own layout, as in the study's .npz; None where records are a table read by a
+        formula.
     """
 
     columns: dict[str, list[str]] | None
@@ -66,22 +66,22 @@ def synthesise(
 ) -> Iterator[Synthetic]:
     """Yields sets of synthetic records, each from a θ of its own.
 
-    A model of whole records, such as a mixture or a network, writes whole records. A regression is of
-    an outcome given other columns, and says nothing of these: they are taken from ``given``, a file that
-    is public. Events out of trials are drawn anew for as many trials as a record of ``given`` has: it has
-    both counts, and their sum stays. Where sites have effects, a set is of one site that nobody has seen.
+    A model of whole records, such as a mixture or a network, generates whole records. A regression models
+    an outcome given other columns, so these are taken from ``given``, a public file. For binomial outcomes,
+    ``given`` has both counts: their sum stays, and the events among these trials are drawn anew. Where
+    sites have effects, a set comes from one new site.
 
     Args:
       assembly: the study, built.
       posterior: η of a proper q.
-      records: how many a set has; None where ``given`` says so.
-      sets: how many.
+      records: the number of records in a set; None where ``given`` determines it.
+      sets: the number of sets.
       seed: of all draws; public.
-      given: a table with the columns that the model does not draw, or a .npz with the arrays.
+      given: a table with the columns, or a .npz with the arrays, that the model does not draw.
 
     Raises:
-      ConfigError: the model draws only some columns and ``given`` is missing, or the other way round; or
-        it cannot be run forwards.
+      ConfigError: the model draws only some columns and ``given`` is missing, or the model draws whole
+        records and ``given`` is present; or the model cannot be run forwards.
       DataError: a record of ``given`` does not fit the schema.
     """
     for name, value in (("sets", sets), ("records", records)):
@@ -120,7 +120,7 @@ _Conditional = Callable[[np.ndarray, np.random.SeedSequence], Synthetic]
 
 
 def _widened(assembly: Assembly, posterior: Eta) -> tuple[Any, Eta]:
-    """Returns family and η of what one set is drawn from: with the effects of a new site."""
+    """Returns family and η to draw a set from, including the effects of a new site."""
     if not isinstance(assembly.family, DenseGaussian) or brings_family(assembly.model):
         return assembly.family, posterior
     local = local_problem(assembly.family, assembly.model)
@@ -128,7 +128,7 @@ def _widened(assembly: Assembly, posterior: Eta) -> tuple[Any, Eta]:
 
 
 def _whole(assembly: Assembly) -> _Whole | None:
-    """Returns how a model draws whole records; None for one that draws some columns given others."""
+    """Returns a sampler of whole records; None if the model draws some columns given others."""
     model, schema = assembly.model, assembly.schema
     if isinstance(model, RunsForwards):
         drawn = ancestral.outcomes(model)
@@ -165,7 +165,7 @@ def _whole(assembly: Assembly) -> _Whole | None:
 def _table(
     model: Any, schema: Mapping[str, Column], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, list[str]] | None:
-    """Returns records that are one row of numbers as a table: of the study's file, or of the model."""
+    """Returns records of one row each as a table with the study's columns, or the model's names."""
     if not isinstance(model, Tabular):
         return None
     names = model.row
@@ -184,8 +184,8 @@ def _table(
 def cells(column: Column, values: np.ndarray) -> list[str]:
     """Returns prepared values as the study's file would write them.
 
-    Numbers are in the unit of the file and within their declared bounds, counts whole; of several cells
-    that mean a level, or true, the first in order stands for all.
+    Numbers are in the unit of the file and clipped to their declared bounds; counts are rounded. Where
+    several cells mean the same level or truth value, the first in order is written.
 
     >>> from fedvi.data.schema import parse_schema
     >>> raw = {"age": {"type": "number", "bounds": [18, 100], "center": 50, "scale": 10}}
@@ -211,7 +211,7 @@ def _shown(value: Any) -> str:
 
 
 def _conditional(assembly: Assembly, given: Path) -> _Conditional:
-    """Returns how outcomes are drawn for the records of a public file."""
+    """Returns a sampler of outcomes for the records of a public file."""
     model, design, schema = assembly.model, assembly.design, assembly.schema
     if isinstance(model, GeneratesOutcomes):
         return _beside_arrays(model, given)
@@ -226,7 +226,7 @@ def _conditional(assembly: Assembly, given: Path) -> _Conditional:
             absent = ", ".join(sorted({*model.record} - {*names, *outcomes}))
             raise ConfigError(f"the columns {absent} cannot be read from --given {given}")
     law = model.outcome if isinstance(model, HasOutcome) else None
-    # How many trials a record has is given, and only how they came out is drawn.
+    # The number of trials is given; only the number of events is drawn.
     keeps_total = isinstance(law, Draws) and law.keeps_total
     table, columns = _read(assembly, [*outcomes, *names] if keeps_total else names, given)
     own = [columns[name] for name in outcomes] if keeps_total else []
@@ -264,7 +264,7 @@ def _conditional(assembly: Assembly, given: Path) -> _Conditional:
 
 
 def _beside_arrays(model: GeneratesOutcomes, given: Path) -> _Conditional:
-    """Returns how a conjugate regression draws its outcomes for the arrays of a public file."""
+    """Returns a sampler of a conjugate regression's outcomes for the arrays of a public file."""
     layout = model.inputs
     if given.suffix.lower() != ".npz":
         raise ConfigError(
@@ -295,7 +295,7 @@ def _beside_arrays(model: GeneratesOutcomes, given: Path) -> _Conditional:
 def _read(
     assembly: Assembly, names: Sequence[str], path: Path
 ) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
-    """Returns the cells and the prepared columns of a public file, in which every record fits."""
+    """Returns the cells and prepared columns of a public file, every record of which must fit."""
     read = list(new_records.chunks(assembly.study, assembly.schema, names, path))
     for part in read:
         for index, reason in enumerate(part.reasons):
@@ -321,7 +321,7 @@ def _drawn(
 ) -> list[np.ndarray]:
     """Draws the outcomes of a regression at one θ [1, W]: prepared values, one array a column.
 
-    ``own`` are the columns that are replaced, of an outcome that keeps their sum.
+    ``own`` are the columns to be replaced, for an outcome that keeps their sum.
     """
     local = local_problem(assembly.family, assembly.model)
     model = local.site_model

@@ -1,4 +1,4 @@
-"""The verdict on a finished run: what a reader needs first. NumPy alone, since servers say it too."""
+"""Judges a finished run: what a reader needs first. Uses NumPy alone, since servers need it too."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,22 +14,22 @@ from fedvi.updates.abilities import ability
 
 __all__ = ["Verdict", "from_dict", "judge", "lines", "open_sds"]
 
-# An sd above the prior's by more is no rounding, and below so much of the expectation no luck.
+# An sd above _WIDER × the prior's is no rounding; one below _NARROWER × the expected one is no luck.
 _WIDER, _NARROWER = 1.02, 0.6
-# A site that tells less than this part of its fair share tells next to nothing.
+# A site with less than this part of its fair share of the precision adds almost nothing.
 _LITTLE = 0.1
-# A reference patient whose outcome is rarer, or surer, than this is not plausible.
+# A reference patient's probability below this, or above 1 minus this, is not plausible.
 _RAREST = 1e-3
-# Odds that are so many times the declared ones.
+# The log odds ratio to the declared odds from which a rate is not plausible.
 _FAR = math.log(30.0)
-# The released curvature is relied on where it narrows the prior by so much.
+# The released curvature is used if it makes the sd smaller than this part of the prior's.
 _SEEN = 0.5
 _NAMED = 8
-# So many prior sds from where the prior has a coefficient is beyond what it takes for possible.
+# More than this many prior sds from the prior mean is outside what the prior allows.
 _BEYOND = 4.0
-# An expectation without noise that is off by this factor, or more, was one of other records.
+# If the expected sds without noise change by this factor, other records were declared than were used.
 _OTHER = 1.7
-# Where intervals are so much wider than without privacy, a reader wants to know what would help.
+# From this ratio of interval widths, with and without privacy, a reader wants advice.
 _WIDE = 1.5
 
 
@@ -38,15 +38,15 @@ class Verdict(NamedTuple):
 
     Attributes:
       effects: how many coefficients are compared with 0.
-      stand_out: those of them whose interval leaves 0 out.
-      multiples: coefficient → its width as a multiple of what a fit without noise is expected to have;
-        empty where nothing is expected.
-      records: that all sites are taken to hold; None where nothing is expected.
-      effective: how many records would tell as much without noise; None also where what was released tells
-        of other records than those that are declared.
-      settled: whether the last round moved nothing that noise does not explain; None if unknown, as after
-        a single round.
-      alarms: why the result is not to be relied on as it is, one sentence each; empty where it is.
+      stand_out: those whose interval excludes 0.
+      multiples: coefficient → its width as a multiple of the expected width without noise; empty where
+        there is no expectation.
+      records: that all sites are assumed to hold; None where there is no expectation.
+      effective: how many records would give the same precision without noise; None also where the
+        releases contradict the declared records.
+      settled: whether noise explains every move of the last round; None if unknown, as after a single
+        round.
+      alarms: reasons not to rely on the result as it is, one sentence each; empty if there are none.
       helps: what would narrow intervals most; empty if unknown.
     """
 
@@ -66,7 +66,7 @@ class Verdict(NamedTuple):
 
     @property
     def wants_help(self) -> bool:
-        """Whether much of the width is privacy's, or most effects do not stand out."""
+        """Whether privacy causes much of the width, or most effects do not stand out."""
         return 2 * len(self.stand_out) < self.effects or (self.multiple or 1.0) > _WIDE
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,9 +88,9 @@ def open_sds(
 ) -> np.ndarray | None:
     """Returns the sds that a fit of the same records without noise is expected to have, [D]; or None.
 
-    What was released of the curvature tells more than what a study declares, which may be little, if it
-    stands out of the noise: where the posterior that is handed out, which holds no noise of the mean, is
-    much narrower than the prior. It is narrower still without the clipping.
+    A study may declare little of its records, so the released curvature is used where it stands out of
+    the noise: where the released posterior, which holds no noise of the mean, is much narrower than the
+    prior. Without clipping it would be narrower still.
     """
     planned = None if expected is None else np.asarray(expected["sds"], np.float64)
     if standing is None or planned is None or expected is None:
@@ -110,23 +110,23 @@ def judge(
     expected: Mapping[str, Any] | None = None,
     helps: str = "",
 ) -> Verdict:
-    """Judges a finished run by what was released of it.
+    """Judges a finished run from its releases.
 
     Args:
-      study: that was run.
+      study: the run's study.
       rows: the posterior by coordinate, see ``fedvi.study.spec.coefficients``.
-      prior: mean and sd of the same; None if it has none.
+      prior: its mean and sd by coordinate; None if it has none.
       moves: (largest move of a mean, surprise, jitter) of each round, in posterior sds.
-      shares: client → its share of the likelihood's precision; empty where nobody may know.
+      shares: client → its share of the likelihood's precision; empty if shares may not be shown.
       open_sd: see ``open_sds``.
       expected: see ``fedvi.planning.widths.expectation``.
       helps: what would narrow intervals most, in words.
     """
     effects = []
-    # Of topics, or of a function's parameters, nothing is compared with 0.
+    # Topics, or parameters of a function, are not compared with 0.
     if study.formula is not None and not regressions.is_function(study.model.kind):
         effects = [index for index, row in enumerate(rows) if _is_effect(row["name"])]
-    # Where noise made an interval wider than the prior, its place is noise, too.
+    # Where noise made an interval wider than the prior, its position is noise, too.
     stand_out = [
         rows[i]["name"]
         for i in effects
@@ -140,8 +140,8 @@ def judge(
     unheld = solver.unheld if study.privacy.private else ""
     multiples: dict[str, float] = {}
     records = effective = None
-    # Where nothing is protected, what is wider than expected is not privacy's doing; and the width of an
-    # interval that leaves the noise out says nothing of what noise costs.
+    # Without privacy, an interval wider than expected has other causes. And an interval that leaves the
+    # noise out does not show what noise costs.
     if open_sd is not None and expected is not None and study.privacy.private and not unheld:
         multiples = {
             row["name"]: row["sd"] / float(sd) for row, sd in zip(rows, open_sd, strict=False)
@@ -184,7 +184,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
             else "intervals are about as wide as without privacy"
         )
         if verdict.effective is not None and more > 1.05:
-            # A part of the records, not how many: that is not published.
+            # A share of the records, since their number is not published.
             said += (
                 f": without noise, {_part(verdict.effective / verdict.records)} of the records would give "
                 "intervals as narrow"
@@ -217,7 +217,7 @@ def _effective(
     open_sd: np.ndarray,
     effects: Sequence[int],
 ) -> int | None:
-    """Returns the median over effects of the records whose precision, without noise, is that of the run."""
+    """Returns how many records without noise would give the run's precision: the median over effects."""
     if prior is None or not effects:
         return None
     before = np.array([prior[i]["sd"] for i in effects]) ** -2.0
@@ -268,7 +268,7 @@ def _of_prior(
     prior: Sequence[Mapping[str, float]] | None,
     effects: Sequence[int],
 ) -> Iterator[str]:
-    """Yields what lies where the prior has nothing, as where a column tells the outcome without fail."""
+    """Yields effects far outside the prior, as when a column determines the outcome."""
     beyond = [
         rows[i]["name"]
         for i in effects
@@ -300,7 +300,7 @@ def _of_shares(study: Study, shares: Mapping[str, float | None]) -> Iterator[str
 
 
 def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yields that the rate of a reference patient is not plausible, of odds."""
+    """Yields an alarm if the rate of a reference patient is not plausible, for odds."""
     formula = study.formula or ""
     intercept = next((row for row in rows if row["name"] == "(Intercept)"), None)
     if intercept is None or shared_parts.ratio(study) != "odds":
