@@ -48,7 +48,7 @@ _PUBLIC = {
 }
 _PACKAGES = ("expfam", "models", "privacy", "report")
 
-# A type checker reads the imports above, and would take every name for known if it saw this.
+# Hidden from type checkers, which read the imports above and would accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Every error that fedvi raises on purpose, each with a hint."""
+"""Defines every error that fedvi raises on purpose, each with a hint."""
 
 import difflib
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ class FedviError(Exception):
 
 
 class ConfigError(FedviError):
-    """A study file, or an argument, says something that cannot be carried out."""
+    """A study file, or an argument, asks for something that cannot be carried out."""
 
     exit_code = 2
 
@@ -70,7 +70,7 @@ class FamilyError(FedviError):
 
 
 class SolverError(FedviError):
-    """A local solver cannot solve the task that it was given."""
+    """A local solver cannot solve its task."""
 
 
 class ProtocolError(FedviError):
@@ -78,11 +78,11 @@ class ProtocolError(FedviError):
 
 
 class HelloNeeded(ProtocolError):
-    """The server does not know, since it started, whose ledger it deals with: greet it again."""
+    """The server has not greeted this client since it started: send the greeting again."""
 
 
 class Superseded(ProtocolError):
-    """Another process greeted as this client since: of two copies of one state, this is the older."""
+    """Another process has greeted as this client since; of two copies of one state, this is the older."""
 
 
 class TransportError(FedviError):
@@ -92,7 +92,7 @@ class TransportError(FedviError):
 
 
 class IdentityError(FedviError):
-    """A certificate, or what it stands for, does not allow what was asked."""
+    """A certificate does not allow the request."""
 
     exit_code = 4
 
@@ -104,13 +104,13 @@ class RunFailed(FedviError):
 
 
 class PrivacyError(FedviError):
-    """Something would be released that may not be."""
+    """Something that must not be released would be."""
 
     exit_code = 5
 
 
 class UnsupportedEvent(PrivacyError):
-    """An accountant does not know an event; it refuses rather than guess."""
+    """An accountant does not support an event; it refuses rather than guess."""
 
 
 class BudgetExceeded(PrivacyError):
@@ -147,7 +147,7 @@ _TYPES = {
 
 
 def in_words(expected: str) -> str:
-    """Returns what a validator expects, in the words of this package.
+    """Returns a validator's expectation in this package's words.
 
     >>> in_words("Input should be a valid number"), in_words("Input should be greater than 0")
     ('a number', 'greater than 0')

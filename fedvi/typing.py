@@ -1,4 +1,4 @@
-"""Types that several packages share, such as η and keys."""
+"""Defines types and reserved names that several packages share, such as η and keys."""
 
 from typing import Any, Final
 
@@ -14,32 +14,33 @@ Records = dict[str, Any]
 """Named columns; every array's leading axis is the record, unless a docstring says "one record"."""
 
 ROWS: Final = "[rows]"
-"""The column that is there where a unit holds several rows: bool [unit, row], true where a row stands.
+"""The column present where a unit holds several rows: bool [unit, row], true for a real row.
 
-All other arrays are then [unit, row, …]. No argument of a model and no column can be called so.
+All other arrays are then [unit, row, …]. No model argument or column may have this name.
 """
 
 IDS: Final = "[ids]"
-"""The column that says which record is which where a shard is divided into parts: uint64 [record].
+"""The column that identifies records where a shard is divided into parts: uint64 [record].
 
-A keyed hash of the record's own identifier, so that it depends on no other record and on no place.
-Two records of one identifier share it. Solvers that divide read it; no model ever sees it.
+A keyed hash of the record's own identifier, so that it depends on no other record and on no position.
+Records with the same identifier share it. Solvers that divide shards read it; no model ever sees it.
 """
 
 SITE: Final = "[site]"
-"""The column that says from which site a record is, where those of several are together: integers from 0.
+"""The column with each record's site, where records of several sites are pooled: integers from 0.
 
-Read by models with effects of sites alone, in a fit that pools records.
+Only models with effects of sites read it, in a pooled fit.
 """
 
 LOG_SCALE: Final = "log τ: "
-"""What the name of a coordinate begins with that is the log of how far sites differ, see
-``fedvi.models.site_effects``. No column of a formula begins so.
+"""Prefix of a coordinate that is the log of how much sites differ, see ``fedvi.models.site_effects``.
+
+No column of a formula has this prefix.
 """
 
 PRIOR: Final = "prior"
-"""The worker that owns a prior which is not in the family. It lives in the server's own process: no
-client may take its name, and nobody dials in by it.
+"""The worker of a prior that is not in the family. It lives in the server's own process: no client may
+have its name, and no connection may use it.
 """
 
 Key = Any

@@ -1,4 +1,4 @@
-"""From what a study asks for to a running federation.
+"""Builds and runs a federation from a study.
 
 Which file to open: `loading` (records), `site` (a worker), `server_plan` (what a server reads, without
 JAX), `simulate` (all of them in one process), `changes` (who leaves and joins), `extension` (more rounds),

@@ -10,19 +10,19 @@ __all__ = ["Changes"]
 
 
 class Changes:
-    """Removes and adds clients at a coordinator once so many rounds are complete.
+    """Removes and adds clients of a coordinator after given numbers of complete rounds.
 
     Args:
       spec: of the run with all clients.
-      remove: client → after how many rounds its factor is divided out.
-      add: client → after how many rounds it joins; these are the last of the study.
+      remove: client → the number of rounds after which its factor is divided out.
+      add: client → the number of rounds after which it joins; these clients are the study's last.
 
     Attributes:
-      first: the spec that the run begins with.
+      first: the spec at the beginning of the run.
 
     Raises:
-      ConfigError: a client is not in the study, would be added before another one that stands before it
-        or after it was removed, or a round is none of the schedule's.
+      ConfigError: a client is not in the study, would be added before a client that precedes it or after
+        it was removed, or a round is not in the schedule.
     """
 
     def __init__(self, spec: ServerSpec, remove: Mapping[str, int], add: Mapping[str, int]) -> None:
@@ -57,13 +57,13 @@ class Changes:
 
     @property
     def are_made(self) -> bool:
-        """Whether nobody leaves or joins any more."""
+        """Whether no change is left to make."""
         return not self._joining and not self._leaving
 
     def make(self, coordinator: Coordinator) -> list[str]:
-        """Makes the changes that are due; returns who has joined by them."""
+        """Makes the changes that are due; returns the clients that joined."""
         joined = []
-        # A change may complete a round, by which the next is due.
+        # A change may complete a round, which makes the next change due.
         while coordinator.state.status not in OVER:
             history = coordinator.state.history
             rounds = history[-1].rounds if history else 0
@@ -96,7 +96,7 @@ def _check(spec: ServerSpec, what: str, name: str, rounds: int) -> None:
 
 
 def _begun_with(spec: ServerSpec, count: int) -> ServerSpec:
-    """Returns the spec of a run of the first clients alone."""
+    """Returns the spec of a run with the first clients only."""
     clients = spec.clients[:count]
     kept = {name: header for name, header in spec.headers.items() if name in clients}
     return spec._replace(clients=clients, headers=kept)

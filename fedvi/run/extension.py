@@ -11,20 +11,20 @@ __all__ = ["earlier"]
 
 
 def earlier(plan: ServerPlan, folder: Path) -> tuple[str, ...]:
-    """Returns the digests of a study before its clients that are ``added``: a run of one may go on.
+    """Returns the study's digests before its ``added`` clients; a run of such a study may continue.
 
-    A digest is over all of a study but its clients' local paths, so a run that has one of these differs
-    in those clients alone. Ledgers are the same if the price of an answer and the number of rounds are,
-    which the store compares. The plan that the server kept says the rest: how an answer becomes a change,
-    and what noise the server takes it to have. None of it hangs on the number of clients in fedvi's own
-    solvers; in one of somebody's own it may, and is refused.
+    A digest covers all of a study but its clients' local paths, so a run with one of these digests differs
+    only in those clients. The store checks that ledgers agree: the price of an answer and the number of
+    rounds. The server's stored plan gives the rest: how an answer becomes a change, and which noise the
+    server assumes. None of it depends on the number of clients in fedvi's own solvers. In a user's own
+    solver it may, which is refused.
 
     Args:
       plan: of the study with the new clients.
-      folder: the server's, with the plan of the run so far; without one there is nothing to compare.
+      folder: the server's, with the plan of the run so far; without a plan nothing is compared.
 
     Raises:
-      ConfigError: the longer study would be carried out in another way.
+      ConfigError: the plans differ in more than the new clients.
     """
     path = folder / server_plan.FILE
     if path.exists():

@@ -19,15 +19,15 @@ from fedvi.updates.conjugate import FromFile
 __all__ = ["Disk", "load_shard", "load_shards", "with_capacity"]
 
 _IN_MEMORY = 1 << 29
-"""Bytes of prepared records that a client keeps in memory at most, if it has the choice."""
+"""The most bytes of prepared records that a client keeps in memory, if it has the choice."""
 
 
 class Disk(NamedTuple):
-    """Where prepared records may lie while they are worked on, in place of memory; see ``data.stored``.
+    """Where prepared records are kept on disk instead of memory; see ``data.stored``.
 
     Attributes:
-      folder: on whose disk; None: the system's own for what is temporary.
-      always: whether they lie there however few they are.
+      folder: a folder on the disk to use; None: the system's folder for temporary files.
+      always: whether records are kept there whatever their number.
     """
 
     folder: Path | None = None
@@ -41,7 +41,7 @@ def load_shards(
     disk: Disk | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> dict[str, ArraySource]:
-    """Reads every client's file; paths are relative to ``base``, the others as of ``load_shard``.
+    """Reads every client's file, at a path relative to ``base``; other arguments as for ``load_shard``.
 
     Raises:
       ConfigError: if a client names no file.
@@ -74,15 +74,15 @@ def load_shard(
       assembly: the study, built.
       client: its name in the study.
       path: of a format of ``data.tables``.
-      disk: where records may lie that would take more than 512 MiB of memory, where the solver goes
-        through them block by block. What is computed is the same, to the last bit. None: in memory.
+      disk: for records that would take more than 512 MiB of memory, if the solver goes through them
+        block by block. Results are the same, to the last bit. None: in memory.
       tell: called with a sentence if most records count as zero, as by ``data.prepared``, and if there
-        are more than the study declares. Private: for the screen of whoever holds them.
+        are more than the study declares. Private: only for the screen of the records' owner.
 
     Raises:
-      ConfigError: they are to lie on the disk always, and the study's solver cannot work on them there.
-      DataError: the file is not there or lacks a column; in a study that promises nothing, also if
-        it does not fit the schema, or a row does not say whose it is.
+      ConfigError: ``disk.always`` is set, and the study's solver cannot work on records on disk.
+      DataError: the file is missing or lacks a column; in a study without privacy, also if it does not
+        fit the schema, or a row has no identifier.
     """
     source = _read(assembly, client, path, disk, tell)
     most = _most(assembly)
@@ -143,14 +143,14 @@ def _read(
 
 
 def _most(assembly: Assembly) -> int | None:
-    """Returns how many records of a client are used at most; None for all."""
+    """Returns the most records of a client that are used; None for all."""
     if assembly.study.data.unit_column is not None and not assembly.grouped:
         return None  # the study counts units, but a record is a row here
     return assembly.study.data.max_records
 
 
 def _wanted(study: Study, schema: Any, names: tuple[str, ...], identity: str | None) -> data.Wanted:
-    """Returns what is asked of a client's file."""
+    """Returns the columns to read from a client's file."""
     columns = [schema[name].column for name in names]
     if identity is not None:
         columns.append(identity)
@@ -164,7 +164,7 @@ def _wanted(study: Study, schema: Any, names: tuple[str, ...], identity: str | N
 
 
 def _is_stored(assembly: Assembly, client: str, path: Path, disk: Disk) -> bool:
-    """Says whether a client's records lie on the disk; what decides is public, or the size of the file."""
+    """Whether a client's records are kept on disk; decided by public values or the file's size."""
     study, design = assembly.study, assembly.design
     able = (
         assembly.solvers[client].streams
@@ -183,7 +183,7 @@ def _is_stored(assembly: Assembly, client: str, path: Path, disk: Disk) -> bool:
     if not able or not path.exists():
         return False
     rows = study.data.max_records or data.known_rows(path)
-    if rows is None:  # of texts, whose digits take about as much room
+    if rows is None:  # of text files, whose size is about that of the numbers in memory
         return path.stat().st_size > _IN_MEMORY
     numbers = len(assembly.schema)
     if design is not None:
@@ -198,8 +198,8 @@ def _load_arrays(
     path: Path,
     tell: Callable[[str], None] | None,
 ) -> ArraySource:
-    """Reads what a conjugate model calls a record: from a file of arrays; or from the columns of a table,
-    in the order of the schema, where a record is one row of numbers."""
+    """Reads a conjugate model's records from a file of arrays, or from a table with one row of numbers per
+    record, whose columns are in the order of the schema."""
     study, schema, layout = assembly.study, assembly.schema, model.layout
     private = study.privacy.private
     if path.suffix.lower() == ".npz":
@@ -232,7 +232,7 @@ def with_capacity(assembly: Assembly, sources: Mapping[str, ArraySource]) -> dic
     under either relation.
 
     Raises:
-      DataError: there are more records than declared, in a study that promises nothing; or records
+      DataError: there are more records than declared, in a study without privacy; or records
         are not grouped into units as the study says.
     """
     study, declared = assembly.study, _most(assembly)

@@ -1,9 +1,9 @@
-"""Writes a server's part of a study to a file where JAX is, and reads it where JAX is not.
+"""Writes a server's part of a study to a file with JAX, and reads it without JAX.
 
     FOLDER/plan.json       the plan
-    FOLDER/plan/ab/abcd…   arrays of it above 1 MiB, named by their SHA-256
+    FOLDER/plan/ab/abcd…   its arrays above 1 MiB, named by their SHA-256
 
-A plan stays a text that can be read, whatever the size of the prior.
+The plan stays readable text, whatever the size of the prior.
 """
 
 import dataclasses
@@ -58,11 +58,11 @@ ARRAYS = "plan"
 
 _FORMAT = 2
 
-_INLINE_BYTES = 1 << 20  # as text, an array of more would be several times as large
+_INLINE_BYTES = 1 << 20  # a larger array would take several times its size as text
 
 
 class Finish(NamedTuple):
-    """A function that a server runs, such as (released value, task) → ``Change``, by name.
+    """A function that the server runs, such as (released value, task) → ``Change``, given by name.
 
     Attributes:
       function: "module:name".
@@ -74,11 +74,11 @@ class Finish(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What the server knows of one worker.
+    """The server's knowledge of one worker.
 
     Attributes:
       cost: the event of one answer.
-      finish: how an answer becomes a change of its factor.
+      finish: turns an answer into a change of the worker's factor.
       header: of its ledger; None for the prior's worker, which reads no record.
     """
 
@@ -89,24 +89,24 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ServerPlan:
-    """A study, and what only its model, its solver and the calibration of its noise can tell.
+    """A study, and the values that need its model, solver or noise calibration to compute.
 
     Attributes:
       software: the version of fedvi that made it.
       study: as validated.
       names: of θ's coordinates.
-      units: of the same; "" where nothing was scaled.
+      units: of the coordinates; "" where nothing was scaled.
       prior: η_0, proper.
       workers: the prior's worker, if there is one, and the clients in the order of the study.
-      stand: what makes of noisy factors the q that is handed out, see ``LocalSolver.stand``; None if
-        nothing needs to.
-      renews: whether an answer takes the place of a factor, see ``LocalSolver.renews``.
+      stand: turns noisy factors into the q that is handed out, see ``LocalSolver.stand``; None if not
+        needed.
+      renews: whether an answer replaces a factor, see ``LocalSolver.renews``.
       rounds: the largest number of answers of one client.
-      table_distance: of the noise of one release from the law that is priced.
+      table_distance: distance of one release's noise from the law that is priced.
       mark: printed beside every claim; empty if nothing needs saying.
-      warnings: what must be warned of, one sentence each, see ``fedvi.planning.advice.doubts``.
-      expected: what its result is held against, see ``fedvi.planning.widths.expectation``; or None.
-      gather: how answers are added up, see ``ServerSpec.gather``; None if each is folded as it is.
+      warnings: one sentence each, see ``fedvi.planning.advice.doubts``.
+      expected: the expectation for its result, see ``fedvi.planning.widths.expectation``; or None.
+      gather: how answers are summed, see ``ServerSpec.gather``; None if each is folded by itself.
       is_kept: whether it was read from a server's folder.
     """
 
@@ -128,7 +128,7 @@ class ServerPlan:
 
     @property
     def digest(self) -> str:
-        """Of the study: what a client's Hello must carry."""
+        """The study's digest, which a client's Hello must carry."""
         return self.study.digest
 
     @property
@@ -145,28 +145,28 @@ class ServerPlan:
 def prepare(study_path: Path, folder: Path) -> ServerPlan:
     """Returns the plan of a study file, from ``folder/plan.json`` if it is there and fits.
 
-    Otherwise it is computed by another process, so that this one needs no JAX. A plan fits if study and
-    version of fedvi are those that it was made from. Nothing is written: see ``keep``.
+    Otherwise another process computes it, so that this one needs no JAX. A plan fits if it was made from
+    the same study by the same version of fedvi. Nothing is written: see ``keep``.
 
     Raises:
-      FedviError: as ``build.assemble`` does; the study cannot be carried out.
+      FedviError: the study cannot be carried out; see ``build.assemble``.
     """
     study, path = load_study(study_path), folder / FILE
     if path.exists():
         try:
             found = read(path)
         except errors.ConfigError:
-            found = None  # of another version, or damaged: what it said can be computed again
+            found = None  # of another version, or damaged: it can be computed again
         if found is not None and _fits(found, study):
             return found
     return _computed(study_path)
 
 
 def keep(plan: ServerPlan, folder: Path) -> None:
-    """Keeps a plan in a server's folder for the next start, unless it was found there.
+    """Writes a plan to a server's folder for the next start, unless it was read from there.
 
-    To be called once the state in the folder was opened: a folder that refuses a changed study, or that
-    another server has in use, keeps its own plan.
+    Call it after the state in the folder was opened: a folder that refuses a changed study, or that
+    another server is using, must keep its own plan.
 
     Raises:
       LedgerError: it cannot be written.
@@ -177,10 +177,10 @@ def keep(plan: ServerPlan, folder: Path) -> None:
 
 
 def read(path: Path) -> ServerPlan:
-    """Reads a plan that was kept.
+    """Reads a stored plan.
 
     Raises:
-      ConfigError: there is none, or it is damaged or of another version.
+      ConfigError: it is missing, damaged, or of another version.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -190,12 +190,12 @@ def read(path: Path) -> ServerPlan:
 
 
 def make(assembly: "Assembly") -> ServerPlan:
-    """Writes down what a server needs of a built study.
+    """Makes the server's plan of a built study.
 
     Raises:
-      ConfigError: a solver's ``finish`` is no function that another process could find by name.
+      ConfigError: a solver's ``finish`` is not a function that another process can import by name.
     """
-    # Imports JAX, which who reads a plan needs not.
+    # Imports JAX, which reading a plan does not need.
     from fedvi.planning import advice, widths
 
     spec = assembly.spec
@@ -223,12 +223,12 @@ def make(assembly: "Assembly") -> ServerPlan:
 
 
 def to_spec(plan: ServerPlan) -> ServerSpec:
-    """Returns what the server runs on: equal to ``Assembly.spec``, built without JAX.
+    """Returns the server's spec: equal to ``Assembly.spec``, built without JAX.
 
-    A family, schedule or solver of somebody's own is imported by its name, and may import JAX.
+    A user's own family, schedule or solver is imported by its name, and may import JAX.
 
     Raises:
-      ConfigError: a function that the plan names is not there.
+      ConfigError: a function that the plan names does not exist.
     """
     family = shared_parts.family(plan.study, len(plan.names))
     schedule, step_rule, patience = shared_parts.schedule(plan.study)
@@ -254,7 +254,7 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
 
 
 def _fits(plan: ServerPlan, study: Study) -> bool:
-    """Says whether a plan is of this study; compared as JSON, which spells infinity one way only."""
+    """Whether a plan is of this study; compared as JSON, which has one form of infinity."""
     return plan.software == __version__ and plan.study.as_dict() == study.as_dict()
 
 
@@ -265,7 +265,7 @@ def _named(finish: Callable[..., Any], what: str, worker: str) -> Finish:
     name = Finish(f"{function.__module__}:{getattr(function, '__qualname__', '')}", arguments)
     try:
         same = json.loads(json.dumps(arguments)) == arguments
-        # A function within a function has a name that nobody else can find.
+        # A nested function cannot be imported by its name.
         same = same and _function(name.function) is function
     except (errors.ConfigError, TypeError, ValueError):
         same = False
@@ -328,7 +328,7 @@ def to_json(plan: ServerPlan) -> dict[str, Any]:
 
 
 def _sha256(content: Mapping[str, Any]) -> str:
-    """Tells a plan that was damaged or changed, such as one number of its prior; no signature."""
+    """Returns a checksum that detects damage or changes by hand; it is no signature."""
     rest = {name: value for name, value in content.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -400,7 +400,7 @@ def _computed(study_path: Path) -> ServerPlan:
     """Computes a plan in another process.
 
     Raises:
-      FedviError: what was raised there, or there is no room to work in.
+      FedviError: raised in that process, or there is no space for its files.
     """
     with (
         files.reported(study_path),
@@ -430,12 +430,12 @@ def _computed(study_path: Path) -> ServerPlan:
         if "error" in content:
             kind = getattr(errors, content["error"])
             raise kind(content["message"], content["hint"])
-        # Large arrays are maps of files, which outlive the names that go now.
+        # Large arrays are memory-mapped, so they outlive the deletion of their files.
         return _from_json(content, target)
 
 
 def _noted(leaf: np.ndarray) -> Any:
-    """Returns what stands in a plan for an array: its numbers, or the digest of its bytes."""
+    """Returns an array's form in a plan: its numbers, or the digest of its bytes."""
     return leaf.tolist() if leaf.nbytes <= _INLINE_BYTES else {"sha256": _digest(leaf)}
 
 
@@ -447,7 +447,7 @@ def _digest(leaf: np.ndarray) -> str:
 
 
 def _array(noted: Any, shape: tuple[int, ...], path: Path) -> np.ndarray:
-    """Returns the array that something stands for in the plan at ``path``; maps a large one.
+    """Returns the array for its form in the plan at ``path``; maps a large one.
 
     Raises:
       LedgerError: its file is missing, or holds other bytes than were written.
@@ -460,7 +460,7 @@ def _array(noted: Any, shape: tuple[int, ...], path: Path) -> np.ndarray:
 
 
 def _write_plan(path: Path, plan: ServerPlan) -> None:
-    """Writes a plan, its large arrays first, and deletes those of a plan before it."""
+    """Writes a plan, its large arrays first, and deletes those of an earlier plan."""
     leaves = tree.leaves(plan.prior)
     large = {_digest(leaf): leaf for leaf in leaves if leaf.nbytes > _INLINE_BYTES}
     folder = path.parent / ARRAYS
@@ -475,7 +475,7 @@ def _write_plan(path: Path, plan: ServerPlan) -> None:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file atomically."""
     text = json.dumps(content, indent=1, allow_nan=False)
     descriptor, name = tempfile.mkstemp(prefix=FILE, dir=path.parent)
     try:
@@ -491,7 +491,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _main(study_path: str, target: str) -> None:
-    """Computes the plan of a study file: what the other process runs."""
+    """Computes the plan of a study file, in the other process."""
     from fedvi.study import build
 
     try:

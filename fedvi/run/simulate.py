@@ -1,4 +1,4 @@
-"""A whole federation in one process: the same workers, messages and coordinator as over a network."""
+"""Runs a whole federation in one process, with the workers, messages and coordinator of a deployment."""
 
 import contextlib
 import dataclasses
@@ -53,11 +53,11 @@ __all__ = ["Clock", "Moment", "Result", "Site", "drive", "run", "simulate"]
 
 
 class Moment(NamedTuple):
-    """Where a simulation stands after a fold: what a progress display shows; all of it public.
+    """The public state of a simulation after a fold, for a progress display.
 
     Attributes:
       update: the server's record of the fold.
-      rounds: how many rounds are planned.
+      rounds: the number of planned rounds.
       elapsed_seconds: real time since the start.
       simulated_seconds: time on the simulated clock.
       epsilon: the largest ε that any client has spent, in the study's relation; infinite without
@@ -78,9 +78,9 @@ class Site:
     Attributes:
       name: the client.
       records: how many records it holds, only if the study declares that public.
-      releases: how many answers it sent.
-      numbers: how many numbers left it in all.
-      claims: what its records' privacy cost, by relation; empty without protection.
+      releases: the number of answers it sent.
+      numbers: the total number of scalars it sent.
+      claims: the privacy cost of its records, by relation; empty without protection.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Result:
-    """A fitted posterior, and what it cost.
+    """A fitted posterior and its privacy cost.
 
     Attributes:
       assembly: the study, built.
@@ -103,11 +103,11 @@ class Result:
       history: all folds.
       ledgers: client → its ledger.
       improper: whether Σ factors was improper at the end, so that q is a projection.
-      pooled: η of the non-private fit to all shards pooled, if it was asked for.
-      residuals: worker (and "pooled") → how far, in posterior sds, a deterministic solver stopped
-        from its optimum at the last visit; computed from records, so only of what is unprotected.
+      pooled: η of the non-private fit to all shards pooled, if requested.
+      residuals: worker (and "pooled") → distance, in posterior sds, from a deterministic solver's optimum
+        at the last visit. It is computed from records, so only in studies without protection.
       elapsed_seconds: real time of the run, compilation included.
-      standing: what the server made of noisy factors at last; None where it adds them up.
+      standing: the server's last result from noisy factors; None if it just adds them up.
     """
 
     assembly: Assembly
@@ -159,17 +159,17 @@ def simulate(
       pooled: fit the same model to all shards pooled, without privacy, for comparison. Only for
         data that may be pooled: the result then holds an unprotected posterior.
       on_moment: called after each fold.
-      on_pooled: called before the pooled fit, if there is one: no moment comes any more.
+      on_pooled: called before the pooled fit, if there is one; no moment follows.
       state: a new or empty folder for the clients' ledgers, ``state/CLIENT/ledger.sqlite``; None
         keeps them in memory, until the process ends.
-      policies: client → the file of its own policy (``fedvi.client.policy``). What it charges for
-        life is kept beside that file, in a folder named after it with the suffix ``.life``.
+      policies: client → the file of its own policy (``fedvi.client.policy``). Its charges for life are
+        kept in a folder beside that file, named after it with the suffix ``.life``.
       private_metrics, remove, add: see ``run``.
-      cache: a folder on whose disk prepared records lie, however few they are; None: where they would
-        take much memory, on the system's own.
+      cache: a folder for prepared records on disk, whatever their number; None: in memory, or in the
+        system's folder for temporary files if they would take much memory.
       on_warning: called with each of the study's warnings, before data are read; and for a client most of
-        whose records count as zero, or who has more than the study declares. The latter is private:
-        only whoever holds all records may see it.
+        whose records count as zero, or that has more records than the study declares. The latter is
+        private: only for someone who may see all records.
 
     Raises:
       FedviError: before anything is computed, if the study or the data does not fit.
@@ -223,17 +223,17 @@ def run(
       assembly: from ``build.assemble``.
       sources: client → its records, laid out as the model wants them.
       pooled, on_moment, on_pooled, state: see ``simulate``.
-      admit: client → what its ``Worker`` asks before a task is charged.
-      private_metrics: a folder for what each client's solver told of its records, a file
+      admit: client → the check that its ``Worker`` makes before a task is charged.
+      private_metrics: a folder for each client's solver metrics, which depend on its records, as files
         ``CLIENT.jsonl`` that must not leave the client; None, the default, keeps nothing.
-      remove: client → after how many complete rounds its factor is divided out, as by ``fedvi remove``;
-        0 is before the first task.
-      add: client of the study → after how many complete rounds it joins, as by ``fedvi server --extend``;
-        until then the run is that of the others. What a run that ends earlier does not come to is not
-        done; the result's history tells what was.
+      remove: client → the number of complete rounds after which its factor is divided out, as by
+        ``fedvi remove``; 0 is before the first task.
+      add: client of the study → the number of complete rounds after which it joins, as by ``fedvi server
+        --extend``; until then the run has only the others. If the run ends first, the change is not made;
+        the result's history shows which were.
 
     Raises:
-      ConfigError: if ``state`` holds something; or a client cannot be removed or added.
+      ConfigError: if ``state`` is not empty; or a client cannot be removed or added.
       DataError: if a client has no source, or one exceeds the declared ``max_records``.
     """
     started = time.monotonic()
@@ -337,10 +337,10 @@ def drive(
 ) -> None:
     """Lets the workers tick in the order of a simulated clock until all are done.
 
-    A worker that solved a task sends its answer one latency later; one that found nothing to do
-    sleeps until something is folded, or somebody is skipped, as a long poll would. Ties are broken
-    by a seeded order. The coordinator, whose clock must be this one, ticks at its deadlines; ``changes``
-    of who takes part are made as soon as they are due.
+    A worker that solved a task sends its answer one latency later. A worker without a task sleeps until
+    a fold, or until a client is skipped, as a long poll would. Ties are broken by a seeded order. The
+    coordinator must use this clock, and ticks at its deadlines. ``changes`` of the participants are made
+    as soon as they are due.
     """
     order = list(workers)
     public_random.Random(seed).shuffle(order)
@@ -353,7 +353,7 @@ def drive(
     asleep: list[str] = []
     fleet = Fleet()
     whole = WholeRounds(workers, coordinator, fleet)
-    # What was begun is computed together, before anything else happens than that others begin.
+    # Visits that have begun are computed together, before any event other than another visit's start.
     begun: dict[str, Visit] = {}
     while queue or asleep:
         if not (asleep or begun) and (changes is None or changes.are_made):
@@ -402,13 +402,13 @@ def _end(
 
 
 def _standing(coordinator: Coordinator) -> tuple[Any, ...]:
-    """Returns what a client that waits for work would be woken by."""
+    """Returns the state whose change wakes a waiting client."""
     state = coordinator.state
     return state.version, state.status, *key_board.standing(state), state.turns
 
 
 def _latencies(study: Study) -> dict[str, Callable[[], float]]:
-    """Returns each worker's latency law; the prior's worker sits beside the server."""
+    """Returns each worker's latency distribution; the prior's worker runs at the server, without delay."""
     jitter = study.simulation.latency_jitter
 
     def law(name: str, seconds: float) -> Callable[[], float]:
@@ -429,12 +429,12 @@ def _spent(assembly: Assembly, ledgers: Mapping[str, ledger.Ledger]) -> float:
 
 
 def _residuals(study: Study, workers: Mapping[str, Worker]) -> dict[str, float]:
-    """Collects how well the local solvers converged, where nothing is promised."""
+    """Returns how far the local solvers were from convergence, in studies without privacy."""
     if study.privacy.private:
         return {}
     found = {name: worker.info.get("residual") for name, worker in workers.items()}
     return {
-        # Of records that leave unprotected anyway.
+        # These records leave unprotected anyway.
         name: float(metric.reveal() if isinstance(metric, Private) else metric.value)
         for name, metric in found.items()
         if metric is not None
@@ -472,12 +472,12 @@ def _site(assembly: Assembly, name: str, rows: int, book: ledger.Ledger) -> Site
 
 
 def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta, float]:
-    """Fits all records together without privacy: what the federation is held against.
+    """Fits all records together without privacy, to compare the federation with.
 
-    Returns its η, and how far in posterior sds the fit stopped from its optimum (0 if the solver
-    does not tell).
+    Returns its η, and how far in posterior sds the fit stopped from its optimum (0 if the solver does not
+    report it).
 
-    The whole consortium is one client here, and the prior's factor its only companion.
+    The whole consortium is one client here; the only other worker is the prior's, if there is one.
     """
     family, model = assembly.family, assembly.model
     if isinstance(model, ConjugateModel):
@@ -518,7 +518,7 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta
 def _pooled_statistics(
     assembly: Assembly, model: ConjugateModel, sources: Mapping[str, ArraySource]
 ) -> Eta:
-    """Fits a conjugate model to all records together: as many rounds as the study has, and no noise."""
+    """Fits a conjugate model to all records together, for as many rounds as the study, without noise."""
     together = concatenate(list(sources.values()))
     kept = together.take(np.flatnonzero(together.valid))
     plan = sgd(

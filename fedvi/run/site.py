@@ -1,4 +1,4 @@
-"""Builds one worker from a study, for a simulation, a client or a server's prior."""
+"""Builds one worker of a study, for a simulation, a client or a server's prior."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -52,15 +52,15 @@ def client_worker(
       link: to the coordinator.
       store: its ledger, secrets and outbox, opened with ``assembly.header(client)``.
       shard: its records, from ``shard_of`` or ``file_shard``; called only after the budget allowed it.
-      admit: what a policy asks before a task is charged; see ``Worker``.
-      metrics_folder: for what its solver tells of its records, in a file ``CLIENT.jsonl`` that must
-        not leave the client; None keeps nothing.
+      admit: a policy's check before a task is charged; see ``Worker``.
+      metrics_folder: for its solver's metrics, which depend on its records, in a file ``CLIENT.jsonl``
+        that must not leave the client; None keeps nothing.
       signer: vouches for the keys of a site that masks its answers; needed in a study of secure sums.
-      roster: the digest of who may take part then, from the site's policy; None: pinned when first seen.
+      roster: the digest of the permitted participants, from the site's policy; None: pinned at first sight.
       tell: called with that digest when it is pinned.
 
     Raises:
-      ConfigError: answers are to be masked, and there is no signer.
+      ConfigError: answers are to be masked without a signer.
     """
     gather, mask = assembly.gather, None
     if gather is not None and gather.bits is not None:
@@ -92,8 +92,8 @@ def client_worker(
 def prior_worker(assembly: Assembly, link: Link) -> Worker:
     """Builds the worker of a prior that is not in the family; it reads no record and keeps nothing.
 
-    Its draws are public and follow from the study's seed, so that a run that is taken up again goes
-    on as it would have.
+    Its draws are public and follow from the study's seed, so that a resumed run continues as it would
+    have.
     """
     return Worker(
         client=PRIOR,
@@ -108,10 +108,10 @@ def prior_worker(assembly: Assembly, link: Link) -> Worker:
 
 
 def run_prior(study: Study, handle: Callable[[Request], Reply]) -> None:
-    """Does the work of a prior that is not in the family, beside a server, until the run is over.
+    """Runs the worker of a prior that is not in the family, beside a server, until the run is over.
 
     Args:
-      study: whose prior it is; it is built here, which imports JAX.
+      study: the prior's; it is built here, which imports JAX.
       handle: answers requests, such as ``Coordinator.handle``.
 
     Raises:
@@ -121,7 +121,7 @@ def run_prior(study: Study, handle: Callable[[Request], Reply]) -> None:
 
 
 def shard_of(assembly: Assembly, client: str, source: ArraySource) -> Callable[[], Shard]:
-    """Pads records to the capacity that the study says, in arrays that nobody can write to.
+    """Pads records to the study's capacity, in read-only arrays.
 
     Raises:
       DataError: as ``loading.with_capacity`` does.
@@ -129,7 +129,7 @@ def shard_of(assembly: Assembly, client: str, source: ArraySource) -> Callable[[
     shard = loading.with_capacity(assembly, {client: source})[client]
     records = {name: _locked(column) for name, column in shard.records.items()}
     held = shard._replace(records=records, mask=_locked(shard.mask))
-    # The same arrays each time: a worker digests them once.
+    # Returns the same arrays each time, so that a worker hashes them only once.
     return lambda: held
 
 
@@ -141,11 +141,11 @@ def file_shard(
     cache: Path | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Callable[[], Shard]:
-    """Returns what reads a client's file when it is first called, and remembers it.
+    """Returns a function that reads a client's file at its first call, and remembers the result.
 
-    Records that would take much memory lie on the disk meanwhile, and on that of the folder ``cache``,
-    if it is given, however few they are. Calling it raises DataError as ``loading.load_shard`` does, and
-    calls ``tell`` as that does: with what is for this site's own screen.
+    Records that would take much memory are kept on disk meanwhile; with ``cache``, all records are kept
+    on that folder's disk. The function raises DataError as ``loading.load_shard`` does, and calls
+    ``tell`` with sentences for this site's own screen.
     """
 
     @functools.cache
@@ -158,8 +158,8 @@ def file_shard(
 
 
 def _root(assembly: Assembly) -> random.Root:
-    """Returns a client's secrets: from the operating system unless nothing is promised, or the
-    study asks for a replay."""
+    """Returns the root of a client's secrets: from the operating system, unless nothing is promised or
+    the study asks for a replay."""
     study = assembly.study
     if not study.privacy.private:
         return random.insecure_root(study.study.seed)

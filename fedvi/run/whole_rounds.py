@@ -1,9 +1,9 @@
-"""Rounds of a simulation that all clients go through together: what each would do, done for all at once.
+"""Runs a round of a simulation for all clients at once, with the same results as one by one.
 
     charge all ─► draw secrets ─► Fleet.together ─► digests ─► fold once
 
-Where a client has something of its own to do (a policy, masks, a log, a deadline), where somebody is
-away, or where a charge no longer fits the budget, workers go on one by one from where this stopped.
+If a client has steps of its own (a policy, masks, a log, a deadline), if a client is absent, or if a
+charge no longer fits the budget, the workers continue one by one from there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +27,12 @@ __all__ = ["WholeRounds"]
 
 
 class WholeRounds:
-    """Runs those rounds of a run in memory that can be run together.
+    """Runs the rounds of an in-memory run that can be run for all clients together.
 
     Args:
-      workers: all that there are.
-      coordinator: of the same process.
-      fleet: computes.
+      workers: all workers of the run.
+      coordinator: in the same process.
+      fleet: computes the answers.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class WholeRounds:
         first = means[0] if means else None
         if first is None or None in (first.solver.update_many, first.solver.finish_many):
             return
-        # What renews is of the posterior alone, which all tasks share.
+        # A solver that renews depends on the posterior alone, which all tasks share.
         if not first.solver.renews:
             return
-        # One solver, budget and root, so that one price and one call are those of all.
+        # All share one solver, budget and root, so that one price and one call serve for all.
         for name, found in zip(workers, means, strict=True):
             if (
                 found is None
@@ -66,17 +66,17 @@ class WholeRounds:
         latencies: Mapping[str, Callable[[], float]],
         clock: Any,
     ) -> list[str] | None:
-        """Goes through as many rounds as can be gone through together.
+        """Runs as many rounds as can be run together.
 
         Args:
-          queue: the clients that would begin now, each with what it is sorted by.
-          latencies: how long the answer of each takes.
-          clock: whose ``now`` is the time, and is moved on.
+          queue: the clients that would begin now, each with its sort key.
+          latencies: each client's time to answer.
+          clock: its ``now`` is moved on.
 
         Returns:
           The order in which clients would begin afterwards; None if there was no such round.
         """
-        # Asked before each request: what is quick to tell comes first.
+        # Asked before each request, so the quick checks come first.
         if self._means is None or len(queue) < len(self._workers) or not self._is_open():
             return None
         order, went = [name for *_, name in sorted(queue)], None
@@ -92,11 +92,11 @@ class WholeRounds:
                 arrived = tuple(name for _, _, name in arrivals)
                 clock.now = arrivals[-1][0]
                 self._coordinator.apply(_answered(task, arrived, encoded, self._solver.finish_many))
-                # Who came last asks at once; the others slept until the fold.
+                # The clients that came last ask at once; the others slept until the fold.
                 last = [name for at, _, name in arrivals if at == clock.now]
                 order = went = [*last, *arrived[: len(arrived) - len(last)]]
         finally:
-            # Also of a round that was interrupted: what was charged stays charged.
+            # Also after an interrupted round: its charges stay.
             if self._coordinator.state.ledgers is not before:
                 self._hand_back()
         return went
@@ -107,7 +107,7 @@ class WholeRounds:
         return self._means.solver
 
     def _charged(self, order: Sequence[str]) -> Task | None:
-        """Charges a round; returns the first client's task, or None where there is no round to run."""
+        """Charges a round; returns the first client's task, or None if there is no round to run."""
         spec, state = self._coordinator.spec, self._coordinator.state
         if not (self._is_open() and self._fits(order)):
             return None
@@ -117,7 +117,7 @@ class WholeRounds:
             return None
         try:
             after = whole_rounds.begun(spec, state)
-        except errors.FedviError:  # each hears of it by itself, one by one
+        except errors.FedviError:  # each client gets its error one by one
             return None
         if after is None:
             return None
@@ -144,7 +144,7 @@ class WholeRounds:
         secrets = [root.secret(name, f"{name}/{task.visit}#0") for name in names]
         shards = [self._read(name, task) for name in names]
         blocks = self._fleet.together(self._solver, secrets, task, shards)
-        if blocks is None:  # one by one, to hear which of them fails
+        if blocks is None:  # one by one, to find the client that fails
             blocks = [self._alone(*each, task) for each in zip(secrets, shards, strict=True)]
         parts = [codec.encode_many(released, count) for count, released in blocks]
         for part in parts:
@@ -165,11 +165,11 @@ class WholeRounds:
         return 1, jax.tree.map(lambda leaf: np.asarray(leaf)[None], released)
 
     def _agrees_with(self, books: Mapping[str, Ledger]) -> bool:
-        """Whether the server's ledgers are the clients' own; if not, a greeting tells of it."""
+        """Whether the server's ledgers equal the clients'; if not, a greeting reports it."""
         return all(store.ledger == books.get(name) for name, store in self._stores.items())
 
     def _hand_back(self) -> None:
-        """Gives each client its ledger, and lets workers and server go on one by one."""
+        """Gives each client its ledger, so that workers and server can continue one by one."""
         state = self._coordinator.state
         for name, book in state.ledgers.items():
             self._stores[name].take_over(book)
