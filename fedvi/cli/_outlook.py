@@ -8,7 +8,7 @@ __all__ = ["show", "show_topics"]
 
 
 def show(found: Outlook) -> None:
-    """Prints a table of the modes, at most 80 columns wide, and in words what follows from it."""
+    """Prints a table of the modes, at most 80 columns wide, and what follows from it."""
     console = tables.console()
     number = tables.number
     names = ["mode", "noise", "clip norm", "coefficients", "curvature", "if only summed"]
@@ -36,28 +36,29 @@ def show(found: Outlook) -> None:
     )
     lines += [f"{mode.solver}: {mode.note}" for mode in found.modes if mode.note]
     lines.append(
-        "These are estimates, not promises: for columns of variance "
-        f"{number(numbers.variance, 2)} (1 if standardised) that hardly go together, "
-        f"{numbers.records} records at each of {numbers.clients} clients (fewer are lost sooner), "
-        f"{number(numbers.curvature, 2)} of information a record, prior sd "
-        f"{number(numbers.prior_sd, 3)}; where most columns are 0 or 1, rows are shorter, and smaller "
-        "clip norms than those of the other modes do. Below 1 the signal is lost in the noise. The last "
-        "column is what coefficients would have if only the sum of all answers were seen, where a mode "
-        "allows it."
+        "These ratios are estimates, not promises. Below 1 the noise is larger than the signal. The last "
+        "column is the ratio of a coefficient if only the sum of all answers were seen, where a mode "
+        f"allows that. Assumed: uncorrelated columns of variance {number(numbers.variance, 2)} (1 if "
+        f"standardised), {numbers.records} records at each of {numbers.clients} clients (with fewer, the "
+        f"ratios are lower), {number(numbers.curvature, 2)} of information a record, and a prior sd of "
+        f"{number(numbers.prior_sd, 3)}. If most columns are 0 or 1, the other modes do better with "
+        "smaller clip norms than these."
     )
     tables.say(lines)
 
 
 def show_topics(found: TopicOutlook) -> None:
-    """Prints how far topics stand out of the noise, and in words what follows from it."""
+    """Prints how far topics stand out of the noise, and what would help."""
     number = tables.number
-    lines = [f"signal to noise of a mean cell of topics and words: {number(found.ratio, 2)}"]
+    lines = [
+        f"signal to noise of an average cell of the topics' word table: {number(found.ratio, 2)}"
+    ]
     lines += [f"warning: {line}" for line in found.warnings]
     lines.append(
-        f"This is an estimate, not a promise: for {found.documents} documents of "
-        f"{number(found.length, 3)} words at {found.clients} clients (fewer are lost sooner), "
+        f"This ratio is an estimate, not a promise, for {found.documents} documents of "
+        f"{number(found.length, 3)} words at {found.clients} clients (with fewer, it is lower), "
         f"{found.topics} topics of {found.vocabulary} words, and the noise after {found.rounds} rounds. "
-        "Below 1 a mean cell is lost in the noise. Cells are far from equal: frequent words of a topic "
-        "stand out further, rare ones less."
+        "Below 1 an average cell is lost in the noise. Cells differ much: a topic's frequent words stand "
+        "out further, its rare words less."
     )
     tables.say(lines)

@@ -36,8 +36,8 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
 
     If the study leaves out the noise, it is calibrated exactly as a run would. The cost is printed under
     both relations: add/remove (with or without one unit) and substitute (one unit replaced by another).
-    "not offered" means that the plan has no price under that relation. The unit is what [privacy] unit
-    says: a record (a row), a patient with all rows, or a client with all that it holds.
+    "not offered" means that the plan has no price under that relation. [privacy] unit says whom the promise
+    protects: a record (a row), a patient with all rows, or a client with all its records.
 
     For a private study, it also estimates how far the signal stands out of the noise, in this mode and
     in the others, and recommends one. If the study does not declare that no unit is at two clients, it
@@ -65,8 +65,10 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     if topics is not None:
         _outlook.show_topics(topics)
     if not why_not(assembly):
-        # How far a signal stands out is no width, and a protocol asks for widths.
-        click.echo(f"how wide intervals will be, and what an effect takes: fedvi plan {study}")
+        # A protocol asks for widths of intervals; a ratio of signal to noise does not give them.
+        click.echo(
+            f"for widths of intervals and the sample size that an effect needs: fedvi plan {study}"
+        )
     # `show` printed those of the noise beside the modes.
     for warning in (*found.warnings, *quarrels(assembly)):
         click.echo(f"warning: {warning}", err=True)
@@ -75,74 +77,79 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
 
 
 def _curves(assembly: Assembly) -> list[str]:
-    """Lists the splines of a formula with all their knots and bounds, defaults too."""
+    """Lists the splines of a formula with their knots and bounds, defaults included."""
     terms = () if assembly.design is None else assembly.design.terms
     factors = dict.fromkeys(factor for term in terms for factor in term)
     return [factor for factor in factors if "lower_bound=" in factor]
 
 
 def _rows(found: Plan, assembly: Assembly) -> list[tuple[str, str]]:
-    number = tables.number
-    # Of a client's records the capacity is told, whatever is protected.
-    units = "records" if found.unit in (None, "client") else f"{found.unit}s"
-    rows = [
-        ("digest", found.digest[:16] + "…  (every site must print the same)"),
-        ("model", found.model),
-    ]
+    """Lists what is promised, then what leaves a site, then what is fitted and with which noise."""
+    return [*_promised(found, assembly), *_fitted(found, assembly), *_noised(found)]
+
+
+def _promised(found: Plan, assembly: Assembly) -> Iterator[tuple[str, str]]:
+    if found.delta is None:
+        yield "promise", "none: un-noised statistics leave every client (ε = ∞)"
+    else:
+        unit = "record" if found.unit is None else found.unit
+        yield (
+            "promise",
+            f"ε ≤ {found.budget_epsilon:g} at δ = {found.delta:g}, if one {unit} is "
+            f"{_CHANGES[found.relation]} ({found.relation})",
+        )
+        yield "against", f"{_seen(assembly, found.view)} (view {found.view})"
+        if found.rows_per_unit is not None:
+            yield "unit", f"{unit}: at most {found.rows_per_unit} rows of one, clipped together"
+        yield "cost per client", f"ε {_costs(found.epsilon)}, at δ = {found.delta:g}"
+        yield from _of_all(assembly)
+        accountant = found.accountant
+        if found.epsilon_rdp and accountant != "rdp":
+            accountant += f" (rdp, looser, has ε {_costs(found.epsilon_rdp)})"
+        yield "accountant", accountant
+    yield (
+        "leaves each client",
+        f"{found.numbers_per_message} numbers a message, at most {found.messages_per_client} "
+        f"messages: {found.numbers_per_message * found.messages_per_client} numbers",
+    )
+    yield "clients", _listed(found.clients)
+    yield "digest", found.digest[:16] + "…  (every site must print the same)"
+
+
+def _fitted(found: Plan, assembly: Assembly) -> Iterator[tuple[str, str]]:
+    yield "model", found.model
     formula, curves = assembly.study.formula, _curves(assembly)
     if formula is not None:
-        rows.append(("formula", formula))
+        yield "formula", formula
     if curves:
-        rows.append(("curves", "; ".join(curves)))
-    rows += [
-        ("coefficients", _listed(found.coefficients)),
-        ("family of q", found.family),
-        ("schedule", found.schedule),
-        ("solver", found.solver),
-        ("clients", _listed(found.clients)),
-        (
-            "leaves each client",
-            f"{found.numbers_per_message} numbers a message, at most {found.messages_per_client} "
-            f"messages: {found.numbers_per_message * found.messages_per_client} numbers",
-        ),
-    ]
-    if found.noise_multiplier is not None:
-        rows += [
-            (
-                "noised sums",
-                f"{found.steps_per_message} a message, "
-                f"{found.steps_per_message * found.messages_per_client} in all",
-            ),
-            (
-                "noise",
-                f"multiplier {number(found.noise_multiplier)} × clip norm {number(found.clip_norm)} "
-                f"= std {number(found.noise_std)}",
-            ),
-            *_clip_norm(found),
-            (
-                "batches",
-                f"sampling rate {number(found.sampling_rate)}, "
-                f"at most {found.batch_capacity} {units}",
-            ),
-        ]
-    if found.delta is None:
-        rows.append(("privacy", "none: un-noised statistics leave every client (ε = ∞)"))
-        return rows
-    unit = (
-        found.unit
-        if found.rows_per_unit is None
-        else (f"{found.unit} (at most {found.rows_per_unit} rows of one, clipped together)")
+        yield "curves", "; ".join(curves)
+    yield "coefficients", _listed(found.coefficients)
+    yield "family of q", found.family
+    yield "schedule", found.schedule
+    yield "solver", found.solver
+
+
+def _noised(found: Plan) -> Iterator[tuple[str, str]]:
+    if found.noise_multiplier is None:
+        return
+    number = tables.number
+    # A client's capacity counts records, whatever the unit of privacy is.
+    units = "records" if found.unit in (None, "client") else f"{found.unit}s"
+    yield (
+        "noised sums",
+        f"{found.steps_per_message} a message, "
+        f"{found.steps_per_message * found.messages_per_client} in all",
     )
-    rows += [
-        ("promise", f"ε ≤ {found.budget_epsilon:g} under {found.relation}, δ = {found.delta:g}"),
-        ("cost per client", f"ε {_costs(found.epsilon)}, at δ = {found.delta:g}"),
-        *_of_all(assembly),
-        ("unit, view", f"{unit}, {found.view} ({_seen(assembly, found.view)})"),
-        ("accountant", found.accountant),
-    ]
-    if found.epsilon_rdp and found.accountant != "rdp":
-        rows.append(("beside, by rdp", f"ε {_costs(found.epsilon_rdp)} (an upper bound, looser)"))
-    return rows
+    yield (
+        "noise",
+        f"multiplier {number(found.noise_multiplier)} × clip norm {number(found.clip_norm)} "
+        f"= std {number(found.noise_std)}",
+    )
+    yield from _clip_norm(found)
+    yield (
+        "batches",
+        f"sampling rate {number(found.sampling_rate)}, at most {found.batch_capacity} {units}",
+    )
 
 
 def _clip_norm(found: Plan) -> Iterator[tuple[str, str]]:
@@ -150,19 +157,19 @@ def _clip_norm(found: Plan) -> Iterator[tuple[str, str]]:
     if found.survey:
         yield (
             "first answers",
-            "sums of the columns and of their squares, at the price of any other answer; the server "
-            "centres and scales the columns by them, for a clip norm of 1",
+            "sums of the columns and of their squares, which cost what any other answer costs; the server "
+            "centres and scales the columns by them, so that a clip norm of 1 fits",
         )
     elif found.clip_norm_auto:
         yield (
             "clip norm",
-            'found from what the columns are declared to be ("auto"); a survey of the columns first '
-            "would tell too little, or the model has no use for one",
+            "found from the declared columns: a first release of the columns' sums would say too little "
+            "here, or the model has no use for one",
         )
 
 
 def _together(assembly: Assembly) -> tuple[statement.Claim, ...]:
-    """Prices all clients together, as a run will claim it; nothing where that is a client's own price."""
+    """Prices all clients together, as a run will; empty where that is the price of one client."""
     privacy = assembly.study.privacy
     if privacy.promise is None or privacy.disjoint or len(assembly.clients) < 2:
         return ()
@@ -174,7 +181,7 @@ def _together(assembly: Assembly) -> tuple[statement.Claim, ...]:
 
 
 def _of_all(assembly: Assembly) -> Iterator[tuple[str, str]]:
-    """Says what all clients cost together where that is more than what one of them does."""
+    """Says what all clients cost together, where that is more than one of them."""
     claims = _together(assembly)
     if not claims:
         return
@@ -190,15 +197,20 @@ def _of_all(assembly: Assembly) -> Iterator[tuple[str, str]]:
     )
 
 
+_CHANGES = {
+    "add_remove": "added or removed",
+    "substitute": "replaced by another",
+}
+
 _TOGETHER = ("relation", "view", "epsilon", "delta")
 
 _SEEN = {
-    "message": "whoever sees every message",
-    "aggregate": "whoever sees what is published: sums over clients; the server is trusted",
+    "message": "anybody who sees every message, the server too",
+    "aggregate": "anybody who sees what is published, sums over clients; the server itself is trusted",
 }
 _MASKED = (
-    "whoever sees all that leaves a site, the server too, and works with at most {colluding} of the sites: "
-    "masks hide all but one sum of a round"
+    "anybody who sees all that leaves a site, the server too, and works with at most {colluding} of the "
+    "sites; masks hide all but one sum of a round"
 )
 
 

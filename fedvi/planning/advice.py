@@ -358,7 +358,7 @@ def _recommended(
         if mode.signal is not None and (regular or not mode.newton)
     }
     if not able:
-        return None, "none of the modes that are known can run this study"
+        return None, "no known mode can run this study"
     best = max(able, key=lambda kind: able[kind])
     newton = next((mode.solver for mode in modes if mode.newton), "")
     # Gradient steps stop early, which the ratio does not see: at 10.5 against 13.9 their posterior was
@@ -385,15 +385,16 @@ def _recommended(
     if chosen.renews and told is not None and told.curvature < 1.0 <= told.coefficients:
         count = numbers.coefficients
         reason += (
-            f"; {count} numbers of a gradient stand out, and {count * (count + 1) // 2} of a curvature do "
-            "not, so that widths are more the prior's"
+            f"; the {count} entries of a gradient stand out of the noise, but the "
+            f"{count * (count + 1) // 2} of a curvature do not, so that widths of intervals depend mainly "
+            "on the prior"
         )
     if chosen.renews and numbers.rounds < _ROUNDS:
-        reason += f"; {_ROUNDS} rounds and more would cost it nothing but time"
+        reason += f"; {_ROUNDS} rounds or more would cost time, and no privacy"
     if not regular:
         reason += (
-            "; the model is no regression that fedvi knows, so all ratios are rough, and site_release is "
-            "left out: its Newton steps are for log-likelihoods that are concave in θ"
+            "; fedvi does not know this model as a regression, so all ratios are rough, and site_release "
+            "is left out: its Newton steps need log-likelihoods that are concave in θ"
         )
     if able[best] < 1.0:
         reason += "; but the noise drowns it too"
@@ -405,9 +406,9 @@ def _of_newton(own: Mode, assembly: Assembly) -> tuple[str, ...]:
     if not own.newton or _regression(assembly.model) is not None:
         return ()
     return (
-        "site_release takes Newton steps, and follows log-likelihoods that are concave in θ: not those of "
-        "scales, of Student-t errors, or of mixtures, on which it may wander for ever; to mend it: "
-        "solver dp_optimisation, or keep this one where you know that yours is concave",
+        "site_release takes Newton steps, which need a log-likelihood that is concave in θ. With unknown "
+        "scales, Student-t errors or mixtures it may never settle; to mend it: solver dp_optimisation, or "
+        "keep this one if you know that your log-likelihood is concave",
     )
 
 
@@ -420,18 +421,18 @@ def _warnings(own: Mode) -> tuple[str, ...]:
     if found.coefficients < 1.0:
         said.append(
             "the noise probably drowns single coefficients (signal to noise about "
-            f"{found.coefficients:.2g}), which would stay about the prior's, moved by noise, though "
-            f"what many columns say together may stand out; to mend it: {mend}"
+            f"{found.coefficients:.2g}): each would stay near its prior, moved by noise, although "
+            f"combinations of many columns may stand out; to mend it: {mend}"
         )
     elif found.curvature < 1.0:
         said.append(
-            "the noise probably drowns how precisely single directions are known (signal to noise "
-            f"about {found.curvature:.2g}), and intervals would be too wide, or as of columns that do "
-            f"not go together; to mend it: {mend}"
+            "the noise probably drowns the curvature in single directions (signal to noise about "
+            f"{found.curvature:.2g}): intervals would be too wide, or ignore that columns are "
+            f"correlated; to mend it: {mend}"
         )
     if found.travelled < _SHORT_OF_ROUNDS:
         said.append(
-            f"the rounds come about {found.travelled:.0%} of the way to the answer; to mend it: "
+            f"the planned rounds go about {found.travelled:.0%} of the way to the answer; to mend it: "
             + ("more rounds" if own.renews else "a larger clip_norm, or more rounds")
         )
     return tuple(said)

@@ -1,6 +1,6 @@
-"""Explains in words what a plan means, and which change would help most.
+"""Explains in words what a plan of private descent means, and which change would help most.
 
-Not named after its function: ``fedvi.privacy.advice`` could not be both.
+The module is not called ``advice``, since that is the name of its function in ``fedvi.privacy``.
 """
 
 import dataclasses
@@ -20,31 +20,31 @@ from fedvi.privacy.sampling.poisson import Poisson, poisson
 
 __all__ = ["Lever", "advice", "levers", "power_bound", "signal_to_noise"]
 
-# δ · max_records from which δ is too large, and from which it is small enough to say no more of it.
+# δ · max_records from which δ is too large, and below which it is small enough.
 _DELTA_TOO_LARGE, _DELTA_SMALL = 1.0, 0.1
-# How often the test of an adversary may raise a false alarm.
+# False-alarm rates of an adversary's test.
 _FALSE_ALARMS = (0.01, 0.1)
-# From this power on at the last of them, the guarantee is called weak.
+# The guarantee is called weak from this power on, at the last of these rates.
 _POWERFUL = 0.5
-# At so many ε is the curve looked at that bounds an adversary's power; each gives a bound.
+# The number of ε at which the privacy curve is evaluated to bound an adversary's power.
 _POINTS = 32
-# Levers are compared, not certified: the grid of an accountant's losses, and where a search ends.
+# Levers are compared, not certified: a coarse grid of losses and a short search are enough.
 _COARSE, _CLOSE, _TRIES = 0.01, 0.05, 6
 _WIDTH = 100
 _NEIGHBOURS = {
-    "add_remove": "in the table or not",
-    "substitute": "in the table, or another in its place",
+    "add_remove": "in the table or not in it",
+    "substitute": "in the table or replaced by another",
 }
 
 
 class Lever(NamedTuple):
-    """Something that could be changed, and by what factor a step's signal then gains on its noise.
+    """A possible change of a plan, and the factor by which it raises the ratio of signal to noise.
 
     Attributes:
-      name: what is done.
+      name: what is changed.
       step: the factor in one step.
-      run: the factor over all steps of a run, whose noise averages out as the root of their number.
-      keeps: whether the promise stays what it was.
+      run: the factor over a run, whose noise averages out as the square root of the number of steps.
+      keeps: whether the promise stays the same.
     """
 
     name: str
@@ -61,16 +61,16 @@ def advice(
 ) -> str:
     """Says in plain sentences what a plan promises, what it costs, and what would help most.
 
-    Guarantee: depends on the plan and on the other arguments alone, which are public; no record is
-    looked at. Nothing is promised here that the plan does not promise.
+    Guarantee: the text depends only on the plan and the other arguments, which are public; no record is
+    read. It promises nothing beyond the plan.
 
     Args:
-      numbers: how many numbers a step releases: the parameters of model and guide, or with aligned
-        gradients the global latents' unconstrained coordinates. Left out, nothing is said of the
-        noise of all of them together.
-      records: how many records there are, if that is public; left out, ``max_records`` of the plan.
-      latents: the global latents' unconstrained coordinates; left out, aligned gradients are judged
-        for a guide with two numbers each, as ``AutoNormal`` has.
+      numbers: how many numbers a step releases: the parameters of model and guide or, with aligned
+        gradients, the unconstrained coordinates of the global latents. If left out, the text does not
+        compare signal and noise.
+      records: how many records there are, if that is public; by default the plan's ``max_records``.
+      latents: the number of unconstrained coordinates of the global latents; if left out, aligned
+        gradients are judged for a guide with two numbers a coordinate, as ``AutoNormal`` has.
 
     Raises:
       ConfigError: a count is below 1, or ``records`` is above ``max_records``.
@@ -78,7 +78,7 @@ def advice(
     >>> from fedvi.privacy.descent import sgd
     >>> plan = sgd(epsilon=1.0, delta=1e-6, steps=400, sampler="full", max_records=20_000)
     >>> print(advice(plan, numbers=6).splitlines()[0])
-    This follows from the plan and from public counts alone: no record was looked at.
+    This text follows from the plan and from public counts. No record was read.
     """
     most = _max_records(plan)
     for name, count in (("numbers", numbers), ("records", records), ("latents", latents)):
@@ -87,7 +87,7 @@ def advice(
     if records is not None and records > most:
         raise errors.ConfigError(
             f"records is {records}, expected at most max_records, {most}",
-            "plan for the largest number that there may be: fedvi.privacy.sgd(max_records=…)",
+            "plan for the largest possible number: fedvi.privacy.sgd(max_records=…)",
         )
     records = most if records is None else records
     parts = [
@@ -107,19 +107,20 @@ def advice(
 
 
 def power_bound(plan: Descent, false_positives: float, numbers: int | None = None) -> float:
-    """Returns the largest power of any test that tells two neighbouring tables apart at this rate.
+    """Bounds the power of any test that tells two neighbouring tables apart at a false-alarm rate α.
 
-    Guarantee: whoever sees all that a plan's runs release, knows all other records, and raises a false
-    alarm with probability ``false_positives`` at most, notices a record with at most this probability.
-    1 where nothing is protected. Proof: for every ε at which the releases are (ε, δ(ε))-DP, the power is
-    at most e^ε · α + δ and at most 1 − e^(−ε) · (1 − δ − α); the smallest over some ε is returned.
+    Guarantee: an adversary who sees everything that a plan's runs release, knows all other records, and
+    raises a false alarm with probability at most ``false_positives`` detects a record with at most this
+    probability. It is 1 where nothing is protected. Proof: for every ε at which the releases are
+    (ε, δ(ε))-DP, the power is at most e^ε · α + δ and at most 1 − e^(−ε) · (1 − δ − α); the smallest
+    bound over a grid of ε is returned.
 
     Args:
       false_positives: α, in [0, 1].
-      numbers: how many numbers a step releases, for what the tables of the noise take of δ; left out,
-        the part that calibration leaves to them.
+      numbers: how many numbers a step releases, which sets the share of δ for the tables of the noise;
+        by default the share that calibration reserves.
 
-    Source: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 2.1; of all ε together: Dong,
+    Source: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 2.1; for all ε together: Dong,
     Roth and Su (2022), arXiv:1905.02383, Proposition 2.12.
     """
     if not 0.0 <= false_positives <= 1.0:
@@ -144,10 +145,10 @@ def power_bound(plan: Descent, false_positives: float, numbers: int | None = Non
 
 
 def signal_to_noise(plan: Descent, numbers: int, records: int | None = None) -> float:
-    """Returns the largest mean gradient of a step ÷ the noise on it: batch ÷ (σ · √numbers).
+    """Returns the largest possible mean gradient of a step ÷ its noise: batch ÷ (σ · √numbers).
 
-    The mean of clipped gradients is at most C long, and that only if all of them point the same way.
-    The noise's length is about σ · C · √numbers ÷ batch, batch being the expected number of records.
+    The mean of clipped gradients has at most the norm C, and only if all of them have one direction. The
+    noise has a norm of about σ · C · √numbers ÷ batch, where batch is the expected number of records.
 
     >>> from fedvi.privacy.descent import sgd
     >>> plan = sgd(noise_multiplier=2.0, delta=1e-6, steps=9, batch=400, max_records=20_000)
@@ -161,10 +162,10 @@ def signal_to_noise(plan: Descent, numbers: int, records: int | None = None) -> 
 def levers(
     plan: Descent, numbers: int | None = None, latents: int | None = None
 ) -> tuple[Lever, ...]:
-    """Returns what could be changed with what it would bring, the most over a run first.
+    """Returns possible changes of a plan, the one that helps a run most first.
 
-    Each keeps all else, and has the noise calibrated anew to the budget. What cannot be changed, or
-    priced, is left out: a batch of all records cannot be doubled.
+    Each changes one thing and calibrates the noise again to the budget. A change that is impossible or
+    has no price is left out: a batch of all records cannot be doubled.
     """
     if not plan.protected:
         return ()
@@ -194,7 +195,7 @@ def levers(
 
 
 def _opening(plan: Descent) -> list[str]:
-    said = ["This follows from the plan and from public counts alone: no record was looked at."]
+    said = ["This text follows from the plan and from public counts. No record was read."]
     if plan.mark:
         said.append(f"MARK: {plan.mark}.")
     return said
@@ -202,7 +203,9 @@ def _opening(plan: Descent) -> list[str]:
 
 def _promise(plan: Descent, numbers: int | None) -> list[str]:
     if not plan.protected:
-        return ["Nothing is promised: epsilon is infinite. Do not use it on records of people."]
+        return [
+            "Nothing is promised: epsilon is infinite. Do not use this plan on records of people."
+        ]
     said = [
         f"Epsilon is {_up(plan.epsilon)} at delta {_up(plan.delta)} under {plan.relation}, by the "
         f"accountant {plan.accountant.name}, for "
@@ -210,22 +213,21 @@ def _promise(plan: Descent, numbers: int | None) -> list[str]:
     ]
     said.append(_other_relation(plan, numbers))
     said.append(
-        f"In odds: what is seen makes it at most {_up(math.exp(min(plan.epsilon, 700.0)))} times as "
-        f"likely that a certain record is {_NEIGHBOURS[plan.relation]}, but for a part delta of "
-        "probability that nothing is said of."
+        f"In odds: the releases change the odds that a certain record is {_NEIGHBOURS[plan.relation]} by a "
+        f"factor of at most {_up(math.exp(min(plan.epsilon, 700.0)))}, except with probability delta."
     )
     powers = [power_bound(plan, rate, numbers) for rate in _FALSE_ALARMS]
     noticed = "; ".join(
-        f"with false alarms in {rate:.0%} of cases, in at most {_up(100.0 * power)}% (even odds become "
-        f"at most {_up(power / rate)} to 1)"
+        f"in at most {_up(100.0 * power)}% of cases with false alarms in {rate:.0%} (even odds become at "
+        f"most {_up(power / rate)} to 1)"
         for rate, power in zip(_FALSE_ALARMS, powers, strict=True)
     )
     said.append(
-        f"Whoever knows all other records and tests for that one notices it, {noticed}. Guessing "
-        "notices it as often as it raises false alarms."
+        f"An adversary who knows all other records and tests for this one detects it {noticed}. A guess "
+        "detects it as often as it raises false alarms."
     )
     if powers[-1] > _POWERFUL:
-        said.append("WARNING: that is more often than not; such a guarantee is weak.")
+        said.append("WARNING: the last figure is more than a half; such a guarantee is weak.")
     return said
 
 
@@ -234,14 +236,14 @@ def _other_relation(plan: Descent, numbers: int | None) -> str:
     accountant, spare = _priced(plan, other, numbers)
     event = _total(plan)
     if not accountant.supports(event):
-        return f"Under {other} this accountant has no price for such batches."
+        return f"Under {other} this accountant has no price for batches of this kind."
     try:
         epsilon = accountant.epsilon(event, plan.delta - spare)
     except errors.FedviError as error:
-        return f"Under {other} it has none: {error.message}."
+        return f"Under {other} there is no price: {error.message}."
     return (
         f"Under {other}, where a record is {_NEIGHBOURS[other]}, epsilon is {_up(epsilon)} at the same "
-        "delta; compare it with other people's numbers under their relation alone."
+        "delta. Compare epsilons of two systems under the same relation only."
     )
 
 
@@ -250,15 +252,15 @@ def _delta(plan: Descent, most: int) -> list[str]:
         return []
     expected = plan.delta * most
     said = [
-        f"Delta times max_records ({most}) is {expected:.3g}: a mechanism that published each record "
-        "with probability delta, and nothing else, would pass, and publish so many."
+        f"Delta times max_records ({most}) is {expected:.3g}. A mechanism that publishes each record with "
+        "probability delta satisfies this delta, and would publish that many records on average."
     ]
     if expected >= _DELTA_TOO_LARGE:
         said.append(f"WARNING: delta is too large; take one below {0.1 / most:.1g}.")
     elif expected >= _DELTA_SMALL:
         said.append(f"NOTE: delta is borderline; below {0.1 / most:.1g} it would be small enough.")
     else:
-        said.append("That is small enough.")
+        said.append("This is small enough.")
     return said
 
 
@@ -266,34 +268,37 @@ def _noise(plan: Descent, numbers: int | None, records: int) -> list[str]:
     sampler, noise = plan.sampler, plan.mechanism.noise_multiplier
     batch = _batch(plan, records)
     said = [
-        f"A step sees each record with probability {sampler.rate:.3g}, {batch:.4g} of {records} records "
-        f"on average; {plan.steps} steps pass over the data {plan.steps * sampler.rate:.3g} times a run."
+        f"A step uses each record with probability {sampler.rate:.3g}: {batch:.4g} of {records} records on "
+        f"average. The {plan.steps} steps of a run pass over the data {plan.steps * sampler.rate:.3g} "
+        "times."
     ]
     if noise == 0.0:
         return [*said, "There is no noise."]
     each = noise / batch
     said.append(
-        f"The noise multiplier is {noise:.4g}: on the sum over a batch each number has noise of "
-        f"{noise:.4g} clip norms, on the mean of a record {each:.3g} (standard deviation)."
+        f"The noise multiplier is {noise:.4g}: the noise on each number has a standard deviation of "
+        f"{noise:.4g} clip norms on the sum over a batch, and of {each:.3g} on the mean."
     )
     if numbers is None:
-        said.append("Give `numbers`, how many a step releases, to hear whether the signal drowns.")
+        said.append(
+            "Give `numbers`, how many a step releases, to compare the signal with the noise."
+        )
         return said
     ratio = signal_to_noise(plan, numbers, records)
     over = ratio * math.sqrt(plan.steps)
     said.append(
-        f"On {numbers} numbers together the noise on the mean is {1.0 / ratio:.3g} clip norms long, "
-        f"where the signal is at most 1: signal to noise is at most {ratio:.3g} in a step and "
+        f"For all {numbers} numbers together, the noise on the mean has a norm of {1.0 / ratio:.3g} clip "
+        f"norms and the signal of at most 1. Signal to noise is at most {ratio:.3g} in a step and "
         f"{over:.3g} over a run, whose noise averages out."
     )
     if over < 1.0:
         said.append(
-            "WARNING: the signal drowns, even over the whole run: the result would be noise."
+            "WARNING: the signal drowns even over the whole run: the result would be noise."
         )
     elif ratio < 1.0:
         said.append(
-            "WARNING: the signal drowns in a single step; only many steps bring it out, so keep the "
-            "learning rate small and average the last parameters."
+            "WARNING: the signal drowns in a single step. Only many steps bring it out: keep the learning "
+            "rate small, and average the last parameters."
         )
     return said
 
@@ -303,7 +308,7 @@ def _help(plan: Descent, numbers: int | None, records: int, latents: int | None)
     if not found:
         return []
     said = [
-        "At the same budget, calibrated anew, signal to noise changes by a factor of: "
+        "With the noise calibrated again to the same budget, signal to noise changes by a factor of "
         + "; ".join(
             f"{lever.run:.3g} over a run and {lever.step:.3g} in a step by {lever.name}"
             for lever in found
@@ -312,20 +317,22 @@ def _help(plan: Descent, numbers: int | None, records: int, latents: int | None)
     ]
     kept = [lever for lever in found if lever.keeps and lever.run > 1.0]
     if kept:
-        said.append(f"What helps most and promises the same is {kept[0].name}: {kept[0].run:.3g}.")
+        said.append(
+            f"Of the changes that keep the promise, {kept[0].name} helps most: {kept[0].run:.3g}."
+        )
     else:
-        said.append("Nothing that promises the same would help by itself.")
+        said.append("No single change that keeps the promise would help.")
     if any(lever.name == "half the steps" for lever in found):
-        said.append("Fewer steps are for a descent that would have arrived before its last step.")
+        said.append("Take fewer steps only if the descent would converge before its last step.")
     if latents is None:
         said.append(
-            "The figure for aligned gradients is that of two numbers a latent, as AutoNormal has; give "
-            "`latents` for another guide."
+            "The figure for aligned gradients holds for a guide with two numbers a latent coordinate, such "
+            "as AutoNormal; give `latents` for another guide."
         )
     doubled = _doubled(plan.sampler)
     if doubled is not None:
         said.append(
-            f"Twice the batch, {2.0 * _batch(plan, records):.4g} records, takes twice the time a step."
+            f"A batch of {2.0 * _batch(plan, records):.4g} records takes twice the time a step."
         )
     return said
 
@@ -337,23 +344,22 @@ def _clip(plan: Descent, numbers: int | None, records: int) -> list[str]:
     length = (
         ""
         if numbers is None
-        else f", {noise * plan.clip_norm * math.sqrt(numbers) / batch:.3g} on all"
+        else f", and {noise * plan.clip_norm * math.sqrt(numbers) / batch:.3g} on all of them together"
     )
     return [
-        f"The clip norm is {plan.clip_norm:.4g}. A record whose gradient is longer is shortened to it, "
-        "which biases the result towards what most records say. The noise grows in step with it: now "
+        f"The clip norm is {plan.clip_norm:.4g}. A longer gradient of a record is shortened to it, which "
+        "biases the result towards the majority of records. The noise is proportional to it: now "
         f"{noise * plan.clip_norm / batch:.3g} on each number of the mean{length}.",
-        "A tenth of the median norm to the median is a good start. Take the norms from public or "
-        "simulated records: those of these records are private, and so is a choice made by looking "
-        "at them.",
+        "Start between a tenth of the median norm and the median. Take the norms from public or simulated "
+        "records: the norms of these records are private, and so is a choice made by looking at them.",
     ]
 
 
 def _priced(
     plan: Descent, relation: events.Relation, numbers: int | None
 ) -> tuple[Accountant, float]:
-    """Returns what prices the plan under a relation, and what is kept of δ for tables beside it."""
-    # Each accountant is a dataclass; the protocol need not say so.
+    """Returns the accountant under a relation, and the share of δ reserved for the tables of the noise."""
+    # Each accountant is a dataclass, which the protocol does not say.
     stated: Any = plan.accountant
     accountant = dataclasses.replace(stated, relation=relation)
     if numbers is None:
@@ -367,10 +373,10 @@ def _total(plan: Descent) -> events.Event:
 
 
 def _needed(plan: Descent, other: Descent) -> float:
-    """Returns the noise multiplier at which ``other`` costs what ``plan`` does, to about a percent.
+    """Returns the noise multiplier at which ``other`` costs as much as ``plan``, to about 1 %.
 
-    For a comparison: both are priced on a coarse grid, where there is one, and nothing is certified.
-    The price is nearly a power of the noise, so the secant's rule finds it in a few steps.
+    For comparisons only: both are priced on a coarse grid, where the accountant has one, and nothing is
+    certified. The price is nearly a power of the noise, so a secant search needs a few steps.
     """
     stated: Any = plan.accountant
     accountant = (
@@ -397,7 +403,7 @@ def _needed(plan: Descent, other: Descent) -> float:
 
 
 def _doubled(sampler: Any) -> Any:
-    """Returns the sampler of twice the records a batch; None where that is more than there may be."""
+    """Returns the sampler with batches twice as large; None if that exceeds ``max_records``."""
     if isinstance(sampler, Poisson) and 2.0 * sampler.rate < 1.0:
         return poisson(2.0 * sampler.rate, sampler.max_records)
     if isinstance(sampler, Feistel) and 2 * sampler.batch <= sampler.max_records:

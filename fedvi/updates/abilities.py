@@ -16,13 +16,13 @@ class Ability(NamedTuple):
       of_statistics: whether it takes conjugate-exponential models, which no other solver does.
       tells_derivatives: whether its answers are the likelihood's expected derivatives at the optimum that a
         client found, without noise.
-      unheld: what noise does that its reported intervals do not hold, in words; empty if they hold it.
-      conjugate: whether it takes models alone whose likelihood is Gaussian in θ.
-      single: whether it takes models alone with one linear predictor a record.
-      words: what it is, for a draft of a study.
+      unheld: the noise that its reported intervals leave out, in words; empty if they include all of it.
+      conjugate: whether it takes only models whose likelihood is Gaussian in θ.
+      single: whether it takes only models with one linear predictor a record.
+      words: what it is, for a drafted study.
       strength: why its signal may stand out of the noise most, for advice.
-      rounds: that such a draft plans; 0 where a study needs more than a draft asks for.
-      settings: keys that a draft writes besides → (value, why).
+      rounds: how many rounds a drafted study plans; 0 where a draft does not ask for all that it needs.
+      settings: further keys of a drafted study → (value, why).
     """
 
     private: bool = True
@@ -41,33 +41,33 @@ class Ability(NamedTuple):
 SOLVERS: Mapping[str, Ability] = {
     "site_release": Ability(
         words="a noised sum of gradients and curvatures: suits regressions",
-        strength="every visit releases fresh sums at the common q, whose noise averages out over rounds "
-        "and clients",
+        strength="every visit releases new sums at the current posterior, and their noise averages out "
+        "over rounds and clients",
         # Fresh sums average their noise out over rounds; noise on changes adds up.
         rounds=20,
     ),
     "dp_optimisation": Ability(
-        unheld="intervals do not hold the noise of the descent: they are too wide where steps are "
-        "mostly noise, and may be far too narrow elsewhere",
+        unheld="intervals leave out the noise of the descent: they are too wide where steps are mostly "
+        "noise, and may be far too narrow elsewhere",
         words="DP-SGD at each site",
-        strength="it takes gradients of any model, and what records are too few to tell stays as it was",
+        strength="it takes gradients of any model, and what the records cannot determine keeps its prior",
         rounds=5,
         settings={"steps": (50, "local steps of an answer")},
     ),
     "perturbed_update": Ability(
         of_clients=True,
         words="the whole change of a site, clipped and noised once",
-        strength="it releases one change a visit",
+        strength="each visit releases a single change",
         rounds=5,
     ),
-    "local_averaging": Ability(strength="the noise on a mean over parts falls with their number"),
+    "local_averaging": Ability(strength="the noise on the mean over parts falls with their number"),
     "virtual_clients": Ability(
         strength="the signal grows with the number of parts, and noise is added once"
     ),
     "vips": Ability(
         of_statistics=True,
-        unheld="intervals do not hold the noise of the sums, and are too narrow where it is large",
-        strength="every visit releases sums of gradients and curvatures, whose noise averages out in a "
+        unheld="intervals leave out the noise of the sums, and are too narrow where that noise is large",
+        strength="every visit releases sums of gradients and curvatures, and their noise averages out in a "
         "running mean",
     ),
     "exact": Ability(
@@ -86,9 +86,9 @@ SOLVERS: Mapping[str, Ability] = {
     ),
     "gradient": Ability(private=False, words="any model, by reparameterised gradients", rounds=10),
 }
-"""Those of which there is something to say, in the order in which a draft of a study prefers them."""
+"""Solvers with known abilities, in the order in which a drafted study prefers them."""
 
 
 def ability(kind: str) -> Ability:
-    """Returns what is known of a solver; of one of a study's own, that it can do nothing of this."""
+    """Returns a solver's abilities; none for a solver that is a study's own."""
     return SOLVERS.get(kind, Ability())

@@ -655,7 +655,11 @@ def test_check_prints_what_leaves_and_what_it_costs(tmp_path: Path, planned: Any
     assert lines["leaves each client"] == "9 numbers a message, at most 2 messages: 18 numbers"
     assert lines["noised sums"] == "2 a message, 4 in all"
     assert lines["noise"].startswith(f"multiplier {planned['noise_multiplier']:.4g} × clip norm 1")
-    assert lines["promise"] == "ε ≤ 1 under substitute, δ = 1e-05"
+    names = list(lines)
+    assert names.index("promise") < names.index("leaves each client") < names.index("model")
+    assert (
+        lines["promise"] == "ε ≤ 1 at δ = 1e-05, if one record is replaced by another (substitute)"
+    )
     cost = re.fullmatch(
         r"ε (\S+) under add/remove, (\S+) under substitute, at δ = 1e-05", lines["cost per client"]
     )

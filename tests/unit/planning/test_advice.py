@@ -336,7 +336,8 @@ def test_what_is_said_of_vips_follows_its_noise() -> None:
     # Gradients are D numbers and curvatures D(D + 1)/2: between the two promises the one stands out alone.
     between = planned(raw_private("vips", 2.0, size=24, rounds=30))
     assert own(between).coefficients > 1.0 > own(between).curvature
-    assert "24 numbers of a gradient stand out, and 300 of a curvature do not" in between.reason
+    words = "the 24 entries of a gradient stand out of the noise, but the 300 of a curvature do not"
+    assert words in between.reason
     # Rounds cost time alone: at the noise that T of them pay for, T answers have 9/5 of the noise of one.
     once, many = (
         signal("vips", NUMBERS._replace(rounds=rounds), 3.0 * math.sqrt(rounds), 1.0)

@@ -85,9 +85,9 @@ def test_check_prints_both_relations_the_accountant_and_rdp_beside(
 ) -> None:
     done = checked(tmp_path)
     assert (done.exit_code, done.stderr) == (0, "")
-    for word in ("under add/remove", "under substitute", "pld", "beside, by rdp", "ε ≤ 2"):
+    for word in ("under add/remove", "under substitute", "pld", "(rdp, looser, has ε ", "ε ≤ 2"):
         assert word in done.stdout
-    assert "beside" not in checked(tmp_path, accountant="rdp").stdout
+    assert "looser" not in checked(tmp_path, accountant="rdp").stdout
 
 
 def test_check_says_what_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

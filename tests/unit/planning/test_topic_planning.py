@@ -145,7 +145,7 @@ def test_the_commands_print_the_ratio_and_warn_below_1(
     path.write_text(json.dumps(raw_topics(epsilon)))
     done = CliRunner().invoke(main, [command, str(path)])
     assert done.exit_code == 0, done.output
-    assert "signal to noise of a mean cell of topics and words: " in done.stdout
+    assert "signal to noise of an average cell of the topics' word table: " in done.stdout
     assert ("warning: the noise probably drowns the topics" in done.stdout) is drowns
     plain = json.loads(CliRunner().invoke(main, [command, str(path), "--json"]).stdout)
     assert (plain["topics"]["ratio"] < 1.0) is drowns
