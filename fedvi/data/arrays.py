@@ -1,6 +1,6 @@
 """Reads records that are stored as arrays in a NumPy file.
 
-In a private study no error depends on what a record holds: one that does not fit counts as zero.
+In a private study no error depends on a record: a record that does not fit counts as zero.
 """
 
 import zipfile
@@ -26,19 +26,19 @@ def read_arrays(
     private: bool,
     where: str,
 ) -> ArraySource:
-    """Reads a file that ``numpy.savez`` wrote, with the records' arrays by name.
+    """Reads a file written by ``numpy.savez``, with the records' arrays by name.
 
     Nothing in the file is run: arrays of Python objects are refused.
 
     Args:
       layout: name → shape of one record's array.
-      sound: records → of each whether it is one that the model knows: bool [N].
-      private: whether the study states a privacy guarantee: then no record is refused.
+      sound: records → whether the model can use each: bool [N].
+      private: whether the study states a privacy guarantee; if so, no record is refused.
 
     Raises:
-      DataError: the file is not there, is none of NumPy's, or lacks an array; an array has another shape
-        than records have, or no numbers; in other than private studies also, if there is no record or one
-        that the model does not know.
+      DataError: the file is missing, is not a NumPy file, or lacks an array; an array has the wrong shape,
+        or does not hold numbers; in a study without privacy also, if there is no record or one that the
+        model cannot use.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -68,7 +68,7 @@ def checked_arrays(
     private: bool,
     where: str,
 ) -> ArraySource:
-    """Checks arrays that are in memory as ``read_arrays`` does; floats become float64, integers int64."""
+    """Checks arrays in memory as ``read_arrays`` does; floats become float64, integers int64."""
     arrays: dict[str, NDArray[np.generic]] = {}
     for name, shape in layout.items():
         array = found[name]
@@ -82,7 +82,7 @@ def checked_arrays(
                 f"{where}: array `{name}` holds {array.dtype}, expected numbers",
                 "levels are numbers from 0",
             )
-        # Silent: a warning would tell of a record.
+        # Silent, since a warning would reveal something about a record.
         with np.errstate(all="ignore"):
             arrays[name] = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
     sizes = {array.shape[0] for array in arrays.values()}

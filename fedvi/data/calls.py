@@ -27,7 +27,7 @@ class Power(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """An argument that is nothing of what a formula knows, as it was written."""
+    """The text of an argument that a formula does not support."""
 
     text: str
 
@@ -40,9 +40,9 @@ class Call:
     """A function with its arguments, which are names, powers, constants, tuples of numbers, or calls.
 
     Args:
-      function: its name, with points if there are any.
-      arguments: in their places.
-      keywords: those that were named.
+      function: its name, possibly with dots.
+      arguments: the unnamed ones, in order.
+      keywords: the named ones.
     """
 
     function: str
@@ -51,9 +51,9 @@ class Call:
 
 
 def parse_call(text: str) -> Call | None:
-    """Reads ``function(argument, name=argument)``; None if it is no call that can be read.
+    """Reads ``function(argument, name=argument)``; None if it is not a readable call.
 
-    Nothing of it is run. Python's own grammar reads it, so a list is one in square or round brackets.
+    Nothing is executed. Python's own grammar is used, so a list may have square or round brackets.
 
     >>> parse_call("bs(age, knots=[40, 60], lower_bound=-1)")
     Call(function='bs', arguments=(Name(text='age'),), keywords={'knots': (40, 60), 'lower_bound': -1})
@@ -70,22 +70,22 @@ def parse_call(text: str) -> Call | None:
 
 
 def refuse(message: str, hint: str) -> NoReturn:
-    """Raises that a formula says something that cannot be."""
+    """Raises an error about a formula."""
     raise ConfigError(f"model.formula: {message}", hint)
 
 
 def check_arguments(
     call: Call, text: str, known: tuple[str, ...], places: int, example: str
 ) -> None:
-    """Refuses names that a function does not know, and more unnamed arguments than ``places``.
+    """Refuses unknown argument names, and more unnamed arguments than ``places``.
 
     Args:
       known: names of its arguments.
-      places: how many of them may stand without a name.
-      example: a call that is right.
+      places: how many of them may be unnamed.
+      example: a correct call.
 
     Raises:
-      ConfigError: there are such.
+      ConfigError: there are such arguments.
     """
     if len(call.arguments) > places:
         refuse(
@@ -113,7 +113,7 @@ def _name(node: ast.expr, text: str) -> Name | None:
     inner = node
     while isinstance(inner, ast.Attribute):
         inner = inner.value
-    # The text and not the node's name: Python rewrites some letters, such as the micro sign.
+    # Uses the text, not the node's name: Python rewrites some letters, such as the micro sign.
     return Name(_source(node, text)) if isinstance(inner, ast.Name) else None
 
 

@@ -1,4 +1,4 @@
-"""The cells of a column as a file's reader returns them: texts, or numbers as they are."""
+"""Defines the cells of a column as a file's reader returns them: texts, or numbers."""
 
 import json
 import re
@@ -41,7 +41,7 @@ TRUTHS = (
     ("no", "si"),
     ("off", "on"),
 )
-"""Pairs of words that mean false and true, in lower case; those that programs write come first."""
+"""Pairs of words that mean false and true, in lower case; common spellings of programs come first."""
 
 
 class Numbers(NamedTuple):
@@ -57,11 +57,11 @@ class Numbers(NamedTuple):
 
 
 class Codes(NamedTuple):
-    """Cells that repeat few texts, each of which is kept once.
+    """Cells with few distinct texts, each of which is stored once.
 
     Attributes:
-      places: whole numbers [n]: which of ``texts`` a cell is; −1 where the file has no value.
-      texts: None stands for what cannot be read: a record with such a cell counts as zero.
+      places: integers [n]: each cell's index in ``texts``; −1 if the file has no value.
+      texts: None stands for an unreadable cell, whose record counts as zero.
     """
 
     places: NDArray[np.intp]
@@ -69,23 +69,23 @@ class Codes(NamedTuple):
 
 
 Cells = Sequence[str | None] | Numbers | Codes
-"""One column; a sequence holds one text a record, None where the record cannot be read."""
+"""One column; a sequence holds one text per record, None if the record cannot be read."""
 
 Table = Mapping[str, Cells]
-"""Columns of equal length by the names that the file has for them."""
+"""Columns of equal length, by their names in the file."""
 
 
 class Wanted(NamedTuple):
-    """What is asked of a file, whatever its format.
+    """A request to a file's reader, for any format.
 
     Attributes:
-      names: the columns, as the file calls them.
-      columns: names of all columns of a file that does not name them; None if it does.
+      names: the wanted columns, by their names in the file.
+      columns: names of all columns of a file that has no names; None if it has.
       separator: between the cells of a text file.
-      private: whether the study states a privacy guarantee: then no record is refused.
-      rows: how many records to hand on at a time.
-      as_text: those of ``names`` that are compared as text, such as the identity of a patient: whole
-        numbers keep all their digits.
+      private: whether the study states a privacy guarantee; if so, no record is refused.
+      rows: how many records to return at a time.
+      as_text: those of ``names`` that are compared as text, such as a patient's identifier, so that
+        integers keep all their digits.
     """
 
     names: tuple[str, ...]
@@ -104,7 +104,7 @@ def count_of(cells: Cells) -> int:
 
 
 def truth_of(code: float | str) -> bool | None:
-    """Returns what a code says where it means true or false, in any case; else None.
+    """Returns the truth value of a code that means true or false, in any case; else None.
 
     >>> truth_of(1.0), truth_of("FALSE"), truth_of("Ja"), truth_of("m")
     (True, False, True, None)
@@ -119,7 +119,7 @@ _COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
 
 
 def has_decimal_comma(text: str) -> bool:
-    """Whether a text is a number but for its comma, as in "3,5"; "1,500" may also be 1500.
+    """Whether a text is a number with a decimal comma, as "3,5"; "1,500" may also be 1500.
 
     >>> has_decimal_comma("-3,5"), has_decimal_comma("3.5"), has_decimal_comma("a,b")
     (True, False, False)
@@ -128,7 +128,7 @@ def has_decimal_comma(text: str) -> bool:
 
 
 def no_column_hint(name: str, columns: Sequence[str]) -> str:
-    """Says how a column is declared that a file calls by a longer name; else what is spelt alike.
+    """Returns a hint for a missing column: the file's longer name for it, or else a similar name.
 
     >>> no_column_hint("age", ["Age (years)", "stage"])
     'if "Age (years)" is meant, say so as the file does: column = "Age (years)" under [data.schema.age]'
@@ -140,7 +140,7 @@ def no_column_hint(name: str, columns: Sequence[str]) -> str:
     if not meant:
         return did_you_mean(name, columns)
     called = json.dumps(min(meant, key=len), ensure_ascii=False)
-    # A name with a blank is what a study's `column` says already, and not that of a table.
+    # A name with a blank comes from a study's `column`, and is not the name of a table.
     table = f"[data.schema.{name}]" if re.fullmatch(r"\w+", name, re.ASCII) else "its table"
     return f"if {called} is meant, say so as the file does: column = {called} under {table}"
 
@@ -154,7 +154,7 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def as_codes(cells: Sequence[str | None]) -> Codes:
-    """Keeps each text once.
+    """Stores each distinct text once.
 
     >>> as_codes(["m", "f", "m"])
     Codes(places=array([0, 1, 0]), texts=('m', 'f'))
@@ -167,13 +167,13 @@ def as_codes(cells: Sequence[str | None]) -> Codes:
 
 
 def as_texts(cells: Cells) -> list[str | None]:
-    """Returns one text a record, None where there is none; whole numbers without a point.
+    """Returns one text per record, None if it has no value; integers have no decimal point.
 
     >>> as_texts(Numbers(np.array([17.0, 0.5, np.nan])))
     ['17', '0.5', None]
     """
     if isinstance(cells, Codes):
-        texts = (*cells.texts, None)  # what is missing has the place −1
+        texts = (*cells.texts, None)  # a missing cell has index −1
         return [texts[place] for place in cells.places]
     if isinstance(cells, Numbers):
         return [

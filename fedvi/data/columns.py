@@ -1,6 +1,6 @@
 """Reads NumPy files of columns, ``.npz`` and ``.npy``, into cells.
 
-What can refuse is public: whether the file can be read, and the names, types and lengths of its arrays.
+Errors depend only on public facts: whether the file can be read, and its arrays' names, types and lengths.
 """
 
 import zipfile
@@ -27,16 +27,16 @@ def known_rows(path: Path) -> int | None:
 
 
 def chunks(path: Path, wanted: Wanted) -> Iterator[dict[str, Cells]]:
-    """Yields the columns wanted, ``wanted.rows`` records at a time; an empty table if there are none.
+    """Yields the wanted columns, ``wanted.rows`` records at a time; an empty table if there are none.
 
-    A ``.npz`` holds one array [n] a column, by name, and is read as a whole. A ``.npy`` holds one array
+    A ``.npz`` holds one array [n] per column, by name, and is read as a whole. A ``.npy`` holds one array
     with named fields (a structured dtype); or a matrix [n, k] of numbers, whose columns the study names in
-    ``data.columns``. It may be larger than memory. Numbers are taken as numbers, booleans as 1 and 0
-    or as the schema spells them, text as text, and NaN is a missing cell.
+    ``data.columns``. It may be larger than memory. Numbers stay numbers. Booleans become 1 and 0, or the
+    schema's spelling. Text stays text. NaN is a missing cell.
 
     Raises:
-      DataError: the file is not there or none of NumPy's, or lacks a column; or a column holds what is
-        neither number nor text, or is no array [n].
+      DataError: the file is missing or is not a NumPy file, or lacks a column; or a column holds neither
+        numbers nor text, or is not an array [n].
     """
     if path.suffix.lower() == ".npy":
         count, piece = _of_array(path, wanted)
@@ -59,7 +59,7 @@ def _of_archive(path: Path, wanted: Wanted) -> tuple[int, _Piece]:
     except FileNotFoundError:
         problem, hint = "cannot be read (no such file)", _WHERE_PATHS_START
     except (OSError, TypeError, ValueError, AttributeError, EOFError, zipfile.BadZipFile):
-        # What NumPy raises may hold a piece of the file, and is left behind.
+        # NumPy's error may contain a piece of the file, so it is dropped.
         problem = "no file of arrays that NumPy can read"
         hint = "write it with numpy.savez(path, age=…, sex=…), numbers or text alone in it"
     if problem:
@@ -75,7 +75,7 @@ def _of_array(path: Path, wanted: Wanted) -> tuple[int, _Piece]:
     if fields is not None and whole.ndim == 1:
         _check_names(path, wanted, list(fields))
         _check_columns(path, {name: ((count,), whole.dtype[name]) for name in wanted.names})
-        # Mapped anew for each piece: what was read of a mapping would stay in memory.
+        # Mapped again for each piece, since the pages read from a mapping would stay in memory.
         return count, lambda name, part: np.array(_mapped(path)[part][name])
     names = wanted.columns
     if names is None or whole.ndim != 2 or whole.shape[1] != len(names):
@@ -103,7 +103,7 @@ def _mapped(path: Path) -> Any:
     except FileNotFoundError:
         raise DataError(f"{path}: {problem}", hint) from None
     except (OSError, TypeError, ValueError, AttributeError, EOFError):
-        # What NumPy raises may hold a piece of the file, and is left behind.
+        # NumPy's error may contain a piece of the file, so it is dropped.
         pass
     try:  # an array without records cannot be mapped
         found = np.load(path, allow_pickle=False)
@@ -148,7 +148,7 @@ def _cells(array: NDArray[Any], as_text: bool) -> Cells:
         return Codes(places.reshape(-1), tuple(_decoded(text) for text in given.tolist()))
     if as_text and array.dtype.kind in "iu":
         return [str(value) for value in array.tolist()]
-    # Silent: a warning about a number that is none would tell of a record.
+    # Silent, since a warning about an invalid number would reveal something about a record.
     with np.errstate(all="ignore"):
         return Numbers(array.astype(np.float64), boolean=array.dtype.kind == "b")
 

@@ -1,7 +1,7 @@
 """Reads CSV and other delimited text into columns of texts.
 
-In a private study none of the errors here depends on what a record holds: a line that is no CSV, no
-UTF-8, or has too many or too few cells counts as zero.
+In a private study no error depends on a record: a line counts as zero if it is not CSV, not UTF-8, or has
+too many or too few cells.
 """
 
 import codecs
@@ -22,26 +22,26 @@ Texts = dict[str, list[str | None]]
 
 
 def known_rows(path: Path) -> int | None:
-    """Returns None: nobody knows before the last line is read."""
+    """Returns None: the number is unknown until the last line is read."""
     return None
 
 
 def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
-    """Yields the columns wanted, ``wanted.rows`` records at a time; one empty table if there is none.
+    """Yields the wanted columns, ``wanted.rows`` records at a time; one empty table if there are none.
 
-    A name that ends in ``.gz`` is unpacked; in a file called ``.tsv`` a separator that is left at its
-    default is a tab. Empty lines are skipped, and blanks around a cell taken off. No error shows a cell, in
-    any study; names from the first line are shown only where at least half of those wanted are in it,
-    because the first line of a file without a header is a record.
+    A name that ends in ``.gz`` is unpacked. In a file named ``.tsv`` the default separator is a tab. Empty
+    lines are skipped, and blanks around a cell are removed. No error shows a cell, in any study. Names
+    from the first line are shown only if at least half of the wanted names are in it, because the first
+    line of a file without a header is a record.
 
-    In a private study every line is read by itself, so that what one line holds, such as a quote that
-    is never closed, decides about no other: there, a cell cannot go on in the next line. A line that
-    cannot be read is a record of None, which counts as zero.
+    In a private study every line is parsed by itself, so that its content, such as an unclosed quote,
+    affects no other line. So there a cell cannot continue in the next line. A line that cannot be read
+    becomes a record of None, which counts as zero.
 
     Raises:
       ConfigError: ``columns`` or ``separator`` cannot be used.
-      DataError: the file is not there, lacks a column, or is packed and broken; in other than private
-        studies also if a line cannot be read.
+      DataError: the file is missing, lacks a column, or is compressed and damaged; in a study without
+        privacy also if a line cannot be read.
     """
     separator, private = wanted.separator, wanted.private
     if len(separator) != 1 or separator in '"\r\n':
@@ -95,15 +95,15 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
 
 
 def _lone_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
-    """Yields (line number, cells) of each line that is not empty, read by itself.
+    """Yields (line number, cells) of each line that is not empty, parsed by itself.
 
-    The cells are None where the line cannot be read.
+    The cells are None if the line cannot be read.
     """
     problem = hint = ""
     number = 0
     try:
         with _opened(path) as file:
-            # Bytes: a line that is not UTF-8 would stop a decoder for all that follow.
+            # Reads bytes, since a decoder would stop at the first line that is not UTF-8.
             for line in _lines(file):
                 number += 1
                 mark = _MARK if number == 1 else b""
@@ -119,9 +119,9 @@ def _lone_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | No
 
 
 def _lines(file: Any) -> Iterator[bytes | None]:
-    """Yields lines without their ends, \\n, \\r or both; None for one longer than 16 MiB.
+    """Yields lines without their ends, \\n, \\r or both; None for a line longer than 16 MiB.
 
-    So no record can fill the memory, and stop a run by that. Between \\r and \\n an empty line may come.
+    So no record can fill the memory and thereby stop a run. An empty line may come between \\r and \\n.
     """
     rest, lost = b"", False
     while piece := file.read(_PIECE):
@@ -129,7 +129,7 @@ def _lines(file: Any) -> Iterator[bytes | None]:
         rest = b"" if lines[-1].endswith((b"\n", b"\r")) else lines.pop()
         for ended in lines:
             line = ended.rstrip(b"\r\n")
-            # By its length alone: where a piece ends follows from other records.
+            # Decided by the line's length alone: the end of a piece depends on other records.
             yield None if lost or len(line) > _LONGEST else line
             lost = False
         lost = lost or len(rest) > _LONGEST
@@ -152,7 +152,7 @@ def _lone_row(line: bytes, separator: str) -> list[str] | None:
 
 
 def _dialect(separator: str) -> dict[str, Any]:
-    # With strict, a quote that is never closed is an error, not one very long cell.
+    # With strict, an unclosed quote is an error, not one very long cell.
     return {"delimiter": separator, "skipinitialspace": separator != " ", "strict": True}
 
 
@@ -163,14 +163,14 @@ _PACKED, _PACK_AGAIN = "no whole gzip file", "was it copied to its end? pack it 
 
 
 def _rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
-    """Yields (line number, cells) of each line that is not empty; blanks alone are one cell."""
-    # What csv and the decoder raise may hold a piece of the file. It is left behind before ours
-    # is raised, so that not even a traceback with all its causes shows it.
+    """Yields (line number, cells) of each line that is not empty; a line of blanks is one cell."""
+    # Errors of csv and the decoder may contain a piece of the file. They are dropped before our own is
+    # raised, so that not even a traceback with all its causes shows it.
     problem = hint = ""
     line = 0
     try:
         with _opened(path) as packed:
-            # "utf-8-sig" leaves out the mark that some programs begin a file with.
+            # "utf-8-sig" skips the byte order mark that some programs write.
             file = io.TextIOWrapper(packed, encoding="utf-8-sig", newline="")
             reader = csv.reader(file, **_dialect(separator))
             for row in reader:
@@ -210,7 +210,7 @@ def _check_declared(columns: Sequence[str], wanted: Sequence[str]) -> None:
 def _places(path: Path, header: Sequence[str], wanted: Sequence[str]) -> dict[str, int]:
     absent = [name for name in wanted if name not in header]
     if absent:
-        # A first line with none of the names is probably a record, and stays out of the text.
+        # A first line with none of the names is probably a record, so the error does not show it.
         is_header = 2 * len(absent) <= len(wanted)
         raise DataError(
             f"{path}: no column `{absent[0]}` in the first line",

@@ -1,4 +1,4 @@
-"""Turns bags of words into arrays of one public width."""
+"""Turns bags of words into arrays of a fixed, public width."""
 
 import gzip
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from fedvi.errors import ConfigError, DataError
 
 __all__ = ["BagOfWords", "bag_of_words", "read_bag_of_words"]
 
-# float32 holds all whole numbers up to this one; a public bound on how often a word stands in a document.
+# float32 is exact for integers up to this one; also the public bound on a word's count in a document.
 _MOST_TIMES = 1 << 24
-# Words are numbered in int32.
+# Words are stored as int32.
 _MOST_WORDS = 1 << 31
 
 
 class BagOfWords(NamedTuple):
-    """Documents in compressed rows: those of document i are ``starts[i]`` to ``starts[i + 1]``.
+    """Documents in compressed rows: the entries of document i are ``starts[i]`` to ``starts[i + 1]``.
 
     Attributes:
-      starts: [N + 1], whole numbers.
+      starts: [N + 1], integers.
       words: [number of entries], from 0.
       counts: [number of entries].
     """
@@ -42,28 +42,27 @@ def bag_of_words(
 ) -> ArraySource:
     """Lays each document's distinct words side by side: the records of ``fedvi.models.lda``.
 
-    What becomes of a document depends on that document alone, so that one document more or less is one
-    record more or less. A word that stands in several entries of a document has the sum of their counts;
-    entries of count 0 are left out; a document without words stays, as a record that adds nothing.
+    Each row depends on its own document alone, so that one document more or less is one record more or
+    less. If a word has several entries in a document, their counts are added. Entries of count 0 are left
+    out. A document without words stays, as a record that adds nothing.
 
     Args:
       corpus: a SciPy sparse matrix [N, V] of counts, or ``BagOfWords``, or its three arrays.
       vocabulary: V, public, at most 2³¹; words are numbered from 0.
       distinct: L, the most distinct words of a document that are kept; public.
-      private: whether no error may tell of a document. Then of one with more than L distinct words
-        the L most frequent are kept, of equally frequent ones those with the smaller numbers; words
-        outside 0 … V − 1 are left out; and a document whose counts are negative, fractional or no
-        numbers, or with a word that stands there more than 2²⁴ times, counts as zero. Else all of that
-        is refused.
+      private: whether errors must not depend on a document. If so: of more than L distinct words, the L
+        most frequent are kept, with ties broken by the smaller number; words outside 0 … V − 1 are
+        left out; and a document counts as zero if a count is negative, fractional or not a number, or a
+        word occurs more than 2²⁴ times. If not private, all of these are refused.
 
     Returns:
-      ``words`` int32 [N, L], rising, and ``counts`` float32 [N, L], 0 behind the last; valid are all
-      documents whose counts are counts, with or without words.
+      ``words`` int32 [N, L], ascending, and ``counts`` float32 [N, L], 0 after the last word. All documents
+      with correct counts are valid, with or without words.
 
     Raises:
-      DataError: the arrays do not fit together or hold no numbers; or, if not ``private``, what is named
-        there is found. No number of a document is in the text.
-      ConfigError: an argument is out of its range, or no whole number.
+      DataError: the arrays do not fit together or do not hold numbers; or, if not ``private``, a case
+        listed there occurs. The message contains no number of a document.
+      ConfigError: an argument is out of its range, or not an integer.
 
     >>> source = bag_of_words(([0, 2, 2], [4, 1], [1.0, 2.0]), vocabulary=5, distinct=3)
     >>> source.records["words"].tolist(), source.records["counts"].tolist()
@@ -81,14 +80,14 @@ def bag_of_words(
     valid = np.bincount(owner[~whole], minlength=count) == 0
     kept = known & (counts > 0) & valid[owner]
     owner = owner[kept]
-    # Sorted by document and then by word, with each pair once.
+    # Sorted by document and then by word, without duplicate pairs.
     pairs, places = np.unique(owner * vocabulary + words[kept], return_inverse=True)
     numbers = np.asarray(np.bincount(places, counts[kept], pairs.size), np.float64)
     owner, word = np.divmod(pairs, vocabulary)
     few = numbers <= _MOST_TIMES
     if not private and not few.all():
         raise _odd_counts()
-    # Entries that are counts each may have a sum that is none.
+    # Valid entries can have an invalid sum.
     valid[owner[~few]] = False
     owner, word, numbers = (column[valid[owner]] for column in (owner, word, numbers))
     ends = np.searchsorted(owner, np.arange(count + 1))
@@ -104,20 +103,20 @@ def bag_of_words(
     found[1][owner[fits], place[fits]] = numbers[fits]
     for row in np.flatnonzero(sizes > distinct):
         entries = slice(ends[row], ends[row + 1])
-        # A stable sort of what is in rising order: of equal counts, the smaller word is first.
+        # A stable sort of words in ascending order: with equal counts, the smaller word is first.
         first = np.sort(np.argsort(-numbers[entries], kind="stable")[:distinct])
         found[0][row], found[1][row] = word[entries][first], numbers[entries][first]
     return ArraySource({"words": found[0], "counts": found[1]}, valid)
 
 
 def read_bag_of_words(path: Path | str) -> tuple[BagOfWords, int]:
-    """Reads a file of the UCI repository's Bag of Words collection, and its vocabulary's size.
+    """Reads a file of the UCI repository's Bag of Words collection; also returns the vocabulary's size.
 
-    Three lines with the numbers of documents, of words in the vocabulary, and of entries; then a line
-    ``document word count`` for each entry, both numbered from 1. A name that ends in .gz is unpacked.
+    It has three lines with the numbers of documents, words in the vocabulary, and entries; then a line
+    ``document word count`` for each entry, with numbers from 1. A name that ends in .gz is unpacked.
 
     Raises:
-      DataError: the file is none of these, or has another number of entries than it says.
+      DataError: the file has another format, or another number of entries than its third line says.
     """
     name = Path(path)
     opened = gzip.open if name.suffix == ".gz" else open
@@ -152,7 +151,7 @@ def _check_option(name: str, value: int, least: int, most: int | None = None) ->
 
 
 def _entries(corpus: Any, vocabulary: int) -> BagOfWords:
-    """Returns the corpus in compressed rows, whole numbers for words and float64 counts, checked."""
+    """Returns the checked corpus in compressed rows, with integer words and float64 counts."""
     if hasattr(corpus, "tocsr"):
         if len(corpus.shape) != 2:
             raise DataError(

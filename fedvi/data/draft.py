@@ -1,7 +1,8 @@
-"""Drafts a `[data]` section of a study from the look of a file.
+"""Drafts a `[data]` section of a study from a file.
 
-Bounds that follow from the data tell about them: the largest age in a file is somebody's age, and it would
-stand in a study that everybody reads. So a draft leaves bounds out, and a study does not run without them.
+Bounds computed from the data reveal something about them: the largest age in a file is one person's age,
+and everybody could read it in the study. So a draft leaves bounds out, and a study does not run without
+them.
 """
 
 import math
@@ -28,14 +29,14 @@ __all__ = [
 
 
 class Options(NamedTuple):
-    """What a person says of a draft.
+    """A person's choices for a draft.
 
     Attributes:
       source: the file's name, for the first line.
-      response: the column that a model will explain; or None.
-      bounds: column → public bounds that were stated.
-      from_data: whether other bounds are taken from the file; for data that need no protection.
-      columns: of a file that does not name them; else None.
+      response: the model's outcome column; or None.
+      bounds: column → stated public bounds.
+      from_data: whether other bounds are taken from the file; only for data that need no protection.
+      columns: names of the columns of a file that has none; else None.
       separator: between cells.
     """
 
@@ -48,13 +49,13 @@ class Options(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A draft.
+    """A drafted section.
 
     Attributes:
       text: TOML.
-      open: keys that somebody has to state before a study can run.
-      confirm: keys whose values were found in the file, and are to be confirmed.
-      formula: of the response, or None.
+      open: keys that a person must state before a study can run.
+      confirm: keys whose values were found in the file, and must be confirmed.
+      formula: for the response, or None.
     """
 
     text: str
@@ -67,7 +68,7 @@ def draft_schema(guesses: Sequence[Guess], options: Options) -> Draft:
     """Writes ``[data]`` and a table for each column.
 
     Raises:
-      ConfigError: bounds or a response are of no column, or of one of another type.
+      ConfigError: bounds or the response name an unknown column, or one of the wrong type.
     """
     names = [guess.name for guess in guesses if all(map(is_printable, guess.name))]
     for given in (*options.bounds, *([options.response] if options.response else [])):
@@ -131,7 +132,7 @@ def rounded_out(low: float, high: float) -> tuple[float, float]:
     power = math.floor(math.log10(high - low))
     step = 10.0**power
     least, largest = math.floor(low / step) * step, math.ceil(high / step) * step
-    # Rounded once more: 3 × 0.1 is no 0.3.
+    # Rounded once more, since 3 × 0.1 is not 0.3.
     return round(least, -power), round(largest, -power)
 
 
@@ -146,7 +147,7 @@ _UNPRINTABLE = (
     "# A column's name has characters that cannot be seen, or turn the direction of reading, and no study",
     "# may hold it: rename it in the file.",
 )
-# What programs and people write where nothing is known: it says nothing of the record but that.
+# Usual words for an unknown value, which reveal nothing else about the record.
 _NOT_KNOWN = frozenset({
     *("unknown", "missing", "null", "none", "-", "--", ".", "na", "n/a", "n.a.", "nd", "n/d"),
     *("not known", "not done", "not available", "unbekannt", "inconnu"),
@@ -244,7 +245,7 @@ def _number(
 
 
 def _odd(guess: Guess, key: str) -> tuple[list[str], list[str]]:
-    """Words in a column of numbers, in the order of the alphabet; what one record alone says stays out."""
+    """Drafts the words in a column of numbers, in alphabetical order, without words of a single record."""
     known = _known(guess)
     lines = []
     if known:
@@ -269,32 +270,32 @@ def _known(guess: Guess) -> list[str]:
 
 
 def values_of(guess: Guess) -> tuple[str, ...]:
-    """Returns the values of a column of levels, without those that one record alone has."""
+    """Returns the values of a column of levels, without values of a single record."""
     return tuple(_in_order(text for text, count in guess.values if count > 1 and _is_word(text)))
 
 
 def words_for_missing(guess: Guess, kind: str) -> list[str]:
-    """Returns what a column of a type has for a missing cell, beside what counts as missing anyhow."""
+    """Returns a column's extra words for a missing cell, beside those that always count as missing."""
     return _known(guess) if kind in ("number", "count") else list(guess.marks)
 
 
 def suggested(guess: Guess, kind: str | None = None) -> str | None:
-    """Returns what a column may hold, as it looks: TYPE or TYPE:…, for a person to confirm.
+    """Suggests a column's declaration, as TYPE or TYPE:…, for a person to confirm.
 
-    Never a bound, and no level that one record alone has: it would tell of that record.
+    It contains no bounds, and no level of a single record, which would reveal something about it.
 
     Args:
       guess: the column.
-      kind: of the column, where a model asks for one.
+      kind: the type, if the model requires one.
 
     Returns:
-      As `fedvi init --column` takes it; None where nothing can be suggested.
+      The text, as `fedvi init --column` takes it; None if nothing can be suggested.
     """
     looks = None if guess.commas or guess.kind in ("text", "empty") else guess.kind
     if kind is None:
         kind = looks
     if kind == "binary" and looks in ("level", "number"):
-        return None  # by itself the type stands for 1 and 0
+        return None  # the bare type means 1 and 0
     if kind not in ("binary", "level") or looks not in ("binary", kind):
         return kind
     values = list(values_of(guess))
@@ -316,7 +317,7 @@ def _is_word(cell: str) -> bool:
 
 
 def _natural(value: str) -> tuple[Any, ...]:
-    """Orders numbers by what they are, and other texts as the alphabet does, "T2" before "T10".
+    """Sort key: numbers by value, other texts alphabetically, "T2" before "T10".
 
     >>> sorted(["T10", "beta", "10", "T2", "2", "alpha"], key=_natural)
     ['2', '10', 'alpha', 'beta', 'T2', 'T10']
@@ -325,12 +326,12 @@ def _natural(value: str) -> tuple[Any, ...]:
     if number is not None and math.isfinite(number):
         return (0, number)
     parts = re.split(r"([0-9]+)", value.casefold())
-    # Texts and whole numbers in turn, so that like is compared with like.
+    # Texts and integers alternate, so that values of the same type are compared.
     return (1, [int(part) if place % 2 else part for place, part in enumerate(parts)], value)
 
 
 def _in_order(values: Iterable[str]) -> list[str]:
-    """Sorts values by what they say, which tells of no frequencies.
+    """Sorts values by their content, so that their order does not reveal frequencies.
 
     >>> _in_order(["IV", "I", "III", "II"]), _in_order(["Grade IIIB", "grade II"])
     (['I', 'II', 'III', 'IV'], ['grade II', 'Grade IIIB'])
@@ -354,7 +355,7 @@ def _as_roman(value: str) -> tuple[int, str]:
 
 
 def _codes(guess: Guess, key: str) -> tuple[list[str], list[str], list[str]]:
-    """Levels and binary columns."""
+    """Drafts levels and binary columns."""
     values = _in_order(value for value, _ in guess.values)
     if guess.kind == "binary":
         if set(values) == {"0", "1"}:

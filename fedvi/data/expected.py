@@ -1,4 +1,4 @@
-"""Reads what a study believes of a column before any record is read: for planning, never for fitting."""
+"""Reads a study's prior expectations of a column: for planning, never for fitting."""
 
 import math
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ _KEYS = {
 
 
 class Expected(NamedTuple):
-    """What is believed of a column; what nobody stated is None.
+    """Expectations of a column, stated before any record is read; None where not stated.
 
     Attributes:
       mean, sd: of a number, in the unit of the file.
-      shares: of the levels in their order; of a binary column (false, true).
+      shares: of the levels in their order; for a binary column (false, true).
       missing: the share of missing cells.
-      auc: of a binary outcome: how well the covariates tell the two apart, the area under the ROC curve.
-      correlations: other columns → correlation, each stated at one of the two.
+      auc: for a binary outcome, how well the covariates predict it: the area under the ROC curve.
+      correlations: other columns → correlation; each is stated at one of the two columns.
     """
 
     mean: float | None = None
@@ -44,7 +44,7 @@ def parse_expected(table: Mapping[str, Any], path: str) -> Expected:
       path: of the table, for messages.
 
     Raises:
-      ConfigError: names the key, what it holds, and what it may hold.
+      ConfigError: names the key, its value, and the expected value.
 
     >>> parse_expected({"type": "binary", "expected": {"share": 0.25}}, "data.schema.death").shares
     (0.75, 0.25)

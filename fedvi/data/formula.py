@@ -1,4 +1,4 @@
-"""Builds the design matrix that a formula such as `disease ~ age + sex` describes."""
+"""Builds the design matrix for a formula such as `disease ~ age + sex`."""
 
 import itertools
 import math
@@ -21,12 +21,12 @@ __all__ = ["Design", "Part", "parse_formula"]
 
 @dataclass(frozen=True)
 class Part:
-    """What a coefficient multiplies: a prepared column, a function of it, or 1 where it equals ``code``.
+    """A factor of a coefficient's multiplier: a column, a function of it, or 1 where it equals ``code``.
 
     Args:
       column: name in the prepared records.
-      code: a level's index, where the part is 1 at that level and else 0.
-      transform: functions of the column; None, as ``code``, takes the column as it is.
+      code: a level's index; the part is then 1 at that level and otherwise 0.
+      transform: functions of the column; without it, and without ``code``, the part is the column.
       index: which of the functions.
     """
 
@@ -38,18 +38,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Design:
-    """How prepared columns become the columns of a design matrix; public, it holds no data.
+    """A map from prepared columns to the columns of a design matrix; public, it holds no data.
 
     Args:
-      response: what the outcome of a record is.
-      offset: what is added to the linear predictor with a coefficient of 1, or None.
-      terms: the factors that each term multiplies, main effects first: a column's name, or a call
-        with all its constants; () is the intercept.
-      coefficients: for each coefficient the parts that it multiplies; () is the intercept.
+      response: the outcome of a record.
+      offset: added to the linear predictor with a coefficient of 1, or None.
+      terms: the factors of each term, main effects first: a column's name, or a call with all its
+        constants; () is the intercept.
+      coefficients: for each coefficient, the parts whose product it multiplies; () is the intercept.
       names: of the coefficients, such as "(Intercept)", "age", "cp[atypical]", "age:sex",
         "bs(iss)[1]".
       units: of the coefficients, such as "per 10 from 50"; "" where nothing was scaled.
-      columns: names in the schema that are used, those of the response first.
+      columns: used names of the schema, those of the response first.
     """
 
     response: Response
@@ -66,7 +66,7 @@ class Design:
         return len(self.names)
 
     def units_of(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns the unit of each coefficient, itself or as "level: coefficient"; "" for others."""
+        """Returns the unit of each coefficient, by name or as "level: coefficient"; "" if unknown."""
         units = dict(zip(self.names, self.units, strict=True))
         return tuple(
             units.get(name)
@@ -76,22 +76,22 @@ class Design:
 
     @property
     def outcome_shape(self) -> tuple[int, ...]:
-        """Of one record's y."""
+        """The shape of one record's y."""
         shape = self.response.shape
         return shape if self.offset is None else (math.prod(shape) + 1,)
 
     def outcome(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
-        """Returns y of columns from ``prepare_columns``: float64 [n], or [n, k] of several numbers.
+        """Returns y for columns from ``prepare_columns``: float64 [n], or [n, k] for several numbers.
 
-        With an offset y is (outcome, offset), the numbers of several before it.
+        With an offset, y is (outcome, offset); several outcome numbers come before the offset.
         """
         y = self.response.outcome(columns)
         return y if self.offset is None else np.column_stack([y, self.offset.values(columns)])
 
     def matrix(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
-        """Returns the design matrix, float64 [n, D], of columns from ``prepare_columns``.
+        """Returns the design matrix, float64 [n, D], for columns from ``prepare_columns``.
 
-        The response is not needed, but some column is, to tell n.
+        The response is not needed, but at least one column is, to give n.
         """
         for name in sorted({part.column for parts in self.coefficients for part in parts}):
             if name not in columns:
@@ -109,21 +109,21 @@ class Design:
     def curve(
         self, column: str, values: ArrayLike, schema: Schema
     ) -> tuple[tuple[int, ...], NDArray[np.float64]]:
-        """Evaluates the terms of one number alone over a grid, such as to draw its effect.
+        """Evaluates one number's own terms over a grid, for instance to draw its effect.
 
-        The effect at a value is the row's product with the coefficients, up to what other terms add:
-        interactions and the coefficient of a missing cell are left out. Public: it needs no data.
+        The effect at a value is the row times the coefficients, without other terms: interactions and the
+        coefficient of a missing cell are left out. The result is public: it needs no data.
 
         Args:
-          column: name in the schema, of a number.
-          values: g of them, in the unit of the file; those beyond the bounds are taken as at the bound.
+          column: name of a number in the schema.
+          values: g of them, in the unit of the file; values outside the bounds are clipped.
 
         Returns:
-          The indices of the k coefficients of the column's own terms, and what they multiply,
+          The indices of the k coefficients of the column's own terms, and their multipliers,
           float64 [g, k].
 
         Raises:
-          DataError: the schema has no number of that name.
+          DataError: the schema has no number with that name.
         """
         declared = schema.get(column)
         if not isinstance(declared, Number):
@@ -147,22 +147,22 @@ def parse_formula(text: str, schema: Schema) -> Design:
 
     The response is a column, ``Surv(time, event)`` or ``cbind(a, b)``, see ``fedvi.data.response``.
     ``offset(log(years))`` or ``offset(a)`` adds a known number to the linear predictor, in the unit of
-    the file. A survival has no intercept: its baseline stands for it.
+    the file. A survival model has no intercept: its baseline replaces it.
 
     ``a:b`` is an interaction, ``a*b`` is a + b + a:b, ``a/b`` is a + a:b, ``(a + b + c)**2`` is all
     three and their interactions of two, ``a*b - a`` leaves a out, and ``- 1`` or ``0 +`` leaves out
     the intercept. Interactions come after main effects, and a term given twice counts once, as in R.
-    A column of levels leaves out its first level where the other terms stand for it already, and has
-    all of them where they do not, as in formulaic: ``0 + g`` is a mean for each level, and ``a:g``
-    without ``a`` a slope for each. A binary column is a number, 0 or 1, and always has one column.
-    One with missing = "indicator" brings one more coefficient, "chol[missing]", after its main effect,
-    or at the end if it has none.
+    A column of levels drops its first level if other terms already express it, and otherwise keeps all
+    levels, as in formulaic: ``0 + g`` is a mean for each level, and ``a:g`` without ``a`` a slope for
+    each. A binary column is a number, 0 or 1, and always has one column. A column with
+    missing = "indicator" adds one coefficient, "chol[missing]", after its main effect, or at the end if it
+    has none.
 
-    Functions of a number have public constants: see ``fedvi.data.transforms``. Where a cell is
-    missing and has an indicator, a function is taken at the centre of its column.
+    Functions of a number have public constants: see ``fedvi.data.transforms``. If a cell is missing and
+    has an indicator, a function is evaluated at the centre of its column.
 
     Raises:
-      ConfigError: the text is no such formula, or asks for what would be fitted to the data.
+      ConfigError: the text is not such a formula, or needs constants fitted to the data.
 
     >>> from fedvi.data.schema import parse_schema
     >>> schema = parse_schema(
@@ -202,13 +202,13 @@ def parse_formula(text: str, schema: Schema) -> Design:
         if name in used or name in moved:
             refuse(f"the response `{name}` is also on the right of {text!r}", "take it out there")
 
-    # What the columns so far can express; the baseline of a survival is an intercept.
+    # The products that the columns so far can express; the baseline of a survival is an intercept.
     spanned: set[frozenset[_Coded]] = {frozenset()} if response.type == "survival" else set()
     blocks = [_block(term, schema, spanned) for term in terms]
     lone = [name for name in used if (name,) not in terms]
     blocks.extend(_indicator(name, schema) for name in lone)
     flat = [coefficient for block in blocks for coefficient in block]
-    # A survival without covariates is its baseline.
+    # A survival without covariates has only its baseline.
     if not flat and response.type != "survival":
         refuse(f"{text!r} has no coefficient", "add a term, or keep the intercept")
     coefficients, names, units = zip(*flat, strict=True) if flat else ((), (), ())
@@ -267,10 +267,10 @@ def _text_of(factor: _Factor) -> str:
 
 
 def _block(term: _Term, schema: Schema, spanned: set[frozenset[_Coded]]) -> list[_Coefficient]:
-    """The coefficients of one term; those of its first factor vary fastest, as in R.
+    """Returns the coefficients of one term; those of its first factor vary fastest, as in R.
 
     Args:
-      spanned: what earlier terms can express; this term's part is added.
+      spanned: the products that earlier terms can express; this term's are added.
     """
     block: list[_Coefficient] = []
     for coded in _coded(term, schema, spanned):
@@ -286,11 +286,11 @@ def _block(term: _Term, schema: Schema, spanned: set[frozenset[_Coded]]) -> list
 def _coded(
     term: _Term, schema: Schema, spanned: set[frozenset[_Coded]]
 ) -> list[tuple[_Coded, ...]]:
-    """Says which levels the factors of a term have, so that no column follows from the others.
+    """Chooses the levels of a term's factors, so that no column is a combination of the others.
 
-    All levels of g express what 1 and all but the first of g do. So a term expresses the products of
-    any of its factors, each without its first level, and what earlier terms have not is its own. As
-    formulaic does it (``FormulaMaterializer._get_scoped_terms``), and patsy before it.
+    All levels of g express the same as 1 and all but the first level of g. So a term expresses the products
+    of any subset of its factors, each without its first level; those that earlier terms do not express
+    are its own. As in formulaic (``FormulaMaterializer._get_scoped_terms``), and patsy before it.
     """
     choices: list[tuple[tuple[_Coded, ...], ...]] = [
         (((factor, True),), ()) if _is_level(factor, schema) else (((factor, False),),)
@@ -303,7 +303,7 @@ def _coded(
 
 
 def _joined(products: Sequence[tuple[_Coded, ...]]) -> list[tuple[_Coded, ...]]:
-    """Joins a product and the same times g without its first level to one times all levels of g."""
+    """Merges a product, and the same times g without its first level, into one times all levels of g."""
     found: list[tuple[_Coded, ...]] = []
     for product in sorted(products, key=len):
         for smaller in found:

@@ -14,12 +14,12 @@ __all__ = ["Sides", "parse_terms"]
 
 
 class Sides(NamedTuple):
-    """What stands left and right of ``~``.
+    """The two sides of ``~``.
 
     Attributes:
       response: the text on the left: a name, or a call of Surv or cbind.
       terms: each with its factors, which are names or functions of a column; () is the intercept.
-        Those of fewer factors come first.
+        Terms with fewer factors come first.
       offset: or None.
     """
 
@@ -29,10 +29,10 @@ class Sides(NamedTuple):
 
 
 def parse_terms(text: str, schema: Schema) -> Sides:
-    """Takes a formula apart.
+    """Parses a formula.
 
     Raises:
-      ConfigError: it is none that fedvi knows.
+      ConfigError: the formula is not supported.
     """
     left, tilde, right = text.partition("~")
     response = _response(left, text, bool(tilde))
@@ -47,7 +47,7 @@ def parse_terms(text: str, schema: Schema) -> Sides:
             if word.kind == "python":
                 found = _transform(word.text, text, schema)
                 calls[found.text] = found
-                # Calls that differ in spelling alone are one factor.
+                # Calls that differ only in spelling are one factor.
                 summand.words[place] = word._replace(text=found.text)
     terms = _expanded(summands, text)
     for name in dict.fromkeys(factor for term in terms for factor in term):
@@ -85,7 +85,7 @@ _GAP = re.compile(r"(?<=\w)\s+(?=\()")
 _OFFSET = "write `+ offset(log(years))` or `+ offset(shift)`"
 
 
-# A run of what is neither a word, nor a bracket, nor a quote; blanks do not end it.
+# A run of characters other than words, brackets and quotes; blanks do not end it.
 _OPERATOR_RUN = re.compile(r"""[^\w.()\[\]`{%'"]+""")
 _WORD = re.compile(r"[\w.]+")
 _QUOTED = {"`": "name", "{": "python", "%": "operator", "'": "value", '"': "value"}
@@ -122,7 +122,7 @@ def _words(part: str, text: str) -> list[_Word]:
 
 
 def _end(part: str, start: int, text: str) -> int:
-    """Returns the place after the bracket or quote that opens at ``start``; ``\\`` escapes one sign."""
+    """Returns the position after the bracket or quote that opens at ``start``; ``\\`` escapes."""
     awaited: list[str] = []
     escaped = False
     for place in range(start, len(part)):
@@ -167,7 +167,7 @@ def _check_calls(words: Sequence[_Word], text: str) -> None:
 
 
 def _check_words(words: Sequence[_Word], text: str) -> None:
-    """Refuses an operator without its operands, and what fedvi does not know."""
+    """Refuses an operator without operands, and anything that fedvi does not support."""
     if not words:
         refuse(f"nothing after `~` in {text!r}, expected a term", _GRAMMAR)
     depth = 0
@@ -223,7 +223,7 @@ def _check_power(base: _Word, operator: str, power: _Word, text: str) -> None:
 
 
 class _Summand(NamedTuple):
-    """What stands between two signs, outside of brackets."""
+    """The words between two signs, outside of brackets."""
 
     sign: str
     words: list[_Word]
@@ -296,7 +296,7 @@ def _transform(word: str, text: str, schema: Schema) -> Transform:
     return parse_transform(call, text, schema)
 
 
-# A term is its factors, without repetition; terms of the same factors in another order are one.
+# A term is its factors without repetition; terms with the same factors in another order are equal.
 _Terms: TypeAlias = dict[frozenset[str], tuple[str, ...]]
 _TIGHTNESS = {"+": 1, "-": 1, "*": 2, "/": 2, ":": 3, "**": 4, "^": 4}
 
@@ -317,7 +317,7 @@ def _expanded(summands: Sequence[_Summand], text: str) -> list[tuple[str, ...]]:
 
 
 def _sum(words: list[_Word], text: str) -> _Terms:
-    """Takes terms with their signs off the end of ``words``, the next word last, up to a bracket."""
+    """Pops terms with their signs from the end of ``words``, in reverse order, up to a bracket."""
     found: _Terms = {}
     while words and words[-1].text != ")":
         sign = words.pop().text if words[-1].kind == "operator" else "+"
@@ -326,7 +326,7 @@ def _sum(words: list[_Word], text: str) -> _Terms:
 
 
 def _product(words: list[_Word], tightness: int, text: str) -> _Terms:
-    """Takes what operators of this tightness, or of a greater one, hold together; from left to right."""
+    """Pops a product of operators with at least this tightness, from left to right."""
     if tightness > _TIGHTNESS["**"]:
         word = words.pop()
         if word.text != "(":
@@ -352,7 +352,7 @@ def _joined(left: _Terms, operator: str, right: _Terms, text: str) -> _Terms:
     if operator == "-":
         absent = [term for key, term in right.items() if key not in left]
         if absent:
-            # A slip: what is left out stands further right, or nowhere.
+            # Probably a mistake: the term left out comes later, or is missing.
             refuse(
                 f"`- {':'.join(absent[0])}` in {text!r}, where that is no term",
                 "leave the term out: only what stands before it can be taken away",
@@ -368,7 +368,7 @@ def _joined(left: _Terms, operator: str, right: _Terms, text: str) -> _Terms:
 
 
 def _crossed(sides: Sequence[_Terms]) -> _Terms:
-    """Returns all products of one term of each side."""
+    """Returns all products of one term from each side."""
     found: _Terms = {}
     for terms in itertools.product(*(side.values() for side in sides)):
         for key, term in _once(itertools.chain(*terms)).items():
@@ -377,7 +377,7 @@ def _crossed(sides: Sequence[_Terms]) -> _Terms:
 
 
 def _once(factors: Iterable[str]) -> _Terms:
-    """Returns the product of factors, each of which counts once."""
+    """Returns the product of factors without repetition."""
     term = tuple(dict.fromkeys(factors))
     return {frozenset(term): term}
 

@@ -1,6 +1,6 @@
 """Guesses the type of each column of a file.
 
-Everything here is computed from records as they are, and private: it is for whoever holds them.
+Everything here is computed from the records without protection: it is private to their owner.
 """
 
 import itertools
@@ -31,13 +31,13 @@ __all__ = [
 
 Kind = Literal["binary", "level", "number", "text", "empty"]
 
-# What to do with a file that does not name its columns, where a command takes --columns.
+# What to do with a file without column names, where a command takes --columns.
 BY_FLAG = "if it has none, name them in their order: --columns age,sex,…"
 _MOST_LEVELS = 60
 _MOST_WHOLE_LEVELS = 6
 _MISSING = frozenset({"", "?", "NA"})
 _KEPT = 100_000
-# Of the cells of a column of numbers; the rest says what is missing in words, such as "<0.5".
+# The least share of numbers in a column of numbers; the rest are words for missing values, such as "<0.5".
 _MOSTLY = 0.9
 
 
@@ -45,18 +45,18 @@ class Guess(NamedTuple):
     """One column of a file.
 
     Attributes:
-      name: as the file has it.
+      name: in the file.
       kind: "binary" (two values), "level" (few), "number", "text" (many different ones) or "empty".
-      cells: how many there are.
+      cells: their number.
       missing: how many of them are "", "?", "NA", NaN, infinite or absent.
-      unreadable: how many stand on a line that cannot be read.
-      different: how many different values the others have; at most 100,000 are told apart.
-      low, high: the least and the largest number; None where a value is no number, but for ``odd``.
+      unreadable: how many are on a line that cannot be read.
+      different: the number of distinct values among the others; counted up to 100,000.
+      low, high: the least and the largest number; None if a value is not a number, except for ``odd``.
       values: the most frequent values with their counts, at most 60.
-      whole: whether all values are whole numbers, but for ``odd``.
-      marks: texts among the missing that are a NaN, such as "nan"; a schema of levels knows none of them.
-      commas: whether all values are numbers and some have a decimal comma, which no study reads.
-      odd: what is no number in a column of numbers, the most frequent first, with counts; at most 60.
+      whole: whether all values are integers, except for ``odd``.
+      marks: missing cells that mean NaN, such as "nan"; a schema of levels does not know them.
+      commas: whether all values are numbers and some have a decimal comma, which studies do not support.
+      odd: cells in a column of numbers that are not numbers, with counts, most frequent first; at most 60.
     """
 
     name: str
@@ -77,12 +77,12 @@ class Guess(NamedTuple):
 def guess_columns(
     path: Path, names: Sequence[str], *, columns: Sequence[str] | None, separator: str
 ) -> tuple[Guess, ...]:
-    """Looks at every cell of the columns ``names``; private.
+    """Examines every cell of the columns ``names``; private.
 
     Args:
       path: a file of a format in ``fedvi.data.tables``.
-      names: of the columns, as the file has them.
-      columns: of all columns, for a file that does not name them.
+      names: of the columns, in the file.
+      columns: of all columns, for a file without names.
       separator: of a text file.
 
     Raises:
@@ -97,18 +97,18 @@ def guess_columns(
 
 
 def check_names(path: Path, names: Sequence[str], separator: str, unnamed: str) -> None:
-    """Refuses a text file whose first line is a record, as far as its first records tell; private.
+    """Refuses a text file whose first line appears to be a record, judged by its first records; private.
 
-    In a file of text alone, a first line of words may be names or a record. It is a record if its
-    words stand again, each in its own column, in at least half of the columns whose cells repeat. A
-    column of numbers under a word settles that the word is a name. The error says how many, and no
-    cell. Where no cell repeats, nobody can tell.
+    If all columns are text, a first line of words may be names or a record. It is taken as a record if its
+    words occur again, each in its own column, in at least half of the columns with repeated values. A
+    column of numbers under a word proves that the word is a name. The error gives counts, but no cell. If
+    no value repeats, the case cannot be decided.
 
     Args:
-      path: any file; those that are no text name their columns themselves.
+      path: any file; other formats than text contain their columns' names.
       names: of all columns, from the first line.
       separator: of a text file.
-      unnamed: what to do with a file that does not name its columns, for the error.
+      unnamed: what to do with a file without column names, for the error.
 
     Raises:
       DataError: the first line is a record; or the file cannot be read.
@@ -128,7 +128,7 @@ def _guessed(asked: Wanted, parts: Iterable[Table]) -> tuple[Guess, ...]:
 
 def _check(path: Path, guesses: Sequence[Guess], unnamed: str) -> None:
     numeric = (guess.name for guess in guesses if guess.low is not None or guess.commas)
-    # `NA` over numbers may be the first of them, which is missing.
+    # `NA` over numbers may be a record's missing cell.
     if any(not doubt((name,)).values for name in numeric):
         return
     repeating = [guess for guess in guesses if guess.kind in ("binary", "level")]
@@ -142,7 +142,7 @@ def _check(path: Path, guesses: Sequence[Guess], unnamed: str) -> None:
         )
 
 
-# Names of what tells people apart, and of what tells anything apart.
+# Names of columns that identify people, and of columns that identify anything.
 _PEOPLE = re.compile(
     r"(id|ids|mrn|(unique_?)?pid|nhs|ssn|(patient|subject|person|participant)s?(_?{key})?"
     r"|(pat|pt|u?subj|member|customer|client)_?{key}|(nhs|hospital|medical_?record)_?{no})".format(
@@ -158,7 +158,7 @@ _FEW = 20
 
 
 def is_of_people(name: str) -> bool:
-    """Whether a column's name says that it tells people apart.
+    """Whether a column's name means that it identifies people.
 
     >>> [is_of_people(name) for name in ("Patient ID", "patient_nbr", "USUBJID", "hospital_id")]
     [True, True, True, False]
@@ -167,21 +167,21 @@ def is_of_people(name: str) -> bool:
 
 
 def repeats(guess: Guess) -> bool:
-    """Whether two records have the same value; of more than 100,000 values, among the first ones."""
+    """Whether two records have the same value; with more than 100,000 values, among the first ones."""
     return bool(guess.values) and guess.values[0][1] > 1
 
 
 def is_identifier(guess: Guess) -> bool:
-    """Whether a column seems to tell records or people apart: by its name, or as nearly all cells differ.
+    """Whether a column seems to identify records or people: by its name, or since nearly all cells differ.
 
-    Of numbers, only whole ones that all differ: measurements nearly all differ as well.
+    Numbers qualify only if they are integers and all differ, since nearly all measurements differ too.
     """
     if guess.kind in ("empty", "binary"):
         return False
     if is_of_people(guess.name):
         return True
     if guess.kind == "level":
-        return False  # such as the few sites of `hospital_id`
+        return False  # for instance the few sites of `hospital_id`
     if _NAMED.fullmatch(_plain(guess.name)):
         return True
     filled = guess.cells - guess.missing - guess.unreadable
@@ -200,7 +200,7 @@ def _plain(name: str) -> str:
 def texts_of(cells: Cells) -> list[str | None]:
     """Returns cells as text: "" where the file has no value, None where a line cannot be read."""
     if isinstance(cells, Codes):
-        texts = (*cells.texts, "")  # what is missing has the place −1
+        texts = (*cells.texts, "")  # a missing cell has index −1
         return [texts[place] for place in cells.places]
     if isinstance(cells, Numbers):
         return [cell if cell is not None else "" for cell in as_texts(cells)]
@@ -208,7 +208,7 @@ def texts_of(cells: Cells) -> list[str | None]:
 
 
 class _Seen:
-    """What was seen of a column so far."""
+    """Statistics of a column so far."""
 
     def __init__(self) -> None:
         self.values: Counter[str] = Counter()
@@ -244,7 +244,7 @@ class _Seen:
                     self.whole &= number.is_integer()
                 # One spelling for 1, 1.0 and 01, as a schema compares them.
                 code = as_code(text)
-                # All digits: two long numbers stay two.
+                # All digits, so that two long numbers stay distinct.
                 shown = code if isinstance(code, str) else _shortest(code)
                 if shown in self.values or len(self.values) < _KEPT:
                     self.values[shown] += count
@@ -272,7 +272,7 @@ class _Seen:
         )
 
     def _are_codes(self, name: str) -> bool:
-        """Whether numbers are codes of a list, such as `admission_type_id`: few, and nobody's own."""
+        """Whether numbers are codes of a list, such as `admission_type_id`: few values, not personal."""
         few = self.numeric and self.whole and len(self.values) <= _MOST_LEVELS
         often = 2 * len(self.values) <= self.values.total()
         return (
@@ -289,11 +289,11 @@ class _Seen:
         if self.numeric:
             return "level" if few and different > 2 else "number"
         others = self.cells - self.missing - self.unreadable - self.numbers
-        # Few whole numbers and a word are levels: grades, and one for none. Commas are for `commas`.
+        # Few integers and a word are levels, such as grades and "none". `commas` handles commas.
         words = not few and not self.numeric_but_commas
         if words and others <= (1.0 - _MOSTLY) * (others + self.numbers):
             return "number"
-        # Texts of which nearly every record has its own tell records apart.
+        # Texts that nearly all differ identify records.
         return (
             "level"
             if 2 * different <= self.values.total() and different <= _MOST_LEVELS
@@ -302,5 +302,5 @@ class _Seen:
 
 
 def _shortest(number: float) -> str:
-    """Returns the digits that tell a number from all others; those of whole ones without a point."""
+    """Returns the shortest digits that identify a number; without a decimal point for integers."""
     return repr(number).removesuffix(".0")

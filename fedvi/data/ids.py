@@ -14,25 +14,24 @@ __all__ = ["with_ids"]
 
 
 def with_ids(source: ArraySource, identities: Sequence[str | None], label: str) -> ArraySource:
-    """Adds the column ``IDS``: of each record, the first 64 bits of BLAKE2b of its own identifier.
+    """Adds the column ``IDS``: for each record, the first 64 bits of BLAKE2b of its own identifier.
 
-    The hash is keyed with a public label, so that parts are even in size whatever identifiers look
-    like, and others in another study. It needs no secret: that a removed record changes one part
-    alone holds for every assignment that is a function of the record's own identifier, also for one
-    that everybody knows. Positions would not do: whoever comes after a removed record moves up, and
-    all parts change.
+    The hash is keyed with a public label, so that parts have even sizes whatever the identifiers look
+    like, and differ between studies. It needs no secret: a removed record changes only one part under
+    every assignment that is a function of the record's own identifier, even one that everybody knows.
+    Positions would not do: the records after a removed one move up, and all parts change.
 
-    Identifiers are compared as text, without blanks around them. Records that share one share their
-    hash, and so do all that have none: an unreadable line counts as an empty identifier. No record
-    is refused for its identifier.
+    Identifiers are compared as text, without blanks around them. Records with the same identifier have the
+    same hash, and so do all records without one: an unreadable line counts as an empty identifier. No
+    record is refused for its identifier.
 
     Args:
-      source: one record a row; before ``by_unit``, which keeps one hash a unit.
+      source: one record per row; before ``by_unit``, which keeps one hash per unit.
       identities: of each row.
-      label: public, of the study; at most 64 bytes.
+      label: the study's, public; at most 64 bytes.
 
     Raises:
-      DataError: there is not one identifier for each row.
+      DataError: the number of identifiers differs from the number of rows.
 
     >>> source = ArraySource({"y": np.array([1.0, 2.0])}, np.array([True, True]))
     >>> one, other = with_ids(source, ["a", "b"], "study").records[IDS]

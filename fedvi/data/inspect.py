@@ -1,7 +1,7 @@
 """Reports, cell by cell, how a file fits a study's schema.
 
-Everything here is computed from records as they are, and private: it is for whoever holds them. Nothing
-of it takes part in a run, so that no run can depend on it.
+Everything here is computed from the records without protection: it is private to their owner. Nothing here
+is used in a run, so that no run can depend on it.
 """
 
 import math
@@ -29,15 +29,15 @@ from fedvi.data.units import is_missing
 __all__ = ["ColumnFit", "Fit", "UnitFit", "Verdict", "inspect_file", "verdict"]
 
 Verdict = Literal["fits", "missing", "outside", "unknown", "unreadable"]
-"""Of one cell: "outside" its bounds; "unknown": no number, no whole number, or no declared level;
-"unreadable": its line is."""
+"""Of one cell: "outside" its bounds; "unknown": not a number, not an integer, or not a declared level;
+"unreadable": its line cannot be read."""
 
 _EXAMPLES = 5
 _KEPT = 1_000
 
 
 class ColumnFit(NamedTuple):
-    """How the cells of one declared column fit.
+    """How well the cells of one declared column fit.
 
     Attributes:
       name: in the schema.
@@ -47,7 +47,7 @@ class ColumnFit(NamedTuple):
       examples: verdict → the most frequent cells that do not fit, with their counts, at most 5.
       clipped: cells that are clipped to the bounds.
       dropped: records that count as zero because of this column, alone or with others.
-      low, high: the least and largest number that was read, clipped ones too; None for other columns.
+      low, high: the least and largest number read, before clipping; None for other columns.
       done: verdict → what the schema does with such a cell, in words.
       commas: cells of a number that have a decimal comma, and are "unknown".
     """
@@ -66,15 +66,15 @@ class ColumnFit(NamedTuple):
 
 
 class UnitFit(NamedTuple):
-    """How rows are shared by units, such as patients.
+    """How many rows units, such as patients, have.
 
     Attributes:
       column: in the file.
-      units: how many there are.
-      without: rows that do not say whose they are, and count as zero.
-      rows: number of rows → units that have so many.
-      most: rows of one unit that are used, at most.
-      left_out: rows that count but come after the first ``most`` of their unit.
+      units: their number.
+      without: rows without an identifier, which count as zero.
+      rows: number of rows → number of units with that many.
+      most: the most rows of one unit that are used.
+      left_out: rows that count, but come after the first ``most`` of their unit.
     """
 
     column: str
@@ -86,14 +86,14 @@ class UnitFit(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """How a file fits.
+    """How well a file fits a schema.
 
     Attributes:
       rows: in the file.
-      counting: rows that count.
+      counting: rows that do not count as zero.
       columns: each declared column.
-      units: or None where a row is a unit.
-      lost: a sentence if most rows count as zero, with the column and the rule that did most of it.
+      units: None if each row is a unit.
+      lost: if most rows count as zero, a sentence with the column and the rule that caused most of it.
     """
 
     rows: int
@@ -114,15 +114,15 @@ def inspect_file(
     unit_column: str | None = None,
     most_rows: int = 1,
 ) -> Fit:
-    """Reads a file as a private study would, and tells what becomes of it.
+    """Reads a file as a private study would, and reports the result.
 
     Args:
       path: a file of a format in ``fedvi.data.tables``.
-      used: those that the study's model uses; a row counts if all of them do.
-      private: whether the study states a privacy guarantee; else some cells are refused.
+      used: columns used by the study's model; a row counts if all of them do.
+      private: whether the study states a privacy guarantee; if not, some cells are refused.
       columns, separator: as in the study's ``[data]``.
-      unit_column: in the file; None where a row is a unit.
-      most_rows: rows of one unit that are used, at most.
+      unit_column: in the file; None if each row is a unit.
+      most_rows: the most rows of one unit that are used.
 
     Raises:
       DataError: the file cannot be read, or lacks a column.
@@ -151,7 +151,7 @@ def inspect_file(
                     without += 1
                     counting -= int(valid)
                 else:
-                    # A unit without a row that counts is one too.
+                    # A unit without a counting row is counted too.
                     owners[identity.strip()] += int(valid)
     said = lost_in_words(rows, counting, lost, schema)
     units = None
@@ -165,7 +165,7 @@ def inspect_file(
 
 
 def verdict(column: Column, cell: str | None) -> Verdict:
-    """Says what a cell is to a column.
+    """Returns how a cell fits a column.
 
     >>> from fedvi.data.schema import parse_schema
     >>> schema = parse_schema({"age": {"type": "number", "bounds": [18, 100]}}, private=True)
@@ -190,7 +190,7 @@ def verdict(column: Column, cell: str | None) -> Verdict:
 
 
 class _Seen:
-    """What was seen of a declared column so far."""
+    """Statistics of a declared column so far."""
 
     def __init__(self, column: Column) -> None:
         self.column = column
@@ -250,7 +250,7 @@ def _done(column: Column, private: bool) -> dict[str, str]:
         missing = "has a coefficient of its own"
     else:
         missing = zero[column.missing]
-    # What cannot be read, or is no number, is no matter of `outside`.
+    # `outside` does not apply to an unreadable cell, or one that is not a number.
     odd = zero["drop" if private else "refuse"]
     unknown = zero[column.outside] if isinstance(column, (Level, Binary)) else odd
     done = {"missing": missing, "unknown": unknown, "unreadable": odd}

@@ -1,8 +1,8 @@
 """Turns cells into arrays by the study's schema.
 
-In a private study no error shows a cell, and none depends on what a record holds: a record that
-does not fit counts as zero, and so does a line that is no CSV, no UTF-8, or has too many or too few
-cells. What can still refuse is public: whether the file is there, and the names of its columns.
+In a private study no error shows a cell or depends on a record: a record that does not fit the schema
+counts as zero, and so does a line that is not CSV, not UTF-8, or has too many or too few cells. Errors
+depend only on public facts: whether the file exists, and the names of its columns.
 """
 
 import math
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 Lost = Counter[tuple[str, str]]
-"""How many records count as zero: by column of the schema, and in words why; private."""
+"""How many records count as zero, by column of the schema and reason in words; private."""
 
 
 def prepare_columns(
@@ -66,20 +66,20 @@ def prepare_columns(
     """Applies the schema to a table, for models that take columns instead of a formula.
 
     Numbers become (value - center) / scale in float64, levels their index in int32, binary
-    columns 0 or 1 in float64. A column with missing = "indicator" brings one more, 1.0 where the
+    columns 0 or 1 in float64. A column with missing = "indicator" adds another one, 1.0 where the
     cell is missing: `chol_missing` for `chol`.
 
     Args:
       table: cells by the file's column names, from ``tables.chunks``.
-      names: the columns of the schema that are wanted.
-      private: whether the study states a privacy guarantee: then no record is refused.
+      names: the wanted columns of the schema.
+      private: whether the study states a privacy guarantee; if so, no record is refused.
 
     Returns:
-      Records by name, see above; one counts as zero if any of its columns says so.
+      Records by name, see above; a record counts as zero if any of its columns makes it so.
 
     Raises:
-      DataError: a column is missing; in other than private studies also a cell that the schema
-        refuses, or no record at all.
+      DataError: a column is missing; in a study without privacy also if the schema refuses a cell, or
+        there is no record.
 
     >>> from fedvi.data.schema import parse_schema
     >>> raw = {"age": {"type": "number", "bounds": [18, 100], "center": 50, "scale": 10}}
@@ -106,13 +106,13 @@ def prepare_chunk(
     before: int = 0,
     lost: Lost | None = None,
 ) -> ArraySource:
-    """Does what ``prepare_columns`` does with some of the records, of which there may be none.
+    """Does the same as ``prepare_columns`` for a chunk of records, which may be empty.
 
-    Each record's arrays depend on its own cells alone, so that it makes no difference how a file is
-    cut into chunks.
+    Each record's arrays depend only on its own cells, so the division of a file into chunks makes no
+    difference.
 
-    Args: as for ``prepare_columns``; ``before`` is how many records come before these, for errors; what
-      counts as zero is added to ``lost``, once for each column that says so.
+    Args: as for ``prepare_columns``; ``before`` is the number of earlier records, for errors; records that
+      count as zero are added to ``lost``, once for each column that makes them so.
     """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
@@ -160,15 +160,15 @@ def prepared(
     where: str,
     tell: Callable[[str], None] | None = None,
 ) -> Iterator[ArraySource]:
-    """Prepares a file that comes in chunks, one after the other; see ``tables.chunks``.
+    """Prepares a file that comes in chunks; see ``tables.chunks``.
 
     Args:
-      tables: one or more, of which any may be empty.
+      tables: one or more, any of which may be empty.
       schema, names, private, where: as for ``prepare_columns``.
       design: lays columns out as {"x": float64 [n, D], "y": float64 [n] or [n, k]}, see
         ``Design.outcome``; None leaves them as they are.
-      tell: called with a sentence if most records count as zero. It follows from records, and is for
-        the screen of whoever holds them alone; nothing else may depend on it.
+      tell: called with a sentence if most records count as zero. The sentence depends on records, so only
+        their owner may see it; nothing else may depend on it.
 
     Raises:
       DataError: as ``prepare_columns``.
@@ -191,9 +191,9 @@ def prepared(
 
 
 def lost_in_words(count: int, counting: int, lost: Lost, schema: Schema) -> str:
-    """Says that most records count as zero, and which column and rule did most of it; "" if not most.
+    """Reports that most records count as zero, with the main column and reason; "" if most count.
 
-    No number is in it, and no cell: it may end in a log.
+    The text contains no number and no cell, since it may end up in a log.
     """
     if 2 * counting >= count or not lost:
         return ""
@@ -205,7 +205,7 @@ def lost_in_words(count: int, counting: int, lost: Lost, schema: Schema) -> str:
 
 
 def check_some(count: int, valid: bool, where: str, why: str = "") -> None:
-    """Refuses a shard in which nothing counts; never for a private study.
+    """Refuses a shard in which no record counts; never used in a private study.
 
     Raises:
       DataError: there is no record, or none is valid.
@@ -226,9 +226,9 @@ def check_some(count: int, valid: bool, where: str, why: str = "") -> None:
 
 @dataclass(frozen=True)
 class _Cell:
-    """What one cell becomes; ``refused`` says why the schema refuses it, ``hint`` what to do.
+    """The result of one cell; ``refused`` says why the schema refuses it, ``hint`` what to do.
 
-    Of one that is not valid ``lost`` says by what rule.
+    For a cell that is not valid, ``lost`` names the rule.
     """
 
     value: float
@@ -353,9 +353,9 @@ class _Refused(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """What a column becomes: float64 [n], bool [n] and bool [n], as the fields of ``_Cell``.
+    """The result of a column: float64 [n], bool [n] and bool [n], like the fields of ``_Cell``.
 
-    ``lost`` says how many records are not valid, by the rule.
+    ``lost`` has the number of records that are not valid, by rule.
     """
 
     values: NDArray[np.float64]
@@ -366,9 +366,9 @@ class _Judged(NamedTuple):
 
 
 def as_declared(column: Column, cells: Cells) -> Cells:
-    """Gives a file's true and false the spelling that the schema has for them; returns others as they are.
+    """Replaces a file's booleans by the schema's spelling of true and false; returns other cells unchanged.
 
-    True is 1 if the schema declares that, else the first of its words that means true, such as "True".
+    True becomes 1 if the schema declares that, else its first word for true, such as "True".
 
     >>> from fedvi.data.schema import parse_schema
     >>> raw = {"died": {"type": "binary", "true": ["Yes"], "false": ["No"]}}
@@ -404,16 +404,16 @@ def _judged(name: str, column: Column, cells: Cells) -> _Judged:
     if isinstance(cells, Numbers):
         if isinstance(column, Number):
             return _judged_numbers(name, column, cells.values)
-        # Few different numbers, each judged as the text that it would be in a file of texts.
+        # Each distinct number is read as its text would be in a text file.
         given, places = np.unique(cells.values, return_inverse=True)
         shown = [None if math.isnan(value) else repr(value) for value in given.tolist()]
         gone = _missing(name, column)
         each = [gone if text is None else _read(name, column, text) for text in shown]
         return _by_place(places.reshape(-1), each, shown)
-    # Columns repeat few cells many times: each is read once.
+    # Columns repeat a few distinct cells many times, so each is read once.
     codes = cells if isinstance(cells, Codes) else as_codes(cells)
     each = [_read(name, column, cell) for cell in codes.texts]
-    # The place −1, of what a file has no value for, is the last.
+    # The last entry is for −1, the index of missing cells.
     return _by_place(codes.places, [*each, _missing(name, column)], [*codes.texts, None])
 
 
@@ -438,7 +438,7 @@ def _by_place(
 
 
 def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _Judged:
-    """Does to all numbers of a column what ``_read`` does to one, to the same bits."""
+    """Vectorises ``_read`` over the numbers of a column, with results equal to the last bit."""
     gone = _missing(name, column)
     marks = [code for code in column.missing_values if isinstance(code, float)]
     missing = ~np.isfinite(values) | np.isin(values, marks)
@@ -458,7 +458,7 @@ def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _
         valid &= inside
         if column.outside == "refuse":
             refused |= ~inside
-    # Silent: a warning would tell of a record.
+    # Silent, since a warning would reveal something about a record.
     with np.errstate(all="ignore"):
         scaled = (
             np.where(inside, here, np.where(here < low, low, high)) - column.center
@@ -470,12 +470,12 @@ def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _
         row = int(np.argmax(refused))
         value = float(values[row])
         cell = gone if missing[row] else _number(name, column, value)
-        first = _Refused(row, repr(repr(value)), cell)  # as a file of texts would have it
+        first = _Refused(row, repr(repr(value)), cell)  # as for a text file
     return _Judged(scaled, valid, missing & gone.missing, first, lost)
 
 
 def _refuse(where: str, name: str, column: Column, before: int, refused: _Refused) -> None:
-    """Raises for the first refused record. It shows the cell: never call it in a private study."""
+    """Raises for the first refused record. The error shows the cell: never call it in a private study."""
     called = "" if column.column == name else f" (`{name}`)"
     raise DataError(
         f"{where}: record {before + refused.row + 1}: column `{column.column}`{called} holds "

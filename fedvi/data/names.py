@@ -1,4 +1,4 @@
-"""Reads the column names of a file, and none of its records."""
+"""Reads the column names of a file, without reading its records."""
 
 import csv
 import gzip
@@ -22,7 +22,7 @@ _LONGEST = 1_000_000
 _SAVE_AGAIN = "save it again as CSV in UTF-8"
 _BY_FLAG = "name them in their order: --columns age,sex,…"
 _VALUES = frozenset({"true", "false", "na", "n/a", "nan", "null", "none", "?"})
-# Rarely a column's name, but sometimes: "No" counts rows, and "t" is a time.
+# Seldom a column's name, but sometimes: "No" counts rows, and "t" is a time.
 _WORDS = frozenset({word for pair in TRUTHS for word in pair if len(word) > 1} - _VALUES) | {
     *("m", "f", "male", "female", "man", "woman", "unknown", "missing"),
     *("männlich", "weiblich", "homme", "femme"),
@@ -31,7 +31,7 @@ _DATE = re.compile(r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2}([T ].*)?)?|\d{1,2}[-/.]\d{1,
 
 
 class Names(NamedTuple):
-    """What a file says of its columns.
+    """A file's column names and separator.
 
     Attributes:
       columns: their names, as the file has them.
@@ -45,20 +45,20 @@ class Names(NamedTuple):
 def column_names(
     path: Path, separator: str | None = None, *, unnamed: str = _BY_FLAG, flag: str = ""
 ) -> Names:
-    """Reads the first line of a text file, or what another file says of its columns.
+    """Reads the first line of a text file, or the column names in another format.
 
-    The first line of a file without header is a record, so that no error shows what stands in it. A line
-    of words alone is taken for names: see ``doubt``.
+    In a file without a header, the first line is a record, so no error shows its content. A line of words
+    only is taken as names: see ``doubt``.
 
     Args:
       path: a file of a format in ``fedvi.data.tables``, or a folder of Parquet files.
-      separator: of a text file; None takes that of `,`, `;`, `|` and tab which its first line has most.
-      unnamed: what to do with a file that does not name its columns, for the error.
-      flag: that gave the path, for errors.
+      separator: of a text file; None takes the most frequent of `,`, `;`, `|` and tab in its first line.
+      unnamed: what to do with a file without column names, for the error.
+      flag: the option that gave the path, for errors.
 
     Raises:
-      DataError: the file cannot be read, or does not name its columns.
-      ConfigError: it is Parquet, and pyarrow is not installed.
+      DataError: the file cannot be read, or has no column names.
+      ConfigError: the file is Parquet, and pyarrow is not installed.
     """
     try:
         if not is_text(path):
@@ -78,8 +78,8 @@ class Doubt(NamedTuple):
     """How many names of columns look like cells of a record.
 
     Attributes:
-      values: dates, numbers, and what programs write for true, false and missing.
-      words: what is seldom a name: yes, male.
+      values: dates, numbers, and programs' spellings of true, false and missing.
+      words: other words that are seldom names: yes, male.
     """
 
     values: int
@@ -87,7 +87,7 @@ class Doubt(NamedTuple):
 
 
 def doubt(columns: Sequence[str]) -> Doubt:
-    """Judges a first line of words by itself; whoever has the file must look.
+    """Counts suspicious names in a first line; whoever has the file must look at it.
 
     >>> doubt(["age", "sex", "died"]), doubt(["m", "stage II", "2024-01-31"])
     (Doubt(values=0, words=0), Doubt(values=1, words=1))
@@ -104,7 +104,7 @@ def doubt(columns: Sequence[str]) -> Doubt:
 
 
 def separator_of(path: Path) -> str:
-    """Returns that of `,`, `;`, `|` and tab which the first line of a text file has most; else ",".
+    """Returns the most frequent of `,`, `;`, `|` and tab in a text file's first line; else ",".
 
     Raises:
       DataError: the file cannot be read.
@@ -116,7 +116,7 @@ def separator_of(path: Path) -> str:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file is text, whose first line may be names or a record; by its name."""
+    """Whether a file is text, judged by its name; its first line may then be names or a record."""
     return not path.is_dir() and path.suffix.lower() not in (".parquet", ".pq", ".npz", ".npy")
 
 
@@ -126,7 +126,7 @@ def _first_line(path: Path) -> str:
         with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as packed:
             # Bytes: a decoder would read on into the records. Some programs end lines with \r alone.
             line = b"".join(packed.readline(_LONGEST).splitlines()[:1]).decode("utf-8-sig")
-        if "\0" not in line:  # as UTF-16 without its mark has at every second place
+        if "\0" not in line:  # UTF-16 without a byte order mark has one in every other byte
             return line
         problem, hint = "it is no text in UTF-8", _SAVE_AGAIN
     except OSError as error:
@@ -144,7 +144,7 @@ def _checked(path: Path, columns: list[str], unnamed: str) -> tuple[str, ...]:
             f"{path} does not begin with the names of its columns: the first line is empty",
             "is this the right file?",
         )
-    # Blanks are no separator unless they are said to be: a line of numbers is one cell then, and a record.
+    # Blanks separate cells only if declared: otherwise a line of numbers is one cell, and a record.
     cells = [name.split() for name in columns]
     numbers = sum(any(cell) and all(as_number(part) is not None for part in cell) for cell in cells)
     twice = len(set(columns)) < len(columns)
@@ -164,7 +164,7 @@ def _checked(path: Path, columns: list[str], unnamed: str) -> tuple[str, ...]:
 
 def _numpy(path: Path) -> list[str]:
     try:
-        # Mapped, for what is no archive: it may be larger than memory.
+        # Memory-mapped if it is not an archive, since it may be larger than memory.
         with np.load(path, mmap_mode="r", allow_pickle=False) as file:
             return list(file.files)
     except (OSError, TypeError, ValueError, AttributeError, EOFError, zipfile.BadZipFile):
@@ -188,7 +188,7 @@ def _parquet(path: Path) -> list[str]:
             "Parquet needs the extra `parquet`, which is not installed",
             "pip install 'fedvi[parquet]'",
         ) from error
-    # As `fedvi.data.parquet` takes the parts of a folder.
+    # The same selection of parts as in `fedvi.data.parquet`.
     parts = [part for part in path.glob("*.parquet") if not part.name.startswith(("_", "."))]
     if path.is_dir() and not parts:
         raise DataError(

@@ -1,7 +1,7 @@
 """Reads Parquet files, or a folder of them, into columns of cells.
 
-Needs the extra ``fedvi[parquet]``. A file is read some records at a time, never as a whole. What can
-refuse is public: whether the file can be read, and the names and types of its columns.
+Needs the extra ``fedvi[parquet]``. A file is read in chunks of records, never as a whole. Errors depend
+only on public facts: whether the file can be read, and the names and types of its columns.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ from fedvi.errors import ConfigError, DataError
 __all__ = ["chunks", "known_rows"]
 
 _BUFFER = 1 << 20
-"""Bytes of a column that are read at a time, so that a row group of any length takes no more."""
+"""Bytes of a column read at a time, so that memory does not depend on the length of a row group."""
 
 
 def known_rows(path: Path) -> int | None:
-    """Returns the number of records, which a file tells at its end; private.
+    """Returns the number of records, from the file's metadata; private.
 
     Raises:
       DataError: as ``chunks``.
@@ -29,17 +29,16 @@ def known_rows(path: Path) -> int | None:
 
 
 def chunks(path: Path, wanted: Wanted) -> Iterator[dict[str, Cells]]:
-    """Yields the columns wanted, at most ``wanted.rows`` records at a time; an empty table if none.
+    """Yields the wanted columns, at most ``wanted.rows`` records at a time; an empty table if none.
 
-    Numbers are taken as numbers, and booleans as 1 and 0, or as the schema spells them. Text is text,
-    also where each is kept once (a dictionary, or a category); a decimal is the text that it would be in a
-    CSV. A null is a missing cell, of every type. The parts of a folder come in the order of their names,
-    and each needs all columns.
+    Numbers stay numbers. Booleans become 1 and 0, or the schema's spelling. Text stays text, also in a
+    dictionary or a category. A decimal becomes the text that it would be in a CSV. A null of any type is a
+    missing cell. The parts of a folder are read in the order of their names, and each needs all columns.
 
     Raises:
       ConfigError: the extra is not installed.
-      DataError: the file is not there or no whole Parquet file, or lacks a column; or a column holds
-        what is neither number nor text, such as dates or lists.
+      DataError: the file is missing or is not a complete Parquet file, or lacks a column; or a column holds
+        neither numbers nor text, such as dates or lists.
     """
     parts = _files(path)
     readers = {}
@@ -82,7 +81,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _guarded(path: Path, do: Callable[[], Any]) -> Any:
-    """Returns what ``do`` returns. What pyarrow raises may hold a piece of the file, and stays here."""
+    """Calls ``do``. Drops errors of pyarrow, which may contain a piece of the file, and raises its own."""
     problem, hint = "", ""
     try:
         return do()
@@ -131,7 +130,7 @@ def _batches(path: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:
 
 
 def _readers(path: Path, schema: Any, wanted: Wanted) -> dict[str, Callable[[Any], Cells]]:
-    """Returns, for each column wanted, what turns a piece of it into cells."""
+    """Returns, for each wanted column, a function from a piece of it to cells."""
     readers = {}
     for name in wanted.names:
         places = schema.get_all_field_indices(name)
@@ -153,7 +152,7 @@ def _readers(path: Path, schema: Any, wanted: Wanted) -> dict[str, Callable[[Any
 
 
 def _reader(kind: Any, as_text: bool) -> Callable[[Any], Cells] | None:
-    """Returns what turns an array of this type into cells; None if it is neither number nor text."""
+    """Returns a function from arrays of this type to cells; None if it is neither number nor text."""
     types = _pyarrow().types
     if types.is_dictionary(kind):
         inner = _reader(kind.value_type, as_text)
@@ -186,7 +185,7 @@ def _of_dictionary(array: Any) -> Codes:
     found = array.indices.to_numpy(zero_copy_only=False)
     missing = array.indices.is_null().to_numpy(zero_copy_only=False)
     places = np.where(missing, -1, np.where(missing, 0, found)).astype(np.intp)
-    # As bytes: of a text that is no UTF-8 the record counts as zero.
+    # Decoded from bytes, so that only records with text that is not UTF-8 count as zero.
     texts = [_decoded(text) for text in array.dictionary.cast("binary").to_pylist()]
     # A category may itself be null.
     absent = [index for index, text in enumerate(texts) if text is _ABSENT]

@@ -14,23 +14,23 @@ from fedvi.errors import ConfigError, did_you_mean
 __all__ = ["CALLS", "Offset", "Response", "ResponseType", "parse_offset", "parse_response"]
 
 CALLS = ("Surv", "cbind")
-"""Functions that stand left of ``~``."""
+"""Functions that are allowed left of ``~``."""
 
 ResponseType = Literal["binary", "count", "counts", "level", "number", "several", "survival"]
 
 
 @dataclass(frozen=True)
 class Response:
-    """How prepared columns become the outcome y of each record; public, it holds no data.
+    """A map from prepared columns to the outcome y of each record; public, it holds no data.
 
     Args:
-      text: as it stands in the formula.
+      text: as in the formula.
       type: "binary" (0 or 1), "count", "level" (its index), "number" (scaled as its schema
         declares), "several" numbers, "counts" if all of several are counts, or "survival" (time in the
         unit of the file, and event).
       columns: names in the schema, in order.
       levels: of a "level", the reference first.
-      scale, center, end: of the time of a "survival"; the follow-up ends at ``end``, scaled.
+      scale, center, end: for the time of a "survival"; the follow-up ends at ``end``, scaled.
     """
 
     text: str
@@ -43,14 +43,14 @@ class Response:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one record's outcome."""
+        """The shape of one record's outcome."""
         return (len(self.columns),) if self.type in ("counts", "several", "survival") else ()
 
     def outcome(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
-        """Returns y, float64 [n] or [n, k], of columns from ``prepare_columns``.
+        """Returns y, float64 [n] or [n, k], for columns from ``prepare_columns``.
 
-        A survival time at the upper bound of its column, or clipped to it, is censored there: what
-        came later was not seen, whatever the file says of it.
+        A survival time at the upper bound of its column, or clipped to it, is censored there: later
+        events were not observed, whatever the file says.
         """
         values = [columns[name].astype(np.float64) for name in self.columns]
         if self.type == "survival":
@@ -66,8 +66,8 @@ class Offset:
 
     Args:
       column: name in the schema.
-      logarithm: whether it is taken of the value.
-      scale, center: of the column, so that the value is that of the file.
+      logarithm: whether the offset is the logarithm of the value.
+      scale, center: of the column, to restore the value in the file.
     """
 
     column: str
@@ -76,7 +76,7 @@ class Offset:
     center: float
 
     def values(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
-        """Returns the offset, float64 [n]; 0 for what cannot be, as where no record stands."""
+        """Returns the offset, float64 [n]; 0 where the logarithm does not exist, as in padded rows."""
         value = columns[self.column].astype(np.float64) * self.scale + self.center
         if not self.logarithm:
             return value
@@ -87,10 +87,10 @@ def parse_response(left: str, text: str, schema: Schema) -> Response:
     """Reads ``NAME``, ``Surv(TIME, EVENT)`` or ``cbind(NAME, NAME, …)``.
 
     Args:
-      left: what stands left of ``~``.
+      left: the text left of ``~``.
 
     Raises:
-      ConfigError: it is none of these, or the schema declares the columns as something else.
+      ConfigError: it has another form, or the schema declares the columns with other types.
     """
     if "(" not in left:
         return _single(left, schema)
@@ -118,7 +118,7 @@ def parse_offset(call: Call, text: str, schema: Schema) -> Offset:
     """Reads ``offset(NAME)`` or ``offset(log(NAME))``.
 
     Raises:
-      ConfigError: it is neither; the column is no number, or one whose logarithm need not exist.
+      ConfigError: it has another form; the column is not a number, or its logarithm may not exist.
     """
     inner = call.arguments[0] if len(call.arguments) == 1 and not call.keywords else None
     logarithm = isinstance(inner, Call) and inner.function == "log" and not inner.keywords
@@ -151,7 +151,7 @@ def schema_column(name: str, schema: Schema) -> Column:
     """Returns a declared column.
 
     Raises:
-      ConfigError: there is none of that name; it names the nearest.
+      ConfigError: there is none with that name; the hint has the nearest one.
     """
     if name not in schema:
         refuse(f"`{name}` is not declared under [data.schema]", did_you_mean(name, schema))
@@ -212,7 +212,7 @@ def _survival(shown: str, names: list[str], schema: Schema) -> Response:
 
 
 def _observed(name: str, schema: Schema) -> Column:
-    """Returns a column of a response, which is never made up."""
+    """Returns a column of a response, whose missing cells must not be imputed."""
     column = schema_column(name, schema)
     if isinstance(column.missing, Impute) or column.missing == "indicator":
         raise ConfigError(

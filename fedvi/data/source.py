@@ -1,4 +1,4 @@
-"""Offers the records of one client as arrays, whole or in chunks."""
+"""Holds the records of one client as arrays, to use whole or in chunks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ _T = TypeVar("_T", bound=np.generic)
 class ArraySource:
     """Records held in memory, and which of them are valid.
 
-    A record that is not valid counts as zero: its rows are overwritten with zeros here, so that
-    nothing of it is left to leak, and solvers leave it out by the mask. The arrays are read-only
-    copies. Neither the number of rows nor that of valid ones is public in a private study.
+    A record that is not valid counts as zero: its rows are overwritten with zeros here, so that nothing of
+    it can leak, and solvers exclude it by the mask. The arrays are read-only copies. In a private study
+    neither the number of rows nor that of valid ones is public.
 
     Args:
       records: by name, arrays whose leading axis is the record. A record may be a unit of several
@@ -48,7 +48,7 @@ class ArraySource:
         for name, values in self.records.items():
             array = np.array(values)
             if array.shape[:1] != valid.shape:
-                # The lengths themselves stay out of the text: they may be private.
+                # The lengths stay out of the message, since they may be private.
                 raise DataError(
                     f"records[{name!r}]: the leading axis is not as long as `valid`",
                     "every array needs one row for each record",
@@ -61,7 +61,7 @@ class ArraySource:
         object.__setattr__(self, "valid", valid)
 
     def __repr__(self) -> str:
-        # Reprs end in logs: names only, no values and no count.
+        # Only names, since reprs end up in logs: no values and no counts.
         return f"ArraySource({', '.join(self.records)})"
 
     @property
@@ -93,9 +93,9 @@ class ArraySource:
         )
 
     def flat(self) -> "ArraySource":
-        """Returns one record a row, unit by unit, of a source from ``by_unit``; and no ids.
+        """Returns one record per row, unit by unit, for a source from ``by_unit``; without ids.
 
-        For what needs neither units nor ids: a fit without privacy.
+        For a fit without privacy, which needs neither units nor ids.
         """
         named = {name: array for name, array in self.records.items() if name != IDS}
         if ROWS not in self.records:
@@ -123,7 +123,7 @@ class ArraySource:
           Arrays with ``capacity`` rows, and a bool for each row: true for a valid record.
 
         Raises:
-          DataError: there are more records than ``capacity``; their number is not told.
+          DataError: there are more records than ``capacity``; the message does not give their number.
         """
         if self.size > capacity:
             raise DataError(
@@ -136,7 +136,7 @@ class ArraySource:
 
 
 def concatenate(sources: Sequence[ArraySource]) -> ArraySource:
-    """Joins several sources into one, for the pooled fit that a simulation compares with.
+    """Joins several sources into one, for the pooled fit of a simulation.
 
     >>> a = ArraySource({"y": np.array([1.0])}, np.array([True]))
     >>> b = ArraySource({"y": np.array([2.0])}, np.array([False]))

@@ -1,7 +1,7 @@
 """Spline terms of one column with public knots, by formulaic.
 
-A basis has no part in a sensitivity: whatever a record's row of the design holds, its contribution is
-clipped. Knots and bounds that were taken from the data would tell about them, and are refused.
+A basis does not affect sensitivity, since a record's contribution is clipped whatever its row of the design
+is. Knots and bounds taken from the data would reveal something about them, so they are refused.
 """
 
 import functools
@@ -20,14 +20,14 @@ __all__ = ["SIGNATURE", "Basis", "b_spline", "cubic_spline"]
 Function = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 SIGNATURE = "knots=[…], lower_bound=…, upper_bound=…"
-"""What follows the column in a call."""
+"""The arguments after the column in a call."""
 
 
 class Basis(NamedTuple):
-    """Some functions of a number.
+    """Basis functions of a number.
 
     Attributes:
-      text: the call with all its constants, in one spelling.
+      text: the call with all its constants, in a standard form.
       names: of the coefficients.
       units: of the coefficients; "" where nothing was scaled.
       evaluate: values in the unit of the file, float64 [n] → float64 [n, k].
@@ -42,10 +42,10 @@ class Basis(NamedTuple):
 def b_spline(call: Call, text: str, name: str, column: Number) -> Basis:
     """Reads ``bs(x, knots=[…], degree=3, lower_bound=…, upper_bound=…, include_intercept=False)``.
 
-    Knots and bounds are in the unit of the file. Without knots it is a polynomial.
+    Knots and bounds are in the unit of the file. Without knots, the basis is polynomial.
 
     Raises:
-      ConfigError: a constant is missing, would be fitted to the data, or does not fit.
+      ConfigError: a constant is missing, would have to be fitted to the data, or does not fit.
     """
     knots, ends = _places(call, text, name, column, (*_KEYS, "degree", "include_intercept"))
     degree = call.keywords.get("degree", 3)
@@ -71,23 +71,23 @@ def b_spline(call: Call, text: str, name: str, column: Number) -> Basis:
 def cubic_spline(call: Call, text: str, name: str, column: Number) -> Basis:
     """Reads ``cr(x, knots=[…], lower_bound=…, upper_bound=…)``, a natural cubic spline; ``cc`` is cyclic.
 
-    Coefficients are the values of the curve at the inner knots, and for ``cr`` at the upper bound, less
-    its value at the lower bound. formulaic has one function more, which makes all of them add up to 1:
-    the intercept stands for it.
+    Coefficients are the values of the curve at the inner knots, and for ``cr`` at the upper bound, minus
+    its value at the lower bound. formulaic has one more function, with which all sum to 1: the intercept
+    replaces it.
 
-    Raises: as of ``b_spline``.
+    Raises: as for ``b_spline``.
     """
     knots, ends = _places(call, text, name, column, _KEYS)
     function = call.function
     cyclic = function == "cc"
-    # Of two pieces formulaic's cyclic curve has a bend at the knot and where it closes.
+    # With two pieces, formulaic's cyclic curve has a kink at the knot and where it closes.
     if len(knots) < (2 if cyclic else 1):
         refuse(
             f"{function}({name}) in {text!r} has {len(knots)} knots, expected at least "
             f"{'two' if cyclic else 'one'}",
             f"write {function}({name}, {SIGNATURE})",
         )
-    # Of a cyclic curve the value at the upper bound is that at the lower one.
+    # A cyclic curve has the same value at both bounds.
     names = tuple(f"{function}({name})[{i}]" for i in range(1, len(knots) + (1 if cyclic else 2)))
     evaluate = functools.partial(_cubic_spline, knots, ends, cyclic)
     shown = f"{function}({_shown(name, knots, ends)})"
@@ -105,7 +105,7 @@ def _b_spline(
     include_intercept: bool,
     x: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    # Imported late: it brings pandas, which a server and `fedvi --help` do without.
+    # Imported late: it imports pandas, which a server and `fedvi --help` do not need.
     from formulaic.transforms import basis_spline
 
     found = basis_spline(
@@ -122,7 +122,7 @@ def _b_spline(
 def _cubic_spline(
     knots: tuple[float, ...], ends: tuple[float, float], cyclic: bool, x: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The cardinal basis but its first function."""
+    """Returns the cardinal basis without its first function."""
     from formulaic.transforms import cyclic_cubic_spline, natural_cubic_spline
 
     make = cyclic_cubic_spline if cyclic else natural_cubic_spline

@@ -1,4 +1,4 @@
-"""Shares one table out over simulated clients, for benchmarks and tests."""
+"""Divides one table among simulated clients, for benchmarks and tests."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,10 @@ def balanced(
 ) -> Int[np.ndarray, " records"]:
     """Returns for each record the index of its client: shares of equal size, drawn uniformly.
 
-    For simulations: it looks at all records at once, which no deployment can.
+    Only for simulations, since it needs all records at once.
 
     Args:
-      clients: how many share them; the sizes of their shares differ by at most 1.
+      clients: their number; the sizes of their shares differ by at most 1.
 
     Raises:
       DataError: unless 1 ≤ ``clients`` ≤ ``records``.
@@ -36,15 +36,15 @@ def balanced(
 def by_column(
     cells: Sequence[str], clients: int | None = None
 ) -> tuple[tuple[str, ...], Int[np.ndarray, " records"]]:
-    """Returns the different cells of a column, in the order of the file, and of each record which it has.
+    """Returns the distinct cells of a column, in order of first occurrence, and each record's cell index.
 
-    Such as hospitals: each is a client. Cells are compared without blanks around them.
+    For instance hospitals, each a client. Cells are compared without blanks around them.
 
     Args:
-      clients: how many different ones are expected; None takes as many as there are.
+      clients: the expected number of distinct cells; None for any.
 
     Raises:
-      DataError: there is no record, a cell is empty, or there is another number of clients.
+      DataError: there is no record, a cell is empty, or the number of clients is wrong.
 
     >>> names, client = by_column(["north", "south ", "north"])
     >>> names, client.tolist()
@@ -68,14 +68,14 @@ def by_column(
 
 
 def together(cells: Sequence[str], share: Int[np.ndarray, " units"]) -> Int[np.ndarray, " records"]:
-    """Returns for each record the client of its unit, so that no patient stands at two clients.
+    """Returns for each record the client of its unit, so that no patient is at two clients.
 
     Args:
-      cells: of each record, whose it is.
-      share: of each unit, in the order of their first records, the index of its client.
+      cells: the unit of each record.
+      share: the index of each unit's client, in the order of the units' first records.
 
     Raises:
-      DataError: a cell is empty, or there is not one share for each unit.
+      DataError: a cell is empty, or the number of shares differs from the number of units.
 
     >>> together(["a", "b", "a"], np.array([1, 0])).tolist()
     [1, 0, 1]
@@ -93,18 +93,18 @@ def skewed(
     size_skew: float | int,
     label_skew: float | int,
 ) -> Int[np.ndarray, " records"]:
-    """Returns for each record the index of its client: half of them small, and unlike the others.
+    """Returns for each record the index of its client: half of the clients are small and differ in labels.
 
-    The first M/2 of M clients hold ⌊(1 − ρ) N/M⌋ of N records each, of which a part b + (1 − b) κ is
-    negative, where b is the part of negatives among all N: κ = 0 leaves small clients as they come,
-    κ > 0 takes positives from them, κ < 0 gives them more. The other M/2 clients share what is left
-    in equal parts, drawn uniformly.
+    The first M/2 of M clients hold ⌊(1 − ρ) N/M⌋ of N records each, a fraction b + (1 − b) κ of them
+    negative, where b is the fraction of negatives among all N: κ = 0 leaves small clients unchanged,
+    κ > 0 gives them fewer positives, κ < 0 more. The other M/2 clients share the rest equally, drawn
+    uniformly.
 
     The Adult experiments of DP-PVI are (ρ, κ) = (0, 0), (0.75, 0.95) and (0.7, −3). Their code gives
     each large client ⌊(1 + ρ) N/M⌋ records and drops the few that rounding leaves over; here every
     record has a client.
 
-    For simulations: it looks at all labels at once, which no deployment can.
+    Only for simulations, since it needs all labels at once.
 
     Args:
       positive: of each record, whether its label is positive.
@@ -113,8 +113,8 @@ def skewed(
       label_skew: κ, such that b + (1 − b) κ is in [0, 1].
 
     Raises:
-      DataError: ``clients`` is odd or below 2, ρ or κ is out of range, small clients would hold
-        nothing, or there are too few positive or negative records for them.
+      DataError: ``clients`` is odd or below 2, ρ or κ is out of range, small clients would have no
+        records, or there are too few positive or negative records for them.
 
     Source: Heikkilä et al. (2023), Differentially private partitioned variational inference, TMLR,
     §5.
@@ -143,7 +143,7 @@ def skewed(
             f"size_skew {size_skew} leaves nothing of {records} records to each of {clients // 2} "
             "small clients"
         )
-    # Rounded first: 0.8 × 5 records are 4, though the product of the two floats may be just below.
+    # Rounded first, since a float product such as 0.8 × 5 may be just below the integer 4.
     negatives = int(np.floor(round(small * wanted, 9)))
     client = np.full(records, -1)
     for label, share in ((False, negatives), (True, small - negatives)):

@@ -1,8 +1,8 @@
-"""Keeps prepared records of a shard larger than memory in nameless files.
+"""Keeps prepared records of a shard larger than memory in unnamed files.
 
-What is on the disk are the records themselves, in the clear, at their owner's own machine. The files
-have no name in any folder, nobody else can open them, and the system takes their room back when the
-process ends, however it ends.
+The files contain the records themselves, unencrypted, on their owner's machine. They have no name in any
+folder, so no other process can open them, and the system frees their space when the process ends, however
+it ends.
 """
 
 import math
@@ -22,16 +22,16 @@ from fedvi.errors import DataError
 __all__ = ["StoredColumn", "StoredSource", "store"]
 
 _GATHERED = 4096
-"""Drawn rows that are read together: the pages that they touch are given back after each lot."""
+"""The number of drawn rows read together; the pages they touch are released after each batch."""
 _PIECE = 1 << 23
-"""Bytes that are in memory while a whole column goes by."""
+"""The most bytes in memory while a whole column is read."""
 
 
 class StoredColumn:
-    """One array of the records; slices and drawn rows come into memory, and nothing else does.
+    """One array of the records; only slices and drawn rows are loaded into memory.
 
-    It looks like a read-only array [capacity, …]: zeros follow the records that are there. NumPy and JAX
-    take it as one, and read all of it.
+    It acts as a read-only array [capacity, …], with zeros after the stored records. NumPy and JAX accept
+    it as an array, and read all of it.
 
     >>> source = ArraySource({"y": np.array([1.0, 2.0, 3.0])}, np.ones(3, bool))
     >>> column = store(iter([source]), None, "north").padded(4)[0]["y"]
@@ -60,7 +60,7 @@ class StoredColumn:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        # Reprs end in logs: no values and no count.
+        # Reprs end up in logs: no values and no counts.
         return "StoredColumn()"
 
     def __getitem__(self, key: slice | NDArray[np.integer[Any]]) -> NDArray[Any]:
@@ -90,7 +90,7 @@ class StoredColumn:
         found = np.zeros((stop - start, *self._record), self.dtype)
         there = max(0, min(stop, self._rows) - start)
         if there and found.size:
-            # Read, not mapped: pages of a mapping count as memory of this process.
+            # Read, not mapped, since mapped pages count as memory of this process.
             self._file.read(start * self.dtype.itemsize * math.prod(self._record), found[:there])
         return found
 
@@ -109,7 +109,7 @@ class StoredColumn:
 
 
 class _File:
-    """A file without a name, which is closed, and so gone, with the last column that reads it."""
+    """An unnamed file, closed and thereby deleted with the last column that reads it."""
 
     def __init__(self, folder: Path | None) -> None:
         self._raw = tempfile.TemporaryFile(dir=folder, prefix="fedvi-", buffering=0)  # noqa: SIM115
@@ -137,10 +137,10 @@ class _File:
 
 
 class StoredSource(ArraySource):
-    """An ``ArraySource`` whose arrays are ``StoredColumn``: made by ``store``."""
+    """An ``ArraySource`` whose arrays are ``StoredColumn``, made by ``store``."""
 
     def __init__(self, records: Mapping[str, Any], valid: NDArray[np.bool_]) -> None:
-        # Nothing is copied or overwritten: chunks were sources already when they were written.
+        # Not copied or overwritten: the chunks were ``ArraySource`` when they were written.
         valid.setflags(write=False)
         object.__setattr__(self, "records", MappingProxyType(dict(records)))
         object.__setattr__(self, "valid", valid)
@@ -152,16 +152,16 @@ class StoredSource(ArraySource):
         return StoredSource(_resized(self.records, count, count), self.valid[:count].copy())
 
     def flat(self) -> ArraySource:
-        """Returns the records in memory, where there must be room for them."""
+        """Returns the records in memory, which must have room for them."""
         return ArraySource(
             {name: np.asarray(column) for name, column in self.records.items()}, self.valid
         ).flat()
 
     def padded(self, capacity: int, *, where: str = "") -> tuple[dict[str, Any], NDArray[np.bool_]]:
-        """Does what ``ArraySource.padded`` does; the arrays stay on the disk.
+        """Does the same as ``ArraySource.padded``; the arrays stay on disk.
 
         Raises:
-          DataError: there are more records than ``capacity``; their number is not told.
+          DataError: there are more records than ``capacity``; the message does not give their number.
         """
         _, mask = ArraySource({}, self.valid).padded(capacity, where=where)
         return _resized(self.records, self.size, capacity), mask
@@ -173,14 +173,14 @@ class StoredSource(ArraySource):
 
 
 def store(chunks: Iterator[ArraySource], folder: Path | None, where: str) -> StoredSource:
-    """Writes prepared records to the disk, chunk by chunk, and returns them as one source.
+    """Writes prepared records to disk, chunk by chunk, and returns them as one source.
 
     Args:
       chunks: at least one; all with the same names, shapes of a record and types.
-      folder: on whose disk; None: the system's own for what is temporary.
+      folder: a folder on the disk to use; None: the system's folder for temporary files.
 
     Raises:
-      DataError: the folder is none, cannot be written to, or the disk is full.
+      DataError: the folder does not exist, cannot be written to, or the disk is full.
     """
     valid: list[NDArray[np.bool_]] = []
     files: dict[str, _File] = {}

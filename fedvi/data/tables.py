@@ -1,4 +1,4 @@
-"""Chooses the reader of a table's file from the ending of its name."""
+"""Chooses the reader of a table's file from its suffix."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ separator, and a folder holds Parquet files."""
 
 
 def chunks(path: str | Path, wanted: Wanted) -> Iterator[Table]:
-    """Yields the columns wanted, ``wanted.rows`` records at a time; an empty table if there is no record.
+    """Yields the wanted columns, ``wanted.rows`` records at a time; an empty table if there is no record.
 
     Raises:
       ConfigError, DataError: as the format's own ``chunks``.
@@ -36,7 +36,7 @@ def chunks(path: str | Path, wanted: Wanted) -> Iterator[Table]:
 
 
 def known_rows(path: str | Path) -> int | None:
-    """Returns the number of records if a file tells it without being read; private.
+    """Returns the number of records if a file has it in its metadata, else None; private.
 
     Raises:
       DataError: the file cannot be read.

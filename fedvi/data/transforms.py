@@ -1,4 +1,4 @@
-"""The functions of a column that a formula may call, and why others are refused."""
+"""Defines the functions of a column that a formula may call, and why others are refused."""
 
 import functools
 import math
@@ -20,15 +20,15 @@ __all__ = ["Transform", "parse_transform"]
 
 @dataclass(frozen=True)
 class Transform:
-    """One or more functions of a number; public, all of their constants stand in the study.
+    """One or more functions of a number; public, since all of their constants are in the study.
 
     Args:
-      text: the call with all its constants, in one spelling.
+      text: the call with all its constants, in a standard form.
       column: name in the schema.
       names: of the coefficients, such as "bs(iss)[1]".
       units: of the coefficients; "" where nothing was scaled.
-      bounds, center, scale: of the column, so that the value is that of the file.
-      evaluate: values in the unit of the file, float64 [n] → float64 [n, k]; follows from ``text``.
+      bounds, center, scale: of the column, to restore the value in the file.
+      evaluate: values in the unit of the file, float64 [n] → float64 [n, k]; determined by ``text``.
     """
 
     text: str
@@ -43,25 +43,25 @@ class Transform:
     def values(self, prepared: NDArray[Any]) -> NDArray[np.float64]:
         """Returns the functions of a prepared column: float64 [n, k], finite for finite values.
 
-        What is beyond the bounds of the column is taken as at the bound. The schema has clipped what
-        records hold, so this concerns the zeros of a record that does not count, and the centre that
-        stands for a missing cell, which need not be within the bounds.
+        Values outside the bounds of the column are clipped. The schema has already clipped the records'
+        values, so this concerns only the zeros of a record that does not count, and the centre, which
+        replaces a missing cell and may be outside the bounds.
         """
         raw = prepared.astype(np.float64) * self.scale + self.center
         return self.evaluate(np.clip(raw, *self.bounds))
 
 
 def parse_transform(call: Call, text: str, schema: Schema) -> Transform:
-    """Reads a function of a column right of ``~``.
+    """Reads a function of a column, right of ``~``.
 
     ``bs``, ``cr`` and ``cc``: splines, see ``fedvi.data.splines``. ``log``, ``log2``, ``log10``,
     ``log1p``, ``sqrt`` and ``exp``: of the value in the unit of the file. ``poly(x, k, raw=True)`` and
-    ``I(x**k)``: powers of the value as the schema scales it, so that a coefficient and its prior stay
-    of one size.
+    ``I(x**k)``: powers of the value as scaled by the schema, so that coefficients and their priors keep
+    a similar size.
 
     Raises:
-      ConfigError: no such function; one that would be fitted to the data; one whose constants are
-        missing or do not fit the declared bounds.
+      ConfigError: the function is unknown; it would be fitted to the data; its constants are missing or do
+        not fit the declared bounds.
     """
     if call.function in _REFUSED:
         reason, instead = _REFUSED[call.function]
@@ -109,7 +109,7 @@ _REFUSED = {
 
 
 def _column(call: Call, text: str, schema: Schema, example: str) -> tuple[str, Number]:
-    """Returns the column that a call is of: its first argument."""
+    """Returns the column of a call: its first argument."""
     first = call.arguments[0] if call.arguments else call.keywords.get("x")
     if isinstance(first, Power) and call.function == "I":
         first = first.base
@@ -131,7 +131,7 @@ def _column(call: Call, text: str, schema: Schema, example: str) -> tuple[str, N
     return first.text, column
 
 
-# Function → its arithmetic, the least that it takes, and whether that itself is too little.
+# Function → its NumPy function, its least argument, and whether that argument is excluded.
 _ELEMENTARY: dict[str, tuple[Any, float, bool]] = {
     "log": (np.log, 0.0, True),
     "log2": (np.log2, 0.0, True),
@@ -215,11 +215,11 @@ def _raised(
     powers: tuple[int, ...], center: float, scale: float, x: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     scaled = (x - center) / scale
-    # Multiplied out: np.power may round the last rows of a block unlike the others.
+    # Multiplied out, since np.power may round the last rows of a block differently.
     return np.stack([functools.reduce(np.multiply, [scaled] * power) for power in powers], axis=1)
 
 
-# Function → how its call is read, and an example.
+# Function → the reader of its call, and an example.
 _KNOWN: dict[str, tuple[Callable[[Call, str, str, Number], Basis], str]] = {
     "bs": (splines.b_spline, f"bs(age, {splines.SIGNATURE})"),
     "cr": (splines.cubic_spline, f"cr(age, {splines.SIGNATURE})"),

@@ -1,4 +1,4 @@
-"""Groups rows into units: all rows of a patient side by side."""
+"""Groups rows into units, such as all rows of a patient."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,9 @@ _MISSING = frozenset({"", "?", "na", "nan", "null", "none"})
 
 
 def is_missing(identity: str | None) -> bool:
-    """Whether a cell names no unit: the line was unreadable, or it is empty, "?", NA, NaN, null.
+    """Whether a cell names no unit: the line was unreadable, or it is empty, "?", NA, NaN or null.
 
-    Rows of strangers would otherwise be taken for those of one unit, and clipped together.
+    Otherwise rows of different people would be taken for one unit, and clipped together.
     """
     return identity is None or identity.strip().lower() in _MISSING
 
@@ -30,7 +30,7 @@ def by_unit(
     Units come in the order of their first rows, and a unit's rows in the order of the file. A unit
     keeps its first ``rows_per_unit`` valid rows; the rest count as zero. So do rows without an
     identity, and rows that are not valid. Which rows of a unit are kept depends on that unit alone,
-    and nobody is refused for having more.
+    and no unit is refused for having more.
 
     Guarantee: take two files that differ in one unit, whose rows were replaced by any rows of a
     unit that is not in the file. Up to the order of slots, the results differ in one slot. The
@@ -44,16 +44,16 @@ def by_unit(
     keyed permutation the law is uniform under its computational assumption.)
 
     Args:
-      source: one record a row, such as from ``prepared``.
-      identities: of each row, whose it is; compared as text. See ``is_missing``.
+      source: one record per row, for instance from ``prepared``.
+      identities: the unit of each row; compared as text. See ``is_missing``.
       rows_per_unit: R, public.
 
     Returns:
-      Arrays [units, R, …], zero where no row stands, and a column ``ROWS``, bool [units, R]. A unit
+      Arrays [units, R, …], zero where there is no row, and a column ``ROWS``, bool [units, R]. A unit
       is valid if it has a valid row.
 
     Raises:
-      DataError: there is not one identity for each row.
+      DataError: the number of identities differs from the number of rows.
 
     >>> rows = ArraySource({"y": np.array([1.0, 2.0, 3.0])}, np.array([True, True, True]))
     >>> units = by_unit(rows, ["a", "b", "a"], 2)
@@ -80,7 +80,7 @@ def by_unit(
     for name, column in source.records.items():
         grouped = np.zeros((*shape, *column.shape[1:]), column.dtype)
         grouped[slots] = column[kept]
-        # A unit's rows share the hash of its identity, and it is one record.
+        # A unit's rows share the hash of its identity, and the unit has one.
         records[name] = grouped[:, 0] if name == IDS else grouped
     stands = np.zeros(shape, bool)
     stands[slots] = True
@@ -88,7 +88,7 @@ def by_unit(
 
 
 def check_identities(identities: Sequence[str | None], column: str, where: str) -> int:
-    """Checks that every row names its unit, and counts the units; never for a private study.
+    """Checks that every row names its unit, and counts the units; never used in a private study.
 
     Raises:
       DataError: naming the first row without an identity.

@@ -1,4 +1,4 @@
-"""How a draft of a study is written: values as TOML, and columns by names that a formula can hold."""
+"""Writes the parts of a drafted study: values as TOML, and names of columns for a formula."""
 
 import json
 import re
@@ -8,11 +8,11 @@ from typing import Any
 __all__ = ["NAME", "key", "named", "toml"]
 
 NAME = re.compile(r"[^\W\d_][\w.]*")
-"""Of a column in a formula."""
+"""Pattern of a column's name in a formula."""
 
 
 def toml(value: Any) -> str:
-    """Writes a plain value as TOML, whose texts are those of JSON but for the character DEL.
+    """Writes a plain value as TOML, whose strings equal JSON's except for the character DEL.
 
     >>> toml([True, "a", 3.0, 1e-5])
     '[true, "a", 3, 1e-5]'
@@ -33,12 +33,12 @@ def toml(value: Any) -> str:
 
 
 def key(name: str) -> str:
-    """Writes a name as a key of TOML."""
+    """Writes a name as a TOML key."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
 
 
 def named(columns: Iterable[str]) -> dict[str, str]:
-    """Gives each column of a file a name that can stand in a formula: name → what the file says.
+    """Gives each column of a file a name for formulas: name → the file's name.
 
     >>> named(["age", "Blood pressure", "2nd visit"])
     {'age': 'age', 'Blood_pressure': 'Blood pressure', 'x_2nd_visit': '2nd visit'}

@@ -27,9 +27,9 @@ def compilation_cache(folder: str | os.PathLike[str] | None = None) -> Path:
     """Makes JAX store its compiled programs, so that a later process with the same model starts at once.
 
     Stored programs contain the constants of model and guide: shapes, prior scales, arrays passed to
-    ``DPSVI`` as keywords. They do not contain records, which are their arguments, or keys: ``DPSVI`` refuses
-    to draw keys where they would be compiled in. A model that closes over records keeps them in memory and
-    in these files; pass records as arguments.
+    ``DPSVI`` as keywords. They do not contain records, which are their arguments. Nor do they contain keys:
+    ``DPSVI`` refuses to draw keys where they would be compiled in. A model that closes over records keeps
+    them in memory and in these files; pass records as arguments.
 
     If all programs take more than 512 MiB, the least recently used are removed.
 
