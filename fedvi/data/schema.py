@@ -1,4 +1,4 @@
-"""Defines what a study may declare about the columns of its tables."""
+"""Defines a study's declarations about the columns of its tables."""
 
 import math
 import re
@@ -30,15 +30,15 @@ __all__ = [
 ]
 
 Code = float | str
-"""A cell of a file, as it is compared: a float where the text is a number, so "1.0" equals "1"."""
+"""A cell in the form in which it is compared: a float if the text is a number, so "1.0" equals "1"."""
 
 Outside = Literal["clip", "drop", "refuse"]
-"""What to do with a value that was not declared. "drop": the record counts as zero."""
+"""What to do with an undeclared value. "drop": the record counts as zero."""
 
 
 @dataclass(frozen=True)
 class Impute:
-    """A missing cell is replaced by ``value``, a public constant.
+    """Replaces a missing cell by ``value``, a public constant.
 
     Args:
       value: in the unit of the file for a number; a level's name; 1.0 or 0.0 for a binary column.
@@ -48,8 +48,8 @@ class Impute:
 
 
 Missing = Impute | Literal["indicator", "drop", "refuse"]
-"""What to do with a missing cell. "indicator": centre, reference level or false, and one more
-coefficient, which is 1 where the cell is missing."""
+"""What to do with a missing cell. "indicator": use the centre, the reference level or false, and add a
+coefficient for an indicator that is 1 where the cell is missing."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Level:
     Args:
       column: name in the file.
       levels: names, as coefficients show them.
-      codes: (cell, index in ``levels``) pairs: how the file writes each level.
+      codes: (cell, index in ``levels``) pairs: the cells in the file for each level.
       outside: "drop" or "refuse".
       missing: see ``Missing``.
       missing_values: cells that mean missing.
@@ -122,23 +122,23 @@ class Binary:
 Column = Number | Level | Binary
 
 Schema = Mapping[str, Column]
-"""Columns by the name that a study calls them, in declared order."""
+"""Columns by their name in the study, in declared order."""
 
 
 def parse_schema(raw: Any, *, private: bool) -> Schema:
     """Reads the tables ``[data.schema.NAME]`` of a study file.
 
-    A private study may not refuse to run because of what one record holds: that a study ran
-    would tell something about the record. So "refuse" exists in other studies only, where it is
-    the default for a missing cell and an undeclared level; in private studies the default is
-    "drop", the record counts as zero. A number outside its bounds is clipped by default in both.
+    Whether a private study runs must not depend on one record, since that would reveal something about
+    it. So "refuse" exists only in other studies, where it is the default for a missing cell and an
+    undeclared level. In private studies the default is "drop", where the record counts as zero. A number
+    outside its bounds is clipped by default in both.
 
     Args:
-      raw: the table ``data.schema``, as a TOML reader returns it.
+      raw: the table ``data.schema``, as returned by a TOML reader.
       private: whether the study states a privacy guarantee.
 
     Raises:
-      ConfigError: names the key by its path, what it holds, and what it may hold.
+      ConfigError: names the key by its path, its value, and the expected value.
 
     >>> schema = parse_schema({"age": {"type": "number", "bounds": [18, 100]}}, private=True)
     >>> schema["age"].center, schema["age"].scale, schema["age"].missing
@@ -161,7 +161,7 @@ def parse_schema(raw: Any, *, private: bool) -> Schema:
 
 
 def indicator_name(name: str) -> str:
-    """Returns the name under which the 0/1 indicator of a missing cell is kept.
+    """Returns the name of the 0/1 indicator column for missing cells.
 
     >>> indicator_name("chol")
     'chol_missing'
@@ -170,7 +170,7 @@ def indicator_name(name: str) -> str:
 
 
 def unit_of(column: Number) -> str:
-    """Returns what 1 of the prepared column is in the unit of the file; "" where nothing is scaled.
+    """Returns the unit of the prepared column, in the file's unit; "" if nothing is scaled.
 
     >>> schema = parse_schema({"age": {"type": "number", "bounds": [18, 100]}}, private=True)
     >>> unit_of(schema["age"])
@@ -199,7 +199,7 @@ def as_number(text: str) -> float | None:
 
 
 def as_code(text: str) -> Code:
-    """Returns what a cell is compared by: its number if it is a finite one, else its text.
+    """Returns a cell in the form in which it is compared: its number if finite, else its text.
 
     >>> as_code("1.0") == as_code("1"), as_code("typical")
     (True, 'typical')
@@ -255,7 +255,7 @@ def _parse_column(name: str, table: Any, private: bool) -> Column:
         made = _parse_level(table, path, column, private)
     else:
         made = _parse_binary(table, path, column, private)
-    parse_expected(table, path)  # nothing but a plan reads it
+    parse_expected(table, path)  # checked here; only planning uses it
     return made
 
 
@@ -410,7 +410,7 @@ def _outside(
     default: str | None,
     private: bool,
 ) -> Any:
-    """``default`` None: "drop" in a private study, "refuse" in others."""
+    """Reads a rule; ``default`` None means "drop" in a private study, "refuse" in others."""
     if default is None:
         default = "drop" if private else "refuse"
     outside = _choice(table, path, "outside", choices, default)
@@ -454,7 +454,7 @@ def _missing(
 
 
 def _missing_values(table: Mapping[str, Any], path: str, taken: Iterable[Code]) -> frozenset[Code]:
-    """A declared code wins over a default for missing, so that "NA" may be a country."""
+    """Reads missing values. A declared code overrides a default for missing: "NA" may be a country."""
     taken = set(taken)
     declared = {as_code(_text(item)) for item in _codes(table, path, "missing_values", [])}
     if declared & taken:
@@ -467,10 +467,10 @@ def _missing_values(table: Mapping[str, Any], path: str, taken: Iterable[Code]) 
 
 
 def is_printable(character: str) -> bool:
-    """Says whether a character may be shown: none that steers a terminal or turns what is read.
+    """Says whether a character may be shown: not if it controls a terminal or the direction of text.
 
-    Out are controls, characters without a form, such as those that turn the direction of reading, and what
-    no XML may hold. The two joiners without a width, which some scripts are spelt with, are in.
+    Refused are controls, invisible characters, such as those that change the direction of text, and
+    characters that XML forbids. The two zero-width joiners, which some scripts need, are allowed.
 
     >>> [is_printable(sign) for sign in ("é", " ", "\\x1b", "\\u202e")]
     [True, True, False, False]
@@ -479,7 +479,7 @@ def is_printable(character: str) -> bool:
         return True
     if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
         return False
-    # Noncharacters; what is merely not assigned yet differs between versions of Python.
+    # Noncharacters. Merely unassigned characters differ between versions of Python.
     code = ord(character)
     return code & 0xFFFE != 0xFFFE and not 0xFDD0 <= code <= 0xFDEF
 
@@ -498,7 +498,7 @@ def _readable(value: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Writes what cannot be shown as Python would: it may steer the terminal that shows the error."""
+    """Escapes unprintable characters as Python does: they might control the terminal showing the error."""
     return "".join(c if is_printable(c) else c.encode("unicode_escape").decode() for c in text)
 
 
