@@ -1,3 +1,3 @@
-"""How one party improves a posterior; nothing is imported here, so that a server needs no JAX."""
+"""Local inference over one client's records. This file imports nothing, so that servers need no JAX."""
 
 __all__: list[str] = []

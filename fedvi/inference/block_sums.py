@@ -1,4 +1,4 @@
-"""The noised sum of a visit, block by block in float64: for shards of any size."""
+"""Computes the noised sum of a visit block by block in float64, for shards of any size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,16 +23,16 @@ def noised_in_blocks(
     size: int,
     block_sum: Callable[..., dict[str, Any]],
 ) -> Callable[..., Released]:
-    """Returns (sampling key, noise key, records, valid, and more) → the noised sum over a batch.
+    """Returns a function (sampling key, noise key, records, valid, *given) → the noised sum over a batch.
 
     Guarantee: that of `float_sum_of`, if ``block_sum`` keeps its promise.
 
     Args:
-      sampler, mechanism, clip_norm: as of the visit.
+      sampler, mechanism, clip_norm: those of the visit.
       size: how many numbers a record's vector has.
-      block_sum: (what more is given, records, mask, limit) → the float64 sum of the vectors of a block's
-        rows. It clips each to norm ``limit``; its own float64 arithmetic may miss that by 2⁻²⁰ of it, and
-        takes at most eight roundings a term.
+      block_sum: (*given, records, mask, limit) → the float64 sum of the vectors of a block's rows. It must
+        clip each vector to norm ``limit``, with a relative error of at most 2⁻²⁰ in float64, and use at
+        most eight roundings a term.
     """
     draw = jax.jit(sampler.draw)
     noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))

@@ -1,7 +1,7 @@
-"""Walks over the records of a very large shard, one block at a time.
+"""Iterates over the records of a very large shard, one block at a time.
 
-Above ``MOST_ROWS`` records a solver adds up blocks, wherever the records lie: what it computes is the same
-to the last bit whether they are in memory or on the disk, by the same programs on the same blocks.
+Above ``MOST_ROWS`` records a solver adds up blocks. The same programs run on the same blocks whether the
+records are in memory or on disk, so the result is the same to the last bit.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ __all__ = ["BLOCK", "Block", "blocks_of", "is_large", "length_of", "rows_at", "s
 BLOCK = 1 << 16
 """Rows of one block, at most."""
 _TOGETHER = 64
-"""XLA's kernels take rows in groups, and those that are left over in another way: see ``filled_up``."""
+"""XLA's kernels process rows in groups, and leftover rows differently: see ``filled_up``."""
 
 
 class Block(NamedTuple):
@@ -39,11 +39,11 @@ def is_large(mask: Any) -> bool:
 
 
 def length_of(rows: int, most: int | None = None) -> int:
-    """Returns how many rows a block of a batch has: as even as can be, and a multiple of 64.
+    """Returns how many rows each block of a batch has: blocks of equal length, a multiple of 64.
 
     Args:
-      rows: of the batch.
-      most: about as many; left out, ``BLOCK``.
+      rows: how many the batch has.
+      most: about the longest block; left out, ``BLOCK``.
     """
     most = BLOCK if most is None else most
     even = -(-rows // -(-rows // most))
@@ -51,13 +51,13 @@ def length_of(rows: int, most: int | None = None) -> int:
 
 
 def blocks_of(records: Records, indices: Any, mask: Any, length: int) -> Iterator[Block]:
-    """Yields the rows of a batch, ``length`` at a time, the last filled up with rows that do not count.
+    """Yields the rows of a batch, ``length`` at a time; the last block is padded with masked rows.
 
-    Blocks in which no row counts are left out, but for the first: they add nothing.
+    Blocks with no unmasked row add nothing and are left out, except the first.
 
     Args:
       records: columns of a ``Shard``.
-      indices: whole numbers [B], which rows of the shard; of those that do not count anything.
+      indices: integers [B], the rows of the shard; any value where the mask is false.
       mask: bool [B].
       length: see ``length_of``.
     """
@@ -87,10 +87,10 @@ def _filled(column: np.ndarray, short: int) -> np.ndarray:
 
 
 def single_precision(records: dict[str, Any]) -> dict[str, Any]:
-    """Moves floating columns to float32; indices stay as they are.
+    """Moves floating columns to float32; integer columns keep their dtype.
 
-    What float32 cannot hold becomes infinite, and in silence: whether a warning is raised, and perhaps made
-    an error, may depend on no record.
+    Values beyond float32 become infinite without a warning: a warning, which a caller may turn into an
+    error, must not depend on a record.
     """
     with np.errstate(over="ignore"):
         return {

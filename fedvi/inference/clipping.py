@@ -1,4 +1,4 @@
-"""How the gradients of records are clipped: jointly, by leaf, or scaled."""
+"""Clips the gradients of records and adds them up: clipped jointly, leaf by leaf, or rescaled."""
 
 import math
 from collections.abc import Callable
@@ -16,25 +16,25 @@ __all__ = ["MOST_ROWS", "Clipping", "Parts", "clipped", "longest_part", "loss_un
 
 Clipping = Literal["flat", "per_site", "automatic", "normalised"]
 
-# Of automatic clipping, in units of one gradient; its authors' value.
+# The stability constant of automatic clipping, in units of one gradient; its authors' value.
 _STABILITY = 0.01
 # Smaller norms count as this.
 _LEAST = 1e-30
-# The part of the clip norm that sums in float32 may take; blocks are as long as it allows.
+# The share of the clip norm that rounding of float32 sums may take; blocks are as long as it allows.
 _SUM_SHARE = 0.02
 MOST_ROWS = int(_SUM_SHARE * 2.0**23)
-"""Of more rows, no block is short enough for that."""
-# The part of the clip norm that a loss beside a gradient takes, and what rounding leaves of C at least.
+"""The most rows for which float32 blocks are short enough for ``_SUM_SHARE``."""
+# The share of the clip norm that a released loss takes, and the least share of C that rounding leaves.
 _BESIDE, _LEFT = 0.1, 0.95
 # The smallest normal number of float32.
 _TINY = 2.0**-126
 
 
 class Parts(NamedTuple):
-    """A batch of which one part's gradients are in memory at a time.
+    """A batch in parts, with the gradients of one part in memory at a time.
 
     Attributes:
-      of: index of a part → the gradients of its rows; the last rows may be empty places.
+      of: index of a part → the gradients of its rows; the last rows may be padding.
       number: how many parts there are.
       rows: how many rows each has.
     """
@@ -52,26 +52,26 @@ def clipped(
     mechanism: Mechanism,
     loss_bound: float | None = None,
 ) -> Bounded:
-    """Clips the gradients of a batch and adds them up; large ones are not formed if they need not be.
+    """Clips the gradients of a batch and adds them up; forms large gradients only where it must.
 
-    Guarantee: what `float_sum` returns, since no row's norm is above `float_limit`: its leaves' weights
+    Guarantee: that of `float_sum`, since no row's norm is above `float_limit`: its leaves' weights
     times norms have a norm of at most the limit, norms are known to ``Records.error``, and the limit
-    is lowered by that; a record of which any number is not finite has the weight 0, and so has a leaf
-    whose weighted gradient would not be finite. Or else, for gradients that are not float32 and for
-    batches too large for it, what `clipped_sum` returns.
+    is lowered by that; a record with any number that is not finite has the weight 0, and so has a leaf
+    whose weighted gradient would not be finite. For gradients that are not float32, and for batches too
+    large for float32 sums, the guarantee is that of `clipped_sum`.
 
     Args:
-      parts: of the rows of ``batch``, in its order.
+      parts: the gradients of the rows of ``batch``, in its order.
       clip_norm: C.
       clipping: one of ``Clipping``; "per_site" clips each leaf to C / √leaves.
       batch: the rows.
-      mechanism: what will noise the sum.
-      loss_bound: if given, each record's loss is added up as well, clipped to it in absolute value and
-        in units of loss_bound ÷ `loss_unit`; the total is then (gradients, loss), and gradients are
-        clipped to what C leaves them.
+      mechanism: the one that will noise the sum.
+      loss_bound: if given, each record's loss is added up as well, clipped to ±loss_bound and in units of
+        loss_bound ÷ `loss_unit`. The total is then (gradients, loss), and gradients are clipped to what
+        the loss leaves of C.
 
     Raises:
-      PrivacyError: if C, the batch and the number of parameters do not go together; if gradients that
+      PrivacyError: if C, the batch and the number of parameters are incompatible; if gradients that
         are not float32, or more rows than can be added up in float32, come in several parts.
     """
     rows, unit = batch.mask.shape[0], 0.0 if loss_bound is None else loss_unit(clip_norm)
@@ -79,14 +79,14 @@ def clipped(
     def counted(records: Records) -> Records:
         if loss_bound is None:
             return records
-        # Of a model in float64 with parameters in float32, the loss has float64.
+        # A model in float64 with parameters in float32 has its loss in float64.
         losses = records.losses.astype(jnp.float32)
         return records.beside(jnp.clip(losses / loss_bound, -1.0, 1.0) * unit)
 
     is_wide = jnp.result_type(float) == jnp.float64
 
     def part(index: Any) -> Records:
-        # Sums of blocks are traced with 32 bits, but the model as its user set it.
+        # Block sums are traced with 32 bits, the model with the precision that its user set.
         with jax.enable_x64(is_wide):
             return parts.of(index)
 
@@ -129,12 +129,12 @@ def clipped(
 
 
 def longest_part(rows: int) -> int:
-    """Returns how many rows of a batch may be added up in float32 before float64 takes over."""
+    """Returns how many rows of a batch may be added up in float32 before the sum moves to float64."""
     return min(rows, max(int(_SUM_SHARE * 2.0**23 / rows), 1))
 
 
 def loss_unit(clip_norm: float) -> float:
-    """Returns what the largest loss beside a gradient counts for: a tenth of C."""
+    """Returns the norm that the largest loss takes beside a gradient: a tenth of C."""
     return _BESIDE * clip_norm if math.isfinite(clip_norm) else 1.0
 
 
@@ -147,12 +147,12 @@ def _one_by_one(
     batch: Batch,
     mechanism: Mechanism,
 ) -> Bounded:
-    """Forms every gradient, and rounds and checks each."""
+    """Forms every gradient and sums them with `clipped_sum`, which rounds and checks each."""
     formed = counted.formed()
     if clipping != "flat" or unit:
         limit = clip_norm
         if unit:
-            # So that the loss beside is not clipped with the gradient, whatever rounding takes off C.
+            # Leaves room for the loss, so that rounding of C does not clip it with the gradient.
             limit = math.sqrt((_LEFT * clip_norm) ** 2 - unit**2)
         leaves, tree = jax.tree.flatten(formed)
         weights = _weights(records, limit, clipping)
@@ -166,7 +166,7 @@ def _one_by_one(
 
 
 def _weights(records: Records, limit: float, clipping: str) -> list[jax.Array]:
-    """Returns what each record's gradient is multiplied by, [B] a leaf: its norm is then within limit."""
+    """Returns the factor for each record's gradient, [B] a leaf, that brings its norm within ``limit``."""
     if clipping == "per_site":
         norms = records.norms()
         part = limit / math.sqrt(len(norms))

@@ -1,4 +1,4 @@
-"""Noised sums of columns and of their squares: the survey that a regression's study begins with."""
+"""Noised sums of columns and of their squares: the survey that opens a study of a regression."""
 
 import functools
 from collections.abc import Callable
@@ -28,17 +28,17 @@ def noised_column_sums(
     emphasis: float,
     unit: float,
 ) -> Callable[..., Released]:
-    """Returns (sampling key, noise key, records, valid) → Σ (x, x²) / unit with noise.
+    """Returns a function (sampling key, noise key, records, valid) → Σ (x, x²) / unit with noise.
 
-    It has the arrays of any other answer, and so their shapes: ``gradient`` [D] holds Σ x, and the diagonal
-    of ``curvature`` [D(D+1)/2] Σ x², in float64 until they are noised.
+    Its arrays have the names and shapes of every other answer: ``gradient`` [D] holds Σ x, and the diagonal
+    of ``curvature`` [D(D+1)/2] holds Σ x², in float64 until they are noised.
 
     Guarantee: a record's vector is clipped to norm C, as those of other answers are, and depends on no
     other record (`noised_in_blocks`). A row with a number that is not finite is zero.
 
     Args:
       size: D.
-      sampler, mechanism, clip_norm: as of other answers.
+      sampler, mechanism, clip_norm: those of every other answer.
       constant, emphasis, unit: see ``Survey``.
     """
     rows, columns = np.tril_indices(size)
@@ -50,7 +50,7 @@ def noised_column_sums(
     def block_sum(records: Any, mask: Any, limit: float) -> dict[str, Any]:
         x = records["x"]
         usable = mask & jnp.isfinite(x).all(axis=1)
-        # Some devices flush such small numbers, and others do not: norm and sum are to see the same.
+        # Some devices flush such small numbers and others do not; norm and sum must see the same values.
         x = jnp.where(usable[:, None] & (jnp.abs(x) >= _TINY), x, jnp.zeros_like(x))
         with jax.enable_x64(True):
             wide = x.astype(jnp.float64)

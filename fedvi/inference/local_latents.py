@@ -1,21 +1,21 @@
-"""Latents that a client infers for itself: how they enter a visit and leave it.
+"""Site effects: adds the latents that a client infers for itself to a visit, and marginalises them out.
 
-A client of a model with site effects climbs its local objective over (θ, u) together,
+A client of a model with site effects u maximises its local objective over (θ, u) together,
 
     F(q) = E_q[log p(y | θ, u)] + E_q[log p(u | τ)] + ⟨η_c, E_q[T(θ)]⟩ + H(q),
 
-with q(θ, u) of the study's family over both, and answers with the θ-marginal of the optimum. So it solves
-the same problem as ever, wider by u. With a known τ the cavity is N(0, diag τ²) in these coordinates;
-with a learnt one, log p(u | τ) is a term of its own (``scale_term``). No other client has a factor there.
-What leaves, and all that the server sees, is over θ.
+with q(θ, u) in the study's family over both, and answers with the θ-marginal of the optimum. So it solves
+the usual problem with u as further coordinates. With a known τ the cavity of u is N(0, diag τ²); with a
+learnt one, log p(u | τ) is a separate term (``scale_term``). No other client has a factor over u. The
+answer, and all that the server sees, is over θ.
 
 Where q is the full Gaussian, q(θ, u) = q(θ) N(u; a + Bθ, V) with free a, B, V. At a fixed point the
 factor of client m is the gradient of its own term in q's mean parameters while (a, B, V) are at their
 optimum; so the sum of factors is the gradient of the pooled evidence bound over q(θ) Π_m q(u_m | θ), at
-its optimum in every (a, B, V). That product is all that a full Gaussian over (θ, u₁ … u_M) can use: at
+its optimum in every (a, B, V). A full Gaussian over (θ, u₁ … u_M) has that product form too: at
 its optimum the precision is E[−∇² log p], which is zero between the effects of two sites. The fixed
 point is therefore the pooled variational optimum over all effects, marginalised to θ. In the diagonal
-family it is that of the mean field, in the same way.
+family it is likewise the pooled mean-field optimum.
 """
 
 import dataclasses
@@ -35,22 +35,22 @@ from fedvi.updates.base import Task
 
 __all__ = ["Local", "local_problem", "refuse_site_effects", "takes_newton"]
 
-# Of |log τ| where u's coordinates start.
+# The largest |log τ| for the initial scale of u.
 _WIDEST = 10.0
-# The square of its exponential is a float32.
+# The largest exponent: the square of its exponential is still a float32.
 _MOST_EXPONENT = 40.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Local:
-    """What a client infers: θ alone, or θ and the effects of its site, in this order.
+    """A client's local problem: over θ alone, or over θ and the effects of its site, in this order.
 
     Attributes:
-      family: of q over both.
-      model: of both.
-      size: D, of θ.
-      effects: the model over θ that has them; None where there are none, and methods then return
-        what they are given.
+      family: that of q over both.
+      model: the model over both.
+      size: D, the size of θ.
+      effects: the model over θ that has site effects; None if there are none, and methods then return
+        their arguments unchanged.
     """
 
     family: Any
@@ -60,17 +60,17 @@ class Local:
 
     @property
     def learns_scales(self) -> bool:
-        """Whether τ is part of θ, so that log p(u | τ) is a term of the objective by itself."""
+        """Whether τ is part of θ, so that log p(u | τ) is a separate term of the objective."""
         return self.effects is not None and self.effects.learnt
 
     @property
     def site_model(self) -> Model:
-        """The model of a site that nobody has seen; with a learnt τ the effects are in units of τ."""
+        """The model of a new site; with a learnt τ the effects are in units of τ."""
         return self.model if self.effects is None else self.effects.new_site()
 
     @property
     def regression(self) -> Regression | None:
-        """The likelihood as a regression over (θ, u), whose prior is not used; None if it is none."""
+        """The likelihood as a regression over (θ, u), whose prior is not used; None if it is not one."""
         if self.effects is None or isinstance(self.model, UnitModel):
             return self.model if isinstance(self.model, Regression) else None
         found: Regression = self.effects.regression()
@@ -78,15 +78,15 @@ class Local:
 
     @property
     def predicting(self) -> int:
-        """How many coordinates of θ are coefficients: all but the learnt log τ, which stand last."""
+        """How many coordinates of θ are coefficients: all but the learnt log τ, which come last."""
         return self.size if self.effects is None else self.effects.base.size
 
     def without_scales(self, gradients: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Returns gradients of E_q[log p(y | θ, u)] with zeros in the places of each learnt log τ.
+        """Returns gradients of E_q[log p(y | θ, u)] with zeros at each learnt log τ.
 
-        That is what they are there, whatever the records: no predictor depends on log τ, and θ's root is
-        lower triangular with log τ last, so that its coordinates of a guide move log τ alone. Under noise
-        they are noise, and to drop it is post-processing.
+        The exact gradients are zero there, whatever the records: no predictor depends on log τ, and θ's
+        root is lower triangular with log τ last, so that its coordinates of a guide move log τ alone.
+        Noised gradients hold only noise there, and dropping it is post-processing.
         """
         if not self.learns_scales:
             return gradients
@@ -97,11 +97,11 @@ class Local:
         return jnp.where(kept, location, 0.0), jnp.where(np.broadcast_to(rows, raw.shape), raw, 0.0)
 
     def records(self, records: dict[str, Any]) -> dict[str, Any]:
-        """Returns the records of ``model``, each a function of its own row."""
+        """Returns the records in the form of ``model``, each a function of its own row."""
         return records if self.effects is None else self.effects.widened(records)
 
     def new_site(self, eta: Eta) -> tuple[Model, Eta]:
-        """Returns ``site_model``, of ``records``, and q(θ) times the prior of its effects."""
+        """Returns ``site_model``, which reads ``records``, and q(θ) times the prior of its effects."""
         if self.effects is None:
             return self.model, eta
         learnt = self.effects.learnt
@@ -109,9 +109,9 @@ class Local:
         return self.site_model, self._shared.padded(eta, precision)
 
     def widen(self, task: Task) -> Task:
-        """Returns the task over (θ, u). u starts anew, from its prior at the τ of the broadcast q.
+        """Returns the task over (θ, u), with u at its prior, given the τ of the broadcast q.
 
-        So the wide cavity has u's prior where τ is known, and nothing of u where it is learnt.
+        So the wide cavity has u's prior where τ is known, and no term in u where τ is learnt.
         """
         if self.effects is None:
             return task
@@ -128,20 +128,20 @@ class Local:
         )
 
     def says_nothing(self, mask: np.ndarray) -> bool:
-        """Whether a client without records must answer with its cavity, if it may look at that.
+        """Whether a client must answer with its cavity because it has no records; for non-private solvers.
 
-        It knows nothing of τ, and its factor is 1. But a Gaussian over (log τ, u) cannot follow u's prior
-        from one τ to another, and would have it that τ were known the better for it.
+        Such a client has no information on τ, and its exact factor is 1. But a Gaussian over (log τ, u)
+        cannot represent how u's prior changes with τ, and its fit would wrongly gain precision on τ.
 
         Args:
-          mask: bool [capacity], true where a record stands.
+          mask: bool [capacity], true where there is a record.
         """
         return self.learns_scales and not mask.any()
 
     def scale_term(self, parameters: tuple[Any, Any], at: whitened.AnyFrame) -> Any:
         """Returns E_q[log p(u | τ)] up to a constant, for a guide in the coordinates of ``whitened``.
 
-        No data is in it. 0 where τ is known: it is in the cavity then.
+        It holds no data. It is 0 where τ is known: the cavity has the prior of u then.
         """
         location, raw = parameters
         if not self.learns_scales:
@@ -157,8 +157,8 @@ class Local:
         """Returns E_q[log p(u | τ)], E_q[∇ log p(u | τ)] [W] and −E_q[∇² log p(u | τ)] [W, W].
 
         Args:
-          mean: of q over both, [W].
-          covariance: [W, W], or [W] of the diagonal family.
+          mean: that of q over both, [W].
+          covariance: [W, W], or [W] for the diagonal family.
         """
         scale, own = self._places()
         value, weight, first, square = self._expected(mean, covariance)
@@ -179,14 +179,14 @@ class Local:
             variance, together = covariance, jnp.zeros_like(mean[own])
         else:
             variance, together = jnp.diagonal(covariance), covariance[scale, own]
-        # Under noise, ρ may wander to where the exponential is beyond float32.
+        # Under noise, ρ may reach values whose exponential overflows float32.
         exponent = jnp.minimum(2.0 * (variance[scale] - mean[scale]), _MOST_EXPONENT)
         weight, centre = jnp.exp(exponent), mean[own] - 2.0 * together
         square = weight * (centre**2 + variance[own])
         return -(mean[scale] + 0.5 * square).sum(), weight, weight * centre, square
 
     def _places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where log τ and where u of every effect stand in (θ, u)."""
+        """Returns the indices of log τ and of u in (θ, u), for every effect."""
         assert self.effects is not None
         scale = np.arange(self.effects.base.size, self.effects.size)
         return np.tile(scale, self.effects.sites), np.arange(self.size, self.family.size)
@@ -198,8 +198,8 @@ class Local:
     def narrow_whitened(self, value: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the θ-marginal of a guide in the coordinates of ``whitened``.
 
-        The broadcast q is independent of u's prior, so that its root is block diagonal; and z = a + Bε
-        with B lower triangular, so that the first block is the marginal.
+        u starts independent of θ, so the root is block diagonal; and z = a + Bε with B lower triangular.
+        So the first block is the marginal.
         """
         if self.effects is None:
             return value
@@ -208,16 +208,16 @@ class Local:
         return {"location": value["location"][: self.size], "scale": scale}
 
     def told(self, eta: Eta) -> dict[str, Any]:
-        """Returns ``site_effects`` and ``site_effect_sds``, lists, of a q over both; {} if it is improper.
+        """Returns lists ``site_effects`` and ``site_effect_sds`` for a q over both; {} if it is improper.
 
-        For the client's own log: a function of its records, which never leaves it.
+        For the client's own log. They are functions of its records and never leave the client.
         """
         if self.effects is None or not self.family.is_proper(eta):
             return {}
         return self._told(*self.family.moments(eta))
 
     def told_whitened(self, wide: Task, value: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Returns what ``told`` does of a guide in the coordinates of ``whitened``, however noisy."""
+        """Returns the same as ``told`` for a guide in the coordinates of ``whitened``, however noisy."""
         if self.effects is None:
             return {}
         location, raw = value["location"], value["scale"]
@@ -243,14 +243,14 @@ class Local:
 
 
 def local_problem(family: Any, model: Model) -> Local:
-    """Returns what a client solves, for a model with site effects or without.
+    """Returns the problem that a client solves, for a model with or without site effects.
 
     Args:
       family: full, diagonal or low-rank Gaussian over the model's θ.
-      model: any; site effects may have several rows a record, as ``unit_model``.
+      model: any model; with site effects, records may also have several rows (``unit_model``).
 
     Raises:
-      SolverError: site effects beside a low-rank family.
+      SolverError: site effects with a low-rank family.
 
     >>> from fedvi import expfam
     >>> from fedvi.models import linear
@@ -274,15 +274,15 @@ def local_problem(family: Any, model: Model) -> Local:
 
 
 def takes_newton(model: Model) -> bool:
-    """Says whether the solver ``glm`` takes a model."""
+    """Returns whether the solver ``glm`` takes a model."""
     return isinstance(model, Regression | SharesEffects)
 
 
 def refuse_site_effects(model: Model, solver: str) -> None:
-    """Refuses a model with site effects for a solver that looks at records, or parts of a shard, apart.
+    """Rejects a model with site effects, for solvers that treat records or parts of a shard separately.
 
     Raises:
-      SolverError: it has some.
+      SolverError: the model has site effects.
     """
     inner = model.model if isinstance(model, UnitModel) else model
     if isinstance(inner, SharesEffects):

@@ -1,7 +1,7 @@
-"""Runs the visits of many clients in one call: the body of one, compiled as it is, again and again.
+"""Runs the visits of many clients in one compiled call.
 
-`jax.lax.map` runs one after the other, so that each has the numbers that it has alone: the same
-operations on arrays of the same shapes. What it saves is the call: some 5 ms of Python for each visit.
+`jax.lax.map` runs one visit after the other, with the same operations on the same shapes as alone, so
+that results are the same numbers. It saves about 5 ms of Python per visit.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ __all__ = ["apart", "by_posterior", "mapped"]
 
 
 def mapped(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns ``body`` of arguments that are stacked along a new first axis, of keys as well."""
+    """Returns ``body`` mapped over arguments, keys included, that are stacked along a new first axis."""
 
     @jax.jit
     def many(*stacked: Any) -> Any:
@@ -27,7 +27,7 @@ def mapped(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def apart(stacked: Any) -> list[Any]:
-    """Takes apart what ``mapped`` returned: one tree for each visit, of NumPy arrays."""
+    """Splits the result of a ``mapped`` function into one tree of NumPy arrays for each visit."""
     leaves, structure = jax.tree.flatten(stacked)
     arrays = [np.asarray(leaf) for leaf in leaves]
     return [
@@ -37,7 +37,7 @@ def apart(stacked: Any) -> list[Any]:
 
 
 def by_posterior(given: Callable[[Task], Any], tasks: Sequence[Task]) -> Any:
-    """Stacks what is computed of each task's posterior and coordinates: once for those that share it."""
+    """Stacks ``given(task)`` over tasks, computed once for each distinct posterior and coordinates."""
     first = tasks[0]
     if all(t.posterior is first.posterior and t.coordinates is first.coordinates for t in tasks):
         return _repeated(given(first), len(tasks))

@@ -1,4 +1,4 @@
-"""Chooses the intervals of a `DPSVI` run that account for its noise, or says why there are none."""
+"""Makes intervals for a `DPSVI` run that account for its noise, or says why there are none."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,9 +27,9 @@ __all__ = [
     "unlike_a_regression",
 ]
 
-# More latents would make the sums dearer than a step.
+# With more latents, updating the sums would cost more than a step.
 _MOST = 256
-# A record of a regression moves few combinations of the latents: one, or one a class or parameter.
+# A record's gradients in a regression span few dimensions: one, or one per class or parameter.
 _FEW, _FEW_SHARE, _ROUNDING = 3, 3, 1e-3
 _GAUSSIAN = (
     autoguide.AutoNormal,
@@ -38,14 +38,14 @@ _GAUSSIAN = (
     autoguide.AutoLowRankMultivariateNormal,
 )
 _PARTS = "loc", "scale", "scale_tril", "cov_factor"
-# So many rows stand in a summary.
+# The most rows of a summary.
 _MOST_SHOWN = 30
 _GUIDES_OWN = "intervals of the guide do not hold the noise of the descent"
 _CLIPPED = "no interval holds what clipping takes"
 
 
 class Latents:
-    """The global latents of a model as one vector of real numbers, by name.
+    """Maps the global latents of a model to and from one unconstrained vector [D].
 
     Args:
       transforms: name → map from the real numbers to the support.
@@ -62,7 +62,7 @@ class Latents:
         return jnp.concatenate([jnp.ravel(values[name]) for name in self.shapes])
 
     def parted(self, vector: Any) -> dict[str, Any]:
-        """Cuts a vector into unconstrained values."""
+        """Splits a vector into unconstrained values by name."""
         found, start = {}, 0
         for name, shape in self.shapes.items():
             stop = start + int(np.prod(shape, dtype=int))
@@ -88,16 +88,16 @@ class Latents:
 
 
 class NoiseAware:
-    """A Gaussian for the global latents that is told the noise; made by ``DPSVI.noise_aware``.
+    """A noise-aware Gaussian posterior of the global latents; made by ``DPSVI.noise_aware``.
 
-    Methods are named as those of NumPyro's automatic guides, and return latents in their own supports,
-    for ``Predictive(model, posterior_samples=…)``.
+    Methods have the names of those of NumPyro's automatic guides. They return latents in their own
+    supports, for ``Predictive(model, posterior_samples=…)``.
 
     Attributes:
       mean, covariance: of the unconstrained latents, names in alphabetical order; NumPy, [D] and [D, D].
-      hidden: in how many of the D directions noise hides the curvature of the log likelihood: there
-        intervals rest mostly on the prior.
-      remark: what to say beside intervals.
+      hidden: in how many of the D directions the noise exceeds the curvature of the log likelihood;
+        intervals there rest mostly on the prior.
+      remark: the caveats to print beside intervals.
     """
 
     def __init__(self, latents: Latents, told: response.Told) -> None:
@@ -120,10 +120,10 @@ class NoiseAware:
         return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in draws.items()}
 
     def quantiles(self, quantiles: Sequence[float] | float) -> dict[str, Any]:
-        """Returns quantiles of each latent's marginal, along the first axis if several are asked for.
+        """Returns quantiles of each latent's marginal, along the first axis if several are given.
 
-        As those of NumPyro's guides, they are those of the unconstrained latents, mapped: right where the
-        map goes element by element.
+        As in NumPyro's guides, quantiles of the unconstrained latents are mapped to the support. That is
+        exact where the map is elementwise.
         """
         sds = np.sqrt(np.diagonal(self.covariance))
         points = [self.mean + float(ndtri(q)) * sds for q in np.atleast_1d(quantiles)]
@@ -157,7 +157,7 @@ class NoiseAware:
         return f"{type(self).__name__}({self._latents.size} latents, {self.hidden} hidden by noise)"
 
     def __str__(self) -> str:
-        """Tells medians and 95 % intervals, a line for each number, and the remark."""
+        """Lists medians and 95 % intervals, one number a line, and the remark."""
         rows = self.rows()
         wide = max(6, *(len(row[0]) for row in rows))
         lines = [f"{'latent':{wide}} {'median':>10} {'2.5 %':>10} {'97.5 %':>10}"]
@@ -168,10 +168,10 @@ class NoiseAware:
 
 
 class DPSVIRunResult(SVIRunResult):  # type: ignore[misc]
-    """What `DPSVI.run` returns: NumPyro's ``SVIRunResult`` that knows what its intervals are worth.
+    """The result of `DPSVI.run`: NumPyro's ``SVIRunResult`` with noise-aware intervals.
 
     It unpacks into (params, state, losses) as NumPyro's does. The guide's own intervals, from ``params``,
-    take a noised optimum for the optimum; ``noise_aware()`` is told the noise.
+    treat the noised optimum as exact; those of ``noise_aware()`` account for the noise.
     """
 
     _fit: Any = None
@@ -184,10 +184,10 @@ class DPSVIRunResult(SVIRunResult):  # type: ignore[misc]
         return result
 
     def noise_aware(self) -> NoiseAware:
-        """Returns the Gaussian for the latents that is told the noise; see ``DPSVI.noise_aware``.
+        """Returns the noise-aware Gaussian posterior of the latents; see ``DPSVI.noise_aware``.
 
         Raises:
-          SolverError: there is none, for a reason that is said.
+          SolverError: there is none; the message gives the reason.
         """
         if self._fit is None:
             raise errors.SolverError(
@@ -198,16 +198,16 @@ class DPSVIRunResult(SVIRunResult):  # type: ignore[misc]
         return found
 
     def intervals(self, level: float = 0.95) -> dict[str, Any]:
-        """Returns central intervals of the latents that are told the noise, as ``NoiseAware.intervals``.
+        """Returns noise-aware central intervals of the latents; see ``NoiseAware.intervals``.
 
         Raises:
-          SolverError: there are none, for a reason that is said.
+          SolverError: there are none; the message gives the reason.
         """
         return self.noise_aware().intervals(level)
 
     @property
     def remark(self) -> str:
-        """Says what intervals of this run are worth; empty where there was no noise, or in a copy."""
+        """The caveats on intervals of this run; empty where there was no noise, or in a copy."""
         if self._fit is None or not self._fit.privacy.mechanism.noise_multiplier:
             return ""
         try:
@@ -219,12 +219,12 @@ class DPSVIRunResult(SVIRunResult):  # type: ignore[misc]
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What must be said beside any number of this run; empty in a copy."""
+        """The warnings to print beside any number of this run; empty in a copy."""
         mark = "" if self._fit is None else self._fit.privacy.mark
         return tuple(filter(None, (mark, self.remark)))
 
     def summary(self) -> Summary:
-        """Returns the latents with 95 % intervals that are told the noise, or the names of parameters.
+        """Returns the latents with noise-aware 95 % intervals, or else the parameters' names and shapes.
 
         It computes ``noise_aware()``, which takes some seconds the first time.
         """
@@ -255,12 +255,12 @@ class DPSVIRunResult(SVIRunResult):  # type: ignore[misc]
         return self.summary()._repr_html_()
 
     def __repr__(self) -> str:
-        """Tells sizes, and the remark: arrays are long, and a state holds keys."""
+        """Shows sizes and the remark, not the long arrays, nor the state, which holds keys."""
         remark = self.remark
         return f"{type(self).__name__}({self._in_short}{'; ' if remark else ''}{remark})"
 
     def __reduce__(self) -> Any:
-        """Pickles the fields alone: the fit holds secrets."""
+        """Pickles the fields alone, without the fit, which holds secrets."""
         return type(self), tuple(self)
 
 
@@ -274,17 +274,17 @@ def latents_of(
     clipping: str,
     transforms: Mapping[str, Any] | None = None,
 ) -> Latents | str:
-    """Returns the latents whose intervals can be told the noise, or says why there are none.
+    """Returns the latents that can have noise-aware intervals, or the reason why there are none.
 
-    Nothing depends on records. Whether the model is like a regression is for ``unlike_a_regression``.
+    Nothing here depends on records. ``unlike_a_regression`` checks whether the model is like a regression.
 
     Args:
       found: model and guide.
       guide: as the caller passed it.
-      params: of both, constrained.
+      params: constrained parameters of both.
       key: any.
-      clip, clipping: of the `DPSVI`.
-      transforms: of the global latents, if they are known already.
+      clip, clipping: the options of the `DPSVI`.
+      transforms: those of the global latents, if known already.
     """
     if type(guide) not in _GAUSSIAN:
         name = getattr(guide, "__name__", type(guide).__name__)
@@ -315,9 +315,9 @@ def latents_of(
 
 
 def locations(guide: Any, latents: Latents, gradient: Mapping[str, Any]) -> Any:
-    """Returns the part of a gradient for the guide's parameters that is that for the latents, [D].
+    """Returns the gradient for the latents, [D], from the gradient for the guide's parameters.
 
-    A Gaussian guide draws location + noise, so that the gradient for the location is that at the draw.
+    A Gaussian guide draws location + noise, so the gradient for its location equals that at the draw.
     """
     if isinstance(guide, autoguide.AutoNormal):
         return latents.flat(
@@ -327,10 +327,10 @@ def locations(guide: Any, latents: Latents, gradient: Mapping[str, Any]) -> Any:
 
 
 def unlike_a_regression(found: Guided, latents: Latents) -> str:
-    """Says why a model is not like a regression, or nothing, by what is public.
+    """Returns why a model is not like a regression, or "" if it is; uses no records.
 
-    Over all θ, the gradients of one made-up record of a regression span few dimensions: one, or one a
-    class or a parameter of the outcome. Those of networks and mixtures span many.
+    Over all θ, the gradients of one made-up record of a regression span few dimensions: one, or one per
+    class or parameter of the outcome. Those of networks and mixtures span many.
     """
     keys = jax.random.split(jax.random.key(0))
     row = [column[0] for column in found.layout.made_up(ONE)]

@@ -29,7 +29,7 @@ def adam(learning_rate: float, steps: int) -> Optimiser:
 
     Source: Kingma and Ba (2015), arXiv:1412.6980; Loshchilov and Hutter (2017), arXiv:1608.03983.
     """
-    import optax  # here, since whoever prices or checks a study builds no optimiser
+    import optax  # here, since pricing or checking a study builds no optimiser
 
     transform = optax.adam(optax.cosine_decay_schedule(learning_rate, steps), b2=0.95)
 

@@ -1,4 +1,4 @@
-"""Parts of a batch on several processors at a time: for programs that XLA would run on one."""
+"""Computes parts of a batch on several processors, for programs that XLA would run on one."""
 
 import collections
 import os
@@ -12,16 +12,16 @@ import numpy as np
 __all__ = ["PARTS", "side_by_side", "striped", "thread_count"]
 
 PARTS = 4
-"""How many parts a batch is cut into at least, on every machine: no bit depends on its processors."""
+"""The fewest parts of a batch, the same on every machine, so that no bit depends on its processors."""
 
 _Part = TypeVar("_Part")
 _Found = TypeVar("_Found")
 
 
 def thread_count() -> int:
-    """Returns how many parts are worth computing side by side: the processors at hand, up to ``PARTS``.
+    """Returns how many parts to compute at a time: the usable processors, up to ``PARTS``.
 
-    An accelerator is one.
+    An accelerator counts as one.
     """
     if jax.default_backend() != "cpu":
         return 1
@@ -31,12 +31,12 @@ def thread_count() -> int:
 
 
 def striped(indices: Any, mask: Any, parts: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns a batch in parts of one length, each with every so many-th row, filled up with empty rows.
+    """Deals the rows of a batch out to parts of one length, in turn, and pads them with masked rows.
 
-    So that parts take equally long where records stand in an order, by their lengths for one.
+    So parts take equally long even where records are sorted, for example by length.
 
     Args:
-      indices: int32 [B], which rows of a shard.
+      indices: int32 [B], rows of a shard.
       mask: bool [B], which of them count.
       parts: how many.
     """
@@ -51,16 +51,15 @@ def striped(indices: Any, mask: Any, parts: int) -> list[tuple[np.ndarray, np.nd
 def side_by_side(
     function: Callable[[_Part], _Found], parts: Iterable[_Part], threads: int
 ) -> Generator[_Found, None, None]:
-    """Yields what a function makes of each part, in the order of the parts; up to ``threads`` at a time.
+    """Yields the function's result for each part, in the order of the parts; runs ``threads`` at a time.
 
-    At most so many parts are taken and not yet answered, whatever their number. What the function
-    raises is raised here, once the parts that were begun have ended; an interrupt waits for them, too.
+    At most ``threads`` parts are in memory at a time. An exception of the function is raised here, once the
+    parts that have started are done; an interrupt waits for them, too.
 
     Args:
-      function: of a part; called from several threads, it is to leave the interpreter to others, as
-        compiled programs do.
-      parts: to be read from one thread.
-      threads: at least 1, which calls the function without a thread.
+      function: called with a part, from several threads; it must release the GIL, as compiled programs do.
+      parts: read from one thread.
+      threads: at least 1; with 1 the function is called in this thread.
     """
     if threads == 1:
         yield from map(function, parts)

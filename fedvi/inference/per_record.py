@@ -1,8 +1,8 @@
-"""The gradient of every record, of dense layers without forming it: as an input and a signal.
+"""Computes the gradient of every record; for dense layers as a pair (input, signal), without forming it.
 
-A dense layer's output is x·W. What one record's loss says of W is the outer product of x and of the
-gradient at the output, so its norm is ‖x‖·‖signal‖, and a weighted sum over a batch is one product
-of two matrices. Where a parameter is used in any other way its gradients are formed, by ``vmap``.
+A dense layer's output is x·W. One record's gradient for W is the outer product of x and the signal, the
+gradient at the output. So its norm is ‖x‖·‖signal‖, and a weighted sum over a batch is one product
+of two matrices. Gradients of parameters that are used in any other way are formed, by ``vmap``.
 """
 
 import math
@@ -19,11 +19,11 @@ from fedvi.inference import programs
 
 __all__ = ["Records", "gradients", "of_rows", "triangles"]
 
-# Up to so many squares are added in float32.
+# At most this many squares are added in float32.
 _SHORT = 2048
 # The smallest normal number of float32.
 _TINY = 2.0**-126
-# Far enough from the largest that rounding does not lead there.
+# A bound that rounding cannot take beyond the largest float32.
 _LARGE = 2.0**126
 
 
@@ -45,7 +45,7 @@ class _Layer(NamedTuple):
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes of W as the outer product has them: those summed over, then the others."""
+        """The axes of W in the order of the outer product: those summed over, then the others."""
         return (*self.ours, *(axis for axis in range(len(self.shape)) if axis not in self.ours))
 
 
@@ -72,12 +72,12 @@ class _Triangle(NamedTuple):
 
 
 class Records(NamedTuple):
-    """One gradient a record, some of them never formed; made by ``gradients``.
+    """The gradients of all records, with some leaves never formed; made by ``gradients``.
 
     Attributes:
-      parts: of each leaf of the parameters.
+      parts: one for each leaf of the parameters.
       tree: the structure of the parameters.
-      losses: of each record, [B].
+      losses: one for each record, [B].
     """
 
     parts: tuple[Any, ...]
@@ -91,13 +91,13 @@ class Records(NamedTuple):
 
     @property
     def spared(self) -> int:
-        """How many of them are not formed."""
+        """How many numbers of one record's gradient are not formed."""
         return sum(_size(part) for part in self.parts if not isinstance(part, _Formed))
 
     @property
     def is_single(self) -> bool:
         """Whether all of it is float32, as ``norms`` and ``block_sums`` assume."""
-        # Of layers it was seen to when they were found.
+        # For layers, ``_layer`` has checked it.
         given = [
             array for part in self.parts if not isinstance(part, _Outer) for array in tuple(part)
         ]
@@ -109,11 +109,11 @@ class Records(NamedTuple):
 
         Proof: n squares are added in float32 up to ``_SHORT``, in whatever order, else in float64, which
         adds less than 2⁻²⁴ for n < 2²⁸. Then follow a root, one product of two norms, and the same once
-        more over the leaves. Of a triangle, K squares of signals are added for each of K rows, then K
+        more over the leaves. For a triangle, K squares of signals are added for each of K rows, then K
         products with squares of inputs, and K squares of the diagonal: at most 3K additions behind any
-        term. Each operation adds at most 2⁻²⁴, and the roots halve what was before them, so the sum of all
-        counts, with 32 for single operations, is more than enough. Squares and norms that underflow are
-        made up for: each loses at most 2⁻¹²⁶, and twice that is added.
+        term. Each operation adds at most 2⁻²⁴, and each root halves the error before it, so the sum of all
+        counts, with 32 for single operations, is an upper bound. Underflow of squares and norms is
+        compensated: each loses at most 2⁻¹²⁶, and twice that is added.
         """
         adds = max(_additions(part) for part in self.parts)
         return (adds + len(self.parts) + 32.0) * 2.0**-24
@@ -122,7 +122,7 @@ class Records(NamedTuple):
         """Returns upper bounds of the L2 norm of each record's gradient for each leaf, float32 [B] a leaf.
 
         They are above the norms by less than ``error`` of them and 2⁻⁶² a root of a number, of a product
-        in either factor. Where an entry is NaN or infinite, or a norm is above 2⁶³ or so, the bound is
+        in either factor. Where an entry is NaN or infinite, or a norm is above about 2⁶³, the bound is
         not finite.
         """
         return [_norm_of(part) for part in self.parts]
@@ -132,7 +132,7 @@ class Records(NamedTuple):
         return _norm(jnp.stack(self.norms(), axis=1))
 
     def beside(self, numbers: jax.Array) -> "Records":
-        """Returns these and one more number a record, [B]: the trees of sums are (gradients, number)."""
+        """Returns these gradients and one more number a record, [B]: sums become (gradients, number)."""
         return Records(
             (*self.parts, _Formed(numbers)),
             jax.tree_util.treedef_tuple((self.tree, jax.tree.structure(0))),
@@ -140,15 +140,15 @@ class Records(NamedTuple):
         )
 
     def block_sums(self, weights: Sequence[jax.Array], block: int) -> Callable[[Any], Any]:
-        """Returns what makes float32 sums over ``block`` records: index of a block → a tree of arrays.
+        """Returns a function from the index of a block to float32 sums over its records, a tree of arrays.
 
-        Each is one inner product of at most ``block`` terms w·g a number, ‖w·g‖ ≤ w·‖g‖ in exact
+        Each number is one inner product of at most ``block`` terms w·g, ‖w·g‖ ≤ w·‖g‖ in exact
         arithmetic up to 2⁻²⁴. A leaf of a record counts as zero where its weight is zero or not
         finite, or where a scaled factor may not be finite. The caller gives the weight 0 where ``norm`` is
         not finite; then no record can make a sum infinite.
 
         Args:
-          weights: of each leaf's gradients, float32 [B], not negative.
+          weights: one array for each leaf, float32 [B], not negative.
           block: how many records a block has; the last may have fewer.
         """
         factors = [
@@ -158,7 +158,7 @@ class Records(NamedTuple):
             for factor in factors
         ]
 
-        # A bound that is finite has finite numbers behind it.
+        # Where the bound is finite, all numbers are finite.
         unsound = ~jnp.isfinite(jnp.stack(self.norms(), axis=1)).all(axis=1)
         unsound = _blocks(unsound, block)
 
@@ -174,7 +174,7 @@ class Records(NamedTuple):
 
         def of(index: Any) -> Any:
             at = [factor[index] for factor in factors]
-            # 0 · NaN and 0 · ∞ are NaN: where all rows are finite, there is none of them.
+            # 0 · NaN and 0 · ∞ are NaN; they cannot occur if all rows are finite.
             summed = lax.cond(
                 unsound[index].any(),
                 kept,
@@ -187,7 +187,7 @@ class Records(NamedTuple):
         return of
 
     def formed(self) -> Any:
-        """Returns all gradients, formed after all: a tree of arrays [B, …]."""
+        """Forms all gradients: a tree of arrays [B, …]."""
         return jax.tree.unflatten(self.tree, [_formed(part) for part in self.parts])
 
 
@@ -196,14 +196,14 @@ def of_rows(losses: Any, *parts: Any) -> Records:
 
     Args:
       losses: [B].
-      parts: of each leaf the values [B, …]; or `triangles`.
+      parts: for each leaf the values [B, …]; or `triangles`.
     """
     made = tuple(part if isinstance(part, _Triangle) else _Formed(part) for part in parts)
     return Records(made, jax.tree.structure((0,) * len(made)), losses)
 
 
 def triangles(inputs: Any, signals: Any, diagonal: Any) -> Any:
-    """Returns gradients that are lower triangles [B, K, K] and are not formed, for `of_rows`.
+    """Returns unformed gradients that are lower triangles [B, K, K], for `of_rows`.
 
     Args:
       inputs, signals: [B, K] each; row i and column j < i of a record has inputs_i · signals_j.
@@ -216,7 +216,7 @@ def gradients(loss: Callable[..., Any], params: Any, *records: Any) -> Records:
     """Returns the gradient of ``loss(params, *record)`` with respect to ``params`` for every record.
 
     Args:
-      loss: of one record, a scalar; differentiable, of JAX.
+      loss: the scalar loss of one record, differentiable by JAX.
       params: a tree of float arrays.
       records: trees of arrays with the records along the first axis.
     """
@@ -273,7 +273,7 @@ def _layers(program: Jaxpr, count: int) -> dict[int, tuple[int, _Layer]]:
             layer = _layer(equation, side) if len(held) == 1 else None
             uses[leaf].append(None if layer is None else (number, layer))
     for result in program.outvars:
-        # Handed out as it is: who knows what becomes of it.
+        # Returned as it is, so its gradient must be formed.
         if not isinstance(result, Literal) and result in leaf_of:
             uses[leaf_of[result]].append(None)
     return {
@@ -284,7 +284,7 @@ def _layers(program: Jaxpr, count: int) -> dict[int, tuple[int, _Layer]]:
 
 
 def _layer(equation: Any, side: int) -> _Layer | None:
-    """Returns the dense layer that an equation is, with its weights at ``side``; None if it is none."""
+    """Returns the dense layer of an equation with its weights at ``side``; None if it is not one."""
     if equation.primitive.name != "dot_general" or len(equation.invars) != 2:
         return None
     axes, batch = equation.params["dimension_numbers"]
@@ -292,7 +292,7 @@ def _layer(equation: Any, side: int) -> _Layer | None:
     free = [size for axis, size in enumerate(other.shape) if axis not in axes[1 - side]]
     if any(batch) or math.prod(free) != 1:
         return None
-    # Norms and sums are proved for float32; of other types gradients are formed.
+    # Norms and sums are proved for float32; gradients of other types are formed.
     ends = (*equation.invars, *equation.outvars)
     if any(end.aval.dtype != jnp.float32 for end in ends):
         return None
@@ -311,7 +311,7 @@ def _evaluated(
     layers: Collection[int],
     product: Callable[[int, list[Any], Any], Any],
 ) -> list[Any]:
-    """Evaluates a flat program; ``product`` has the last word on the outputs of the layers."""
+    """Evaluates a flat program; ``product`` replaces the outputs of the layers."""
     jaxpr = program.jaxpr
     known: dict[Var, Any] = dict(
         zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *values), strict=True)
@@ -337,9 +337,9 @@ def _size(part: Any) -> int:
 
 
 def _additions(part: Any) -> int:
-    """Returns how many additions in float32 are behind any term of a part's norm, at most."""
+    """Returns the most float32 additions behind any term of a part's norm."""
     if isinstance(part, _Triangle):
-        # Without float64, however many.
+        # Triangles never use float64.
         return 3 * int(part.inputs.shape[1])
     if isinstance(part, _Outer):
         return min(max(part.inputs.shape[1], part.signals.shape[1]), _SHORT)
@@ -357,8 +357,8 @@ def _norm_of(part: Any) -> jax.Array:
 def _norm_of_triangle(part: _Triangle) -> jax.Array:
     """Returns upper bounds of √(Σ_i x_i² Σ_{j<i} s_j² + Σ_i d_i²), [B]; see ``Records.norms``.
 
-    Sums are in float32 whatever K, as `_additions` says. A square may lose 2⁻¹²⁶ by underflow, and so may a
-    product of two numbers each of which is made up for; so the same is added once more for each.
+    Sums are in float32 for any K, as in `_additions`. A square may lose 2⁻¹²⁶ by underflow, and so may a
+    product of two numbers that are each compensated; so the same is added once more for each.
     """
     size = part.inputs.shape[1]
     lost = jnp.float32(2.0 * _TINY)
@@ -379,7 +379,7 @@ def _formed(part: Any) -> Any:
 
 
 def _filled(products: Any, diagonal: Any) -> Any:
-    """Returns lower triangles [..., K, K] of products, with another diagonal [..., K]."""
+    """Returns lower triangles [..., K, K] of products, with ``diagonal`` [..., K] as their diagonal."""
     size = diagonal.shape[-1]
     row, column = (jnp.arange(size, dtype=jnp.int32)[at] for at in ((slice(None), None), (None,)))
     lower = jnp.where(row > column, products, jnp.zeros_like(products))
@@ -387,7 +387,7 @@ def _filled(products: Any, diagonal: Any) -> Any:
 
 
 def _summed(part: Any, products: Iterator[Any]) -> Any:
-    """Returns the sum of a part's gradients, of as many products as `_weighted` gave factors for."""
+    """Returns the sum of a part's gradients from one product for each pair of factors of `_weighted`."""
     product = next(products)
     if isinstance(part, _Outer):
         return _laid_out(product[None], part.layer)[0]
@@ -420,7 +420,7 @@ def _norm(vectors: Any) -> jax.Array:
         with jax.enable_x64(True):
             wide = vectors.astype(jnp.float64)
             squares = (wide * wide).sum(axis=1).astype(jnp.float32)
-    # Each square may have lost so much by underflow.
+    # Each square may have lost this much by underflow.
     return jnp.sqrt(squares + vectors.shape[1] * 2.0 * _TINY)
 
 
@@ -443,9 +443,9 @@ def _product(left: Any, right: Any) -> Any:
 
 
 def _weighted(part: Any, weight: Any) -> list[tuple[Any, Any, Any]]:
-    """Returns both factors of each weighted sum, and which rows count: those of others are zero in one.
+    """Returns both factors of each weighted sum, and which rows count; one factor is zero in other rows.
 
-    Of outer products the shorter factor is weighted; the other may not be finite in rows that do not count.
+    In outer products the shorter factor is weighted; the other may not be finite in rows that do not count.
     """
     counts = (weight != 0.0) & jnp.isfinite(weight)
     if isinstance(part, _Formed):
@@ -453,9 +453,9 @@ def _weighted(part: Any, weight: Any) -> list[tuple[Any, Any, Any]]:
     of_inputs = part.inputs.shape[1] < part.signals.shape[1]
     shorter = part.inputs if of_inputs else part.signals
     scaled = shorter * weight[:, None]
-    # Rounded to a denormal they could grow, and the others may be large: towards zero instead.
+    # Rounding to a denormal could increase them, and the other factor may be large: flush to zero.
     scaled = jnp.where(jnp.abs(scaled) < _TINY, jnp.zeros_like(scaled), scaled)
-    # No number of a row is larger than its norm: so none of the scaled ones is infinite.
+    # No number of a row exceeds its norm, so no scaled one is infinite.
     counts &= weight * _norm(shorter) < _LARGE
     scaled = _zero_unless(counts, scaled)
     product = (scaled, part.signals, counts) if of_inputs else (part.inputs, scaled, counts)

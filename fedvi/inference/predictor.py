@@ -1,4 +1,4 @@
-"""Computes records' gradients through one linear predictor each, which is faster for GLMs."""
+"""Computes per-record gradients of GLMs through the linear predictor, which is faster than autodiff."""
 
 from typing import Any, TypeGuard
 
@@ -15,17 +15,17 @@ _ROWS_TOGETHER = 64
 
 
 def has_predictor(model: Any) -> TypeGuard[Regression]:
-    """Whether a record of the model is one row with one linear predictor xᵀθ: what `gradients` is for."""
+    """Whether a record of the model is one row with one linear predictor xᵀθ, as `gradients` requires."""
     # Several rows a record, as in a survival model, add up to no multiple of one x.
     return isinstance(model, Regression) and model.layout is None
 
 
 def filled_up(batch: Batch) -> Batch:
-    """Returns the batch with empty rows at its end, up to a multiple of 64.
+    """Returns the batch padded with masked rows to a multiple of 64.
 
-    XLA's kernels take rows eight or more at a time and those that are left over in another way, so that
-    a record's predictor would have other last bits there. A record that leaves may move others to such
-    rows, and what is sold is that their contributions stay the same.
+    XLA's kernels process rows eight or more at a time, and leftover rows differently, so that a record's
+    predictor would have other last bits there. Removing a record may move others to such rows, and the
+    privacy proof needs their contributions to stay the same.
     """
     room = -batch.mask.shape[0] % _ROWS_TOGETHER
     return Batch(jnp.pad(batch.indices, (0, room)), jnp.pad(batch.mask, (0, room)), batch.sampler)
@@ -40,19 +40,19 @@ def gradients(
 
         ∂/∂c = x Σ_s g_s / S,      ∂/∂B = (Lᵀ x) (Σ_s g_s ε_s / S)ᵀ,
 
-    of which the lower triangle counts; a diagonal that is kept as a logarithm takes the factor B_ii. So a
-    record takes one outer product, where automatic differentiation forms one for each draw. Each row is
+    restricted to the lower triangle; the diagonal, kept as a logarithm, gets the factor B_ii. So a
+    record needs one outer product, where automatic differentiation forms one for each draw. Each row is
     computed from its own record alone, if rows are `filled_up`.
 
     Args:
       model: one for which `has_predictor` is true.
-      guide: (c [D], raw of B: [D] or [D, D]), see ``whitened``.
-      at: the frame, which holds L.
+      guide: (c [D], raw B [D] or [D, D]), see ``whitened``.
+      at: the frame, with L.
       noise: ε, [S, D].
       rows: ``x`` [R, D] and ``y`` [R, …].
 
     Returns:
-      (∂/∂c [R, D], ∂/∂raw [R, D] or [R, D, D]), the last not formed.
+      (∂/∂c [R, D], ∂/∂raw [R, D] or [R, D, D]); the [R, D, D] array is not formed.
 
     Source: the chain rule; the reparameterised objective of docs/proofs/updates.md §5.
     """

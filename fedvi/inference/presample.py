@@ -1,7 +1,7 @@
-"""Computes what steps take from their keys alone, for many steps in one call.
+"""Splits a step so that all it computes from its key alone can be computed for many steps in one call.
 
-Random numbers are drawn by dozens of small operations, whatever their count; drawn for a thousand steps
-at once they cost little more than for one.
+Drawing random numbers takes dozens of small operations, whatever their count. Drawn for a thousand steps
+at once, they cost little more than for one.
 """
 
 import math
@@ -15,16 +15,16 @@ from fedvi.inference import programs
 
 __all__ = ["Split", "split"]
 
-# These may make many numbers out of few.
+# Primitives that may make many numbers out of few.
 _RANDOM = "random_", "threefry"
 
 
 class Split(NamedTuple):
-    """A function of a key and of other things, as two.
+    """A function of a key and other arguments, split in two.
 
     Attributes:
       ahead: key → a list of arrays.
-      after: (that list, and the others) → what the function returns.
+      after: (that list, *others) → the function's result.
       size: how many numbers ``ahead`` returns.
     """
 
@@ -34,13 +34,13 @@ class Split(NamedTuple):
 
 
 def split(function: Callable[..., Any], key: Any, *others: Any) -> Split:
-    """Splits ``function(key, *others)`` into what follows from the key, and what else there is.
+    """Splits ``function(key, *others)`` into a part that depends on the key alone, and the rest.
 
-    Numbers that follow from the key, but are more than what they are made from, as by broadcasting, are
-    left to the second part, so that fewer are kept.
+    An operation that enlarges its inputs, such as a broadcast, is left to the second part, so that fewer
+    numbers are kept.
 
     Args:
-      function: of JAX; it returns a tree of arrays.
+      function: a JAX function that returns a tree of arrays.
       key: a JAX key, or its shape and dtype.
       others: trees of arrays, or of their shapes and dtypes.
     """
@@ -49,7 +49,7 @@ def split(function: Callable[..., Any], key: Any, *others: Any) -> Split:
     given = program.invars[: len(jax.tree.leaves(key))]
     rest = program.invars[len(given) :]
     fixed, random = set(program.constvars), set(given)
-    # Equations of constants go into both parts; whichever does not need one drops it.
+    # Equations of constants go into both parts; a part drops those that it does not need.
     first: list[JaxprEqn] = []
     second: list[JaxprEqn] = []
     for equation in program.eqns:

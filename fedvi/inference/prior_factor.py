@@ -1,4 +1,4 @@
-"""The server's own factor t_0 for a prior that is not in the family; it touches no data."""
+"""Fits the server's own factor t_0 for a prior that is not in the family; it touches no data."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,12 +17,12 @@ __all__ = ["base", "empty_shard", "prior_factor"]
 
 
 def base(family: Any) -> Eta:
-    """Returns η of N(0, I), the proper base beside which t_0 stands: p0(θ) ≈ N(θ; 0, I) · t_0(θ)."""
+    """Returns η of N(0, I), the proper base that t_0 multiplies: p0(θ) ≈ N(θ; 0, I) · t_0(θ)."""
     return family.isotropic(1.0)
 
 
 def empty_shard() -> Shard:
-    """Returns the one record, holding nothing, of the worker that owns the prior."""
+    """Returns the shard of the worker that owns the prior: one empty record."""
     return Shard({"nothing": np.zeros(1)}, np.ones(1, bool))
 
 
@@ -31,16 +31,16 @@ def prior_factor(
 ) -> LocalSolver:
     """Returns the solver that refines t_0 each round, with log p0 in place of a likelihood.
 
-    A prior outside the family (half-normal scales, hierarchies, Jacobians of transforms) is never
-    replaced by its approximation at the start: its factor is fitted where q now is, like a client's.
+    A prior outside the family (half-normal scales, hierarchies, Jacobians of transforms) is not
+    approximated once at the start: like a client's factor, its factor is refitted at the current q.
 
     Guarantee: costs nothing. What it sends is a function of the model and of the broadcast
     posterior, which was released.
 
     Args:
       family: full, diagonal or low-rank Gaussian over the model's θ.
-      model: whose ``log_prior`` it is.
-      steps: see ``gradient``; so are the others.
+      model: the model with the ``log_prior``.
+      steps, draws, learning_rate: see ``gradient``.
 
     Source: docs/proofs/updates.md §4.
     """
@@ -71,5 +71,5 @@ class _Remainder(Wrapped):
         return -0.5 * (theta * theta).sum()
 
     def log_likelihood(self, theta: Any, record: Any) -> Any:
-        """Returns what the base lacks; ``record`` is not used."""
+        """Returns log p0(θ) − log N(θ; 0, I), up to a constant; ``record`` is not used."""
         return self.model.log_prior(theta) - self.log_prior(theta)

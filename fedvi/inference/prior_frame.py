@@ -1,4 +1,4 @@
-"""The public coordinates in which a whole change Δη is clipped: those in which the prior is N(0, I)."""
+"""The public coordinates in which a whole change Δη is clipped, where the prior is N(0, I)."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ __all__ = ["prior_frame"]
 
 @compiled_once
 def prior_frame(family: Any, model: Model) -> PriorFrame:
-    """Returns the frame of a model's prior; that of N(0, I) where the prior is not in the family.
+    """Returns the frame of a model's prior, or of N(0, I) where the prior is not in the family.
 
     Args:
       family: full or diagonal Gaussian over the model's θ.
-      model: whose prior it is.
+      model: the model with the prior.
 
     Raises:
       SolverError: for another family.

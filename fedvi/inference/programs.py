@@ -12,10 +12,10 @@ _CALLS = ("jit", "pjit")
 
 
 def flat(function: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
-    """Traces a function; returns its program, in which nothing calls a program, and the tree of its result.
+    """Traces a function; returns its program with nested calls inlined, and the tree of its result.
 
     Args:
-      function: of JAX.
+      function: a JAX function.
       args: trees of arrays, or of their shapes.
     """
     nested, like = jax.make_jaxpr(function, return_shape=True)(*args)
@@ -44,7 +44,7 @@ def bound(program: Jaxpr, equation: JaxprEqn, operands: Sequence[Any]) -> list[A
 def part(
     program: Jaxpr, inputs: Sequence[Any], outputs: Sequence[Any], equations: Sequence[JaxprEqn]
 ) -> Callable[..., list[Any]]:
-    """Returns some equations of a program as a function of values for ``inputs``; nothing else is free."""
+    """Returns some equations of a program as a function of ``inputs``, their only free variables."""
     alone = program.replace(
         constvars=[], invars=list(inputs), outvars=list(outputs), eqns=list(equations)
     )

@@ -1,4 +1,4 @@
-"""Derives the secret keys of steps, many at a time, and erases those of the past."""
+"""Derives the secret keys of steps, many at a time, and erases past keys."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from fedvi.typing import Key
 
 __all__ = ["next_key", "started", "taken"]
 
-# So many steps' keys are made from one.
+# The number of steps whose keys are made from one.
 _EPOCH = 64
 
 
 def started(key: Key) -> Key:
-    """Returns what the keys of all steps follow from: the next epoch's key, and one a step of this.
+    """Returns the next epoch's key, followed by the keys of this epoch's steps.
 
     Args:
       key: a ChaCha20 key that is used for nothing else.
@@ -30,14 +30,14 @@ def next_key(keys: Key, step: Any) -> Key:
 
 
 def taken(keys: Key, step: Any, count: int) -> tuple[Key, Key]:
-    """Returns what is left after so many steps, and the keys of these steps, [count].
+    """Returns the remaining keys after ``count`` steps, and the keys of these steps, [count].
 
-    Guarantee: what is left tells nothing of any key that was taken. Proof: an epoch's keys and the key
-    of the next epoch are separate outputs of a pseudo-random function of a key that is not kept, and
+    Guarantee: the remaining keys reveal nothing of any key that was taken. Proof: an epoch's keys and the
+    key of the next epoch are separate outputs of a pseudo-random function of a key that is not kept, and
     those that were taken are overwritten.
 
     Args:
-      keys: as ``started`` or ``taken`` left them.
+      keys: as returned by ``started`` or ``taken``.
       step: how many steps were taken before, int32.
       count: how many are taken now.
     """

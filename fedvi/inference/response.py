@@ -1,4 +1,4 @@
-"""Infers, from noised gradients at known points, where they vanish: the intervals of `DPSVI`."""
+"""Infers the posterior of θ from noised gradients at known points; makes the intervals of `DPSVI`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,17 +11,17 @@ from fedvi.updates import noise_aware
 
 __all__ = ["Sums", "Told", "added", "nothing", "told"]
 
-# Of a direction that noise hides, a curvature of l counts as l²/(l + 2 sds), and at most as l − 1.5 sds:
-# as none where columns may be collinear.
+# Where noise hides a curvature, an estimate l counts as l²/(l + 2 sds), and at most as l − 1.5 sds: as 0
+# where columns may be collinear.
 _DOUBT, _UNSURE = 2.0, 1.5
-# So many sds below the spectrum of noise, an eigenvalue says that a log likelihood is not concave.
+# An eigenvalue this many sds below the spectrum of noise means that the log likelihood is not concave.
 _RARE = 3.0
-# Prior, mean and noise depend on each other; they settle in a few passes.
+# Prior, mean and noise depend on each other; they converge in a few passes.
 _PASSES = 4
 
 
 class Sums(NamedTuple):
-    """Weighted sums over steps of (place, gradient), the t-th of which weighs t.
+    """Weighted sums over steps of (place, gradient); step t has weight t.
 
     Attributes:
       weight, squares: Σw and Σw².
@@ -36,11 +36,11 @@ class Sums(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A Gaussian for θ, told the noise.
+    """A noise-aware Gaussian for θ.
 
     Attributes:
       mean, covariance: [D] and [D, D].
-      hidden: in how many directions noise hides the curvature, so that the prior decides.
+      hidden: in how many directions noise hides the curvature, so that the prior dominates.
     """
 
     mean: np.ndarray
@@ -54,13 +54,13 @@ def nothing(size: int) -> Sums:
 
 
 def added(sums: Sums, step: Any, places: Any, gradients: Any) -> Sums:
-    """Adds steps ``step``, ``step`` + 1, …: one matrix product for all of them.
+    """Adds steps ``step``, ``step`` + 1, …, with one matrix product for all of them.
 
-    A step whose gradient is not finite is left out, as ``stable_update`` leaves it out.
+    Leaves out steps whose gradient is not finite, as ``stable_update`` does.
 
     Args:
-      sums: so far.
-      step: the number of the first of them, from 0.
+      sums: those so far.
+      step: the number of the first step, from 0.
       places, gradients: [steps, D] both.
     """
     rows = jnp.concatenate([places, gradients], axis=1)
@@ -79,38 +79,39 @@ def added(sums: Sums, step: Any, places: Any, gradients: Any) -> Sums:
 
 
 def told(sums: Sums, noise_sd: float, prior: Callable[[np.ndarray], Any]) -> Told:
-    """Returns the posterior of θ given the noised gradients of its log likelihood that were seen.
+    """Returns the posterior of θ given noised gradients of its log likelihood.
 
-    Step t released g_t = s − H(θ_t − a) + e_t, where θ_t is public, s the gradient of the log likelihood
-    at the mean place a, H its curvature, and e_t Gaussian noise of sd ``noise_sd`` together with the
-    scatter of batches. It is a linear regression with known regressors, whatever the optimiser did, and
+    Step t released g_t = s − H(θ_t − a) + e_t, where θ_t is public, s is the gradient of the log likelihood
+    at the mean place a, H is its curvature, and e_t is Gaussian noise of sd ``noise_sd`` plus the variation
+    between batches. This is a linear regression with known regressors, whatever the optimiser did, and
     post-processing of what was released: docs/proofs/descent_noise.md derives it.
 
-    - *Noise*: R, the covariance of residuals, no eigenvalue below the square of ``noise_sd``.
-    - *Curvature*: least squares for a symmetric H. In coordinates in which R is ρI and places scatter by
-      S = U diag(s) U', it has entries −(A_ij + A_ji) / (s_i + s_j), with A that of gradients on places. In
-      those multiplied by s^¼, diagonal entries err by √ρ, and others by less. So noise alone has
-      eigenvalues up to e = √(2Dρ). Above, λ becomes √(λ² − e²). Below, l is estimated from the spectrum
-      (``noise_aware``), and counts as l²/(l + 2√ρ), and at most as l − 1.5√ρ: as nothing, where columns
-      may be collinear.
+    - *Noise*: R, the covariance of residuals, has no eigenvalue below the square of ``noise_sd``.
+    - *Curvature*: H is the symmetric least-squares solution. In coordinates in which R is ρI and places
+      have scatter S = U diag(s) U', it has entries −(A_ij + A_ji) / (s_i + s_j), where A is the scatter of
+      gradients with places. Multiplied by s^¼ on both sides, diagonal entries have errors of sd √ρ, and
+      others less. So noise alone has eigenvalues up to e = √(2Dρ). Above e, λ becomes √(λ² − e²). Below, l
+      is estimated from the spectrum (``noise_aware``), and counts as l²/(l + 2√ρ), and at most as
+      l − 1.5√ρ: as 0 where columns may be collinear.
     - *θ*: the score at θ is s − H(θ − a), itself of variance H at the truth; so s + Ha is an observation of
-      Hθ with covariance H + R̄, and the precision of θ is J₀ + H(H + R̄)⁻¹H. With it, means of records
-      pooled are covered, and truths. R̄ is R·(1/n + d'S⁻¹d + tr S⁻¹Σ): as in any regression the noise of H
-      counts as much as θ is away from a, by d on average, and by Σ, the covariance before any doubt.
+      Hθ with covariance H + R̄, and the precision of θ is J₀ + H(H + R̄)⁻¹H. Intervals cover both the true
+      θ and the posterior mean of the pooled records. R̄ is R·(1/n + d'S⁻¹d + tr S⁻¹Σ): as in any
+      regression, the noise of H matters more the further θ is from a. The distance has the mean d and the
+      covariance Σ, taken before doubtful curvature is lowered.
 
-    What is assumed: the log likelihood is about quadratic where the later places are; and clipping leaves
-    the mean gradient as it is. What clipping does is in no release, and so not in the result.
+    Assumptions: the log likelihood is about quadratic where the later places are; and clipping leaves
+    the mean gradient as it is. The effect of clipping shows in no release, and so not in the result.
 
     Args:
-      sums: over steps.
-      noise_sd: of each coordinate of each gradient, at least.
+      sums: those over all steps.
+      noise_sd: a lower bound on the noise sd of each coordinate of each gradient.
       prior: θ → (gradient, precision) of its log density there: [D] and [D, D].
 
     Raises:
       SolverError: where there is no honest answer, with the reason.
 
     Source: docs/proofs/noise_aware.md for the cleaning of eigenvalues; Bernstein and Sheldon (2019),
-    arXiv:1910.13153, for posteriors that are told the noise of released sums.
+    arXiv:1910.13153, for posteriors that account for the noise of released sums.
     """
     weight, squares, mean, scatter = (np.asarray(part, float) for part in sums)
     size = len(mean) // 2
@@ -129,7 +130,7 @@ def told(sums: Sums, noise_sd: float, prior: Callable[[np.ndarray], Any]) -> Tol
     inverse = np.linalg.inv(spread)
     residual = (noise - cross @ inverse @ cross.T) / (count - size - 1.0)
     values, vectors = np.linalg.eigh((residual + residual.T) / 2.0)
-    # Without noise and batches nothing is left but rounding.
+    # Without noise and batches, residuals are only rounding errors.
     least = max(noise_sd**2, 1e-9 * float(np.trace(noise)) / (size * count), 1e-30)
     values = np.maximum(values, least)
     covariance = (vectors * values) @ vectors.T
@@ -157,11 +158,11 @@ def told(sums: Sums, noise_sd: float, prior: Callable[[np.ndarray], Any]) -> Tol
 def _curvature(
     spread: np.ndarray, cross: np.ndarray, values: np.ndarray, vectors: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns the curvature that is relied on, the likely one, and how many of its directions noise hides.
+    """Returns the cautious curvature, the likely one, and in how many directions noise hides it.
 
     Args:
       spread: scatter of places.
-      cross: of gradients with places.
+      cross: scatter of gradients with places.
       values, vectors: of the covariance R of a gradient's noise.
     """
     size = len(values)

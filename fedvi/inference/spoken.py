@@ -1,4 +1,4 @@
-"""What `DPSVI` and `VIPS` say of themselves: what is promised, what was charged, how steps are noised."""
+"""Makes the repr and summary of `DPSVI` and `VIPS`: the promise, the charges, and the noise of a step."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ __all__ = ["SpeaksOfRuns"]
 
 
 class SpeaksOfRuns(Speaks):
-    """Reads nothing but the plan and the ledger: no record, key or loss is in it."""
+    """Repr and summary from the plan and the ledger alone: they show no record, key or loss."""
 
     privacy: Descent
     model: Any
@@ -20,7 +20,7 @@ class SpeaksOfRuns(Speaks):
         return f"{type(self).__name__}({self._model}; {self.privacy.promised}; {self._charges} charged)"
 
     def summary(self) -> Summary:
-        """Returns what is promised, what was charged, and how each step is noised."""
+        """Returns the promise, the charges, and the noise of each step."""
         plan = self.privacy.summary()
         rows = {row[0]: row[1] for row in plan.tables[0].rows}
         rows["runs"] = f"{self._charges} charged"

@@ -1,4 +1,4 @@
-"""``DPSVI``: NumPyro's ``SVI`` with clipped and noised gradients, batches of its own, and a ledger."""
+"""``DPSVI``: NumPyro's ``SVI`` under differential privacy, with clipping, noise, batches and a ledger."""
 
 import functools
 import hashlib
@@ -41,61 +41,62 @@ Clip = Literal["likelihood", "elbo"]
 
 Gradients = Literal["full", "aligned"]
 
-# Batches and noise are drawn for many steps together: so many numbers of them, and so many steps.
+# Batches and noise are drawn for many steps together: at most this many numbers, and this many steps.
 _DRAWN_TOGETHER, _MOST_TOGETHER = 2**20, 1000
 
-# As often does a progress bar move.
+# How often a progress bar moves in a run.
 _BAR_MOVES = 20
 
 
 class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     """NumPyro's ``SVI`` under differential privacy: the same calls, on the whole table.
 
-    ``update`` and ``run`` are given all records; the batch of a step is drawn inside, by the sampler
-    of the plan. Each step adds, over the batch, one clipped gradient a record, noises the sum, divides
-    it by the public sampling rate, and adds the exact gradient of what touches no record (prior and
-    entropy of the global latents).
+    ``update`` and ``run`` take all records; each step draws its batch inside, with the sampler of the
+    plan. A step clips one gradient per record, noises the sum over the batch, divides it by the public
+    sampling rate, and adds the exact gradient of the terms without records (prior and entropy of the
+    global latents).
 
     Guarantee: with ``privacy`` from ``fedvi.privacy.sgd``, all parameters, optimiser states and losses
     that the first ``privacy.steps`` updates of ``privacy.runs`` calls of ``init`` return are together
     (epsilon, delta)-DP for ``privacy.relation`` on records, where a record is one row of all arrays,
     if each state is handed to ``update`` once. Runs are counted by this object, or, where ``privacy`` has a
     ``ledger``, over all processes that use it. Proof: a step sees records only through
-    ``release_with(…, clipped(…))``, whose price is the plan's ``step``; it is added up adaptively; the
+    ``release_with(…, clipped(…))``, whose price is the plan's ``step``; steps compose adaptively; the
     rest is post-processing. No size or program behind a step follows from the number of records
-    (docs/proofs/float_sum.md). Draws of a record's own latents do not depend on who else is there.
-    Parameters are initialised on made-up records. The draws of the guide
-    follow from ``rng_key`` and may be known to anybody.
+    (docs/proofs/float_sum.md). Draws of a record's own latents do not depend on other records.
+    Parameters are initialised on made-up records. The draws of the guide follow from ``rng_key`` and
+    may be public.
 
-    The guide's own intervals leave out the noise of the descent. For models like a regression,
-    ``noise_aware`` makes intervals that include it, from what was released.
+    The guide's own intervals ignore the noise of the gradients. For models like a regression,
+    ``noise_aware`` makes intervals that include it, from the released gradients.
 
     Losses are NaN, since they depend on records, unless ``loss_bound`` is given: each step then releases
-    its loss beside the gradient, within the same clip norm and at no further price. Its noise has std
+    its loss with the gradient, within the same clip norm and at no further cost. Its noise has std
     10 · noise_multiplier · loss_bound ÷ sampling rate; average over steps to see a trend. ``evaluate``
     returns a ``Private``.
 
     Args:
       model, guide, optim, loss: as for ``SVI``; loss is ``Trace_ELBO`` or ``TraceMeanField_ELBO``. The
         guide may be any with a density: automatic, or written by hand.
-      privacy: what is spent and how, from ``fedvi.privacy.sgd``.
-      plate: the name of the record plate; left out, the one that follows the number of rows.
-      clip: "likelihood" clips a record's terms alone; "elbo" a record's terms and its share of prior and
-        entropy, 1 ÷ max_records of both, as the papers do.
-      clipping: "flat" clips the norm over all parameters; "per_site" each parameter's, to C / √sites;
-        "automatic" scales every gradient to C·g / (‖g‖ + 0.01); "normalised" to C·g / ‖g‖.
+      privacy: the plan, from ``fedvi.privacy.sgd``.
+      plate: the name of the record plate; left out, the plate whose size follows the number of rows.
+      clip: "likelihood" clips a record's likelihood terms alone; "elbo" clips them together with the
+        record's share, 1 ÷ max_records, of prior and entropy, as the papers do.
+      clipping: "flat" clips the norm over all parameters; "per_site" clips each parameter's to C / √sites;
+        "automatic" rescales every gradient to C·g / (‖g‖ + 0.01); "normalised" to C·g / ‖g‖.
       gradients: "aligned" clips and noises the gradient for the unconstrained global latents alone,
-        and pulls it back through the guide: D numbers, whatever the guide's size. Each step then has one
-        draw, for all terms, whatever the loss's num_particles; "full" averages them before it clips.
+        and pulls it back through the guide: D numbers, whatever the guide's size. Each step then uses one
+        draw for all terms, whatever the loss's num_particles; "full" averages num_particles draws before
+        clipping.
       loss_bound: the largest absolute loss of one record that counts in full, e.g. a few times log(levels)
-        for a label; gradients are then clipped to 0.995 C or so. Left out, losses are withheld.
-      microbatch_size: how many records' gradients are formed at a time, where they must be; left out, as
-        many as fit into a quarter of a GB. Dense layers need none.
-      static_kwargs: of model and guide, as for ``SVI``; arrays among them hold no records.
+        for a label; gradients are then clipped to about 0.995 C. Left out, losses are withheld.
+      microbatch_size: how many records' gradients are formed at a time, where they must be formed; left
+        out, as many as fit into a quarter of a GB. Gradients of dense layers are not formed.
+      static_kwargs: for model and guide, as for ``SVI``; arrays among them hold no records.
 
     Raises:
-      ModelError: model or guide cannot be taken apart by records.
-      ConfigError: an option is none of its values.
+      ModelError: model or guide cannot be split by records.
+      ConfigError: an option has an unknown value.
 
     Source: Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749; automatic clipping: Bu et al. (2023),
     arXiv:2206.07136.
@@ -167,15 +168,15 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         # Shapes and dtypes of a state.
         self._state_like: Any = None
         self._transforms: dict[str, Any] = {}
-        # The latents whose intervals can be told the noise, or why there are none.
+        # The latents that can have noise-aware intervals, or the reason why there are none.
         self._latents_told: Latents | str = ""
         self._unlike: str | None = None
         self._like: Any = None
-        # A step as what follows from its key, and the rest; by whether it is stable.
+        # A step split into what follows from its key and the rest; one for stable steps, one for others.
         self._parted: dict[bool, presample.Split] = {}
-        # What is left of the states that were used up: digests of their keys.
+        # Digests of the keys of used states.
         self._used: set[bytes] = set()
-        # Of this object and not of the class, whose cache would keep the secrets of all.
+        # Compiled per object: a cache of the class would keep the secrets of all objects.
         self._step = jax.jit(self._one_step, static_argnums=2, inline=True)
         self._scan = jax.jit(self._many_steps, static_argnums=(2, 3, 4), donate_argnums=0)
 
@@ -188,9 +189,9 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
 
     @property
     def ledger(self) -> ledgers.Ledger:
-        """What was charged until the last ``init`` here: one entry a run, of other processes too.
+        """The charges until the last ``init`` of this object, one entry a run.
 
-        Of others only if the plan says where the ledger is kept: ``fedvi.privacy.sgd(ledger=…)``.
+        Includes runs of other processes if the plan has a ledger file: ``fedvi.privacy.sgd(ledger=…)``.
         """
         if self._runs is None:
             raise errors.SolverError("there is no ledger before `init`", "call `init` or `run`")
@@ -201,20 +202,20 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     ) -> DPSVIState:
         """Charges one run and returns its first state; parameters start as those of ``SVI``.
 
-        Nothing of the records is looked at but their shapes and dtypes.
+        Reads only the shapes and dtypes of the records.
 
         Raises:
-          BudgetExceeded: more runs were started than planned, by this process or, where the plan says
-            where its ledger is kept, by all.
-          LedgerError: the ledger is kept, and is damaged, that of another plan, or cannot be written.
-          ModelError: model or guide cannot be taken apart; the arguments hold no records, or are not
-            those of the run before.
+          BudgetExceeded: more runs were started than planned, by this process or, if the plan has a
+            ledger file, by all processes.
+          LedgerError: the ledger file is damaged, belongs to another plan, or cannot be written.
+          ModelError: model or guide cannot be split by records; the arguments hold no records, or differ
+            from those of the previous run.
           PrivacyError: under a JAX transformation.
         """
         random.refuse_a_trace("a run was charged")
         self._check_owner()
         if self._guided is not None:
-            # Another run on the same table: what was compiled for it serves again.
+            # Another run on the same table reuses what was compiled.
             self._columns(args, kwargs)
         at = layout(args, kwargs)
         most = int(getattr(self.privacy.sampler, "max_records"))  # noqa: B009
@@ -250,7 +251,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
                 at,
                 self._plate,
                 self.static_kwargs,
-                # θ is drawn once a step: what touches no record is taken at that draw too.
+                # θ is drawn once a step, and terms without records use that draw too.
                 particles=1 if self._is_aligned else None,
             )
             if self._is_aligned:
@@ -278,7 +279,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         )
         like = jax.tree.map(_shape, state)
         if like != self._state_like:
-            # What was found out for parameters of other types does not hold of these.
+            # Cached shapes and splits belong to parameters of other types.
             self._state_like, self._like, self._parted = like, None, {}
         return state
 
@@ -289,20 +290,20 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         forward_mode_differentiation: bool = False,
         **kwargs: Any,
     ) -> tuple[DPSVIState, jax.Array]:
-        """Takes one step on a batch of the records that are given; returns (state, loss).
+        """Takes one step on a batch of the given records; returns (state, loss).
 
         The loss is NaN unless ``loss_bound`` was given, and the released one otherwise.
 
         Args:
-          svi_state: of ``init``, ``update`` or ``run``.
-          args, kwargs: all records, as at ``init``; arrays of NumPy's 64 bits count as JAX takes them.
-            What holds no records is what it was at ``init``, and a constant of a compiled function.
+          svi_state: from ``init``, ``update`` or ``run``.
+          args, kwargs: all records, as at ``init``; NumPy arrays of 64 bits are converted as JAX does.
+            Arguments without records must equal those of ``init``, and are constants under ``jit``.
           forward_mode_differentiation: as for ``SVI``; only False.
 
         Raises:
-          BudgetExceeded: all planned steps were taken. Where the state is traced, which cannot
-            raise, the state comes back as it was instead.
-          ConfigError: forward mode is asked for.
+          BudgetExceeded: all planned steps were taken. A traced call cannot raise; it returns the state
+            unchanged instead.
+          ConfigError: forward mode is requested.
           ModelError: the arguments are not those of ``init``.
         """
         check_mode(forward_mode_differentiation)
@@ -315,7 +316,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         forward_mode_differentiation: bool = False,
         **kwargs: Any,
     ) -> tuple[DPSVIState, jax.Array]:
-        """As ``update``, but keeps the parameters where the noised step made any not finite."""
+        """As ``update``, but keeps the old parameters if the noised step makes any of them not finite."""
         check_mode(forward_mode_differentiation)
         return self._updated(svi_state, True, args, kwargs)
 
@@ -333,13 +334,13 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     ) -> DPSVIRunResult:
         """Takes ``num_steps`` steps in compiled scans; arguments and result are those of ``SVI.run``.
 
-        The result says beside what its intervals are worth: ``remark``, ``noise_aware()``, ``intervals()``.
+        The result also has ``noise_aware()``, ``intervals()``, and a ``remark`` on how far to trust them.
 
-        It compiles by itself, and is not to be called under ``jit``, ``vmap`` or ``scan``: ``update`` is.
+        It compiles by itself: do not call it under ``jit``, ``vmap`` or ``scan``. Call ``update`` there.
 
         Raises:
           BudgetExceeded: more steps than planned, or more runs.
-          ConfigError: forward mode is asked for, or no steps.
+          ConfigError: forward mode is requested, or no steps.
           PrivacyError: under a JAX transformation.
         """
         check_mode(forward_mode_differentiation)
@@ -366,10 +367,10 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             state = self.init(rng_key, *args, init_params=init_params, **kwargs)
         columns = [jnp.asarray(column) for column in self._columns(args, kwargs)]
         self._use(state)
-        # The first scan would take the caller's own state away.
+        # The first scan would donate, and so delete, the caller's own state.
         state = jax.tree.map(jnp.copy, state)
         together = min(self._together(state, columns, stable_update), num_steps)
-        # Two sizes at most are compiled.
+        # At most two sizes are compiled.
         chunk = max(num_steps // _BAR_MOVES, together) if progress_bar else num_steps
         losses = []
         with tqdm.tqdm(total=num_steps, disable=not progress_bar) as bar:
@@ -383,21 +384,22 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         return DPSVIRunResult.of(self, self.get_params(state), state, jnp.concatenate(losses))
 
     def noise_aware(self, svi_state: DPSVIState) -> NoiseAware:
-        """Returns a Gaussian for the latents that is told the noise of all steps until this state.
+        """Returns a Gaussian posterior of the latents that accounts for the noise of all steps so far.
 
-        Of models like a regression: gradients that were released, at places that are public, tell where the
-        log likelihood is steep, how steep, and how surely (``response.told``). Marginals have the
-        correlations that a mean-field guide leaves out. What clipping takes is in no release, and so in no
-        interval: use a clip norm that few gradients exceed.
+        For models like a regression. It regresses the released gradients on the public points where they
+        were taken, which gives the gradient and curvature of the log likelihood with their uncertainty
+        (``response.told``). Marginals include the correlations that a mean-field guide leaves out. The
+        effect of clipping shows in no release, and so in no interval: use a clip norm that few gradients
+        exceed.
 
         Guarantee: it is a function of what the steps released and of what is public, and costs nothing.
         Proof: docs/proofs/descent_noise.md.
 
         Args:
-          svi_state: of ``update`` or ``run`` (or ``result.state``).
+          svi_state: from ``update`` or ``run`` (or ``result.state``).
 
         Raises:
-          SolverError: there is no honest interval, for a reason that is said: a guide that is no
+          SolverError: there is no honest interval; the message gives the reason: a guide that is not an
             automatic Gaussian, records with latents of their own, learnt parameters, more than 256 latents,
             gradients that are rescaled or clipped with the prior, a network or a mixture, too few steps,
             a log likelihood or a prior that is not concave.
@@ -423,16 +425,16 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         return NoiseAware(latents, response.told(svi_state.seen, sd, prior))
 
     def evaluate(self, svi_state: DPSVIState, *args: Any, **kwargs: Any) -> Private:
-        """Returns the loss on the records that are given, as ``SVI``, for nobody else to see.
+        """Returns the loss on the given records, as ``SVI`` computes it, wrapped as ``Private``.
 
-        ``.reveal()`` returns the number: for public records, or records of one's own to look at. Under
-        ``jit`` it is called inside, ``jax.jit(lambda state, x, y: svi.evaluate(state, x, y).reveal())``:
-        a ``Private`` is no array and cannot be what a compiled function returns.
+        ``.reveal()`` returns the number, for public records or for your own eyes. Under ``jit``, call it
+        inside, ``jax.jit(lambda state, x, y: svi.evaluate(state, x, y).reveal())``: a ``Private`` is not an
+        array, so a compiled function cannot return it.
         """
         return Private(super().evaluate(svi_state, *args, **kwargs))
 
     def _check(self, state: Any) -> None:
-        """Refuses a state that is not one of this object's, as far as its shapes tell."""
+        """Rejects a state whose structure or shapes differ from those of this object's states."""
         found, expected = jax.tree.map(_shape, state), self._state_like
         if type(state) is not DPSVIState or found != expected:
             differs = next(
@@ -446,7 +448,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             )
 
     def _use(self, state: DPSVIState) -> None:
-        """Refuses a state that was used: the same noise on other records could be taken off."""
+        """Rejects a used state: the same noise on other records would cancel in the difference."""
         random.refuse_a_trace(
             "a state was used that is a constant of the function, and its noise with it",
             "pass the state as an argument of the function that is transformed",
@@ -541,13 +543,13 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         )
 
     def _known_steps(self, state: DPSVIState, columns: list[Any]) -> Steps:
-        """The same, once shapes of what a step releases are known; traced once for all programs."""
+        """``_steps`` with the shapes of what a step releases, which are traced once for all programs."""
         if self._like is None:
             self._like = self._steps.like_total(state, columns)
         return self._steps
 
     def _together(self, state: DPSVIState, columns: list[Any], stable: bool) -> int:
-        """Parts a step into what may be drawn ahead and the rest; returns for how many steps it may."""
+        """Splits a step into what can be drawn ahead and the rest; returns for how many steps to draw."""
         steps = self._known_steps(state, columns)
         if stable not in self._parted:
             self._parted[stable] = steps.parted(state, columns, stable)
@@ -572,7 +574,7 @@ def _shape(leaf: Any) -> tuple[Any, str]:
 
 
 def _leaves(found: Any, expected: Any) -> Iterator[tuple[str, str]]:
-    """Yields what differs between two states' shapes, if their structures are the same."""
+    """Yields differences between two states' shapes, if their structures are the same."""
     pairs = [jax.tree.flatten_with_path(tree, is_leaf=_is_shape) for tree in (found, expected)]
     if str(pairs[0][1]) != str(pairs[1][1]):
         return

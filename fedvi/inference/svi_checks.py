@@ -1,4 +1,4 @@
-"""What `DPSVI` refuses of an optimiser, of mutable state, and of how it is called."""
+"""Rejects optimisers, mutable state and modes of differentiation that `DPSVI` does not support."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def check_optimiser(optim: Any) -> None:
 
 
 def check_gradients_serve(optim: Any, optim_state: Any, params: Any) -> None:
-    """Refuses an optimiser that wants more of a step than its gradient: it would fail at the first."""
+    """Rejects an optimiser that needs more than the gradient, before its first step would fail."""
     try:
         jax.eval_shape(lambda: optim.update(params, optim_state, value=jnp.zeros(())))
     except TypeError as error:

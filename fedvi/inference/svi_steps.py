@@ -1,4 +1,4 @@
-"""The steps of `DPSVI` as pure functions: a state and a table in, the next state and its loss out."""
+"""The steps of `DPSVI` as pure functions from a state and a table to the next state and its loss."""
 
 import dataclasses
 import functools
@@ -23,24 +23,24 @@ from fedvi.typing import Key
 
 __all__ = ["DPSVIState", "Steps", "size_of"]
 
-# Of more numbers than these, the gradients of a batch are formed one microbatch after the other.
+# Above this many numbers, the gradients of a batch are formed one microbatch after the other.
 _FORMED_TOGETHER = 2**26
 
 
 class DPSVIState(NamedTuple):
-    """As NumPyro's ``SVIState``, and what says which noise comes next.
+    """NumPyro's ``SVIState``, with the keys of the noise to come.
 
     Attributes:
       optim_state: the optimiser's.
-      mutable_state: None; modules with running statistics are refused.
-      rng_key: of the draws of the guide, which are public.
+      mutable_state: None; modules with running statistics are rejected.
+      rng_key: the key of the guide's draws, which are public.
       step: how many steps were taken, int32.
-      noise_key: keys of all noise and batches to come, secret until the last step. They do not tell
-        what went before, so that whoever finds a state cannot take the noise off what was released;
-        the `DPSVI` itself can make them all again, and is not to be kept.
-      fit: a number of the `DPSVI` that it belongs to, which was charged for it; uint32 [2].
+      noise_key: keys of all future noise and batches, secret until the last step. They do not reveal past
+        keys, so a leaked state does not remove the noise from earlier releases. The `DPSVI` object can
+        derive all keys again, so do not keep it.
+      fit: identifies the `DPSVI` that was charged for this state; uint32 [2].
       seen: sums over the steps of what was released, for ``DPSVI.noise_aware``; None where there are no
-        intervals that could be told the noise.
+        noise-aware intervals.
     """
 
     optim_state: Any
@@ -52,24 +52,24 @@ class DPSVIState(NamedTuple):
     seen: Any = None
 
     def __repr__(self) -> str:
-        """Tells the step alone: keys of the noise to come are secret, and arrays are long."""
+        """Shows the step alone: keys of future noise are secret, and arrays are long."""
         return f"{type(self).__name__}(step={self.step}, …)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """What a step follows from beside its state and the table; all of it is public.
+    """The public settings of a step, which a step needs besides its state and the table.
 
-    A step sees records only through ``release_with(…, bounded(…))``; see ``DPSVI`` for what that promises.
+    A step sees records only through ``release_with(…, bounded(…))``; see ``DPSVI`` for the guarantee.
 
     Attributes:
-      guided: the model and its guide, taken apart by the record plate.
-      guide, optim, constrain_fn: as of ``SVI``.
+      guided: the model and its guide, split by the record plate.
+      guide, optim, constrain_fn: see ``SVI``.
       plan: what a step releases, and at what price.
-      clip, clipping, loss_bound, microbatch_size: as of ``DPSVI``.
+      clip, clipping, loss_bound, microbatch_size: see ``DPSVI``.
       aligned: whether gradients are for the global latents alone.
-      transforms: latent → from its unconstrained value.
-      latents_told: the latents whose intervals can be told the noise, or why there are none.
+      transforms: name of a latent → map from its unconstrained value.
+      latents_told: the latents that can have noise-aware intervals, or the reason why there are none.
       like: shapes and dtypes of what a step releases, from ``like_total``; None before.
     """
 
@@ -98,7 +98,7 @@ class Steps:
         return jax.eval_shape(total, state.noise_key[0], state)
 
     def parted(self, state: DPSVIState, columns: list[Any], stable: bool) -> presample.Split:
-        """Parts a step into what follows from its key alone, and the rest."""
+        """Splits a step into what follows from its key alone, and the rest."""
         drawn = jax.eval_shape(lambda key: self.drawn(key, columns), state.noise_key[0])
 
         def step(key: Any, optim_state: Any, columns: Any, drawn: Any) -> Any:
@@ -109,7 +109,7 @@ class Steps:
     def many(
         self, state: Any, columns: Any, count: int, together: int, parted: presample.Split
     ) -> tuple[DPSVIState, jax.Array]:
-        """Takes steps that are left, drawing all that is random about several of them together."""
+        """Takes ``count`` steps, drawing the random numbers of ``together`` of them at once."""
 
         def one(optim_state: Any, drawn: Any) -> Any:
             values, drawn = drawn
@@ -125,7 +125,7 @@ class Steps:
             step, seen = state.step + number, _seen(state, told)
             return DPSVIState(optim_state, None, rng_key, step, noise_key, state.fit, seen), losses
 
-        # One size alone is compiled if there is one that goes in evenly.
+        # A size that divides the count evenly, if there is one, needs only one compilation.
         together = next((n for n in range(together, together // 4, -1) if count % n == 0), together)
         whole, rest = divmod(count, together)
         if whole == 1:
@@ -149,17 +149,17 @@ class Steps:
         optim_state, (loss, told) = self.next(state.optim_state, key, columns, stable, *drawn)
         seen = _seen(state, jax.tree.map(lambda part: part[None], told))
         new = DPSVIState(optim_state, None, rng_key, state.step + 1, noise_key, state.fit, seen)
-        # An overwritten key, of a state whose step was set back, is known to anybody.
+        # A state whose step was set back has an overwritten key, which is public: take no step.
         is_left = (state.step < self.plan.steps) & jax.random.key_data(secrets[0]).any()
         return _where(is_left, new, state), jnp.where(is_left, loss, jnp.nan)
 
     def drawn(self, secret: Key, columns: list[Any]) -> tuple[Batch, Any, Noise]:
-        """Draws all that is random about a step but the guide: batch, places, and noise.
+        """Draws everything random in a step except the guide: batch, places, and noise.
 
-        A place is what tells the draws of a record's own latents from those of the others. Were it the
-        row, a record that leaves would change the draws of all after it: so places are independent
-        secret words, which say nothing of who else is there. Coupled with the records in the proof, they
-        leave every other record its draws.
+        A place seeds the draws of a record's own latents. If it were the row number, removing a record
+        would change the draws of all records after it. So places are independent secret words, which do
+        not depend on other records. The proof couples places with records, so that every other record
+        keeps its draws.
         """
         plan, keys = self.plan, jax.random.split(secret, 3)
         noise = drawn_ahead(keys[1], self.like, plan.clip_norm, plan.mechanism)
@@ -174,8 +174,8 @@ class Steps:
 
     def batch(self, key: Key, columns: list[Any]) -> Batch:
         """Draws which records a step sees."""
-        # As many slots as were declared: of how many records there are, no size may tell. Behind the
-        # barrier it is a number of the mask, and no constant that a program could be compiled with.
+        # As many slots as declared: no size may reveal the number of records. Behind the barrier that
+        # number is data of the mask, not a constant that could be compiled into a program.
         slots = jnp.arange(self.records, dtype=jnp.int32)
         valid = jax.lax.optimization_barrier(slots < columns[0].shape[0])
         return self.plan.sampler.draw(key, valid)
@@ -190,16 +190,16 @@ class Steps:
         places: Any,
         noise: Noise,
     ) -> tuple[Any, tuple[jax.Array, Any]]:
-        """Takes one step, whether or not one is left: that, and the next keys, is for the caller.
+        """Takes one step; the caller checks that one is left, and advances the keys.
 
-        Returns the optimiser's state, and beside it the loss and what was seen of θ.
+        Returns the optimiser's state, and (the loss, what was seen of θ).
         """
         params = self.optim.get_params(optim_state)
         released = self.released(params, step_key, columns, batch, places, noise)
 
         def climb(found: tuple[Any, jax.Array, Any]) -> tuple[Any, tuple[jax.Array, Any]]:
             gradient, loss, told = found
-            # The value is for optimisers of optax that ask for one; NaN if it is not released.
+            # Some optax optimisers take the value of the loss; NaN if it is not released.
             moved = self.optim.update(gradient, optim_state, value=loss)
             if not stable:
                 return moved, (loss, told)
@@ -208,7 +208,7 @@ class Steps:
             )
             return _where(finite, moved, optim_state), (loss, told)
 
-        # What leaves is the value of a Released whose event was charged by `init`.
+        # The value may leave: `init` charged the event of its Released.
         return post_process(climb, released).value
 
     def bounded(
@@ -242,7 +242,7 @@ class Steps:
         rows = indices.shape[0]
         size = self.microbatch_size
         if size is None:
-            # Only where all gradients, formed, are too many is it worth a look at which are.
+            # Tracing which gradients are formed is only worth it where all of them would be too many.
             few = rows * size_of(at) <= _FORMED_TOGETHER
             size = rows if few else _fitting(gradients, indices, places)
         size = min(size, longest_part(rows)) if size < rows else rows
@@ -262,8 +262,8 @@ class Steps:
         places: Any,
         noise: Noise,
     ) -> Released:
-        """Returns the noised gradient of the loss with respect to the parameters, the loss, and what is
-        told of θ: a public place and the noised gradient of the log likelihood there."""
+        """Returns the noised gradient of the loss in the parameters, the loss, and what was seen of θ: a
+        public point and the noised gradient of the log likelihood there."""
         plan, found = self.plan, self.guided
         bounded = self.bounded(params, step_key, columns, batch, places)
         released = decoded(release_with(noise, bounded))
@@ -302,7 +302,7 @@ class Steps:
         if found.particles == 1:
             place = latents.flat(self.latents(constrained, step_key))
         else:
-            # The gradient is the mean over draws; where it is linear, that at their mean.
+            # The gradient is a mean over draws; where it is linear in θ, it is that at their mean.
             keys = jax.random.split(step_key, found.particles)
             draws = jax.vmap(lambda key: latents.flat(self.latents(constrained, key)))(keys)
             place = draws.mean(axis=0)
@@ -312,7 +312,7 @@ class Steps:
 
     @property
     def records(self) -> int:
-        """How many records there may be, declared."""
+        """The declared upper bound on the number of records."""
         return int(getattr(self.plan.sampler, "max_records"))  # noqa: B009
 
     def latents(self, constrained: Any, key: Any) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class Steps:
 
 
 def _fitting(gradients: Callable[..., Records], indices: Any, places: Any) -> int:
-    """Returns how many records' gradients may be formed at a time; all rows if that is not many numbers."""
+    """Returns how many records' gradients may be formed at a time; all rows if they fit."""
     formed: list[int] = []
 
     def look(indices: Any, places: Any) -> None:
@@ -339,23 +339,22 @@ def _fitting(gradients: Callable[..., Records], indices: Any, places: Any) -> in
 
 
 def _taken(column: Any, indices: Any) -> Any:
-    """Returns rows of a table for the slots of a batch; slots beyond the table, which do not count, repeat
-    its last row.
+    """Returns rows of a table for the slots of a batch; masked slots beyond the table repeat its last row.
 
-    The table's length ends here: behind the barrier nothing can be compiled together with it, so that a
-    record's gradient is computed by the same program however many there are.
+    The barrier keeps the table's length out of the code compiled after it, so that a record's gradient is
+    computed by the same program whatever the number of records.
     """
     return jax.lax.optimization_barrier(column.at[indices].get(mode="clip"))
 
 
 def _split(key: Any, _: None) -> tuple[Any, Any]:
-    """Returns the key of the steps to come and that of a step, as NumPyro's ``SVI`` splits it."""
+    """Returns the key of later steps and the key of this step, split as NumPyro's ``SVI`` does."""
     keys = jax.random.split(key)
     return keys[0], keys[1]
 
 
 def _seen(state: DPSVIState, told: Any) -> Any:
-    """Adds what steps told to the sums of a state."""
+    """Adds points and gradients of steps to the sums of a state."""
     return None if told is None else response.added(state.seen, state.step, *told)
 
 

@@ -42,9 +42,9 @@ class TemperedModel(Wrapped):
 
 
 def tempered(model: Model, power: int) -> Model:
-    """Returns ``model`` with its likelihood to a power: as if every record stood there so often.
+    """Returns ``model`` with its likelihood to a power: as if each record occurred ``power`` times.
 
-    A generalised linear model stays one, so that solvers made for those take it; a linear one
+    A generalised linear model stays one, so that solvers for such models take it; a linear one
     stays linear, with noise of sd s / √power.
 
     >>> from fedvi.models import linear

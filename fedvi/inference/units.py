@@ -1,8 +1,8 @@
 """Treats all rows of a unit, such as a patient, as one record with one clipped term.
 
-A private solver clips what one record contributes. Where the privacy unit is a patient with several
-rows, the solver is given a model whose record *is* the patient: its rows are added up first, and
-the sum is clipped. Clipping each row would let a patient with k rows move the total k times as far.
+A private solver clips the contribution of one record. Where the privacy unit is a patient with several
+rows, the solver gets a model whose record *is* the patient: the rows are added up first, and the sum is
+clipped. Clipping each row would let a patient with k rows move the total k times as far.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ class UnitModel(Wrapped):
     """``model`` with all rows of a unit as one record; everything but the likelihood is its own."""
 
     def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
-        """Returns Σ_r log p(row_r | θ) over the rows of ONE unit that stand.
+        """Returns Σ_r log p(row_r | θ) over the valid rows of ONE unit.
 
         Guarantee: the result, and so its gradient, depends on this unit's rows alone. Any bound on
         the L2 norm of the gradient, such as a clip, therefore bounds what the whole unit can move.
 
         Args:
           theta: [D].
-          record: arrays [R, …], and ``ROWS``, bool [R]: which rows stand. They come first.
+          record: arrays [R, …], and ``ROWS``, bool [R]: which rows are valid. Valid rows come first.
 
         Raises:
-          ModelError: if the record says not which rows stand: it is one row, not a unit.
+          ModelError: if the record has no ``ROWS``: it is one row, not a unit.
         """
         if ROWS not in record:
             raise errors.ModelError(
@@ -44,8 +44,8 @@ class UnitModel(Wrapped):
         rows = {name: jnp.asarray(column) for name, column in record.items() if name != ROWS}
 
         def term(row: Any, stands: Any) -> Any:
-            # A row that is not there repeats the first: zeros could be outside the likelihood's
-            # support, and a gradient that is not finite passes through `where`.
+            # Padding rows repeat the first row: zeros could be outside the likelihood's support, and a
+            # gradient that is not finite passes through `where`.
             filled = {name: jnp.where(stands, value, rows[name][0]) for name, value in row.items()}
             found = self.model.log_likelihood(theta, filled)
             return jnp.where(stands, found, jnp.zeros_like(found))
@@ -54,7 +54,7 @@ class UnitModel(Wrapped):
 
 
 def unit_model(model: Model) -> UnitModel:
-    """Returns ``model`` for records that are units of several rows, as ``fedvi.data.by_unit`` lays out.
+    """Returns ``model`` for records that are units of several rows, as from ``fedvi.data.by_unit``.
 
     >>> import jax.numpy as jnp
     >>> from fedvi.models import linear

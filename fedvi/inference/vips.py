@@ -1,4 +1,4 @@
-"""``VIPS``: private variational Bayes of a conjugate-exponential model, for one data holder alone."""
+"""``VIPS``: private variational Bayes for a conjugate-exponential model and a single data holder."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -30,17 +30,17 @@ from fedvi.updates.conjugate import AnyWidth, ConjugateModel, FromFile
 __all__ = ["VIPS", "VIPSResult"]
 
 _ME = "self"
-# So many rows stand in a summary.
+# The most rows of a summary.
 _MOST_SHOWN = 30
 
 
 class VIPSResult(NamedTuple):
-    """What a run leaves; all of it may be published.
+    """The result of a run; all of it may be published.
 
     Attributes:
-      model: the conjugate model, for its predictions.
+      model: the conjugate model, which makes predictions.
       posterior: natural parameters of q in ``model.family``.
-      rounds: how many releases it took.
+      rounds: the number of releases.
     """
 
     model: Any
@@ -78,28 +78,27 @@ class VIPSResult(NamedTuple):
 class VIPS(SpeaksOfRuns, Owned):
     """Private VB from perturbed expected sufficient statistics: one noised sum a round.
 
-    What runs is the federation's own solver, ``fedvi.inference.solvers.vips``, with one client and the
-    server's fold beside it.
+    It runs the federation's solver ``fedvi.inference.solvers.vips`` with one client, and the server's fold.
 
-    Guarantee: with ``privacy`` from ``fedvi.privacy.sgd``, all that ``privacy.runs`` runs of
-    ``privacy.steps`` rounds return is together (epsilon, delta)-DP for ``privacy.relation`` on
-    records, where a record is one row of all arrays. A run is charged before a record is read, and
-    runs are counted by this object, or, where ``privacy`` has a ``ledger``, over all processes that
+    Guarantee: with ``privacy`` from ``fedvi.privacy.sgd``, the results of ``privacy.runs`` runs of
+    ``privacy.steps`` rounds are together (epsilon, delta)-DP for ``privacy.relation`` on
+    records, where a record is one row of all arrays. A run is charged before a record is read. Runs are
+    counted by this object, or, where ``privacy`` has a ``ledger``, over all processes that
     use it. A model from outside fedvi states the norms of its own statistics; ``mark`` then says
-    that nobody has vetted it.
+    that the model is unvetted.
 
     Args:
       model: a conjugate model such as ``fedvi.models.lda.LatentDirichlet``; or a regression:
         ``fedvi.models.logistic``, ``binomial``, ``negative_binomial`` or ``linear``.
-      privacy: what is spent and how; ``steps`` is the number of rounds, and ``clip_norm`` is in units of a
-        typical record's statistics.
+      privacy: the plan; ``steps`` is the number of rounds, and ``clip_norm`` is in units of a typical
+        record's statistics.
       options: keyword arguments of the solver: ``averaging``, ``delay``, ``emphasis``, ``shares``,
-        ``typical``, ``rows_together``, and of a regression ``row_norm``, ``learn_prior``, ``ridge``.
+        ``typical``, ``rows_together``, and for a regression ``row_norm``, ``learn_prior``, ``ridge``.
 
     Raises:
-      ConfigError: ``privacy`` is no plan.
+      ConfigError: ``privacy`` is not a plan.
       SolverError: the model has no conjugate form, or an option is out of its range.
-      LedgerError: where the plan keeps its ledger, there is a damaged one, or that of another plan.
+      LedgerError: the plan's ledger file is damaged, or belongs to another plan.
 
     >>> import numpy as np
     >>> from fedvi import models, privacy
@@ -136,7 +135,7 @@ class VIPS(SpeaksOfRuns, Owned):
         self._options = options
         numbers = sum(block.number_count for block in model.blocks)
         self.privacy = privacy.fitted(numbers)
-        # Of two threads each has its run, and keys of its own.
+        # Two threads get separate runs, with separate keys.
         self._runs = self.privacy.open_runs(numbers, "vips", self._custom)
         self._solver = self._made()
         seed = privacy.seed
@@ -144,15 +143,15 @@ class VIPS(SpeaksOfRuns, Owned):
 
     @property
     def ledger(self) -> ledgers.Ledger:
-        """What was charged until the last ``run`` here: one entry a run, of other processes too.
+        """The charges until the last ``run`` of this object, one entry a run.
 
-        Of others only if the plan says where the ledger is kept: ``fedvi.privacy.sgd(ledger=…)``.
+        Includes runs of other processes if the plan has a ledger file: ``fedvi.privacy.sgd(ledger=…)``.
         """
         return self._runs.ledger
 
     @property
     def mark(self) -> str:
-        """What every claim must say besides; empty if nothing needs saying."""
+        """The warning that every claim must carry; empty if there is none."""
         return self._runs.ledger.header.note
 
     def run(
@@ -165,19 +164,19 @@ class VIPS(SpeaksOfRuns, Owned):
         """Charges one run, and takes all planned rounds over the records.
 
         Args:
-          records: arrays [N, …] by name, as the model wants them; N is at most ``max_records``, and
-            private. All other sizes, such as how many words a document has room for, are public.
+          records: arrays [N, …] by name, as the model requires; N is at most ``max_records``, and
+            private. All other sizes, such as the largest number of words of a document, are public.
           progress_bar: whether to show one.
           on_round: called with the number of rounds so far and the posterior, which may be published.
 
         Raises:
-          BudgetExceeded: more runs were started than planned, by this process or, where the plan says
-            where its ledger is kept, by all.
-          LedgerError: the ledger is kept, and is damaged or cannot be written.
+          BudgetExceeded: more runs were started than planned, by this process or, if the plan has a
+            ledger file, by all processes.
+          LedgerError: the ledger file is damaged or cannot be written.
           PrivacyError: there are more records than planned for.
-          DataError: arrays are missing, hold no numbers, or are of other lengths or shapes: nothing is
-            charged then. Without protection, also a record that the model does not know, which under
-            privacy counts as zero.
+          DataError: arrays are missing, hold no numbers, or have wrong lengths or shapes; nothing is
+            charged then. Without protection, also a record that is invalid for the model; under privacy
+            such a record counts as zero.
         """
         random.refuse_a_trace("a run was charged")
         self._check_owner()
@@ -191,7 +190,7 @@ class VIPS(SpeaksOfRuns, Owned):
         standing: Standing | None = None
         for visit in tqdm.trange(self.privacy.steps, disable=not progress_bar):
             task = Task(f"run/{run}/{visit}", _ME, visit, visit, posterior, factor, 1.0)
-            # Of one release, and forgotten after it: whoever finds the object later learns no noise.
+            # Keys of one release, not kept after it: a leaked object reveals no past noise.
             keys = functools.partial(random.key, self._root.secret("vips", run, visit))
             _, released, _ = solver.update(keys, solver.init(posterior), task, shard)
             value = {
@@ -209,7 +208,7 @@ class VIPS(SpeaksOfRuns, Owned):
 
     @property
     def _custom(self) -> str:
-        # What is clipped has the norm that the model says.
+        # The clip relies on the norms that the model states.
         known = type(self.model).__module__.partition(".")[0] == "fedvi"
         return "" if known or not self.privacy.protected else UNVETTED
 
@@ -225,7 +224,7 @@ class VIPS(SpeaksOfRuns, Owned):
         )
 
     def _columns(self, records: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Returns the records' arrays, if their names, lengths and shapes are the model's."""
+        """Returns the records' arrays after checking names, lengths and shapes against the model."""
         sampler: Any = self.privacy.sampler
         columns = {name: np.asarray(column) for name, column in records.items()}
         sizes = {name: column.shape[0] if column.ndim else 0 for name, column in columns.items()}
@@ -262,7 +261,7 @@ class VIPS(SpeaksOfRuns, Owned):
         return self.model.layout if isinstance(self.model, FromFile) else {}
 
     def _shard(self, columns: dict[str, np.ndarray]) -> Shard:
-        """Pads the records; those that the model does not know count as zero, or are refused."""
+        """Pads the records; invalid records are masked, or rejected without privacy."""
         sampler: Any = self.privacy.sampler
         count = next(iter(columns.values())).shape[0]
         room = sampler.max_records - count
@@ -280,7 +279,7 @@ class VIPS(SpeaksOfRuns, Owned):
             for name, column in columns.items()
         }
         mask = np.pad(known, (0, room))
-        # On the device once, and not at every round.
+        # Moved to the device once, not at every round.
         return Shard(padded if is_large(mask) else single_precision(padded), mask)
 
 

@@ -1,18 +1,18 @@
-"""The coordinates that gradient solvers climb in: those in which the broadcast q is standard normal.
+"""The coordinates of the gradient solvers, in which the broadcast q is standard normal.
 
 θ = m + L z with L Lᵀ = J⁻¹ of the broadcast q, which is public. The guide is z ~ N(a, B Bᵀ), with B
 lower triangular for the full family and diagonal for the diagonal one; ``parameters`` are (a, raw),
 where raw is B with its diagonal in logs. q itself is (0, 0). In these coordinates a step of 0.01 is a
 hundredth of a posterior sd, however sharp or flat q is.
 
-Of the low-rank family nothing may be [D, D]. With s = d^−½ and s·B = QR as in ``low_rank_gaussian``, the
-broadcast q has the root L = s (I − QQᵀ + QHQᵀ), H Hᵀ = M⁻¹. raw is flat, [D + r(r+1)/2]: logs of the
-factors c by which s grows, and the lower triangle T, its diagonal in logs, by which H does:
+In the low-rank family no array may be [D, D]. With s = d^−½ and s·B = QR as in ``low_rank_gaussian``, the
+broadcast q has the root L = s (I − QQᵀ + QHQᵀ), H Hᵀ = M⁻¹. raw is flat, [D + r(r+1)/2]: the logs of
+factors c that multiply s, and a lower triangle T, its diagonal in logs, that multiplies H:
 
     c·s·B = Q′R′R,   c∘Q = Q′R′,   root of the guide = c·s (I − Q′Q′ᵀ + Q′HTQ′ᵀ).
 
-Every such root is of a member of the family, and every member has one. R′ᵀR′ = Qᵀ c² Q is [r, r], so Q′ is
-never made. The location is m + L a.
+Every such root belongs to a member of the family, and every member has one. R′ᵀR′ = Qᵀ c² Q is [r, r], so
+Q′ is never formed. The location is m + L a.
 """
 
 from typing import Any, NamedTuple
@@ -107,7 +107,7 @@ def start(at: AnyFrame) -> tuple[Any, Any]:
 
 
 def spread(raw: Any) -> Any:
-    """Returns B: lower triangular [D, D], or [D] of a diagonal."""
+    """Returns B: lower triangular [D, D], or the diagonal [D]."""
     if raw.ndim == 1:
         return jnp.exp(raw)
     return jnp.tril(raw, -1) + jnp.diag(jnp.exp(jnp.diagonal(raw)))
@@ -135,7 +135,7 @@ def thetas(parameters: tuple[Any, Any], at: AnyFrame, noise: Any) -> Any:
 
 
 def around(guide: tuple[Any, Any], at: AnyFrame, noise: Any) -> Any:
-    """Does what ``thetas`` does, of a guide (centre in θ, raw)."""
+    """Returns the same as ``thetas`` for a guide (centre in θ, raw)."""
     centre, raw = guide
     if isinstance(at, LowRankFrame):
         return centre[None, :] + _spread_by(raw, at, noise)
@@ -197,7 +197,7 @@ def _grown(raw: Any, at: LowRankFrame) -> tuple[Any, Any, Any, Any, Any]:
     growth = raw[:size]
     spanned = jnp.exp(growth)[:, None] * at.q
     root = jnp.linalg.cholesky(spanned.T @ spanned)
-    # Solved for r columns, never for D: these are LAPACK's, the products with F are not.
+    # Solves for r columns, never for D: LAPACK solves triangles, while products with F are plain matmuls.
     inverse = jax.scipy.linalg.solve_triangular(root, jnp.eye(rank, dtype=raw.dtype), lower=True)
     triangle = jnp.zeros((rank, rank), raw.dtype).at[np.tril_indices(rank)].set(raw[size:])
     return growth, spanned, root, inverse, at.inside @ spread(triangle)

@@ -1,4 +1,4 @@
-"""The local solvers: each file is one, named by `solver.kind`."""
+"""The local solvers, one a file, each named after its `solver.kind`."""
 
 from fedvi.inference.solvers.dp_optimisation import dp_optimisation
 from fedvi.inference.solvers.exact import exact

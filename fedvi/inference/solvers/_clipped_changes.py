@@ -1,5 +1,5 @@
-"""What the solvers have in common that clip a whole change Δη: how a shard is divided, how a part
-is fitted, what it remembers, and how the changes of all parts become one release."""
+"""Shared by the solvers that clip a whole change Δη: divides a shard into parts, fits each part, keeps
+its clean factor, and releases the noised sum of all changes."""
 
 import functools
 import math
@@ -53,14 +53,14 @@ _STEPS = 1000
 def fitter(
     family: Any, model: Model, steps: int | None, draws: int, learning_rate: float
 ) -> LocalSolver:
-    """Returns what fits a part: ``glm`` for a generalised linear model, else ``gradient``.
+    """Returns the solver that fits a part: ``glm`` for a generalised linear model, else ``gradient``.
 
     Args:
-      steps: of ``gradient``; given, it is taken for every model. Left out, 1,000 where it is used.
-      draws, learning_rate: of ``gradient``.
+      steps: those of ``gradient``, which is then used for every model. Left out, 1,000 where it is used.
+      draws, learning_rate: see ``gradient``.
 
     Raises:
-      SolverError: what those two refuse.
+      SolverError: as those two.
     """
     if steps is None and takes_newton(model):
         return glm(family, model)
@@ -68,17 +68,17 @@ def fitter(
 
 
 def moved_by_one(model: Model, parts: int, by_place: bool) -> tuple[int, int]:
-    """Returns how many of K parts may change if one unit is added or removed, or is substituted.
+    """Returns how many of K parts may change if one unit is (added or removed, substituted).
 
-    By ids, a unit stands in the part that its own id names, whoever else is there. So to add or
-    remove it changes that part: 1. To substitute it by another, who may have another id, changes
-    the part that it leaves and the one that the other enters: 2 (1 if K = 1; a substitution that
+    By ids, a unit is in the part that its own id names, whatever the other units. Adding or
+    removing it changes that part: 1. Substituting it by a unit with another id changes the part that it
+    leaves and the part that the other enters: 2 (1 if K = 1; a substitution that
     keeps the id would change one part, but this is not promised).
 
-    By places, the record in row i stands in part i mod K. To substitute it in its place changes
-    that part: 1. To add or remove it moves all that come after it to other parts: K.
+    By places, the record in row i is in part i mod K. Substituting it in its place changes
+    that part: 1. Adding or removing it moves all later records to other parts: K.
 
-    Where more than ``max_records`` are there, one that leaves may let the next one in, which changes
+    If there are more than ``max_records``, removing one may admit the next, which changes
     two parts by ids: the price of ``substitute``, as the claims say.
 
     Raises:
@@ -98,7 +98,7 @@ def moved_by_one(model: Model, parts: int, by_place: bool) -> tuple[int, int]:
 
 
 def part_capacity(capacity: int, parts: int) -> int:
-    """Returns how many records of a part are used, at most; public.
+    """Returns the largest number of records of a part that are used; public.
 
     Hashed ids put a record in each part with probability 1 / K. By Chernoff's bound a part of mean
     size m has more than m + 6√m + 6 records with a probability below 1e-7, unless ids repeat.
@@ -108,17 +108,17 @@ def part_capacity(capacity: int, parts: int) -> int:
 
 
 def divided(shard: Shard, parts: int, by_place: bool) -> list[Shard]:
-    """Divides a shard into K parts at one capacity, each packed from its first slot on.
+    """Divides a shard into K parts of one capacity, each packed from its first slot on.
 
-    Guarantee: what a part holds, to the last bit and slot, is a function of the records whose own
+    Guarantee: the content of a part, to the last bit and slot, is a function of the records whose own
     id (or place) names it, in the order of the shard: of no other record, and of no count of others.
     A part that is too full loses its last records, which is a function of that part as well. So one
     unit changes as many parts as ``moved_by_one`` says, and all others are the same arrays.
 
-    Ids that repeat are no error: their records share a part, whatever they are. No model sees ids.
+    Repeated ids are no error: their records share a part. No model sees ids.
 
     Raises:
-      SolverError: a shard without ids, if it is not divided by place.
+      SolverError: a shard without ids that is not divided by place.
     """
     capacity = len(shard.mask)
     if by_place:
@@ -147,22 +147,22 @@ def divided(shard: Shard, parts: int, by_place: bool) -> list[Shard]:
 
 
 def keys_of_part(key_of: Callable[[str], Key], part: int) -> Callable[[str], Key]:
-    """Returns the keys of one part's own randomness: those of no other part, and never the noise's."""
+    """Returns the keys of one part's own randomness, independent of other parts' keys and of the noise."""
     return lambda purpose: key_of(f"{purpose} of part {part}")
 
 
 def change_of(
     fit: LocalSolver, family: Any, key_of: Callable[[str], Key], task: Task, shard: Shard
 ) -> GaussianEta:
-    """Fits one part and returns Δη = η(q*) − η of the broadcast q; zero if that fails.
+    """Fits one part and returns Δη = η(q*) − η of the broadcast q; zero if the fit fails.
 
-    What fails, with hostile records or an improper cavity, must not show: a client that fell silent
-    would tell of a record. So a fit that is not proper, not finite, or stops in its arithmetic counts
-    as no change. The part is fitted by itself, from these arguments and nothing else.
+    A failure, from hostile records or an improper cavity, must not be visible: a client that does not
+    answer would reveal something of a record. So a fit that is improper, not finite, or raises an
+    arithmetic error counts as no change. The fit depends on these arguments alone.
     """
     try:
         with np.errstate(all="ignore"):
-            # What it disclosed stays here: it is clipped and noised before anything leaves.
+            # The fit's Released stays here: its value is clipped and noised before anything leaves.
             value = fit.update(key_of, fit.init(task.posterior), task, shard)[1].value
             found = GaussianEta(value["h"], value["J"])
             usable = family.is_proper(found)
@@ -172,7 +172,7 @@ def change_of(
 
 
 def clipped(frame: PriorFrame, changes: Sequence[GaussianEta], clip_norm: float) -> np.ndarray:
-    """Returns each change in the prior's coordinates, cut to norm C; float64 [K, d].
+    """Returns each change in the prior's coordinates, clipped to norm C; float64 [K, d].
 
     Changes that are not finite there count as zero.
     """
@@ -186,10 +186,10 @@ def clipped(frame: PriorFrame, changes: Sequence[GaussianEta], clip_norm: float)
 
 
 def or_nothing(vectors: np.ndarray, shard: Shard) -> np.ndarray:
-    """Returns the changes of a shard's client, or zeros where it holds no usable record.
+    """Returns the changes, or zeros if the client's shard has no usable record.
 
-    Such a client would take back its factor, by a change of norm C as well: then one that holds nothing
-    and one that is there would be 2C apart.
+    Without this, such a client would take back its factor, by a change of norm up to C, and clients with
+    and without records would be 2C apart.
     """
     return vectors if np.asarray(shard.mask, bool).any() else np.zeros_like(vectors)
 
@@ -201,10 +201,10 @@ def nothing_yet(family: Any, parts: int) -> CleanState:
 
 
 def committed(state: CleanState, task: Task, parts: int) -> GaussianEta:
-    """Returns the parts' clean factors at the begin of a visit, [K, …]; see ``CleanState``."""
+    """Returns the parts' clean factors at the start of a visit, [K, …]; see ``CleanState``."""
     passed = task.visit - int(state.visit)
     if state.visit < 0 or passed not in (0, 1):
-        # At visit 0 nothing of this client is in any sum, whoever answered before it.
+        # At visit 0 this client is in no sum, whatever other clients have answered.
         whole = task.factor if task.visit > 0 else tree.map_leaves(np.zeros_like, task.factor)
         return _stacked([tree.scale(whole, 1.0 / parts)] * parts)
     if passed == 0:
@@ -215,7 +215,7 @@ def committed(state: CleanState, task: Task, parts: int) -> GaussianEta:
 def proposed(
     task: Task, factors: GaussianEta, frame: PriorFrame, vectors: np.ndarray, weight: float
 ) -> CleanState:
-    """Returns the state after an answer of clipped changes, [K, d], times a weight."""
+    """Returns the state after an answer with clipped changes [K, d] times a weight."""
     changes = _stacked([from_vector(frame, weight * vector) for vector in vectors])
     return CleanState(np.array(task.visit, np.int64), factors, changes)
 
@@ -242,16 +242,16 @@ def solver_of(
     """Returns the solver that fits each part by itself, clips the changes, and releases their noised sum.
 
     Args:
-      name: its kind.
-      fit: of one part.
+      name: the solver's kind.
+      fit: the solver for one part.
       sampler, mechanism, clip_norm, parts, moved, weight: see ``door``. With ``moved`` None the unit is the
-        client, who says zero without a usable record.
-      noise_sd: of one number of the weighted sum, in the prior's coordinates.
+        client, which answers zero without a usable record.
+      noise_sd: the noise sd of one number of the weighted sum, in the prior's coordinates.
       divide: shard → parts.
       clean: whether parts keep clean factors, see ``CleanState``.
 
     Raises:
-      SolverError, PrivacyError: as ``door``; or another family than Gaussians.
+      SolverError, PrivacyError: as ``door``; SolverError also for a family that is not Gaussian.
     """
     frame = prior_frame(family, model)
     out = door(frame, family, sampler, mechanism, clip_norm, parts, moved, weight)
@@ -289,14 +289,14 @@ def solver_of(
 
 
 class Door(NamedTuple):
-    """How clipped changes leave.
+    """The release of clipped changes: adds, noises, prices and decodes them.
 
     Attributes:
       cost: the event of ``leave``.
       leave: (noise key, clipped changes float64 [K, d]) → Released of Σₖ Δₖ + noise in the prior's
         coordinates, as ``change`` [d], on the mechanism's grid where it has one.
-      finish: what makes of that, times the weight, a change of the factor; the server's.
-      shapes: of what leaves.
+      finish: run by the server; turns that sum, times the weight, into a change of the factor.
+      shapes: the shapes of the released arrays.
     """
 
     cost: events.Event
@@ -315,16 +315,16 @@ def door(
     moved: tuple[int, int] | None,
     weight: float,
 ) -> Door:
-    """Returns the door of K clipped changes of which one unit changes ``moved`` (``moved_by_one``).
+    """Returns the release of K clipped changes, of which one unit affects ``moved`` (``moved_by_one``).
 
-    With None each change is a unit itself, whose place is zero where it is not there: the door of
-    ``clipped_sum``, through which one moves the sum by C if it comes or goes, and by 2C if it is another.
+    With ``moved`` None each change is a unit itself, and zero if the unit is absent. The sum is then from
+    ``clipped_sum``: a unit moves it by C if it is added or removed, and by 2C if it is substituted.
 
-    Guarantee: of ``leave``: that of ``clipped_changes``, whose noise is in the prior's coordinates.
-    The weight and the way back to η are public, and the server's: post-processing.
+    Guarantee: for ``leave``, that of ``clipped_changes``, whose noise is in the prior's coordinates.
+    The server applies the weight and the way back to η, which are public: post-processing.
 
     Raises:
-      SolverError: for a clip norm that is not positive, or a sampler that takes no whole shards.
+      SolverError: for a clip norm that is not positive, or a sampler other than ``full``.
       PrivacyError: if the mechanism's grid is too coarse for so many numbers.
     """
     if not clip_norm > 0.0:
@@ -362,7 +362,7 @@ def _bound(
     parts: int,
     moved: tuple[int, int] | None,
 ) -> Callable[[Any], Bounded]:
-    # A batch of parts and not of records: all of them, as the sampler takes all records.
+    # A batch of parts, not of records: all of them, as the sampler takes all records.
     every = full(parts)
 
     def bound(changes: Any) -> Bounded:

@@ -1,4 +1,4 @@
-"""Local DP-VI: the local objective climbed with clipped, noised per-record gradients."""
+"""Local DP-VI: maximises the local objective with clipped, noised per-record gradients."""
 
 import functools
 from collections.abc import Callable
@@ -34,9 +34,9 @@ from fedvi.updates.finish import SHARPEST, finish_whitened, to_low_rank
 
 __all__ = ["dp_optimisation"]
 
-# A released location is at most so many broadcast sds away; for its scale see `SHARPEST`.
+# A released location is at most this many broadcast sds away; for its scale see `SHARPEST`.
 _FARTHEST = 1e3
-# Where fewer rows may be added up in float32 in one go, gradients are formed.
+# Below this many rows per float32 sum, gradients are formed.
 _SHORT_BLOCK = 32
 
 
@@ -50,37 +50,37 @@ def dp_optimisation(
     learning_rate: float = 0.1,
     draws: int = 8,
 ) -> LocalSolver:
-    """Returns the solver that runs DP-SGD on the local objective, ``steps`` releases a visit.
+    """Returns the solver that runs DP-SGD on the local objective, with ``steps`` releases a visit.
 
-    Per step: a batch from ``sampler``; per record the gradient of E_q[log p(yₙ|θ)] with respect to
-    q's location in θ and its scale in units of the broadcast q (log-scales, or a Cholesky factor),
-    averaged over ``draws`` shared draws, then clipped to ``clip_norm``; the noised sum divided by
-    the public sampling rate. The gradient of ⟨η_c, E_q[T]⟩ + H(q) touches no data: it is exact,
-    outside the clip, without noise. Adam starts anew at each visit, from the broadcast q, and steps
-    in q's own standard deviations, shortened by the estimated share of signal in the gradient. What
-    records are too few to tell against the noise stays as it was, so that intervals stay wide.
+    Each step draws a batch from ``sampler``. Per record it takes the gradient of E_q[log p(yₙ|θ)] with
+    respect to q's location in θ and its scale in units of the broadcast q (log-scales, or a Cholesky
+    factor), averages it over ``draws`` shared draws, and clips it to ``clip_norm``. The noised sum is
+    divided by the public sampling rate. The gradient of ⟨η_c, E_q[T]⟩ + H(q) touches no data: it is exact,
+    neither clipped nor noised. Adam restarts at each visit from the broadcast q. Its steps are in units of
+    q's standard deviations, and are shortened by the estimated share of signal in the gradient. So where
+    noise outweighs the records, q stays as it was and intervals stay wide.
 
     Guarantee: one visit costs ``Repeated(sampler.event(mechanism.event(shift)), steps)``, where the
     shift is C when a record is added or removed and 2C when it is substituted (``clipping.clipped`` where
     a record has one linear predictor, else ``clipped_sum``). Every iterate counts
     as released; the cavity, the optimiser and the factor are post-processing of earlier releases.
 
-    Site effects u are parameters of the guide as θ's are (``local_latents``), and the guarantee is the
-    same, of the same event: a record's gradient is one vector over the guide of (θ, u), clipped as a
+    With site effects u (``local_latents``) the guide is over (θ, u), and the guarantee is the same, with
+    the same event: a record's gradient is one vector over the guide of (θ, u), clipped as a
     whole to C, so that the noised sum over θ's and u's coordinates together moves by C, or 2C. The terms
     log p(u | τ), entropy and cavity touch no data. All iterates of both are functions of noised sums and
-    public numbers; so is the message, which is θ's part of the last. Nothing of u is kept: each visit
-    starts it anew from its prior, so that no visit depends on records but through what was released.
+    public numbers; so is the message, which is the θ part of the last iterate. u is not kept: each visit
+    starts it again from its prior, so that a visit depends on records only through what was released.
 
     Args:
       family: full, diagonal or low-rank Gaussian over the model's θ.
-      model: any model, with site effects or without; a low-rank family takes none.
+      model: any model, with or without site effects; a low-rank family takes none.
       sampler: one of ``fedvi.privacy.sampling``.
       mechanism: one of ``fedvi.privacy.mechanisms``.
       clip_norm: C, the L2 bound on one record's gradient.
-      steps: optimiser steps a visit, fixed in advance.
-      learning_rate: Adam's, at the start, in sds of the broadcast q; it falls to zero along a cosine.
-      draws: Monte Carlo draws averaged before the clip.
+      steps: optimiser steps per visit, fixed in advance.
+      learning_rate: Adam's initial rate, in sds of the broadcast q; it falls to zero along a cosine.
+      draws: Monte Carlo draws averaged before clipping.
 
     Source: docs/proofs/updates.md §5; Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749; Heikkilä et al.
     (2023), arXiv:2209.11595, "DP optimisation".
@@ -115,7 +115,7 @@ def dp_optimisation(
         told: dict[str, Any] = {"valid_units": int(np.count_nonzero(shard.mask))}
         told |= local.told_whitened(wide, guide.value)
         if low_rank:
-            # The directions are the study's, so that this too sees nothing but what was released.
+            # The directions belong to the study, so this is post-processing too.
             return state, post_process(functools.partial(_in_family, family, task), guide), told
         return state, post_process(local.narrow_whitened, guide), told
 
@@ -123,20 +123,20 @@ def dp_optimisation(
         name="dp_optimisation",
         init=lambda eta: (),
         update=update,
-        # A server knows the shapes of a posterior, and no directions: a low-rank answer is η already.
+        # A server knows the shapes of a posterior but not its directions: a low-rank answer is already η.
         finish=finish_natural if low_rank else finish_whitened,
         cost=events.repeat(one_step, steps),
         number_count=family.number_count,
         noised_count=local.family.number_count,
         clip_norm=clip_norm,
         mark=mechanism.mark,
-        # Of a larger batch all gradients together would be too much.
+        # The gradients of a larger batch would not fit into memory together.
         streams=sampler.capacity <= MOST_ROWS,
     )
 
 
 class _Climb(NamedTuple):
-    """The steps of a visit: of a shard as arrays, in one program; or of a large one, batch by batch."""
+    """The steps of a visit: in one program for a shard in memory, or batch by batch for a large one."""
 
     at_once: Callable[..., Released]
     by_steps: Callable[..., Released]
@@ -154,21 +154,21 @@ def _climber(
 ) -> _Climb:
     """Returns the compiled loops of ``dp_optimisation``, one for equal settings."""
     optimiser = adam(learning_rate, steps)
-    # Of one entry of the noised gradient, after the division by the rate; public.
+    # Noise sd of one entry of the gradient, after the division by the rate; public.
     noise_std = (
         mechanism.noise_multiplier * clip_norm / sampler.rate if mechanism.noise_multiplier else 0.0
     )
 
     def record_term(guide: Any, at: whitened.AnyFrame, noise: Any, record: Any) -> Any:
-        # The location's gradient is taken in θ, where a record's share does not depend on how
-        # sharp q is; the whitening of the steps is post-processing.
+        # The location's gradient is taken in θ, where a record's contribution does not depend on how
+        # sharp q is; whitening the steps is post-processing.
         thetas = whitened.around(guide, at, noise)
         return jax.vmap(local.model.log_likelihood, in_axes=(0, None))(thetas, record).mean()
 
     def public_term(guide: Any, at: whitened.AnyFrame) -> Any:
         return whitened.public_term(guide, at) + local.scale_term(guide, at)
 
-    # The effects' gradients are large at each visit, which starts them anew; β's are not for that.
+    # Each visit restarts the effects, so their gradients are large; β's shares must not follow from those.
     shares_of = _signal if local.effects is None else functools.partial(_signals, local.predicting)
     each_gradient = jax.vmap(jax.grad(record_term), in_axes=(None, None, None, 0))
 
@@ -222,9 +222,8 @@ def _climber(
 
     def answer(value: Any) -> dict[str, Any]:
         location, raw = value[0]
-        # A client that fell silent would leak: an answer beyond float32 is replaced by the
-        # broadcast q, and every other is kept within what a precision can hold. All of it is
-        # post-processing.
+        # A client that does not answer would leak. So an answer beyond float32 is replaced by the
+        # broadcast q, and every other is clipped to a valid precision. All of it is post-processing.
         usable = jnp.isfinite(location).all() & jnp.isfinite(raw).all()
         location = jnp.where(usable, location, jnp.zeros_like(location))
         raw = jnp.where(usable, raw, jnp.zeros_like(raw))
@@ -258,15 +257,15 @@ def _climber(
 
 
 def _signal(at: whitened.AnyFrame, slope: Any, noise_std: float, energy: Any) -> tuple[Any, Any]:
-    """Estimates which share of the gradient's energy is signal: max(0, 1 − noise / total), by block.
+    """Estimates the share of the gradient's energy that is signal: max(0, 1 − noise / total), by block.
 
-    The noise's mean square is public; the total's is a running mean over about 20 steps and all
-    coordinates of a block (location, scale). Steps are shortened by the share, as a Wiener filter
-    would: Adam alone normalises pure noise to full steps, and the factor would wander with every
-    visit until the posterior is sharp and wrong.
+    The mean square of the noise is public. The total's is a running mean over about 20 steps and all
+    coordinates of a block (location, scale). Steps are shortened by the share, as in a Wiener filter.
+    Adam alone normalises pure noise to full steps, and the factor would drift at every visit until the
+    posterior is sharp and wrong.
 
     Args:
-      energy: running means of both blocks and the weight behind them, [3].
+      energy: running means of both blocks and their total weight, [3].
 
     Returns:
       (share of the location, share of the scale), and the new running means.
@@ -286,17 +285,17 @@ def _signal(at: whitened.AnyFrame, slope: Any, noise_std: float, energy: Any) ->
 def _signals(
     size: int, at: whitened.AnyFrame, slope: Any, noise_std: float, energy: Any
 ) -> tuple[Any, Any]:
-    """Does what ``_signal`` does, with shares of their own for the first ``size`` coordinates, β.
+    """Does the same as ``_signal``, with separate shares for the first ``size`` coordinates, β.
 
     Args:
-      energy: running means of β's two blocks and of the others', and the weight behind them, [5].
+      energy: running means of β's two blocks and of the other two, and their total weight, [5].
 
     Returns:
       shares in the shapes of (location, scale), and the new running means.
     """
     location, raw = slope
     first = jnp.arange(location.shape[0]) < size
-    # Of a triangle, the rest's are the rows of the rest.
+    # In a triangle, the entries of the other coordinates are their rows.
     inner = jnp.broadcast_to(first[:, None] if raw.ndim == 2 else first, raw.shape)
     count = whitened.scale_count(raw)
     shared = whitened.scale_count(raw[:size, :size] if raw.ndim == 2 else raw[:size])
@@ -311,7 +310,7 @@ def _signals(
     new = keep * energy + (1.0 - keep) * jnp.stack([*squares, jnp.ones_like(squares[0])])
     total = new[:4] / new[4]
     assert isinstance(at, whitened.Frame)  # a low-rank family takes no effects
-    # The root is block diagonal, and noise on the location is pulled back block by block.
+    # The root is block diagonal, so noise on the location is pulled back block by block.
     rows = (at.root**2).reshape(location.shape[0], -1).sum(axis=1) * noise_std**2
     plain = jnp.full_like(total[0], noise_std**2)
     noise = jnp.stack([rows[:size].mean(), plain, rows[size:].mean(), plain])

@@ -30,14 +30,14 @@ def exact(family: Any, model: Model) -> LocalSolver:
     exactly: t_m is the likelihood. In the diagonal family the optimum of the local objective is
     j = j_c + diag Λ, mean = (diag j_c + Λ)⁻¹ (h_c + b) (docs/proofs/updates.md §2).
 
-    Site effects of a known τ are further coefficients, integrated out of the answer: in the full family
-    t_m is then N(y; Xβ, s²I + Z diag(τ²) Zᵀ), and the posterior that of the mixed model.
+    Site effects with a known τ are further coefficients, integrated out of the answer. In the full family
+    t_m is then N(y; Xβ, s²I + Z diag(τ²) Zᵀ), and the posterior is that of the mixed model.
 
     Not private: what it releases is ``Unprotected``.
 
     Args:
       family: full or diagonal Gaussian over the model's θ.
-      model: ``fedvi.models.linear``, with site effects of a known τ or without.
+      model: ``fedvi.models.linear``, without site effects or with a known τ.
 
     Raises:
       SolverError: for any other model.

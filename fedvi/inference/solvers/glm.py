@@ -34,7 +34,7 @@ _WHAT = "natural parameters of the local optimum"
 
 
 class _Point(NamedTuple):
-    """A q in (mean, precision), its objective, and where a full Newton step leads."""
+    """A q as (mean, precision), its objective, and the target of a full Newton step."""
 
     mean: Any
     precision: Any
@@ -46,9 +46,9 @@ class _Point(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """Where an iteration is; ``moves`` and ``changes`` are its latest ones, zero where there is none.
+    """The state of an iteration; ``moves`` and ``changes`` are the latest ones, zero where there is none.
 
-    Of a move from one point to the next, the change is that of what is left to a full step.
+    A move leads from one point to the next. Its change is the difference of their remaining full steps.
     """
 
     point: _Point
@@ -56,16 +56,16 @@ class _Search(NamedTuple):
     evaluations: Any
     moves: tuple[Any, Any]
     changes: tuple[Any, Any]
-    mark: tuple[Any, Any]  # objective and residual when there was progress last
+    mark: tuple[Any, Any]  # objective and residual at the last progress
     idle: Any  # evaluations since then
 
 
-_REMEMBERED = 3  # moves; more gain next to nothing
-# Where nodes are too few for a wide q, F and its derivatives disagree and no step reaches the tolerance.
-# Progress is a residual that halves, or an objective that grows by more than this share of it.
+_REMEMBERED = 3  # moves; more gain almost nothing
+# With too few nodes for a wide q, F and its derivatives disagree and no step reaches the tolerance.
+# So the search ends without progress: a residual that halves, or an objective that grows by this share.
 _LEAST_GAIN = 1e-9
 _MOST_IDLE = 30
-# Posterior sds. From further away a climb of many small gains may still lead to the optimum.
+# In posterior sds. From further away, many small gains may still lead to the optimum.
 _NEAR = 10.0
 
 
@@ -93,10 +93,10 @@ def glm(
     Args:
       family: full or diagonal Gaussian over the model's θ.
       model: a built-in GLM, with site effects or without. Effects are further coefficients here, and a
-        learnt τ brings E_q[log p(u | τ)] and its derivatives into F, g and H (``local_latents``).
-      nodes: Gauss–Hermite nodes per record. 20 resolve a linear predictor of sd up to about 5; with
+        learnt τ adds E_q[log p(u | τ)] and its derivatives to F, g and H (``local_latents``).
+      nodes: Gauss–Hermite nodes per record. 20 resolve a linear predictor of sd up to about 5. With
         a handful of records under a wide prior the search stalls early, and ends after 30 evaluations
-        without progress; ``info["residual"]`` says how far from the optimum, in posterior sds.
+        without progress; ``info["residual"]`` is the distance from the optimum, in posterior sds.
       tolerance: stops when the remaining step, in q's standard deviations, is shorter.
       evaluations: upper bound on evaluations of F. If it is reached, the best q so far is the
         answer: F never falls, so it is still an improvement.
@@ -158,7 +158,7 @@ def glm(
 
 
 class _Solve(NamedTuple):
-    """The iteration, of a shard as arrays; or of a large one, gone through in blocks each time."""
+    """The iteration: in one program for a shard in memory, or over blocks of rows for a large one."""
 
     at_once: Callable[..., tuple[_Point, Any]]
     by_blocks: Callable[..., tuple[_Point, Any]]
@@ -168,7 +168,7 @@ class _Solve(NamedTuple):
 def _compiled(
     local: Local, model: Regression, nodes: int, tolerance: float, evaluations: int
 ) -> _Solve:
-    """Returns the compiled iteration, one for equal settings, so that studies share it too."""
+    """Returns the compiled iteration, one for equal settings, also across studies."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     weights = weights / weights.sum()
     full = is_full(local.family)
@@ -208,7 +208,7 @@ def _compiled(
 
 
 class _Loops(NamedTuple):
-    """How the iteration repeats and chooses: within one program, or from outside it."""
+    """The loop and the branch of the iteration: within one program, or in Python."""
 
     repeat: Callable[..., Any]
     choose: Callable[..., Any]
@@ -238,9 +238,9 @@ def _sums(
     """Returns E[log p] over q, its gradient in the mean [D], and minus its Hessian [D, D], over records.
 
     Args:
-      mean: of q, [D].
-      scale: R⁻¹ of q's precision J = RRᵀ, or q's variances of the diagonal family; None: at the mean
-        alone.
+      mean: that of q, [D].
+      scale: R⁻¹ of q's precision J = RRᵀ, or q's variances in the diagonal family; None evaluates at the
+        mean alone.
       x, y, mask: records, float64.
     """
     x, y, mask = model.rows(x, y, mask)
@@ -279,11 +279,11 @@ def _solve(
     cavity_h: Any,
     cavity_precision: Any,
 ) -> tuple[_Point, Any]:
-    """Runs the damped Newton iteration; all arrays float64. ``sums`` is ``_sums`` of all records.
+    """Runs the damped Newton iteration; all arrays float64. ``sums`` is ``_sums`` over all records.
 
-    Far from the optimum it first finds the mode of the tilted density, at the price of one node a
-    record, and starts from its curvature there if that q is better: from a wide prior the
-    precision would otherwise grow by a small factor a step.
+    Far from the optimum it first finds the mode of the tilted density, with one node per record. It
+    starts from the mode and the curvature there if that q is better. From a wide prior the
+    precision would otherwise grow by only a small factor a step.
     """
     full = is_full(local.family)
 
@@ -293,8 +293,8 @@ def _solve(
     def newton(mean: Any, gradient: Any, hessian: Any, covariance: Any) -> tuple[Any, Any, Any]:
         target = cavity_precision + (hessian if full else jnp.diagonal(hessian))
         metric = target if full else jnp.diag(cavity_precision) + hessian
-        # Where the cavity is so improper that the Newton metric is not positive, q's covariance
-        # takes its place: still a direction of ascent, and the search shortens it.
+        # If the cavity is so improper that the Newton metric is not positive definite, q's covariance
+        # takes its place. The direction is still one of ascent, and the search shortens the step.
         move = jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(metric), True), gradient)
         move = jnp.where(jnp.isfinite(move).all(), move, times(covariance, gradient))
         return mean + move, target, move
@@ -340,10 +340,10 @@ def _solve(
         return _Point(mean, precision, objective, target_mean, target, residual, covariance)
 
     def extrapolated(search: _Search) -> tuple[Any, Any]:
-        """Returns where the latest moves say that steps will end, less the point; Anderson's mixing.
+        """Returns the step to the limit predicted from the latest moves, by Anderson mixing.
 
-        H depends on q's covariance, so that J converges at a fixed rate only: what is left to a full step
-        is f, and the combination of its latest changes that is nearest to f, in q's metric, is taken off.
+        H depends on q's covariance, so J converges only linearly. Let f be the remaining full step. The
+        combination of the latest changes that is nearest to f, in q's metric, is subtracted.
 
         Source: Walker and Ni (2011), doi:10.1137/10078356X, §2.
         """
@@ -364,7 +364,7 @@ def _solve(
             return lowered @ mean + 0.5 * rest
 
         gram = jax.vmap(along)(means, precisions)
-        # A share that is 0 where nothing is remembered, and small where two changes are alike.
+        # The ridge makes shares 0 where nothing is remembered, and small where two changes are alike.
         ridge = 1e-10 * jnp.trace(gram) + float(np.finfo(np.float64).tiny)
         share = jnp.linalg.solve(gram + ridge * jnp.eye(_REMEMBERED), along(*left))
         return jax.tree.map(
@@ -375,7 +375,7 @@ def _solve(
         )
 
     def climb(measure: Any, start: _Point, goal: Any, mixes: bool = True) -> _Search:
-        """Halves the step until the objective does not fall, doubles it again after."""
+        """Halves the step until the objective does not fall, and doubles it again afterwards."""
 
         def go_on(search: _Search) -> Any:
             residual = search.point.residual
@@ -400,7 +400,7 @@ def _solve(
             slack = 1e-12 * (1.0 + jnp.abs(here.objective))
             better = candidate.objective >= here.objective - slack
             point = jax.tree.map(lambda new, old: jnp.where(better, new, old), candidate, here)
-            # Where what was remembered led down, it is forgotten, and the next step is a plain one.
+            # If extrapolation lowered the objective, memory is cleared and the next step is plain.
             shorter = jnp.where(remembers, step, 0.5 * step)
             step = jnp.where(better, jnp.minimum(1.0, 2.0 * step), shorter)
             keeps = better & (search.step == 1.0) if mixes else False
@@ -446,7 +446,7 @@ def _solve(
         better = found.objective > given.objective
         return jax.tree.map(lambda new, old: jnp.where(better, new, old), found, given)
 
-    # Within a posterior sd of the optimum the given q is the better start; and log p(u | τ) has no mode.
+    # Within a posterior sd of the optimum the given q is the better start. log p(u | τ) has no mode.
     if local.learns_scales:
         search = climb(evaluate, given, tolerance)
         return search.point, search.evaluations
@@ -456,5 +456,5 @@ def _solve(
 
 
 def _left(point: _Point) -> tuple[Any, Any]:
-    """Returns what is left to a full step, of the mean and of the precision."""
+    """Returns the remaining full step of the mean and of the precision."""
     return point.target_mean - point.mean, point.target_precision - point.precision

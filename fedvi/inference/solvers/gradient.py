@@ -1,4 +1,4 @@
-"""The solver for any model: reparameterised gradients of the local objective, without privacy."""
+"""The non-private solver for any model: reparameterised gradients of the local objective."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,20 +39,20 @@ def gradient(
     draws: int = 8,
     learning_rate: float = 0.1,
 ) -> LocalSolver:
-    """Returns the solver that climbs the local objective with Adam and reparameterised draws.
+    """Returns the solver that maximises the local objective with Adam and reparameterised draws.
 
     It works in the coordinates z of the incoming q, θ = m + L z with L Lᵀ = J⁻¹, in which q is
-    standard normal, so that one learning rate suits every problem. Draws come in antithetic pairs,
-    the learning rate falls to zero along a cosine, and the whole loop is one ``lax.scan`` in float32.
+    standard normal, so that one learning rate suits every problem. Draws come in antithetic pairs.
+    The whole loop is one ``lax.scan`` in float32.
 
     Not private: what it releases is ``Unprotected``.
 
     Args:
-      family: full, diagonal or low-rank Gaussian over the model's θ; of the last no array is [D, D].
-      model: any model, with site effects or without; a low-rank family takes none.
+      family: full, diagonal or low-rank Gaussian over the model's θ; low-rank uses no [D, D] array.
+      model: any model, with or without site effects; a low-rank family takes none.
       steps: full-batch optimiser steps per visit.
       draws: Monte Carlo draws per step; rounded up to an even number.
-      learning_rate: Adam's, at the start, in posterior standard deviations.
+      learning_rate: Adam's initial rate, in posterior sds; it falls to zero along a cosine.
 
     Source: Ashman et al. (2022), arXiv:2202.12275, the local objective.
     """
@@ -83,9 +83,9 @@ def gradient(
 def local_optimum(
     family: Any, model: Model, steps: int, draws: int, learning_rate: float
 ) -> Callable[[Key, Task, Shard], tuple[dict[str, np.ndarray], dict[str, Any]]]:
-    """Returns (key, task, shard) → (η of the approximate local optimum, info); see ``gradient``.
+    """Returns a function (key, task, shard) → (η of the approximate local optimum, info); see ``gradient``.
 
-    What it returns is computed from records and not released. Equal settings share one compilation.
+    Its results are computed from records and are not private. Equal settings share one compilation.
     """
     local = local_problem(family, model)
     climb = climber(local, steps, draws, learning_rate)
@@ -100,7 +100,7 @@ def local_optimum(
         location, raw, values = climb(key, at, records, keep)
         location, raw = np.asarray(location, np.float64), np.asarray(raw, np.float64)
         if not (np.isfinite(location).all() and np.isfinite(raw).all()):
-            # A density that is infinite somewhere can lead there; q stays where it was.
+            # A density that is infinite somewhere can lead here; q stays unchanged.
             location, raw = np.zeros_like(location), np.zeros_like(raw)
         optimum = to_natural(local.family, wide, location, raw)
         info = {"objective": np.asarray(values), **local.told(optimum)}
@@ -110,7 +110,7 @@ def local_optimum(
 
 
 def climber(local: Local, steps: int, draws: int, learning_rate: float) -> Callable[..., Any]:
-    """Returns the compiled loop of ``gradient``: (key, frame, records, mask) → (a, raw, objectives)."""
+    """Returns the compiled loop of ``gradient``, (key, frame, records, mask) → (a, raw, objectives)."""
     pairs = (draws + 1) // 2
     optimiser = adam(learning_rate, steps)
 

@@ -1,4 +1,4 @@
-"""Local averaging: each part of a shard stands in for all of it, and the mean change is released."""
+"""Local averaging: each part of a shard stands in for the whole shard, and the mean change is released."""
 
 import functools
 from typing import Any
@@ -27,10 +27,10 @@ def local_averaging(
 ) -> LocalSolver:
     """Returns the solver that releases (Σₖ clip(Δₖ) + noise) / K over K fixed parts of a shard.
 
-    Part k climbs, from the broadcast q, K·E_q[log p(yₖ|θ)] + ⟨η − η_m, E_q[T]⟩ + H(q): its own
-    records, each counted K times, so that it stands for the whole shard. Its Δₖ = η(q*ₖ) − η is
+    From the broadcast q, part k maximises K·E_q[log p(yₖ|θ)] + ⟨η − η_m, E_q[T]⟩ + H(q). Its own
+    records count K times, so that it stands for the whole shard. Its Δₖ = η(q*ₖ) − η is
     clipped in L2 over (h, J) in the prior's coordinates (``prior_frame``). The mean's noise falls as
-    1/K; its bias grows, since a part knows N/K records.
+    1/K; its bias grows, since a part has only N/K records.
 
     Guarantee: unit: one record (or patient, where the study groups rows). One visit costs
     ``mechanism.event(shift)``; every record is in it, so nothing is gained by sampling. The shift of
@@ -39,9 +39,9 @@ def local_averaging(
     removed. Proof: part k's Δₖ is a function of its own records (``divided``), of the broadcast q
     and the client's factor η_m, which were released, and of its own randomness; so as many rows
     of the sum change as parts do (``moved_by_one``), each by 2C (``clipped_changes``). K is public,
-    and so the division by it is post-processing, as are all that follows and the factor itself. A
-    part whose fit fails counts as Δₖ = 0, so that whether and what a client answers tells nothing
-    else. The view is ``message``: noise is whole in every message, and no noise is shared.
+    and so the division by it is post-processing, as are all later steps and the factor itself. A
+    part whose fit fails counts as Δₖ = 0, so that whether and what a client answers reveals nothing
+    else. The view is ``message``: every message has the full noise, and no noise is shared.
 
     Args:
       family: full or diagonal Gaussian over the model's θ.
@@ -50,14 +50,14 @@ def local_averaging(
       mechanism: one of ``fedvi.privacy.mechanisms``.
       parts: K, public and fixed for the whole study.
       clip_norm: C, the L2 bound on one part's change, in the prior's sds.
-      by_place: records are told apart by their rows instead of ids. For relation ``substitute``
-        only, and if no row's place depends on another record: not in a file that is sorted.
-      steps: of gradient ascent in a part. Left out, generalised linear models are solved by Newton's
+      by_place: whether rows, instead of ids, tell records apart. Only for the relation ``substitute``, and
+        only if no row's place depends on another record, so not in a sorted file.
+      steps: gradient steps in a part. Left out, generalised linear models are solved by Newton's
         method, and others in 1,000 steps.
-      draws, learning_rate: of gradient ascent, see ``gradient``.
+      draws, learning_rate: those of the gradient steps, see ``gradient``.
 
-    How long a visit takes depends on how hard its parts are to fit, and so on their records, unless
-    ``steps`` is given; where deadlines or asynchrony make that public, give it.
+    The duration of a visit depends on how hard its parts are to fit, and so on their records, unless
+    ``steps`` is given. Give ``steps`` where deadlines or asynchrony make durations public.
 
     Source: docs/proofs/updates.md §5; Heikkilä et al. (2023), arXiv:2209.11595, "local averaging".
     """

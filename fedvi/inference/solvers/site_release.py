@@ -1,4 +1,4 @@
-"""One noised sum of gradients and curvatures a visit, at the broadcast q: private Newton steps."""
+"""Private Newton steps: a visit releases one noised sum of gradients and curvatures at the broadcast q."""
 
 import functools
 import math
@@ -44,9 +44,9 @@ _FORMED = 1 << 22
 _LEAST = 1e-300
 # The smallest normal number of float32, and one that no rounding makes infinite.
 _TINY, _LARGE = 2.0**-126, 2.0**126
-# Predictors count as no wider than this, in sds: beyond it, expectations over q make steps too long.
+# The sd of a predictor under q is capped at this: wider expectations make steps too long.
 _WIDEST = 1.0
-# Of the clip norm: that it is tightened for rounding does not clip what was weighed.
+# The share of the clip norm that weights aim for: the limit, lowered for rounding, then clips none of them.
 _NEARLY = 1.0 - 2.0**-8
 
 
@@ -62,69 +62,69 @@ def site_release(
     draws: int = 8,
     foreseen: Foreseen | None = None,
 ) -> LocalSolver:
-    """Returns the solver whose answer is a fresh statistic of its records at the broadcast q.
+    """Returns the solver that answers with its records' noised gradient and curvature at the broadcast q.
 
-    Per record: g = E_q[∇ log p(y|θ)] and H = −E_q[∇² log p(y|θ)], side by side as (g, c·svec(H)), with
-    the off-diagonal entries of H × √2, so that norms are those of the matrix; clipped together to C and
-    added. The server makes of it the site (G + H m, H), which replaces the client's factor, sums the
-    sites of all clients and takes a Newton step that knows how much noise there is (``noise_aware``).
-    No client keeps anything from visit to visit. Many visits, each with more noise, do better than few:
-    20 to 50 rounds where noise is large.
+    Per record: g = E_q[∇ log p(y|θ)] and H = −E_q[∇² log p(y|θ)] form one vector (g, c·svec(H)). The
+    off-diagonal entries of H are multiplied by √2, so that norms are those of the matrix. The vector is
+    clipped to C, and all vectors are added. From the sum (G, H) the server makes the site (G + H m, H),
+    which replaces the client's factor. It sums the sites of all clients and takes a Newton step that
+    accounts for the noise (``noise_aware``). No client keeps anything from visit to visit. Many visits,
+    each with more noise, do better than few: 20 to 50 rounds where noise is large.
 
-    *Coordinates.* Of a GLM with an intercept, and ``clip_norm`` "auto", the first answer is a survey of the
-    columns, Σ x and Σ x². From it the server makes public coordinates x̃, in which columns are centred and
-    of one length (``coordinates``), and g and H are computed, clipped and noised in these: a column that
-    is long, or far from 0, takes no more of C than it tells. Where a survey would not pay
-    (``planned_survey``), there is none.
+    *Coordinates.* For a GLM with an intercept, and ``clip_norm`` "auto", the first answer is a survey of
+    the columns, Σ x and Σ x². From it the server makes public coordinates x̃, in which columns are centred
+    and of equal length (``coordinates``). g and H are computed, clipped and noised in these coordinates, so
+    that a column with large values takes no more of C than its information is worth. There is no survey
+    where it would not pay (``planned_survey``).
 
-    *Weights.* Clipping a gradient biases it, as it shortens the rare long ones more than the many that
-    balance them. So a GLM's g and H are first multiplied by the weight min(1, C / longest), ``longest``
-    being how long (g, c·svec(H)) may well become for some outcome (``steepest``): it depends on x and q,
-    not on what came out, so that at the true θ the mean of g is still 0. Clipping remains, for what is
-    longer still.
+    *Weights.* Clipping a gradient biases it: it shortens the rare long ones more than the many that
+    balance them. So a GLM's g and H are first multiplied by the weight min(1, C / longest), where
+    ``longest`` is a length that (g, c·svec(H)) may well reach for some outcome (``steepest``). The weight
+    depends on x and q but not on the outcome, so that at the true θ the mean of g is still 0. Vectors that
+    are longer still are clipped.
 
-    *Spread.* Of a GLM, the sd of xᵀθ under q counts as 1 at most. The mean of the curvature over a wider
-    spread is nearly 0, and a step by it runs far beyond the optimum, and back.
+    *Spread.* For a GLM, the sd of xᵀθ under q is capped at 1. The mean curvature over a wider spread is
+    nearly 0, and a Newton step by it overshoots the optimum back and forth.
 
     Guarantee: one visit costs ``sampler.event(mechanism.event(shift))``, shift C when a record is added
     or removed and 2C when it is substituted (`clipped_sum_of_parts`: every record's vector has a norm of
     C at most). It depends on the records, the broadcast q, the broadcast coordinates and its own keys
     alone, so that visits compose adaptively. Fresh statistics carry no noise from one visit into the next.
 
-    Without noise and clipping the fixed point is the variational optimum of all records together, where
-    that leaves no predictor wider than 1.
+    Without noise and clipping the fixed point is the variational optimum of all records together, if no
+    predictor has an sd above 1 there.
 
-    It is reached where the log likelihood is concave in θ. Where it is not (an unknown scale, Student-t
-    errors, a mixture), eigenvalues of its curvature count by their size and no step is longer than a few
-    sds of the prior, so that steps do not run away; but they may wander, and the last move says so.
+    The solver reaches it where the log likelihood is concave in θ. Where it is not (an unknown scale,
+    Student-t errors, a mixture), eigenvalues of the curvature are replaced by their absolute values and no
+    step is longer than a few sds of the prior. Steps then do not diverge, but they may wander, and the last
+    move shows it.
 
-    A prior that is no Gaussian is fitted where q is. Where noise carries q, its first fit, to the prior
-    alone, bounds how wide q and the report become.
+    A prior that is not Gaussian is fitted at the current q. Where noise drives q, the first fit, to the
+    prior alone, bounds how wide q and the report become.
 
     Args:
-      family: full Gaussian over the model's θ: with fewer numbers, the step would have to guess what
-        is correlated, and no interval could be trusted.
-      model: a built-in GLM, whose expectations over q are one-dimensional integrals; or any other
-        whose log likelihood is twice differentiable, and concave, with ``draws`` draws of θ.
+      family: full Gaussian over the model's θ. In a smaller family the step would have to guess
+        correlations, and no interval could be trusted.
+      model: a built-in GLM, whose expectations over q are one-dimensional integrals; or any other model
+        with a twice differentiable, concave log likelihood, by ``draws`` draws of θ.
       sampler: one of ``fedvi.privacy.sampling``.
       mechanism: one of ``fedvi.privacy.mechanisms``.
-      clip_norm: C, the L2 bound on what one record contributes; or "auto". In a GLM, that is at most
-        ‖x‖·|y − mean|, and for a binary y at most ‖x‖. "auto" is 1 with a survey, whose coordinates are
-        made for it; without one, what suits rows as long as the columns' declarations suggest; and ∞
-        without noise.
+      clip_norm: C, the L2 bound on what one record contributes; or "auto". In a GLM a contribution is at
+        most ‖x‖·|y − mean|, and for a binary y at most ‖x‖. "auto" is 1 with a survey, whose coordinates
+        are made for it. Without a survey it suits rows as long as the columns' declarations suggest.
+        Without noise it is ∞.
       curvature_share: how much of C² a record's curvature takes if its gradient has norm C, that is,
         if ‖x‖ = C in a logistic model, where H is x xᵀ/4 at most: so c = (4 / C)·√(share / (1 − share)).
-        It takes D² numbers to tell a curvature and D to tell a gradient, so most belongs to these;
-        where all curvature drowns (100 coefficients, small ε), 0.05 is better, and intervals rest
-        on the prior.
-      floor: κ ≥ 0: the noise of one step has a norm of at most about 1/κ, in units of θ; in coordinates,
+        A curvature has D² numbers and a gradient D, so most of C² belongs to the gradient. Where noise
+        drowns the curvature (100 coefficients, small ε), 0.05 is better, and intervals rest on the prior.
+      floor: κ ≥ 0: the noise of one step has a norm of at most about 1/κ, in units of θ; with a survey,
         of 1/(2κ), in units of the coefficients of columns of variance 1.
-      nodes: Gauss–Hermite nodes a record, of a GLM.
-      draws: Monte Carlo draws of θ, the same for all records, of any other model.
-      foreseen: what is public of the study, which "auto" follows from; left out, of a single visit.
+      nodes: Gauss–Hermite nodes per record, for a GLM.
+      draws: Monte Carlo draws of θ, shared by all records, for any other model.
+      foreseen: the public facts of the study from which "auto" follows; left out, those of a single visit.
 
     Raises:
-      SolverError: an argument is out of its range, or the family is no full Gaussian.
+      SolverError: an argument is out of its range, or the family is not a full Gaussian.
 
     Source: docs/proofs/updates.md §2; Khan and Rue (2023), arXiv:2107.04562, for the natural gradient;
     Künsch, Stefanski and Carroll (1989), JASA 84, for weights that leave a regression's score unbiased.
@@ -220,7 +220,7 @@ def site_release(
             gradient_sd=noise,
             curvature_sd=noise / weight,
             rate=float(sampler.rate),
-            # In units of the coefficient of a column of size 1; half that in coordinates, where all are.
+            # In units of the coefficient of a column of size 1; half that in the survey's coordinates.
             floor=floor * (2.0 * survey["length"] / math.sqrt(family.size) if survey else 1.0),
             survey=survey,
             vanishing=_vanishing(model, foreseen),
@@ -237,10 +237,10 @@ def site_release(
 def _auto(
     model: Model, sampler: Sampler, mechanism: Mechanism, foreseen: Foreseen
 ) -> tuple[float, Survey | None]:
-    """Returns the clip norm that "auto" stands for, and the survey, if there is one."""
+    """Returns the clip norm for "auto", and the survey if there is one."""
     noise = mechanism.noise_multiplier
     if noise == 0.0:
-        return math.inf, None  # nothing is hidden, and so nothing needs a bound
+        return math.inf, None  # without noise, nothing needs a bound
     curvature = getattr(model, "typical_curvature", TYPICAL_CURVATURE)
     if has_predictor(model):
         survey = planned_survey(model.names, foreseen, noise, sampler.rate, curvature)
@@ -250,7 +250,7 @@ def _auto(
 
 
 def _vanishing(model: Model, foreseen: Foreseen | None) -> list[list[int]]:
-    """Returns what is known of a regression's columns, as JSON can hold it."""
+    """Returns what is publicly known of a regression's columns, as plain lists for JSON."""
     if foreseen is None or not has_predictor(model):
         return []
     return [list(known) for known in foreseen.vanishing]
@@ -260,7 +260,7 @@ def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:
     """Returns the mean and root of the broadcast q, and the coordinates of the answer.
 
     Raises:
-      ProtocolError: if these are of another number of columns.
+      ProtocolError: if the coordinates have another number of columns than the model.
     """
     mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
     at = task.coordinates
@@ -333,7 +333,7 @@ def _compiled(
             bounded = clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism)
         return release(noise_key, bounded, mechanism)
 
-    # In float64, and indices of 32 bits: those of 64 are not the same with JAX's 64 bits and without.
+    # In float64, with 32-bit indices: 64-bit ones would differ with JAX's x64 mode on and off.
     exact = np.where(rows == columns, 1.0, math.sqrt(2.0))
     triangle = rows.astype(np.int32), columns.astype(np.int32), exact
 
@@ -349,7 +349,7 @@ def _compiled(
 
 
 class _Summed(NamedTuple):
-    """The noised sum of a visit: of a shard as arrays; or of a large one, in blocks of rows."""
+    """The noised sum of a visit: at once for a shard in memory, or in blocks of rows for a large one."""
 
     at_once: Callable[..., Released]
     by_blocks: Callable[..., Released]
@@ -365,7 +365,7 @@ def _of_predictor(
     weight: float,
     clip_norm: float,
 ) -> tuple[Any, Any, Any]:
-    """Returns x̃ [B, D], and by what g and H of each record are multiples of x̃ and of x̃ x̃ᵀ: [B] each."""
+    """Returns x̃ [B, D], and the factors a, b [B] with which g = a x̃ and H = b x̃ x̃ᵀ for each record."""
     exact, shares = np.polynomial.hermite_e.hermegauss(nodes)
     points, weights = exact.astype(np.float32), (shares / shares.sum()).astype(np.float32)
     x, y = records["x"], records["y"]
@@ -397,17 +397,17 @@ def _ghost_sum(
     batch: Batch,
     mechanism: Mechanism,
 ) -> Bounded:
-    """Clips and adds (slope·x, c·bend·svec(x xᵀ)) of all records, of which none is ever formed.
+    """Clips and adds (slope·x, c·bend·svec(x xᵀ)) of all records, without forming any of these vectors.
 
     Guarantee: that of `float_sum`, whose condition holds for every x, slope and bend: see "Gradients and
-    curvatures of a linear predictor" in docs/proofs/float_sum.md. A record with a number that is not
-    finite is zero, with all that belongs to it.
+    curvatures of a linear predictor" in docs/proofs/float_sum.md. The whole vector of a record with a
+    number that is not finite is zero.
 
     Args:
       x: [B, D]; slope, bend: [B]; all float32.
       weight: c.
-      triangle: rows and columns of the lower triangle, and 1 or √2 for each place.
-      clip_norm, batch, mechanism: as of `float_sum`.
+      triangle: rows and columns of the lower triangle, and 1 or √2 for each entry.
+      clip_norm, batch, mechanism: see `float_sum`.
     """
     rows, columns, twice = triangle
     count = batch.mask.shape[0]
@@ -425,8 +425,7 @@ def _ghost_sum(
         def weighed(part: Any) -> Any:
             found = jnp.where(usable, kept * part, jnp.zeros_like(part))
             found = jnp.where(jnp.abs(found) >= _TINY, found, jnp.zeros_like(found))
-            # Beside an x near 0 a weight may be too large for float32: 0 · ∞ would be no number, and
-            # take the whole block with it.
+            # With an x near 0 a weight may overflow float32: 0 · ∞ would be NaN, and spoil the whole block.
             found = jnp.clip(found, -_LARGE, _LARGE)
             return jnp.pad(found.astype(jnp.float32), (0, blocks * block - count))
 
@@ -457,14 +456,14 @@ def _wide_sum(
     limit: float,
     mask: Any,
 ) -> dict[str, Any]:
-    """Adds what `_ghost_sum` does, of one block and in float64: its condition is that of `float_sum_of`.
+    """Adds the same vectors as `_ghost_sum`, for one block in float64, as `float_sum_of` requires.
 
-    A record's vector is made of float32 numbers as they are, those below 2⁻¹²⁶ as zero on every device, and
-    of a weight in float64. Its norm is off by less than 2⁻⁴⁰ of it, which the limit is lowered for. Up to
-    eight roundings of factors count as terms.
+    A record's vector is a product of unchanged float32 numbers (below 2⁻¹²⁶ they are zero on every device)
+    and a weight in float64. The relative error of its norm is below 2⁻⁴⁰, and the limit is lowered by that.
+    Up to eight roundings of factors count as terms.
 
     Args:
-      x, slope, bend, weight, triangle: as of `_ghost_sum`, √2 in float64.
+      x, slope, bend, weight, triangle: see `_ghost_sum`; √2 in float64.
       limit: the norm that a record's vector is clipped to.
       mask: bool [B], the rows that count.
     """
@@ -484,9 +483,9 @@ def _wide_sum(
 
 
 def _usable(x: Any, slope: Any, bend: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """Returns which rows count, and their numbers; those of others, and those below 2⁻¹²⁶, are zero.
+    """Returns which rows count, and the arrays with zeros in all other rows and for numbers below 2⁻¹²⁶.
 
-    Some devices flush such numbers and others do not: a norm and a sum are to see the same.
+    Some devices flush such small numbers and others do not; a norm and a sum must see the same values.
     """
     usable = mask & jnp.isfinite(x).all(axis=1) & jnp.isfinite(slope) & jnp.isfinite(bend)
 
@@ -497,7 +496,7 @@ def _usable(x: Any, slope: Any, bend: Any, mask: Any) -> tuple[Any, Any, Any, An
 
 
 def _of_draws(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:
-    """Returns gradient [D] and Hessian [D, D] of log p(record | θ), means over draws of θ [S, D]."""
+    """Returns gradient [D] and Hessian [D, D] of log p(record | θ), averaged over draws of θ [S, D]."""
 
     def likelihood(theta: Any) -> Any:
         return model.log_likelihood(theta, record)

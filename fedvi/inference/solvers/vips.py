@@ -1,4 +1,4 @@
-"""One noised sum of expected sufficient statistics a visit: private VB for conjugate-exponential models."""
+"""Private VB for conjugate-exponential models: one noised sum of expected sufficient statistics a visit."""
 
 import contextlib
 import dataclasses
@@ -30,19 +30,19 @@ from fedvi.updates.statistics import broadcast, finish_statistics, stand_statist
 
 __all__ = ["conjugate_form", "vips"]
 
-# Roundings of float64 behind one term of a sum, beside the sum itself: factors of a term, the clip's
+# Float64 roundings behind one term of a sum, besides the additions: factors of a term, the clip's
 # weight, √2 and the block's weight.
 _ROUNDINGS = 8
-# What a part of ragged records holds at least, where ``rows_together`` asks for less.
+# The fewest ragged records of a part, where ``rows_together`` asks for fewer.
 _FEWEST = 64
 # Smaller norms count as this.
 _LEAST = 1e-300
 # The smallest normal number of float32.
 _TINY = 2.0**-126
-# What a block may be multiplied by: squares of it stay far from the ends of float64's range, at which a
-# norm would lose sight of a block that is summed all the same.
+# The range of a block's weight. Its square stays far from the ends of float64's range, where a norm would
+# miss a block that is summed all the same.
 _WEIGHTS = (1e-30, 1e30)
-# The most that a model's norms may be off: so much of C is lost to it, and beyond 1 nothing is clipped.
+# The largest relative error of a model's norms: C is lowered by that share.
 _LARGEST_ERROR = 0.05
 
 
@@ -62,16 +62,16 @@ def vips(
     ridge: float = 0.5,
     rows_together: int = 4096,
 ) -> LocalSolver:
-    """Returns the solver whose answer is a sum of its records' expected sufficient statistics at q.
+    """Returns the solver that answers with its records' noised sum of expected sufficient statistics at q.
 
-    Per record: the statistics E[s] of all blocks side by side, each weighed so that a typical record's
-    vector has norm 1 and its blocks the shares that they are given; clipped together to C, added up and
-    noised, once a visit. The server divides by the public rate, keeps a running mean of each client's
-    sums, and puts the prior to the sum of all clients. A client keeps nothing from visit to visit.
+    Per record, the statistics E[s] of all blocks form one vector. Blocks are weighted so that a typical
+    record's vector has norm 1 and its blocks have the given shares. The vector is clipped to C, and the sum
+    is noised once a visit. The server divides by the public rate, keeps a running mean of each client's
+    sums, and adds the prior to the sum over clients. A client keeps nothing from visit to visit.
 
-    For these models the cavity cancels: a client's factor *is* the sum of its expected statistics, so
-    this is partitioned variational inference with one local step a visit, and M clients get what one
-    with all their records would get.
+    For these models the cavity cancels: a client's factor *is* the sum of its expected statistics. So
+    this is partitioned variational inference with one local step a visit, and M clients get the result
+    of one client with all their records.
 
     Guarantee: one visit costs ``sampler.event(mechanism.event(shift))``, shift C when a record is added or
     removed and 2C when it is substituted (`float_sum` in float64: what a record adds is weights times
@@ -79,31 +79,30 @@ def vips(
     the records, the broadcast q and its own keys alone, so that visits compose adaptively.
 
     Args:
-      family: of q; of a regression, full Gaussian.
+      family: that of q; for a regression, full Gaussian.
       model: a conjugate model, or a generalised linear model that has such a form: ``logistic``,
-        ``binomial``, ``negative_binomial`` (these by Pólya-Gamma latents) or ``linear``.
+        ``binomial``, ``negative_binomial`` (all three by Pólya-Gamma latents) or ``linear``.
       sampler: one of ``fedvi.privacy.sampling``.
       mechanism: one of ``fedvi.privacy.mechanisms``.
-      clip_norm: C, in units of a typical record's vector. Below 1, most records count alike. Of a
-        regression, 2 to 3: what is clipped are gradients, which are large where the model fits badly, so
-        that at 1 coefficients come out too large (by 30 % in the example of docs/expected-statistics.md),
-        though the order of its predictions hardly changes.
-      averaging: κ: the t-th answer of a client weighs (delay + t − 1)^−κ in the running mean of them.
-        At 1 all weigh alike and the noise of J rounds is that of about one; 0 keeps the last
-        alone. Left out: 1 where there is noise or a batch is less than all records, else 0. Between 0.5
-        and 0.7 suits topic models, whose statistics move.
-      emphasis: γ: at κ = 1, the t-th of T answers weighs about t^γ in their mean. Left out: 2 of a model
-        whose statistics are gradients, such as a regression, since early ones are far from the end;
-        else 0.
-      delay: τ0 ≥ 1; where there is more than one topic to tell apart, 1. Models with a ``first`` take
-        short first steps at larger ones, and say which they need; others forget part of the data.
-      shares: of each block, how much of C² a typical record's array takes; left out, the model's.
-      typical: of each block, the norm of a typical record's array: public numbers; left out, the model's.
-      row_norm: of a regression, ‖x‖ of a typical record: a public number. Left out: √D.
-      learn_prior: of a regression, "shared" or "each": precisions of the prior are learnt; "no".
-      ridge: of a regression, what noise adds to the curvature, in units of its largest eigenvalue.
-      rows_together: how many records are in memory at a time, of ragged ones on each processor, beside
-        their sums.
+      clip_norm: C, in units of a typical record's vector. Below 1, most records count alike. For a
+        regression, use 2 to 3. There gradients are clipped, which are large where the model fits badly: at
+        1 coefficients come out too large (by 30 % in the example of docs/expected-statistics.md),
+        though the order of the predictions hardly changes.
+      averaging: κ: the t-th answer of a client has the weight (delay + t − 1)^−κ in their running mean.
+        At 1 all weigh the same, and J rounds together have about the noise of one; 0 keeps only the last
+        answer. Left out: 1 where there is noise or a batch is less than all records, else 0. Between 0.5
+        and 0.7 suits topic models, whose statistics change from round to round.
+      emphasis: γ: at κ = 1, the t-th of T answers has a weight of about t^γ in their mean. Left out: 2
+        where statistics are gradients, as in a regression, since early ones are far from the end; else 0.
+      delay: τ0 ≥ 1; 1 where there are several topics. Models with a ``first`` take short first steps at
+        larger values, and state which they need; other models forget part of the data.
+      shares: for each block, how much of C² a typical record's array takes; left out, the model's.
+      typical: for each block, the public norm of a typical record's array; left out, the model's.
+      row_norm: for a regression, ‖x‖ of a typical record, a public number. Left out: √D.
+      learn_prior: for a regression, whether precisions of the prior are learnt: "shared", "each" or "no".
+      ridge: for a regression, what noise adds to the curvature, in units of its largest eigenvalue.
+      rows_together: how many records are in memory at a time, besides their sums; for ragged records, on
+        each processor.
 
     Raises:
       SolverError, ModelError: an argument is out of its range, or the model has no conjugate form.
@@ -136,7 +135,7 @@ def vips(
             f"averaging is {kappa}, expected a number from 0 to 1",
             "1 averages all answers alike, and 0 keeps the last alone",
         )
-    # As much as is worth its noise: 9/5 of that of equal weights.
+    # A γ of 2 is worth its noise: 9/5 of the noise of equal weights.
     gamma = 2.0 if isinstance(model, Centred) and model.centred else 0.0
     gamma = gamma if emphasis is None else emphasis
     if not 0.0 <= gamma < math.inf:
@@ -195,10 +194,10 @@ def vips(
 def conjugate_form(
     family: Any, model: Any, row_norm: float | None, learn_prior: str, ridge: float
 ) -> ConjugateModel:
-    """Returns a generalised linear model as one whose latents make it Gaussian, with gradients released.
+    """Returns the conjugate form of a generalised linear model, which releases gradients.
 
     Raises:
-      SolverError: it has no such form.
+      SolverError: the model has no such form.
     """
     if isinstance(model, UnitModel):
         raise errors.SolverError(
@@ -241,7 +240,7 @@ def _called(model: Any) -> str:
 def _weights(
     model: ConjugateModel, shares: Mapping[str, float] | None, typical: Mapping[str, float] | None
 ) -> dict[str, float]:
-    """Returns what each block is multiplied by: √share / typical norm."""
+    """Returns the weight of each block: √share / typical norm."""
     names = [block.name for block in model.blocks]
     for what, given in (("shares", shares), ("typical", typical)):
         for name, value in (given or {}).items():
@@ -284,8 +283,7 @@ def _compiled(
     def summed(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
         sampling_key, noise_key = keys
         batch = sampler.draw(sampling_key, valid)
-        # As even parts as can be. A row's bits may depend on where it stands within XLA's groups of rows:
-        # no part is shorter.
+        # Parts of equal length: a row's bits may depend on its position within XLA's groups of rows.
         length = length_of(batch.mask.shape[0], rows_together)
         batch = _filled_up(batch, length)
         count = batch.mask.shape[0]
@@ -305,7 +303,7 @@ def _compiled(
         return release(noise_key, bounded, mechanism)
 
     def sum_of(limit: float, messages: Any, records: Any, rows: Any, mask: Any) -> dict[str, Any]:
-        """Clips and adds up some rows of records in memory; traced where JAX has float64."""
+        """Clips and adds up some rows of records in memory; traced with x64 enabled."""
         known = _double(messages)
         if isinstance(model, Ragged):
             sums = model.totalled(known, by_length(limit, messages, known, records, rows, mask))
@@ -341,7 +339,7 @@ def _compiled(
     def clipped(
         limit: float, messages: Any, known: Any, part: Any, mask: Any
     ) -> tuple[Any, Any, Any]:
-        """Returns what is known of the latents, the records in float64, and how much of each is kept."""
+        """Returns expected latents and records in float64, and the factor [B] that each is clipped by."""
         with jax.enable_x64(False):
             local = model.expected(messages, part)
             usable = mask & _finite((part, local))
@@ -355,7 +353,7 @@ def _compiled(
         usable = usable & jnp.isfinite(norm)
         kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
         kept = jnp.where(usable, kept, jnp.zeros_like(kept))
-        # A norm that overflowed has numbers behind it that might, too: 0 · ∞ is no number.
+        # Where a norm overflowed, the numbers behind it may too, and 0 · ∞ is NaN.
         wide, drawn = (_where(usable, columns) for columns in (wide, drawn))
         return wide, drawn, kept
 
@@ -378,7 +376,7 @@ def _compiled(
         terms, rows = length + _ROUNDINGS, count * length
         limit = float_limit(clip_norm, terms, count, rows, size, mechanism, double=True)
         limit *= 1.0 - model.norm_error - 2.0**-40
-        # Groups of rows of one length are small: XLA computes them on one processor, one by one, and so
+        # Groups of rows of one length are small, so XLA runs them one by one on a single processor, even
         # two loops over them in one program.
         threads = thread_count() if is_ragged else 1
         sums = side_by_side(
@@ -393,7 +391,7 @@ def _compiled(
             return summed(keys, messages, records, valid)
         sampling_key, noise_key = keys
         batch = draw(sampling_key, valid)
-        # Each has sums of its own: no more parts for fewer rows than these.
+        # Each part has sums of its own, so a part must have enough rows.
         count = max(PARTS, -(-batch.mask.shape[0] // max(rows_together, _FEWEST)))
         parts = striped(batch.indices, batch.mask, count)
 
@@ -420,9 +418,9 @@ def _compiled(
 
 
 class _Summed(NamedTuple):
-    """The noised sum of a visit: of a shard as arrays; or of a large one, in blocks of rows.
+    """The noised sum of a visit: at once for a shard in memory, or in blocks of rows for a large one.
 
-    Beside them the compiled sum of some rows, which is as it is: nothing but noised ones may leave.
+    ``of_rows`` is the compiled sum of some rows. It has no noise and must not leave the client.
     """
 
     in_memory: Callable[..., Released]
@@ -439,7 +437,7 @@ def _filled_up(batch: Batch, length: int) -> Batch:
 
 
 def _finite(columns: Any) -> Any:
-    """Says of each row whether all of its floats are finite: bool [B]."""
+    """Returns whether all floats of a row are finite, bool [B]."""
     found = [
         jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
         for leaf in jax.tree.leaves(columns)
@@ -461,7 +459,7 @@ def _where(usable: Any, columns: Any) -> Any:
 def _double(columns: Any) -> Any:
     """Returns floats as float64, and other numbers as they are.
 
-    Floats below 2⁻¹²⁶ become zero, as on a CPU they do anyway: a norm and a sum see the same numbers,
+    Floats below 2⁻¹²⁶ become zero, as on a CPU anyway, so that a norm and a sum see the same numbers
     whether or not a device flushes denormals.
     """
 
