@@ -1,8 +1,8 @@
-"""What leaves and what it costs: the one door between data and the world.
+"""Differential privacy: clipping, noise, accounting and the ledger; everything a site sends passes here.
 
-The names live in the modules (``fedvi.privacy.release``, ``.events``, ``.ledger``, …). Nothing is
-imported here, so that accountants stay free of JAX; ``sgd``, ``advice`` and ``Descent``, which
-users of ``fedvi.DPSVI`` need, are looked up when they are asked for.
+Import from the modules (``fedvi.privacy.release``, ``.events``, ``.ledger``, …). This package imports
+nothing itself, so that accountants do not load JAX. ``sgd``, ``advice`` and ``Descent``, which users of
+``fedvi.DPSVI`` need, are imported on first access.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""The hash chain behind a ledger: its header and entries, their text, and what may follow what.
+"""The hash chain of a ledger: its header and entries, their JSON form, and their valid order.
 
-An entry's hash covers the entry before it, so that nothing can be changed, left out or put in
-between unseen. Lines of a ledger file are canonical JSON.
+An entry's hash covers the entry before it, so that any change, omission or insertion is detected.
+Lines of a ledger file are canonical JSON.
 """
 
 import functools
@@ -50,38 +50,38 @@ __all__ = [
 State: TypeAlias = Literal["reserved", "sealed", "sent"]
 
 LIFETIME = "lifetime"
-"""The study, and its digest, of a ledger that charges every study of a site; no digest is so short."""
+"""Study name and digest in a ledger that charges every study of a site; too short to be a real digest."""
 
 
 class Header(NamedTuple):
-    """What every entry of one ledger has in common: enough to recompute what is stated from it.
+    """The constants of one ledger; with the entries they suffice to recompute every statement.
 
     Args:
-      study: its name.
-      study_digest: of the study file that client and server agreed on.
-      client: whose releases these are.
+      study: the name of the study.
+      study_digest: digest of the study file that client and server agreed on.
+      client: the client that makes the releases.
       unit: what is protected: "record", "client", ….
       relation: the neighbouring relation that a budget is checked under.
-      view: who sees what: "message", or "aggregate" with the two numbers below.
-      protected: whether releases must be noised; if not, any may leave and no guarantee is given.
+      view: what the observer sees: "message", or "aggregate" with the two numbers below.
+      protected: whether releases must have noise; if not, any may be sent and no guarantee is given.
       note: printed beside every claim, such as "simulation: no guarantee"; or empty.
       planned: all releases that the study may ask of this client; None if nothing was planned.
-      epsilon, delta: the promise that releases are checked against, in a ledger for life the cap,
-        with all of its δ; None without one.
-      accountant: what the promise is checked with; empty without one, and in a ledger for life,
-        whose cap an `RdpFilter` checks.
-      table_distance: of the noise of one release, over all coordinates, from its exact law.
+      epsilon, delta: the promise that releases are checked against; None without one. In a lifetime
+        ledger they are the cap, with all of its δ.
+      accountant: checks the promise; empty without one, and in a lifetime ledger, whose cap an
+        `RdpFilter` checks.
+      table_distance: distance of the noise of one release from its exact law, over all coordinates.
       disjoint: whether the study declares that no unit is at two clients.
       records_public: whether the number of records is published, so that add_remove is not claimed.
       max_records: the declared largest number of units at a client.
       rows_per_unit: how many rows of one unit are used, at most; None where a unit is one row.
-      least_reporting, colluding: of the view "aggregate", see `fedvi.privacy.sums.Sums`; else None.
-      secure: of the view "aggregate", whether answers are masked: entries then hold the digests of masked
-        messages, and the server is not trusted. False elsewhere.
-      fixed_sizes: of ``DPSVI`` with whole batches, whether all sizes behind a release follow from
-        ``max_records`` alone; see ``fedvi.privacy.advisories``. False elsewhere.
+      least_reporting, colluding: for the view "aggregate", see `fedvi.privacy.sums.Sums`; else None.
+      secure: for the view "aggregate", whether answers are masked. Entries then hold the digests of
+        masked messages, and the server is not trusted. False for other views.
+      fixed_sizes: for ``DPSVI`` with full batches, whether all sizes behind a release follow from
+        ``max_records`` alone; see ``fedvi.privacy.advisories``. False otherwise.
 
-    Entries and ``planned`` cost what a message does, under every view.
+    Under every view, entries and ``planned`` hold the events of single messages.
     """
 
     study: str
@@ -108,12 +108,12 @@ class Header(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """The note, and what is known to be wrong with the promise: printed beside each claim."""
+        """The note and any known fault of the promise; printed beside each claim."""
         return "; ".join(filter(None, (self.note, advisory(self, self.relation))))
 
     @property
     def sums(self) -> Sums | None:
-        """What the view "aggregate" fixes; None where single messages are seen."""
+        """The two numbers of the view "aggregate"; None for other views."""
         if self.least_reporting is None or self.colluding is None:
             return None
         return Sums(self.least_reporting, self.colluding)
@@ -126,13 +126,13 @@ class Entry(NamedTuple):
       index: 0, 1, 2, ….
       kind: the state that the release enters.
       release_id: the release; unique in a ledger.
-      event: what it costs, if it is reserved; else None.
-      digest: of the noised bytes, if it is sealed; else None.
-      previous_hash: the hash of the entry before, or of the header.
+      event: its cost, if ``kind`` is "reserved"; else None.
+      digest: of the noised bytes, if ``kind`` is "sealed"; else None.
+      previous_hash: the hash of the previous entry, or of the header.
       hash: SHA-256 of the canonical JSON of all the fields above.
     """
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants of an entry
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which is not needed
     kind: State
     release_id: str
     event: Event | None
@@ -147,30 +147,30 @@ class _Chain(NamedTuple):
 
 
 class Ledger(_Chain):
-    """A header and the entries that follow from it; made by `open_ledger` and `from_lines`.
+    """A header and its entries; made by `open_ledger` and `from_lines`.
 
-    A value: what is remembered about it beside its two fields is a cache, shared by the ledgers
-    that extend one another, and seen by no comparison.
+    An immutable value. Its only other state is a cache, which ledgers that extend one another share
+    and comparisons ignore.
     """
 
     _cache: "_Index | None" = None
 
 
 def is_lifetime(header: Header) -> bool:
-    """Says whether a ledger charges every study of a site."""
+    """Whether this is the header of a ledger that charges every study of a site."""
     return header.study_digest == LIFETIME
 
 
 def verify(ledger: Ledger) -> None:
-    """Recomputes the chain and every state; raises at the first entry that does not follow.
+    """Recomputes the chain and every state; raises at the first invalid entry.
 
     Guarantee: a ledger that passes was built by `open_ledger`, `spend`, `charge`, `seal` and
     `mark_sent`, up to budgets. What it cannot show: entries missing from the end, and a chain rewritten
     as a whole.
-    `check_anchor` shows both, with what another party saw. Takes time in proportion to the entries.
+    `check_anchor` detects both, with what another party saw. Time is linear in the number of entries.
 
     Raises:
-      LedgerError: names the first bad entry.
+      LedgerError: names the first invalid entry.
     """
     check_header(ledger.header)
     previous = _header_hash(ledger.header)
@@ -192,7 +192,7 @@ def from_lines(lines: Sequence[str]) -> Ledger:
     """Reads and verifies what `to_lines` wrote, byte for byte.
 
     Raises:
-      LedgerError: a line is not what `to_lines` would write for what it says, or `verify` fails.
+      LedgerError: a line is not in the exact form that `to_lines` writes, or `verify` fails.
     """
     if not lines:
         raise LedgerError("the ledger is empty, expected a header line")
@@ -214,11 +214,11 @@ def is_noised(event: Event) -> bool:
 
 
 class _Index:
-    """What is known of a chain's releases, so that no question reads the chain again.
+    """An index of a chain's releases, so that queries do not read the whole chain.
 
-    Ledgers that extend one another share one: each looks at the steps before its own end. Only the
-    longest may be extended in place, and the list ``tip`` holds its length; a second extension of
-    the same ledger finds it gone, and gets an index of its own.
+    Ledgers that extend one another share one index, and each ignores the steps after its own end. Only
+    the longest ledger may extend the index in place; ``tip`` holds its length. A second extension of the
+    same ledger finds ``tip`` changed, and builds its own index.
     """
 
     def __init__(self, entries: tuple[Entry, ...]) -> None:
@@ -244,7 +244,7 @@ def index_of(ledger: Ledger) -> _Index:
 
 
 def tally(ledger: Ledger) -> Event:
-    """All that was reserved, with equal events together: prices do not depend on the order."""
+    """The composition of all reserved events, equal ones merged, since prices ignore the order."""
     index = index_of(ledger)
     if index.tip != [len(ledger.entries)]:
         index = _Index(ledger.entries)
@@ -333,7 +333,7 @@ def _check_promise(header: Header) -> None:
         value = getattr(header, field)
         if value is None and field != "table_distance":
             continue
-        # An integer would be written otherwise than the number that it equals.
+        # JSON writes 1 and 1.0 differently, so an integer would change the hash.
         if type(value) is not float or not 0 <= value < end:
             raise LedgerError(
                 f"the header: `{field}` is {value!r}, expected a number of at least 0 and below {end}"
@@ -409,7 +409,7 @@ def _header_line(header: Header) -> str:
 def _header_fields(header: Header) -> dict[str, Any]:
     fields = header._asdict()
     fields["planned"] = None if header.planned is None else to_json(header.planned)
-    # As versions of fedvi that knew no such fields wrote it, and read it.
+    # Left out if unused, so that headers of earlier versions keep their hashes.
     for name in ("least_reporting", "colluding", "fixed_sizes", "secure"):
         if fields[name] is None or fields[name] is False:
             del fields[name]
@@ -429,7 +429,7 @@ def _entry_hash(entry: Entry) -> str:
 
 
 def _entry_text(entry: Entry, hash_text: str) -> str:
-    """Writes the canonical JSON of an entry by hand: a ledger has few events and many entries."""
+    """Writes the canonical JSON of an entry by hand, which is faster: entries are many, events few."""
     event = "null" if entry.event is None else _event_text(entry.event)
     return (
         f'{{"digest":{_canonical(entry.digest)},"event":{event},{hash_text}'

@@ -1,14 +1,14 @@
-"""Which sites' answers are opened in sum: each site signs one set a round, and opens what T signed. No JAX.
+"""Rules by which sites agree on the one set of answers whose sum they unmask in a round. No JAX.
 
-    set          who answered in time, and the digest of each masked answer; named by the server
-    signature    of one set a round, kept before it is sent: a site never signs another
+    set          the sites that answered in time, with the digest of each masked answer; named by the server
+    signature    of one set a round; stored before it is sent, so that a site never signs another set
     certificate  T = ⌊(n + t)/2⌋ + 1 signatures of one set
-    opening      only of a set with a certificate, and once
+    opening      only of a set with a certificate, and only once
 
-Two sets of one round with certificates need 2T > n + t signatures; of n sites t may sign both, and n − t
-one: there are too few. So whatever the server says, no two sums of a round are opened. All of this is
-computed from values, and nothing here reads a clock, a key or a network: so all courses of a small
-consortium can be searched (tests/unit/privacy/test_agreement.py). The proof: docs/proofs/secure_sums.md.
+Two certified sets in one round need 2T > n + t signatures. Of n sites at most t sign both sets and n − t
+sign one, which is too few. So whatever the server says, at most one sum of a round is opened. These
+functions are pure: they read no clock, key or network. That lets a test search every run of a small
+consortium (tests/unit/privacy/test_agreement.py). The proof: docs/proofs/secure_sums.md.
 """
 
 import json
@@ -32,12 +32,12 @@ _NOTHING = "nothing of this round was opened by this site"
 
 
 class Named(NamedTuple):
-    """The sites whose answers of a round are to be opened in sum.
+    """The set of sites whose answers in one round are to be opened as a sum.
 
     Attributes:
-      visit: of the round.
+      visit: the number of the round.
       clients: the sites, in the order of the study.
-      digests: of their masked answers, hex, in the same order.
+      digests: digests of their masked answers, hex, in the same order.
     """
 
     visit: int
@@ -46,19 +46,19 @@ class Named(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The only way to write it."""
+        """The canonical JSON of the set; no set has another text."""
         return json.dumps(self._asdict(), sort_keys=True, separators=(",", ":"))
 
 
 class Terms(NamedTuple):
-    """What all sites agreed on beforehand; never read from what a server says later.
+    """What all sites agreed on in advance; never taken from a later message of the server.
 
     Attributes:
       study_digest: of the study.
       set_up: digest of all sites and their keys, hex.
       clients: all sites, in the order of the study.
-      colluding: t, how many may work with the server.
-      least: k_min, how many answers a sum that is opened must hold.
+      colluding: t, how many sites may work with the server.
+      least: k_min, the least number of answers in a sum that is opened.
     """
 
     study_digest: str
@@ -69,18 +69,18 @@ class Terms(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """T: how many must sign one set."""
+        """T: how many sites must sign one set."""
         return threshold(len(self.clients), self.colluding)
 
 
 class Turn(NamedTuple):
-    """Where a site stands in a round; it is kept, before anything that follows of it leaves.
+    """A site's state in a round; stored before any message that depends on it is sent.
 
     Attributes:
-      visit: of the round.
-      task: digest of the task that it answered, hex.
-      signed: the one set that it signed, or opened; empty before.
-      opened: whether it opened its part.
+      visit: the number of the round.
+      task: digest of the task that the site answered, hex.
+      signed: the one set that the site signed or opened; empty before that.
+      opened: whether the site opened its part.
     """
 
     visit: int
@@ -90,7 +90,7 @@ class Turn(NamedTuple):
 
 
 def threshold(clients: int, colluding: int) -> int:
-    """Returns T = ⌊(n + t)/2⌋ + 1: how many of n sites must sign a set, of whom t may sign two.
+    """Returns T = ⌊(n + t)/2⌋ + 1: how many of n sites must sign a set if t of them may sign two.
 
     >>> [threshold(n, 1) for n in (3, 4, 5, 10, 20, 200)]
     [3, 3, 4, 6, 11, 101]
@@ -99,7 +99,7 @@ def threshold(clients: int, colluding: int) -> int:
 
 
 def said(terms: Terms, task: str, text: str) -> bytes:
-    """Returns what is signed of a set: with the study, all keys, and the task that was answered."""
+    """Returns the bytes that a site signs: the set, with the study, all keys and the answered task."""
     whole = {
         "form": "fedvi set 1",
         "study": terms.study_digest,
@@ -114,12 +114,13 @@ def named(clients: Sequence[str], text: str) -> Named:
     """Reads a set.
 
     Raises:
-      ProtocolError: it is none, or it is of no sites of the study, in their order, each once.
+      ProtocolError: ``text`` is not a set, or its sites are not sites of the study in study order, each
+        once.
     """
     try:
         raw = json.loads(text)
         found = Named(raw["visit"], tuple(raw["clients"]), tuple(raw["digests"]))
-        # Read and written again it must be the same: no set has two texts.
+        # Only the canonical text is accepted, so that no set has two texts.
         whole = found.text == text and len(found.clients) == len(found.digests)
         whole = whole and all(type(part) is str for part in (*found.clients, *found.digests))
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -139,17 +140,17 @@ def named(clients: Sequence[str], text: str) -> Named:
 
 
 def may_sign(terms: Terms, own: str, turn: Turn, sealed: str | None, text: str) -> Turn:
-    """Returns where a site stands once it has signed a set; to be stored before the signature leaves.
+    """Returns the site's state after signing a set; store it before the signature is sent.
 
     Args:
       terms: of the study.
-      own: the site.
-      turn: where it stands.
-      sealed: digest of the answer of this round that its ledger holds; None if there is none.
+      own: the name of the site.
+      turn: its state now.
+      sealed: digest of its answer of this round, from its ledger; None if there is none.
       text: of the set.
 
     Raises:
-      ProtocolError: the site must not sign it; each reason has its own sentence.
+      ProtocolError: the site must not sign this set; the message gives the reason.
     """
     _checked(terms, own, turn, sealed, text)
     return turn._replace(signed=text)
@@ -158,14 +159,14 @@ def may_sign(terms: Terms, own: str, turn: Turn, sealed: str | None, text: str) 
 def may_open(
     terms: Terms, own: str, turn: Turn, sealed: str | None, text: str, signers: Collection[str]
 ) -> Turn:
-    """Returns where a site stands once it has opened its part for a set.
+    """Returns the site's state after opening its part for a set.
 
     Args:
-      terms, own, turn, sealed, text: as of ``may_sign``.
+      terms, own, turn, sealed, text: as in ``may_sign``.
       signers: the sites whose signatures of this set, under this site's own task, were verified.
 
     Raises:
-      ProtocolError: the site must open nothing for it.
+      ProtocolError: the site must not open its part for this set.
     """
     found = _checked(terms, own, turn, sealed, text)
     count = len(set(signers) & set(found.clients))

@@ -1,4 +1,4 @@
-"""What samplers and mechanisms are, and the values that go between them and a release."""
+"""Protocols of samplers and mechanisms, and the values that they exchange with a release."""
 
 import dataclasses
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -12,9 +12,9 @@ __all__ = ["Batch", "Grid", "Mechanism", "Sampler", "Shift"]
 
 
 class Shift(NamedTuple):
-    """The largest L2 move of a total when one privacy unit changes, by relation.
+    """The L2 sensitivity of a total to one privacy unit, under each relation.
 
-    ``clip_norm`` is the unit of noise: a mechanism's noise has std noise_multiplier · clip_norm.
+    A mechanism's noise has std noise_multiplier · ``clip_norm``.
     """
 
     clip_norm: float
@@ -23,13 +23,13 @@ class Shift(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The multiples of one step on which totals and noise live; public and static.
+    """The grid of multiples of one step, on which totals and noise lie; public and static.
 
     Attributes:
-      step: g, what one unit of the integers is worth.
+      step: g, the spacing: integer 1 stands for the value g.
       bound: the largest squared L2 norm of one record's integers, ⌊(C / g)²⌋ of the exact C / g.
       tail: the largest absolute value of the noise in one coordinate, in steps.
-      terms: how many noised totals may be added up; their sum must fit into the integers as well.
+      terms: how many noised totals may be added up; their sum must fit into the integer dtype too.
     """
 
     step: float
@@ -40,7 +40,7 @@ class Grid(NamedTuple):
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Picks the records of one step, and prices what a step on them costs."""
+    """Picks the records of one step, and returns the accounting event of that step."""
 
     @property
     def rate(self) -> float:
@@ -51,9 +51,10 @@ class Sampler(Protocol):
         """The static number of rows of a batch; public."""
 
     def draw(self, key: Key, valid: Any) -> "Batch":
-        """Draws a batch of ``capacity`` rows from the slots; ``valid``, bool, says where a record stands.
+        """Draws a batch of ``capacity`` rows from the slots.
 
-        There are as many slots as were declared, however many records there are.
+        ``valid`` is a bool for each slot: whether it holds a record. The number of slots is the declared
+        one, whatever the number of records.
         """
 
     def event(self, inner: events.Event) -> events.Event:
@@ -88,10 +89,10 @@ class Batch:
     """Rows picked by a sampler; masked rows do not count.
 
     Attributes:
-      indices: which slots, int [B].
+      indices: the slots, int [B].
       mask: which of them hold a record that counts, bool [B].
-      sampler: what drew them. B is at least its ``capacity``, and follows from public numbers alone: all
-        sizes, limits and programs on the way to a release are made for B.
+      sampler: what drew them. B is at least its ``capacity`` and follows from public numbers alone,
+        because every size, limit and program on the way to a release depends on B.
     """
 
     indices: Any

@@ -1,7 +1,7 @@
-"""Sums of clipped contributions that know how far one privacy unit can move them.
+"""Clipped sums with a proved sensitivity to one privacy unit.
 
-Where the mechanism has a grid, contributions are clipped and rounded to whole numbers of its step, so
-that no rounding of floating point stands between what is proved and what is sent.
+If the mechanism has a grid, contributions are clipped and rounded to whole multiples of its step, so that
+the proofs apply exactly to what is sent, with no floating-point rounding.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ __all__ = [
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Bounded:
-    """A total whose dependence on any one unit is bounded, not yet noised: never leaves.
+    """A total of bounded sensitivity, without noise yet; it must never be sent.
 
     Attributes:
       total: arrays without the record axis; whole numbers of steps if there is a grid.
-      shift: the largest move of ``total``, in L2 over all its leaves together.
-      sampler: what picked the records that were summed.
-      grid: that of the mechanism which the total was made for; None for floats.
+      shift: the L2 sensitivity of ``total``, over all its leaves together.
+      sampler: picked the records that were summed.
+      grid: the grid of the mechanism that will noise the total; None for floats.
     """
 
     total: Any = dataclasses.field(repr=False)
@@ -49,7 +49,7 @@ class Bounded:
 def clipped_sum(
     contributions: Any, clip_norm: float, batch: Batch, mechanism: Mechanism
 ) -> Bounded:
-    """Clips every record's contribution to an L2 ball and adds: Σₙ gₙ · min(1, C / ‖gₙ‖).
+    """Clips every record's contribution to an L2 ball and sums: Σₙ gₙ · min(1, C / ‖gₙ‖).
 
     Guarantee: for any two data sets differing in one record, and the same draws of the sampler for
     all other records, ‖total − total′‖₂ ≤ C when the record is added or removed and ≤ 2C when it is
@@ -58,25 +58,25 @@ def clipped_sum(
     norm of its integers is at most ⌊K²⌋, K = C / g; the check is exact (``_within``), sums of
     integers are exact and cannot wrap (``_whole_total``), and all other summands are the same; so
     the total moves by at most K steps, or 2K. That the other summands are the same is an assumption
-    about what computes ``contributions``: that a record's gradient has the same float32 value
-    whichever row of the batch it stands in, and whatever stands in the others (a record that comes
-    or goes may move them). XLA does not promise it. Rolling the rows of a batch, over ten models on
-    the CPU, changed no integer; on a GPU it was not tried. In floating point the rounding of the sum is not
+    about the code that computes ``contributions``: that a record's gradient has the same float32 value
+    in every row of the batch, whatever the other rows hold (a record that is added or removed may move
+    them). XLA does not guarantee it. Rolling the rows of a batch, over ten models on the CPU, changed no
+    integer; it was not tried on a GPU. In floating point the rounding of the sum is not
     covered, which is one reason why float noise is marked "simulation: no guarantee".
 
-    On a grid the clip is tightened to C − (√d / 2 + K / 10⁶)·g, so that what it leaves still has
-    norm at most C after each of the d entries is rounded to the nearest multiple of g, and in
-    float32; else a clipped record would be lost by the check.
+    On a grid the clip norm is reduced to C − (√d / 2 + K / 10⁶)·g, so that a clipped record still has
+    norm at most C after float32 arithmetic and after each of its d entries is rounded to the nearest
+    multiple of g. Otherwise the check would drop clipped records.
 
     Args:
       contributions: a tree of float arrays of one dtype, each [B, …]; the norm is over all leaves
         of a record.
       clip_norm: C > 0; ``inf`` switches clipping off, for comparisons without noise.
       batch: the rows that the contributions were computed from.
-      mechanism: what will noise the total; it says on which grid.
+      mechanism: will noise the total; it defines the grid.
 
     Returns:
-      The sum over unmasked records, the leaves' shapes without the record axis.
+      The sum over unmasked records, in the leaves' shapes without the record axis.
 
     Raises:
       PrivacyError: if ``clip_norm`` is not positive, the grid is too coarse for d numbers, or the batch
@@ -92,18 +92,18 @@ def clipped_sum_of_parts(
     batch: Batch,
     mechanism: Mechanism,
 ) -> Bounded:
-    """Does what `clipped_sum` does, with the contributions of one part of the batch in memory at a time.
+    """Does what `clipped_sum` does, with only one part of the batch's contributions in memory at a time.
 
     Guarantee: that of `clipped_sum`, by the same proof: every record is clipped, rounded and checked by
     itself, and integers are added exactly, in whatever order.
 
     Args:
-      contributions: index of a part → those of its rows, a tree of float arrays [rows, …]; the parts
-        lie one after the other in the batch, all of equal length, and the last may reach beyond it.
+      contributions: index of a part → contributions of its rows, a tree of float arrays [rows, …]. Parts
+        are consecutive and of equal length; the last may extend beyond the batch.
       parts: how many there are.
       clip_norm: C > 0; see `clipped_sum`.
       batch: the rows that are summed.
-      mechanism: what will noise the total.
+      mechanism: will noise the total.
 
     Raises:
       PrivacyError: as `clipped_sum`; or the parts do not cover the batch.
@@ -142,10 +142,10 @@ def clipped_sum_of_parts(
 
 
 def _clipped_total(flat: Any, mask: Any, limit: float, grid: Grid | None, wide: bool) -> Any:
-    """Clips rows [B, d] to ``limit``, which is in steps if there is a grid, and adds them up: [d]."""
+    """Clips rows [B, d] to ``limit``, in steps if there is a grid, and sums them: [d]."""
     usable = mask & jnp.isfinite(flat).all(axis=1)
     flat = jnp.where(usable[:, None], flat, jnp.zeros_like(flat))
-    # Scaled by the largest entry first: the squares of 1e30 overflow in float32.
+    # Scaled by the largest entry first, since the square of 1e30 overflows float32.
     largest = jnp.abs(flat).max(axis=1, initial=0.0)
     unit = flat / jnp.where(largest > 0.0, largest, jnp.ones_like(largest))[:, None]
     norm = jnp.maximum(jnp.sqrt((unit * unit).sum(axis=1)), jnp.ones_like(largest))
@@ -166,10 +166,9 @@ def clipped_changes(
     add_remove: int,
     substitute: int,
 ) -> Bounded:
-    """Clips whole changes, each fitted on many records, and adds: Σₖ Δₖ · min(1, C / ‖Δₖ‖).
+    """Clips changes, each fitted on many records, and sums: Σₖ Δₖ · min(1, C / ‖Δₖ‖).
 
-    Where a row is not a record: any of the records that it was fitted on may turn it into any other
-    vector.
+    Here a row is not a record: any of the records that it was fitted on may turn it into any other vector.
 
     Guarantee: let at most ``add_remove`` rows of ``changes`` differ between two data sets of which
     one has a unit more, and at most ``substitute`` rows if one unit is another. Then
@@ -181,13 +180,13 @@ def clipped_changes(
 
     Args:
       changes: a tree of float arrays, each [K, …].
-      clip_norm: C, as of ``clipped_sum``.
-      batch: K rows, and the sampler that picked whose records are in them.
-      mechanism: as of ``clipped_sum``.
-      add_remove, substitute: how many rows one unit changes; the caller proves it.
+      clip_norm: C, as in ``clipped_sum``.
+      batch: K rows, and the sampler that picked the records in them.
+      mechanism: as in ``clipped_sum``.
+      add_remove, substitute: how many rows one unit changes; the caller must prove this.
 
     Raises:
-      PrivacyError: as ``clipped_sum``; or unless both numbers are from 1 to K.
+      PrivacyError: as ``clipped_sum``; or a number of rows is not from 1 to K.
     """
     bounded, rows = clipped_sum(changes, clip_norm, batch, mechanism), _row_count(batch)
     if not (1 <= add_remove <= rows and 1 <= substitute <= rows):
@@ -208,23 +207,23 @@ def float_limit(
     *,
     double: bool = False,
 ) -> float:
-    """Returns the norm to which rows are clipped so that their `float_sum` moves by C at most.
+    """Returns the norm to clip rows to, so that one record moves their `float_sum` by at most C.
 
-    That is C less what float sums and rounding to the grid may add; C itself without a grid.
+    That is C less the errors of float sums and of rounding to the grid; C itself without a grid.
 
     Args:
       clip_norm: C.
-      block: b, the most terms behind one block sum.
-      blocks: how many block sums there are; blocks · block ≥ rows.
-      rows: B, those of the batch.
-      size: d, how many numbers are summed.
-      mechanism: what noises the sum.
-      double: whether block sums are float64, as `float_sum` takes it.
+      block: b, the most terms in one block sum.
+      blocks: the number of block sums; blocks · block ≥ rows.
+      rows: B, the rows of the batch.
+      size: d, the number of coordinates.
+      mechanism: noises the sum.
+      double: whether block sums are float64, as in `float_sum`.
 
     Raises:
-      PrivacyError: if there are too few blocks, if C is not within 2⁻⁷⁰·√d ≤ C and b·C·(1 + γ_b) <
-        2¹²⁸ (so that no block sum of such rows overflows, and underflow stays within the surplus),
-        or if more than 5 % of C is lost.
+      PrivacyError: if there are too few blocks; unless 2⁻⁷⁰·√d ≤ C and b·C·(1 + γ_b) < 2¹²⁸ (so that
+        no block sum of such rows overflows, and underflow stays within the surplus); or if more than
+        5 % of C is lost.
     """
     if block < 1 or blocks * block < rows:
         raise errors.PrivacyError(
@@ -257,7 +256,7 @@ def float_sum(
     *,
     double: bool = False,
 ) -> Bounded:
-    """Adds float sums of blocks of clipped contributions and rounds once: where only norms exist.
+    """Adds float sums of blocks of clipped contributions and rounds once; for norm-only clipping.
 
     Guarantee: if every block sum is a float32 sum, or inner product, of at most ``block`` terms
     c·g with ‖c·g‖₂ ≤ `float_limit` in exact arithmetic, added in any order in float32 without TF32
@@ -269,19 +268,19 @@ def float_sum(
     covered.
 
     Args:
-      block_sum: index of a block → its sum, a tree of arrays; called within a loop, so that one
-        block's is in memory at a time.
+      block_sum: index of a block → its sum, a tree of arrays; called in a loop, so that only one block's
+        sum is in memory at a time.
       blocks: how many there are; blocks · block ≥ B.
-      block: b, the most terms behind one block sum.
+      block: b, the most terms in one block sum.
       clip_norm: C.
       batch: the rows that are summed.
-      mechanism: what noises the sum.
-      double: whether block sums are float64, and ``block_sum`` is traced where JAX has that. Blocks
-        may then be of any length, at the price of float64 arithmetic.
+      mechanism: noises the sum.
+      double: whether block sums are float64; ``block_sum`` is then traced with x64 enabled. Blocks may
+        then have any length, at the cost of float64 arithmetic.
 
     Raises:
-      PrivacyError: what `float_limit` refuses; block sums of another dtype; a batch with fewer rows than
-        its sampler's ``capacity``.
+      PrivacyError: as `float_limit`; block sums have another dtype; the batch has fewer rows than its
+        sampler's ``capacity``.
     """
     with jax.enable_x64(double):
         like, rows = jax.eval_shape(block_sum, np.int32(0)), _row_count(batch)
@@ -300,7 +299,7 @@ def float_sum(
             total = _added_up(block_sum, blocks, like, lambda leaf: leaf, double)
             total = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), total)
         return Bounded(total, shift, batch.sampler, None)
-    # No sum may wrap. Clipping to a box brings no two totals further apart.
+    # Clipped to a box so that no sum wraps; this moves no two totals further apart.
     farthest = _farthest(rows, grid) + math.isqrt(grid.bound) + 1
     wide = _is_wide(farthest, grid)
 
@@ -327,25 +326,25 @@ def float_sum_of(
     sampler: Sampler,
     mechanism: Mechanism,
 ) -> Bounded:
-    """Does what `float_sum` does with ``double``, of block sums that come from outside one program.
+    """Does what `float_sum` does with ``double``, for block sums computed outside one compiled program.
 
     So records need not all be in memory, and blocks may be summed on several processors. Guarantee: that
     of `float_sum`, by the same proof, if every block sum is what is asked for there, each of ``blocks``
-    disjoint blocks gives one at most, and those that give none are zero. They are added one after the
-    other, in float64.
+    disjoint blocks gives one at most, and those that give none are zero. Block sums are added
+    sequentially, in float64.
 
     Args:
       block_sums: trees of float64 arrays, one or more.
       blocks: how many blocks the batch has; blocks · block ≥ rows.
-      block: b, the most terms behind one block sum.
+      block: b, the most terms in one block sum.
       clip_norm: C.
-      rows: B, those of the batch, at least the ``capacity`` of the sampler.
-      sampler: what picked them.
-      mechanism: what noises the sum.
+      rows: B, the rows of the batch, at least the sampler's ``capacity``.
+      sampler: picked the rows.
+      mechanism: noises the sum.
 
     Raises:
-      PrivacyError: what `float_limit` refuses; block sums of another dtype, none, or more than ``blocks``;
-        fewer rows than the sampler's ``capacity``.
+      PrivacyError: as `float_limit`; block sums have another dtype, or there are none or more than
+        ``blocks``; there are fewer rows than the sampler's ``capacity``.
     """
     _check_rows(rows, sampler)
     total, seen = None, 0
@@ -354,7 +353,7 @@ def float_sum_of(
         for leaf in leaves:
             if leaf.dtype != np.float64:
                 raise errors.PrivacyError(f"block sums have dtype {leaf.dtype}, expected float64")
-        # As in `float_sum`: a block that is not finite breaks the promise, and counts as zero.
+        # As in `float_sum`: an entry that is not finite violates the contract, and counts as zero.
         leaves = [
             leaf if np.isfinite(leaf).all() else np.where(np.isfinite(leaf), leaf, 0.0)
             for leaf in leaves
@@ -391,7 +390,7 @@ def _added_up(
     convert: Callable[[Any], Any],
     double: bool,
 ) -> Any:
-    """Converts the block sums and adds them, one after the other."""
+    """Converts the block sums and adds them in sequence."""
 
     def converted(index: Any) -> Any:
         with jax.enable_x64(double):
@@ -409,16 +408,16 @@ def _added_up(
 
 
 def _row_count(batch: Batch) -> int:
-    """Returns B, which no record may have a part in: it sets the clip limit of all others."""
+    """Returns B, which must not depend on any record, because it sets the clip limit of all records."""
     rows: int = batch.mask.shape[0]
     _check_rows(rows, batch.sampler)
     return rows
 
 
 def _check_rows(rows: int, sampler: Sampler) -> None:
-    """Refuses a batch with fewer rows than its sampler draws, or with more than fill it up.
+    """Rejects a batch with fewer rows than its sampler draws, or with more padding than allowed.
 
-    Kernels take rows in groups, for which solvers add masked rows: fewer than twice the batch and 64.
+    Kernels take rows in groups, so solvers pad with masked rows, to at most twice the batch plus 64.
     """
     least, most = sampler.capacity, 2 * sampler.capacity + _FILLED_UP
     if not least <= rows <= most:
@@ -429,10 +428,10 @@ def _check_rows(rows: int, sampler: Sampler) -> None:
         )
 
 
-# A solver may fill a batch up to twice its rows, and by so many more.
+# A solver may pad a batch to twice its rows plus this number.
 _FILLED_UP = 64
 
-# The most that rounding may take from the clip norm, or float sums add to the shift.
+# The largest share of the clip norm that rounding may take, or of the shift that float sums may add.
 _LARGEST_SURPLUS = 0.05
 
 
@@ -455,14 +454,14 @@ def _split(vector: Any, like: Any) -> Any:
 
 
 def _tightened(grid: Grid, size: int, mechanism: Mechanism, clip_norm: float) -> float:
-    """Returns the clip norm in steps that leaves room for rounding ``size`` numbers."""
+    """Returns the clip norm in steps, reduced to leave room for rounding ``size`` coordinates."""
     radius = math.sqrt(grid.bound)
     room = math.sqrt(size) / 2.0
     if room > _LARGEST_SURPLUS * radius:
-        width = clip_norm / grid.step  # of which the bound is the square, rounded down
+        width = clip_norm / grid.step  # the bound is its square, rounded down
         most = math.floor((2.0 * _LARGEST_SURPLUS * radius) ** 2)
         noise = mechanism.noise_multiplier
-        # A thousandth less: at the limit itself the rounding down of the bound would refuse it.
+        # A thousandth less, since at the limit itself the rounded-down bound would fail the check.
         largest = 0.999 * noise * width * _LARGEST_SURPLUS / room
         raise errors.PrivacyError(
             f"noise_multiplier is {noise:g}, expected at most {largest:.4g} for {size} numbers on "
@@ -472,12 +471,12 @@ def _tightened(grid: Grid, size: int, mechanism: Mechanism, clip_norm: float) ->
             "give the mechanism a finer grid (`fineness`), a smaller noise multiplier, or release "
             "fewer numbers",
         )
-    # A millionth more, for the float32 arithmetic of the clip.
+    # Reduced by another millionth, for the float32 arithmetic of clipping.
     return radius * (1.0 - 1e-6) - room
 
 
 def _within(integers: Any, bound: int) -> Any:
-    """Says for each row whether Σ xᵢ² ≤ bound, exactly; int32 [B, d] → bool [B].
+    """Whether Σ xᵢ² ≤ bound for each row, exactly; int32 [B, d] → bool [B].
 
     Proof: the sum is taken in float64. While the true sum is at most 2⁵³, every square and every
     partial sum is a whole number up to 2⁵³ (no term is negative), so each is exact, in any order
@@ -494,7 +493,7 @@ def _farthest(rows: int, grid: Grid) -> int:
 
 
 def _is_wide(farthest: int, grid: Grid) -> bool:
-    """Whether ``grid.terms`` noised totals, added up, may reach 2³¹ and so need int64."""
+    """Whether the sum of ``grid.terms`` noised totals may reach 2³¹ and so needs int64."""
     reach = grid.terms * (farthest + grid.tail)
     if reach >= 2**63:
         raise errors.PrivacyError(
@@ -509,8 +508,8 @@ def _whole_total(integers: Any, wide: bool) -> Any:
     """Sums rows whose squared norm is within the grid's bound: int32 [B, d] → int32 or int64 [d].
 
     No sum wraps: an entry is at most ⌊√bound⌋ in size, so |sum + noise| ≤ B·⌊√bound⌋ + tail, in any
-    order, and ``terms`` of them together reach that many times as far; int64 is taken where this
-    reaches 2³¹, and refused where it reaches 2⁶³.
+    order, and the sum of ``terms`` such totals is at most ``terms`` times that. int64 is used if this
+    reaches 2³¹; an error is raised if it reaches 2⁶³.
     """
     if not wide:
         return integers.sum(axis=0, dtype=jnp.int32)
@@ -519,7 +518,7 @@ def _whole_total(integers: Any, wide: bool) -> Any:
 
 
 def _check_float_range(clip_norm: float, block: int, size: int, double: bool) -> None:
-    """Refuses clip norms at which block sums overflow, or underflow by more than is counted."""
+    """Rejects clip norms at which block sums may overflow, or underflow beyond the error bound."""
     least = 2.0**-70 * math.sqrt(size)
     if not clip_norm >= least:
         raise errors.PrivacyError(
@@ -537,15 +536,15 @@ def _check_float_range(clip_norm: float, block: int, size: int, double: bool) ->
 
 
 def _block_error(block: int, double: bool) -> float:
-    """γ_b = b·u / (1 − b·u) of float32 or float64; infinite for blocks too long to have a bound."""
+    """γ_b = b·u / (1 − b·u) of float32 or float64; infinite if the block is too long for a bound."""
     share = block * (2.0**-53 if double else 2.0**-24)
     return share / (1.0 - share) if share < 1.0 else math.inf
 
 
 def _float_surplus(block: int, blocks: int, double: bool) -> float:
-    """Returns twice the error of the float sum in units of B·C: docs/proofs/float_sum.md."""
+    """Returns twice the error of the float sum, in units of B·C; see docs/proofs/float_sum.md."""
     inner = _block_error(block, double)
-    # Blocks are added and divided by the step, which is itself rounded: at most blocks + 6 times.
+    # At most blocks + 6 roundings: adding blocks, and dividing by the step, which is itself rounded.
     outer = (blocks + 6) * 2.0**-53 / (1.0 - (blocks + 6) * 2.0**-53)
-    # Sums that underflow lose at most 2⁻¹⁴⁹ an operation, below the margin of 1e-6.
+    # Underflow loses at most 2⁻¹⁴⁹ per operation, which is within the margin of 1e-6.
     return 2.0 * (inner + outer * (1.0 + inner)) * (1.0 + 1e-6)

@@ -36,8 +36,8 @@ class _Found(NamedTuple):
     event: Event
 
 
-# The latest results. What they are found by does not name `event_of` itself, so each is taken only
-# for the very event that was priced.
+# The latest results. The cache key only samples `event_of` at the probes, so a result is used only if
+# `event_of` gives exactly the event that was priced.
 _cache: collections.OrderedDict[Hashable, _Found] = collections.OrderedDict()
 _CACHED = 128
 _PROBES = (0.7, 3.1)
@@ -52,24 +52,24 @@ def calibrate(
 ) -> float:
     """Returns a noise multiplier, of 4 significant digits, whose price is at most ``epsilon``.
 
-    Guarantee: ``accountant.epsilon(event_of(result), delta) <= epsilon``, checked on the very
-    number that is returned, by this accountant as it stands: closed-form guesses and coarser grids
-    only say where to look. A result is remembered, and returned again where ``event_of`` makes of
-    it the event that was checked.
+    Guarantee: ``accountant.epsilon(event_of(result), delta) <= epsilon``, checked on the very number
+    that is returned, by this accountant unchanged: closed-form guesses and coarser grids only choose
+    where to search. A result is cached, and returned again only if ``event_of`` maps it to the event
+    that was checked.
 
     The result exceeds the smallest such multiplier by at most ``tolerance`` plus one unit in its
     fourth digit, if the price falls as the noise grows; it is never below about 0.001.
 
     Args:
-      event_of: the event of the whole study at a noise multiplier; the largest number of releases.
-      accountant: what the budget is checked against.
+      event_of: noise multiplier → the event of the whole study, with the largest number of releases.
+      accountant: checks the budget.
       epsilon: the budget, finite and above 0.
       delta: the budget, above 0 and below 1.
       tolerance: relative width at which the search stops.
 
     Raises:
       ConfigError: no noise reaches the budget, or an argument is outside its range.
-      PrivacyError: ``accountant`` is none: a method of `historical` bounds nothing.
+      PrivacyError: ``accountant`` is not an accountant; a method of `historical` gives no bound.
       UnsupportedEvent: the accountant does not know the event.
 
     >>> from fedvi.privacy.accountants import pld
@@ -109,15 +109,15 @@ def _calibrated(
     tolerance: float,
 ) -> float:
     def excess_by(accountant: Accountant, noise: float) -> float:
-        """log(ε(noise) ÷ ε): 0 or less where the noise suffices; close to linear in log noise."""
+        """log(ε(noise) ÷ ε): at most 0 if the noise suffices; nearly linear in log noise."""
         try:
             event = event_of(noise)
-        except ConfigError:  # less than the mechanism takes; the probes of the key were not
+        except ConfigError:  # less noise than the mechanism allows
             return math.inf
         found = price(accountant, event, delta)
         if found == 0:
             return -math.inf
-        # The sign decides, and so it is not left to the rounding of a quotient and a logarithm.
+        # The sign decides, so it must not depend on the rounding of the quotient and the logarithm.
         excess = math.log(found / epsilon) if found / epsilon > 0 else -math.inf
         return min(excess, 0.0) if found <= epsilon else max(excess, sys.float_info.min)
 
@@ -145,8 +145,8 @@ def _calibrated(
     narrowed = _narrow(excess, low, high, tolerance)
     result = _round_up(narrowed)
     if result == narrowed:
-        return result  # a point of the search, and so checked
-    # An accountant may choose another grid at another noise, so the price may wobble upwards.
+        return result  # the search has priced this very number
+    # The accountant's grid depends on the noise, so the price may rise slightly after rounding up.
     for _ in range(100):
         if excess(result) <= 0:
             return result
@@ -161,10 +161,10 @@ def _calibrated(
 def _guess(
     event_of: Callable[[float], Event], relation: Relation, epsilon: float, delta: float
 ) -> float:
-    """Returns where the central limit of the privacy losses meets the budget; 1 if nowhere.
+    """Returns the noise at which the central limit of the privacy losses meets the budget; 1 if none does.
 
-    It is right to a few per cent for many small releases, and only a place to start from. Source:
-    Dong, Roth and Su (2022), arXiv:1905.02383, Corollary 5.4.
+    Only a starting point: it is right to a few per cent for many small releases. Source: Dong, Roth and
+    Su (2022), arXiv:1905.02383, Corollary 5.4.
     """
 
     def root(too_small: Callable[[float], bool], low: float, high: float) -> float:
@@ -191,7 +191,7 @@ def _guess(
 
 
 def _spread(event: Event, relation: Relation) -> float:
-    """About the variance of the privacy loss; infinite where it is not known."""
+    """Approximates the variance of the privacy loss; infinite if unknown."""
 
     def square(inner: Gaussian | DiscreteGaussian) -> float:
         shift = inner.add_remove if relation == "add_remove" else inner.substitute
@@ -225,9 +225,9 @@ _Point: TypeAlias = tuple[float, float]  # a noise multiplier and its excess
 def _bracket(
     excess: Callable[[float], float], start: float, step: float = 1.0
 ) -> tuple[_Point, _Point]:
-    """Walks from ``start`` until one end fails and the other suffices, or limits are met.
+    """Searches from ``start`` until one end fails and the other suffices, or a limit is met.
 
-    The first stride is a factor of 1 + ``step``, then each is four times as long, up to a doubling.
+    The first stride is a factor of 1 + ``step``; each further one is four times as long, up to doubling.
     """
     noise = min(max(start, _LEAST), _MOST)
     found = excess(noise)
@@ -248,9 +248,9 @@ def _bracket(
 def _narrow(excess: Callable[[float], float], low: _Point, high: _Point, tolerance: float) -> float:
     """Shrinks the bracket and returns its upper end, which suffices.
 
-    Takes the secant's point in (log noise, excess), moved a little beyond the root so that it
-    brings in the far end, and bisects after three points that did not halve the bracket. A point
-    costs a fraction of a second, and bisection alone needs twice as many.
+    Uses the secant in (log noise, excess), moved slightly past the root so that the far end of the
+    bracket moves too. After three points that did not halve the bracket it bisects. A point costs a
+    fraction of a second, and bisection alone needs twice as many.
     """
     stalled = 0
     while low[1] > 0 and high[0] / low[0] > 1 + tolerance:

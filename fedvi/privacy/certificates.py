@@ -1,10 +1,10 @@
-"""What a site keeps of a sum that it helped to open: which sites signed that set, for its auditor. No JAX.
+"""Certificates: signatures that a site keeps as evidence, for its auditor, of which sum it opened. No JAX.
 
-A certificate holds no secret and nothing of any record: names, digests of masked answers, public keys and
-signatures. It shows that this site's answer was opened for the sum of this set and, with the ledger, that
-the answer is the one that was charged. That no other sum of the round was opened follows by the proof in
-docs/proofs/secure_sums.md, if no more sites work with the server than was promised. Whose keys these are
-was checked when the sites agreed on them, and is not seen in a certificate.
+A certificate holds names, digests of masked answers, public keys and signatures, but no secret and nothing
+about a record. It shows that this site's answer was opened for the sum of this set and, with the ledger,
+that this is the answer that was charged. By the proof in docs/proofs/secure_sums.md no other sum of the
+round was opened, unless more sites work with the server than was promised. A certificate does not show
+who owns the keys; the sites checked that when they agreed on keys.
 """
 
 import base64
@@ -26,11 +26,11 @@ class Certificate(NamedTuple):
     """T signatures of one set.
 
     Attributes:
-      terms: what the sites agreed on beforehand.
-      visit: of the round.
+      terms: what the sites agreed on in advance.
+      visit: the number of the round.
       task: digest of the task that was answered, hex.
-      named: the set, as it was signed.
-      keys: signer → its public key of Ed25519, 32 bytes.
+      named: the text of the set that was signed.
+      keys: signer → its Ed25519 public key, 32 bytes.
       signatures: signer → its signature, 64 bytes.
     """
 
@@ -42,7 +42,7 @@ class Certificate(NamedTuple):
     signatures: Mapping[str, bytes]
 
     def written(self) -> bytes:
-        """Returns it as JSON, which `read` reads."""
+        """Returns the certificate as JSON, for `read`."""
         raw = self._asdict() | {
             "terms": self.terms._asdict(),
             "keys": {name: _text(key) for name, key in self.keys.items()},
@@ -55,7 +55,7 @@ def read(content: bytes) -> Certificate:
     """Reads what ``Certificate.written`` wrote.
 
     Raises:
-      PrivacyError: it is none.
+      PrivacyError: ``content`` is not a certificate.
     """
     try:
         raw = json.loads(content)
@@ -90,15 +90,16 @@ def read(content: bytes) -> Certificate:
 
 
 def check(certificate: Certificate, own: str, sealed: str | None) -> Named:
-    """Checks a certificate anew, and returns its set.
+    """Verifies a certificate, and returns its set.
 
     Args:
-      certificate: that a site kept.
-      own: the site.
-      sealed: digest of the answer of that round that its ledger holds; None if there is none.
+      certificate: one that a site kept.
+      own: the name of that site.
+      sealed: digest of its answer of that round, from its ledger; None if there is none.
 
     Raises:
-      ProtocolError: too few valid signatures, too small a set, or another answer than the ledger's.
+      ProtocolError: there are too few valid signatures, the set is too small, or the answer is not the
+        ledger's.
     """
     terms, text = certificate.terms, certificate.named
     content = agreement.said(terms, certificate.task, text)
@@ -113,7 +114,7 @@ def check(certificate: Certificate, own: str, sealed: str | None) -> Named:
 
 
 def is_signed(key: bytes, content: bytes, signed: bytes) -> bool:
-    """Whether a signature of some content is that of a public key."""
+    """Whether ``signed`` is a valid signature of ``content`` under the public key ``key``."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signed, content)
     except (InvalidSignature, ValueError):

@@ -35,9 +35,9 @@ class Delta(NamedTuple):
     """The parts of one δ; their sum is what is stated.
 
     Args:
-      mechanism: of the noise, were it drawn exactly and were no batch cut.
+      mechanism: δ if noise were drawn exactly and no batch were cut.
       overflow: (1 + e^ε) · the probability that any batch exceeds its capacity.
-      tables: (1 + e^ε) · the distance in total variation of all draws from their exact law.
+      tables: (1 + e^ε) · the total variation distance between all draws and their exact law.
     """
 
     mechanism: float
@@ -47,7 +47,7 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True)
 class Itemised:
-    """An accountant that also pays for the tables that noise is drawn from; see `with_tables`.
+    """An accountant whose δ includes the error of the tables that noise is drawn from; see `with_tables`.
 
     Guarantee: upper bounds, if those of ``accountant`` are and ``distance`` bounds, for each noised
     release, the total variation between the noise that is drawn and the law that is priced. Proof:
@@ -56,8 +56,8 @@ class Itemised:
     at most τ. So P′[S] ≤ P[S] + τ ≤ e^ε·P̃[S] + δ + τ ≤ e^ε·P̃′[S] + δ + (1 + e^ε)·τ.  ∎
 
     Args:
-      accountant: what prices the exact mechanisms.
-      distance: for one noised release, over all of its coordinates; in [0, 1).
+      accountant: prices the exact mechanisms.
+      distance: of one noised release, over all of its coordinates; in [0, 1).
     """
 
     accountant: Accountant
@@ -65,12 +65,12 @@ class Itemised:
 
     @property
     def name(self) -> str:
-        """The accountant's."""
+        """The name of ``accountant``."""
         return self.accountant.name
 
     @property
     def relation(self) -> Relation:
-        """The accountant's."""
+        """The relation of ``accountant``."""
         return self.accountant.relation
 
     def supports(self, event: Event) -> bool:
@@ -82,13 +82,13 @@ class Itemised:
 
         Raises:
           UnsupportedEvent: the accountant does not know ``event``.
-          PrivacyError: ``delta`` is too small for overflow, or for the tables: of e^ε times their
-            distance, so that no ε above log(``delta`` / distance), some 25, can be stated.
+          PrivacyError: ``delta`` is too small for overflow, or for the tables. They take (1 + e^ε) times
+            their distance, so no ε above log(``delta`` / distance), about 25, can be stated.
         """
         distance = noised_releases(event) * self.distance
         if distance == 0:
             return self.accountant.epsilon(event, delta)
-        # Pricing takes time, so a guess that any real table stays below is tried first.
+        # Pricing is slow, so we first try a share of δ that is larger than any real table needs.
         kept = max(_GUESS * delta, 4 * distance)
         while kept < delta:
             epsilon = self.accountant.epsilon(event, delta - kept)
@@ -120,11 +120,11 @@ class Itemised:
 
 
 def with_tables(accountant: Accountant, distance: float) -> Accountant:
-    """Returns the accountant with the price of the noise's tables added, unless it has it already.
+    """Returns the accountant with the error of the noise tables added to δ, unless it is there already.
 
     Args:
-      accountant: what prices the exact mechanisms.
-      distance: total variation of one noised release from its exact law, over all coordinates: the
+      accountant: prices the exact mechanisms.
+      distance: total variation between one noised release and its exact law, over all coordinates: the
         mechanism's distance per draw times the number of draws. 0 changes nothing.
 
     Raises:
@@ -138,12 +138,12 @@ def with_tables(accountant: Accountant, distance: float) -> Accountant:
 
 
 def delta_items(event: Event, epsilon: float, delta: float, distance: float) -> Delta:
-    """Splits the ``delta`` at which ``epsilon`` is stated into its parts; they add up to it.
+    """Splits the ``delta`` at which ``epsilon`` is stated into parts that add up to it.
 
     Args:
       event: everything that was priced.
-      epsilon: infinite puts all into the mechanism.
-      delta: the whole.
+      epsilon: if infinite, all of δ counts as the mechanism's.
+      delta: the whole δ.
       distance: see `with_tables`.
 
     >>> delta_items(Gaussian(30.0), 1.0, 1e-5, 0.0).mechanism
@@ -204,7 +204,7 @@ def _overflow(event: Event) -> float:
 
 
 def _both_ways(epsilon: float, distance: float) -> float:
-    """(1 + e^ε)·distance: what a distance of both laws from the priced ones adds to δ."""
+    """(1 + e^ε)·distance: what δ gains if both laws are this far from the priced ones."""
     if distance == 0:
         return 0.0
     return (1 + math.exp(epsilon)) * distance if epsilon <= _LARGEST_EPSILON else math.inf

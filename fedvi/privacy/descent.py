@@ -1,4 +1,4 @@
-"""The privacy of a gradient descent: sampler, noise, clip and price, fixed before the first step."""
+"""Plans the privacy of a gradient descent: sampler, noise, clip norm and ε, fixed before the first step."""
 
 import dataclasses
 import hashlib
@@ -18,16 +18,16 @@ from fedvi.privacy.spoken import Speaks, Summary, facts, up
 
 __all__ = ["Descent", "sgd"]
 
-# The part of δ that calibration leaves to the tables that noise is drawn from; how much they need is
-# known once the model's parameters are counted.
+# The share of δ that calibration reserves for the noise tables. What they need is known only once the
+# model's parameters are counted.
 _TABLES_SHARE = 1e-3
-# The part of the clip norm that rounding to the grid may take, where there is a choice of grids.
+# The share of the clip norm that rounding may take, if there is a choice of grids.
 _GRID_SHARE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class Descent(Speaks):
-    """How every step of a descent samples, clips and noises; made by ``sgd``.
+    """How every step of a descent samples, clips and adds noise; made by ``sgd``.
 
     Attributes:
       sampler: which records a step sees.
@@ -36,12 +36,12 @@ class Descent(Speaks):
       steps: T, how many steps one run may take.
       runs: how many runs may start.
       relation: the neighbouring relation of the promise.
-      epsilon, delta: the promise for all runs together; epsilon is infinite without noise, and where
-        noise was given, it rises a little once the model's numbers are counted (``DPSVI.privacy``).
-      accountant: what checks it.
+      epsilon, delta: the promise for all runs together. Without noise epsilon is infinite. If the noise
+        was given, epsilon rises a little once the model's parameters are counted (``DPSVI.privacy``).
+      accountant: checks the promise.
       seed: of simulated noise; None if noise comes from the operating system.
-      follows: whether the noise was given and epsilon follows from it.
-      keeper: where the ledger is kept; None for memory, which another process knows nothing of.
+      follows: whether the noise was given and epsilon was computed from it.
+      keeper: stores the ledger; None keeps it in memory, where other processes do not see it.
     """
 
     sampler: Sampler
@@ -55,19 +55,19 @@ class Descent(Speaks):
     accountant: accountants.Accountant
     seed: int | None = None
     follows: bool = False
-    # No part of what is promised, nor of the digest that says what a ledger is of.
+    # Not part of the promise, so it must not enter `repr` and the study digest computed from it.
     keeper: Keeper | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def promised(self) -> str:
-        """What is promised, in a few words."""
+        """The promise, in a few words."""
         if not self.protected or not math.isfinite(self.epsilon):
             return "no protection"
         said = f"ε ≤ {up(self.epsilon)} at δ = {self.delta:g} for one record under {self.relation}"
         return said + (f"; MARKED: {self.mark}" if self.mark else "")
 
     def summary(self) -> Summary:
-        """Returns what is promised, and how each step is noised; ``fedvi.privacy.advice`` says more."""
+        """Returns the promise and the noise of each step; see ``fedvi.privacy.advice`` for more."""
         sampler: Any = self.sampler
         noise = self.mechanism.noise_multiplier
         rows = [
@@ -98,22 +98,22 @@ class Descent(Speaks):
 
     @property
     def mark(self) -> str:
-        """What every claim about it must say besides; empty if nothing needs saying."""
+        """The warning that every claim about this plan must carry; empty if there is none."""
         seeded = "" if self.seed is None else "simulation: no guarantee"
         return self.mechanism.mark or seeded
 
     @property
     def protected(self) -> bool:
-        """Whether there is a guarantee to speak of."""
+        """Whether epsilon is finite, so that there is a guarantee."""
         return math.isfinite(self.epsilon)
 
     def fitted(self, numbers: int) -> "Descent":
-        """Returns the plan for so many numbers a step: with the coarsest grid that they can be rounded to.
+        """Returns the plan for releases of d = ``numbers`` coordinates, on the coarsest grid that suffices.
 
-        Rounding d numbers to a grid of step g takes √d·g off the clip norm, and a grid finer than the
-        first doubles the draws: so it is as coarse as a hundredth of C allows, whatever it was. The price
-        of a step stays; the tables' part of δ doubles with the draws. Where the noise was given, epsilon
-        is what they cost with that.
+        Rounding d coordinates to a grid of step g takes √d·g off the clip norm, and every grid finer than
+        the coarsest doubles the draws. So this picks the coarsest grid that takes at most a hundredth of
+        C, whatever the grid was before. The price of a step stays; the tables' share of δ doubles with
+        the draws. If the noise was given, epsilon is recomputed with that share.
         """
         if not isinstance(self.mechanism, RoundedGaussian) or not self.protected:
             return self
@@ -133,7 +133,7 @@ class Descent(Speaks):
         return dataclasses.replace(plan, epsilon=max(plan.epsilon, plan.stated(numbers)))
 
     def stated(self, numbers: int) -> float:
-        """Returns the epsilon of all runs, for releases of so many numbers a step."""
+        """Returns the epsilon of all runs, for releases of ``numbers`` coordinates a step."""
         distance = getattr(self.mechanism, "distance", 0.0) * numbers
         total = events.repeat(self.step, self.steps * self.runs)
         return with_tables(self.accountant, distance).epsilon(total, self.delta)
@@ -144,16 +144,16 @@ class Descent(Speaks):
         return "" if self.keeper is None else self.keeper.place
 
     def open_runs(self, numbers: int, study: str = "dpsvi", mark: str = "") -> Runs:
-        """Returns what charges each run, for releases of so many numbers a step.
+        """Returns the ``Runs`` that charge each run, for releases of ``numbers`` coordinates a step.
 
         Args:
-          numbers: how many.
-          study: what the ledger is of.
-          mark: what claims must say besides ``mark``.
+          numbers: coordinates of one release.
+          study: the study name in the ledger's header.
+          mark: a warning for claims, added to the plan's own ``mark``.
 
         Raises:
-          PrivacyError: if the tables of the noise take more of δ than was left to them.
-          LedgerError: where the ledger is kept, there is that of another plan, or a damaged one.
+          PrivacyError: if the noise tables take more of δ than was reserved for them.
+          LedgerError: if the keeper holds a damaged ledger, or that of another plan.
         """
         distance = getattr(self.mechanism, "distance", 0.0) * numbers
         total = events.repeat(self.step, self.steps * self.runs)
@@ -185,7 +185,7 @@ class Descent(Speaks):
         return Runs(header, self.run, self.runs, self.budget(), self.keeper)
 
     def budget(self) -> Budget | None:
-        """Returns what runs are checked against; None without noise."""
+        """Returns the budget that runs are checked against; None without noise."""
         if not self.protected:
             return None
         return Budget(self.epsilon, self.delta, self.accountant)
@@ -209,15 +209,16 @@ def sgd(
     insecure_seed: int | None = None,
     ledger: Any = None,
 ) -> Descent:
-    """Plans a private gradient descent and finds the noise that a budget asks for.
+    """Plans a private gradient descent and calibrates its noise to a budget.
 
     Guarantee: see ``fedvi.DPSVI``. ``epsilon`` is that of all ``steps`` of all ``runs``, whenever one
     stops.
 
     Args:
       steps: T, the largest number of steps of one run.
-      max_records: the largest number of records that there may be; public, so no exact count need
-        be. Batches are sized for it: a whole one has so many rows, whatever the table's length.
+      max_records: the largest number of records that there may be. It is public, so the exact count
+        need not be. Batches are sized for it: a full batch has ``max_records`` rows, however long the
+        table is.
       epsilon, delta: the budget; the noise is calibrated to it. Common advice: epsilon of 1 is
         strong, up to 4 or so usual; delta well below 1 / max_records.
       noise_multiplier: noise std ÷ clip_norm, in place of ``epsilon``; 0 for no noise and no
@@ -229,15 +230,15 @@ def sgd(
       sampler: "poisson", "feistel" (fixed size, without replacement) or "full".
       relation: "substitute" or "add_remove".
       accountant: one of ``fedvi.privacy.accountants``.
-      runs: how often a descent may start on the same records; each is paid for.
+      runs: how often a descent may start on the same records; the budget covers all runs.
       float_noise: draw noise in floating point: faster, without a guarantee, and marked.
       insecure_seed: draw noise from a seed, for tests; without a guarantee, and marked.
-      ledger: where runs are counted over all processes: ``fedvi.LedgerFolder("spent")``. Left out, the
-        count is in memory, and another process, or another ``DPSVI``, starts from nothing.
+      ledger: counts runs over all processes, e.g. ``fedvi.LedgerFolder("spent")``. By default the count
+        is in memory, and another process, or another ``DPSVI``, starts from zero.
 
     Raises:
-      ConfigError, PrivacyError: if an argument is out of its range, or both or neither of two that
-        exclude each other are given.
+      ConfigError, PrivacyError: if an argument is out of its range, or if both or neither of two
+        mutually exclusive arguments are given.
 
     >>> plan = sgd(epsilon=1.0, delta=1e-5, steps=1000, batch=500, max_records=50_000)
     >>> round(plan.mechanism.noise_multiplier, 1), plan.sampler.rate
@@ -274,7 +275,7 @@ def sgd(
     )  # fmt: skip
 
     def total(noise: float) -> events.Event:
-        # Of any noise, also such as no grid is made for: the search begins far out.
+        # Float noise stands in for the grid: the search also tries noise that no grid can carry.
         priceable = dataclasses.replace(plan, mechanism=mechanisms.gaussian(noise))
         return events.repeat(priceable.step, steps * runs)
 

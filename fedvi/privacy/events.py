@@ -1,8 +1,8 @@
-"""The records of what was released; each kind is one that accountants can price.
+"""Events: descriptions of releases, which accountants price.
 
-An event says what a mechanism did, never what it costs: an accountant turns it into
-(epsilon, delta). Events are immutable, hashable and hold public numbers only, so that they can be
-compared, cached, sent and written to a ledger. Standard library only.
+An event describes what a mechanism did, not its cost; an accountant converts it to (epsilon, delta).
+Events are immutable, hashable and hold public numbers only, so that they can be compared, cached, sent
+and written to a ledger. This module uses the standard library only.
 """
 
 import math
@@ -38,7 +38,7 @@ RELATIONS: tuple[Relation, ...] = ("add_remove", "substitute")
 
 
 def check_relation(relation: Relation) -> None:
-    """Raises `ConfigError` for a relation that is not one."""
+    """Raises `ConfigError` for an unknown relation."""
     if relation not in RELATIONS:
         raise ConfigError(
             f"relation is {relation!r}, expected one of {', '.join(RELATIONS)}",
@@ -50,13 +50,12 @@ def check_relation(relation: Relation) -> None:
 class Gaussian:
     """One release of a sum with Gaussian noise of standard deviation σ·C, C the clip norm.
 
-    One privacy unit (a record, a part, a client: what the study declares) is the thing that is
-    added, removed or substituted; ``add_remove`` and ``substitute`` bound how far the sum then
-    moves, in clip norms. A sum of clipped records moves by 1 and 2; a clipped change of a part's
-    factor moves by 2 under either relation.
+    ``add_remove`` and ``substitute`` bound how far the sum moves, in clip norms, if one privacy unit (a
+    record, a part or a client, as the study declares) is added, removed or substituted. A sum of clipped
+    records moves by 1 and 2; a clipped change of a part's factor moves by 2 under either relation.
 
     Args:
-      noise_multiplier: σ, noise std ÷ clip norm, in every relation (never the std, and never
+      noise_multiplier: σ, noise std ÷ clip norm, under every relation (never the std, and never
         divided by the shift); 0 means no noise.
       add_remove: ‖total − total′‖₂ ÷ C when one unit is added or removed, at most.
       substitute: ‖total − total′‖₂ ÷ C when one unit is replaced by another, at most.
@@ -81,15 +80,14 @@ class Gaussian:
 class DiscreteGaussian:
     """One release of an integer sum with discrete Gaussian noise, or a sum of such noises.
 
-    The noise has the law P[Z = k] ∝ exp(−k²/2σ²) on the integers, in each coordinate. Its privacy
-    is that of a Gaussian of the same σ in the sense of concentrated privacy alone: its privacy loss
-    distribution is another one.
+    The noise has the law P[Z = k] ∝ exp(−k²/2σ²) on the integers, in each coordinate. Its concentrated
+    privacy equals that of a Gaussian with the same σ, but its privacy loss distribution differs.
 
     Args:
-      noise_multiplier: σ ÷ clip norm, σ² the sum of the parameters of all noises that were added.
-      add_remove, substitute: as of `Gaussian`.
-      slack: τ·√d where noises of several clients were added, since their sum is not quite discrete
-        Gaussian; 0 for one. It is added to shift ÷ σ.
+      noise_multiplier: σ ÷ clip norm, where σ² is the sum of the parameters of all noises added.
+      add_remove, substitute: as in `Gaussian`.
+      slack: τ·√d if noise of several clients is added, since the sum is not exactly discrete Gaussian; 0
+        for one client. It is added to shift ÷ σ.
 
     Source: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Theorem 4; Kairouz, Liu and
     Steinke (2021), arXiv:2102.06387, Proposition 14 (sums).
@@ -110,16 +108,16 @@ class DiscreteGaussian:
 
 @dataclass(frozen=True)
 class PoissonSampled:
-    """``inner`` run on a batch that holds each privacy unit independently with one probability.
+    """``inner`` run on a batch that holds each privacy unit independently with the same probability.
 
-    The batch must be secret, drawn afresh for this event and of no fixed size: shuffled or
-    fixed-size batches are not this event, and cost more.
+    The batch must be secret, freshly drawn for this event, and of random size. Shuffled or fixed-size
+    batches are another event, and cost more.
 
     Args:
       rate: the probability that a unit is in the batch, in (0, 1].
       inner: what is done with the batch.
-      overflow: upper bound on the probability, per draw, that the batch exceeds its static
-        capacity and is cut, at the largest number of units the study declares.
+      overflow: upper bound on the probability, per draw, that the batch exceeds its static capacity and
+        is cut, for the largest number of units that the study declares.
 
     >>> PoissonSampled(0.01, Gaussian(1.5)).overflow
     0.0
@@ -148,10 +146,10 @@ class PoissonSampled:
 class WithoutReplacement:
     """``inner`` run on a uniformly random batch of ``batch`` out of ``size`` slots.
 
-    A slot holds one privacy unit or, if there are fewer units than slots, nothing, which
-    contributes zero: so ``size`` is public, and the rate ``batch / size`` depends on no data. The
-    batch must be secret and drawn afresh for this event. This is not `PoissonSampled` at the same
-    rate, and costs more: another unit stands in the batch in place of the one that is left out.
+    A slot holds one privacy unit or, if there are fewer units than slots, nothing, which contributes
+    zero. So ``size`` is public, and the rate ``batch / size`` depends on no data. The batch must be
+    secret and freshly drawn for this event. It costs more than `PoissonSampled` at the same rate, because
+    a unit that is not in the batch is replaced by another one.
 
     >>> WithoutReplacement(10, 1000, Gaussian(1.5)).rate
     0.01
@@ -182,7 +180,7 @@ class WithoutReplacement:
 class Repeated:
     """``inner`` run ``count`` times on the same privacy units, with fresh randomness each time.
 
-    Later runs may depend on what earlier ones released; their parameters may not.
+    Later runs may depend on earlier releases; their parameters may not.
 
     >>> Repeated(Gaussian(2.0), 10).count
     10
@@ -198,7 +196,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Composed:
-    """Several events on the same privacy units, one after the other; none of them is nothing.
+    """Several events on the same privacy units, one after the other; `NOTHING` if empty.
 
     >>> Composed((Gaussian(2.0), Gaussian(3.0))).events[1].noise_multiplier
     3.0
@@ -213,10 +211,10 @@ class Composed:
 
 @dataclass(frozen=True)
 class Unprotected:
-    """Something that left without noise: epsilon is infinite for every privacy unit it touches.
+    """Something that was sent without noise: epsilon is infinite for every privacy unit in it.
 
     Args:
-      what: one line that says what left.
+      what: one line that says what was sent.
 
     >>> Unprotected("the exact factor of a non-private study").what
     'the exact factor of a non-private study'
@@ -242,7 +240,7 @@ NOTHING = Composed(())
 
 
 def compose(*events: Event) -> Event:
-    """Joins events that touch the same units; equal neighbours are merged into one `Repeated`.
+    """Composes events on the same units; adjacent equal events are merged into one `Repeated`.
 
     >>> compose(Gaussian(2.0), Gaussian(2.0)) == repeat(Gaussian(2.0), 2)
     True
@@ -277,9 +275,9 @@ def repeat(event: Event, count: int) -> Event:
 def counts(event: Event) -> dict[Event, int]:
     """Flattens an event to its atoms and how often each occurs.
 
-    Atoms are `Gaussian`, `DiscreteGaussian`, `Unprotected`, and `PoissonSampled` and
-    `WithoutReplacement` whatever they hold: a sampled composition shares one batch, and is not the
-    composition of sampled events.
+    Atoms are `Gaussian`, `DiscreteGaussian` and `Unprotected`, and any `PoissonSampled` or
+    `WithoutReplacement`. Sampled events are not flattened, because a sampled composition shares one
+    batch, and so differs from the composition of sampled events.
 
     >>> counts(compose(Gaussian(2.0), repeat(Gaussian(1.0), 3), Gaussian(2.0))).values()
     dict_values([2, 3])
@@ -344,12 +342,12 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(data: object) -> Event:
-    """Reads what `to_json` wrote; refuses an unknown kind, and a missing or unknown field.
+    """Reads what `to_json` wrote; rejects an unknown kind, and a missing or unknown field.
 
-    A field that this version does not know could change the price, so it is refused, not dropped.
+    An unknown field could change the price, so it is rejected, not ignored.
 
     Raises:
-      UnsupportedEvent: the kind, a field, or a nesting deeper than 32 is unknown here.
+      UnsupportedEvent: the kind or a field is unknown, or the nesting is deeper than 32.
       ConfigError: a value is outside what its field allows.
 
     >>> from_json({"kind": "unprotected", "what": "a factor"})
@@ -422,7 +420,7 @@ def _finite(kind: str, field: str, value: object) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise ConfigError(f"{kind}: `{field}` is {number}, expected a finite number")
-    return number + 0.0  # -0.0 becomes 0.0, so that equal events are written alike
+    return number + 0.0  # turns -0.0 into 0.0, so that equal events have the same JSON
 
 
 def _whole(kind: str, field: str, value: object) -> int:

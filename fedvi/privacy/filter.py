@@ -1,7 +1,7 @@
-"""Enforces a lifetime cap on releases whose number and noise are chosen along the way.
+"""Privacy filter: enforces a lifetime cap on releases that are chosen adaptively. No JAX.
 
-`accountants.pld` states the price of a plan. A site that serves study after study has no plan: what
-comes next depends on what came before. This file says what may still be admitted. No JAX.
+`accountants.pld` prices a plan that is fixed in advance. A site that serves study after study has no
+plan, because later studies depend on earlier results. This filter decides what may still be released.
 """
 
 import math
@@ -31,19 +31,19 @@ class RdpFilter:
     The order α is fixed before the first release. Then the only thing summed is one number, with
     E[exp((α−1)·(loss − sum))] ≤ 1 at every stopping time (a supermartingale), and the conversion to
     (ε, δ) is used once: no union over orders is needed. Taking the best order afterwards, as `rdp`
-    does for a plan, would need one. Privacy loss distributions are no filter: a run stopped where
-    the loss happens to look small, stated at the ε of that time, attained 4.3 to 5 times the
-    claimed δ.
+    does for a plan, would need one. Privacy loss distributions are not a filter: when a run was stopped
+    at a time when its loss looked small, and the ε of that time was stated, the true δ was 4.3 to 5
+    times the claimed one.
 
-    Overflow of Poisson batches has no Rényi price. It is charged to δ: ``overflow_share`` of it is
-    kept for (1 + e^ε)·Σ count · overflow, and what exceeds that share is refused.
+    Overflow of Poisson batches has no Rényi price and is charged to δ: a share ``overflow_share`` of δ
+    is reserved for (1 + e^ε)·Σ count · overflow, and releases that would exceed it are refused.
 
     Args:
       epsilon: the cap, finite and above 0.
       delta: the cap's δ, above 0 and below 1.
       relation: the neighbouring relation.
       order: α, above 1.
-      overflow_share: the part of ``delta`` that is kept for overflow, in [0, 1).
+      overflow_share: the share of ``delta`` that is reserved for overflow, in [0, 1).
 
     Source: Feldman and Zrnic (2021), arXiv:2008.11193, Theorem 3.1 and Section 4 (Rényi filter);
     Rogers, Roth, Ullman and Vadhan (2016), arXiv:1605.08294 (filters and odometers). Proof:
@@ -67,7 +67,7 @@ class RdpFilter:
             raise ConfigError(
                 f"overflow_share is {self.overflow_share}, expected at least 0 and below 1"
             )
-        rdp(self.relation)  # refuses a relation that is none
+        rdp(self.relation)  # rejects an unknown relation
         if self.capacity <= 0:
             raise ConfigError(
                 f"order {self.order:g} leaves nothing to spend at epsilon {self.epsilon:g} and "
@@ -77,14 +77,14 @@ class RdpFilter:
 
     @property
     def capacity(self) -> float:
-        """The largest Rényi divergence at ``order`` that gives (epsilon, delta − kept part)."""
+        """The largest Rényi divergence at ``order`` that gives (epsilon, delta − reserved share)."""
         return _capacity(self.order, self.epsilon, self.delta * (1 - self.overflow_share))
 
     def admits(self, spent: Event, following: Event) -> bool:
         """Whether ``following`` may be released after all of ``spent``, which was admitted.
 
         Raises:
-          UnsupportedEvent: an event has no Rényi price; it is refused, not guessed.
+          UnsupportedEvent: an event has no Rényi price.
         """
         everything = compose(spent, following)
         return self.left(everything) >= 0 and self._overflow_fits(everything)
@@ -117,7 +117,7 @@ class RdpFilter:
         if beyond == 0:
             return True
         room = self.delta * self.overflow_share
-        # In logarithms, since e^ε of a large cap is no float.
+        # In logarithms, since e^ε of a large cap overflows a float.
         return room > 0 and math.log(beyond) + self.epsilon + math.log1p(
             math.exp(-self.epsilon)
         ) <= math.log(room)
@@ -136,9 +136,9 @@ def rdp_filter(
     Args:
       epsilon, delta: the cap.
       relation: the neighbouring relation.
-      order: α; left out, the one of `accountants.rdp.ORDERS` at which ``typical`` fits most often.
-      typical: a release such as is expected; must not depend on data. Left out, a Gaussian of
-        everything: those of any noise choose the same order.
+      order: α; by default the one of `accountants.rdp.ORDERS` at which ``typical`` fits most often.
+      typical: a release like those expected; must not depend on data. By default an unsampled Gaussian;
+        its noise does not matter, since every noise leads to the same order.
       overflow_share: see `RdpFilter`.
 
     >>> from fedvi.privacy.events import NOTHING, repeat
@@ -151,7 +151,7 @@ def rdp_filter(
     False
     """
     if order is None:
-        # Checked here too, so that the search below has something to search.
+        # Validates the arguments before the search.
         RdpFilter(epsilon, delta, relation, ORDERS[-1], overflow_share)
         usable = delta * (1 - overflow_share)
         accountant = rdp(relation)
@@ -167,6 +167,6 @@ def rdp_filter(
 def _capacity(order: float, epsilon: float, delta: float) -> float:
     """The largest D with `epsilon_at_order` (order, D, delta) ≤ epsilon; rounded down."""
     exact = epsilon - math.log1p(-1 / order) + (math.log(delta) + math.log(order)) / (order - 1)
-    # Twice what the conversion adds for rounding.
+    # Twice the rounding margin of the conversion.
     step = 64 * 2.0**-53 * (2 + abs(exact) + epsilon - math.log(delta) / (order - 1))
     return exact - step

@@ -1,12 +1,12 @@
 """Records what a client has spent, as an append-only hash chain.
 
-Pure: a ledger goes in and a longer one comes out. A store makes it durable, and must do so for
-`spend` before a record is read and for `seal` before anything is sent. No entry holds a clock's
+All functions are pure: they take a ledger and return a longer one. A store makes it durable, and must do
+so after `spend` before any record is read, and after `seal` before anything is sent. No entry holds a
 time or a digest of data.
 
     spend ─► reserved ─► seal ─► sealed ─► mark_sent ─► sent
 
-A slot stays charged for ever, whatever becomes of it; sending a sealed release again is free.
+A reserved release stays charged forever, even if it is never sent. Resending a sealed release is free.
 """
 
 from dataclasses import dataclass
@@ -71,15 +71,15 @@ __all__ = [
 ]
 
 TABLES_SHARE = 1e-3
-"""The part of a lifetime's δ that is kept for the tables that noise is drawn from."""
+"""The share of a lifetime cap's δ that is reserved for the noise tables."""
 
 
 class Anchor(NamedTuple):
-    """How far a ledger had come when another party saw it.
+    """The end of a ledger as another party saw it.
 
     Args:
-      entries: how many.
-      hash: of the last one, or of the header.
+      entries: their number.
+      hash: of the last entry, or of the header.
 
     >>> str(Anchor(3, "ab12"))
     '3:ab12'
@@ -94,16 +94,16 @@ class Anchor(NamedTuple):
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent: (epsilon, delta) for all releases of a ledger together.
+    """The (epsilon, delta) that all releases of a ledger together may spend.
 
     Args:
       epsilon: finite, 0 or more.
       delta: at least 0 and below 1.
-      accountant: what it is checked with; its relation must be the ledger's.
+      accountant: checks the budget; its relation must be the ledger's.
 
     Raises:
       ConfigError: a number is out of its range.
-      PrivacyError: the accountant is none of `accountants.__all__`, whose bounds hold everywhere.
+      PrivacyError: the accountant is not one of `accountants.__all__`, whose bounds hold everywhere.
     """
 
     epsilon: float
@@ -142,15 +142,15 @@ def lifetime_header(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> Header:
-    """Returns the header of the ledger that charges every study of a site, whatever it is.
+    """Returns the header of a lifetime ledger, which charges every study of a site.
 
     Args:
-      site: whose.
+      site: its name.
       unit: what is protected.
-      relation: under which the cap is counted.
-      table_distance: the largest of any study's noise that may be charged to it.
-      epsilon, delta: the cap, δ as a whole, so that what is spent can be recomputed beside it; both
-        or none. The filter has all of δ but its ``TABLES_SHARE``.
+      relation: the neighbouring relation of the cap.
+      table_distance: the largest table distance of any study that may be charged to this ledger.
+      epsilon, delta: the cap; both or none. δ is the whole one, so that the spent share can be
+        recomputed. The filter gets δ less its ``TABLES_SHARE``.
 
     >>> is_lifetime(lifetime_header("north", "record", "substitute"))
     True
@@ -170,14 +170,14 @@ def lifetime_header(
 
 
 def spent(ledger: Ledger) -> Event:
-    """Returns the composition of all that was ever reserved, in order."""
+    """Returns the composition of all reserved events, in order."""
     return compose(*(entry.event for entry in ledger.entries if entry.event is not None))
 
 
 def spend(
     ledger: Ledger, release_id: str, event: Event, budget: Budget | RdpFilter | None
 ) -> Ledger:
-    """Reserves a release, before a solver is given any record for it.
+    """Reserves a release; call it before a solver gets any record for that release.
 
     Guarantee: if every release of a ledger was reserved here with the same budget, and cost no more
     than its event says, then all of them together are (budget.epsilon, budget.delta)-DP for the
@@ -186,14 +186,14 @@ def spend(
     filter. The epsilon to state is that of the largest number of releases the study declares,
     whenever it stops. With an `RdpFilter` in the budget's place they may: see there.
 
-    The header's ``table_distance`` is part of the price: δ is checked as a whole.
+    The price includes the header's ``table_distance``: δ is checked as a whole.
 
     Args:
       ledger: what was spent before.
       release_id: new in this ledger.
-      event: what the release will cost.
-      budget: None only where the header says that nothing is protected. At most what the header
-        promises, if it promises anything.
+      event: the cost of the release.
+      budget: None only if the header is not protected. It must not exceed the header's promise, if there
+        is one.
 
     Raises:
       BudgetExceeded: this release would cost more than is left; nothing was reserved.
@@ -223,7 +223,7 @@ def spend(
 
 
 def charge(ledger: Ledger, release_id: str, event: Event) -> Ledger:
-    """Reserves a release whose bytes another party has already: whatever the budget has left.
+    """Reserves a release that another party already holds, even beyond the budget.
 
     Args:
       ledger: what was spent before.
@@ -238,7 +238,7 @@ def charge(ledger: Ledger, release_id: str, event: Event) -> Ledger:
 
 
 def seal(ledger: Ledger, release_id: str, digest: str) -> Ledger:
-    """Records the digest of the noised bytes, which are from now on all that may be sent.
+    """Records the digest of the noised bytes; from then on only these bytes may be sent.
 
     Sealing again with the same digest changes nothing.
 
@@ -266,7 +266,7 @@ def seal(ledger: Ledger, release_id: str, digest: str) -> Ledger:
 
 
 def mark_sent(ledger: Ledger, release_id: str) -> Ledger:
-    """Records that the sealed bytes were sent; once is enough, and again changes nothing.
+    """Records that the sealed bytes were sent; calling it again changes nothing.
 
     Raises:
       LedgerError: the release is not sealed.
@@ -283,12 +283,12 @@ def mark_sent(ledger: Ledger, release_id: str) -> Ledger:
 
 
 def reservations(ledger: Ledger) -> int:
-    """Counts the releases that were ever reserved."""
+    """Counts all reserved releases."""
     return sum(entry.kind == "reserved" for entry in ledger.entries)
 
 
 def state(ledger: Ledger, release_id: str) -> State | None:
-    """Returns how far a release has come; None if it was never reserved."""
+    """Returns the state of a release; None if it was never reserved."""
     steps = index_of(ledger).steps.get(release_id, ())
     reached = (kind for position, kind in reversed(steps) if position < len(ledger.entries))
     return next(reached, None)
@@ -301,7 +301,7 @@ def digest(ledger: Ledger, release_id: str) -> str | None:
 
 
 def anchor(ledger: Ledger) -> Anchor:
-    """Returns what another party should keep, to detect later that entries went missing."""
+    """Returns the anchor that another party should keep, to detect missing entries later."""
     return Anchor(len(ledger.entries), last_hash(ledger))
 
 
@@ -312,8 +312,8 @@ def check_anchor(ledger: Ledger, seen: Anchor) -> None:
     byte: SHA-256 chains them. What came after the anchor may still be missing.
 
     Raises:
-      LedgerError: entries are missing from the end (a restored backup, a truncated file), or the
-        ledger tells another story from some entry on (a fork, or a chain rewritten as a whole).
+      LedgerError: entries are missing from the end (a restored backup, a truncated file), or the ledger
+        differs from some entry on (a fork, or a chain rewritten as a whole).
     """
     count = len(ledger.entries)
     if seen.entries < 0:
@@ -334,23 +334,23 @@ def check_anchor(ledger: Ledger, seen: Anchor) -> None:
 
 
 def check_counterpart(ledger: Ledger, seen: Anchor, holder: Literal["client", "server"]) -> None:
-    """Checks one party's ledger of a client against how far the other party's is.
+    """Checks one party's ledger of a client against the anchor of the other party's.
 
-    Both keep the same chain. Whoever has the longer one can tell: the shorter must be its beginning,
-    and what it lacks must be on its way. A server is ahead by a task that it charged and the client
-    did not take up, or by the arrival of an answer; a client by further attempts at a task that the
-    server charged, and by an answer that did not arrive.
+    Client and server keep the same chain, and the party with the longer one can check. The shorter chain
+    must be its beginning, and the missing entries must be in transit. A server is ahead by a task that it
+    charged and the client has not begun, or by an answer that arrived. A client is ahead by further
+    attempts at a task that the server charged, and by an answer that did not arrive.
 
     Guarantee: of a party that was rolled back (a restored backup, a truncated file) at most what was
     on its way is missing, which both know and do again byte for byte, or charge anew.
 
     Args:
       ledger: verified, of the party that checks.
-      seen: the other party's anchor; if it is ahead, it is for that party to check.
-      holder: who checks.
+      seen: the other party's anchor; if it is ahead, nothing is checked, since that party must check.
+      holder: the party that checks.
 
     Raises:
-      LedgerError: says which party's ledger was rolled back, or that the two tell other stories.
+      LedgerError: says which party's ledger was rolled back, or that the two ledgers differ.
     """
     if seen.entries > len(ledger.entries):
         return
@@ -373,8 +373,8 @@ def check_counterpart(ledger: Ledger, seen: Anchor, holder: Literal["client", "s
         ) from error
     beyond = ledger.entries[seen.entries :]
     kinds = [entry.kind for entry in beyond]
-    # The first attempt is charged by the server before the client hears of the task, the others by
-    # the client before the server hears of them.
+    # The server charges the first attempt before the client knows of the task. The client charges all
+    # further attempts before the server knows of them.
     first = [e.release_id.endswith("#0") for e in beyond if e.kind == "reserved"]
     if holder == "server":
         on_its_way = kinds in ([], ["sent"], ["reserved"], ["sent", "reserved"]) and all(first)
@@ -403,7 +403,7 @@ def _check_new(ledger: Ledger, release_id: str) -> None:
 
 def _check_budget(ledger: Ledger, release_id: str, event: Event, budget: Budget) -> None:
     header = ledger.header
-    # By the header's view, whatever the budget was made for.
+    # The header's view decides, whatever view the budget's accountant was made for.
     accountant = with_sums(of_messages(budget.accountant), header.sums)
     accountant = with_tables(accountant, header.table_distance)
     _check_relation(ledger, accountant.relation)
@@ -459,7 +459,7 @@ def _check_relation(ledger: Ledger, relation: Relation) -> None:
 
 
 def _apart(found: float, allowed: float) -> tuple[str, str]:
-    """Writes two numbers with as many digits as it takes to tell them apart."""
+    """Formats two numbers with enough digits to tell them apart."""
     for digits in range(3, 17):
         texts = f"{found:.{digits}g}", f"{allowed:.{digits}g}"
         if texts[0] != texts[1]:

@@ -1,9 +1,9 @@
-"""Ledgers of many clients that are charged alike: one price for all, and entries written when asked for.
+"""Ledgers of many clients with equal charges: priced once, and each ledger is written only on access.
 
-    Together ─► spend ─► seal ─► mark_sent        one row for all clients each
-        └─► together["north"]                     its ledger, chained from these rows
+    Together ─► spend ─► seal ─► mark_sent        each adds one row for all clients
+        └─► together["north"]                     the ledger of one client, built from these rows
 
-What comes out is the ledger that ``privacy.ledger`` makes of the same steps for one client, hash by hash.
+Each ledger equals, hash by hash, the one that ``privacy.ledger`` makes of the same steps for one client.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ __all__ = ["Together", "alike"]
 
 
 class _Row(NamedTuple):
-    """One entry of each client: of the release ``CLIENT`` + ``suffix``, with a digest of each or none."""
+    """One entry for each client, for the release ``CLIENT`` + ``suffix``; a digest each, or none."""
 
     kind: State
     suffix: str
@@ -29,7 +29,7 @@ class _Row(NamedTuple):
 
 
 class Together(Mapping[str, Ledger]):
-    """A mapping from clients to ledgers; a value, as a ledger is. From ``alike``."""
+    """An immutable mapping from clients to ledgers; made by ``alike``."""
 
     __slots__ = ("_begun", "_first", "_places", "_rows", "_written")
 
@@ -45,7 +45,7 @@ class Together(Mapping[str, Ledger]):
 
     @property
     def first(self) -> Ledger:
-        """The ledger of the first client, to which all others are alike but for names and digests."""
+        """The ledger of the first client; all others differ from it only in names and digests."""
         return self._first
 
     def __getitem__(self, client: str) -> Ledger:
@@ -72,13 +72,13 @@ class Together(Mapping[str, Ledger]):
         return f"Together({len(self)} ledgers)"
 
     def spend(self, suffix: str, event: Event, budget: Budget | RdpFilter | None) -> "Together":
-        """Reserves the release ``CLIENT`` + ``suffix`` of each client, at one price.
+        """Reserves the release ``CLIENT`` + ``suffix`` of each client, at the same price.
 
         Guarantee: that of ``ledger.spend``, for each of them: by `alike`, the price and what it is
         checked against are the same.
 
         Raises:
-          FedviError: as ``ledger.spend`` does; nothing was reserved then.
+          FedviError: as ``ledger.spend``; then nothing was reserved.
         """
         first = ledgers.spend(self._first, self._name(suffix), event, budget)
         for client, begun in self._begun.items():
@@ -101,7 +101,7 @@ class Together(Mapping[str, Ledger]):
         return self._with(first, _Row("sealed", suffix, digests=digests))
 
     def mark_sent(self, suffix: str) -> "Together":
-        """Records that the sealed bytes of each were sent.
+        """Records that each client's sealed bytes were sent.
 
         Raises:
           LedgerError: the release was not sealed just before.
@@ -123,10 +123,10 @@ class Together(Mapping[str, Ledger]):
 
 
 def alike(books: Mapping[str, Ledger]) -> Together | None:
-    """Puts ledgers together whose next charge has one price; None where they are not alike.
+    """Joins ledgers whose next charge has the same price; None if they are not alike.
 
-    They are if their headers differ in the client alone, if as many releases of each event were reserved
-    in all of them, and if none is on its way: all that was reserved is sent.
+    Ledgers are alike if their headers differ only in the client, all have reserved each event equally
+    often, and every reserved release was sent.
     """
     if not books:
         return None

@@ -1,9 +1,9 @@
-"""Masks that cancel in a sum: whole numbers in, words that look random out, and the sum back. No JAX.
+"""Pairwise masks for secure sums: each answer looks random, and the masks cancel in the sum. No JAX.
 
     c_u = y_u + Σ_{v after u} stream(k_uv) − Σ_{v before u} stream(k_uv)     (mod 2^bits)
 
-Each pair of sites shares one key, and its stream stands in the sum twice, with opposite signs. What this
-hides, from whom, and what it rests on: docs/proofs/secure_sums.md.
+Each pair of sites shares one key, whose stream enters the sum twice, with opposite signs. The security
+argument and its assumptions: docs/proofs/secure_sums.md.
 """
 
 from collections.abc import Sequence
@@ -17,25 +17,25 @@ from fedvi import errors
 __all__ = ["GUARD", "KEY_BYTES", "WIDTHS", "mask", "opened", "width"]
 
 GUARD = 4
-"""Zeros that are masked behind the numbers: in the sum they are zero again, or masks do not cancel."""
+"""How many zeros are masked after the numbers; if they are not zero in the sum, masks did not cancel."""
 
 KEY_BYTES = 32
 """The length of a stream's key: 256 bits."""
 
 WIDTHS = (32, 64)
-"""How many bits a word may have."""
+"""The word sizes that are allowed, in bits."""
 
-_NONCE = bytes(16)  # a key makes one stream; the counter is the first half
+_NONCE = bytes(16)  # constant, since a key makes only one stream; its first half is the counter
 
 
 def width(largest: float) -> int:
-    """Returns the fewest bits that hold every sum of absolute value up to ``largest``.
+    """Returns the smallest of ``WIDTHS`` that holds every sum of absolute value up to ``largest``.
 
     >>> width(1e9), width(3e9)
     (32, 64)
 
     Raises:
-      PrivacyError: 64 bits do not hold it.
+      PrivacyError: 64 bits are too few.
     """
     for bits in WIDTHS:
         if largest < 2.0 ** (bits - 1):
@@ -49,7 +49,7 @@ def width(largest: float) -> int:
 def mask(
     numbers: np.ndarray, added: Sequence[bytes], subtracted: Sequence[bytes], bits: int
 ) -> np.ndarray:
-    """Returns whole numbers and ``GUARD`` zeros behind a mask, as unsigned words.
+    """Masks whole numbers, followed by ``GUARD`` zeros, and returns unsigned words.
 
     Guarantee: if one of the keys is uniform and known to nobody else, and makes no other mask, the words
     cannot be told from uniform ones by who cannot tell ChaCha20 from a random function.
@@ -76,7 +76,7 @@ def mask(
     if not (added or subtracted):
         raise errors.PrivacyError("there is no key to mask with, expected one of each other site")
     words = np.zeros(len(numbers) + GUARD, _unsigned(bits))
-    # Two's complement: the low bits of a negative number are those of its residue.
+    # Two's complement: the low bits of a negative number equal its residue mod 2^bits.
     words[: len(numbers)] = np.asarray(numbers, np.int64).astype(words.dtype)
     nothing = bytes(words.nbytes)
     for key in added:
@@ -92,21 +92,21 @@ def opened(
     added: Sequence[bytes] = (),
     subtracted: Sequence[bytes] = (),
 ) -> np.ndarray:
-    """Adds masked words, and returns the sum of what is behind them as numbers around zero.
+    """Adds masked words and returns the sum of the masked numbers, as signed integers.
 
     Args:
-      masked: of the sites in the sum, [D + GUARD] each, unsigned words.
+      masked: the unsigned words of each site in the sum, [D + GUARD] each.
       bits: of a word.
-      added: keys of streams that stand in it with no stream against them: of self masks, and of pairs of
-        which one site is missing.
-      subtracted: the same, of streams that were subtracted.
+      added: keys of added streams that nothing in the sum cancels: those of self masks, and of pairs
+        with a site that is missing.
+      subtracted: the same for subtracted streams.
 
     Returns:
       [D], int64, right if the sum is at least −2^(bits − 1) and below 2^(bits − 1).
 
     Raises:
-      ProtocolError: the masks do not cancel: a site is missing, or was handed another task. Nothing can
-        be read from such a sum.
+      ProtocolError: the masks do not cancel, because a site is missing or was given another task. Such a
+        sum reveals nothing.
     """
     unsigned = _unsigned(bits)
     whole = np.zeros(len(masked[0]), unsigned)
@@ -127,7 +127,7 @@ def opened(
 
 
 def _stream(key: bytes, nothing: bytes, unsigned: np.dtype) -> np.ndarray:
-    """Returns the words of ChaCha20 under a key."""
+    """Returns the ChaCha20 keystream of a key, as words."""
     if len(key) != KEY_BYTES:
         raise errors.PrivacyError(
             f"the key of a mask has {8 * len(key)} bits, expected {8 * KEY_BYTES}"

@@ -1,8 +1,8 @@
-"""Types each number about a run by who may see it.
+"""Types of metrics, by who may see them.
 
-A number is `Public` (it depends on no data), a `ReleasedMetric` (it was paid for) or `Private` (it
-depends on data and was not). Logs, the wire and reports take the first two. A private one can be
-written to a file of the client's own, by naming it: ``.reveal()``.
+A number is `Public` (it depends on no data), a `ReleasedMetric` (derived from a release, whose cost was
+charged) or `Private` (it depends on data and was not released). Logs, the wire and reports accept the
+first two. Only an explicit ``.reveal()`` gives a private value, for a file of the client's own.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ __all__ = ["Metric", "Private", "Public", "ReleasedMetric"]
 
 
 class _Fixed:
-    """A value that is set once and not again."""
+    """Base class of immutable metrics."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class _Fixed:
 
 
 class Public(_Fixed):
-    """A number that depends on no data: on the study, on versions and counts of messages.
+    """A number that depends on no data, but on the study, versions or counts of messages.
 
     >>> Public(3)
     Public(3)
@@ -50,7 +50,7 @@ class Public(_Fixed):
 
 
 class ReleasedMetric(_Fixed):
-    """A number read off something that was released, and the event that it cost.
+    """A number computed from a released value, with the event of that release.
 
     Guarantee: costs nothing beside that event, since it is post-processing, if ``read`` closes over
     nothing computed from data.
@@ -69,7 +69,7 @@ class ReleasedMetric(_Fixed):
     event: Event
 
     def __init__(self, released: Any, read: Callable[[Any], Any] = lambda value: value) -> None:
-        # Here, since whoever holds a Released has loaded JAX, and nobody else should have to.
+        # Imported here, because it loads JAX; a caller that has a Released has loaded it already.
         from fedvi.privacy.release import Released
 
         if not isinstance(released, Released):
@@ -85,11 +85,10 @@ class ReleasedMetric(_Fixed):
 
 
 class Private(_Fixed):
-    """A number that depends on data and was not paid for: an ELBO, a norm, a clipped fraction.
+    """A number that depends on data and was not released: an ELBO, a norm, a clipped fraction.
 
-    It shows itself to nobody: its texts are all "Private(…)", and it refuses to become a number, an
-    array, JSON, a copy or a pickle. Python cannot keep out code that means to look; this keeps out
-    mistakes.
+    Every string form of it is "Private(…)", and it refuses to become a number, an array, JSON, a copy or
+    a pickle. This prevents mistakes; Python cannot prevent deliberate access.
 
     >>> f"{Private(0.25)}"
     'Private(…)'
@@ -113,7 +112,7 @@ class Private(_Fixed):
         return repr(self)
 
     def __format__(self, form: str) -> str:
-        # Whatever the form: an error would name the value's type and end a log line.
+        # Ignores the format: an error would reveal the value's type and lose the log line.
         return repr(self)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:

@@ -1,15 +1,15 @@
-"""What two sites share that nobody else knows: X25519 and ML-KEM-768 together. No JAX.
+"""Pairwise secrets of sites, by hybrid key exchange with X25519 and ML-KEM-768. No JAX.
 
-    keys        each site makes a pair of either kind, once a study
-    offer       the site that stands first encapsulates to the other's ML-KEM key
+    keys        each site generates a key pair of each kind, once a study
+    offer       the site that comes first in the study encapsulates to the other's ML-KEM key
     secret      HKDF(X25519 ‖ ML-KEM), bound to the digest of the set-up: study, sites, all public keys
-    mask key    HKDF(secret, digest of one task): a key for one stream
-    share key   HKDF(secret, digest of one task, who seals): a key for one share
-    next        HKDF(secret): the secret of the round after; the one before is erased
+    mask key    HKDF(secret, digest of one task): the key of one stream
+    share key   HKDF(secret, digest of one task, sender): the key of one share
+    next        HKDF(secret): the secret of the next round; the previous secret is erased
 
-Whoever breaks one of the two schemes later, and not the other, learns nothing; while keys are agreed on,
-X25519 alone vouches for an offer. The proof and what it rests on: docs/proofs/secure_sums.md. All
-primitives are those of the package cryptography.
+An attacker who later breaks only one of the two schemes learns nothing. While keys are agreed on, X25519
+alone authenticates an offer. Proof and assumptions: docs/proofs/secure_sums.md. All primitives come from
+the package cryptography.
 """
 
 import hashlib
@@ -46,13 +46,13 @@ __all__ = [
 ]
 
 OFFER_BYTES = 1088 + 32
-"""The length of what one site offers to another: a ciphertext of ML-KEM-768, and a tag."""
+"""The length of an offer in bytes: an ML-KEM-768 ciphertext and a tag."""
 
 _TAG_BYTES = 32
 
 
 class Keys(NamedTuple):
-    """Two private keys; their representation shows none of them.
+    """The two private keys of a site; ``repr`` does not show them.
 
     Attributes:
       x25519: 32 bytes.
@@ -66,12 +66,12 @@ class Keys(NamedTuple):
         return "Keys()"
 
     def opened(self) -> "Opened":
-        """Returns the keys ready for use, which takes as long as agreeing with one site."""
+        """Returns the keys ready for use; as slow as one key agreement."""
         return Opened(X25519PrivateKey.from_private_bytes(self.x25519), _mlkem(self.mlkem))
 
     @property
     def public(self) -> tuple[bytes, bytes]:
-        """The public keys of both, 32 and 1184 bytes."""
+        """The two public keys, 32 and 1184 bytes."""
         agreement = X25519PrivateKey.from_private_bytes(self.x25519).public_key()
         return agreement.public_bytes_raw(), _mlkem(self.mlkem).public_key().public_bytes_raw()
 
@@ -84,14 +84,14 @@ class Opened(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One site of a set-up, as all others see it.
+    """The public description of one site in a set-up.
 
     Attributes:
       name: in the study.
-      identity: SHA-256 over the key that signed, hex.
-      x25519: its public key, 32 bytes.
-      mlkem: its public key, 1184 bytes.
-      ed25519: the key by which it signs sets, 32 bytes; empty where all sites must answer.
+      identity: SHA-256 of the key that signed, hex.
+      x25519: public key, 32 bytes.
+      mlkem: public key, 1184 bytes.
+      ed25519: public key for signatures of sets, 32 bytes; empty if all sites must answer.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Member(NamedTuple):
 
 
 class Offered(NamedTuple):
-    """What the first of two sites computes: ``content`` is sent to the other, ``secret`` is kept."""
+    """An offer by the first of two sites: ``content`` is sent to the other, ``secret`` is kept."""
 
     content: bytes
     secret: bytes
@@ -115,7 +115,7 @@ def new_keys() -> Keys:
     """Draws a site's private keys from the operating system.
 
     Raises:
-      PrivacyError: this machine's cryptography has no ML-KEM-768.
+      PrivacyError: the installed cryptography has no ML-KEM-768.
     """
     try:
         seed = MLKEM768PrivateKey.generate().private_bytes_raw()
@@ -128,7 +128,7 @@ def new_keys() -> Keys:
 
 
 def set_up_digest(study: str, members: Sequence[Member]) -> bytes:
-    """Returns SHA-256 over a study and all its sites with their keys, in order."""
+    """Returns the SHA-256 of a study and all its sites with their keys, in order."""
     return _digest(
         b"fedvi set-up 1",
         study.encode(),
@@ -141,16 +141,16 @@ def set_up_digest(study: str, members: Sequence[Member]) -> bytes:
 
 
 def roster_digest(members: Sequence[Member]) -> str:
-    """Returns SHA-256 over the names of sites and the keys that they sign with, hex: who takes part."""
+    """Returns the SHA-256 of all site names and signing keys, hex; it identifies who takes part."""
     parts = (part.encode() for m in members for part in (m.name, m.identity))
     return _digest(b"fedvi roster 1", *parts).hex()
 
 
 def offer(keys: Opened, own: Member, other: Member, set_up: bytes) -> Offered:
-    """Encapsulates to a site that stands behind this one.
+    """Encapsulates to a site that comes after this one.
 
     Raises:
-      PrivacyError: the other's keys are none.
+      PrivacyError: the other's keys are invalid.
     """
     try:
         shared, ciphertext = MLKEM768PublicKey.from_public_bytes(other.mlkem).encapsulate()
@@ -161,13 +161,13 @@ def offer(keys: Opened, own: Member, other: Member, set_up: bytes) -> Offered:
 
 
 def accept(keys: Opened, own: Member, other: Member, set_up: bytes, content: bytes) -> bytes:
-    """Returns the secret that an offer of a site before this one leads to.
+    """Derives the secret from the offer of a site that comes before this one.
 
     Guarantee: the other site, if it is the one whose key signed, derived the same secret from the same
     set-up: it saw the same sites with the same keys.
 
     Raises:
-      PrivacyError: it did not, or the offer was changed on its way.
+      PrivacyError: the other site's secret differs, or the offer was changed in transit.
     """
     ciphertext, tag = content[:-_TAG_BYTES], content[-_TAG_BYTES:]
     try:
@@ -185,18 +185,18 @@ def accept(keys: Opened, own: Member, other: Member, set_up: bytes, content: byt
 
 
 def mask_key(secret: bytes, task: bytes) -> bytes:
-    """Returns the key of the stream that a pair uses for one task, by the task's digest."""
+    """Returns a pair's key of the mask stream for one task; ``task`` is the task's digest."""
     return HKDFExpand(hashes.SHA256(), KEY_BYTES, b"fedvi mask 1" + task).derive(secret)
 
 
 def share_key(secret: bytes, task: bytes, sender: str) -> bytes:
-    """Returns the key that ``sender``, one of a pair, seals its share for the other with, for one task."""
+    """Returns the key with which ``sender`` seals its share for the other site, for one task."""
     info = _digest(b"fedvi share 1", task, sender.encode())
     return HKDFExpand(hashes.SHA256(), KEY_BYTES, info).derive(secret)
 
 
 def next_secret(secret: bytes) -> bytes:
-    """Returns a pair's secret of the round after; nothing leads back from it."""
+    """Returns a pair's secret of the next round; the previous one cannot be recovered from it."""
     return HKDFExpand(hashes.SHA256(), KEY_BYTES, b"fedvi next 1").derive(secret)
 
 
@@ -208,10 +208,10 @@ def _derived(
     set_up: bytes,
     order: tuple[Member, Member],
 ) -> tuple[bytes, bytes]:
-    """Returns a pair's secret and the tag by which each knows that the other has it."""
+    """Returns a pair's secret, and the tag that proves to each site that the other has it."""
     try:
         agreed = keys.x25519.exchange(X25519PublicKey.from_public_bytes(other.x25519))
-    except ValueError:  # of a low order, or of another length
+    except ValueError:  # a point of low order, or a wrong length
         raise _no_key(other) from None
     context = _digest(b"fedvi pair 1", set_up, *(m.name.encode() for m in order), ciphertext)
     both = HKDF(hashes.SHA256(), KEY_BYTES + _TAG_BYTES, None, context).derive(agreed + shared)
@@ -229,7 +229,7 @@ def _no_key(other: Member) -> errors.PrivacyError:
 def _digest(*parts: bytes) -> bytes:
     hasher = hashlib.sha256()
     for part in parts:
-        # The length first, so that no two different lists feed the same bytes.
+        # Length-prefixed, so that different lists never give the same bytes.
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     return hasher.digest()

@@ -1,9 +1,9 @@
-"""Secret randomness: keys, where their secrets come from, and ChaCha20.
+"""Secret randomness: a secret per release, JAX keys derived from it, and ChaCha20 as JAX's generator.
 
-Each release has a secret of 256 bits of its own (``Root.secret``), from the operating system unless
-a simulation asks for a replay. ``key`` turns it into one JAX key a purpose, so that no key serves
-two, and a release that is computed again after a crash gets the same noise. Keys are ChaCha20 keys:
-every function of ``jax.random`` takes them.
+Each release has its own secret of 256 bits (``Root.secret``), from the operating system unless a
+simulation must be reproducible. ``key`` derives one JAX key for each purpose, so that no key has two
+uses, and a release that is recomputed after a crash gets the same noise. Keys are ChaCha20 keys, which
+every function of ``jax.random`` accepts.
 """
 
 import concurrent.futures
@@ -39,9 +39,10 @@ __all__ = [
 ]
 
 DRAWS = 2
-"""The version of what is drawn of a key: one more whenever a sampler or a noise uses its words otherwise.
+"""Version of how samplers and noise use a key's random words; increase it with every change of that use.
 
-Two versions give one key two noises, so no release that was begun under one is computed under another.
+Different versions draw different noise from one key, so a release begun under one version is never
+computed under another.
 """
 
 _SECRET_BYTES = 32
@@ -49,21 +50,21 @@ _SECRET_BYTES = 32
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 # The first nonce word of the three uses of a key.
 _BITS, _SPLIT, _FOLD_IN = 1, 2, 3
-# Blocks at a time: as few as XLA still spreads over threads on a CPU, from rows of 512 KiB on.
+# Blocks computed at once: the fewest that XLA still spreads over CPU threads (rows of 512 KiB).
 _CHUNK = 2**15
-# Blocks side by side in a group, about. Groups make threads keep to blocks of their own; a power of
-# two would put the words of a block onto the same lines of the cache.
+# Approximate number of blocks side by side in a group. With groups each thread works on its own blocks.
+# Not a power of two, which would map the words of a block to the same cache lines.
 _SIDE_BY_SIDE = 2500
-# Blocks whose words may as well be looked for one by one.
+# With so few blocks it does not matter if XLA looks up each word separately.
 _FEW = 16
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Root:
-    """Where the secrets of releases come from; its representation shows nothing.
+    """The source of the secrets of releases; ``repr`` shows no secret.
 
     Attributes:
-      secure: False if secrets follow from a seed; whatever they touch is then marked.
+      secure: False if secrets follow from a seed; all results are then marked.
     """
 
     _secret: bytes
@@ -75,14 +76,14 @@ class Root:
     def secret(self, *label: str | int) -> bytes:
         """Returns the 32 secret bytes of one release.
 
-        From the operating system if the root is secure: every call draws anew, whatever the label,
-        so there is no long-lived secret to steal, and a client that was set back to a backup draws
-        other noise. Keep them with the reservation and erase them once the release is sealed. From
-        an insecure root they follow from the seed and the label.
+        A secure root draws fresh bytes from the operating system at every call, whatever the label. So
+        there is no long-lived secret to steal, and a client restored from a backup draws other noise.
+        Keep the bytes with the reservation, and erase them once the release is sealed. An insecure root
+        computes them from the seed and the label.
 
         Raises:
-          PrivacyError: under a JAX transformation, where they would become a constant of the
-            compiled function and every run of it would get the same.
+          PrivacyError: under a JAX transformation, where the bytes would become a constant of the
+            compiled function, the same in every run.
         """
         refuse_a_trace("a secret was drawn")
         if self.secure:
@@ -93,7 +94,7 @@ class Root:
         """Returns the key of a label, the same at every call: for tests and simulations.
 
         Raises:
-          PrivacyError: for a secure root, which remembers no secret that a key could come from.
+          PrivacyError: for a secure root, which stores no secret to derive a key from.
         """
         if self.secure:
             raise errors.PrivacyError(
@@ -111,7 +112,7 @@ def secure_root() -> Root:
 def insecure_root(seed: int) -> Root:
     """Returns a root computed from a seed, for tests and replayed simulations only.
 
-    Everything that it touches must be marked "simulation: no guarantee".
+    All results must be marked "simulation: no guarantee".
     """
     return Root(hashlib.sha256(f"fedvi insecure root {seed}".encode()).digest(), secure=False)
 
@@ -120,12 +121,12 @@ def key(secret: bytes, *label: str | int) -> Key:
     """Derives the ChaCha20 key of a label: the 256 bits HMAC-SHA256(secret, label).
 
     Two labels give the same key only if they are equal part by part: each part is prefixed by its
-    kind and length, so ("a", "bc") and ("ab", "c") differ, and so do 1 and "1". If HMAC-SHA256 is a
-    pseudo-random function, the keys of different labels are independent, and none tells anything
-    of the secret. The representation of a JAX key shows its words: do not log one.
+    type and length, so ("a", "bc") and ("ab", "c") differ, and so do 1 and "1". If HMAC-SHA256 is a
+    pseudo-random function, the keys of different labels are independent, and none reveals anything
+    about the secret. The repr of a JAX key shows its words: do not log one.
 
     Args:
-      secret: at least 32 bytes that nobody else knows, e.g. of ``Root.secret``.
+      secret: at least 32 secret bytes, e.g. from ``Root.secret``.
       label: what the key is for; public.
 
     Raises:
@@ -142,10 +143,10 @@ def key(secret: bytes, *label: str | int) -> Key:
 
 
 def keys(secrets: Sequence[bytes], *label: str | int) -> Key:
-    """Derives the keys of one label from many secrets: an array of what ``key`` makes of each.
+    """Derives the keys of one label from many secrets: an array of the results of ``key``.
 
     Raises:
-      PrivacyError: as ``key`` does.
+      PrivacyError: as ``key``.
 
     >>> keys([bytes(32), bytes(32)], "noise")[1] == key(bytes(32), "noise")
     Array(True, dtype=bool)
@@ -198,10 +199,10 @@ def _message(label: tuple[str | int, ...]) -> bytes:
 def refuse_a_trace(
     what: str, hint: str = "derive keys before `jit`, `scan` or `vmap`, and pass them in"
 ) -> None:
-    """Raises where a JAX transformation is under way: what is charged or drawn once would be traced.
+    """Refuses to run under a JAX transformation, which would trace a charge or a draw only once.
 
     Raises:
-      PrivacyError: it is called under `jit`, `scan`, `vmap` or the like; it says ``what``, and ``hint``.
+      PrivacyError: under `jit`, `scan`, `vmap` and the like, with ``what`` and ``hint``.
     """
     if jax.extend.core.get_opaque_trace_state(convention="flax") != _eager_state():
         raise errors.PrivacyError(
@@ -212,13 +213,13 @@ def refuse_a_trace(
 
 @functools.cache
 def _eager_state() -> Any:
-    # Transformations are local to a thread: a new one stands outside of all.
+    # Transformations are local to a thread, so a new thread is outside all of them.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         state = functools.partial(jax.extend.core.get_opaque_trace_state, convention="flax")
         return thread.submit(state).result()
 
 
-# Compiled, so that a call outside of any trace does not compile its loop anew.
+# Jitted, so that calls outside a trace do not compile the loop again.
 @functools.partial(jax.jit, inline=True)
 def _blocks(key_words: jax.Array, counters: jax.Array, nonce: jax.Array) -> jax.Array:
     """Returns the keystream's blocks at ``counters`` (uint32 [g, n]) as uint32 [g, 16, n]."""
@@ -242,8 +243,8 @@ def _start(key_words: jax.Array, counters: jax.Array, nonce: jax.Array) -> tuple
 def _rounds(start: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """Returns the rows after RFC 8439's twenty rounds.
 
-    A round works on the columns, and turning the rows lines up the diagonals. The rounds are a
-    loop, since unrolled they compile for minutes.
+    A round works on columns; rotating the rows turns diagonals into columns. The rounds are a loop, since
+    unrolled they take minutes to compile.
     """
 
     def double_round(_: Any, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -259,7 +260,7 @@ def _added(rows: tuple[jax.Array, ...], start: tuple[jax.Array, ...]) -> jax.Arr
 
 
 def _turned_twice(row: jax.Array) -> jax.Array:
-    """Returns a row turned by two of its four columns: cheaper for XLA than ``jnp.roll``."""
+    """Returns a row rotated by two of its four columns; cheaper in XLA than ``jnp.roll``."""
     groups, _, count = row.shape
     return row.reshape(groups, 2, 2, count)[:, ::-1].reshape(row.shape)
 
@@ -317,9 +318,9 @@ def _random_bits(key_words: jax.Array, width: int, shape: tuple[int, ...]) -> ja
 
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _stream(key_words: jax.Array, words: int, width: int) -> jax.Array:
-    """Returns ``words`` words of the blocks of random bits from counter 0 on: uint32 [words].
+    """Returns the first ``words`` words of the blocks of random bits, from counter 0 on: uint32 [words].
 
-    A group of blocks gives the first words of all its blocks, then their second words, and so on.
+    Within a group of blocks come the first words of all blocks, then their second words, and so on.
     """
     blocks = -(-words // 16)
     chunks = max(1, blocks // _CHUNK)
@@ -339,8 +340,8 @@ def _stream(key_words: jax.Array, words: int, width: int) -> jax.Array:
         if groups == 1 or not surplus:
             return _blocks(key_words, counters, nonce).ravel()[:words]
 
-        # With words to cut off, XLA would merge the sum behind the rounds into what uses the words, and
-        # look for each of them by its number. A loop writes them to memory first.
+        # If words are cut off, XLA would fuse the sum after the rounds into the code that uses the words,
+        # and index each word separately. A loop writes them to memory first.
         def added(group: tuple[jax.Array, ...]) -> jax.Array:
             at, *rows = group
             return _added(tuple(row[None] for row in rows), _start(key_words, at[None], nonce))
@@ -352,7 +353,7 @@ def _stream(key_words: jax.Array, words: int, width: int) -> jax.Array:
     def many(keys: int, batched: Any, key_words: jax.Array) -> Any:
         if blocks > _SIDE_BY_SIDE:
             return lax.map(one, key_words), True
-        # The blocks of all keys lie side by side, as one key's blocks are too few for a vector.
+        # The blocks of all keys are side by side, since one key has too few blocks to vectorise.
         counters = _counters(groups * each).reshape(groups, 1, each)
         lanes = jnp.broadcast_to(counters, (groups, keys, each)).reshape(groups, -1)
         found = _blocks(jnp.repeat(key_words.T, each, axis=1), lanes, _nonce(_BITS, width))

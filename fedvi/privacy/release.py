@@ -1,12 +1,12 @@
-"""The one door: how contributions become something public, and the only maker of ``Released``.
+"""Adds noise to bounded totals and makes every ``Released``: the only way from data to the network.
 
     contributions ─► clipped_sum ─► Bounded ─► release ─► Released ─► post_process ─► Released
 
-A ``Bounded`` remembers how far one privacy unit can move it and which sampler picked its records; a
-``Released`` remembers the event that it cost. Only a ``Released`` can be encoded for the wire.
+A ``Bounded`` carries its sensitivity and the sampler of its records. A ``Released`` carries the event
+that it cost. Only a ``Released`` can be encoded for the wire.
 
-Where the mechanism has a grid, totals and released values are whole numbers of its step, so that
-no rounding of floating point stands between what is proved and what is sent.
+If the mechanism has a grid, totals and released values are whole multiples of its step, so that the
+proofs apply exactly to what is sent, with no floating-point rounding.
 """
 
 import dataclasses
@@ -42,10 +42,10 @@ __all__ = [
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OnGrid:
-    """Released integers and what one of them is worth: the value is ``integers`` × ``step``.
+    """Released integers and their scale: the value is ``integers`` × ``step``.
 
     Attributes:
-      integers: a tree of int32 arrays, or of int64 where sums can be longer.
+      integers: a tree of int32 arrays, or of int64 if sums may exceed int32.
       step: the public scale.
     """
 
@@ -55,11 +55,11 @@ class OnGrid:
 
 @jax.tree_util.register_pytree_node_class
 class Released:
-    """A value that may leave, with the event that it cost.
+    """A value that may be sent, with the event that it cost.
 
-    Made by ``release``, ``release_with``, ``repeat``, ``post_process``, ``public`` and ``disclose``
-    alone. Python cannot keep out code that means to forge one; this keeps out mistakes, and a study
-    with custom code is marked.
+    Made only by ``release``, ``release_with``, ``repeat``, ``post_process``, ``public`` and
+    ``disclose``. This prevents mistakes. Python cannot prevent deliberate forgery, so the claims of a
+    study with custom code carry a mark.
     """
 
     __slots__ = ("event", "value")
@@ -92,7 +92,7 @@ class Released:
 
 
 def release(key: Key, bounded: Bounded, mechanism: Mechanism) -> Released:
-    """Noises a bounded total: the only way from data to something public.
+    """Adds noise to a bounded total: the only way from data to something public.
 
     Guarantee: the result costs ``sampler.event(mechanism.event(shift))`` if ``key`` is fresh, secret
     and used for nothing else, and if the mechanism's noise is what it says (see its ``mark``).
@@ -100,13 +100,13 @@ def release(key: Key, bounded: Bounded, mechanism: Mechanism) -> Released:
     Args:
       key: from ``privacy.random`` with the purpose "noise".
       bounded: made by ``clipped_sum`` or another function that proves its shift.
-      mechanism: one of ``fedvi.privacy.mechanisms``, on whose grid the total is.
+      mechanism: one of ``fedvi.privacy.mechanisms``; the total must be on its grid.
 
     Returns:
       The noised total: an ``OnGrid`` if there is a grid (see ``decoded``), else floats.
 
     Raises:
-      PrivacyError: if the total was made for another grid.
+      PrivacyError: if the total is on another grid.
     """
     _check_grid(mechanism, bounded)
     noised = mechanism.perturb(key, bounded.total, bounded.shift.clip_norm)
@@ -116,12 +116,12 @@ def release(key: Key, bounded: Bounded, mechanism: Mechanism) -> Released:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """The noise of one release, drawn ahead: secret, and to be used once.
+    """The noise of one release, drawn in advance: secret, and to be used once.
 
     Attributes:
-      value: arrays like the total's.
-      mechanism: what it was drawn by.
-      clip_norm: what it was drawn for.
+      value: arrays with the shapes and dtypes of the total.
+      mechanism: drew the noise.
+      clip_norm: C that the noise is scaled to.
     """
 
     value: Any = dataclasses.field(repr=False)
@@ -130,20 +130,20 @@ class Noise:
 
 
 def drawn_ahead(key: Key, like: Any, clip_norm: float, mechanism: Mechanism) -> Noise:
-    """Draws the noise of one release before there is a total, so that many are drawn together.
+    """Draws the noise of one release before its total exists, so that noise for many is drawn at once.
 
     Args:
-      key: as `release` takes it.
-      like: a tree of shapes and dtypes, those of the total.
+      key: as in `release`.
+      like: a tree with the shapes and dtypes of the total.
       clip_norm: C.
-      mechanism: as `release` takes it.
+      mechanism: as in `release`.
     """
     nothing = jax.tree.map(zeros_like, like)
     return Noise(mechanism.perturb(key, nothing, clip_norm), mechanism, clip_norm)
 
 
 def release_with(noise: Noise, bounded: Bounded) -> Released:
-    """Does what `release` does, with noise that was drawn ahead.
+    """Does what `release` does, with noise that was drawn in advance.
 
     Guarantee: that of `release`, if ``noise`` is used for nothing else: a mechanism adds its noise
     (``Mechanism.perturb``), so that adding it later is the same release.
@@ -172,7 +172,7 @@ def release_with(noise: Noise, bounded: Bounded) -> Released:
 
 
 def decoded(released: Released) -> Released:
-    """Returns released integers as floats, integers × step; what is no ``OnGrid`` stays as it is.
+    """Converts each ``OnGrid`` to floats, integers × step; other values stay as they are.
 
     Guarantee: post-processing; it costs nothing. JAX arrays become float32, NumPy arrays float64.
     """
@@ -210,12 +210,12 @@ def repeat(step: Callable[[Any, Any], Released], start: Any, inputs: Any) -> Rel
 def repeat_outside(
     step: Callable[[Any, Any], Released], start: Any, inputs: Sequence[Any]
 ) -> Released:
-    """Does what `repeat` does, one step after the other, outside one program.
+    """Does what `repeat` does, in a Python loop instead of one compiled program.
 
-    So that a step may fetch what is too much for one. Guarantee: that of `repeat`.
+    A step may then load data that do not fit in memory at once. Guarantee: that of `repeat`.
 
     Args:
-      step, start: as of `repeat`.
+      step, start: as in `repeat`.
       inputs: one for each step.
     """
     if not inputs:
@@ -236,7 +236,7 @@ def repeat_outside(
 
 
 def post_process(fn: Callable[..., Any], released: Released, *more: Released) -> Released:
-    """Applies a function that sees no data to released values; what they cost stays what it was.
+    """Applies a function that sees no data to released values; their cost does not change.
 
     Guarantee: by the post-processing theorem, if ``fn`` closes over nothing computed from data.
     """
@@ -246,7 +246,7 @@ def post_process(fn: Callable[..., Any], released: Released, *more: Released) ->
 
 
 def public(value: Any) -> Released:
-    """Passes on a value behind which there are no records at all, such as a prior's factor.
+    """Makes a ``Released`` of a value that depends on no record, such as a prior's factor.
 
     Guarantee: costs nothing, if ``value`` is computed from the model, the study and what was
     released, and from nothing else. Grep for its callers: each needs that argument.
@@ -255,9 +255,9 @@ def public(value: Any) -> Released:
 
 
 def disclose(value: Any, what: str) -> Released:
-    """Releases a value as it is, without any protection: its event is ``Unprotected`` (ε = ∞).
+    """Releases a value without any protection: its event is ``Unprotected`` (ε = ∞).
 
-    A ledger with a budget refuses it; only a study that says ``protection = "none"`` has none.
+    A ledger with a budget refuses it. Only a study with ``protection = "none"`` has no budget.
 
     Args:
       value: arrays.

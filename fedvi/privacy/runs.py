@@ -13,41 +13,41 @@ from fedvi.privacy.ledger import Budget, Header, Ledger
 __all__ = ["Extend", "Keeper", "Owned", "Runs"]
 
 Extend: TypeAlias = Callable[[Ledger], Ledger]
-"""Takes a ledger as it was kept last and returns it longer, or raises."""
+"""Takes the stored ledger and returns an extended one, or raises."""
 
 
 @runtime_checkable
 class Keeper(Protocol):
-    """What keeps a plan's ledger beyond one process, such as ``fedvi.LedgerFolder``.
+    """Stores a plan's ledger for all processes, such as ``fedvi.LedgerFolder``.
 
     Attributes:
-      place: where, in words for a statement.
+      place: where it is stored, in words for a statement.
     """
 
     place: str
 
     def opened(self, header: Header) -> Ledger:
-        """Returns the ledger as it was kept last; starts one if there never was any.
+        """Returns the stored ledger; starts one if there never was any.
 
         Raises:
-          LedgerError: there was one and it is gone or damaged, or it has another header.
+          LedgerError: the ledger is lost or damaged, or has another header.
         """
 
     def extended(self, header: Header, extend: Extend) -> Ledger:
-        """Reads the ledger, extends it and keeps it: one transaction over all processes.
+        """Reads, extends and stores the ledger, as one transaction over all processes.
 
-        Returns once it would survive a power cut. What ``extend`` raises leaves the ledger as it was.
+        Returns once the ledger would survive a power cut. If ``extend`` raises, the ledger is unchanged.
 
         Raises:
-          LedgerError: as ``opened``, or nothing can be kept.
+          LedgerError: as ``opened``, or the ledger cannot be stored.
         """
 
 
 class Owned:
-    """What one process holds alone: no copy of it is made, and a process that was forked off is refused.
+    """Base class of objects that belong to one process: refuses copies and use in a forked process.
 
-    Either would draw the same noise for other records, whose difference then carries none, and count its
-    runs by itself.
+    A copy would count its own runs, and draw the same noise for other records; the difference of the two
+    results would then have no noise.
     """
 
     def __init__(self) -> None:
@@ -71,20 +71,20 @@ class Owned:
 
 
 class Runs:
-    """What the runs of one plan were charged, and the only way to another.
+    """The runs of one plan that were charged, and the only way to charge another.
 
     Guarantee: at most ``planned`` runs are ever charged of one ledger, by whatever threads and, with a
     keeper, by whatever processes; one that was charged stays so, whatever becomes of it.
 
     Args:
       header: of the ledger.
-      run: what one run costs.
-      planned: how many there may be.
-      budget: what they are checked against; None where nothing is protected.
-      keeper: where the ledger is kept; None for the memory of this object.
+      run: the event of one run.
+      planned: the largest number of runs.
+      budget: what runs are checked against; None without protection.
+      keeper: stores the ledger; None keeps it in this object's memory.
 
     Raises:
-      LedgerError: the keeper has no whole ledger of this header.
+      LedgerError: the keeper's ledger is lost or damaged, or has another header.
     """
 
     def __init__(
@@ -102,24 +102,24 @@ class Runs:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger as of the last charge here, with all that other processes charged until then."""
+        """The ledger at this object's last charge, including earlier charges by other processes."""
         return self._ledger
 
     def charge(self, method: str, hint: str) -> int:
-        """Charges one run and returns its number: 0, 1, …, of all processes together.
+        """Charges one run and returns its number, 0, 1, …, counted over all processes.
 
         Args:
-          method: what begins a run, for the error.
-          hint: what to do where none is left.
+          method: name of the method that begins a run, for the error message.
+          hint: what to do if no run is left.
 
         Raises:
           BudgetExceeded: all planned runs were charged, or this one would exceed the promise.
-          LedgerError: the charge cannot be kept, though it may be there all the same; or the ledger lacks
-            entries that were seen here.
+          LedgerError: storing the charge failed, although it may have been stored; or the ledger lacks
+            entries that this object has seen.
         """
 
         def another(ledger: Ledger) -> Ledger:
-            # Deleted with its folder, or replaced by an older copy: that much this object can tell.
+            # Detects a ledger that was deleted with its folder or replaced by an older copy.
             ledgers.check_anchor(ledger, ledgers.anchor(self._ledger))
             run = ledgers.reservations(ledger)
             if run >= self._planned:

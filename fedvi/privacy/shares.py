@@ -1,9 +1,9 @@
-"""A secret in shares: any T of n of them make it again, and fewer tell nothing of it. No JAX.
+"""Shamir secret sharing: any T of n shares recover a secret, and fewer reveal nothing. No JAX.
 
     f(x) = secret + a_1 x + … + a_{T−1} x^{T−1}   (mod 2^521 − 1), share i is f(i + 1)
 
-Each share is sealed for the one site that may hold it. What is shared, and when a site gives a share away:
-docs/proofs/secure_sums.md. Source: Shamir (1979), How to share a secret.
+Each share is encrypted for the one site that may hold it. Which secrets are shared, and when a site
+reveals a share: docs/proofs/secure_sums.md. Source: Shamir (1979), How to share a secret.
 """
 
 import secrets
@@ -26,29 +26,29 @@ __all__ = [
 ]
 
 PRIME = 2**521 - 1
-"""The numbers modulo this are a field; a secret of 256 bits is one of them."""
+"""The modulus of the field; large enough for a secret of 256 bits."""
 
 SECRET_BYTES = 32
 SHARE_BYTES = 68
-"""66 for a number of 521 bits, and two zeros, so that a sealed share is whole words of 32 bits."""
+"""66 bytes for 521 bits and two of padding, so that a sealed share is a whole number of 32-bit words."""
 
 SEALED_BYTES = SHARE_BYTES + 16
 
-_NONCE = bytes(12)  # a key seals one share
+_NONCE = bytes(12)  # constant, since a key seals only one share
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Returns ``count`` shares of a secret, drawn from the operating system.
+    """Splits a secret into ``count`` shares, with randomness from the operating system.
 
     Guarantee: any ``threshold`` − 1 of them are independent of the secret.
 
     Args:
       secret: ``SECRET_BYTES``.
-      threshold: T, how many shares make it again.
+      threshold: T, how many shares recover it.
       count: n, below 2^16.
 
     Raises:
-      PrivacyError: the secret has another length, or T is not from 1 to n.
+      PrivacyError: the secret has another length, T is not from 1 to n, or n is too large.
     """
     if len(secret) != SECRET_BYTES or not 1 <= threshold <= count < 2**16:
         raise errors.PrivacyError(
@@ -66,14 +66,14 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def joined(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Returns the secret of which these are shares.
+    """Recovers the secret from its shares.
 
     Args:
-      shares: index, from 0, → share; of more than ``threshold``, the first in order of index serve.
+      shares: index, from 0, → share; of more than ``threshold``, those with the lowest indices are used.
       threshold: T.
 
     Raises:
-      ProtocolError: there are fewer than T, or what they make is no secret: one of them is another's.
+      ProtocolError: there are fewer than T shares, or they do not belong to one secret.
 
     >>> made = split(bytes(range(32)), 3, 5)
     >>> joined({0: made[0], 2: made[2], 4: made[4]}, 3) == bytes(range(32))
@@ -98,15 +98,15 @@ def joined(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def seal(key: bytes, share: bytes) -> bytes:
-    """Returns a share that only who has the key can read, or change; the key must seal nothing else."""
+    """Encrypts and authenticates a share; the key must not be used for anything else."""
     return ChaCha20Poly1305(key).encrypt(_NONCE, share, None)
 
 
 def unseal(key: bytes, content: bytes, whose: str) -> bytes:
-    """Returns a share that ``whose`` site sealed.
+    """Decrypts a share that site ``whose`` sealed.
 
     Raises:
-      PrivacyError: it was not sealed with this key, or was changed on its way.
+      PrivacyError: the share was not sealed with this key, or was changed in transit.
     """
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, content, None)

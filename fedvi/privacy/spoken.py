@@ -1,6 +1,6 @@
-"""What an object says of itself: sentences and tables as plain text for a terminal, as HTML for a notebook.
+"""Summaries of objects: sentences and tables, as plain text for a terminal and HTML for a notebook.
 
-Whoever writes one puts in public things alone: no loss, norm, record or key.
+A summary must contain public values only: no loss, norm, record or key.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import NamedTuple
 __all__ = ["Speaks", "Summary", "Table", "facts", "up"]
 
 _GAP = 2
-# A column of words is folded to no less.
+# The narrowest width to which a column of words is wrapped.
 _LEAST = 12
 
 
@@ -23,10 +23,10 @@ class Table(NamedTuple):
     """A table of cells.
 
     Attributes:
-      names: of the columns; all empty for a table without a head.
-      rows: cells, as texts.
-      words: which columns hold words, by place; all others hold numbers.
-      title: above it; or empty.
+      names: column names; all empty for a table without a header.
+      rows: cells, as strings.
+      words: indices of the columns that hold words; all others hold numbers.
+      title: printed above the table; may be empty.
     """
 
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
-    """Makes a table of (what, value) without a head; what is empty is left out."""
+    """Makes a table of (name, value) rows without a header; leaves out rows with an empty value."""
     return Table(("", ""), tuple(row for row in rows if row[1]), (0, 1))
 
 
@@ -57,10 +57,10 @@ class Summary:
     """Sentences and tables, the most important first; printed, or shown by a notebook.
 
     Attributes:
-      title: of what.
+      title: names the object.
       lines: sentences.
-      tables: below them.
-      warnings: what must not be overlooked; each begins with "warning:".
+      tables: shown below the sentences.
+      warnings: shown above the sentences, each after "warning:".
 
     >>> table = Table(("effect", "mean"), (("age", "0.50"), ("sex", "-1.25")))
     >>> Summary("Study", ("one effect stands out",), (table,), ("noise from a seed",))
@@ -80,10 +80,10 @@ class Summary:
     warnings: tuple[str, ...] = ()
 
     def text(self, width: int | None = None) -> str:
-        """Returns it as text.
+        """Returns the summary as text.
 
         Args:
-          width: in letters; that of the terminal if it is left out, 80 where there is none.
+          width: in characters; by default that of the terminal, or 80 without a terminal.
         """
         room = shutil.get_terminal_size((80, 24)).columns if width is None else width
         said = [self.title, *(f"warning: {line}" for line in self.warnings), *self.lines]
@@ -130,10 +130,10 @@ class Summary:
 
 
 class Speaks:
-    """What has a summary: a notebook shows it, and ``print(x.summary())`` prints it."""
+    """Base class of objects with a summary, which notebooks show and ``print(x.summary())`` prints."""
 
     def summary(self) -> Summary:
-        """Returns what it is, in sentences and tables of public things."""
+        """Returns a description in sentences and tables, of public values only."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
@@ -141,7 +141,7 @@ class Speaks:
 
 
 def _lines(table: Table, room: int) -> list[str]:
-    """Lays a table out: columns of words fold where there is no room; numbers are never broken."""
+    """Lays out a table: wraps columns of words to fit ``room``, and never breaks numbers."""
     columns = range(len(table.names))
     widths = [max(map(len, (table.names[i], *(row[i] for row in table.rows)))) for i in columns]
     while sum(widths) + _GAP * (len(widths) - 1) > room:

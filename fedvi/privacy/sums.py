@@ -1,10 +1,10 @@
-"""What only sums over clients tell: the view "aggregate", its price, and who must answer for it. No JAX.
+"""Accounting for the view "aggregate", where an observer sees only sums over clients. No JAX.
 
     message  x_m + noise of multiplier s          seen by the server, which is trusted
-    sum      Σ x_m + noise of s·√k, k ≥ k_min     published, and nothing else of the messages
+    sum      Σ x_m + noise of s·√k, k ≥ k_min     published; nothing else of the messages is
 
-Ledgers charge messages, at s. Whoever sees sums alone, and at most t of the clients' own noise, is priced
-at s·√(k_min − t).
+Ledgers charge messages, at noise multiplier s. An observer who sees only sums, and knows the noise of at
+most t clients, faces a noise multiplier of s·√(k_min − t).
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ __all__ = [
     "with_sums",
 ]
 
-# Said in a claim where answers are masked, in the place of a server that is trusted.
+# If answers are masked, a claim prints this instead of the sentence about a trusted server.
 NO_SERVER = (
     "no server is trusted: each answer is masked with keys that the server does not have, and it learns "
     "one sum of a round's answers; the price under the view `message` is for whoever has the keys of all "
@@ -62,12 +62,12 @@ SIGNED_ONCE = (
 
 
 class Sums(NamedTuple):
-    """What a study with the view "aggregate" fixes beforehand; public.
+    """The numbers that a study with the view "aggregate" fixes in advance; public.
 
     Args:
-      least_reporting: k_min; a round with fewer answers is given up, and nothing of it is published.
-      colluding: t, how many clients may tell the observer their noise and their answers, or be the
-        observer: every participant knows its own, so at least 1 unless only outsiders are meant.
+      least_reporting: k_min; a round with fewer answers is abandoned, and nothing of it is published.
+      colluding: t, how many clients may share their noise and answers with the observer, or be the
+        observer. Every participant knows its own, so t is at least 1 unless all observers are outsiders.
     """
 
     least_reporting: int
@@ -75,13 +75,13 @@ class Sums(NamedTuple):
 
     @property
     def honest(self) -> int:
-        """k_min − t: how many independent noises the observer cannot subtract, at least."""
+        """k_min − t: the least number of independent noise terms that the observer cannot subtract."""
         return self.least_reporting - self.colluding
 
 
 @functools.lru_cache(maxsize=4096)
 def in_sum(event: Event, honest: int) -> Event:
-    """Returns what a message's event is for whoever sees it only in sums with ``honest`` such noises.
+    """Returns a message's event as seen by an observer of sums with ``honest`` such noise terms.
 
     Guarantee: let each message of a round be whole numbers on one grid plus rounded Gaussian noise of
     multiplier s, all noises independent; let the observer see a function of the sum of at least
@@ -92,7 +92,7 @@ def in_sum(event: Event, honest: int) -> Event:
     docs/proofs/aggregate_view.md.
 
     Raises:
-      UnsupportedEvent: the noise is not the rounded Gaussian's: sums of other laws have another price.
+      UnsupportedEvent: the noise is not rounded Gaussian; sums of other noise have another price.
 
     >>> in_sum(Repeated(Gaussian(2.0), 5), 4).inner.noise_multiplier
     4.0
@@ -114,13 +114,13 @@ def in_sum(event: Event, honest: int) -> Event:
 
 @dataclass(frozen=True)
 class SeenInSums:
-    """An accountant that is told what messages cost, and says what their sums do; see `with_sums`.
+    """An accountant that takes the events of messages and prices their sums; see `with_sums`.
 
     Guarantee: that of `in_sum`, for every event and by the accountant's bounds.
 
     Args:
-      accountant: what prices the sums.
-      honest: how many independent noises are in each, at least.
+      accountant: prices the sums.
+      honest: the least number of independent noise terms in each sum.
     """
 
     accountant: Accountant
@@ -128,48 +128,48 @@ class SeenInSums:
 
     @property
     def name(self) -> str:
-        """The accountant's."""
+        """The name of ``accountant``."""
         return self.accountant.name
 
     @property
     def relation(self) -> Relation:
-        """The accountant's."""
+        """The relation of ``accountant``."""
         return self.accountant.relation
 
     def supports(self, event: Event) -> bool:
-        """Whether ``event`` has a price in sums that the accountant knows."""
+        """Whether ``event``, seen only in sums, has a price that the accountant knows."""
         try:
             return self.accountant.supports(in_sum(event, self.honest))
         except UnsupportedEvent:
             return False
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Returns an ε at which messages of this ``event``, seen in sums alone, are (ε, δ)-DP.
+        """Returns an ε at which messages of this ``event``, seen only in sums, are (ε, δ)-DP.
 
         Raises:
-          UnsupportedEvent: as of `in_sum`, or the accountant does not know it.
+          UnsupportedEvent: as `in_sum`, or the accountant does not know the event.
           PrivacyError: no ε is finite.
         """
         return self.accountant.epsilon(in_sum(event, self.honest), delta)
 
     def delta(self, event: Event, epsilon: float) -> float:
-        """Returns a δ at which they are (ε, δ)-DP.
+        """Returns a δ at which messages of this ``event``, seen only in sums, are (ε, δ)-DP.
 
         Raises:
-          UnsupportedEvent: as of `epsilon`.
+          UnsupportedEvent: as `epsilon`.
         """
         return self.accountant.delta(in_sum(event, self.honest), epsilon)
 
 
 def with_sums(accountant: Accountant, sums: Sums | None) -> Accountant:
-    """Returns the accountant for whoever sees sums alone; the one that is given, if ``sums`` is None.
+    """Returns the accountant for an observer of sums; ``accountant`` itself if ``sums`` is None.
 
     Args:
-      accountant: of messages; or of these very sums already.
+      accountant: prices messages, or these same sums already.
       sums: what the study fixes.
 
     Raises:
-      ConfigError: nobody honest is left to hide behind, or the accountant is of other sums.
+      ConfigError: no honest client is left, or the accountant prices other sums.
     """
     if sums is None:
         return accountant
@@ -192,7 +192,7 @@ def with_sums(accountant: Accountant, sums: Sums | None) -> Accountant:
 
 
 def of_messages(accountant: Accountant) -> Accountant:
-    """Returns the accountant for whoever sees single messages, of one for sums or of any other."""
+    """Returns the accountant for an observer of single messages; undoes `with_sums`."""
     if isinstance(accountant, Itemised):
         return dataclasses.replace(accountant, accountant=of_messages(accountant.accountant))
     return accountant.accountant if isinstance(accountant, SeenInSums) else accountant

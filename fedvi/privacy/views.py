@@ -1,7 +1,4 @@
-"""Shares the noise of a sum among the clients that add it up.
-
-What is then left of it for whoever sees sums alone is in ``fedvi.privacy.sums``.
-"""
+"""Splits the noise of a sum among the clients; ``fedvi.privacy.sums`` prices the noise of the sum."""
 
 import math
 
@@ -13,13 +10,13 @@ __all__ = ["share"]
 def share(noise_multiplier: float, clients: int, least_reporting: int | None = None) -> float:
     """Returns the noise multiplier at which each client adds its own noise.
 
-    σ ÷ √k_min: k_min independent shares sum to noise of multiplier σ. Without a floor k_min = M,
-    and every client that drops out is missed; with one, k_min answers suffice.
+    It is σ ÷ √k_min, since k_min independent shares sum to noise of multiplier σ. By default k_min = M,
+    so that all clients must answer; otherwise k_min answers suffice.
 
     Args:
-      noise_multiplier: σ of the sum, noise std ÷ clip norm of one client's answer.
-      clients: M, all that take part.
-      least_reporting: k_min, the number of answers below which a round is given up; M if None.
+      noise_multiplier: σ of the sum: noise std ÷ clip norm of one client's answer.
+      clients: M, the number of clients.
+      least_reporting: k_min; a round with fewer answers is abandoned. M if None.
 
     Raises:
       ConfigError: a number is outside its range.

@@ -1,7 +1,7 @@
-"""Defines what an accountant is, and lists all of them.
+"""Defines the `Accountant` protocol, and lists all accountants.
 
-`__all__` lists the factories whose bounds a budget may be checked against. What is not an upper
-bound everywhere does not belong here.
+`__all__` lists the factories that a budget may be checked with. Every bound here must be an upper bound
+for all arguments.
 """
 
 import math
@@ -19,7 +19,7 @@ __all__ = ["advanced", "linear", "pld", "rdp", "zcdp"]
 
 
 def price(accountant: "Accountant", event: Event, delta: float) -> float:
-    """Returns the smallest certified ε at ``delta``, infinite where none is finite.
+    """Returns the smallest certified ε at ``delta``, infinite if no finite ε holds.
 
     Raises:
       UnsupportedEvent: the accountant does not know an atom of ``event``.
@@ -44,7 +44,7 @@ class Accountant(Protocol):
 
     @property
     def name(self) -> str:
-        """What claims and messages call this accountant."""
+        """The accountant's name in claims and messages."""
 
     @property
     def relation(self) -> Relation:
@@ -54,12 +54,12 @@ class Accountant(Protocol):
         """Whether ``event`` can be priced."""
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """The smallest certified epsilon at ``delta``, in [0, 1); infinite when noise gives none.
+        """The smallest certified epsilon at ``delta``, in [0, 1); infinite without enough noise.
 
         Raises:
           ConfigError: ``delta`` is out of its range.
           UnsupportedEvent: this accountant does not know an atom of ``event``.
-          PrivacyError: no epsilon is finite, because of overflowing batches and nothing else.
+          PrivacyError: no finite epsilon holds, and only overflowing batches are the reason.
         """
 
     def delta(self, event: Event, epsilon: float) -> float:

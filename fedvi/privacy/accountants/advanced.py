@@ -11,7 +11,7 @@ from fedvi.privacy.events import Event, Relation, check_relation
 
 __all__ = ["Advanced", "advanced", "strong_composition"]
 
-# How much of δ is given to the releases; the rest is for their composition.
+# Candidate shares of δ for the releases; the rest is for their composition.
 _SHARES = (0.003, 0.03, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 0.99)
 # Candidates for the exponent of the moment bound, around that of Hoeffding's lemma.
 _ORDERS = tuple(2.0 ** (step / 8) for step in range(-16, 33))

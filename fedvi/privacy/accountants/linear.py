@@ -1,4 +1,4 @@
-"""Prices by basic composition, the plainest valid bound."""
+"""Prices by basic composition, the simplest valid bound."""
 
 import math
 import sys
@@ -14,12 +14,12 @@ __all__ = ["Linear", "linear", "sum_of_epsilons"]
 
 @dataclass(frozen=True)
 class Linear:
-    """Adds up the ε and the δ of every release; made by `linear`.
+    """Adds up ε and δ over all releases; made by `linear`.
 
     Guarantee: ``epsilon`` and ``delta`` are upper bounds, for adaptively composed releases whose
     number and parameters were fixed in advance. Each release gets the same δ, and the ε that goes
     with it: the exact one for a Gaussian, amplified by sampling as `steps.Step` proves.
-    It grows with the number of releases where `pld` grows with its square root.
+    ε grows linearly in the number of releases, while that of `pld` grows with the square root.
 
     Source: Dwork, Kenthapadi, McSherry, Mironov and Naor (2006), Theorem 1 (composition).
     """
@@ -61,7 +61,7 @@ def sum_of_epsilons(found: tuple[steps.Step, ...], delta: float) -> float:
     if not found:
         return 0.0
     releases = sum(step.times for step in found)
-    # So many times a δ that was rounded down is at most ``delta``.
+    # Rounded down, so that the shares sum to at most ``delta``.
     share = delta if releases == 1 else math.nextafter(delta / releases, 0.0)
     total = math.fsum(step.times * step.epsilon(share) for step in found)
     return total if releases == 1 else total * (1 + 4 * sys.float_info.epsilon)

@@ -1,7 +1,7 @@
 """Discretises the privacy losses of sampled releases and convolves them.
 
-Wraps dp-accounting, whose discretisation is pessimistic at every grid. Its events and conventions
-stay in this file: it is handed noise multipliers that we computed.
+Wraps dp-accounting, whose discretisation is pessimistic on every grid. Only this file uses its events and
+conventions: it gets noise multipliers that we computed.
 """
 
 import functools
@@ -29,8 +29,8 @@ class Step(NamedTuple):
 
     Args:
       kind: how its batch is drawn.
-      noise: noise std ÷ how far one unit can move a batch that it is in: against its absence for
-        ``poisson``, against what stands in its place for ``fixed``.
+      noise: noise std ÷ the largest move of a batch's sum by one unit in it: compared with the unit's
+        absence for ``poisson``, and with its replacement for ``fixed``.
       rate: the probability that a unit is in the batch, above 0 and below 1.
     """
 
@@ -39,10 +39,10 @@ class Step(NamedTuple):
     rate: float
 
 
-Sampled: TypeAlias = tuple[tuple[Step, int], ...]  # sorted: steps and how often each is made
+Sampled: TypeAlias = tuple[tuple[Step, int], ...]  # (step, how often), sorted
 
-_MOST_POINTS = 1_000_000  # of a composition: 8 MB, and 0.2 s to convolve
-_MOST_FFT_POINTS = 4 * _MOST_POINTS  # that any convolution may really take: 2 s
+_MOST_POINTS = 1_000_000  # planned for a composition: 8 MB, and 0.2 s to convolve
+_MOST_FFT_POINTS = 4 * _MOST_POINTS  # hard limit of any convolution: 2 s
 _MOST_STEP_POINTS = 300_000  # of one step: built point by point, 0.5 s in each direction
 _TAIL_MASS_TRUNCATION = 1e-15  # dp-accounting's default
 _LARGE_COUNT = 1_000
@@ -52,7 +52,7 @@ _LEAST_NOISE = 0.02  # below it one step already costs ε in the thousands
 
 
 def why_not(atom: Event, relation: Relation) -> str | None:
-    """Says what would be right in place of an atom without a price; None if it has one."""
+    """Explains why an atom has no price and what to use instead; None if it has one."""
     match atom:
         case Gaussian() | Unprotected():
             return None
@@ -75,11 +75,11 @@ def why_not(atom: Event, relation: Relation) -> str | None:
 
 
 def grid(sampled: Sampled, mu: float, relation: Relation, interval: float) -> float | None:
-    """Chooses the grid's spacing; None where there is no sampling, or none worth pricing.
+    """Chooses the grid's spacing; None if there is no sampling, or none worth pricing.
 
-    Each of T steps adds at most interval²/4 of spurious variance to the loss, so spacing a twelfth
-    of the root mean variance of a step keeps ε within about a thousandth. Spacings are the given
-    one times a power of two, so that a growing composition meets its cached parts again.
+    Discretisation adds at most interval²/4 to the variance of each step's loss, so a spacing of a twelfth
+    of a step's root mean variance keeps ε within about a thousandth. Spacings are ``interval`` times
+    a power of two, so that a growing composition can reuse its cached parts.
     """
     if not sampled or mu > 1 / _LEAST_NOISE:
         return None
@@ -93,7 +93,7 @@ def grid(sampled: Sampled, mu: float, relation: Relation, interval: float) -> fl
         sides = 1 if relation == "add_remove" else 2
         widest = max(widest, sides * log1p_scaled(rate, 10 / noise + 1.5 / noise**2))
         chi_square = rate**2 * math.expm1(min(noise**-2, 700.0))
-        shifts = sides if kind == "poisson" else 1  # of a fixed size: `noise` has both in it
+        shifts = sides if kind == "poisson" else 1  # for a fixed size, `noise` accounts for both
         variance += count * shifts**2 * min(chi_square, rate * (noise**-2 + noise**-4))
     spread = math.sqrt(variance + mu**2)
     need = max(widest / _MOST_STEP_POINTS, (4 * widest + 16 * spread) / _MOST_POINTS)
@@ -117,11 +117,11 @@ def log1p_scaled(scale: float, exponent: float) -> float:
 
 
 class Loss(NamedTuple):
-    """dp-accounting's distribution of the privacy loss, and what its arithmetic may have lost.
+    """dp-accounting's privacy loss distribution, with an allowance for rounding.
 
-    ``rounding`` allows for the L1 error of the floating-point convolutions, which reaches 1e-11
-    over ten thousand steps and would otherwise be missing from small deltas. What of it is proved
-    stands in docs/proofs/composition.md.
+    ``rounding`` bounds the L1 error of the floating-point convolutions, which reaches 1e-11 over ten
+    thousand steps and would otherwise be missing from small δ. docs/proofs/composition.md says which
+    part of this is proved.
     """
 
     distribution: Any
@@ -129,7 +129,7 @@ class Loss(NamedTuple):
 
     @property
     def least_delta(self) -> float:
-        """What every δ contains: the mass of infinite losses, and ``rounding``."""
+        """The part of δ that no ε removes: the mass of infinite losses, and ``rounding``."""
         both = (self.distribution._pmf_remove, self.distribution._pmf_add)
         return self.rounding + max(float(pmf._infinity_mass) for pmf in both)
 
@@ -142,7 +142,7 @@ class Loss(NamedTuple):
         return min(1.0, max(0.0, value) + self.rounding)
 
     def attained(self, delta: float) -> float:
-        """An ε that is not enough at ``delta``, of losses that were rounded down."""
+        """A lower bound on the true ε at ``delta``, for losses that were rounded down."""
         import numpy as np
 
         with np.errstate(all="ignore"):
@@ -158,7 +158,7 @@ class Loss(NamedTuple):
         both = {self.distribution._pmf_remove, self.distribution._pmf_add}
         with np.errstate(all="ignore"):
             value = max(_epsilon_of(pmf.to_dense_pmf(), delta - self.rounding) for pmf in both)
-        # The inversion rounds too; nudged until its own answer certifies it.
+        # The inversion rounds too, so ε is raised until its δ is at most ``delta``.
         nudge = 1e-14
         while value < math.inf and self.delta(value) > delta:
             value, nudge = value + nudge * max(1.0, value), 2 * nudge
@@ -169,17 +169,17 @@ class Loss(NamedTuple):
 def composed_loss(
     sampled: Sampled, mu: float, relation: Relation, interval: float, pessimistic: bool = True
 ) -> Loss | None:
-    """Composes the sampled steps, and one Gaussian of shift ÷ noise ``mu`` for all the rest.
+    """Composes the sampled steps with one Gaussian of shift ÷ noise ``mu`` for all unsampled releases.
 
-    Losses are rounded up to the grid's points, or down where not ``pessimistic``.
+    Losses are rounded up to the grid, or down if not ``pessimistic``.
 
-    None where a convolution would need more than a fixed number of points, about four million, so
-    that no event takes longer than a few seconds: another party may have written it.
+    Returns None if a convolution would need more than about four million points. That limits the time to
+    a few seconds for any event, which matters because another party may have written the event.
     """
     total: Loss | None = None
     if mu > 0:
-        # One Gaussian stands for all unsampled ones; mu already knows the relation, so this pair
-        # is the plain one: under REPLACE_ONE dp-accounting would double the shift once more.
+        # mu already accounts for the relation, so add_remove is right here for both relations: under
+        # REPLACE_ONE dp-accounting would double the shift again.
         total = Loss(_gaussian_loss(1 / mu, 1.0, "add_remove", interval, pessimistic), 0.0)
     for step, count in sampled:
         part = _repeated_loss(step, count, relation, interval, pessimistic)
@@ -201,14 +201,14 @@ def _repeated_loss(
     if step.kind == "fixed" and pessimistic:
         once = _fixed_size_loss(step.noise, step.rate, interval)
     elif step.kind == "fixed":
-        # What all other records at one end and the changed one at the other attain.
+        # Attained when all other records are at one end and the changed record is at the other.
         once = _gaussian_loss(step.noise, step.rate, "add_remove", interval, pessimistic)
     else:
         once = _gaussian_loss(step.noise, step.rate, relation, interval, pessimistic)
     if count == 1:
         return Loss(once, 0.0)
     if count >= _LARGE_COUNT:
-        # Of a sparse distribution dp-accounting takes the integer size^count, which takes minutes.
+        # For a sparse distribution dp-accounting computes the integer size^count, which takes minutes.
         once = _dense(once)
     with np.errstate(all="ignore"):
         if any(_points(part, count) > _MOST_FFT_POINTS for part in _probabilities(once)):
@@ -221,7 +221,7 @@ def _repeated_loss(
 def _gaussian_loss(
     noise: float, rate: float, relation: Relation, interval: float, pessimistic: bool = True
 ) -> Any:
-    """One Poisson release; REPLACE_ONE makes the antipodal pair at ±1 from ``noise`` by itself."""
+    """The loss of one Poisson release; dp-accounting's REPLACE_ONE uses the antipodal pair at ±1."""
     import numpy as np
     from dp_accounting import privacy_accountant
     from dp_accounting.pld import privacy_loss_distribution
@@ -232,7 +232,7 @@ def _gaussian_loss(
             standard_deviation=noise,
             sampling_prob=rate,
             pessimistic_estimate=pessimistic,
-            use_connect_dots=pessimistic,  # which rounds up alone
+            use_connect_dots=pessimistic,  # connecting dots can only round up
             value_discretization_interval=interval,
             neighboring_relation=(
                 neighbours.ADD_OR_REMOVE_ONE if relation == "add_remove" else neighbours.REPLACE_ONE
@@ -242,25 +242,25 @@ def _gaussian_loss(
 
 @functools.lru_cache(maxsize=16)
 def _fixed_size_loss(noise: float, rate: float, interval: float) -> Any:
-    """One release of a fixed-size batch under substitution; proof: docs/proofs/fixed_size.md.
+    """The loss of one fixed-size batch under substitution; proof: docs/proofs/fixed_size.md.
 
     The profile at ε ≥ 0 is h(ε), that of (1−q)·N(0) + q·N(1) against N(0), and at −ε it is
     1 − e^−ε + e^−ε·h(ε), that of the two swapped. Its chords between the grid's points lie above
-    it, because it is convex in e^ε, and are the profile of the distribution returned. That one is
-    its own mirror image, mass(−ε) = e^−ε·mass(ε), so only the upper half is computed: of the lower
-    one, whose δ are near 1, second differences would be mostly rounding.
+    it, because it is convex in e^ε, and are the profile of the returned distribution. That distribution
+    is symmetric, mass(−ε) = e^−ε·mass(ε), so only the upper half is computed: in the lower half δ is
+    near 1, and second differences would be mostly rounding error.
     """
     import numpy as np
     from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-    # Ten standard deviations: what lies beyond has a mass of q·1e-23, and counts as infinite.
+    # Ten standard deviations; the mass beyond, q·1e-23, is counted as infinite losses.
     size = math.ceil(log1p_scaled(rate, 10 / noise + 0.5 / noise**2) / interval) + 1
     deltas = _removal_deltas(noise, rate, interval * np.arange(size + 1))
     falls = deltas[:-1] - deltas[1:]
     upper = np.empty(size)  # the masses at interval · (1, …, size)
     upper[:-1] = (math.exp(interval) * falls[:-1] - falls[1:]) / math.expm1(interval)
     upper[-1] = falls[-1] / -math.expm1(-interval)
-    upper = np.maximum(upper, 0.0)  # below 0 by rounding alone
+    upper = np.maximum(upper, 0.0)  # negative only by rounding
     lower = (np.exp(-interval * np.arange(1, size + 1)) * upper)[::-1]
     infinite = float(deltas[-1])
     centre = max(0.0, 1.0 - infinite - math.fsum(lower) - math.fsum(upper))
@@ -289,9 +289,9 @@ def _removal_deltas(noise: float, rate: float, epsilons: "np.ndarray") -> "np.nd
 
 
 def _points(probabilities: "np.ndarray", count: int) -> int:
-    """Returns the points of a convolution of a distribution with itself, or somewhat more.
+    """Bounds the number of points when a distribution is convolved with itself ``count`` times.
 
-    dp-accounting cuts the tails by Chernoff bounds of forty orders; a few of them suffice here.
+    dp-accounting cuts the tails by Chernoff bounds of forty orders; a few orders suffice here.
     """
     import numpy as np
     from dp_accounting.pld import common
@@ -311,10 +311,10 @@ _TOGETHER = 2**16
 
 
 def _epsilon_of(pmf: Any, delta: float) -> float:
-    """The ε of ``delta`` that dp-accounting finds, which goes through losses one number at a time.
+    """Returns the same ε for ``delta`` as dp-accounting, which loops over the losses in Python.
 
-    With U and L the masses of losses ≥ l under the two laws, δ(ε) = U − e^ε·L for ε between two losses:
-    the first loss from above that is below log((U − δ)/L) ends the search.
+    With U and L the masses of losses ≥ l under the two laws, δ(ε) = U − e^ε·L for ε between two losses.
+    The search goes down through the losses and ends at the first one below log((U − δ)/L).
     """
     import numpy as np
 
@@ -328,7 +328,7 @@ def _epsilon_of(pmf: Any, delta: float) -> float:
         some = probs[start:end][::-1]
         uppers = np.cumsum(np.concatenate([[upper], some]))
         lowers = np.cumsum(np.concatenate([[lower], np.exp(-losses) * some]))
-        # Before each loss, whether ε lies above it; and after it, whether e^−loss is 0 to a float.
+        # `found`: whether ε is above each loss. `vast`: whether e^−loss is 0 in floating point.
         found = (uppers[:-1] > delta) & (lowers[:-1] > 0)
         found &= np.log((uppers[:-1] - delta) / lowers[:-1]) >= losses
         vast = (uppers[1:] >= delta) & (lowers[1:] == 0)
@@ -346,7 +346,7 @@ def _dense(distribution: Any) -> Any:
     from dp_accounting.pld import privacy_loss_distribution
 
     remove, add = distribution._pmf_remove, distribution._pmf_add
-    # Of a symmetric one, both directions are one object, and only one is convolved.
+    # If it is symmetric, both directions are the same object, and only one is convolved.
     return privacy_loss_distribution.PrivacyLossDistribution(
         remove.to_dense_pmf(), None if add is remove else add.to_dense_pmf()
     )
@@ -369,10 +369,10 @@ def _compose(first: Loss, second: Loss) -> Loss | None:
 
 
 def _rounding(first: Any, second: Any, result: Any) -> float:
-    """Allows for the L1 error of a convolution by FFT: 16·u·√n·‖p‖₂·‖q‖₂.
+    """Allowance for the L1 error of a convolution by FFT: 16·u·√n·‖p‖₂·‖q‖₂.
 
-    The L2 error of an FFT is u·√(log₂ n) of the norm, and √n turns L2 into L1; with the 16, twice
-    the negative mass that the convolutions of our test vectors show is under two thirds of it.
+    The L2 error of an FFT is u·√(log₂ n) of the norm, and √n converts L2 to L1. The factor 16 is
+    empirical: twice the negative mass in our test convolutions is under two thirds of the allowance.
     """
     size = max(len(probabilities) for probabilities in _probabilities(result))
     product = max(
@@ -383,7 +383,7 @@ def _rounding(first: Any, second: Any, result: Any) -> float:
 
 
 def _probabilities(distribution: Any) -> "tuple[np.ndarray, np.ndarray]":
-    # dp-accounting has no public way to see them; it is pinned below its next minor version.
+    # dp-accounting does not expose these, so its version is pinned below the next minor one.
     return (
         distribution._pmf_remove.to_dense_pmf()._probs,
         distribution._pmf_add.to_dense_pmf()._probs,

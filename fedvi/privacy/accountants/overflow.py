@@ -1,6 +1,6 @@
-"""Prices what batches that overflow their capacity add to δ.
+"""Adds to δ the price of batches that overflow their capacity.
 
-A draw that is cut adds (1 + e^ε)·β to δ, β = Σ count · overflow. Proof: docs/proofs/overflow.md.
+Cutting such batches adds (1 + e^ε)·β to δ, β = Σ count · overflow. Proof: docs/proofs/overflow.md.
 """
 
 import math
@@ -22,18 +22,18 @@ __all__ = [
     "too_much",
 ]
 
-LARGEST_EPSILON = 700.0  # e^ε of more is no float
+LARGEST_EPSILON = 700.0  # beyond it e^ε overflows a float
 
 
 class Price(NamedTuple):
-    """A composition, ready to be asked: its profile without overflow, and β."""
+    """A composition's privacy profile without overflow, and β."""
 
     delta: Callable[[float], float]
     epsilon: Callable[[float], float]
     overflow: float
 
     def total_delta(self, epsilon: float) -> float:
-        """δ(ε) + (1 + e^ε)·β, not capped: unimodal in ε where δ is convex in ε or in e^ε."""
+        """δ(ε) + (1 + e^ε)·β, not capped at 1; unimodal in ε if δ is convex in ε or in e^ε."""
         if self.overflow > 0 and epsilon > LARGEST_EPSILON:
             return math.inf
         return self.delta(epsilon) + (
@@ -57,7 +57,7 @@ def epsilon_of(price: Price, delta: float) -> float:
     """Returns the smallest ε with δ(ε) + (1 + e^ε)·β ≤ ``delta``; infinite without enough noise.
 
     Raises:
-      PrivacyError: no ε is finite, because of overflowing batches and nothing else.
+      PrivacyError: no finite ε holds, and only overflowing batches are the reason.
     """
     least = price.epsilon(delta)
     if price.overflow == 0 or math.isinf(least):
@@ -84,7 +84,7 @@ def smallest_epsilon(price: Price, delta: float, least: float) -> float:
         return near
     feasible = least
     if delta > 2 * price.overflow:
-        # There (1 + e^ε)·β alone exceeds δ: nothing to the right can do.
+        # Beyond this ε, (1 + e^ε)·β alone exceeds δ.
         most = min(math.log(delta) - math.log(price.overflow), LARGEST_EPSILON)
         feasible = _valley(price.total_delta, min(least, most), most, delta)
     if price.total_delta(feasible) > delta:
@@ -93,11 +93,11 @@ def smallest_epsilon(price: Price, delta: float, least: float) -> float:
 
 
 def _next_to(price: Price, delta: float, least: float) -> float | None:
-    """Returns that ε to a relative 1e-10 where overflow costs little; None where it may not.
+    """Returns `smallest_epsilon` to a relative 1e-10 if overflow costs little; None if it may not.
 
-    It is the least fixed point of ε ↦ the ε of δ − (1 + e^ε)·β, which is a growing function of ε: from
-    ``least``, where the left side is the smaller one, the iteration grows towards it. One inversion of
-    the profile replaces some thirty evaluations of it, and what is returned is checked by one.
+    The result is the least fixed point of the map from ε to the profile's ε at δ − (1 + e^ε)·β. The map
+    is increasing, so the iteration from ``least``, which is too small, increases to the fixed point. One
+    inversion of the profile replaces about thirty evaluations; one evaluation checks the result.
     """
     found = least
     for _ in range(8):
@@ -114,7 +114,7 @@ def _next_to(price: Price, delta: float, least: float) -> float | None:
 
 
 def too_much(overflow: float, delta: float, lowest: float) -> PrivacyError:
-    """Returns the error that says that overflow alone makes ``delta`` unattainable."""
+    """Returns the error for a ``delta`` that is unattainable because of overflow alone."""
     return PrivacyError(
         f"no finite epsilon holds at delta {delta:g}: batches overflow their capacity with "
         f"probability {overflow:.3g} in all, and then delta is {lowest:.3g} or more",
@@ -125,7 +125,7 @@ def too_much(overflow: float, delta: float, lowest: float) -> PrivacyError:
 
 def best_epsilon(price: Price, epsilon: float) -> float:
     """Returns the ε′ ≤ ε of the smallest δ(ε′) + (1 + e^ε′)·β; (ε′, δ)-DP implies (ε, δ)-DP."""
-    high = min(epsilon, -math.log(price.overflow), LARGEST_EPSILON)  # beyond them δ is 1
+    high = min(epsilon, -math.log(price.overflow), LARGEST_EPSILON)  # beyond -log β, δ is 1
     if price.total_delta(high) <= price.total_delta(high * (1 - 1e-6)):
         return high
     return _valley(price.total_delta, 0.0, high, -math.inf)
@@ -134,9 +134,9 @@ def best_epsilon(price: Price, epsilon: float) -> float:
 def smallest(
     delta_at: Callable[[float], float], delta: float, low: float, high: float, tolerance: float
 ) -> float:
-    """Bisects for where ``delta_at`` falls to ``delta``; returns the upper end, which satisfies it.
+    """Bisects for the point where ``delta_at`` falls to ``delta``, and returns the upper end.
 
-    ``high`` must satisfy it. ``tolerance`` is relative.
+    ``delta_at(high)`` must be at most ``delta``; so it is at the result. ``tolerance`` is relative.
     """
     while high - low > tolerance * high:
         middle = (low + high) / 2
@@ -148,7 +148,7 @@ def smallest(
 
 
 def _valley(height: Callable[[float], float], low: float, high: float, enough: float) -> float:
-    """Golden-section search for the lowest point of a unimodal function, or one at ``enough``."""
+    """Golden-section search for the minimum of a unimodal function; stops early at ``enough``."""
     golden = (math.sqrt(5) - 1) / 2
     left, right = high - golden * (high - low), low + golden * (high - low)
     at_left, at_right = height(left), height(right)

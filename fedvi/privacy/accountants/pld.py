@@ -1,7 +1,6 @@
-"""Prices by privacy loss distributions; these are the numbers that fedvi states.
+"""Prices by privacy loss distributions; fedvi states these numbers.
 
-How the parts are put together: what is not sampled has a `closed_form`, and the discretised losses of
-sampled releases are made in `losses`.
+Unsampled releases have a `closed_form`; `losses` discretises the losses of sampled releases.
 """
 
 import functools
@@ -33,25 +32,25 @@ class Pld:
     number and parameters were fixed in advance. They are no filter: stopping at a time that depends
     on data and stating the epsilon of that time is not covered; state the largest number.
 
-    Releases of everything (no sampling, or rate 1) are Gaussian with μ² = Σ (shift/σ)² and have a
+    Unsampled releases (or rate 1) are Gaussian with μ² = Σ (shift/σ)² and have a
     closed form. With N_q(a) = (1−q)·N(0, σ²) + q·N(a, σ²), a sampled Gaussian is dominated
 
-    - from Poisson batches under ``add_remove`` by N_q(1) against N(0, σ²) when a record is removed
-      and by the two swapped when it is added, composed apart, the worse one stated;
-    - from Poisson batches under ``substitute`` by N_q(1) against N_q(−1);
-    - from fixed-size batches under ``substitute`` by the pair whose profile is that of N_q(2)
-      against N(0, σ²) at ε ≥ 0 and of the two swapped at ε < 0.
+    - on Poisson batches under ``add_remove``: by N_q(1) against N(0, σ²) when a record is removed, and
+      by the swapped pair when it is added; both are composed separately, and the worse one is stated;
+    - on Poisson batches under ``substitute``: by N_q(1) against N_q(−1);
+    - on fixed-size batches under ``substitute``: by the pair whose profile is that of N_q(2)
+      against N(0, σ²) at ε ≥ 0 and of the swapped pair at ε < 0.
 
     Batches that overflow their capacity add (1 + e^ε)·β to δ, β = Σ count · overflow.
 
-    Two things bound what this takes and what it is worth. No convolution has more than four million
-    points; sampled releases that need more are priced here as if nothing were sampled. And what the
-    arithmetic may have lost is part of every δ: at tiny rates and millions of steps it can exceed
-    the δ asked for. In both cases, where what is lost is above a tenth of δ, the answer is the
-    smaller of this one and that of `rdp` for the same event, which is an upper bound as well.
+    There are two limits. No convolution has more than four million points; sampled releases that need
+    more are priced as if nothing were sampled. And every δ includes the possible rounding error: at tiny
+    rates and over millions of steps it can exceed the requested δ. If the loss from either exceeds a
+    tenth of δ, the answer is the smaller of this bound and that of `rdp` for the same event, which is an
+    upper bound as well.
 
-    Proofs: docs/proofs/poisson_substitute.md, fixed_size.md, overflow.md and composition.md, the
-    last with what is and is not proved of the floating-point arithmetic.
+    Proofs: docs/proofs/poisson_substitute.md, fixed_size.md, overflow.md and composition.md; the last
+    says which part of the floating-point arithmetic is proved.
 
     Source: Doroshenko et al. (2022), arXiv:2207.04380, Algorithm 1 (discretisation); Zhu, Dong and
     Wang (2022), arXiv:2106.08567 (dominating pairs, their composition, the add_remove pairs);
@@ -65,8 +64,8 @@ class Pld:
     def supports(self, event: Event) -> bool:
         """Whether every atom is Gaussian, sampled in a way that has a proof, or `Unprotected`.
 
-        Poisson batches of a standard sum: one unit moves the sum of a batch by at most one clip
-        norm when it is added or removed and by two when it is substituted, or by s and 2·s.
+        Poisson batches must be of a standard sum, which one unit moves by at most one clip norm when it
+        is added or removed and by two when it is substituted, or by s and 2·s.
         Fixed-size batches under ``substitute`` only.
         """
         return all(losses.why_not(atom, self.relation) is None for atom in counts(event))
@@ -77,11 +76,11 @@ class Pld:
         return _epsilon(self, event, delta)
 
     def bounds(self, event: Event, delta: float) -> tuple[float, float]:
-        """Returns (low, ``epsilon(event, delta)``), between which the ε of the worst data lies.
+        """Returns (low, ``epsilon(event, delta)``), which enclose the ε of the worst-case data.
 
-        Below ``low`` the releases are not (ε, ``delta``)-DP for some data and some clients' values, were
-        they drawn as the event says and no batch cut: the same pairs, which such data attain, with
-        losses rounded down, by a grid step for each release at most. 0 where that is not computed.
+        For ε below ``low`` some data and some clients' values violate (ε, ``delta``)-DP, if the releases
+        are drawn as the event says and no batch is cut. It uses the same pairs, which such data attain,
+        with losses rounded down by at most one grid step a release. ``low`` is 0 if it is not computed.
 
         Raises:
           UnsupportedEvent, PrivacyError: see ``epsilon``.
@@ -102,7 +101,7 @@ class Pld:
         return _delta(self, event, epsilon)
 
     def _price(self, event: Event) -> tuple[overflow.Price, float]:
-        """The price, and a δ of which it is all lost; infinite where sampling is not priced."""
+        """The price, and the part of δ lost to rounding; infinite if sampling is not priced."""
         releases = _reduce(event, self.relation)
         if math.isinf(releases.mu):
             return _UNBOUNDED, 0.0
@@ -116,7 +115,7 @@ class Pld:
         if loss is None:
             closed = overflow.Price(delta_at, epsilon_at, releases.overflow)
             return closed, math.inf if releases.sampled else 0.0
-        # Both are upper bounds; at rates near 1 the discretised one is the larger.
+        # Both are upper bounds; at rates near 1 the discretised one is larger.
         price = overflow.Price(
             lambda epsilon: min(loss.delta(epsilon), delta_at(epsilon)),
             lambda delta: min(loss.epsilon(delta), epsilon_at(delta)),
@@ -130,9 +129,9 @@ def pld(relation: Relation, interval: float = 1e-4) -> Pld:
 
     Args:
       relation: "add_remove" or "substitute".
-      interval: spacing of the grid of privacy losses. Where the losses of one step are not much
-        larger than it, the grid is refined by powers of two, and where they would need more than
-        about a million points, coarsened: every grid gives an upper bound.
+      interval: spacing of the grid of privacy losses. The grid is refined by powers of two if the losses
+        of one step are not much larger than it, and coarsened if they would need more than about a
+        million points. Every grid gives an upper bound.
 
     >>> from fedvi.privacy.events import Repeated
     >>> accountant = pld("add_remove")
@@ -145,20 +144,20 @@ def pld(relation: Relation, interval: float = 1e-4) -> Pld:
     return Pld(relation, interval)
 
 
-_CLEARLY = 10.0  # so many times what may be lost, a δ hardly feels it
+_CLEARLY = 10.0  # above this multiple of the possible rounding loss, δ hardly changes
 _UNBOUNDED = overflow.Price(lambda epsilon: 1.0, lambda delta: math.inf, 0.0)
 
 
-# Kept, since in a simulation all clients and the server ask for one price at every visit.
+# Cached, since in a simulation all clients and the server ask for the same price at every visit.
 @functools.lru_cache(maxsize=256)
 def _epsilon(accountant: Pld, event: Event, delta: float) -> float:
-    """Does what ``Pld.epsilon`` does, for a ``delta`` that was checked."""
+    """Does what ``Pld.epsilon`` does, for a valid ``delta``."""
     price, least_delta = accountant._price(event)
     if not 0 < delta < _CLEARLY * least_delta:
         return overflow.epsilon_of(price, delta)
     try:
         found = Rdp(accountant.relation).epsilon(event, delta)
-    except PrivacyError:  # it has no finite one
+    except PrivacyError:  # `rdp` has no finite ε
         return overflow.epsilon_of(price, delta)
     try:
         return min(found, overflow.epsilon_of(price, delta))
@@ -168,7 +167,7 @@ def _epsilon(accountant: Pld, event: Event, delta: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _delta(accountant: Pld, event: Event, epsilon: float) -> float:
-    """Does what ``Pld.delta`` does, for an ``epsilon`` that was checked."""
+    """Does what ``Pld.delta`` does, for a valid ``epsilon``."""
     price, least_delta = accountant._price(event)
     found = overflow.delta_of(price, epsilon)
     if not 0 < found < _CLEARLY * least_delta:
@@ -177,7 +176,7 @@ def _delta(accountant: Pld, event: Event, epsilon: float) -> float:
 
 
 class _Releases(NamedTuple):
-    """What determines the price: μ of all that is not sampled, the sampled rest, and β."""
+    """What determines the price: μ of all unsampled releases, the sampled releases, and β."""
 
     mu: float
     sampled: losses.Sampled
@@ -214,7 +213,7 @@ def _reduce(event: Event, relation: Relation) -> _Releases:
                 elif reach > 0:
                     add("poisson", inner.noise_multiplier / reach, rate, count)
             case WithoutReplacement(batch, size, Gaussian() as inner):
-                # In place of the unit stands another one, or nothing if its slot is empty.
+                # The unit's place is taken by another one, or by nothing if its slot is empty.
                 reach = max(inner.substitute, inner.add_remove)
                 if batch == size:
                     squares.append(count * closed_form.shift_over_noise(inner, relation) ** 2)
@@ -237,7 +236,7 @@ def _mu_without_sampling(releases: _Releases, relation: Relation) -> float:
     is at most q times that of Q against R.
     """
     if not releases.sampled:
-        return releases.mu  # untouched, so that its closed form is met to the last digit
+        return releases.mu  # unchanged, so that the closed form agrees to the last digit
     squares = [releases.mu**2]
     for step, count in releases.sampled:
         reach = 2 if relation == "substitute" and step.kind == "poisson" else 1

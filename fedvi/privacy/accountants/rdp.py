@@ -1,7 +1,7 @@
 """Prices by Rényi differential privacy.
 
-Looser than `pld`, and with less to trust: sums of curves in place of convolutions, and at one
-order fixed in advance a filter (`fedvi.privacy.filter`), which `pld` is not.
+Looser than `pld`, but simpler to trust: it sums curves instead of convolving. At one order that is fixed
+in advance it is also a filter (`fedvi.privacy.filter`), which `pld` is not.
 """
 
 import functools
@@ -44,19 +44,20 @@ class Rdp:
     """Prices Gaussian, discrete Gaussian and sampled Gaussian releases; made by `rdp`.
 
     Guarantee: ``epsilon`` and ``delta`` are upper bounds, for adaptively composed releases whose
-    number and parameters were fixed in advance; they take the best of `ORDERS`. For parameters
-    chosen on the way, fix one order and use `fedvi.privacy.filter`.
+    number and parameters were fixed in advance; they take the best of `ORDERS`. For adaptively chosen
+    parameters, fix one order and use `fedvi.privacy.filter`.
 
     At order α > 1 one release costs
 
-    - a Gaussian: α·μ²/2, μ = shift ÷ noise; a discrete one the same with μ + slack;
-    - a Gaussian on a sampled batch: the Rényi divergence of the pair that dominates it (listed in
+    - for a Gaussian: α·μ²/2, μ = shift ÷ noise; for a discrete one the same with μ + slack;
+    - for a Gaussian on a sampled batch: the Rényi divergence of the pair that dominates it (listed in
       `Pld`), which bounds that of the mechanism at every order since it is an increasing function
       of an f-divergence. It is integrated by Gauss–Legendre panels to a relative error below 1e-9,
-      which is added, and never exceeds log(1 + q·(e^(α·(α−1)·μ²/2) − 1)) ÷ (α − 1), the joint
-      convexity bound, which stands alone where the integral would need too many points.
+      which is added. It never exceeds the joint convexity bound,
+      log(1 + q·(e^(α·(α−1)·μ²/2) − 1)) ÷ (α − 1), which is used alone if the integral would need too
+      many points.
 
-    The truth of the 1e-9 is tested against closed forms and 40-digit quadrature, not proved.
+    The error bound of 1e-9 is tested against closed forms and 40-digit quadrature, but not proved.
 
     Source: Mironov (2017), arXiv:1702.07476, Proposition 1 (composition); Mironov, Talwar and Zhang
     (2019), arXiv:1908.10530, Theorems 4 and 5 (Poisson, add_remove); Canonne, Kamath and Steinke
@@ -68,13 +69,13 @@ class Rdp:
     name: ClassVar[str] = "rdp"
 
     def supports(self, event: Event) -> bool:
-        """Whether every atom is supported by `pld`, or is a `DiscreteGaussian` of everything."""
+        """Whether every atom is supported by `pld`, or is an unsampled `DiscreteGaussian`."""
         return all(_why_not(atom, self.relation) is None for atom in counts(event))
 
     def divergence(self, event: Event, order: float) -> float:
         """Returns the Rényi divergence of ``event`` at one order above 1; 0 or more, or infinite.
 
-        Without what overflowing batches cost, which `overflow_of` counts.
+        It excludes the cost of overflowing batches, which `overflow_of` counts.
 
         Raises:
           UnsupportedEvent: this accountant does not know an atom of ``event``.
@@ -152,7 +153,7 @@ def epsilon_at_order(order: float, divergence: float, delta: float) -> float:
         return math.inf
     penalty = (math.log(delta) + math.log(order)) / (order - 1)
     epsilon = max(0.0, divergence + math.log1p(-1 / order) - penalty)
-    # So much that `delta_at_order` certifies it, whatever either rounds.
+    # Rounded up so far that `delta_at_order` confirms it, despite the rounding of both.
     size = 1 + divergence + epsilon + abs(penalty) + (1 + math.log(order)) / (order - 1)
     return epsilon + 32 * sys.float_info.epsilon * size
 
@@ -212,7 +213,7 @@ def _divergence(atom: Event, relation: Relation, order: float) -> float:
         case WithoutReplacement(batch, size, Gaussian(noise, add_remove, substitute) as inner):
             if batch == size:
                 return _divergence(inner, relation, order)
-            # In place of the unit stands another one, or nothing if its slot is empty.
+            # The unit's place is taken by another one, or by nothing if its slot is empty.
             return _sampled("fixed", noise, max(substitute, add_remove), atom.rate, order)
         case Unprotected():
             return math.inf
@@ -229,13 +230,13 @@ def _unsampled(noise: float, shift: float, order: float, slack: float = 0.0) -> 
 
 _Kind: TypeAlias = Literal["antipodal", "fixed", "removal"]
 
-_MOST_POINTS = 400_000  # of a quadrature: 20 ms
+_MOST_POINTS = 400_000  # of one quadrature: 20 ms
 _LEAST_NOISE = 0.02  # below it one step already costs ε in the thousands
 _NODES = 16
 _LEAST_ORDER = 1.0 + 1e-5  # below it the quadrature's terms cancel
-_SERIES = 0.1  # of α·u; at ten terms, 1e-15 of the sum is left out
+_SERIES = 0.1  # the series is used for α·u below this; ten terms leave out 1e-15 of the sum
 _SERIES_TERMS = 10
-_LEAST_EXCESS = -700.0  # as a logarithm: less is no float
+_LEAST_EXCESS = -700.0  # as a logarithm; below it the exponential underflows
 
 
 def _sampled(kind: _Kind, noise: float, reach: float, rate: float, order: float) -> float:
@@ -249,7 +250,7 @@ def _sampled(kind: _Kind, noise: float, reach: float, rate: float, order: float)
 @functools.lru_cache(maxsize=8192)
 def _sampled_divergence(kind: _Kind, noise: float, rate: float, order: float) -> float:
     """log(1 + E[(P/Q)^α − 1]) ÷ (α − 1), rounded up."""
-    order = max(order, _LEAST_ORDER)  # an upper bound: it grows with the order
+    order = max(order, _LEAST_ORDER)  # an upper bound: divergence grows with the order
     shift = 2.0 if kind == "antipodal" else 1.0
     # Joint convexity: the batches without the unit cost nothing.
     exponent = order * (order - 1) * (shift / noise) ** 2 / 2
@@ -259,20 +260,20 @@ def _sampled_divergence(kind: _Kind, noise: float, rate: float, order: float) ->
     points = _NODES * (2 * (2 * order + 26 * noise) / noise + 5 * max(order, 16))
     if noise >= _LEAST_NOISE and points <= _MOST_POINTS:
         excess = min(excess, _log_excess(kind, noise, rate, order) + 1e-9)
-    # The exponent, its logarithm and the rate's are good to a few units in their last places.
+    # The exponent, its logarithm and that of the rate are accurate to a few units in the last place.
     excess = max(excess, _LEAST_EXCESS)
     excess += 8 * sys.float_info.epsilon * (2 + min(exponent, abs(excess)) + abs(excess))
     logarithm = math.log1p(math.exp(excess)) if excess < 30 else excess + math.exp(-excess)
     found = logarithm / (order - 1) * (1 + 8 * sys.float_info.epsilon)
-    return min(found, order * (shift / noise) ** 2 / 2)  # what a release of everything costs
+    return min(found, order * (shift / noise) ** 2 / 2)  # the cost without sampling
 
 
 def _log_excess(kind: _Kind, noise: float, rate: float, order: float) -> float:
     """log(∫ Q·((P/Q)^α − 1)) of the dominating pair, by Gauss–Legendre panels.
 
-    α·(P/Q − 1) is subtracted, which integrates to zero and leaves an integrand of one sign. Panels
-    are half a deviation wide, and finer where a logarithm of a ratio turns from flat to linear,
-    within noise² of ±(noise²·log((1−q)/q) + 1/2): its nearest poles are π·noise² away.
+    α·(P/Q − 1), which integrates to zero, is subtracted to get an integrand of one sign. Panels are half
+    a standard deviation wide, and finer where the log ratio turns from flat to linear, within
+    noise² of ±(noise²·log((1−q)/q) + 1/2): its nearest poles are π·noise² away.
     """
     import numpy as np
     from scipy import special
@@ -316,8 +317,8 @@ def _log_mixture(x: "np.ndarray", noise: float, rate: float) -> "np.ndarray":
 def _log_convex(u: "np.ndarray", order: float) -> "np.ndarray":
     """log(e^(α·u) − 1 − α·(e^u − 1)).
 
-    It is α·(α−1)·u²/2 at small u, where the difference would be nothing but rounding. There the
-    series is summed: Σ_{k≥2} (α^k − α)·u^k/k! = α·(α−1)·u²/2 · Σ_k 2·(α·u)^(k−2)/k! · Σ_{i≤k−2} α^−i.
+    For small u it is about α·(α−1)·u²/2, and the difference would be pure rounding error. So the series
+    is summed: Σ_{k≥2} (α^k − α)·u^k/k! = α·(α−1)·u²/2 · Σ_k 2·(α·u)^(k−2)/k! · Σ_{i≤k−2} α^−i.
     """
     import numpy as np
 
@@ -339,13 +340,13 @@ def _log_convex(u: "np.ndarray", order: float) -> "np.ndarray":
 def _log_symmetric(u: "np.ndarray", order: float) -> "np.ndarray":
     """log(e^(α·u) + e^((1−α)·u) − e^u − 1) for u ≥ 0: both ends of a symmetric profile.
 
-    At a ratio r = P/Q ≥ 1 of measure Q there is 1/r of measure r·Q, and the rest is at ratio 1.
+    Each ratio r = P/Q ≥ 1 with mass Q has a mirror ratio 1/r with mass r·Q; all other mass has ratio 1.
     """
     import numpy as np
 
     with np.errstate(divide="ignore"):
         v = np.clip(u, 0.0, 30.0 / order)
-        # A product, and so without cancellation: (e^(α·u) − e^u)·(1 − e^(−α·u)).
+        # As a product, which avoids cancellation: (e^(α·u) − e^u)·(1 − e^(−α·u)).
         small = v + np.log(np.expm1((order - 1) * v)) + np.log(-np.expm1(-order * v))
     w = np.maximum(u, 30.0 / order)
     rest = np.exp(w - order * w)

@@ -1,7 +1,4 @@
-"""Prices one release on its own as (ε, δ), with amplification by sampling.
-
-`linear` and `advanced` add these prices up. No composition happens here.
-"""
+"""Prices single releases as (ε, δ), amplified by sampling; `linear` and `advanced` compose them."""
 
 import math
 import sys
@@ -38,7 +35,7 @@ __all__ = [
 
 @runtime_checkable
 class Prices(Protocol):
-    """What answers ε at a given δ."""
+    """Anything that gives ε at a given δ."""
 
     def epsilon(self, event: Event, delta: float) -> float:
         """Returns an ε at which ``event`` is (ε, ``delta``)-DP."""
@@ -48,12 +45,12 @@ class Step(NamedTuple):
     """One kind of release and how often it is made.
 
     Args:
-      times: how often.
-      rate: the probability that the unit takes part; 1 where there is no sampling.
-      mu: shift ÷ noise of the release in which the unit takes part, against another unit in its
-        place, or nothing; infinite where there is no noise.
-      absent: the same against the release in which the unit is left out of the batch. Never above
-        ``mu`` where it matters; equal to it except for Poisson batches under ``substitute``.
+      times: how often it is made.
+      rate: the probability that the unit takes part; 1 without sampling.
+      mu: shift ÷ noise between the release with the unit and the one with another unit, or nothing, in
+        its place; infinite without noise.
+      absent: shift ÷ noise between the release with the unit and the one whose batch leaves it out. Never
+        above ``mu`` where it matters; equal to it except for Poisson batches under ``substitute``.
     """
 
     times: int
@@ -76,7 +73,7 @@ class Step(NamedTuple):
         """
         if self.rate == 1:
             return gaussian_epsilon(self.mu, delta) if self.mu < math.inf else math.inf
-        # The larger δ of both terms bounds their mean.
+        # The larger of the two δ bounds their mean.
         worst = max(self.mu, self.absent)
         if worst == math.inf:
             return math.inf
@@ -97,7 +94,7 @@ class Step(NamedTuple):
 
 
 def amplified(epsilon: float, rate: float) -> float:
-    """log(1 + rate·(e^epsilon − 1)), rounded up: what sampling leaves of ``epsilon``.
+    """log(1 + rate·(e^epsilon − 1)), rounded up: ``epsilon`` after amplification by sampling.
 
     >>> round(amplified(1.0, 0.01), 5)
     0.01704
@@ -139,7 +136,7 @@ def steps_of(event: Event, relation: Relation, name: str) -> tuple[tuple[Step, .
             case WithoutReplacement(batch, size, Gaussian() as inner):
                 rate = atom.rate
                 mu = shift_over_noise(inner, "substitute")
-                if batch < size:  # then the slot that stands in may be empty
+                if batch < size:  # then the replacing slot may be empty
                     mu = max(mu, shift_over_noise(inner, "add_remove"))
                 absent = mu
         if max(mu, absent) > 0:
@@ -153,7 +150,7 @@ def with_overflow(epsilon_at: Callable[[float], float], delta: float, overflow: 
     """Returns ε with ``epsilon_at(δ′)`` ≤ ε and δ′ + (1 + e^ε)·β ≤ ``delta``; see `Pld` for why.
 
     Raises:
-      PrivacyError: none was found, because batches overflow too often.
+      PrivacyError: no ε was found, because batches overflow too often.
     """
     least = epsilon_at(delta)
     if overflow == 0 or math.isinf(least):
@@ -164,7 +161,7 @@ def with_overflow(epsilon_at: Callable[[float], float], delta: float, overflow: 
             continue
         epsilon = epsilon_at((1 - share) * delta)
         if epsilon <= math.log(room):
-            # What suffices stays sufficient when the room is cut to what it needs.
+            # A sufficient ε stays sufficient if δ′ is given all that overflow does not need.
             for _ in range(8):
                 needed = (1 + math.exp(epsilon)) * overflow * (1 + 1e-12)
                 better = min(epsilon, epsilon_at(delta - needed))
@@ -189,7 +186,7 @@ def delta_by_search(accountant: Prices, event: Event, epsilon: float) -> float:
             return accountant.epsilon(event, delta) <= epsilon
         except UnsupportedEvent:
             raise
-        except PrivacyError:  # no epsilon is finite there
+        except PrivacyError:  # no finite ε at this δ
             return False
 
     if suffices(0.0):
@@ -204,7 +201,7 @@ def delta_by_search(accountant: Prices, event: Event, epsilon: float) -> float:
 
 
 def _why_not(atom: Event, relation: Relation) -> str | None:
-    """Says what would be right in place of an atom without a price; None if it has one."""
+    """Explains why an atom has no price and what to use instead; None if it has one."""
     match atom:
         case Gaussian() | Unprotected() | PoissonSampled(_, Gaussian(), _):
             return None

@@ -1,6 +1,6 @@
 """Prices by zero-concentrated differential privacy.
 
-Exact to state for Gaussian noise, discrete or not, and blind to sampling.
+Exact for Gaussian noise, discrete or not, but ignores amplification by sampling.
 """
 
 import functools
@@ -34,9 +34,9 @@ class Zcdp:
     Guarantee: ``epsilon`` and ``delta`` are upper bounds, for adaptively composed releases whose
     number and parameters were fixed in advance.
 
-    A release on a sampled batch is priced as if every unit took part: sampling does not amplify
-    zCDP. That is a bound, since the divergence of order α of (1−q)·P + q·Q against (1−q)·P + q·R is
-    at most that of Q against R (e^((α−1)·D) is jointly convex). The other accountants do better.
+    A release on a sampled batch is priced as if every unit took part, because sampling does not amplify
+    zCDP. This is an upper bound, since the divergence of order α of (1−q)·P + q·Q against (1−q)·P + q·R
+    is at most that of Q against R (e^((α−1)·D) is jointly convex). The other accountants do better.
 
     Source: Bun and Steinke (2016), arXiv:1605.02065, Lemmas 2.3 and 2.4; Canonne, Kamath and
     Steinke (2020), arXiv:2004.00010, Theorem 4 (discrete), Corollary 13 (conversion); Kairouz, Liu
@@ -55,7 +55,7 @@ class Zcdp:
         return all(_why_not(atom, self.relation) is None for atom in counts(event))
 
     def rho(self, event: Event) -> float:
-        """Returns ρ of ``event``, without what overflowing batches cost; may be infinite.
+        """Returns ρ of ``event``, without the cost of overflowing batches; may be infinite.
 
         Raises:
           UnsupportedEvent: this accountant does not know an atom of ``event``.
@@ -132,19 +132,19 @@ def _rho(atom: Event, relation: Relation) -> float:
 
 
 def _delta(rho: float, epsilon: float) -> float:
-    """The least of (1 − 1/α)^α·e^((α−1)·(α·ρ−ε)) ÷ (α − 1) over α > 1, rounded up; at most 1."""
+    """The minimum of (1 − 1/α)^α·e^((α−1)·(α·ρ−ε)) ÷ (α − 1) over α > 1, rounded up; at most 1."""
     if rho == 0:
         return 0.0
     if math.isinf(rho):
         return 1.0
 
     def exponent(log_excess: float) -> float:
-        excess = math.exp(log_excess)  # α − 1; every one gives a bound
+        excess = math.exp(log_excess)  # α − 1; every value gives a bound
         order = 1 + excess
         slope = order * rho - epsilon + math.log(excess / order)
         return excess * slope - math.log(order)
 
-    # Near the best order of the simpler tail bound, (ε/ρ − 1)/2; it is wider than it needs to be.
+    # Searches generously around (ε/ρ − 1)/2, the best α − 1 of the simpler tail bound.
     centre = math.log(max(epsilon / rho - 1, 1e-3) / 2)
     low, high = centre - 12.0, centre + 12.0 + abs(math.log(rho))
     golden = (math.sqrt(5) - 1) / 2
@@ -160,7 +160,7 @@ def _delta(rho: float, epsilon: float) -> float:
             right = low + golden * (high - low)
             at_right = exponent(right)
     best = min(at_left, at_right)
-    # The exponent is a sum of terms that are no larger than these.
+    # Bounds the terms of the exponent, for its rounding error.
     order = 1 + math.exp(right)
     rounding = 8 * sys.float_info.epsilon * (1 + order * (order * rho + epsilon + 1))
     return math.exp(min(0.0, best + rounding))
@@ -171,7 +171,7 @@ def _epsilon(rho: float, delta: float) -> float:
         return 0.0
     if delta == 0 or math.isinf(rho):
         return math.inf
-    # Bun and Steinke's conversion, which is looser; doubled for the rounding.
+    # Bun and Steinke's looser conversion; doubled if rounding makes it too small.
     high = rho + 2 * math.sqrt(rho * math.log(1 / delta))
     while _delta(rho, high) > delta:
         high *= 2

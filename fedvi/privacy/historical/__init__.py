@@ -1,9 +1,9 @@
 """Recomputes what older papers and tools would have claimed, for comparison only.
 
-Historical, not a guarantee: a number from here may lie below the true ε. So none of these methods
-is an `Accountant`: they answer no δ, and nothing that checks a budget accepts them. Use `pld`.
+Historical, not a guarantee: a number from here may be below the true ε. So none of these methods is an
+`Accountant`: they compute no δ, and no budget check accepts them. Use `pld` instead.
 
-A new method is one new file, and one line here.
+To add a method, add a file and one line here.
 """
 
 from fedvi.privacy.historical.formulas import moments, poster, vips_two_step

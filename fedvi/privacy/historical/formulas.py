@@ -1,4 +1,4 @@
-"""What formulas of older papers would have claimed; see the package."""
+"""Privacy formulas of older papers, for comparison only; see the package."""
 
 import math
 from collections.abc import Callable
@@ -15,15 +15,15 @@ __all__ = ["moments", "poster", "vips_two_step"]
 
 @dataclass(frozen=True)
 class Method:
-    """A formula of some paper; made by `moments`, `poster` and `vips_two_step`.
+    """A formula from a paper; made by `moments`, `poster` and `vips_two_step`.
 
     Args:
-      name: what tables call it.
-      relation: under which it is asked.
-      claimed: (steps, δ) → ε, of one step or more.
-      only: the relation that the paper argued for; None for both.
-      single: whether it knows one kind of release alone, repeated.
-      hint: what it knows, for the error.
+      name: shown in tables.
+      relation: the neighbouring relation to evaluate it under.
+      claimed: (steps, δ) → ε, for one step or more.
+      only: the relation that the paper covers; None for both.
+      single: whether it only covers one kind of release, repeated.
+      hint: what it covers, for the error message.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Method:
     label: ClassVar[str] = LABEL
 
     def supports(self, event: Event) -> bool:
-        """Whether all releases are standard sums, full or Poisson-sampled, and what the formula knows."""
+        """Whether all releases are standard sums, full or Poisson-sampled, that the formula covers."""
         return self._steps(event) is not None
 
     def epsilon(self, event: Event, delta: float) -> float:
-        """Returns the claimed ε at ``delta``, above 0 and below 1; overflow of batches is left out.
+        """Returns the claimed ε at ``delta``, above 0 and below 1; ignores overflow of batches.
 
         Raises:
-          UnsupportedEvent: a release, or the relation, is none that the formula is of.
+          UnsupportedEvent: the formula does not cover a release or the relation.
         """
         if not 0 < delta < 1:
             raise ConfigError(f"delta is {delta}, expected above 0 and below 1")
@@ -62,10 +62,10 @@ class Method:
 
 
 def moments(relation: Relation) -> Method:
-    """Returns the moments accountant of 2016, on the integer orders up to 33 that its users took.
+    """Returns the moments accountant of 2016, on the integer orders up to 33 that were in use.
 
-    Historical, not a guarantee: its moments are right, but it was only ever argued for
-    ``add_remove``. It claims more than `rdp` does.
+    Historical, not a guarantee: its moments are right, but it was only derived for ``add_remove``. Its ε
+    is larger than that of `rdp`.
 
     Source: Abadi et al. (2016), arXiv:1607.00133, Theorem 2: δ = min over λ = 1 … 32 of
     exp(Σ α(λ) − λ·ε), here with the exact log moments α(λ).
@@ -86,8 +86,8 @@ def moments(relation: Relation) -> Method:
 def poster(relation: Relation) -> Method:
     """Returns the formula of the DP-ADVI poster, with its strong composition.
 
-    Historical, not a guarantee: σ = √(2·ln(1.25/δ)) ÷ ε is a theorem for ε below 1 only, and is
-    used here for any. Its own noise is N(0, 4·C²·s²), the convention of ``substitute``: s is our σ ÷ 2.
+    Historical, not a guarantee: σ = √(2·ln(1.25/δ)) ÷ ε is a theorem only for ε below 1, but is used
+    for any ε. The poster's noise is N(0, 4·C²·s²), the convention of ``substitute``: s is our σ ÷ 2.
 
     With q·T·δ′ = δ/2: each release is (ε₀, δ′)-DP by that formula, sampled
     ε₁ = log(1 + q·(e^ε₀ − 1)), and T of them cost √(2·T·ln(2/δ))·ε₁ + T·ε₁·(e^ε₁ − 1).
@@ -108,11 +108,11 @@ def poster(relation: Relation) -> Method:
 
 
 def vips_two_step(relation: Relation, delta_prime: float | None = None) -> Method:
-    """Returns the two-step recipe of the VIPS preprint; ``delta_prime`` is δ′, left out δ ÷ 2J.
+    """Returns the two-step recipe of the VIPS preprint; ``delta_prime`` is δ′, by default δ ÷ 2J.
 
-    Historical, not a guarantee, and wrong: it turns an amplified (ε′, δ′) back into concentrated
-    privacy as if it were a Gaussian's, leaves J·δ′ out of δ, and uses a formula for ε below 1 at
-    any ε. There are settings where its claim is below the true ε. It is of ``add_remove`` alone.
+    Historical, not a guarantee, and wrong: it converts an amplified (ε′, δ′) back into concentrated
+    privacy as if it came from a Gaussian, leaves J·δ′ out of δ, and uses a formula for ε below 1 at
+    any ε. In some settings its claim is below the true ε. It covers ``add_remove`` only.
 
     ε₀ = √(2·ln(1.25·ν/δ′)) ÷ σ, ε′ = log(1 + ν·(e^ε₀ − 1)), ρ = ε′² ÷ (4·ln(1.25/δ′)),
     ε = J·ρ + 2·√(J·ρ·ln(1/δ)).
@@ -143,7 +143,7 @@ def _textbook_epsilon(noise: float, relation: Relation, delta: float) -> float:
 
 
 def _log_moment(noise: float, rate: float, order: int) -> float:
-    """log E[(mixture ÷ base)^(order + 1)] under the base: the larger of both log moments."""
+    """log E[(mixture ÷ base)^(order + 1)] under the base: the larger of the two log moments."""
     power = order + 1
     if rate == 1:
         return power * order / (2 * noise**2)

@@ -1,4 +1,4 @@
-"""The package fourier-accountant, beside ours: another tool's ε by the same privacy losses.
+"""Wraps the package fourier-accountant, to compare its ε with ours.
 
 Historical, not a guarantee: see `fedvi.privacy.historical`.
 """
@@ -15,17 +15,17 @@ from fedvi.privacy.historical.releases import LABEL, Step, in_short, standard_st
 
 __all__ = ["Fourier", "fourier"]
 
-_BASE = 2**-40  # ε at which a profile is asked for "at zero"
+_BASE = 2**-40  # stands for ε = 0 where a privacy profile is evaluated
 
 
 @dataclass(frozen=True)
 class Fourier:
-    """The package fourier-accountant, inside the range where its grids agree; made by `fourier`.
+    """The package fourier-accountant, within the range where its grids agree; made by `fourier`.
 
-    Historical, not a guarantee: it states no error, prices one direction of ``add_remove``, and
-    knows no overflow of batches, which is left out here. Outside its range it is refused: it would
-    answer wrong by a factor, on either side, without a sign of it. We invert its δ ourselves,
-    because its own search for ε stops at an absolute 1e-10 and may never stop.
+    Historical, not a guarantee: it bounds no error, prices only one direction of ``add_remove``, and
+    ignores overflow of batches. Outside its range this raises, since the package would silently be wrong
+    by a factor in either direction. We invert its δ ourselves, because its own search for ε has an
+    absolute tolerance of 1e-10 and may never stop.
 
     Source: Koskela, Jälkö and Honkela (2020), arXiv:1906.03049, Sections 5.1 and 5.2; the package,
     version 0.12.
@@ -44,7 +44,7 @@ class Fourier:
         """Returns the claimed ε at ``delta``, of 1e-8 or more. Takes seconds.
 
         Raises:
-          UnsupportedEvent: the event or ``delta`` is outside the safe range; says what to use.
+          UnsupportedEvent: the event or ``delta`` is outside the safe range; the hint says what to use.
         """
         if not 0 < delta < 1:
             raise ConfigError(f"delta is {delta}, expected above 0 and below 1")
@@ -75,7 +75,7 @@ class Fourier:
 
 
 def fourier(relation: Relation) -> Fourier:
-    """Returns the package fourier-accountant: its R under add_remove, its S under substitute."""
+    """Wraps fourier-accountant: its relation R for add_remove, its S for substitute."""
     check_relation(relation)
     return Fourier(relation)
 
@@ -87,11 +87,11 @@ _AGREEMENT = 0.01  # of δ between two grids
 
 
 def _fourier_epsilon(found: tuple[Step, ...], relation: Relation, delta: float) -> float:
-    """Takes the first window and grid whose answer a wider and finer one confirms."""
+    """Uses the first window and grid whose result a wider and finer one confirms."""
     for points in _POINTS:
         tried = 0
         for half_width in _HALF_WIDTHS:
-            # The density of one step's loss is about rate ÷ noise wide; it is sampled at points.
+            # The density of one step's loss is about rate ÷ noise wide; the grid must resolve it.
             width = min(rate / max(1.0, noise) for noise, rate, _ in found)
             if tried == 2 or 2 * half_width / points > width / 20:
                 break
@@ -107,7 +107,7 @@ def _fourier_epsilon(found: tuple[Step, ...], relation: Relation, delta: float) 
                 if abs(finer(epsilon) - excess(epsilon)) <= _AGREEMENT:
                     return 0.0 if epsilon == _BASE else epsilon
             except (ValueError, OverflowError):
-                continue  # the package found an infinite value, or not a number
+                continue  # the package returned infinity or NaN
     raise UnsupportedEvent(
         "method fourier does not settle: no window up to "
         f"{_HALF_WIDTHS[-1]:g} with up to {_POINTS[-1]:,} points gives the same delta as a finer "
@@ -118,10 +118,10 @@ def _fourier_epsilon(found: tuple[Step, ...], relation: Relation, delta: float) 
 
 
 def _root(excess: Callable[[float], float], half_width: float) -> float | None:
-    """Returns where δ is met, `_BASE` for zero, None if that is beyond half of the window."""
+    """Returns the ε that meets δ: `_BASE` for zero, None if it is beyond half of the window."""
     from scipy import optimize
 
-    # Losses beyond the window come back in at its other end.
+    # Losses beyond the window wrap round to its other end.
     high = half_width / 2
     if excess(high) > 0:
         return None

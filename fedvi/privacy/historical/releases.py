@@ -1,4 +1,4 @@
-"""The releases that historical methods are of, and what stands beside each of their numbers."""
+"""The releases that historical methods cover, and the label of their results."""
 
 from typing import TypeAlias
 
@@ -8,18 +8,18 @@ __all__ = ["LABEL", "Step", "in_short", "standard_steps"]
 
 LABEL = "historical, not a guarantee"
 
-# (noise ÷ the largest contribution, rate, count); rate 1 is no sampling.
+# (noise ÷ the largest contribution, rate, count); a rate of 1 means no sampling.
 Step: TypeAlias = tuple[float, float, int]
 
 
 def in_short(event: Event) -> str:
-    """Returns an event in at most 120 characters, for errors."""
+    """Returns an event's repr, cut to 120 characters, for error messages."""
     text = repr(event)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def standard_steps(event: Event, relation: Relation) -> tuple[Step, ...] | None:
-    """Returns what is priced, or None where an atom is none of these formulas' kind."""
+    """Returns the steps of ``event``, or None if these formulas do not cover one of its atoms."""
     found: dict[tuple[float, float], int] = {}
     for atom, count in counts(event).items():
         match atom:

@@ -1,4 +1,4 @@
-"""Noise mechanisms: each file is one, listed here and named by `mechanism` in a study."""
+"""Noise mechanisms, one file each; a study chooses one by its key `mechanism`."""
 
 from fedvi.privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from fedvi.privacy.mechanisms.gaussian import gaussian

@@ -1,7 +1,7 @@
-"""Draws of integer noise from alias tables, and what the mechanisms on a grid share.
+"""Draws integer noise from alias tables, and holds the code that all mechanisms on a grid share.
 
-Time depends on what is drawn: a table lookup is not constant-time, and one draw in 2¹⁵ needs a step
-more. An attacker who times a client's memory or its steps is out of scope.
+The running time depends on the values drawn: a table lookup is not constant-time, and one draw in 2¹⁵
+needs an extra step. Attackers who time a client's memory or computation are out of scope.
 """
 
 import functools
@@ -37,16 +37,16 @@ __all__ = [
 ]
 
 SIGMA = 4096
-"""σ of a table's law, in integers."""
+"""σ of a table's law, in steps of the grid."""
 
 FINEST = 256
 """The largest fineness: σ = 4096 is then 16 strides, and the error of the stride below e⁻⁵⁰⁰⁰."""
 
 LEAST_NOISE = 0.1
-"""The smallest noise multiplier on a grid: below it ε is beyond 50, and sums grow long."""
+"""The smallest noise multiplier on a grid: below it ε exceeds 50, and sums need many bits."""
 
 TABLE_DISTANCE = 2.0**-63
-"""Total variation between one draw from a table and its law, at most: docs/proofs/alias_table.md."""
+"""Bound on the total variation between one table draw and its law; proof: docs/proofs/alias_table.md."""
 
 _MASK = 2**16 - 1
 _LARGEST = _MASK
@@ -62,7 +62,7 @@ def table(law: str) -> npt.NDArray[np.uint32]:
     """Loads an alias table: uint32 [3, 2¹⁶], rows alias, threshold >> 32, threshold mod 2³².
 
     Raises:
-      PrivacyError: if the file is not the one that the proof speaks of.
+      PrivacyError: if the file is not the one that the proof covers.
     """
     package = importlib.resources.files("fedvi.privacy.mechanisms")
     data = package.joinpath(f"{law}.npy").read_bytes()
@@ -77,14 +77,15 @@ def table(law: str) -> npt.NDArray[np.uint32]:
     return loaded
 
 
-# Compiled, so that a call outside of any trace does not compile its loop anew.
+# Jitted, so that calls outside a trace do not compile the loop again.
 @functools.partial(jax.jit, static_argnames=("law", "count"), inline=True)
 def draw(law: str, key: Key, count: int) -> jax.Array:
-    """Draws ``count`` independent integers of a table's law, int32 [count].
+    """Draws ``count`` independent integers from a table's law, int32 [count].
 
-    A draw uses 80 random bits: 16 pick a column, 63 decide between it and its alias, one is the
-    sign. The first 15 of the 63 share a word with the others and nearly always decide: the last 48
-    do only where these equal the threshold's, and are drawn only then, for a row of draws together.
+    A draw uses 80 random bits: 16 pick a column, 63 decide between it and its alias, one is the sign.
+    The first 15 of the 63 are in the same word as the column and the sign, and nearly always decide. The
+    last 48 matter only if the first 15 equal the threshold's, and are drawn only then, for a whole row of
+    draws at once.
 
     Guarantee: given uniform bits, each is within ``TABLE_DISTANCE`` of the law.
 
@@ -128,21 +129,21 @@ def draw(law: str, key: Key, count: int) -> jax.Array:
     return jnp.where((words >> 31) == 1, -magnitude, magnitude).reshape(-1)[:count]
 
 
-_ROW = 1024  # draws; a tie costs two words for each draw of its row
+_ROW = 1024  # draws; a tie costs two more random words for each draw of its row
 
 
 def _packed(law: str) -> tuple[npt.NDArray[np.uint32], ...]:
-    """Returns what decides nearly every draw in one array, and the last bits of the thresholds.
+    """Packs a table so that one lookup decides nearly every draw.
 
-    Of a threshold's 63 bits the first 15 stand above the alias, for one lookup a draw; then the next 16,
-    and the last 32.
+    The first array holds the alias, and above it the first 15 of a threshold's 63 bits. The second holds
+    the next 16 bits, the third the last 32.
     """
     alias, high, low = table(law)
     return alias | (high >> 16) << 16, high & _MASK, low
 
 
 def check_noise(noise_multiplier: float) -> float:
-    """Returns a noise multiplier that a grid can carry.
+    """Returns the noise multiplier as a float, if a grid can carry it.
 
     Raises:
       PrivacyError: if it is neither 0 nor a finite number of at least ``LEAST_NOISE``.
@@ -159,12 +160,12 @@ def check_noise(noise_multiplier: float) -> float:
 
 
 def check_fineness(fineness: int | None, noise_multiplier: float) -> int:
-    """Returns the fineness: the given one, or the least that is not below the noise multiplier.
+    """Returns the given fineness, or by default the least one that is not below the noise multiplier.
 
     C is then 4,096 steps or more, unless the noise multiplier is above ``FINEST``.
 
     Raises:
-      PrivacyError: if it is no power of two from 1 to ``FINEST``.
+      PrivacyError: if ``fineness`` is not a power of two from 1 to ``FINEST``.
     """
     if fineness is None:
         steps = [2**k for k in range(FINEST.bit_length())]
@@ -182,13 +183,13 @@ def variance(fineness: int) -> int:
 
 
 def grid(noise_multiplier: float, clip_norm: float, fineness: int, terms: int = 1) -> Grid | None:
-    """Returns the grid on which ``terms`` equal noises have std noise_multiplier · clip_norm.
+    """Returns the grid on which the sum of ``terms`` equal noises has std noise_multiplier · clip_norm.
 
     The bound is computed in rational numbers: K² = terms · variance / noise_multiplier².
 
     Raises:
-      PrivacyError: if the clip norm is not finite: noise is measured in clip norms; or if the bound
-        is 2⁵² or more, which float64 would not check exactly.
+      PrivacyError: if the clip norm is not finite, since noise is measured in clip norms; or if the
+        bound is 2⁵² or more, which float64 cannot check exactly.
     """
     if noise_multiplier == 0.0:
         return None
@@ -213,7 +214,7 @@ def perturb(law: str, fineness: int, key: Key, total: Any) -> Any:
     """Adds noise to a tree of int32 or int64 arrays, in their dtypes.
 
     Raises:
-      PrivacyError: if the total is not of integers: it is on no grid.
+      PrivacyError: if the total does not hold int32 or int64, and so is not on a grid.
     """
     leaves, tree = jax.tree.flatten(total)
     for leaf in leaves:

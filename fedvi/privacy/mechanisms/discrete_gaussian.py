@@ -1,4 +1,4 @@
-"""Discrete Gaussian noise, for sums to which several clients add their own share of noise."""
+"""Discrete Gaussian noise, for sums in which each client adds a share of the noise."""
 
 import dataclasses
 import math
@@ -18,8 +18,8 @@ __all__ = ["DiscreteGaussian", "discrete_gaussian"]
 class DiscreteGaussian:
     """total + X in whole steps of the grid, P[X = k] ∝ exp(−k² / 2σ²) in each coordinate.
 
-    ``perturb`` adds one of ``terms`` equal shares; ``noise_multiplier`` and the event are those of
-    the sum of all shares, for whoever sees only that. One share alone has noise_multiplier / √terms.
+    ``perturb`` adds one of ``terms`` equal shares. ``noise_multiplier`` and the event describe the sum of
+    all shares, for an observer of that sum only. One share alone has noise_multiplier / √terms.
 
     Guarantee: for one term the concentrated privacy of the Gaussian, (shift / σ)² / 2; for a sum
     (shift / σ + τ·√d)² / 2, τ = 10·Σ_{k<terms} exp(−2π²s²·k / (k + 1)), s the std of one share in
@@ -27,9 +27,9 @@ class DiscreteGaussian:
 
     Attributes:
       noise_multiplier: std of all shares together ÷ clip norm.
-      terms: clients that add a share.
-      size: d, numbers released together; enters the slack of sums.
-      fineness: as of the rounded Gaussian: a + M·b is discrete Gaussian up to e⁻⁵⁰⁰⁰.
+      terms: how many clients add a share.
+      size: d, how many coordinates are released together; enters the slack of sums.
+      fineness: as for the rounded Gaussian: a + M·b is discrete Gaussian up to e⁻⁵⁰⁰⁰.
 
     Source: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Theorem 4; Kairouz, Liu and
     Steinke (2021), arXiv:2102.06387, Proposition 14; Micciancio and Walter (2017), a + M·b.
@@ -43,9 +43,9 @@ class DiscreteGaussian:
 
     @property
     def distance(self) -> float:
-        """Total variation between the noise of one number in the sum and its law, at most.
+        """Bound on the total variation between the noise of one coordinate of the sum and its law.
 
-        The event is that of the sum of all ``terms`` shares, and each share adds its own.
+        The event is that of the sum of all ``terms`` shares, and each share adds its own distance.
         """
         if self.noise_multiplier == 0.0:
             return 0.0
@@ -56,7 +56,7 @@ class DiscreteGaussian:
         return _alias.grid(self.noise_multiplier, clip_norm, self.fineness, self.terms)
 
     def perturb(self, key: Key, total: Any, clip_norm: float) -> Any:
-        """Returns the tree of integers with one share of noise; ``key`` serves nothing else."""
+        """Returns the tree of integers with one share of noise; use ``key`` for nothing else."""
         if self.noise_multiplier == 0.0:
             return total
         return _alias.perturb("discrete_gaussian", self.fineness, key, total)
@@ -82,10 +82,10 @@ def discrete_gaussian(
     """Returns discrete Gaussian noise; ``terms`` clients together reach noise_multiplier · C.
 
     Args:
-      noise_multiplier: 0 for no noise, else at least 0.1; of the sum of all shares.
+      noise_multiplier: of the sum of all shares; 0 for no noise, else at least 0.1.
       terms: how many clients add a share.
-      size: d, the numbers released together; needed if terms > 1.
-      fineness: a power of two up to 256, as of `rounded_gaussian`.
+      size: d, how many coordinates are released together; needed if terms > 1.
+      fineness: a power of two up to 256, as in `rounded_gaussian`.
 
     Raises:
       PrivacyError: if an argument is outside these ranges.

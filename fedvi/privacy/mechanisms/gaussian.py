@@ -56,7 +56,7 @@ class Gaussian:
 
 
 def gaussian(noise_multiplier: float) -> Gaussian:
-    """Returns float Gaussian noise of std noise_multiplier · clip_norm; marks what it touches.
+    """Returns float Gaussian noise of std noise_multiplier · clip_norm; every claim is then marked.
 
     Raises:
       PrivacyError: if ``noise_multiplier`` is negative or not finite.

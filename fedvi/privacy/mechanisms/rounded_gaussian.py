@@ -1,4 +1,4 @@
-"""Gaussian noise rounded to whole numbers of a grid's steps: the noise of private studies."""
+"""Gaussian noise rounded to whole steps of a grid: the default noise of private studies."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from fedvi.typing import Key
 __all__ = ["TABLE_DISTANCE", "RoundedGaussian", "rounded_gaussian"]
 
 TABLE_DISTANCE = _alias.TABLE_DISTANCE
-"""Total variation between one table draw and its law, at most; × draws × (1 + eᵋ) enters δ."""
+"""Bound on the total variation between one table draw and its law; × draws × (1 + eᵋ) enters δ."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,17 +36,17 @@ class RoundedGaussian:
 
     @property
     def distance(self) -> float:
-        """Total variation between the noise of one released number and its law, at most."""
+        """Bound on the total variation between the noise of one released coordinate and its law."""
         if self.noise_multiplier == 0.0:
             return 0.0
         return TABLE_DISTANCE * (1 if self.fineness == 1 else 2)
 
     def grid(self, clip_norm: float) -> Grid | None:
-        """Returns the grid: g = σ·C / σ_int, at most ⌊(σ_int / σ)²⌋ a record; None without noise."""
+        """Returns the grid: g = σ·C / σ_int, bound ⌊(σ_int / σ)²⌋; None without noise."""
         return _alias.grid(self.noise_multiplier, clip_norm, self.fineness)
 
     def perturb(self, key: Key, total: Any, clip_norm: float) -> Any:
-        """Returns the noised tree of integers; ``key`` is used for nothing else."""
+        """Returns the noised tree of integers; use ``key`` for nothing else."""
         if self.noise_multiplier == 0.0:
             return total
         return _alias.perturb("rounded_gaussian", self.fineness, key, total)
@@ -67,10 +67,10 @@ def rounded_gaussian(noise_multiplier: float, fineness: int | None = None) -> Ro
 
     Args:
       noise_multiplier: 0 for no noise (and an infinite ε), else at least 0.1.
-      fineness: a power of two up to 256; raise it to release very many numbers, since rounding d of
-        them takes √d / 2 steps off the clip. Left out: the least that is not below
-        ``noise_multiplier``, so that C is 4,096 steps or more, as far as it goes. Above 1, noise
-        takes two draws a number.
+      fineness: a power of two up to 256. Raise it to release very many coordinates, since rounding d of
+        them takes √d / 2 steps off the clip norm. By default the least one that is not below
+        ``noise_multiplier``, so that C is at least 4,096 steps (unless that would exceed 256). Above 1,
+        each coordinate takes two draws.
 
     Raises:
       PrivacyError: if an argument is outside these ranges.

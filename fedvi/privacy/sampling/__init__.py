@@ -1,4 +1,4 @@
-"""Which records a step sees, and the accounting event that goes with it; one file a sampler."""
+"""Samplers: which records a step uses, and its accounting event; one file each."""
 
 from fedvi.privacy.sampling.feistel import feistel
 from fedvi.privacy.sampling.full import full

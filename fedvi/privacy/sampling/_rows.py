@@ -1,4 +1,4 @@
-"""What all samplers check of the slots that they are given."""
+"""A check that all samplers make of their slots."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ __all__ = ["check_slots"]
 
 
 def check_slots(valid: Any, max_records: int) -> None:
-    """Checks that ``valid`` has one entry for each declared slot, whether or not a record stands there.
+    """Checks that ``valid`` has one entry for each declared slot, with or without a record.
 
-    Everything behind a batch takes its sizes from the batch: blocks, clip limits, dtypes, programs.
-    Were the slots as many as the records, those sizes would tell, and move, by how many there are.
+    Blocks, clip limits, dtypes and programs take their sizes from the batch. If the number of slots were
+    the number of records, these sizes would depend on it and reveal it.
 
     Raises:
-      PrivacyError: if there are more entries than ``max_records``, whose records would never be in a
-        batch; or fewer.
+      PrivacyError: if there are fewer entries than ``max_records``; or more, whose records would never be
+        in a batch.
     """
     rows: int = valid.shape[0]
     if rows == max_records:

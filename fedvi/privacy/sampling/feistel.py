@@ -16,21 +16,21 @@ from fedvi.typing import Key
 
 __all__ = ["Feistel", "feistel"]
 
-# On few slots a Feistel network is visibly not uniform.
+# Up to this many slots Floyd's algorithm is used: a small Feistel network is not uniform enough.
 _EXACT_UP_TO = 2**14
 _ROUNDS = 12
 _MOST_RECORDS = 2**30
-# Of 32 random bits each; a draw below m is then off by at most m · 2⁻⁹⁶ / 2.
+# Words of 32 random bits per draw; a draw below m is then off by at most m · 2⁻⁹⁶ / 2.
 _LIMBS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Feistel:
-    """Exactly ``batch`` of ``max_records`` slots, each set of slots as likely as any other.
+    """Draws exactly ``batch`` of ``max_records`` slots, all sets of slots being equally likely.
 
     Slots that hold no record are chosen like others and then masked, so the batch depends on no
-    data. Up to 2¹⁴ slots the law is exact (Floyd's algorithm); above, the slots are the first
-    ``batch`` images of a keyed Feistel permutation, whose uniformity is a computational assumption.
+    data. Up to 2¹⁴ slots the law is exact (Floyd's algorithm). Above, the slots are the first ``batch``
+    images of a keyed Feistel permutation, whose uniformity is a computational assumption.
     """
 
     batch: int
@@ -62,7 +62,7 @@ class Feistel:
         return Batch(chosen, jnp.asarray(valid, bool)[chosen], self)
 
     def event(self, inner: events.Event) -> events.Event:
-        """Returns the event of sampling without replacement, which only "substitute" can price."""
+        """Returns the event of sampling without replacement; it has a price only under "substitute"."""
         return events.WithoutReplacement(self.batch, self.max_records, inner)
 
 
@@ -102,14 +102,14 @@ def feistel(batch: int, max_records: int) -> Feistel:
 def _floyd(key: Key, batch: int, size: int) -> jax.Array:
     """Returns ``batch`` distinct integers below ``size`` (at most 2¹⁶), all sets equally likely.
 
-    For m = size − batch + 1, …, size: draws t below m and takes t, or m − 1 if t was taken.
+    For m = size − batch + 1, …, size it draws t below m, and takes t, or m − 1 if t is taken already.
 
     Source: Bentley and Floyd (1987), "Programming pearls: a sample of brilliance",
     doi:10.1145/30401.315746, Algorithm F2.
     """
     bounds = jnp.arange(size - batch + 1, size + 1, dtype=jnp.uint32)
     words = jax.random.bits(key, (_LIMBS, batch), jnp.uint32)
-    # ⌊words · bound / 2⁹⁶⌋, the words read as one integer: 16 bits at a time, the lowest first.
+    # ⌊words · bound / 2⁹⁶⌋, with the words as one integer; computed 16 bits at a time, lowest first.
     carry = jnp.zeros(batch, jnp.uint32)
     for limb in range(_LIMBS):
         for half in (words[limb] & np.uint32(0xFFFF), words[limb] >> np.uint32(16)):
@@ -134,8 +134,8 @@ def _permuted(key: Key, batch: int, size: int) -> jax.Array:
 def _walk(words: jax.Array, start: jax.Array, size: jax.Array, bits: int) -> jax.Array:
     """Returns the images of ``start`` under a permutation of 0, …, size − 1; size ≤ 2^bits.
 
-    It is the Feistel permutation of 0, …, 2^bits − 1, applied to a number until the result is below
-    ``size``. That ends for every key: the cycle that a number lies on leads back to it.
+    The Feistel permutation of 0, …, 2^bits − 1 is applied until the result is below ``size``. This ends
+    for every key, since the cycle of a number leads back to it.
 
     Source: Black and Rogaway (2002), doi:10.1007/3-540-45760-7_9, cycle-walking.
     """
@@ -152,8 +152,8 @@ def _walk(words: jax.Array, start: jax.Array, size: jax.Array, bits: int) -> jax
 def _network(words: jax.Array, numbers: jax.Array, bits: int) -> jax.Array:
     """Returns the images of ``numbers`` under the Feistel permutation of 0, …, 2^bits − 1.
 
-    The low ⌈bits/2⌉ and the high ⌊bits/2⌋ bits are changed in turn, each by a function of the other:
-    XOR is undone by itself, so every round is a bijection, whatever the function.
+    The low ⌈bits/2⌉ and the high ⌊bits/2⌋ bits are changed in turn, each by XOR with a function of the
+    other. XOR is its own inverse, so every round is a bijection, whatever the function.
 
     Args:
       words: uint32 [rounds, 2], the round keys.

@@ -18,13 +18,13 @@ from fedvi.typing import Key
 
 __all__ = ["Poisson", "poisson"]
 
-# Gaps are looked up in a table of at most 2¹⁶ columns: half a random word picks one.
+# A gap table has at most 2¹⁶ columns, so that half a random word picks one.
 _MOST_COLUMN_BITS = 16
 # A gap is beyond a table of 40 / rate columns with probability e⁻⁴⁰.
 _GAPS_TABLED = 40.0
 _MOST_RECORDS = 2**28
 _OVERFLOW = 1e-14
-# So few rows may stay empty rather than have the chosen slots moved up.
+# Up to this ratio of gaps to capacity, empty rows are kept instead of compacting the chosen slots.
 _FEW_PASSES = 1.05
 
 
@@ -32,9 +32,9 @@ _FEW_PASSES = 1.05
 class Poisson:
     """Each slot is in the batch independently with probability ``rate``.
 
-    A batch has ``capacity`` static rows. Slots beyond it are left out; with probability at most
-    ``overflow`` a draw anything differs from exact Poisson sampling: the event says so and the
-    accountant adds it to δ.
+    A batch has ``capacity`` static rows, and chosen slots beyond it are left out. A draw differs from
+    exact Poisson sampling with probability at most ``overflow``, which is part of the event, and which
+    the accountant adds to δ.
 
     Make one with ``poisson``, which proves ``overflow``.
 
@@ -44,7 +44,7 @@ class Poisson:
       capacity: the static number of rows of a batch.
       overflow: see above.
       gap_count: how many gaps are drawn.
-      column_bits: log2 of the size of the table that gaps are looked up in.
+      column_bits: log2 of the number of columns of the gap table.
     """
 
     rate: float
@@ -57,10 +57,10 @@ class Poisson:
     def draw(self, key: Key, valid: Any) -> Batch:
         """Draws one batch by the gaps between chosen slots; work is O(capacity).
 
-        A gap g has the law (1 − rate)ᵍ · rate, cut at T = 2^column_bits − 1: a gap of T or more
-        passes T slots, chooses none, and a new gap starts there, which changes nothing, as the
-        geometric law has no memory. Each gap takes ``column_bits`` random bits for a column of an
-        alias table and 64 bits for a coin with the column's threshold.
+        A gap g has the law (1 − rate)ᵍ · rate, cut at T = 2^column_bits − 1. A gap of T or more passes T
+        slots, chooses none, and starts a new gap there. That does not change the law, because the
+        geometric law is memoryless. Each gap takes ``column_bits`` random bits for a column of an alias
+        table, and 64 bits to compare with the column's threshold.
 
         Args:
           key: used for this draw only.
@@ -81,7 +81,7 @@ class Poisson:
         stays = (coin_high < edge_high) | ((coin_high == edge_high) & (coin_low < edge_low))
         gap = jnp.where(stays, column, jnp.asarray(alias)[column])
         passed = gap == columns - 1
-        # Below 2³¹ by the choice of ``column_bits``, so it cannot wrap round into the shard.
+        # Below 2³¹ by the choice of ``column_bits``, so it cannot wrap to a valid slot.
         slot = jnp.cumsum(jnp.where(passed, gap, gap + 1)) - 1
         chosen = ~passed & (slot < rows)
         if count > self.capacity:
@@ -96,7 +96,7 @@ class Poisson:
         return events.PoissonSampled(self.rate, inner, self.overflow)
 
     def resized(self, max_records: int) -> "Poisson":
-        """Returns the sampler for another number of slots, each of which has the same chance as before."""
+        """Returns the sampler for another number of slots, at the same rate."""
         return poisson(self.rate, max_records)
 
 
@@ -120,9 +120,9 @@ def poisson(rate: float, max_records: int, overflow: float | None = None) -> Poi
       rate: the inclusion probability, in (0, 1), taken as the exact value of the float.
       max_records: the declared largest number of records at any client, at most 2²⁸; the claim holds
         up to it.
-      overflow: wanted bound on P[Binomial(max_records, rate) > capacity] a draw; the capacity is
+      overflow: wanted bound on P[Binomial(max_records, rate) > capacity] for each draw. The capacity is
         the smallest that meets it, or a few rows more, and the event carries the bound that is
-        really attained. Left out: 1e-14, to which gaps of very large batches may add more.
+        attained. Default: 1e-14; for very large batches the gaps may add more.
 
     Raises:
       PrivacyError: if the rate or the overflow is outside (0, 1), the overflow is below
@@ -151,7 +151,7 @@ def poisson(rate: float, max_records: int, overflow: float | None = None) -> Poi
     def more_than(rows: int) -> float:
         return _more_than(rows, max_records, rate)
 
-    # Searched for, since inverses of the law know no tail below 1e-16.
+    # Found by search, since inverse distribution functions cannot resolve tails below 1e-16.
     capacity = 1 + bisect.bisect_left(
         range(1, max_records), True, key=lambda rows: more_than(rows) <= tail_wanted
     )
@@ -183,13 +183,13 @@ def poisson(rate: float, max_records: int, overflow: float | None = None) -> Poi
 def _passes(
     rate: float, max_records: int, capacity: int, table_end: int, overflow: float
 ) -> tuple[int, float]:
-    """Returns how many gaps to draw on top of ``capacity``, and the probability that more pass."""
+    """Returns how many gaps to draw beyond ``capacity``, and the probability that more of them pass."""
     most = max_records // table_end
-    # Rounded up by a relative 1e-6, which is far more than the rounding of the exponential.
+    # Increased by a relative 1e-6, far more than the rounding error of the exponential.
     probability = min(1.0, float(np.exp(table_end * np.log1p(-rate))) * (1.0 + 1e-6))
 
     def tail(count: int) -> float:
-        # Falls as count grows: one more trial, and one more success allowed.
+        # Decreasing in count: one more trial, but also one more success allowed.
         return _more_than(count, capacity + count, probability) * (1.0 + 1e-6)
 
     wanted = overflow / 1024.0
@@ -200,8 +200,8 @@ def _passes(
 def _more_than(count: int, trials: int, probability: float) -> float:
     """Returns the probability of more than ``count`` < ``trials`` successes of a binomial law.
 
-    By the incomplete beta function, which is what `scipy.stats.binom.sf` computes: its module alone takes
-    a second of processor time to import.
+    Uses the incomplete beta function directly, as `scipy.stats.binom.sf` does: importing `scipy.stats`
+    takes a second.
     """
     from scipy import special
 
@@ -233,8 +233,8 @@ def _gap_table(rate: float, column_bits: int) -> tuple[np.ndarray, np.ndarray, n
     poor = [column for column in range(columns) if weights[column] < share]
     rich = [column for column in range(columns) if weights[column] >= share]
     while poor:
-        # What is missing in one column is filled up from another. The weights sum to all columns'
-        # shares, so that as long as one is poor another is rich.
+        # A rich column fills up a poor one. The weights sum to the shares of all columns, so while one
+        # column is poor another is rich.
         column, donor = poor.pop(), rich[-1]
         thresholds[column], alias[column] = weights[column], donor
         weights[donor] -= share - weights[column]
