@@ -26,6 +26,7 @@ __all__ = [
     "indicator_name",
     "is_printable",
     "parse_schema",
+    "step_of",
     "unit_of",
 ]
 
@@ -63,8 +64,9 @@ class Number:
       scale: public constant, above 0, that becomes 1.
       outside: "clip" to the bounds, "drop" or "refuse".
       missing: see ``Missing``.
-      missing_values: cells that mean missing; so do text forms of NaN and infinity.
-      whole: whether it is a count: 0, 1, … within whole bounds, center 0 and scale 1.
+      missing_values: cells that mean missing; texts for NaN and infinity always do.
+      whole: whether it is a count: 0, 1, … within integer bounds, with center 0 and scale 1.
+      unit: of the file's numbers, such as "years", for tables and reports; may be empty.
     """
 
     column: str
@@ -75,6 +77,7 @@ class Number:
     missing: Missing
     missing_values: frozenset[Code]
     whole: bool = False
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Binary:
       outside: "drop" or "refuse".
       missing: see ``Missing``.
       missing_values: cells that mean missing.
+      words: what true and false mean, such as ("male", "female"), for reports.
     """
 
     column: str
@@ -117,6 +121,7 @@ class Binary:
     outside: Outside
     missing: Missing
     missing_values: frozenset[Code]
+    words: tuple[str, str] | None = None
 
 
 Column = Number | Level | Binary
@@ -176,9 +181,17 @@ def unit_of(column: Number) -> str:
     >>> unit_of(schema["age"])
     'per 41 from 59'
     """
-    if column.scale == 1 and column.center == 0:
+    if column.scale == 1 and column.center == 0 and not column.unit:
         return ""
-    return f"per {column.scale:.12g}" + (f" from {column.center:.12g}" if column.center else "")
+    return f"per {step_of(column)}" + (f" from {column.center:.12g}" if column.center else "")
+
+
+def step_of(column: Number) -> str:
+    """Returns what 1 of the prepared column is, with its unit: "10 years", "1 year", or "41"."""
+    unit, few = column.unit, column.scale == 1
+    if few and unit.endswith("s") and len(unit) > 3 and unit[-2] not in "sui":
+        unit = unit[:-1]
+    return f"{column.scale:.12g} {unit}".strip()
 
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -212,12 +225,13 @@ _DEFAULT_MISSING_VALUES = ("", "?", "NA")
 _TYPES = ("binary", "count", "level", "number")
 _COMMON_KEYS = ("column", "expected", "missing", "missing_values", "outside", "type")
 _KEYS = {
-    "binary": (*_COMMON_KEYS, "false", "true"),
-    "count": (*_COMMON_KEYS, "bounds"),
+    "binary": (*_COMMON_KEYS, "false", "true", "words"),
+    "count": (*_COMMON_KEYS, "bounds", "unit"),
     "level": (*_COMMON_KEYS, "codes", "levels"),
-    "number": (*_COMMON_KEYS, "bounds", "center", "scale"),
+    "number": (*_COMMON_KEYS, "bounds", "center", "scale", "unit"),
 }
 _NAME = re.compile(r"[^\W\d_][\w.]*")
+_LONGEST_WORD = 30
 
 
 def _parse_column(name: str, table: Any, private: bool) -> Column:
@@ -300,7 +314,8 @@ def _parse_number(
 
     missing = _missing(table, path, private, fill)
     values = _missing_values(table, path, taken=())
-    return Number(column, (low, high), center, scale, outside, missing, values, whole)
+    unit = _word(table["unit"], f"{path}.unit", "years") if "unit" in table else ""
+    return Number(column, (low, high), center, scale, outside, missing, values, whole, unit)
 
 
 def _parse_level(table: Mapping[str, Any], path: str, column: str, private: bool) -> Level:
@@ -398,9 +413,29 @@ def _parse_binary(table: Mapping[str, Any], path: str, column: str, private: boo
         return float(value)
 
     missing = _missing(table, path, private, fill)
-    return Binary(
-        column, true, false, outside, missing, _missing_values(table, path, taken=true | false)
-    )
+    values = _missing_values(table, path, taken=true | false)
+    words = table.get("words")
+    if words is not None:
+        if not isinstance(words, (list, tuple)) or len(words) != 2 or words[0] == words[1]:
+            raise ConfigError(
+                f"{path}.words: {_shown(words)}, expected two words: what true and false mean",
+                'write, for example, words = ["male", "female"]',
+            )
+        words = (
+            _word(words[0], f"{path}.words", "male"),
+            _word(words[1], f"{path}.words", "female"),
+        )
+    return Binary(column, true, false, outside, missing, values, words)
+
+
+def _word(value: Any, path: str, example: str) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_WORD:
+        raise ConfigError(
+            f"{path}: {_shown(value)}, expected 1 to {_LONGEST_WORD} characters",
+            f'a word for tables and reports, such as "{example}"',
+        )
+    _check_printable(value, path, "write it with letters, such as", example)
+    return value.strip()
 
 
 def _outside(

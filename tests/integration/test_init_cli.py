@@ -140,7 +140,7 @@ def test_a_patient_is_protected_with_all_rows(tmp_path: Path) -> None:
     more = ["--unit", "patient", "--unit-column", "nhs", "--relation", "add_remove"]
     assert fedvi("init", tmp_path / "study", *flags("logistic", *more)).exit_code == 0
     said = checked(tmp_path / "study", "--policy", tmp_path / "study" / "policy.toml")
-    assert "patient (at most 20 rows of one, clipped together)" in said
+    assert "patient: at most 20 rows of one, clipped together" in said
     assert "under add_remove" in said
 
 

@@ -321,6 +321,8 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
         else:
             missing.append(f"{path}.bounds")
             lines.append(_line("bounds", [], "STATE ME: lowest and highest, not from the data"))
+        if "unit" not in table:
+            lines.append(_line("# unit", "years", "what it is counted in, for tables and reports"))
     elif kind == "level":
         if "levels" in table:
             lines.append(_line("levels", table["levels"], "the first is the reference"))
@@ -332,7 +334,10 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
             _line("true", table.get("true", [1]), "cells that mean true"),
             _line("false", table.get("false", [0])),
         ]
-    return lines + [_line(key, table[key]) for key in ("missing", "missing_values") if key in table]
+        if "words" not in table:
+            lines.append(_line("# words", ["yes", "no"], "what true and false mean, for reports"))
+    more = ("unit", "words", "missing", "missing_values")
+    return lines + [_line(key, table[key]) for key in more if key in table]
 
 
 def _line(key: str, value: Any, why: str = "") -> str:

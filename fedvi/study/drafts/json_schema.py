@@ -349,6 +349,7 @@ def _column() -> _Schema:
             "additionalProperties": False,
         },
     }
+    unit = {"type": "string", "description": "Of the file's numbers, for tables and reports."}
     limits = bounds | {"description": "Lowest and highest, as in the file: public knowledge."}
     kinds: dict[str, _Schema] = {
         "number": {
@@ -356,14 +357,26 @@ def _column() -> _Schema:
             "center": number | {"description": "What becomes 0; the middle of the bounds."},
             "scale": number | {"description": "What becomes 1; half the width of the bounds."},
             "outside": {"enum": ["clip", "drop", "refuse"]},
+            "unit": unit,
         },
-        "count": {"bounds": limits, "outside": {"enum": ["clip", "drop", "refuse"]}},
+        "count": {"bounds": limits, "outside": {"enum": ["clip", "drop", "refuse"]}, "unit": unit},
         "level": {
             "levels": cells | {"description": "All that may occur; the first is the reference."},
             "codes": {"type": "object", "description": "Cell of the file → level."},
             "outside": outside,
         },
-        "binary": {"true": cells, "false": cells, "outside": outside},
+        "binary": {
+            "true": cells,
+            "false": cells,
+            "outside": outside,
+            "words": {
+                "type": "array",
+                "items": {"type": "string"},
+                "minItems": 2,
+                "maxItems": 2,
+                "description": "What true and false mean, for reports.",
+            },
+        },
     }
     required = {"number": ["bounds"], "count": ["bounds"], "level": ["levels"], "binary": []}
     every: _Schema = {key: {} for table in kinds.values() for key in table} | common

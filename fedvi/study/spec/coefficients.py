@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvi.data.formula import Design, Part, parse_formula
-from fedvi.data.schema import Level, Number, Schema, parse_schema
+from fedvi.data.schema import Level, Number, Schema, parse_schema, step_of
 from fedvi.report.contents import UNRECORDED
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions
@@ -184,7 +184,9 @@ def _compared(part: Part, schema: Schema, whole: set[str]) -> str:
     if isinstance(column, Level):
         return "" if part.column in whole else f"against {column.levels[0]}"
     if isinstance(column, Number):
-        return f"{column.scale:g} more"
+        return f"{step_of(column)} more"
+    if column.words is not None:
+        return " against ".join(column.words)
     values = [*column.true, *column.false]
     if len(values) == 2 and not any(isinstance(value, bool | int | float) for value in values):
         return f"{values[0]} against {values[1]}"

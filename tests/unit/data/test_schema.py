@@ -1,11 +1,12 @@
 """Claims about what a study may declare of its columns."""
 
+import dataclasses
 import re
 from typing import Any
 
 import pytest
 
-from fedvi.data.schema import Impute, as_code, as_number, parse_schema
+from fedvi.data.schema import Impute, as_code, as_number, parse_schema, unit_of
 from fedvi.errors import ConfigError
 
 AGE = {"type": "number", "bounds": [18, 100]}
@@ -56,6 +57,19 @@ def test_a_private_study_may_not_refuse_a_record(table: Any, key: str) -> None:
         parse_one({**table, key: "refuse"}, private=True)
     assert "count as zero" in e.value.hint
     assert getattr(parse_one({**table, key: "refuse"}, private=False), key) == "refuse"
+
+
+def test_a_unit_and_words_are_for_readers_alone() -> None:
+    raw = {"age": {**AGE, "unit": "years"}, "sex": {**SEX, "words": ["male", "female"]}}
+    spoken, plain = (
+        parse_schema(raw, private=True),
+        parse_schema({"age": AGE, "sex": SEX}, private=True),
+    )
+    assert unit_of(spoken["age"]) == "per 41 years from 59"
+    assert unit_of(dataclasses.replace(spoken["age"], center=0.0, scale=1.0)) == "per 1 year"
+    assert spoken["sex"].words == ("male", "female")
+    assert dataclasses.replace(spoken["age"], unit="") == plain["age"]
+    assert dataclasses.replace(spoken["sex"], words=None) == plain["sex"]
 
 
 def test_declared_codes_for_missing_are_added_to_the_usual_ones() -> None:
@@ -131,6 +145,13 @@ def test_a_binary_column_is_0_or_1_unless_declared() -> None:
         ({"type": "binary", "true": ["m"]}, "age.false: missing, expected a list", "both"),
         ({**SEX, "false": ["male", "f"]}, "age.true: male is also in `data.schema.age.false`", "1"),
         ({**SEX, "missing": {"impute": 1}}, "impute: 1, expected true or false", "impute = false"),
+        ({**SEX, "words": ["m"]}, "age.words: ['m'], expected two words", '["male", "female"]'),
+        ({**SEX, "words": ["m", "m"]}, "age.words: ['m', 'm'], expected two words", "words ="),
+        ({**SEX, "words": ["m", 2]}, "age.words: 2, expected 1 to 30 characters", "female"),
+        ({**AGE, "words": ["a", "b"]}, "age.words: unknown key of a number", "known:"),
+        ({**AGE, "unit": ""}, 'age.unit: "", expected 1 to 30 characters', "years"),
+        ({**AGE, "unit": "y\x1b[31m"}, "age.unit: ", "write it with letters"),
+        ({**CP, "unit": "mm"}, "age.unit: unknown key of a level", "known:"),
     ],
 )
 def test_a_wrong_declaration_is_named_by_its_path_with_a_hint(

@@ -46,7 +46,7 @@ def test_a_sentence_keeps_what_only_looks_like_a_name() -> None:
 
 def test_a_comparison_says_what_one_unit_is() -> None:
     raw = raw_study(["north"], 1)
-    raw["model"] = {"kind": "logistic", "formula": "y ~ age * g + b + I(age**2)"}
+    raw["model"] = {"kind": "logistic", "formula": "y ~ age * g + b + stay + sex + I(age**2)"}
     raw["data"]["schema"] = {
         "y": {"type": "binary"},
         "age": {
@@ -55,7 +55,10 @@ def test_a_comparison_says_what_one_unit_is() -> None:
             "center": 50,
             "scale": 10,
             "missing": "indicator",
+            "unit": "years",
         },
+        "stay": {"type": "count", "bounds": [0, 90], "unit": "days"},
+        "sex": {"type": "binary", "words": ["male", "female"]},
         "g": {"type": "level", "levels": ["p", "q"]},
         "b": {"type": "binary", "true": ["m"], "false": ["f"]},
     }
@@ -63,10 +66,12 @@ def test_a_comparison_says_what_one_unit_is() -> None:
     names = design_of(study)[1].names
     assert dict(zip(names, comparisons(study, names), strict=True)) == {
         "(Intercept)": "",
-        "age": "10 more",
+        "age": "10 years more",
         "age[missing]": "not recorded against recorded",
         "g[q]": "against p",
         "b": "m against f",
+        "stay": "1 day more",
+        "sex": "male against female",
         "I(age**2)": "",
         "age:g[q]": "",
     }
