@@ -1,6 +1,6 @@
-"""Which private mode suits a study, and which estimates would be lost in the noise.
+"""Recommends a private mode for a study, and warns of estimates dominated by noise.
 
-Reads no data: everything follows from public numbers. What is said is an estimate, not a promise.
+Reads no data: everything follows from public numbers. The results are estimates, not promises.
 """
 
 import dataclasses
@@ -44,30 +44,30 @@ from fedvi.updates.conjugate import ConjugateModel
 
 __all__ = ["Mode", "Outlook", "doubts", "levers_in_words", "outlook"]
 
-# A mode is recommended instead of the study's own only if it is better by this factor.
+# Another mode is recommended instead of the study's own only if it is better by this factor.
 _CLEARLY = 1.1
-# `site_release` is recommended before a mode of a ratio up to this part higher.
+# `site_release` is preferred if its ratio is at least this part of the best one.
 _SLOWER = 0.5
-# So many rounds are enough for steps shortened by noise.
+# Rounds that are enough for steps shortened by noise.
 _ROUNDS = 20
-# Below this share of the way to the answer, a plan is said to have too few rounds.
+# Below this share of the way to the answer, a plan has too few rounds.
 _SHORT_OF_ROUNDS = 0.5
 
 
 class Mode(NamedTuple):
-    """One way to run the study for the same promise.
+    """One way to run the study with the same promise.
 
     Attributes:
       solver: its kind.
-      current: whether the study is written so.
-      noise_multiplier: that the promise asks for; None if the mode is not offered.
-      clip_norm: the study's, or the one to try; None if the mode is not offered.
-      signal: None if the mode is not offered, or nothing is known of it.
-      summed: ``signal.coefficients`` if only the sum of the clients' answers were seen; None where
-        noise may not be shared (docs/proofs/aggregate_view.md).
-      note: why it is not offered, or what it needs besides; or empty.
+      current: whether it is the study's own.
+      noise_multiplier: calibrated to the promise; None if the mode is not offered.
+      clip_norm: the study's, or a suggested one; None if the mode is not offered.
+      signal: None if the mode is not offered, or has no estimate.
+      summed: ``signal.coefficients`` if only the sum of the clients' answers were seen; None if
+        noise cannot be shared (docs/proofs/aggregate_view.md).
+      note: why it is not offered, or what else it needs; or empty.
       renews: whether its answers are fresh statistics at a common q, see ``LocalSolver.renews``.
-      newton: whether these are gradients and curvatures, whose noise the intervals hold.
+      newton: whether these are gradients and curvatures, whose noise is included in the intervals.
     """
 
     solver: str
@@ -83,14 +83,14 @@ class Mode(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """What `fedvi check` and `fedvi privacy` say about a private study's modes.
+    """The comparison of a private study's modes for `fedvi check` and `fedvi privacy`.
 
     Attributes:
-      numbers: what all of it is estimated from.
+      numbers: the public numbers that the estimates use.
       modes: the private solvers, in alphabetical order.
       recommended: one of them; None if none has a ratio.
       reason: why, in a sentence or two.
-      warnings: what drowns in the study as it is written; empty if nothing does.
+      warnings: estimates of the study's own mode that noise dominates; empty if there are none.
     """
 
     numbers: PublicNumbers
@@ -112,15 +112,15 @@ class Outlook:
 
 
 def outlook(assembly: Assembly) -> Outlook | None:
-    """Estimates how every private mode would do at a study's promise, and recommends one.
+    """Estimates the signal of every private mode at a study's promise, and recommends one.
 
     Each mode is priced as `fedvi check` prices the study's own: its noise is calibrated to the
-    promise, by the study's accountant, for the study's rounds. What the study does not say of other
-    modes has its default, but for the clip norm, which is ``suggested_clip_norm``.
+    promise, with the study's accountant and rounds. Other modes have their default settings, except for
+    the clip norm, which is ``suggested_clip_norm``.
 
     Returns:
-      None if the study promises nothing, declares no largest number of records, has another family
-      than a Gaussian one, or a conjugate model: of topics see ``fedvi.planning.topics``.
+      None if the study promises nothing, declares no largest number of records, or has a family that is
+      not Gaussian or a conjugate model; for topics see ``fedvi.planning.topics``.
     """
     numbers = _numbers(assembly)
     if numbers is None:
@@ -138,10 +138,10 @@ def outlook(assembly: Assembly) -> Outlook | None:
 
 
 def doubts(assembly: Assembly) -> tuple[str, ...]:
-    """Returns all that must be warned of before a study runs, and said again of its result.
+    """Returns all warnings to print before a study runs, and again with its result.
 
-    What the study permits and probably does not mean, where bounds and the prior quarrel, and what the
-    noise drowns in the study's own mode.
+    They concern settings that are allowed but probably unintended, conflicts between bounds and the prior,
+    and estimates of the study's own mode that noise dominates.
     """
     numbers, kind = _numbers(assembly), assembly.study.solver.kind
     found = [*assembly.warnings, *quarrels(assembly)]
@@ -152,7 +152,7 @@ def doubts(assembly: Assembly) -> tuple[str, ...]:
 
 
 def levers_in_words(found: Sequence[Lever]) -> str:
-    """Says what would narrow intervals most, and by how much; "" where nothing would.
+    """Says what would narrow intervals most, and by how much; "" if nothing would.
 
     >>> levers_in_words([Lever("twice the records", 0.3), Lever("ε = 2 in the place of 1", 0.25)])
     'what would help most: twice the records (intervals 30 % narrower), then ε = 2 in the place of 1 (25 %)'
@@ -166,11 +166,11 @@ def levers_in_words(found: Sequence[Lever]) -> str:
 
 
 def _numbers(assembly: Assembly) -> PublicNumbers | None:
-    """Returns what ratios are estimated from; None of a study that has no modes to compare."""
+    """Returns the public numbers for the estimates; None for a study without modes to compare."""
     study, family, most = assembly.study, assembly.family, assembly.study.data.max_records
     if study.privacy.promise is None or assembly.budget is None or most is None:
         return None
-    # One solver takes a conjugate model.
+    # Only one solver supports conjugate models.
     if not isinstance(family, DenseGaussian) or isinstance(assembly.model, ConjugateModel):
         return None
     return PublicNumbers(
@@ -191,13 +191,13 @@ def _prior_sd(assembly: Assembly) -> float:
 
 
 def _curvature(model: Any) -> float:
-    """What a record tells of a coefficient: known of a linear model, else that of its yes-or-no trials."""
+    """Returns a record's information on a coefficient: a linear model's own, else that of binary trials."""
     model = _regression(model)
     return TYPICAL_CURVATURE if model is None else model.typical_curvature
 
 
 def _variance(assembly: Assembly) -> float:
-    """The median variance of the formula's columns, from what the schema says; 1 where it says nothing."""
+    """Returns the median variance of the formula's columns according to the schema; 1 if unknown."""
     if assembly.design is None:
         return 1.0
     found = [
@@ -210,7 +210,7 @@ def _variance(assembly: Assembly) -> float:
 
 
 def _variance_of(part: Part, schema: Schema) -> float:
-    """Returns a public guess of a part's variance; NaN of a function, a count and what is no column."""
+    """Returns a public guess of a part's variance; NaN for a function, a count or an unknown column."""
     column = schema.get(part.column)
     if part.transform is not None or column is None:
         return math.nan
@@ -218,11 +218,11 @@ def _variance_of(part: Part, schema: Schema) -> float:
         low, high = column.bounds
         if column.whole:
             return math.nan
-        # Whoever states another centre or scale means to standardise.
+        # Any other centre or scale is meant to standardise the column.
         by_bounds = (column.center, column.scale) == ((low + high) / 2.0, (high - low) / 2.0)
         return TYPICAL_SPREAD**2 if by_bounds else 1.0
     levels = 2 if isinstance(column, Binary) else max(2, len(column.levels))
-    return (1.0 - 1.0 / levels) / levels  # of levels that are as frequent as each other
+    return (1.0 - 1.0 / levels) / levels  # for equally frequent levels
 
 
 def _regression(model: Any) -> Regression | None:
@@ -232,7 +232,7 @@ def _regression(model: Any) -> Regression | None:
 
 
 def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
-    """Builds, prices and judges one mode of the study."""
+    """Builds, prices and evaluates one mode of the study."""
     study, budget = assembly.study, assembly.budget
     assert budget is not None
     current = kind == study.solver.kind
@@ -255,7 +255,7 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
         try:
             sampler, solver = _built(assembly, kind, clip_norm)
             if study.sums is not None and solver.adds_up is None:
-                # It is refused where sums alone are published: its messages pay for themselves.
+                # Refused where only sums are published, so it is priced for single messages.
                 accountant, note = of_messages(accountant), 'under view = "message"'
             noise = calibrate.calibrate(
                 lambda noise: events.repeat(_renoised(solver.cost, noise), numbers.rounds),
@@ -272,10 +272,10 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
         settings |= _typical(assembly, settings)
     if is_known(kind):
         found = signal(kind, numbers, noise, clip_norm, sampler.rate, **settings)
-    # Fresh statistics alone hold no noise of their client's from a round before.
+    # Only fresh statistics contain no noise of their client from earlier rounds.
     summed = None
     if solver.renews and found is not None:
-        # Under the view "aggregate" they are, and the noise is that of their sum already.
+        # Under the view "aggregate" their noise is already that of the sum.
         terms = numbers.clients if study.sums is None else 1
         summed = found.coefficients * math.sqrt(terms)
     return Mode(
@@ -284,7 +284,7 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
 
 
 def _typical(assembly: Assembly, settings: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Returns what `vips` takes a typical record to be, for a model that it takes."""
+    """Returns `vips`' typical lengths and shares for a model that it supports."""
     form = conjugate_form(assembly.family, assembly.model, settings.get("row_norm"), "no", 0.0)
     return {
         "typical": {block.name: block.typical for block in form.blocks}
@@ -295,12 +295,12 @@ def _typical(assembly: Assembly, settings: Mapping[str, Any]) -> dict[str, dict[
 
 
 def _built(assembly: Assembly, kind: str, clip_norm: float | str) -> tuple[Any, LocalSolver]:
-    """Returns another solver's sampler, and the solver at some noise.
+    """Returns another solver, at an arbitrary noise, and its sampler.
 
-    It keeps the study's sampler, or takes whole shards where it has no use for batches.
+    It keeps the study's sampler, or uses whole shards if it does not support batches.
 
     Raises:
-      FedviError: what the solver refuses.
+      FedviError: raised by the solver.
     """
     study = assembly.study
     most = study.data.max_records
@@ -329,10 +329,10 @@ def _built(assembly: Assembly, kind: str, clip_norm: float | str) -> tuple[Any, 
 
 
 def _renoised(event: Any, noise: float) -> events.Event:
-    """Returns what the same sums cost at another noise multiplier: shifts are in clip norms.
+    """Returns the event of the same sums at another noise multiplier: shifts are in clip norms.
 
     Raises:
-      UnsupportedEvent: what a mechanism from outside says it does.
+      UnsupportedEvent: the event is of another kind, as from an external mechanism.
     """
     match event:
         case events.PoissonSampled() | events.WithoutReplacement() | events.Repeated():
@@ -349,19 +349,19 @@ def _renoised(event: Any, noise: float) -> events.Event:
 def _recommended(
     assembly: Assembly, numbers: PublicNumbers, modes: tuple[Mode, ...]
 ) -> tuple[str | None, str]:
-    """Picks the mode whose coefficients stand out most, if that is clearly more than the study's."""
+    """Picks the mode with the best ratio for coefficients, if clearly better than the study's own."""
     regular = _regression(assembly.model) is not None
     able = {
         mode.solver: mode.signal.coefficients
         for mode in modes
-        # The curvature of another likelihood may have any sign, and no Newton step follows it.
+        # Another likelihood's curvature may have any sign, so Newton steps do not work there.
         if mode.signal is not None and (regular or not mode.newton)
     }
     if not able:
         return None, "no known mode can run this study"
     best = max(able, key=lambda kind: able[kind])
     newton = next((mode.solver for mode in modes if mode.newton), "")
-    # Gradient steps stop early, which the ratio does not see: at 10.5 against 13.9 their posterior was
+    # Gradient steps stop early, which the ratio does not include: at 10.5 against 13.9 their posterior was
     # 40 to 60 times as far, in nats, from that of the pooled records (docs/modes.md).
     if regular and able.get(newton, 0.0) >= max(1.0, _SLOWER * able[best]):
         best = newton
@@ -402,7 +402,7 @@ def _recommended(
 
 
 def _of_newton(own: Mode, assembly: Assembly) -> tuple[str, ...]:
-    """Warns of Newton steps on a likelihood that nobody has said to be concave."""
+    """Warns of Newton steps on a likelihood that is not known to be concave."""
     if not own.newton or _regression(assembly.model) is not None:
         return ()
     return (

@@ -1,4 +1,4 @@
-"""Makes up the records that a plan is reckoned with, from what a study says of its columns."""
+"""Makes up records for a plan, from a study's declarations of its columns."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -29,32 +29,32 @@ __all__ = [
 ]
 
 TYPICAL_AUC = 0.75
-"""How well the covariates of a clinical model tell a yes from a no, where a study does not say."""
+"""The assumed AUC of a clinical model's covariates for a binary outcome, if a study states none."""
 
-# So many records stand for all: what is computed of them is then within some per cent.
+# The number of made-up records, enough for a precision of some per cent.
 _ENOUGH = 4000
 _SEED = 20
-# Of cells of a column that has a coefficient for missing ones, where a study does not say.
+# The share of missing cells in a column with an indicator, if a study states none.
 _MISSING = 0.1
-# Of records whose outcome is true, where a study does not say: rarer than half, to promise too little.
+# The share of records with a true outcome, if a study states none; below half, to be cautious.
 _SHARE = 0.2
-# Of subjects that are followed, where a study does not say.
+# The share of subjects with an event, if a study states none.
 _EVENTS = 0.25
 _HALVINGS = 36
-# A number whose mean is within so many sds of its lower bound is skewed.
+# A number whose mean is within this many sds of its lower bound is skewed.
 _SKEWED = 2.0
 
 
 class MadeUp(NamedTuple):
-    """Records as a plan takes them to be, at coefficients as a plan takes them to be.
+    """Made-up records, evaluated at made-up coefficients.
 
-    A record is K rows, one where the model has no layout.
+    A record has K rows, one if the model has no layout.
 
     Attributes:
       x: covariates, [N, K, D].
-      slope: of the log-likelihood in each row's predictor, [N, K].
+      slope: derivative of the log-likelihood in each row's predictor, [N, K].
       bend: minus its second derivative, [N, K].
-      steepest: how large a slope may well become, [N, K]; None where the model does not say.
+      steepest: a large but plausible slope, [N, K]; None if the model does not give it.
     """
 
     x: np.ndarray
@@ -64,24 +64,24 @@ class MadeUp(NamedTuple):
 
     @property
     def curvature(self) -> np.ndarray:
-        """What a record adds to the precision of the coefficients, [D, D]."""
+        """A record's average contribution to the precision of the coefficients, [D, D]."""
         rows = self.x.reshape(-1, self.x.shape[2])
         return np.asarray((rows * self.bend.reshape(-1, 1)).T @ rows / len(self.x))
 
 
 def expected_of(assembly: Assembly, name: str) -> Expected:
-    """Returns what the study believes of a column."""
+    """Returns the study's prior expectations of a column."""
     return parse_expected(assembly.study.data.columns_schema[name], f"data.schema.{name}")
 
 
 def records_of(assembly: Assembly) -> tuple[int, ...]:
-    """Returns how many records, or patients, each client is taken to hold: max_records, unless said."""
+    """Returns each client's assumed number of records, or patients: max_records unless stated."""
     most = assembly.study.data.max_records or 1000
     return tuple(min(most, client.expected_records or most) for client in assembly.study.clients)
 
 
 def assumptions(assembly: Assembly) -> Iterator[str]:
-    """Yields what a plan takes for granted because the study does not say it."""
+    """Yields a plan's assumptions where the study states nothing."""
     study, design = assembly.study, assembly.design
     if any(client.expected_records is None for client in study.clients):
         yield (
@@ -117,7 +117,7 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
 
 
 def stated(assembly: Assembly) -> frozenset[str]:
-    """Returns the coefficients of which a plan assumes nothing: the study says how their columns spread."""
+    """Returns the coefficients that need no assumption, as the study states their columns' spread."""
     schema, design = assembly.schema, assembly.design
     response = design.response
     asked = response.columns[-1:] if response.type in ("binary", "survival") else ()
@@ -141,13 +141,13 @@ def _is_stated(column: Any, expected: Expected) -> bool:
 
 
 def spread_of(column: Number, expected: Expected) -> tuple[float, float]:
-    """Returns mean and sd of a number in the unit of the file: as stated, or as bounds suggest."""
+    """Returns mean and sd of a number in the unit of the file: as stated, or as the bounds suggest."""
     low, high = column.bounds
     middle, half = (low + high) / 2.0, (high - low) / 2.0
     if column.whole:
         mean = middle / 2.0 + low / 2.0 if expected.mean is None else expected.mean
         return mean, math.sqrt(max(mean, 1.0)) if expected.sd is None else expected.sd
-    # Whoever states another centre or scale means to standardise.
+    # Any other centre or scale is meant to standardise the column.
     by_bounds = (column.center, column.scale) == (middle, half)
     sd = TYPICAL_SPREAD * half if by_bounds else column.scale
     centre = min(max(column.center, low), high)
@@ -158,10 +158,10 @@ def spread_of(column: Number, expected: Expected) -> tuple[float, float]:
 
 
 def made_up(assembly: Assembly) -> MadeUp:
-    """Makes up records of a regression: columns that do not go together, and outcomes of modest effects.
+    """Makes up records of a regression: independent columns, unless stated, and outcomes of modest effects.
 
     Args:
-      assembly: of a model with a formula, whose outcome has a mean, or is a time until an event.
+      assembly: of a model with a formula, whose outcome has a mean or is a time until an event.
     """
     random = np.random.default_rng(_SEED)
     model, design = assembly.model, assembly.design
@@ -184,7 +184,7 @@ def made_up(assembly: Assembly) -> MadeUp:
 
 
 def _columns(assembly: Assembly, random: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draws prepared columns, as ``prepare_columns`` leaves them."""
+    """Draws prepared columns, in the form of ``prepare_columns``."""
     schema, design = assembly.schema, assembly.design
     wanted = list(dict.fromkeys(name for name in design.columns if name in schema))
     expected = {name: expected_of(assembly, name) for name in wanted}
@@ -196,12 +196,12 @@ def _columns(assembly: Assembly, random: np.random.Generator) -> dict[str, np.nd
 
 
 def _root(schema: Schema, expected: Mapping[str, Expected]) -> np.ndarray:
-    """Returns a root of the correlations of the normal numbers behind columns, [C, C].
+    """Returns a root of the correlations of the normal variables behind the columns, [C, C].
 
-    A correlation of a binary column is smaller than that of the number that it was cut from.
+    A correlation with a binary column is smaller than with the normal variable that was cut into it.
 
     Raises:
-      ConfigError: a correlation is stated with a column that the formula does not use, or with levels.
+      ConfigError: a correlation is stated with levels, or with a column outside the formula.
     """
     names = list(expected)
     whole = np.eye(len(names))
@@ -222,7 +222,7 @@ def _root(schema: Schema, expected: Mapping[str, Expected]) -> np.ndarray:
 
 
 def _cut(column: Any, expected: Expected) -> float:
-    """Returns by what a correlation shrinks where a normal number is cut in two; 1 of a number."""
+    """Returns the factor by which dichotomising a normal variable shrinks a correlation; 1 for a number."""
     if isinstance(column, Number):
         return 1.0
     share = min(max((expected.shares or (0.5, 0.5))[1], 1e-3), 1.0 - 1e-3)
@@ -233,7 +233,7 @@ def _cut(column: Any, expected: Expected) -> float:
 def _column(
     schema: Schema, name: str, expected: Expected, place: np.ndarray, absent: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Returns a column whose values have these places, from 0 to 1, in its distribution."""
+    """Returns a column with values at these quantiles, from 0 to 1, of its distribution."""
     column = schema[name]
     if isinstance(column, Number):
         values = (_numbers(column, expected, place) - column.center) / column.scale
@@ -255,7 +255,7 @@ def _column(
 
 
 def _numbers(column: Number, expected: Expected, place: np.ndarray) -> np.ndarray:
-    """Returns numbers in the unit of the file: normal ones, or skewed where the mean is near a bound."""
+    """Returns numbers in the unit of the file: normal, or skewed if the mean is near the lower bound."""
     low, high = column.bounds
     mean, sd = spread_of(column, expected)
     room = mean - low
@@ -267,7 +267,7 @@ def _numbers(column: Number, expected: Expected, place: np.ndarray) -> np.ndarra
 
 
 def _effects(x: np.ndarray) -> np.ndarray:
-    """Returns coefficients of equal size in sds of their columns, with which xᵀθ has a variance of 1."""
+    """Returns coefficients of equal size per sd of their columns, for which xᵀθ has a variance of 1."""
     sd = x.std(axis=0)
     varied = sd > 0.0
     theta = np.where(varied, 1.0 / np.where(varied, sd, 1.0), 0.0)
@@ -278,10 +278,10 @@ def _effects(x: np.ndarray) -> np.ndarray:
 def _outcomes(
     assembly: Assembly, along: np.ndarray, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns outcomes, and the predictors that they were drawn at.
+    """Returns outcomes, and their linear predictors.
 
-    A binary outcome has the declared share and the declared AUC, a count the declared mean and effects of
-    half an sd, a number with known noise effects of one sd of it.
+    A binary outcome has the stated share and AUC. A count has the stated mean, and effects of half an sd.
+    A number has known noise, and effects of one sd of it.
     """
     model, design = assembly.model, assembly.design
     outcome, response = model.outcome, design.response
@@ -316,7 +316,7 @@ def _outcomes(
 
 
 def _shift(outcome: Predicts, along: np.ndarray, mean: float) -> float:
-    """Returns by how much predictors are moved for outcomes to have a mean."""
+    """Returns the shift of the predictors for which outcomes have a given mean."""
     low, high = -40.0, 40.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
@@ -325,7 +325,7 @@ def _shift(outcome: Predicts, along: np.ndarray, mean: float) -> float:
 
 
 def _auc(chance: np.ndarray, along: np.ndarray) -> float:
-    """Returns the area under the ROC curve of outcomes that are true with these chances."""
+    """Returns the area under the ROC curve of outcomes with these probabilities."""
     order = np.argsort(along)
     true, false = chance[order], 1.0 - chance[order]
     below = np.cumsum(false) - 0.5 * false
@@ -333,7 +333,7 @@ def _auc(chance: np.ndarray, along: np.ndarray) -> float:
 
 
 def _of_times(assembly: Assembly, x: np.ndarray, random: np.random.Generator) -> MadeUp:
-    """Makes up subjects of a survival model, as rows, one an interval; effects hardly matter, and are 0."""
+    """Makes up subjects of a survival model, with a row per interval; effects hardly matter, and are 0."""
     model, response = assembly.model, assembly.design.response
     time, event = (expected_of(assembly, name) for name in response.columns)
     column = assembly.schema[response.columns[0]]
@@ -360,7 +360,7 @@ def _of_times(assembly: Assembly, x: np.ndarray, random: np.random.Generator) ->
 
 
 def is_known(assembly: Assembly) -> bool:
-    """Says whether records can be made up: of a regression of one number, of a yes or no, or of a time."""
+    """Says whether records can be made up: for a regression of one number, a binary outcome, or a time."""
     model, design = assembly.model, assembly.design
     outcome = getattr(model, "outcome", None)
     if design is None or not isinstance(model, Regression):

@@ -1,4 +1,4 @@
-"""What `fedvi check` prints: what a study would release, how often, at what price; reads no data."""
+"""Plans a study for `fedvi check`: its releases, their number and their price; reads no data."""
 
 import dataclasses
 import math
@@ -16,42 +16,42 @@ from fedvi.updates.conjugate import ConjugateModel
 
 __all__ = ["Plan", "plan"]
 
-# From here on, a mean of rounds is said to be noisier than one release.
+# From this ratio, a mean over rounds is reported as noisier than one release.
 _NOISIER = 1.02
-# So many names stand in a summary.
+# The most names in a summary.
 _MOST_NAMES = 12
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan(Speaks):
-    """The price and the traffic of a study, before it runs.
+    """The price and traffic of a study, before it runs.
 
     Attributes:
       study: its name.
-      digest: what every site must agree on.
+      digest: must be the same at every site.
       model: kind and dimension D.
       coefficients: the names of θ's coordinates.
       family: the kind of q.
       solver: the kind of local solver.
       schedule: kind and rounds.
       clients: their names.
-      numbers_per_message: how many distinct numbers leave a client in one message.
-      messages_per_client: how many messages, at most.
-      steps_per_message: how many noised sums are behind one message; 0 without noise.
+      numbers_per_message: number of distinct numbers in one message of a client.
+      messages_per_client: at most.
+      steps_per_message: number of noised sums behind one message; 0 without noise.
       clip_norm, noise_multiplier, noise_std: of one noised sum; None without noise.
-      clip_norm_auto: whether the study leaves it to the solver to find ``clip_norm``.
-      survey: whether the first answer of each client is about its columns alone.
+      clip_norm_auto: whether the study lets the solver choose ``clip_norm``.
+      survey: whether each client's first answer is only about its columns.
       sampling_rate: the probability that a unit is in a batch; None without noise.
       batch_capacity: static number of units in a batch; None without noise.
-      rows_per_unit: how many rows of one unit are used, at most; None where a record is one row.
-      epsilon: relation → ε per client at ``delta``; infinite without protection, None where the
-        accountant has no price, as batches of fixed size under add/remove. Where the number of
-        records is published, only substitution leaves it unchanged and is there.
-      epsilon_rdp: the same by Rényi accounting, looser and printed beside; empty without protection.
+      rows_per_unit: the most rows of one unit that are used; None if a record is one row.
+      epsilon: relation → ε per client at ``delta``; infinite without protection, None if the
+        accountant has no price, as for batches of fixed size under add/remove. If the number of
+        records is published, it has only substitution, which leaves that number unchanged.
+      epsilon_rdp: the same by Rényi accounting, looser, for comparison; empty without protection.
       budget_epsilon, delta, relation, unit, accountant: the promise; None without protection.
       view: who sees what.
       mark: printed beside every claim.
-      warnings: what is permitted and probably not meant, one sentence each.
+      warnings: settings that are allowed but probably unintended, one sentence each.
     """
 
     study: str
@@ -88,7 +88,7 @@ class Plan(Speaks):
         return f"{type(self).__name__}({self.study}: {self._promise}; {self._traffic})"
 
     def summary(self) -> Summary:
-        """Returns the price and the traffic, the price first; what ``fedvi check`` prints says more."""
+        """Returns the price, then the traffic; ``fedvi check`` prints more."""
         prices = [
             f"ε {up(price) if price is not None else '– (not offered)'} under {name.replace('_', '/')}"
             for name, price in self.epsilon.items()
@@ -139,7 +139,7 @@ class Plan(Speaks):
 
 
 def plan(study: Study | Assembly) -> Plan:
-    """Returns what a study would do; reads no data file.
+    """Returns the plan of a study; reads no data file.
 
     Raises:
       FedviError: if the study cannot be carried out.
@@ -184,17 +184,17 @@ def plan(study: Study | Assembly) -> Plan:
 
 
 def _family(assembly: Assembly) -> str:
-    """Returns what the study calls the family, or the class of one that the model brings itself."""
+    """Returns the study's name of the family, or the class of a family that comes with the model."""
     conjugate = isinstance(assembly.model, ConjugateModel)
     return type(assembly.family).__name__ if conjugate else assembly.study.family.kind
 
 
 def _of_rounds(assembly: Assembly) -> Iterator[str]:
-    """Yields what to do where a client reads nothing of q, and every round releases the same sums anew.
+    """Yields advice if answers do not depend on q, so that every round releases the same sums again.
 
-    At one promise the noise of each of J answers is √J times that of one alone, of all records together;
-    the running mean has √S of that. Not of `linear`: its gradients are at the mean that was handed out,
-    and with a noisy curvature the first step is short.
+    At one promise, each of J answers has √J times the noise of a single answer, over all records together;
+    the running mean has √S of that. Does not apply to `linear`: its gradients are at the mean that was
+    handed out, and with a noisy curvature the first step is short.
     """
     model, rounds = assembly.model, assembly.schedule.rounds
     if assembly.study.privacy.promise is None or rounds < 2 or assembly.sampler is None:
@@ -222,7 +222,7 @@ def _of_rounds(assembly: Assembly) -> Iterator[str]:
 
 
 def _prices(assembly: Assembly, name: str) -> dict[str, float | None]:
-    """Returns relation → ε of the whole plan by an accountant; None where it has no price."""
+    """Returns relation → ε of the whole plan by an accountant; None if it has no price."""
     privacy = assembly.study.privacy
     relations = ("substitute",) if privacy.records_public else events.RELATIONS
     if privacy.promise is None:
@@ -233,7 +233,7 @@ def _prices(assembly: Assembly, name: str) -> dict[str, float | None]:
         try:
             known = accountant.supports(assembly.planned)
             price = accountant.epsilon(assembly.planned, privacy.promise.delta) if known else None
-        except errors.UnsupportedEvent:  # known in kind, but outside its safe range
+        except errors.UnsupportedEvent:  # supported in kind, but outside its safe range
             price = None
         except errors.PrivacyError:  # no epsilon is finite
             price = math.inf

@@ -1,4 +1,4 @@
-"""What `fedvi privacy` prints: the noise for a target, and what every alternative would cost.
+"""Prices a study for `fedvi privacy`: the noise for a target, and the cost of every alternative.
 
 Reads no data: a plan's price follows from the study alone.
 """
@@ -27,22 +27,22 @@ __all__ = [
     "with_target",
 ]
 
-# At most so many points of ε over rounds: each is a composition of its own.
+# The most points of ε over rounds; each needs a composition of its own.
 _POINTS = 8
-# The share of wrong accusations at which a test for membership is quoted.
+# The false positive rate at which a membership test is quoted.
 _FALSE_ALARMS = 0.01
 
 
 class Price(NamedTuple):
-    """ε of the whole plan by one accountant, per client.
+    """ε of the whole plan per client, by one accountant.
 
     Args:
       accountant: its name.
-      relation: what it prices.
-      epsilon: None if it does not know such events.
-      stated: whether this is the number that the study promises.
-      label: empty for an upper bound; otherwise what is printed beside the number.
-      least: an ε that is not enough for the worst data; None where nobody knows one.
+      relation: of neighbouring data sets.
+      epsilon: None if the accountant does not support the events.
+      stated: whether this is the study's own promise.
+      label: empty for an upper bound; otherwise printed beside the number.
+      least: a lower bound of ε for the worst data; None if unknown.
     """
 
     accountant: str
@@ -54,21 +54,21 @@ class Price(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """ε after so many rounds, by accountant; None where it does not know such events."""
+    """ε after a number of rounds, by accountant; None if it does not support the events."""
 
     rounds: int
     epsilon: dict[str, float | None]
 
 
 class Alternative(NamedTuple):
-    """The noise that the same promise would ask for if the study were written otherwise.
+    """The noise that the same promise would need with another sampler or relation.
 
     Args:
-      sampler: how batches would be picked.
-      relation: what would be promised.
-      noise_multiplier: None if it is not offered.
+      sampler: how batches would be drawn.
+      relation: the promised relation.
+      noise_multiplier: None if the alternative is not offered.
       reason: why not; or empty.
-      current: whether the study is written so.
+      current: whether it is the study's own.
     """
 
     sampler: str
@@ -79,12 +79,12 @@ class Alternative(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """What the plan lets someone infer who knows every other record and sees every message.
+    """Bounds on the inference of an adversary who knows every other record and sees every message.
 
     Args:
-      relation: add_remove tells whether a record took part, substitute which of two it was.
-      right: largest probability of a right guess at even odds.
-      found: largest share of true cases found when 1 % of the accusations of others are wrong.
+      relation: add_remove asks whether a record took part, substitute which of two records it was.
+      right: largest probability of a correct guess at even odds.
+      found: largest true positive rate at a false positive rate of 1 %.
     """
 
     relation: events.Relation
@@ -93,12 +93,12 @@ class Meaning(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The noise that each client would add for the same promise, by who sees what.
+    """The noise that each client would add for the same promise under another view.
 
     Args:
       view: "message", "aggregate" or "secure_aggregate".
       noise_multiplier: of one client's noise.
-      reason: why the view is not offered to this study; or empty.
+      reason: why the view is not offered for this study; or empty.
     """
 
     view: str
@@ -108,19 +108,19 @@ class Seen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pricing:
-    """Everything that the command prints, as plain values.
+    """Everything that `fedvi privacy` prints, as plain values.
 
     Attributes:
       study: its name.
       epsilon, delta, relation, unit, view, accountant: the promise.
-      clients, rounds: of the plan.
+      clients, rounds: numbers of the plan.
       noise_multiplier: given or calibrated; None if the solver adds no noise.
       clip_norm: the L2 bound on one unit's contribution.
       prices: by accountant and relation.
       growth: ε under the promised relation over rounds.
-      alternatives: what the same (ε, δ) asks for under other samplers and relations.
-      meanings: the price in words.
-      views: what the promise would ask of each client under other views.
+      alternatives: the noise for the same (ε, δ) under other samplers and relations.
+      meanings: bounds on an adversary's inference.
+      views: each client's noise for the same promise under other views.
       mark, warnings: printed beside everything.
     """
 
@@ -156,14 +156,14 @@ def with_target(
     relation: str | None = None,
     rounds: int | None = None,
 ) -> Study:
-    """Returns the study with another promise, its noise left to be calibrated for it.
+    """Returns the study with another promise, and noise that will be calibrated to it.
 
-    A price asks how many turns a client has, and not when. So where a script, or a function of the
-    study's own, says who works when, ``rounds`` counts a client's turns over all of it, and a
-    synchronous schedule of so many stands in for it.
+    A price depends on the number of a client's turns, not on their times. So if a script, or the study's
+    own function, schedules the turns, ``rounds`` counts a client's turns in all, and a synchronous
+    schedule with this many rounds replaces it.
 
     Raises:
-      ConfigError: a value is not what its key allows, or the study promises nothing.
+      ConfigError: a value is not allowed for its key, or the study promises nothing.
     """
     changes = {"epsilon": epsilon, "delta": delta, "relation": relation}
     given = {name: value for name, value in changes.items() if value is not None}
@@ -174,7 +174,7 @@ def with_target(
     if rounds is not None:
         schedule = raw["schedule"]
         if parts.is_scripted(study):
-            parts.schedule(study)  # what cannot be carried out has no price
+            parts.schedule(study)  # raises if the schedule cannot be carried out
             kept = ("damping", "deadline_seconds", "quorum")
             schedule = {name: schedule[name] for name in kept if name in schedule}
             schedule["kind"] = "synchronous"
@@ -184,11 +184,11 @@ def with_target(
 
 
 def pricing(assembly: Assembly, *, with_historical: bool = False) -> Pricing:
-    """Prices a study's plan in every way that fedvi knows.
+    """Prices a study's plan in every way that fedvi supports.
 
     Args:
       assembly: from ``build.assemble``.
-      with_historical: adds what older papers and tools would have claimed, labelled.
+      with_historical: adds the claims of older papers and tools, labelled as such.
 
     Raises:
       ConfigError: the study promises nothing, so that nothing has a price.
@@ -244,13 +244,13 @@ def _prices(
 
 
 def _seen(assembly: Assembly, event: events.Event) -> events.Event:
-    """Returns what the study's view shows of messages, for whatever is told of no view."""
+    """Returns a message's event as the study's view shows it, for methods that know no views."""
     sums = assembly.study.sums
     return event if sums is None else in_sum(event, sums.honest)
 
 
 def _relations(assembly: Assembly) -> Sequence[events.Relation]:
-    # A published number of records shows whether one was added or removed.
+    # With a published number of records, adding or removing one is visible.
     return ("substitute",) if assembly.study.privacy.records_public else events.RELATIONS
 
 
@@ -259,7 +259,7 @@ def _epsilon(accountant: Any, event: events.Event, delta: float) -> float | None
         return None
     try:
         return accountants.price(accountant, event, delta)
-    except errors.UnsupportedEvent:  # known in kind, but outside its safe range
+    except errors.UnsupportedEvent:  # supported in kind, but outside its safe range
         return None
 
 
@@ -274,7 +274,7 @@ def _growth(
         name: (assembly.accountant(name, relation), visit) for name in accountants.__all__
     }
     for name in historical.METHODS if with_historical else ():
-        if name != "fourier":  # it takes seconds a point
+        if name != "fourier":  # it takes seconds per point
             method = historical.METHODS[name](relation)
             known[f"{name} (historical)"] = (method, _seen(assembly, visit))
     return tuple(
@@ -290,7 +290,7 @@ def _growth(
 
 
 def _alternatives(assembly: Assembly, planned: events.Event) -> tuple[Alternative, ...]:
-    """Asks what noise the same promise needs under other samplers and relations."""
+    """Calibrates noise for the same promise under other samplers and relations."""
     budget, sampler = assembly.budget, assembly.sampler
     if assembly.noise_multiplier is None or sampler is None or budget is None:
         return ()
@@ -320,7 +320,7 @@ def _alternatives(assembly: Assembly, planned: events.Event) -> tuple[Alternativ
 
 
 def _with_sampler(planned: events.Event, sampler: Any) -> Callable[[float], events.Event]:
-    """Returns noise → the plan's event, were its batches picked by another sampler."""
+    """Returns noise → the plan's event with batches from another sampler."""
 
     def event_of(noise: float) -> events.Event:
         parts = []
@@ -342,7 +342,7 @@ def _meanings(assembly: Assembly, planned: events.Event) -> tuple[Meaning, ...]:
         if not accountant.supports(planned):
             continue
         right = statement.right_by_noise(accountant, planned)
-        # (ε, δ)-DP bounds the true alarms by e^ε times the false ones plus δ, at every ε.
+        # (ε, δ)-DP bounds the true positive rate by e^ε times the false positive rate plus δ, at every ε.
         grid = [0.5 * step for step in range(1, 9)]
         found = min(math.exp(e) * _FALSE_ALARMS + accountant.delta(planned, e) for e in grid)
         rows.append(Meaning(relation, min(1.0, right), min(1.0, found)))
@@ -371,11 +371,11 @@ def _views(assembly: Assembly) -> tuple[Seen, ...]:
             "answers keep no noise, but nobody adds them up unseen: every one is seen by the server"
         )
         trusted = 'if the server is trusted and all answer: view = "aggregate"'
-    # All but one of the others are honest, as that view has it where a study says nothing else.
+    # All but one of the others are honest, the default of that view.
     honest = clients if trusted is fed_back else clients - 1
     return (
         Seen("message", noise, ""),
         Seen("aggregate", views.share(noise, honest), trusted),
-        # One honest client beside the one whose privacy is priced: the fewest that hide anything.
+        # One honest client besides the one that is priced: the fewest that can hide its answer.
         Seen("secure_aggregate", views.share(noise, clients, 2), fed_back),
     )

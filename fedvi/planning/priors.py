@@ -1,4 +1,4 @@
-"""Says what a prior means: the ratio for a step that people think in, and quarrels with bounds."""
+"""Explains a prior by the ratio for a practical step of each column, and finds conflicts with bounds."""
 
 import math
 from typing import NamedTuple
@@ -11,20 +11,20 @@ from fedvi.study.spec import shared_parts
 
 __all__ = ["Step", "quarrels", "steps"]
 
-# A prior that lets an sd of a covariate change the odds by less than so much leaves no room for an effect.
+# If an sd of a covariate changes the odds by less than this factor, the prior leaves no room for an effect.
 _LEAST_ROOM = 1.5
-# Bounds of so many sds are far wider than what they bound.
+# Bounds this many sds wide are far too wide for their number.
 _WIDE = 16.0
 
 
 class Step(NamedTuple):
-    """What the prior says of one number of the formula.
+    """The prior of one coefficient, for a practical step of its column.
 
     Attributes:
       name: of the column.
-      step: in the unit of the file: about its sd, a round number.
-      low, high: between them lies the ratio for that step, with probability 0.95; of a model without
-        ratios, the difference.
+      step: in the unit of the file: a round number, about an sd.
+      low, high: the 95 % prior interval of the ratio for that step; of the difference, if the model has
+        no ratios.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 def steps(assembly: Assembly) -> tuple[Step, ...]:
-    """Returns a step for each number that stands alone in the formula, and for each yes or no."""
+    """Returns a step for each number that is a term by itself, and for each binary column."""
     ratio = bool(shared_parts.ratio(assembly.study))
     found = []
     for name, sd, column in _alone(assembly):
@@ -48,7 +48,7 @@ def steps(assembly: Assembly) -> tuple[Step, ...]:
 
 
 def quarrels(assembly: Assembly) -> tuple[str, ...]:
-    """Returns what to mend where bounds, scales and the prior do not go together, one sentence each."""
+    """Returns conflicts between bounds, scales and the prior, with a remedy, one sentence each."""
     said = []
     for name, sd, column in _alone(assembly):
         if not isinstance(column, Number) or column.whole:
@@ -63,7 +63,7 @@ def quarrels(assembly: Assembly) -> tuple[str, ...]:
                 f"(95 %). One unit of the coefficient is {column.scale:g}: state scale = "
                 f"{_round(spread):g}, or a wider prior.scale"
             )
-        # Whoever states another scale has a prior that fits it, whatever the bounds.
+        # A stated scale is assumed to fit the prior, whatever the bounds.
         if (high - low) / spread > _WIDE and column.scale == (high - low) / 2.0:
             said.append(
                 f"data.schema.{name}.bounds: [{low:g}, {high:g}] are {(high - low) / spread:.0f} sds wide: "

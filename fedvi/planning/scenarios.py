@@ -1,4 +1,4 @@
-"""Answers "what if": the widths of a study with another ε, records, sites, columns or view."""
+"""Computes what-if scenarios: a study's widths at another ε, number of records, sites, columns or view."""
 
 import functools
 import math
@@ -19,22 +19,22 @@ VIEWS = ("message", "aggregate")
 
 # ε as multiples of the study's, and records as multiples of the study's.
 _EPSILONS, _RECORDS = (0.25, 0.5, 1.0, 2.0, 4.0), (1.0, 2.0, 4.0)
-# Between these an ε is looked for, and factors of records and of sites.
+# Search ranges for ε, and for factors of records and of sites.
 _LEAST_EPSILON, _MOST_EPSILON, _MOST_TIMES = 0.05, 20.0, 256
 _HALVINGS = 7
-# A lever that narrows intervals by less is not worth a word.
+# A lever that narrows intervals by less than this share is not reported.
 _WORTH = 0.03
 
 
 class Cell(NamedTuple):
-    """One study of a table.
+    """One scenario in a table.
 
     Attributes:
-      epsilon, view: of it.
+      epsilon, view: of the scenario.
       times: its records, as a multiple of the study's.
       records: at all sites together.
-      detectable, open_detectable: the median of the smallest effects, with noise and without.
-      multiple: the median width, as a multiple of that without noise.
+      detectable, open_detectable: the median of the smallest detectable effects, with and without noise.
+      multiple: the median width, as a multiple of the width without noise.
     """
 
     epsilon: float
@@ -47,15 +47,15 @@ class Cell(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What it takes to tell an effect from none in four of five studies; None where nothing does.
+    """What is needed to detect an effect in four of five studies; None if nothing suffices.
 
     Attributes:
       name: of the coefficient.
       effect: its size, on the scale of coefficients.
-      detectable, open_detectable: the smallest effects of the study as it is, with noise and without.
-      epsilon: that would do, at these records.
-      records: at each site, at this ε.
-      sites: of such a size, at this ε.
+      detectable, open_detectable: the smallest effects for the study as it is, with and without noise.
+      epsilon: a sufficient ε, with these records.
+      records: per site, at this ε.
+      sites: of the present size, at this ε.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Needs(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """One change of a study, and what it does.
+    """One change of a study, and its effect.
 
     Attributes:
       what: the change, in words.
-      narrower: by which share the median interval of a covariate would be narrower.
+      narrower: the share by which the median interval of a covariate would be narrower.
     """
 
     what: str
@@ -88,13 +88,13 @@ def changed(
     view: str | None = None,
     formula: str | None = None,
 ) -> Study:
-    """Returns a study with other numbers.
+    """Returns a study with changed numbers.
 
     Args:
       study: as it is.
       epsilon: of the promise.
-      times: by how much the records of each site are multiplied.
-      sites: how many; more than there are hold what the median site holds.
+      times: factor for the records of each site.
+      sites: number of sites; added ones have the median site's number of records.
       view: of the promise.
       formula: of the model.
     """
@@ -105,7 +105,7 @@ def changed(
         raw["privacy"]["view"] = view
         for name in ("least_reporting", "colluding"):
             raw["privacy"].pop(name, None)
-    # The noise is calibrated anew.
+    # The noise is calibrated again.
     raw["solver"].pop("noise_multiplier", None)
     if formula is not None:
         raw["model"]["formula"] = formula
@@ -122,7 +122,7 @@ def changed(
 
 
 def table(assembly: Assembly) -> tuple[Cell, ...]:
-    """Returns the smallest effects over ε, records and views; those that cannot be run are left out."""
+    """Returns the smallest effects over ε, records and views; scenarios that cannot run are left out."""
     promise = assembly.study.privacy.promise
     if promise is None:
         return ()
@@ -145,12 +145,12 @@ def table(assembly: Assembly) -> tuple[Cell, ...]:
 
 
 def needs(assembly: Assembly, name: str, effect: float) -> Needs:
-    """Looks for the ε, the records and the number of sites that tell an effect from none.
+    """Searches for the ε, records and number of sites at which an effect is detected.
 
     Args:
       assembly: of a private study.
       name: of a coefficient.
-      effect: on its scale, above 0; of a ratio r, |log r|.
+      effect: on the coefficient's scale, above 0; for a ratio r, |log r|.
 
     Raises:
       ConfigError: the study has no such coefficient.
@@ -189,7 +189,7 @@ def needs(assembly: Assembly, name: str, effect: float) -> Needs:
 
 
 def levers(assembly: Assembly) -> tuple[Lever, ...]:
-    """Returns what would narrow the intervals of a private study, the most first."""
+    """Returns the changes that would narrow a private study's intervals, the best first."""
     study, promise = assembly.study, assembly.study.privacy.promise
     if promise is None or why_not(assembly):
         return ()
@@ -223,14 +223,14 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
 
 
 def _ratio(before: Widths, after: Widths) -> float:
-    """Returns the median of new to old widths, over the effects that both have."""
+    """Returns the median ratio of new to old widths, over the effects in both."""
     old = {row.name: row.sd for row in before.rows}
     new = [row.sd / old[row.name] for row in after.rows if is_effect(row.name) and row.name in old]
     return float(np.median(new)) if new else 1.0
 
 
 def _fewer_columns(assembly: Assembly) -> str:
-    """Returns the formula with the first half of its terms; "" where one is left."""
+    """Returns the formula with the first half of its terms; "" if it has fewer than two."""
     design, text = assembly.design, assembly.study.formula or ""
     terms = [":".join(term) for term in design.terms if term]
     if len(terms) < 2 or design.offset is not None:
@@ -240,7 +240,7 @@ def _fewer_columns(assembly: Assembly) -> str:
 
 
 def _of(make: Callable[[], Study], made: MadeUp | None = None) -> Widths | None:
-    """Returns the widths of a study; None where it cannot be carried out, or is not foretold."""
+    """Returns the widths of a study; None if it cannot run, or has no prediction."""
     try:
         assembly = assemble(make())
     except errors.FedviError:
@@ -249,7 +249,7 @@ def _of(make: Callable[[], Study], made: MadeUp | None = None) -> Widths | None:
 
 
 def _least(does: Callable[[float], bool], low: float, high: float) -> float | None:
-    """Returns the smallest number that does, within some per cent; None where none does."""
+    """Returns the smallest number for which ``does`` holds, within some per cent; None if there is none."""
     if not does(high):
         return None
     if does(low):
@@ -261,6 +261,6 @@ def _least(does: Callable[[float], bool], low: float, high: float) -> float | No
 
 
 def rows_of(cells: Sequence[Cell], view: str) -> Iterator[tuple[float, list[Cell]]]:
-    """Yields each ε of a view with its cells, by records."""
+    """Yields each ε of a view with its cells."""
     for epsilon in sorted({cell.epsilon for cell in cells if cell.view == view}):
         yield epsilon, [cell for cell in cells if cell.view == view and cell.epsilon == epsilon]

@@ -1,6 +1,6 @@
 """Estimates each private mode's ratio of signal to noise, from public numbers.
 
-Estimates, not promises, and no bounds: ``signal`` says what is assumed.
+The results are neither promises nor bounds; ``signal`` lists the assumptions.
 """
 
 import inspect
@@ -29,24 +29,24 @@ __all__ = [
 ]
 
 TYPICAL_SPREAD = 0.35
-"""The sd of a number that is scaled by its bounds: its centre is their middle, its scale half their width.
+"""The assumed sd of a number scaled by its bounds: centred at their middle, divided by half their width.
 
-A number that fills its bounds evenly has 0.58, a triangle over them 0.41, and one whose bounds are three
-sds from the mean 0.33. Bounds are stated without looking at records, and so are wide: in a made-up cohort
+The sd is 0.58 if the number is uniform between its bounds, 0.41 if triangular, and 0.33 if the bounds are
+three sds from the mean. Bounds are stated without looking at records, so they are wide: in a made-up cohort
 (docs/guides/hospital.md) age within 18 to 100 has 0.42, and an injury score within 1 to 75 has 0.34.
 """
 
-# An average of `site_release` leaves out two rounds and weighs the t-th that follows by about t: its
-# variance is 4/3 that of equal weights.
+# The average of `site_release` omits two rounds and gives the t-th following one a weight of about t. Its
+# variance is 4/3 of that with equal weights.
 _LEFT_OUT, _SPREAD = 2, 4.0 / 3.0
-# By how much later answers of `vips` weigh more, where a study does not say.
+# By how much `vips` weights later answers more, if a study states nothing.
 _VIPS_EMPHASIS = 2.0
-# A clip norm at the typical length of a gradient shortens half of them, which biases what they say.
+# A clip norm at a gradient's typical length would shorten half of the gradients, and thereby bias them.
 _ROOM = 2.0
 
 
 class PublicNumbers(NamedTuple):
-    """What a signal-to-noise ratio is estimated from; nothing else of a study matters to it.
+    """The public numbers that determine an estimated signal-to-noise ratio.
 
     Attributes:
       coefficients: D, the number of θ's coordinates.
@@ -54,11 +54,11 @@ class PublicNumbers(NamedTuple):
       clients: M.
       rounds: T.
       prior_sd: s₀, the median of the prior's sds.
-      curvature: w, what a record tells of a coefficient whose column has variance 1, as a precision:
-        1/σ² of a linear model, ¼ at most of a logistic one.
-      correlated: whether q is a full Gaussian, of which D(D+1)/2 curvatures leave instead of D.
-      variance: v, of a typical column as the model sees it: 1 if it is standardised, the square of
-        ``TYPICAL_SPREAD`` if it is scaled by its bounds, ¼ at most of 0 and 1.
+      curvature: w, a record's information on a coefficient whose column has variance 1, as a precision:
+        1/σ² for a linear model, at most ¼ for a logistic one.
+      correlated: whether q is a full Gaussian, whose clients release D(D+1)/2 curvatures instead of D.
+      variance: v, of a typical column in the model: 1 if it is standardised, the square of
+        ``TYPICAL_SPREAD`` if it is scaled by its bounds, at most ¼ for 0 and 1.
     """
 
     coefficients: int
@@ -72,11 +72,11 @@ class PublicNumbers(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """How far the signal stands out of the noise; about 1 is where it drowns.
+    """Signal-to-noise ratios of a mode; below about 1, noise dominates.
 
     Attributes:
       coefficients: the prior's sd of a coefficient ÷ the sd that noise leaves on it.
-      curvature: what the records tell of a direction's precision ÷ what noise looks like there.
+      curvature: the records' precision in a direction ÷ the apparent precision of noise alone.
       travelled: the share of the way from the prior to the answer that the rounds allow, in (0, 1].
     """
 
@@ -95,57 +95,57 @@ def signal(
 ) -> Signal:
     """Estimates signal-to-noise ratios of a private mode, P/n, from public numbers.
 
-    What is assumed: columns of variance v that are hardly correlated, so that a record adds w·v to
-    the precision of each coefficient (``PublicNumbers``); a gradient of length √(w·D), the root of the
-    trace of its Fisher information if columns are standardised, which is more than rows that are scaled
-    by bounds have; as many records at every client as declared. Fewer records, and columns that go
-    together, drown sooner. What clipping biases is not counted. Nothing here is a bound.
+    Assumptions: columns have variance v and are hardly correlated, so that a record adds w·v to the
+    precision of each coefficient (``PublicNumbers``); a gradient has length √(w·D), the root of the trace
+    of its Fisher information if columns are standardised, which is more than for rows scaled by bounds;
+    every client has the declared number of records. With fewer records or correlated columns the ratio is
+    lower. Bias from clipping is not included. Nothing here is a bound.
 
     In the prior's coordinates (θ in its sds) the prior's precision is 1. All records add M·p to it,
-    p = s₀²·N·w·v. Of that, P is left after clipping and in T rounds; n is the sd of the noise on the
-    same numbers, of h in a coordinate. So n / P is the sd, in the prior's sds, that noise leaves on
-    a coefficient where P is large, and where P/n < 1 the prior says more than the release does. The
-    noise on a precision, seen as a matrix, has eigenvalues up to about its sd × √(2D) (Wigner's
-    semicircle), × 1 for a diagonal; the ratio of curvatures is P to that.
+    p = s₀²·N·w·v. P is the part of this that is left after clipping and T rounds; n is the sd of the noise
+    on the same quantity, for one coordinate of h. So if P is large, n / P is the sd, in prior sds, that
+    noise leaves on a coefficient; and if P/n < 1, the prior says more than the release. The noise on a
+    precision, as a matrix, has eigenvalues up to about its sd × √(2D) (Wigner's semicircle), or × 1 for
+    a diagonal; the ratio for curvatures is P divided by that.
 
     - `site_release`: a record's (g, c·H) has a length of √(wD + c²w²D²), so that
-      a = min(1, C / that) of it is kept. The sum over M sites has noise of z·C·√M / rate in a
-      round, z the noise multiplier, and its average over T rounds 4/3 ÷ (T − 2) times the variance.
-      P = a·M·p·f, n = s₀·z·C·√(4M/3(T − 2)) / rate, that of the curvature s₀·n / c. The floor κ shortens a
-      step to P₁ / (P₁ + κ·s₀·√D·n₁), P₁ = 1 + a·M·p and n₁ the noise of one round; f is how far T
-      such steps come, on the same average. With μ-Gaussian privacy z = k·√T / μ, so that
-      n = (k/μ)·s₀·C·√(4M/3) where T is large: rounds cost nothing but time. C "auto" stands for
+      a = min(1, C / that) of it is kept. The sum over M sites has noise of z·C·√M / rate per round, with
+      noise multiplier z, and its average over T rounds has 4/3 ÷ (T − 2) times the variance.
+      P = a·M·p·f, n = s₀·z·C·√(4M/3(T − 2)) / rate, and the curvature's noise is s₀·n / c. The floor κ
+      shortens a step to P₁ / (P₁ + κ·s₀·√D·n₁), with P₁ = 1 + a·M·p and n₁ the noise of one round; f is
+      the share of the way covered by T such steps, on the same average. With μ-Gaussian privacy
+      z = k·√T / μ, so that n = (k/μ)·s₀·C·√(4M/3) for large T: rounds cost only time. C "auto" means
       coordinates in which columns have variance 1, the prior's sds are s₀·√v and rows are 1.5 C long; the
-      floor there is 2κ.
-    - `vips` of a regression: gradients and curvatures too, of norms √(wD) and wD beside the typical ones
-      t_G and t_H, with shares r_G and r_H of C², so that a record's vector has a length of
+      floor is then 2κ.
+    - `vips` of a regression also releases gradients and curvatures, of norms √(wD) and wD. With typical
+      norms t_G and t_H, and shares r_G and r_H of C², a record's vector has a length of
       ℓ = √(r_G·wD/t_G² + r_H·w²D²/t_H²) and a = min(1, C / ℓ). An answer has noise of z·C·t/(rate·√r) in
-      each number of a block, and T of them in a running mean S_T times the variance, about 9/(5T):
-      P = a·M·p·f, n that of G and n_H that of H in the prior's coordinates, times √(M·S_T). The ridge
-      shortens a step to (1 + a·M·p) / (1 + a·M·p + ridge·n_H·√(2D)), from a running mean of where one
-      was; f is how far T such steps come.
-    - `dp_optimisation`: a client's climb must find its own way, P = a·p, a = min(1, C / √(wD)); the
-      answers are averaged within a visit, over S steps: n = s₀·z·C / (rate·√S), and z pays for all
-      S·T. On the log-scales noise is n / s₀, and their signal stands in D of D(D+1)/2 numbers.
-    - changes, clipped whole: the change that a client's records ask for is √(2D)·p long, in h and
-      J together. In T visits T·C of it passes, so P = M·p·f with f = min(1, T·C·G / (√(2D)·p)),
+      each number of a block, and a running mean of T answers S_T times that variance, about 9/(5T):
+      P = a·M·p·f, n is the noise of G and n_H that of H in the prior's coordinates, times √(M·S_T). The
+      ridge shortens a step to (1 + a·M·p) / (1 + a·M·p + ridge·n_H·√(2D)), from a running mean of earlier
+      positions; f is the share of the way covered by T such steps.
+    - `dp_optimisation`: each client optimises by itself, P = a·p, a = min(1, C / √(wD)). Answers are
+      averaged within a visit, over S steps: n = s₀·z·C / (rate·√S), and z pays for all S·T steps. The
+      noise on log-scales is n / s₀, and their signal is in D of D(D+1)/2 numbers.
+    - changes, clipped whole: the full change from a client's records has length √(2D)·p, in h and
+      J together. At most T·C of it passes in T visits, so P = M·p·f with f = min(1, T·C·G / (√(2D)·p)),
       where G is the number of parts that are clipped one by one and added up: K for
-      `virtual_clients`, α for `perturbed_update`, 1 for `local_averaging`. Noise adds up from visit
-      to visit: n = z·C·√(T·M)·W, W being α for `perturbed_update`, 1 / K for `local_averaging`
-      and 1 for `virtual_clients`; the entries of J have the same noise. The mean is J⁻¹h, so that
-      coefficients stand out no more than curvatures do: both ratios are that of the curvature.
+      `virtual_clients`, α for `perturbed_update`, 1 for `local_averaging`. Noise accumulates over
+      visits: n = z·C·√(T·M)·W, with W = α for `perturbed_update`, 1 / K for `local_averaging` and 1 for
+      `virtual_clients`; the entries of J have the same noise. The mean is J⁻¹h, so coefficients cannot
+      have a better ratio than curvatures: both ratios are the curvature's.
 
     Args:
       kind: of the solver.
-      numbers: what is public of the study.
+      numbers: the study's public numbers.
       noise_multiplier: z.
-      clip_norm: C, or "auto" where a solver takes that.
+      clip_norm: C, or "auto" if the solver supports it.
       rate: of the sampler.
-      settings: of the solver, such as ``steps``, ``parts``, ``floor`` or ``alpha``; those left out
-        have its defaults.
+      settings: of the solver, such as ``steps``, ``parts``, ``floor`` or ``alpha``; others have the
+        solver's defaults.
 
     Raises:
-      ConfigError: nothing is known of such a solver.
+      ConfigError: there is no estimate for this solver.
 
     Source: docs/proofs/updates.md §2 and §5; the docstrings of the solvers and of ``noise_aware``.
 
@@ -164,16 +164,16 @@ def signal(
 
 
 def suggested_clip_norm(kind: str, numbers: PublicNumbers, **settings: Any) -> float | str:
-    """Returns a clip norm to try: what suits records that are as ``signal`` assumes.
+    """Returns a clip norm to try, for records that satisfy the assumptions of ``signal``.
 
-    "auto" of a solver whose default that is. For gradients it is twice their typical length, √(wD): below
-    that length signal and noise fall together and clipping biases what it shortens; above, noise alone
-    grows. `vips` measures in typical lengths, and takes one. Changes are so noisy that there it is the
-    least that lets all of one pass in T rounds, √(2D)·p / (T·G). Rows of 0 and 1 are shorter than
-    standardised ones, and ask for less.
+    It is "auto" for a solver with that default. For gradients it is twice their typical length, √(wD): at
+    smaller values signal and noise fall together and clipping causes bias; at larger ones only noise grows.
+    `vips` measures in typical lengths, so its value is 1. Changes are so noisy that theirs is the smallest
+    value with which a whole change passes in T rounds, √(2D)·p / (T·G). Rows of 0 and 1 are shorter than
+    standardised ones, and need less.
 
     Raises:
-      ConfigError: nothing is known of such a solver.
+      ConfigError: there is no estimate for this solver.
 
     >>> suggested_clip_norm("dp_optimisation", PublicNumbers(40, 1_000, 4, 10))
     4.0
@@ -213,7 +213,7 @@ def _summed(
 ) -> Signal:
     size, scale = numbers.coefficients, numbers.prior_sd
     norm = settings["row_norm"] or math.sqrt(size)
-    # Of a yes or no: |y − ½|·‖x‖, and a quarter of ‖x‖² at most.
+    # For a binary outcome: |y − ½|·‖x‖, and at most a quarter of ‖x‖².
     typical = {"h": norm / 2.0, "J": norm**2 / 4.0} | dict(settings["typical"] or {})
     shares = {"h": 0.6, "J": 0.4} | dict(settings["shares"] or {})
     root = {name: math.sqrt(shares[name] / sum(shares.values())) for name in shares}
@@ -227,7 +227,7 @@ def _summed(
     bend = scale**2 * once * typical["J"] / root["J"] * _edge(numbers)
     given = {"averaging": 1.0, "emphasis": _VIPS_EMPHASIS}
     given |= {name: settings[name] for name in given if settings[name] is not None}
-    # The way that is left, at the last answer and in the running mean.
+    # The remaining distance to the answer, at the last answer and in the running mean.
     squares, left, mean = 0.0, 1.0, 1.0
     for visit in range(numbers.rounds):
         step = step_of(visit, delay=float(settings["delay"]), **given)
@@ -294,26 +294,25 @@ def _known(kind: str) -> Callable[..., Signal]:
 
 
 def defaults_of(kind: str) -> dict[str, Any]:
-    """Returns the settings of a solver that a study may leave out."""
+    """Returns a solver's optional settings with their defaults."""
     known = inspect.signature(getattr(solver_kinds, kind)).parameters.values()
     return {item.name: item.default for item in known if item.default is not item.empty}
 
 
 def given_clip_norm(kind: str, settings: Mapping[str, Any]) -> Any:
-    """Returns the clip norm as a study has it, or the solver's default; None of a solver from outside."""
+    """Returns the study's clip norm, or the solver's default; None for an external solver."""
     default = defaults_of(kind).get("clip_norm") if kind in solver_kinds.__all__ else None
     return settings.get("clip_norm", default)
 
 
 def noise_left(rounds: int, settings: Mapping[str, Any]) -> float:
-    """Returns S_T: the variance of noise in a running mean of T answers of `vips`, that of one being 1.
+    """Returns S_T: the variance of noise in a running mean of T answers of `vips`, divided by one answer's.
 
-    Of a model whose statistics are no gradients, under noise.
+    For a model whose statistics are not gradients, with noise.
 
     Args:
       rounds: T, at least 1.
-      settings: ``averaging``, ``delay`` and ``emphasis`` as a study gives them; those left out are 1, 1
-        and 0.
+      settings: the study's ``averaging``, ``delay`` and ``emphasis``; defaults are 1, 1 and 0.
 
     >>> noise_left(4, {}), noise_left(4, {"averaging": 0.0})
     (0.25, 1.0)
@@ -328,12 +327,12 @@ def noise_left(rounds: int, settings: Mapping[str, Any]) -> float:
 
 
 def _told(numbers: PublicNumbers) -> float:
-    """p: the precision that a client's records add to the prior's, which is 1."""
+    """Returns p: the precision that a client's records add to the prior's, which is 1."""
     return numbers.prior_sd**2 * numbers.records * numbers.curvature * numbers.variance
 
 
 def _change(numbers: PublicNumbers) -> float:
-    """How long the change is that a client's records ask for, in the prior's coordinates.
+    """Returns the length of the full change from a client's records, in the prior's coordinates.
 
     J is p·I, of norm p·√D; h is J times a coefficient vector about as long as the prior's, √D.
     """

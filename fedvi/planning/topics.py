@@ -1,6 +1,6 @@
-"""Estimates how far the topics of a topic model would stand above the noise.
+"""Estimates a topic model's ratio of signal to noise.
 
-Reads no data: everything follows from public numbers. What is said is an estimate, not a promise.
+Reads no data: everything follows from public numbers. The results are estimates, not promises.
 """
 
 import math
@@ -14,17 +14,17 @@ __all__ = ["TopicOutlook", "topic_outlook"]
 
 
 class TopicOutlook(NamedTuple):
-    """What `fedvi check` and `fedvi privacy` say about a private study of topics.
+    """The estimate for a private study of topics, for `fedvi check` and `fedvi privacy`.
 
     Attributes:
       topics, vocabulary: K and V.
-      length: words of a typical document, as the study says.
-      documents: at all clients together, were each as full as declared.
+      length: words of a typical document, as the study declares.
+      documents: at all clients together, if each has the declared largest number.
       clients, rounds: of the study.
       noise_multiplier: of one client's noised sum.
-      ratio: of the mean concentration that documents add to a cell of the table of topics and words, to
-        the sd of the noise that all rounds of all clients leave there.
-      warnings: what drowns, and what would help; empty if nothing does.
+      ratio: the mean concentration that documents add to a cell of the table of topics and words, divided
+        by the sd of the noise that all rounds of all clients leave there.
+      warnings: a warning if noise dominates, with remedies; empty otherwise.
     """
 
     topics: int
@@ -43,10 +43,11 @@ class TopicOutlook(NamedTuple):
 
 
 def topic_outlook(assembly: Assembly) -> TopicOutlook | None:
-    """Estimates how far the topics of a study stand out of its noise, at its promise.
+    """Estimates a study's ratio of signal to noise for topics, at its promise.
 
-    Every client noises its own sum, under either view: the noise of all is √clients times that of one,
-    whose multiplier is smaller where sums alone are seen. The running mean over rounds is the server's own.
+    Every client adds noise to its own sum, under either view. All clients' noise is √clients times that of
+    one, whose multiplier is smaller if only sums are seen. The server computes the running mean over
+    rounds.
 
     Returns:
       None if the study promises nothing, or is of a model without topics.
@@ -60,7 +61,7 @@ def topic_outlook(assembly: Assembly) -> TopicOutlook | None:
     given = defaults_of("vips") | study.solver.arguments
     clients, rounds = len(assembly.clients), assembly.schedule.rounds
     typical = (given["typical"] or {}).get("words")
-    # The noise that all rounds leave in the mean, as one sum's: it holds the solver's emphasis, too.
+    # The noise that all rounds leave in the mean, as that of one sum; includes the solver's emphasis.
     left = noise * math.sqrt(clients * noise_left(rounds, given))
     ratio = model.signal(clients * most, sampler.rate, left, given["clip_norm"], typical)
     return TopicOutlook(

@@ -1,7 +1,7 @@
 """Predicts how wide the intervals of a study will be, from public numbers alone.
 
-The server's own reckoning (``LocalSolver.stand``) is rehearsed on expected sums of made-up records with
-noise of the study's size, so that a plan follows whatever the server does with noise.
+It runs the server's own update rule (``LocalSolver.stand``) on expected sums of made-up records, with noise
+of the study's size, so that the prediction follows whatever the server does with noise.
 """
 
 import dataclasses
@@ -36,25 +36,25 @@ __all__ = [
 Z95 = 1.959963984540054
 """The 97.5 % point of the standard normal."""
 
-# The 80 % point of the standard normal: how often an effect of the stated size is to be found.
+# The 80 % point of the standard normal: the power at which an effect counts as detectable.
 _Z80 = 0.8416212335729143
 _REPEATS = 3
 _MOST_ROUNDS = 1000
 _SEED = 8
-# An interval that is narrower by more than luck, where the study says how its column spreads.
+# An interval narrower than this share of the expected one is not due to chance, if the spread is stated.
 _LUCK = 0.6
 
 
 class Width(NamedTuple):
-    """What is expected of one coefficient's interval.
+    """The expected interval of one coefficient.
 
     Attributes:
       name, unit: of the coefficient.
-      sd: of the study as it is written.
-      open_sd: of a fit of the same records without noise.
+      sd: with the study's noise.
+      open_sd: for a fit of the same records without noise.
       prior_sd: of the prior.
-      detectable: the smallest effect that the interval would leave 0 out for in four of five studies; ∞
-        where there is none.
+      detectable: the smallest effect whose interval excludes 0 in four of five studies; ∞ if there is
+        none.
       open_detectable: the same without noise.
     """
 
@@ -68,18 +68,18 @@ class Width(NamedTuple):
 
     @property
     def multiple(self) -> float:
-        """The width as a multiple of that without noise."""
+        """The width as a multiple of the width without noise."""
         return self.sd / self.open_sd
 
 
 class Widths(NamedTuple):
-    """What is expected of a study's intervals.
+    """The expected intervals of a study.
 
     Attributes:
       rows: of the coefficients, in their order.
-      records: at all clients together, as the plan takes them.
-      ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
-      assumed: what was taken for granted, one clause each.
+      records: assumed number at all clients together.
+      ratio: the kind of ratio that exp(coefficient) is, such as "odds"; "" for none.
+      assumed: the plan's assumptions, one clause each.
     """
 
     rows: tuple[Width, ...]
@@ -94,7 +94,7 @@ class Widths(NamedTuple):
 
     @property
     def detectable(self) -> float:
-        """The median of the smallest effects, of coefficients that are compared with 0."""
+        """The median of the smallest effects, for coefficients that are compared with 0."""
         return float(
             np.median([row.detectable for row in self.rows if is_effect(row.name)] or [math.inf])
         )
@@ -119,7 +119,7 @@ def is_effect(name: str) -> bool:
 
 
 def why_not(assembly: Assembly) -> str:
-    """Says why no width can be foretold; "" where it can."""
+    """Says why widths cannot be predicted; "" if they can."""
     solver = assembly.solvers[assembly.clients[0]]
     if not is_full(assembly.family) or shared_parts.PRIOR in assembly.solvers:
         return "widths are planned for a full Gaussian posterior with a normal prior"
@@ -138,16 +138,16 @@ def why_not(assembly: Assembly) -> str:
 def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = None) -> Widths:
     """Predicts the intervals of a study; see ``why_not``.
 
-    Without noise the precision is the prior's and that of all records at the coefficients that
-    ``made_up`` takes. With noise, the server's rounds are rehearsed: in each, the gradient that all
-    records are expected to have at the mean of then, and their curvature, both as far as clipping leaves
-    them, with the noise of all clients; sds are averaged over repeats. Clients hold records of one kind,
-    and all answer in every round.
+    Without noise the precision is the prior's plus that of all records, at the coefficients of
+    ``made_up``. With noise, the server's rounds are simulated. Each has the expected gradient of all
+    records at the current mean, and their curvature, both after clipping and with the noise of all
+    clients. The sds are averaged over repeats. All clients hold records of one distribution, and all
+    answer in every round.
 
     Args:
       assembly: the study.
-      repeats: how often the noise is drawn.
-      made: records of the same formula and columns, where they were made up before.
+      repeats: number of noise draws.
+      made: records of the same formula and columns, if already made up.
     """
     records, model = sum(made_up.records_of(assembly)), assembly.model
     made = made_up.made_up(assembly) if made is None else made
@@ -172,7 +172,7 @@ def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = No
 
 
 def open_sds(assembly: Assembly, made: MadeUp) -> np.ndarray:
-    """Returns the sds of a fit of all records without noise, at a normal prior and a full Gaussian, [D]."""
+    """Returns the sds of a noiseless fit of all records, with a normal prior and a full Gaussian q, [D]."""
     precision = np.asarray(assembly.prior.J, np.float64) + made.curvature * sum(
         made_up.records_of(assembly)
     )
@@ -180,7 +180,7 @@ def open_sds(assembly: Assembly, made: MadeUp) -> np.ndarray:
 
 
 def _sds(precision: np.ndarray) -> np.ndarray:
-    """Returns the sds of a precision [D, D]; a direction that float64 cannot tell from 0 is very wide."""
+    """Returns the sds of a precision [D, D]; a direction with precision 0 in float64 is very wide."""
     diagonal = np.diagonal(precision)
     if not diagonal.min() > 0.0:
         raise errors.ConfigError(
@@ -193,13 +193,13 @@ def _sds(precision: np.ndarray) -> np.ndarray:
 
 
 def expectation(assembly: Assembly) -> dict[str, Any] | None:
-    """Returns what a run will be held against, plain.
+    """Returns the expectations with which a run will be compared, as plain values.
 
     Returns:
-      records: at all clients; sds: without noise, by coordinate; least: what they are at least, of records
-      that tell as much as any of those that were made up, where the study does not say how columns spread;
-      kept: sds ÷ those of what clipping leaves of the curvature.
-      None where no records can be made up that fit.
+      records: at all clients; sds: without noise, by coordinate; least: lower bounds of the sds, which, for
+      columns of unstated spread, assume that all records are as informative as the best made-up one;
+      kept: sds ÷ the sds from the curvature left after clipping.
+      None if no fitting records can be made up.
     """
     if not is_full(assembly.family) or shared_parts.PRIOR in assembly.solvers:
         return None
@@ -211,9 +211,7 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
         if assembly.noise_multiplier and not why_not(assembly):
             random = np.random.default_rng(_SEED)
             kept = _Rehearsal.of(assembly, made, records).kept_sds(random)
-    except (
-        errors.ConfigError
-    ):  # of an outcome of the study's own, nothing is known that could be made up
+    except errors.ConfigError:  # nothing is known of a user's own outcome that could be made up
         return None
     return {
         "records": records,
@@ -234,12 +232,11 @@ def _least(assembly: Assembly, made: MadeUp, records: int, sds: np.ndarray) -> n
 def detectable(sd: float, prior_sd: float) -> float:
     """Returns the smallest effect whose 95 % interval leaves 0 out in four of five studies.
 
-    With ρ = sd² / s₀², the posterior mean of an effect b is about (1 − ρ)·b with a scatter of
-    sd·√(1 − ρ): what the prior holds back, and what records and noise scatter. It is to be 1.96 sd beyond
-    0 with probability 0.8.
+    With ρ = sd² / s₀², the posterior mean of an effect b is about (1 − ρ)·b, since the prior shrinks it,
+    with a scatter of sd·√(1 − ρ) from records and noise. It must be 1.96 sd beyond 0 with probability 0.8.
 
     Returns:
-      ∞ where the posterior is the prior.
+      ∞ if the posterior equals the prior.
 
     >>> round(detectable(0.1, 100.0), 3)
     0.28
@@ -249,20 +246,20 @@ def detectable(sd: float, prior_sd: float) -> float:
 
 
 def is_newton(solver: LocalSolver) -> bool:
-    """Says whether an answer is a gradient and a curvature at the q that was handed out."""
+    """Whether answers are a gradient and a curvature at the q that was handed out."""
     return solver.stand is not None and set(solver.adds_up or ()) == {"gradient", "curvature"}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rehearsal:
-    """What the server's rounds are rehearsed with.
+    """Simulates the server's rounds.
 
     Attributes:
       family, prior, rounds: of the study.
       solver: of the clients.
-      made: the records, of which there are so many.
-      gradient_sd, curvature_sd: of the noise of all clients together, as one.
-      weight: by which a curvature is multiplied before it is clipped.
+      made: made-up records, which represent ``records`` records.
+      gradient_sd, curvature_sd: of the noise of all clients together, treated as one.
+      weight: factor of a curvature before it is clipped.
     """
 
     family: Any
@@ -296,14 +293,14 @@ class _Rehearsal:
         )
 
     def kept_sds(self, random: np.random.Generator) -> np.ndarray:
-        """Returns the sds without noise of what clipping leaves of the curvature, [D]."""
+        """Returns the sds without noise from the curvature left after clipping, [D]."""
         _, _, clean = self._begun(random)
         return _sds(self.prior.J + clean)
 
     def _begun(
         self, random: np.random.Generator
     ) -> tuple[Standing | None, Coordinates, np.ndarray]:
-        """Returns what stands after a survey, its coordinates, and the curvature that all will send."""
+        """Returns the standing after a survey, its coordinates, and the curvature of all records."""
         size = self.family.size
         standing, at = None, Coordinates(np.zeros(size), np.ones(size), 0)
         if self.solver.survey is not None:
@@ -313,9 +310,9 @@ class _Rehearsal:
         return standing, at, at.outward(GaussianEta(np.zeros(size), self._kept(at))).J
 
     def sds(self, random: np.random.Generator) -> np.ndarray:
-        """Returns the sds of what the server would report after all rounds, [D].
+        """Returns the sds that the server would report after all rounds, [D].
 
-        Noise beyond what float64 inverts leaves the prior's.
+        If the noise is too large to invert in float64, the prior's sds are returned.
         """
         try:
             return self._rehearsed(random)
@@ -347,7 +344,7 @@ class _Rehearsal:
         )
 
     def _surveyed(self, random: np.random.Generator) -> GaussianEta:
-        """Returns the sums of a survey, as far as clipping leaves them, with their noise."""
+        """Returns the sums of a survey after clipping, with noise."""
         survey: Any = self.solver.survey
         x = self.made.x[:, 0, :].copy()
         squares = x**2
@@ -360,7 +357,7 @@ class _Rehearsal:
         return GaussianEta(first + noise[0], np.diag(second + noise[1]))
 
     def _kept(self, at: Coordinates) -> np.ndarray:
-        """Returns the curvature of all records in coordinates, as far as weights and clipping leave it."""
+        """Returns the curvature of all records in coordinates, after weighting and clipping."""
         made, limit = self.made, float(self.solver.clip_norm or math.inf)
         x = (made.x - made.x[..., at.constant, None] * at.centre) * at.scale
         slope = made.slope if made.steepest is None else made.steepest
