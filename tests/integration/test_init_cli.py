@@ -141,7 +141,7 @@ def test_a_patient_is_protected_with_all_rows(tmp_path: Path) -> None:
     assert fedvi("init", tmp_path / "study", *flags("logistic", *more)).exit_code == 0
     said = checked(tmp_path / "study", "--policy", tmp_path / "study" / "policy.toml")
     assert "patient: at most 20 rows of one, clipped together" in said
-    assert "under add_remove" in said
+    assert "(add_remove)" in said
 
 
 def test_the_drafted_study_runs_on_records(tmp_path: Path) -> None:
