@@ -1,4 +1,4 @@
-"""What a person reads: tables, plots, and the report of a run."""
+"""Presents results to people: tables, plots, and the report of a run."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["arviz", "combine", "plots"]
 
-# Imported on first use: a report without figures needs no extra.
+# Imported on first use, since a report without figures does not need the extra packages.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Hands draws to ArviZ, with what they cost. Needs the extra `report`."""
+"""Converts draws to ArviZ objects, with their privacy cost. Needs the extra `report`."""
 
 import importlib
 import warnings
@@ -15,7 +15,7 @@ from fedvi.privacy import statement
 
 __all__ = ["from_draws", "inference_data"]
 
-# What numpyro's automatic guides draw on the way to the latents.
+# Prefix of auxiliary sites of numpyro's automatic guides.
 _OWN = "_auto_"
 _RECORDS = (
     "drawn for the records that were passed: what was released is protected, these records are not"
@@ -32,13 +32,13 @@ def inference_data(
     predictive: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Returns draws from a fitted guide as ArviZ's own object, with the privacy statement beside them.
+    """Returns draws from a fitted guide as an ArviZ object, with the privacy statement as attributes.
 
-    The group ``posterior`` has one chain of independent draws: no diagnosis of convergence applies.
+    The group ``posterior`` has one chain of independent draws: convergence diagnostics do not apply.
     With ``prior`` there are ``prior`` and ``prior_predictive``, with ``predictive`` there is
     ``posterior_predictive``. The attributes ``privacy_epsilon``, ``privacy_delta``,
     ``privacy_relation``, ``privacy_unit``, ``privacy_accountant``, ``privacy_mark`` and
-    ``privacy_statement`` stand at the root and at the posterior.
+    ``privacy_statement`` are at the root and at the posterior.
 
     Guarantee: ``posterior`` and ``prior`` of global latents are functions of ``params`` and ``key``, so
     that they cost nothing beside what was charged. What is drawn for records, the predictive groups and
@@ -47,10 +47,10 @@ def inference_data(
 
     Args:
       key: of the draws.
-      svi: whose guide was fitted; ``init`` was called.
-      params: as ``run`` or ``get_params`` returned them.
-      args, kwargs: what guide and model are called with; without outcomes for the predictive groups.
-        Automatic guides alone need none.
+      svi: with a fitted guide; ``init`` was called.
+      params: as returned by ``run`` or ``get_params``.
+      args, kwargs: arguments of guide and model; without outcomes for the predictive groups. Automatic
+        guides alone need none.
       prior: whether to draw from the prior as well.
       predictive: whether to draw outcomes as well.
 
@@ -68,7 +68,7 @@ def inference_data(
     latents = {name: value for name, value in found.items() if not name.startswith(_OWN)}
     groups = {"posterior": latents}
     if predictive:
-        # Parameters of the model are needed beside the latents.
+        # The model's parameters are needed besides the latents.
         drawn = Predictive(svi.model, posterior_samples=latents, params=params)
         groups["posterior_predictive"] = drawn(keys[1], *args, **kwargs)
     if prior:
@@ -98,13 +98,13 @@ def from_draws(
     axes: Mapping[str, Sequence[tuple[str, Sequence[str]]]],
     attributes: Mapping[str, str | float],
 ) -> Any:
-    """Returns draws that are there already as ArviZ's own object: one chain of independent draws.
+    """Returns existing draws as an ArviZ object: one chain of independent draws.
 
     Args:
       values: parameter → its draws, [S, …].
-      axes: parameter → its other axes: the name of each and the labels along it. Axes of one name have
-        the same labels.
-      attributes: what is said at the root and at the posterior, such as the claim.
+      axes: parameter → its other axes: the name of each and the labels along it. Axes with the same name
+        have the same labels.
+      attributes: written at the root and at the posterior, such as the claim.
 
     Returns:
       ``arviz.InferenceData``, or the ``xarray.DataTree`` that replaces it in ArviZ 1.
@@ -128,7 +128,7 @@ def from_draws(
 def _arviz() -> Any:
     try:
         with warnings.catch_warnings():
-            # Before version 1 it announces that version, once a day.
+            # Before version 1, ArviZ announces that version once a day.
             warnings.simplefilter("ignore", FutureWarning)
             return importlib.import_module("arviz")
     except ImportError:
@@ -138,7 +138,7 @@ def _arviz() -> Any:
 
 
 def _stated(svi: DPSVI) -> dict[str, Any]:
-    """The statement as attributes that a file can hold: numbers and texts."""
+    """Returns the privacy statement as attributes that a file can hold: numbers and texts."""
     plan, header = svi.privacy, svi.ledger.header
     claims = (
         statement.claims(svi.ledger, header.planned, plan.delta, [plan.accountant], kept=plan.kept)

@@ -1,4 +1,4 @@
-"""Draws on paper: the style of a report's figures, their axes, and how they become SVG; needs `report`."""
+"""Provides the style and axes of a report's figures, and converts them to SVG; needs the extra `report`."""
 
 import contextlib
 import contextvars
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 MOST_ROWS, MOST_SITES = 24, 40
-"""So many coefficients, or sites, are drawn at most: what is taller leaves half a printed page empty."""
+"""The most coefficients, or sites, in a figure: a taller one would leave half a printed page empty."""
 
 INK, DARK, GREY = "#1a1a1a", "#0b4f8a", "#6b6b6b"
-# Of a page, and of a phone; in inches, of letters of one size.
+# Widths for a page and for a phone, in inches, with the same size of letters.
 _WIDTH, _NARROW = 7.2, 4.1
 ROW = 0.26
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-# As dark as ink on paper; shapes tell them apart.
+# As dark as ink on paper; they differ in shape.
 COLOURS = ("#0b4f8a", "#8a3a00", "#1f6b2c", "#5b2a86", "#7a1f3d", "#1a1a1a", "#4a5a00", "#00606b")
 LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 3)))
 _STYLE: Any = {
@@ -56,7 +56,7 @@ _STYLE: Any = {
     "font.size": 9,
     "legend.frameon": False,
     "svg.fonttype": "none",
-    # The same run gives the same file.
+    # Makes the file the same for the same run.
     "svg.hashsalt": "fedvi",
     "text.color": INK,
     "text.parse_math": False,
@@ -70,8 +70,8 @@ class Figure(NamedTuple):
 
     Attributes:
       svg: the text of an SVG file that fetches nothing.
-      told: what it shows, in words, for whoever does not see it.
-      narrow: the same for a phone; empty if there is none.
+      told: a description in words, for readers who cannot see the figure.
+      narrow: the SVG for a phone; empty if there is none.
     """
 
     svg: str
@@ -84,12 +84,12 @@ _is_narrow: contextvars.ContextVar[bool] = contextvars.ContextVar("is_narrow", d
 
 
 def is_narrow() -> bool:
-    """Whether what is drawn now is for a phone."""
+    """Whether the current figure is drawn for a phone."""
     return _is_narrow.get()
 
 
 def drawn_twice(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Makes a function draw its figure a second time, as wide as a phone, where letters stay legible."""
+    """Makes a function draw its figure again at a phone's width, so that letters stay legible."""
 
     @functools.wraps(draw)
     def twice(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -104,7 +104,7 @@ def drawn_twice(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def name_rows(axes: Any, names: Sequence[str]) -> None:
-    """Puts names at the left, the first above; a frame without a line there."""
+    """Puts names at the left, the first on top, and removes the frame's line there."""
     if is_narrow():
         names = [_broken(name) for name in names]
     axes.set_yticks(range(len(names)), list(names))
@@ -114,13 +114,13 @@ def name_rows(axes: Any, names: Sequence[str]) -> None:
 
 
 def _broken(name: str) -> str:
-    """Breaks a name into two lines at blanks, and cuts what is longer still."""
+    """Breaks a name into two lines at blanks, and truncates longer lines."""
     lines = textwrap.wrap(name, 22, break_long_words=False, max_lines=2, placeholder=" …")
     return "\n".join(line if len(line) <= 24 else f"{line[:23]}…" for line in lines)
 
 
 def ratio_axis(axes: Any, ratio: str) -> None:
-    """Adds the scale of exp(coefficient) above, in numbers that people count in."""
+    """Adds the scale of exp(coefficient) at the top, with round numbers."""
     steps = _steps(*axes.get_xlim())
     above = axes.secondary_xaxis("top")
     above.set_xticks([math.log(value) for value in steps], [f"{value:g}" for value in steps])
@@ -128,7 +128,7 @@ def ratio_axis(axes: Any, ratio: str) -> None:
 
 
 def log_scale(axes: Any, low: float, high: float) -> None:
-    """Makes the ordinate logarithmic, with numbers that people count in."""
+    """Makes the y-axis logarithmic, with round numbers."""
     steps = _steps(math.log(low), math.log(high))
     axes.set_yscale("log")
     axes.set_ylim(low, high)
@@ -152,7 +152,7 @@ def _steps(low: float, high: float) -> list[float]:
 
 
 def as_svg(saved: io.StringIO) -> str:
-    """Returns the element alone: no prologue, which names a document elsewhere."""
+    """Returns only the <svg> element, without the prologue, which refers to an external document."""
     text = saved.getvalue()
     return text[text.index("<svg") :].strip()
 
@@ -165,7 +165,7 @@ def whole_numbers(axis: Any) -> None:
 
 @contextlib.contextmanager
 def paper(height: float) -> Iterator[tuple[Any, io.StringIO]]:
-    """Yields a figure of its own, without global state or display, and where its SVG will be."""
+    """Yields a figure without global state or display, and the buffer for its SVG."""
     try:
         import matplotlib
         from matplotlib.figure import Figure as Canvas
@@ -181,6 +181,6 @@ def paper(height: float) -> Iterator[tuple[Any, io.StringIO]]:
         yield figure, saved
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with warnings.catch_warnings():
-            # The reader's fonts draw a letter that those of this machine lack.
+            # The reader's fonts draw letters that are missing here.
             warnings.filterwarnings("ignore", "Glyph .* missing from")
             figure.savefig(saved, format="svg", metadata=nothing)

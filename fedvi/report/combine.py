@@ -11,13 +11,13 @@ __all__ = ["Combined", "combine"]
 
 
 class Combined(NamedTuple):
-    """An estimate, and how far it may be off.
+    """A combined estimate and its uncertainty.
 
     Attributes:
       estimate: [...].
-      sd: of the estimate, with what the posterior does not know, its noise for privacy among it, [...].
-      degrees: of freedom of the Student t that intervals are taken from, [...].
-      floored: where the sets are too few to tell the sd and a larger one stands there, bool [...].
+      sd: of the estimate, including the posterior's uncertainty and its privacy noise, [...].
+      degrees: degrees of freedom of the Student t for intervals, [...].
+      floored: where there are too few sets for the sd, so that a larger one is used, bool [...].
     """
 
     estimate: np.ndarray
@@ -30,19 +30,19 @@ def combine(estimates: ArrayLike, variances: ArrayLike) -> Combined:
     """Combines the same analysis of m synthetic sets by the rules for fully synthetic data.
 
     With the mean q̄ and variance b of the estimates, and the mean v̄ of the variances that the analysis
-    states, the estimate is q̄ and its variance T = (1 + 1/m) b − v̄: a set scatters by its own size (v̄)
-    around what its θ says, and only the rest is what the posterior does not know. Where T comes out at 0
-    or below, which more sets, or larger ones, mend, (1 + 1/m) b stands there instead. With that
-    intervals are too wide over many analyses; but of those with few sets and ``floored`` one may be too
-    narrow, since b was small by chance. It holds where the posterior is about right, so that its noise
-    is known of; see docs/results.md.
+    states, the estimate is q̄ and its variance T = (1 + 1/m) b − v̄. Each set scatters around the value for
+    its θ because of its finite size (v̄); only the rest is uncertainty about θ. Where T is 0 or below, which
+    more or larger sets would avoid, (1 + 1/m) b is used instead. Intervals are then too wide on average
+    over many analyses. But a single interval with few sets and ``floored`` may be too narrow, since b was
+    small by chance. The rules assume that the posterior is about right, including its noise; see
+    docs/results.md.
 
     Args:
-      estimates: [m, ...], one of each set.
-      variances: the same shape, squared standard errors as the analysis of each set states them.
+      estimates: [m, ...], one for each set.
+      variances: the same shape, squared standard errors from the analysis of each set.
 
     Raises:
-      ConfigError: there are fewer than two sets, the shapes differ, or a variance is no positive number.
+      ConfigError: there are fewer than two sets, the shapes differ, or a variance is not positive.
 
     Source: Raghunathan, Reiter and Rubin (2003), Multiple imputation for statistical disclosure limitation,
     J. Official Statistics 19(1), §2; Räisä et al. (2023), AISTATS, for sets of a private posterior.
@@ -68,7 +68,7 @@ def combine(estimates: ArrayLike, variances: ArrayLike) -> Combined:
     within = stated.mean(axis=0)
     left = between - within
     floored = np.asarray(left <= 0.0)
-    # At b = 0 nothing is known of the degrees; the ratio is then that of T = 0.
+    # The degrees are unknown at b = 0, where the ratio is set to that of T = 0.
     ratio = np.divide(within, between, out=np.ones_like(within), where=between > 0.0)
     degrees = (count - 1) * np.where(floored, 1.0, (1.0 - ratio) ** 2)
     return Combined(

@@ -1,4 +1,4 @@
-"""Draws one posterior beside others: what each site says alone, and the pooled fit where there is one."""
+"""Draws the answer beside each site's own posterior, and the pooled fit if there is one."""
 
 import math
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ from fedvi.report.contents import Coefficient, Site
 __all__ = ["MOST_SITES", "comparison", "most_compared"]
 
 MOST_SITES = 8
-"""So many sites can be told apart."""
+"""The most sites whose markers can be told apart."""
 
-# So many intervals stand above each other on half a page.
+# The most intervals above each other on half a page.
 _MOST_INTERVALS, _FEWEST, _MOST = 72, 6, 16
 
 _Z95 = 1.96
 
 
 def most_compared(sites: int, pooled: bool) -> int:
-    """Returns how many coefficients can be drawn beside so many sites.
+    """Returns how many coefficients can be drawn beside the given number of sites.
 
     >>> most_compared(2, pooled=False), most_compared(8, pooled=True)
     (16, 7)
@@ -42,11 +42,11 @@ def most_compared(sites: int, pooled: bool) -> int:
 
 @drawn_twice
 def comparison(rows: Sequence[Coefficient], places: Sequence[int], sites: Sequence[Site]) -> Figure:
-    """Draws by coefficient the 95 % intervals of the answer, of the pooled fit and of each site alone.
+    """Draws the 95 % intervals of the answer, the pooled fit and each site alone, for each coefficient.
 
     Args:
       rows: the coefficients to draw, at most ``most_compared``.
-      places: where each stands among all, in which ``Site.alone`` counts.
+      places: the index of each in ``Site.alone``.
       sites: those without ``alone`` are left out; at most ``MOST_SITES``.
     """
     known = [(site.name, site.alone) for site in sites if site.alone is not None]
@@ -78,7 +78,7 @@ def comparison(rows: Sequence[Coefficient], places: Sequence[int], sites: Sequen
             marker = MARKERS[(number + 1) % len(MARKERS)]
             style = {"markerfacecolor": "white", "linewidth": 0.9, "color": COLOURS[number]}
             axes.plot([], [], marker + "-", label=f"{name} alone", **style)
-        # What is far off would leave no room for the rest.
+        # Values far away would leave no room for the others.
         ends = [end for row in rows for end in (row.lower, row.upper)]
         far = 2.5 * (max(ends) - min(ends))
         low, high = axes.get_xlim()
@@ -95,7 +95,7 @@ def _told(
     known: Sequence[tuple[str, tuple[tuple[float, float], ...]]],
     pooled: bool,
 ) -> str:
-    """Says what is seen: how wide the others are, and how far from the answer."""
+    """Describes the figure: the others' widths, and their distances from the answer."""
     said = []
     if pooled:
         wide = [row.sd / row.pooled_sd for row in rows if row.pooled_sd]

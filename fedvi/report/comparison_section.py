@@ -1,4 +1,4 @@
-"""The section of a report that holds the answer against what each site says alone, and a pooled fit."""
+"""Writes the section of a report that compares the answer with each site's own and a pooled fit."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ __all__ = ["comparison_section"]
 
 
 def comparison_section(contents: Contents) -> Section | None:
-    """Returns the answer beside others; None where there is no other, or it is no Gaussian."""
+    """Returns the section; None if there is nothing to compare with, or the posterior is not Gaussian."""
     sites = [site for site in contents.sites if site.alone is not None]
     pooled = any(row.pooled_sd is not None for row in contents.coefficients)
     if not contents.gaussian or not contents.coefficients or not (pooled or len(sites) > 1):
@@ -71,7 +71,7 @@ def comparison_section(contents: Contents) -> Section | None:
 
 
 def _held_against(rows: list[Coefficient], places: list[int], shown: list[Site]) -> Iterator[str]:
-    """Yields which sites' own intervals say nothing, and which leave the answer out."""
+    """Yields the sites whose own intervals are uninformative, and those that exclude the answer."""
     told: dict[str, list[str]] = {}
     vague = []
     for site in shown:
@@ -96,7 +96,7 @@ def _held_against(rows: list[Coefficient], places: list[int], shown: list[Site])
 
 
 def _most_compared(rows: tuple[Coefficient, ...], most: int) -> list[int]:
-    """Chooses what is drawn: all, or those furthest from 0 in their own sds."""
+    """Chooses the coefficients to draw: all, or those furthest from 0 in their own sds."""
     places = list(range(len(rows)))
     if len(rows) <= most:
         return places

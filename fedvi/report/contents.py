@@ -1,6 +1,6 @@
 """Holds the contents of a run's report as plain values, for every format.
 
-All of it was released, follows from what was released, or was public before the run.
+All of it was released, follows from releases, or was public before the run.
 """
 
 from typing import Any, NamedTuple
@@ -22,22 +22,22 @@ __all__ = [
 ]
 
 UNRECORDED = "not recorded against recorded"
-"""What an indicator of missing values compares."""
+"""The comparison made by an indicator of missing values."""
 
 
 class Coefficient(NamedTuple):
     """One coordinate of the posterior.
 
     Attributes:
-      name, unit: of it; the unit is "" where nothing was scaled.
+      name, unit: the unit is "" where nothing was scaled.
       mean, sd: of the posterior.
       lower, upper: mean ± 1.96 sd: the central 95 % where the posterior is Gaussian.
-      ratio, ratio_lower, ratio_upper: exp of mean, lower and upper where that is a ratio; else None.
-      prior_mean, prior_sd: of the prior; None where it has none, or none was kept.
-      ratio_note: what must be said beside the ratio, or why there is none; or empty.
-      label: the name as people write it; empty where that is the name.
-      compared: what is compared, such as "10 more" or "against female"; or empty.
-      pooled_mean, pooled_sd: of a fit to all records without privacy; None where there is none.
+      ratio, ratio_lower, ratio_upper: exp of mean, lower and upper if these are ratios; else None.
+      prior_mean, prior_sd: of the prior; None if it has none, or none was stored.
+      ratio_note: a note on reading the ratio, or why there is none; or empty.
+      label: a readable name; empty if that is ``name``.
+      compared: the comparison, such as "10 more" or "against female"; or empty.
+      pooled_mean, pooled_sd: of a fit to all records without privacy; None if there is none.
     """
 
     name: str
@@ -59,24 +59,24 @@ class Coefficient(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name for people."""
+        """The readable name."""
         return self.label or self.name
 
 
 class Round(NamedTuple):
-    """One fold, or a change of who takes part.
+    """One fold, or a change of the participants.
 
     Attributes:
-      version: that it made.
-      rounds: complete after it.
-      clients: whose answers were folded.
-      missing: whose turns were skipped since the fold before.
-      removed, added: who left or joined for good.
+      version: the resulting version.
+      rounds: the number of complete rounds after it.
+      clients: those whose answers were folded.
+      missing: those whose turns were skipped since the previous fold.
+      removed, added: those that left or joined for good.
       damping: the step.
       shift: the largest move of a mean over the round, in posterior sds; None within a round.
-      sd_ratio: how far the spread of the posterior changed over the round; None within a round.
-      surprise: by how much steps missed what they were to reach, in posterior sds.
-      jitter: how much of ``shift`` noise alone explains, in posterior sds.
+      sd_ratio: the change of the posterior's spread over the round; None within a round.
+      surprise: by how much steps missed their targets, in posterior sds.
+      jitter: the part of ``shift`` that noise alone explains, in posterior sds.
     """
 
     version: int
@@ -97,7 +97,7 @@ class Topic(NamedTuple):
 
     Attributes:
       name: such as "topic 3".
-      words: the most probable ones, most probable first; by number where no vocabulary was given.
+      words: the most probable ones, most probable first; by number if no vocabulary was given.
       shares: their mean probabilities.
     """
 
@@ -111,18 +111,18 @@ class Site(NamedTuple):
 
     Attributes:
       name: the client.
-      answers: how many were folded.
-      charged: how many releases its ledger reserved.
-      head: how far its ledger had come, ENTRIES:HASH.
-      stated: (relation, ε, δ) that may be stated of it; empty without protection.
-      missed: how many of its turns were skipped.
+      answers: number of folded answers.
+      charged: number of releases that its ledger reserved.
+      head: the head of its ledger, ENTRIES:HASH.
+      stated: (relation, ε, δ) of its claims; empty without protection.
+      missed: number of skipped turns.
       added, removed: the version at which it joined or was taken out; None if neither.
-      records: how many it holds; None unless the study says that this is public.
+      records: their number; None unless the study declares it public.
       share: of the likelihood's precision; None if unknown.
-      shifts: by coefficient, how far its mean moves, in sds, without the site; None if unknown.
+      shifts: by coefficient, the shift of its mean in sds without the site; None if unknown.
       reason: why there are no shifts; or empty.
-      alone: mean and sd by coefficient of what the prior and the site's own answers say without the
-        others; None if unknown.
+      alone: mean and sd by coefficient of the prior combined with only the site's own answers; None if
+        unknown.
     """
 
     name: str
@@ -141,15 +141,15 @@ class Site(NamedTuple):
 
 
 class Spending(NamedTuple):
-    """ε as releases were added, of sites whose ledgers cost the same.
+    """ε over releases, for sites whose ledgers cost the same.
 
     Attributes:
-      sites: whose.
+      sites: their names.
       relation: the neighbouring relation.
-      releases: after how many reserved releases.
-      epsilon: of all of them together; None where they have no price.
-      stated: ε of all that is planned, which is what may be stated; None without a price.
-      promised: the budget under this relation; None where the promise is under another.
+      releases: numbers of reserved releases.
+      epsilon: of that many releases together; None where they have no price.
+      stated: ε of the whole plan, which is what may be stated; None without a price.
+      promised: the budget under this relation; None if the promise is under another relation.
     """
 
     sites: tuple[str, ...]
@@ -166,13 +166,13 @@ class Claimed(NamedTuple):
     Attributes:
       relation: its name.
       view: who sees what, by name.
-      neighbours: what it means, in a sentence.
-      epsilon, delta: upper bounds; ε is infinite where nothing is protected.
-      promised: the ε that the study promised under this relation; None where it promised none.
-      parts: (what, how much): what δ is made of; empty if unknown.
-      right: the largest probability of a right guess between two neighbours at even odds, with the noise
-        that was planned.
-      by_epsilon: what ε and δ alone would allow; at least as large.
+      neighbours: the relation's meaning, in a sentence.
+      epsilon, delta: upper bounds; ε is infinite without protection.
+      promised: the study's promised ε under this relation; None if it promised none.
+      parts: (what, how much): the parts of δ; empty if unknown.
+      right: the largest probability of a correct guess between two neighbours at even odds, with the
+        planned noise.
+      by_epsilon: the same for ε and δ alone; at least as large.
     """
 
     relation: str
@@ -187,21 +187,21 @@ class Claimed(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """What one site, or all of them together, may claim: all that a signature stands under.
+    """The claims of one site, or of all together, with everything that a signature covers.
 
     Attributes:
       site: the client, or "all … sites".
       protected: whether anything is claimed.
       unit, view: what is protected, and from whom.
-      accountant: what computed the price.
+      accountant: used to compute the price.
       claims: one for each relation; empty without protection.
       facts: (what, value) of mechanism, noise and plan, in words.
-      releases: how many the ledger reserved.
+      releases: number of releases that the ledger reserved.
       head: of the ledger, ENTRIES:HASH; empty for all sites together.
       mark: printed beside every number; empty if nothing needs saying.
-      exceeded: where the ledger exceeds what was promised, one line each.
-      declared, assumed, excluded: what the claim rests on and what it leaves out, one line each.
-      lifetime: what the site has spent over all studies, in words; or empty.
+      exceeded: where the ledger exceeds the promise, one line each.
+      declared, assumed, excluded: declarations, assumptions and exclusions of the claim, one line each.
+      lifetime: the site's spending over all studies, in words; or empty.
     """
 
     site: str
@@ -227,35 +227,35 @@ class Contents(NamedTuple):
     Attributes:
       study, digest: its name, and the SHA-256 that all sites agreed on.
       source: "simulation" or "server".
-      status: of a server's run, such as "completed"; "" of a simulation.
-      ran, written: the versions of fedvi that ran the study and that wrote this.
+      status: of a server's run, such as "completed"; "" for a simulation.
+      ran, written: the versions of fedvi that ran the study and wrote this.
       plan: (what, value): model, solver, schedule and promise, in words.
       protected: whether the study promises anything.
       mark: printed beside every number; empty if nothing needs saying.
-      warnings: what must be said of the whole run, one sentence each.
+      warnings: about the whole run, one sentence each.
       gaussian: whether the posterior is a Gaussian, so that the intervals are central 95 %.
-      ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
-      size: how many coordinates the posterior has; ``coefficients`` may hold fewer.
+      ratio: the kind of ratio that exp(coefficient) is, such as "odds"; "" for none.
+      size: number of coordinates of the posterior; ``coefficients`` may have fewer.
       coefficients: of the posterior.
-      topics: of a topic model; empty of another.
-      remarks: what coefficients are, where that needs saying: sentences beside their table.
+      topics: of a topic model; otherwise empty.
+      remarks: explanations of coefficients, to be shown beside their table; one sentence each.
       prior_note: why there is no prior to show; or empty.
       rounds_planned: by the schedule; None if unknown.
       rounds: all folds and changes.
-      one_shot_gap: how far more rounds would move a mean, in sds, as estimated after one; or None.
+      one_shot_gap: estimated move of a mean, in sds, by more rounds after a single one; or None.
       sites: in the order of the study.
-      influence_note: why no influence is shown, or what must be said of it; or empty.
+      influence_note: why no influence is shown, or a note on it; or empty.
       noised: whether factors carry noise.
       spending: ε over releases.
-      statements: one for each site that was asked for.
+      statements: one for each requested site.
       consortium: of all sites together; None without protection, and for one site.
-      predictions: what ``fedvi evaluate`` says of a public file, plain; None if none was given.
+      predictions: the result of ``fedvi evaluate`` on a public file, plain; None if none was given.
       public_file: the name of that file; or empty.
-      audit: what an audit of the study found, in words; empty where none was given.
-      verdict: what a reader needs first, in sentences; empty of a run of an earlier version.
+      audit: the result of an audit of the study, in words; empty if none was given.
+      verdict: the most important findings, in sentences; empty for a run of an earlier version.
       widths: (coefficient, its width as a multiple of that without privacy); empty if unknown.
-      outcome: what the coefficients are about, such as "died"; empty where there is no formula.
-      stand_out: the coefficients that do, by name; None of a run of an earlier version.
+      outcome: the outcome's name, such as "died"; empty if there is no formula.
+      stand_out: names of the coefficients that stand out; None for a run of an earlier version.
     """
 
     study: str
@@ -294,9 +294,9 @@ class Contents(NamedTuple):
 
 
 def printable(contents: Contents) -> Contents:
-    """Returns a report whose texts hold nothing that steers a terminal, or that no XML may hold.
+    """Returns a report without characters that control a terminal or that XML forbids.
 
-    Line ends and tabs become blanks; a NumPyro model's names, or a warning, may be anybody's.
+    Line ends and tabs become blanks. Names in a NumPyro model and warnings may contain anything.
     """
     found: Contents = _printable(contents)
     return found
@@ -317,6 +317,6 @@ def _printable(value: Any) -> Any:
 
 
 def as_dict(contents: Contents) -> dict[str, Any]:
-    """Returns a report as plain values for JSON; what JSON cannot hold as texts: "inf", "nan"."""
+    """Returns a report as plain values for JSON; values beyond JSON become texts: "inf", "nan"."""
     found: dict[str, Any] = plain(contents)
     return found

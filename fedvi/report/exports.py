@@ -15,9 +15,9 @@ from fedvi.report.contents import Contents
 __all__ = ["FORMATS", "write"]
 
 FORMATS = ("html", "md", "json", "csv")
-"""What a report can be written as."""
+"""The formats of a report."""
 
-# File → how a report's begins, by which it is known again: the folder may hold somebody's own.
+# File → the beginning that identifies a report, since the folder may contain other files of that name.
 _BEGINNINGS = {
     "report.html": "<!DOCTYPE html>",
     "report.md": "# Report on ",
@@ -33,16 +33,16 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write(contents: Contents, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Writes a report; a file that is there is replaced as a whole.
+    """Writes a report; existing files are replaced as a whole.
 
-    A file of an earlier report that is not written now is removed: it may be of another run, whose numbers
-    would stand beside these. A file of that name that is no report's stays.
+    Files of an earlier report in formats not written now are removed, since they may be of another run. A
+    file of the same name that is not a report stays.
 
     Files: ``report.html``, ``report.md``, ``report.json``, and as CSV ``coefficients.csv``,
     ``rounds.csv``, ``sites.csv``, ``shifts.csv`` and ``privacy.csv``.
 
     Args:
-      folder: made if it is not there.
+      folder: created if it does not exist.
       formats: of ``FORMATS``.
 
     Returns:
@@ -119,9 +119,9 @@ def _tables(contents: Contents) -> dict[str, str]:
 
 
 def _csv(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Writes rows as CSV; a missing value is an empty cell, a float64 comes back to the last bit.
+    """Writes rows as CSV; a missing value is an empty cell, and a float64 keeps every bit.
 
-    A text that a spreadsheet would compute, since it begins like a formula, gets a ' before it.
+    A text that begins like a formula, which a spreadsheet would compute, gets a ' before it.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -135,7 +135,7 @@ def _inert(cell: object) -> object:
 
 
 def _remove(path: Path, beginning: str) -> None:
-    """Removes a file that begins so."""
+    """Removes a file with this beginning."""
     if path.is_file():
         with path.open("rb") as file:
             known = file.read(len(beginning)) == beginning.encode()

@@ -1,7 +1,7 @@
-"""The figures of a report, as SVG with words beside them; needs the extra `report`.
+"""Draws the figures of a report as SVG, with descriptions in words; needs the extra `report`.
 
-No figure tells anything by colour alone: lines differ in their dashes, points in their shape. Letters stay
-letters, in whatever sans-serif font the reader's machine has, so that none is fetched.
+No figure relies on colour alone: lines differ in their dashes, points in their shape. Text stays text, in
+whatever sans-serif font the reader's machine has, so that no font is fetched.
 """
 
 import math
@@ -49,13 +49,13 @@ def forest(rows: Sequence[Coefficient], ratio: str) -> Figure:
     """Draws means with 95 % intervals, a line for each coefficient.
 
     Args:
-      rows: at least one; those without a ratio stand in a panel of their own.
-      ratio: of what exp(coefficient) is a ratio, for a second axis; "" for none.
+      rows: at least one; those without a ratio are in a separate panel.
+      ratio: the kind of ratio that exp(coefficient) is, for a second axis; "" for none.
 
     Raises:
-      ConfigError: matplotlib is not installed; so do all figures.
+      ConfigError: matplotlib is not installed; the same holds for all figures.
     """
-    # What has no ratio stands apart: no scale of ratios is above it.
+    # Rows without a ratio have a panel without a scale of ratios.
     with_ratio = [row for row in rows if ratio and row.ratio is not None]
     without = [row for row in rows if not ratio or row.ratio is None]
     groups = [group for group in (with_ratio, without) if group]
@@ -71,7 +71,7 @@ def forest(rows: Sequence[Coefficient], ratio: str) -> Figure:
                 ratio_axis(axes, ratio)
             elif with_ratio:
                 axes.set_xlabel(f"coefficient that is no log {ratio} ratio, 95 % interval")
-    # Neither an intercept nor a baseline is compared with 0.
+    # Intercepts and baselines are not compared with 0.
     told = [row for row in with_ratio or without if not row.name.endswith("(Intercept)")]
     clear = [row.shown for row in told if row.lower > 0.0 or row.upper < 0.0]
     of_ratios = " of a log ratio" if with_ratio else ""
@@ -122,10 +122,10 @@ def prior_and_posterior(rows: Sequence[Coefficient]) -> Figure:
 
 @drawn_twice
 def convergence(rounds: Sequence[Round], settled: float) -> Figure:
-    """Draws by how much each round moved the posterior, and the line below which it has settled.
+    """Draws how far each round moved the posterior, and the line below which it has settled.
 
     Args:
-      rounds: of which those with a shift are drawn; at least one has.
+      rounds: those with a shift are drawn; at least one has one.
       settled: in posterior sds.
     """
     known = [(row.rounds, row.shift) for row in rounds if row.shift is not None]
@@ -138,7 +138,7 @@ def convergence(rounds: Sequence[Round], settled: float) -> Figure:
         axes.axhline(settled, color=INK, linewidth=0.9, linestyle="--")
         axes.annotate(
             f"settled: {settled:g} sd",
-            # At the left, where most runs are far above it; at the right the curve comes down to it.
+            # At the left, where most runs are far above the line; at the right the curve approaches it.
             (0.0, settled),
             xycoords=("axes fraction", "data"),
             xytext=(3, 3),
@@ -165,7 +165,7 @@ def influence(sites: Sequence[Site]) -> Figure:
     """Draws each site's share of the likelihood's precision.
 
     Args:
-      sites: of which those with a share are drawn; at least one has.
+      sites: those with a share are drawn; at least one has one.
     """
     known = [(site.name, site.share) for site in sites if site.share is not None]
     names, shares = zip(*known, strict=True)
@@ -184,10 +184,10 @@ def influence(sites: Sequence[Site]) -> Figure:
 
 @drawn_twice
 def shifts(sites: Sequence[Site], names: Sequence[str]) -> Figure:
-    """Draws how far each mean moves if a site is left out, a shape for each site.
+    """Draws how far each mean moves if a site is left out, with a marker shape for each site.
 
     Args:
-      sites: of which those with shifts are drawn; at least one, and at most as many as there are shapes.
+      sites: those with shifts are drawn; at least one, and at most as many as there are shapes.
       names: of the coefficients, in the order of the shifts.
     """
     known = [(site.name, site.shifts) for site in sites if site.shifts is not None]
@@ -248,10 +248,10 @@ def spending(rows: Sequence[Spending]) -> Figure:
 
 
 def participation(rounds: Sequence[Round], sites: Sequence[Site]) -> Figure | None:
-    """Draws who answered at which version, who was missed, who joined and who left.
+    """Draws which sites answered, missed a turn, joined or left at each version.
 
     Returns:
-      None where there are too many sites or versions to be told apart, or none.
+      None if there are too many sites or versions to draw, or none.
     """
     if not rounds or len(sites) > MOST_SITES or len(rounds) > _MOST_FOLDS:
         return None
@@ -260,7 +260,7 @@ def participation(rounds: Sequence[Round], sites: Sequence[Site]) -> Figure | No
 
 @drawn_twice
 def _participation(rounds: Sequence[Round], sites: Sequence[Site]) -> Figure:
-    """Draws who answered at which version."""
+    """Draws which sites answered at each version."""
     names = [site.name for site in sites]
     kinds = (
         ("answered", "o", DARK, "clients"),
@@ -300,11 +300,11 @@ def _participation(rounds: Sequence[Round], sites: Sequence[Site]) -> Figure:
 
 @drawn_twice
 def reliability(groups: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draws the share that came true against the predicted probability.
+    """Draws the observed share against the predicted probability.
 
     Args:
-      groups: each with rows, predicted and observed; bars are one standard error of a share, had the
-        predictions been right.
+      groups: each with rows, predicted and observed; bars are one standard error of a share, if the
+        predictions were right.
     """
     with paper(3.6) as (figure, saved):
         axes = figure.subplots()
@@ -327,7 +327,7 @@ def reliability(groups: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def relation_words(relation: str) -> str:
-    """Writes a relation for people.
+    """Writes a relation in readable form.
 
     >>> relation_words("add_remove")
     'add/remove'
@@ -349,7 +349,7 @@ def _forest_panel(axes: Any, rows: Sequence[Coefficient]) -> None:
 
 
 def _spending_panel(panel: Any, rows: Sequence[Spending]) -> None:
-    """Draws one relation."""
+    """Draws one relation's panel."""
     top = 0.0
     for index, row in enumerate(rows):
         points = [
@@ -387,7 +387,7 @@ def _spending_panel(panel: Any, rows: Sequence[Spending]) -> None:
 
 
 def _columns() -> int:
-    """Returns how many names of a legend stand side by side."""
+    """Returns the number of columns in a legend."""
     return 2 if is_narrow() else 4
 
 

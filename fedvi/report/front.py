@@ -1,4 +1,4 @@
-"""The first page of a report: what was found and what was promised, for whoever reads nothing else."""
+"""Lays out the first page of a report: the findings and the promise, for readers of nothing else."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from fedvi.report.wording import as_sentence, percent_up, sites_in_words
 
 __all__ = ["Front", "front"]
 
-# A table and a figure of more would not fit beside the rest on one page.
+# The most effects in its table and figure, so that everything fits on one page.
 _MOST = 8
 _SEEN = {
     "message": "every message that left the sites",
@@ -24,13 +24,13 @@ class Front(NamedTuple):
     """The first page.
 
     Attributes:
-      asked: what the study asks, and of whom: sentences.
+      asked: the study's question and participants: sentences.
       answer: the verdict, in sentences.
-      effects: the effects, those that stand out first; None where nothing is compared with none.
-      figure: (caption, the same effects drawn); None without a table.
+      effects: the effects, those that stand out first; None if no coefficient is compared with 0.
+      figure: (caption, drawing of the same effects); None without a table.
       reading: how to read the table, and what not to conclude: sentences.
-      privacy: what was promised to each record: sentences.
-      is_whole: whether the figure has all effects, so that none is needed elsewhere.
+      privacy: the promise to each record: sentences.
+      is_whole: whether the figure has all effects, so that no other figure needs to.
     """
 
     asked: tuple[str, ...]
@@ -48,7 +48,7 @@ def front(contents: Contents) -> Front:
     effects = [row for row in contents.coefficients if _is_effect(row, ratio)]
     effects = effects if contents.gaussian and contents.outcome else []
     clear = [row for row in effects if _is_clear(contents, row)]
-    # Those that stand out first, and each group as the study lists it.
+    # Effects that stand out first, then the others, each group in the study's order.
     shown = (clear + [row for row in effects if row not in clear])[:_MOST]
     table = figure = None
     if shown:
@@ -57,7 +57,7 @@ def front(contents: Contents) -> Front:
             f"{ratio.capitalize()} ratios with 95 % intervals"
             if ratio
             else "Effects with 95 % intervals",
-            # It stands beside the table, where there is room for no wider one.
+            # Narrow, since it is beside the table.
             drawn._replace(svg=drawn.narrow),
         )
     return Front(
@@ -72,12 +72,12 @@ def front(contents: Contents) -> Front:
 
 
 def _apart(contents: Contents) -> int:
-    """Counts what is an intercept, and compared with nothing."""
+    """Counts intercepts, which are not compared with anything."""
     return sum(row.name.endswith("(Intercept)") for row in contents.coefficients)
 
 
 def _is_effect(row: Coefficient, ratio: str) -> bool:
-    """Whether a coefficient is compared with no effect, and can be read alone."""
+    """Whether a coefficient is compared with no effect, and can be interpreted by itself."""
     if row.name.endswith("(Intercept)") or row.name.startswith(("baseline (", "log τ: ")):
         return False
     return not ratio or row.ratio is not None
@@ -109,7 +109,7 @@ def _asked(contents: Contents) -> Iterator[str]:
 
 
 def _table(contents: Contents, shown: list[Coefficient], ratio: str) -> Table:
-    # Curves and interactions compare nothing that a few words say.
+    # Curves and interactions have no comparison that fits in a few words.
     said_what = any(row.ratio_note or row.compared for row in shown)
     names = (
         "effect",
@@ -161,7 +161,7 @@ def _reading(contents: Contents, ratio: str, shown: list[Coefficient], more: int
 
 
 def _privacy(contents: Contents) -> Iterator[str]:
-    """Yields what was promised, as the odds of a guess."""
+    """Yields the promise, as the odds of a guess."""
     together = contents.consortium or next(iter(contents.statements), None)
     if not contents.protected or together is None or not together.claims:
         yield "Nothing was promised: what left the sites was not protected, and may tell of single records."

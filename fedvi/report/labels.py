@@ -1,4 +1,4 @@
-"""Writes the names of coefficients as people write them: "age 0 to 9" for "age[[0-10)]"."""
+"""Makes readable labels of coefficients' names: "age 0 to 9" for "age[[0-10)]"."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ _SPREAD, _BASELINE = "log τ: ", "baseline "
 
 
 def label(name: str) -> str:
-    """Writes the name of one coefficient of a formula as people write it.
+    """Returns a readable label for a coefficient of a formula.
 
     >>> [label(name) for name in ("age[[0-10)]", "sex[male]", "admission_type", "chol[missing]")]
     ['age 0 to 9', 'sex male', 'admission type', 'chol missing']
@@ -40,7 +40,7 @@ def label(name: str) -> str:
 
 
 def labels(names: Sequence[str]) -> dict[str, str]:
-    """Returns name → label; a name whose label another has as well stays as it is.
+    """Returns name → label; names that would share a label stay as they are.
 
     >>> labels(["sex[m]", "age_70", "age[70]"])
     {'sex[m]': 'sex m', 'age_70': 'age_70', 'age[70]': 'age[70]'}
@@ -51,7 +51,7 @@ def labels(names: Sequence[str]) -> dict[str, str]:
 
 
 def relabelled(text: str, labels: Mapping[str, str]) -> str:
-    """Puts labels in the place of names in a sentence.
+    """Replaces names by labels in a sentence.
 
     >>> relabelled("age[[0-10)], sex_of: wide", {"age[[0-10)]": "age 0 to 9", "sex": "gender"})
     'age 0 to 9, sex_of: wide'
@@ -64,7 +64,7 @@ def relabelled(text: str, labels: Mapping[str, str]) -> str:
 
 
 def _parts(name: str) -> list[str]:
-    """Cuts an interaction at its colons, but at none within brackets."""
+    """Splits an interaction at its colons, except within brackets."""
     found, depth = [""], 0
     for sign in name:
         depth += (sign in "[(") - (sign in "])")
@@ -72,7 +72,7 @@ def _parts(name: str) -> list[str]:
             found.append("")
         else:
             found[-1] += sign
-    # Brackets that do not pair, as in the name of a level, cut nothing.
+    # With unbalanced brackets, as in some levels' names, nothing is split.
     return found if depth == 0 and all(found) else [name]
 
 
@@ -93,7 +93,7 @@ def _part(text: str) -> str:
 
 
 def _level(text: str) -> str:
-    """Writes a level; one that is an interval of numbers as from where to where."""
+    """Writes a level; an interval of numbers becomes "from to"."""
     found = _INTERVAL.fullmatch(text.strip())
     if found is None:
         return _words(text)
@@ -106,7 +106,7 @@ def _level(text: str) -> str:
     first = low if opens == "[" else f"above {low}"
     if closes == "]":
         return f"{first} to {high}"
-    # Of whole numbers the last below 10 is 9.
+    # For integers, the largest value below 10 is 9.
     return f"{first} to {int(high) - 1}" if whole else f"{first} to under {high}"
 
 

@@ -1,6 +1,6 @@
-"""A report as one page that fetches nothing, and as Markdown; needs the extra `report`.
+"""Renders a report as one self-contained HTML page, and as Markdown; needs the extra `report`.
 
-What it says is in ``sections``, how it looks in ``templates``.
+Its texts are in ``sections``, its layout in ``templates``.
 """
 
 import base64
@@ -16,14 +16,14 @@ from fedvi.report.sheets import Sheet
 
 __all__ = ["Said", "html", "markdown", "said"]
 
-# Rows of a table that are seen at once; the rest unfolds.
+# The visible rows of a table; the rest unfolds.
 _SEEN = 40
 _MOST_ROWS = 1000
 _MARKDOWN = str.maketrans({**{sign: f"\\{sign}" for sign in "\\`*_[]<>|#"}, "\n": " ", "\r": " "})
 
 
 class Said(NamedTuple):
-    """A report laid out, its figures drawn: made once, for every format.
+    """A report with its layout and figures, made once for all formats.
 
     Attributes:
       contents: its values.
@@ -76,7 +76,7 @@ def html(report: Said) -> str:
 
 
 def markdown(report: Said) -> str:
-    """Returns a report as the text of a Markdown file; figures are there in words.
+    """Returns a report as the text of a Markdown file, with figures described in words.
 
     Raises:
       ConfigError: Jinja is not installed.
@@ -106,12 +106,12 @@ def _environment(escaped: bool) -> Any:
 
 
 def _inline(svg: str) -> str:
-    """Returns the address of a picture that is its own content."""
+    """Returns a data URL with the picture's content."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
 def _escaped(text: str) -> str:
-    """Escapes what Markdown would read as a mark.
+    """Escapes Markdown's special characters.
 
     >>> _escaped("x_1 | a*b")
     'x\\\\_1 \\\\| a\\\\*b'

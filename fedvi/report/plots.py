@@ -1,4 +1,4 @@
-"""Plots for files; needs the extra `report`. Every function takes plain values."""
+"""Draws plots to files; needs the extra `report`. Every function takes plain values."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ def epsilon_over_rounds(
     """Draws ε against rounds, one line for each accountant, and the budget.
 
     Args:
-      rounds: the abscissae.
-      epsilon: accountant → ε at each of ``rounds``; None where it has no number.
+      rounds: the values of the x-axis.
+      epsilon: accountant → ε at each of ``rounds``; None where it has none.
       title: above the plot; names the relation, δ and any mark.
       path: .png, .svg or .pdf.
 
@@ -47,11 +47,11 @@ def smallest_effects(
     title: str,
     path: Path,
 ) -> None:
-    """Draws the smallest effect that could be told from none against ε, a panel for each view.
+    """Draws the smallest detectable effect against ε, a panel for each view.
 
     Args:
-      views: view → records, in words → (ε, effect) of each study; what is infinite is left out.
-      what: of the ordinate.
+      views: view → records, in words → (ε, effect) of each study; infinite effects are left out.
+      what: label of the y-axis.
       title: above the plot.
       path: .png, .svg or .pdf.
 
@@ -82,10 +82,10 @@ def sweep(
 ) -> None:
     """Draws the coefficients of all runs of a sweep, a panel each: means and intervals by setting.
 
-    The pooled fit's mean, where it was made, is a line across its setting.
+    The pooled fit's mean, if there is one, is a line across its setting.
 
     Args:
-      settings: the abscissa, in words, in their order.
+      settings: the settings in words, in the order of the x-axis.
       coefficients: name → its rows, each with ``setting``, an index, and ``mean``, ``lower``, ``upper``
         and, if there is one, ``pooled_mean``. The first twelve are drawn.
       title: above the plot.
@@ -106,7 +106,7 @@ def sweep(
         for index in range(len(settings)):
             runs = [row for row in rows if row["setting"] == index]
             for number, row in enumerate(runs):
-                # Beside each other, on less than half of the setting's width.
+                # Side by side, within less than half of the setting's width.
                 x = index + 0.4 * ((number + 0.5) / len(runs) - 0.5)
                 axes.plot([x, x], [row["lower"], row["upper"]], color="C0", linewidth=0.8)
                 axes.plot([x], [row["mean"]], color="C0", marker="o", markersize=3)
@@ -128,18 +128,18 @@ def reliability(
     title: str,
     path: Path,
 ) -> None:
-    """Draws the share that came true against the predicted probability, a point for each group.
+    """Draws the observed share against the predicted probability, a point for each group.
 
     Bars are one standard error of a share if the predictions were right, √(p(1 − p)/rows).
 
     Args:
       predicted: mean predicted probability of each group.
-      observed: share of it that came true.
-      rows: how many records it has.
+      observed: share of each group in which the outcome occurred.
+      rows: number of records in each group.
       path: .png, .svg or .pdf.
 
     Raises:
-      ConfigError: as ``epsilon_over_rounds`` does.
+      ConfigError: as ``epsilon_over_rounds``.
     """
     figure = _figure(path)
     axes = figure.subplots()
@@ -160,14 +160,14 @@ def topics(
     """Draws bars of each topic's most probable words, a panel for each topic, on one scale.
 
     Args:
-      told: of each topic its words and their probabilities, as ``fedvi.models.lda.top_words`` returns.
+      told: each topic's words and their probabilities, as returned by ``fedvi.models.lda.top_words``.
       title: above the plot; names the relation, ε and δ, and any mark.
       path: .png, .svg or .pdf.
-      columns: how many panels stand side by side, at least 1.
+      columns: number of panels in a row, at least 1.
 
     Raises:
       ConfigError: there is no topic or no word, or ``columns`` is out of its range; or as
-        ``epsilon_over_rounds`` does.
+        ``epsilon_over_rounds``.
     """
     if not told or not all(told):
         raise errors.ConfigError("there is no topic to draw, or one without words")
@@ -184,7 +184,7 @@ def topics(
         words, shares = zip(*told[number], strict=True)
         places = range(len(words))
         panel.barh(places, shares)
-        # By place, since a word may be in the list of a careless vocabulary twice.
+        # By position, since a careless vocabulary may contain a word twice.
         panel.set_yticks(places, words, fontsize=7, parse_math=False)
         panel.invert_yaxis()
         panel.tick_params(axis="x", labelsize=7)
@@ -195,16 +195,16 @@ def topics(
 
 
 def pictures(arrays: Any, title: str, path: Path, columns: int = 10) -> None:
-    """Draws arrays as small pictures side by side, on one scale around 0: weights of hidden units.
+    """Draws arrays as small pictures with a common scale around 0, for instance weights of hidden units.
 
     Args:
       arrays: [K, height, width].
       path: .png, .svg or .pdf.
-      columns: how many stand in a row, at least 1.
+      columns: number of pictures in a row, at least 1.
 
     Raises:
       ConfigError: there is no array, or ``columns`` is out of its range; or as
-        ``epsilon_over_rounds`` does.
+        ``epsilon_over_rounds``.
     """
     if not len(arrays):
         raise errors.ConfigError("there is no picture to draw: arrays has length 0")
@@ -227,7 +227,7 @@ def _check_columns(columns: int) -> None:
 
 
 def _figure(path: Path) -> Any:
-    """Returns a figure of its own: no global state, no display."""
+    """Returns a figure without global state or display."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

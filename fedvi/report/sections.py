@@ -1,6 +1,6 @@
 """Writes the sections of a report in words, in order.
 
-Every number is written by ``fedvi.report.tables``, so that the page, its Markdown and the terminal agree.
+Every number is formatted by ``fedvi.report.tables``, so that the page, its Markdown and the terminal agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from fedvi.report.wording import (
 __all__ = ["Section", "Table", "banner", "in_short", "sections"]
 
 _NOTE = "note on the ratio"
-# Letters that stand side by side on a phone.
+# The number of characters in a line on a phone.
 _PHONE = 44
 _WIDTH = "width ÷ without privacy"
 
@@ -36,10 +36,10 @@ class Table(NamedTuple):
     """A table of cells.
 
     Attributes:
-      caption: above it.
-      names: of the columns; the first names the row.
+      caption: shown above it.
+      names: of the columns; the first column names the row.
       rows: cells, as texts.
-      words: which columns hold words; all others hold numbers.
+      words: names of the columns that contain words; all others contain numbers.
     """
 
     caption: str
@@ -49,11 +49,11 @@ class Table(NamedTuple):
 
     @property
     def is_slim(self) -> bool:
-        """Whether it fits a phone as a table; a wider one is shown there row by row."""
+        """Whether it fits a phone as a table; a wider one is shown row by row."""
         wide = 0
         for index, name in enumerate(self.names):
             cells = [row[index] for row in self.rows]
-            # Words are broken at blanks, as are heads; numbers are not.
+            # Words and column names may be broken at blanks; numbers may not.
             pieces = [piece for cell in cells for piece in cell.split()]
             broken = name in self.words
             wide += 2 + max(map(len, (*name.split(), *(pieces if broken else cells))))
@@ -64,12 +64,12 @@ class Section(NamedTuple):
     """One section of a report.
 
     Attributes:
-      key: of its address in the page.
-      title: above it.
+      key: its address in the page.
+      title: shown above it.
       lead: what is shown, and what to conclude: a paragraph each.
       figures: (caption, figure).
       tables: of its numbers.
-      notes: below, one sentence each: what not to conclude.
+      notes: shown below, one sentence each: what not to conclude.
     """
 
     key: str
@@ -81,7 +81,7 @@ class Section(NamedTuple):
 
 
 def banner(contents: Contents) -> tuple[str, ...]:
-    """Returns what stands above everything: that nothing is protected, marks, and warnings."""
+    """Returns the lines above everything: missing protection, marks, and warnings."""
     found = []
     if not contents.protected:
         found.append(
@@ -151,13 +151,13 @@ def _posterior(contents: Contents) -> Section:
         )
     ]
     units = any(row.unit for row in contents.coefficients)
-    # Of a posterior that is no Gaussian the exponentials bound nothing.
+    # The exponentials are interval limits only for a Gaussian posterior.
     ratio = contents.ratio if contents.gaussian else ""
     noted = bool(ratio) and any(row.ratio_note for row in contents.coefficients)
     if ratio:
         lead.append(_ratio_in_words(contents, units))
         lead += [_notes_in_words(contents.coefficients)] if noted else []
-    # What a coefficient is comes before its number.
+    # Explanations of coefficients come before their numbers.
     lead += map(as_sentence, contents.remarks)
     drawn = most_drawn(contents)
     figure: tuple[tuple[str, Figure], ...] = ()
@@ -232,7 +232,7 @@ def _ratio_in_words(contents: Contents, units: bool) -> str:
 
 
 def _notes_in_words(rows: Sequence[Coefficient]) -> str:
-    """Says what the notes on ratios mean, of those that there are."""
+    """Explains the notes on ratios that occur."""
     noted = [row for row in rows if row.ratio_note]
     said = []
     if any("ratio of ratios" in row.ratio_note for row in noted):
@@ -496,7 +496,7 @@ def _privacy(contents: Contents) -> Section:
 
 
 def _likelihood(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the rows of a model's main measure: of an outcome, or of whole records."""
+    """Returns the rows of a model's main measure: for an outcome, or for whole records."""
     if "measure" in found:
         measures = {found["measure"]: found["value"], **found["beside"]}
         return [(str(name), tables.number(float(value))) for name, value in measures.items()]

@@ -1,4 +1,4 @@
-"""The sheet of each site in a report: its privacy statement, to read and to sign."""
+"""Lays out the privacy statement of each site in a report, to read and to sign."""
 
 from typing import NamedTuple
 
@@ -33,18 +33,18 @@ _DUTIES = (
 
 
 class Sheet(NamedTuple):
-    """A privacy statement, laid out: one printed page.
+    """A privacy statement with its layout: one printed page.
 
     Attributes:
-      key: of its address in the page.
-      site: whose.
+      key: its address in the page.
+      site: its site.
       protected: whether anything is claimed.
       sentence: the claim in one sentence, to be read aloud.
-      alarms: what must not be overlooked, such as a mark.
-      claims: a table, one row a relation; None without protection.
+      alarms: warnings that must not be overlooked, such as a mark.
+      claims: a table, one row per relation; None without protection.
       facts: (what, value).
       lists: (title, lines).
-      signed: whether it ends in lines to sign on.
+      signed: whether it ends with lines for signatures.
     """
 
     key: str
@@ -59,7 +59,7 @@ class Sheet(NamedTuple):
 
 
 def sheets(contents: Contents) -> tuple[Sheet, ...]:
-    """Returns the privacy statements: one for each site that was asked for, and one of all together."""
+    """Returns the privacy statements: one for each requested site, and one for all together."""
     found = [
         _sheet(contents, statement, f"statement-{number}")
         for number, statement in enumerate(contents.statements, 1)
@@ -120,7 +120,7 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
 
 
 def _parts_of_delta(statement: Statement) -> list[tuple[str, str]]:
-    """Says what δ is made of, where that is more than the mechanism; each as large as in any claim."""
+    """Lists the parts of δ, if there are others than the mechanism's; each as large as in any claim."""
     largest: dict[str, float] = {}
     for claim in statement.claims:
         for what, value in claim.parts:
@@ -148,7 +148,7 @@ def _claims(statement: Statement) -> Table:
 
 
 def _claim_in_words(statement: Statement) -> str:
-    """Says what is claimed as a sentence, with the odds of a guess."""
+    """States the claim as a sentence, with the odds of a guess."""
     if not statement.claims:
         return (
             f"Nothing is claimed for the {statement.unit}s at {statement.site}: the study declares no "
@@ -162,7 +162,7 @@ def _claim_in_words(statement: Statement) -> str:
         what = guessed(claim.relation, unit)
         said.append(f"{what}, at most {percent_up(claim.right)} of the guesses are right")
         alone.append(percent_up(claim.by_epsilon))
-    # Of a whole client there is nothing else to know at its site.
+    # A whole client leaves no other data at its site.
     where = "at all other sites" if unit == "client" else f"about the data of {statement.site}"
     more = ""
     if any(claim.right < claim.by_epsilon for claim in statement.claims):

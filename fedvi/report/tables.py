@@ -1,4 +1,4 @@
-"""Tables for a terminal: coefficients, privacy, and the plan of a study.
+"""Formats tables for a terminal: coefficients, privacy, and the plan of a study.
 
 Every function takes plain values, so that a table can be made from a live result or from a file.
 """
@@ -44,26 +44,26 @@ __all__ = [
 ]
 
 SETTLED = 0.3
-"""A posterior that moved by less in its last round, in sds, is where it will stay for most purposes."""
+"""A posterior whose last round moved it by less than this, in sds, counts as settled."""
 
 DENSITY_PER = {
     "file": "a density in the unit of the file",
     "model": "in the units of the model",
 }
-"""What is said of a likelihood that is no probability; see ``Evaluation.density_per``."""
+"""Describes a likelihood that is a density; see ``Evaluation.density_per``."""
 
-# The width of what is not a terminal: a file, a pipe, a log.
+# The width of output that is not a terminal: a file, a pipe, a log.
 _PLAIN_WIDTH = 120
 
 
 def console(stderr: bool = False) -> Console:
-    """Returns the console that tables are printed on; wide where it is no terminal."""
+    """Returns the console for tables, with a wide line if it is not a terminal."""
     found = Console(stderr=stderr)
     return found if found.is_terminal else Console(stderr=stderr, width=_PLAIN_WIDTH)
 
 
 def say(lines: Iterable[str], style: str = "") -> None:
-    """Prints lines; a terminal breaks them between words, a file or a pipe gets each whole."""
+    """Prints lines; a terminal wraps them between words, a file or a pipe gets whole lines."""
     out = console()
     for line in lines:
         if out.is_terminal:
@@ -78,7 +78,7 @@ def say(lines: Iterable[str], style: str = "") -> None:
 
 
 def say_facts(facts: Mapping[str, str]) -> None:
-    """Prints names and values in two columns; what is empty is left out."""
+    """Prints names and values in two columns; empty values are left out."""
     width = max(map(len, facts)) + 2
     for name, value in facts.items():
         if value:
@@ -86,12 +86,12 @@ def say_facts(facts: Mapping[str, str]) -> None:
 
 
 def print_json(content: Any) -> None:
-    """Prints plain values, and what JSON cannot hold as texts: "inf", "nan"."""
+    """Prints plain values; values that JSON cannot hold become texts: "inf", "nan"."""
     click.echo(json.dumps(plain(content), indent=2, allow_nan=False))
 
 
 def plain(value: Any) -> Any:
-    """Replaces numbers that JSON cannot hold by texts, tuples with names by tables, others by lists."""
+    """Converts values for JSON: special floats to texts, named tuples to dicts, other tuples to lists."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return plain(value._asdict())
     if isinstance(value, dict):
@@ -103,19 +103,19 @@ def plain(value: Any) -> Any:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Formats a number to ``digits`` significant digits; ∞ and missing values in words.
+    """Formats a number to ``digits`` significant digits, with signs for infinite and missing values.
 
     >>> number(0.012345), number(float("inf")), number(None)
     ('0.01235', '∞', '–')
     """
     if value is None:
         return "–"
-    # Adding 0 takes the sign off a zero.
+    # Adding 0 removes the sign of a negative zero.
     return "∞" if math.isinf(value) else f"{value + 0.0:.{digits}g}"
 
 
 def limit(value: float | None) -> str:
-    """Formats an end of a ratio's interval, so that it shows on which side of 1 it is.
+    """Formats a limit of a ratio's interval, so that it is visibly on one side of 1.
 
     >>> limit(1.76), limit(1.0016), limit(0.9997)
     ('1.76', '1.002', '0.9997')
@@ -125,7 +125,7 @@ def limit(value: float | None) -> str:
 
 
 def has_settled(shift: float, surprise: float = 0.0, jitter: float = 0.0) -> bool:
-    """Says whether a last round moved means little, or no further than noise does; see ``last_move``.
+    """Says whether the last round moved means only a little, or no further than noise; see ``last_move``.
 
     >>> (
     ...     has_settled(0.2),
@@ -139,12 +139,12 @@ def has_settled(shift: float, surprise: float = 0.0, jitter: float = 0.0) -> boo
 
 
 def last_move(shift: float, rounds: int = 2, surprise: float = 0.0, jitter: float = 0.0) -> str:
-    """Says how far the last round moved the posterior, and what to think of it.
+    """Says how far the last round moved the posterior, and how to interpret it.
 
     Args:
       shift: in posterior sds.
-      rounds: how many moved it. The only one moved it from the prior, which tells nothing of the next.
-      surprise: by how much steps missed what they were to reach, in posterior sds.
+      rounds: number of rounds. A single one moved it from the prior, which does not predict the next.
+      surprise: by how much steps missed their targets, in posterior sds.
       jitter: how far noise alone may have moved it, in posterior sds.
 
     >>> last_move(0.004)
@@ -187,10 +187,10 @@ def last_move(shift: float, rounds: int = 2, surprise: float = 0.0, jitter: floa
 
 
 def missed_turns(missing: Iterable[Sequence[str]]) -> list[str]:
-    """Says whose turns were skipped, and how often; no line if nobody's were.
+    """Lists skipped turns by client; no line if there are none.
 
     Args:
-      missing: by fold, whose turns were skipped before it.
+      missing: by fold, the clients whose turns were skipped before it.
 
     >>> missed_turns([("north",), (), ("north", "south")])
     ['missed turns: north 2, south 1']
@@ -202,10 +202,10 @@ def missed_turns(missing: Iterable[Sequence[str]]) -> list[str]:
 
 
 def more_rounds(sds: float) -> str:
-    """Says how far more rounds would move the posterior of a run of one visit a client.
+    """Says how far more rounds would move the posterior after a run with one visit per client.
 
     Args:
-      sds: as estimated, in posterior sds; 0 if one visit is exact.
+      sds: estimate in posterior sds; 0 if one visit is exact.
 
     >>> more_rounds(0.0)
     'one visit a client is exact: the likelihood is conjugate'
@@ -219,7 +219,7 @@ def more_rounds(sds: float) -> str:
 
 
 def bound(value: float | None, digits: int = 4) -> str:
-    """Formats an upper bound such as ε: rounded up, so that what is printed still holds.
+    """Formats an upper bound such as ε, rounded up so that the printed value is a bound too.
 
     >>> bound(0.471101), bound(0.25), bound(float("inf"))
     ('0.4712', '0.25', '∞')
@@ -240,16 +240,16 @@ def share(value: float | None) -> str:
 
 
 _MOST_ROWS = 200
-# So many coefficients are named in a note.
+# The most coefficients named in a note.
 _MOST_NAMED = 6
 
 
 def coefficient_cells(row: Mapping[str, Any], ratio: str) -> list[str]:
-    """Formats a coefficient: mean, sd, interval, and the ratio with its own if there is a ratio.
+    """Formats a coefficient: mean, sd and interval, and the ratio with its interval if there is one.
 
     Args:
       row: as of ``coefficient_table``.
-      ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
+      ratio: the kind of ratio that exp(coefficient) is, such as "odds"; "" for none.
     """
     cells = [f"{row['mean']:.3f}", f"{row['sd']:.3f}"]
     cells.append(f"{row['lower']:.2f} to {row['upper']:.2f}")
@@ -267,12 +267,12 @@ def coefficient_table(
 
     Args:
       rows: each with name, unit, mean, sd, lower, upper; with ratio "odds" also odds_ratio,
-        odds_lower, odds_upper, None where there is none, and perhaps odds_note, see ``ratio_notes``;
+        odds_lower, odds_upper, None if there is none, and perhaps odds_note, see ``ratio_notes``;
         pooled_mean, pooled_sd if ``pooled``.
-      ratio: of what exp(coefficient) is a ratio, such as "odds"; "" for none.
+      ratio: the kind of ratio that exp(coefficient) is, such as "odds"; "" for none.
       pooled: whether to add the columns of the pooled, non-private fit.
-      width: of the console. Where units have no column of their own they stand under the names, and
-        then, beside the pooled columns, a ratio and its interval stand for the coefficient's.
+      width: of the console. If it is narrow, units are under the names instead of in their own column,
+        and beside pooled columns, the ratio and its interval replace the coefficient's.
     """
     if len(rows) > _MOST_ROWS:
         title += f": the first {_MOST_ROWS}"
@@ -314,13 +314,13 @@ def _coefficients(
 
 
 def _natural_width(table: Table) -> int:
-    """Returns how wide a table is where no cell is folded."""
+    """Returns a table's width without folded cells."""
     boundless = Console(width=10_000)
     return Measurement.get(boundless, boundless.options, table).maximum
 
 
 def moments_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """Makes the table of a posterior that is no Gaussian, of which mean and sd make no interval.
+    """Makes the table of a posterior that is not Gaussian: mean and sd, without intervals.
 
     Args:
       rows: each with name, mean and sd.
@@ -333,11 +333,11 @@ def moments_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 
 def ratio_notes(rows: Sequence[Mapping[str, Any]], ratio: str) -> list[str]:
-    """Says what belongs under the table of the posterior: how to read ratios that are not plain ones.
+    """Returns notes for below the posterior's table: how to read ratios with a special meaning.
 
     Args:
       rows: as of ``coefficient_table``.
-      ratio: of what exp(coefficient) is a ratio; "" for none.
+      ratio: the kind of ratio that exp(coefficient) is; "" for none.
 
     >>> ratio_notes([{"name": "age", "odds_ratio": 2.0, "odds_note": "where sex is false"}], "odds")
     ['* odds ratio of age: where sex is false']
@@ -356,17 +356,17 @@ def ratio_notes(rows: Sequence[Mapping[str, Any]], ratio: str) -> list[str]:
 
 
 def privacy_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """Makes the table of what each client's records paid.
+    """Makes the table of each client's privacy cost.
 
     Args:
-      rows: each with client, records (None if not public; where none is there is no such column),
-        releases, numbers, epsilon (relation → ε; a relation that is not claimed is absent), delta and
+      rows: each with client, records (None if not public; without any there is no such column),
+        releases, numbers, epsilon (relation → ε; without relations that are not claimed), delta and
         view.
-      title: above the table; says so when there is no guarantee.
+      title: shown above the table; says if there is no guarantee.
     """
     public = any(row["records"] is not None for row in rows)
     names = ["client", *(["records"] if public else []), "releases", "numbers sent"]
-    # A terminal of 80 columns has room for the counts if the head is of two lines.
+    # With a column name in two lines, the counts fit a terminal of 80 columns.
     names += ["ε add/\nremove" if public else "ε add/remove", "ε subst.", "δ", "view"]
     lines = [
         [
@@ -385,7 +385,7 @@ def privacy_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 
 def influence_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """Makes the table of what each client contributed.
+    """Makes the table of each client's contribution.
 
     Args:
       rows: each with client, precision_share (None if unknown) and shift_in_sds (coefficient → shift
@@ -408,7 +408,7 @@ def influence_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 
 def plan_table(rows: Sequence[tuple[str, str]], title: str) -> Table:
-    """Makes a two-column table of what a study would do."""
+    """Makes a two-column table of a study's plan."""
     table = _table(title)
     table.show_header = False
     table.add_column("what", no_wrap=True)
@@ -421,7 +421,7 @@ def plan_table(rows: Sequence[tuple[str, str]], title: str) -> Table:
 def grid(
     names: Sequence[str], rows: Sequence[Sequence[str]], title: str, left: Sequence[str]
 ) -> Table:
-    """Makes a table of cells; the columns in ``left`` are words, all others numbers."""
+    """Makes a table of cells; the columns in ``left`` contain words, all others numbers."""
     escaped = [[escape(cell) for cell in row] for row in rows]
     return _filled(_table(title), names, escaped, left)
 
@@ -429,13 +429,13 @@ def grid(
 def _filled(
     table: Table, names: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str]
 ) -> Table:
-    """Adds columns and rows; in a narrow terminal cells fold at blanks and no number is broken.
+    """Adds columns and rows; a narrow terminal folds cells at blanks, and never breaks a number.
 
-    Print it with ``crop=False``: below some 70 columns a line may be longer than the terminal's.
+    Print it with ``crop=False``: below about 70 columns, lines may be longer than the terminal's.
     """
     for index, name in enumerate(names):
         words = [word for row in rows for word in row[index].split()]
-        # A cell of words may be broken anywhere; a number may not, nor a word of a name.
+        # Cells of words may be broken anywhere; numbers, and the words of a name, may not.
         longest = max(map(len, words), default=0)
         table.add_column(
             name,

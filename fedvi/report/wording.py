@@ -1,4 +1,4 @@
-"""Small pieces of a report's sentences: numbers, lists and plurals in words."""
+"""Formats numbers, lists and plurals for a report's sentences."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def percent_up(value: float) -> str:
-    """Formats a probability rounded up, so that what is printed holds.
+    """Formats a probability, rounded up so that the printed value is a bound too.
 
     >>> percent_up(0.98195)
     '98.2 %'
@@ -40,14 +40,14 @@ def cells_of(row: Coefficient, ratio: str) -> list[str]:
 
 
 def moments_in_words(contents: Contents, row: Coefficient) -> tuple[str, str]:
-    """Formats mean and sd; of what is no Gaussian, such as a word's probability, by digits that count."""
+    """Formats mean and sd; if not Gaussian, such as a word's probability, by significant digits."""
     if contents.gaussian:
         return f"{row.mean:.3f}", f"{row.sd:.3f}"
     return tables.number(row.mean, 3), tables.number(row.sd, 3)
 
 
 def most_drawn(contents: Contents) -> list[Coefficient]:
-    """Chooses what is drawn: all, or those furthest from 0 in their own sds."""
+    """Chooses the coefficients to draw: all, or those furthest from 0 in their own sds."""
     rows = list(contents.coefficients)
     if len(rows) <= MOST_ROWS:
         return rows
@@ -62,14 +62,14 @@ def some_of(contents: Contents, drawn: Sequence[Coefficient]) -> str:
 
 
 def last_move_in_words(contents: Contents) -> str:
-    """Says how far the last round moved the posterior, or more rounds would after the only one."""
+    """Says how far the last round moved the posterior, or how far more would after a single round."""
     if contents.one_shot_gap is not None:
         return tables.more_rounds(contents.one_shot_gap)
     return last_of(moves_of(contents.rounds))
 
 
 def moves_of(rounds: Sequence[Round]) -> list[tuple[float, float, float]]:
-    """Returns (shift, surprise, jitter) of the rounds that were completed."""
+    """Returns (shift, surprise, jitter) of the completed rounds."""
     return [(row.shift, row.surprise, row.jitter) for row in rounds if row.shift is not None]
 
 
@@ -104,7 +104,7 @@ def as_sentence(line: str) -> str:
     >>> as_sentence("no shifts: none"), as_sentence("model.site_scale is learnt")
     ('No shifts: none.', 'model.site_scale is learnt.')
     """
-    # Of a name or a symbol, such as ε, the first letter stays as it is.
+    # A first word that is a name or a symbol, such as ε, keeps its first letter.
     first = line.split(" ", 1)[0].rstrip(".:,")
     plain = line[:1].isascii() and "." not in first and "_" not in first
     text = line[:1].upper() + line[1:] if plain else line
