@@ -1,3 +1,3 @@
-"""What clients and server agree on, as pure values and functions: messages, progress, folding."""
+"""The protocol shared by clients and server, as pure values and functions: messages, progress, folding."""
 
 __all__: list[str] = []

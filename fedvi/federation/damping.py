@@ -1,4 +1,4 @@
-"""How large a step the server takes along the clients' answers: the step rules of `schedule.damping`."""
+"""Step rules of `schedule.damping`: how large a step the server takes along the clients' answers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ __all__ = ["Memory", "StepRule", "adaptive", "fixed"]
 
 
 class Memory(NamedTuple):
-    """What a step rule remembers about one group of clients that are folded together.
+    """A step rule's memory of one group of clients that are folded together.
 
     Attributes:
       damping: s of the last fold.
@@ -28,9 +28,9 @@ class Memory(NamedTuple):
 class StepRule(NamedTuple):
     """``choose(family, served, posterior, update, memory, floor)`` returns the damping s ∈ (0, 1].
 
-    ``served`` is the proper q that was handed out, ``posterior`` prior + Σ factors as it stands.
+    ``served`` is the proper q that was handed out, ``posterior`` is the current prior + Σ factors.
 
-    All that it looks at has been released, so it is post-processing.
+    All its inputs have been released, so it is post-processing.
     """
 
     name: str
@@ -44,9 +44,9 @@ def adaptive() -> StepRule:
     e ← (1 − s·k)·e. So r = ⟨u′, u⟩ / ‖u‖² of successive updates, in units of the posterior's sds,
     estimates 1 − s·k. Halving s leaves less of the error iff |(1 + r)/2| < |r|, that is r < −1/3;
     doubling does iff |2r − 1| < |r|, that is r > 1/3. Updates that oppose each other but shrink fast
-    need no damping. M answers that each propose the whole error overshoot by k = M at most: where |r| is
-    above M, it is no echo of the last update but news, of somebody who joined, and s stays.
-    Independently of that, s is halved while q would be improper, down to the floor
+    need no damping. M answers that each propose the whole error overshoot by k = M at most. So if |r| is
+    above M, the update is not a reaction to the last one but new information, such as from a client that
+    joined, and s stays. Independently of that, s is halved while q would be improper, down to the floor
     1/M, at which a synchronous update without noise is a convex combination of proper members.
 
     Source: docs/proofs/updates.md §3; the thresholds are derived above.
@@ -72,7 +72,7 @@ def adaptive() -> StepRule:
 
 
 def fixed(damping: float) -> StepRule:
-    """Returns the rule that always takes s = ``damping``, for comparisons; nothing protects q.
+    """Returns the rule that always uses s = ``damping``, for comparisons; q may become improper.
 
     Raises:
       ConfigError: unless 0 < damping ≤ 1.

@@ -1,4 +1,4 @@
-"""How answers become a posterior: posterior = prior + Σ factors, always."""
+"""Folds answers into the posterior, which is always prior + Σ factors."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ __all__ = ["Gap", "fold", "gap", "posterior_of"]
 
 
 class Gap(NamedTuple):
-    """How far apart two posteriors are: both numbers are functions of released values.
+    """How far apart two posteriors are; all numbers are functions of released values.
 
     Attributes:
       mean_shift: the largest change of a coordinate's mean, in sds of the later posterior.
       sd_ratio: the largest ratio of a coordinate's sds, later to earlier or the inverse.
-      surprise: see ``Standing.surprise``; 0 where nothing is foretold.
-      jitter: see ``Standing.jitter``: how much of ``mean_shift`` noise alone explains.
+      surprise: see ``Standing.surprise``; 0 without predictions.
+      jitter: see ``Standing.jitter``; the part of ``mean_shift`` that noise alone explains.
     """
 
     mean_shift: float
@@ -29,7 +29,7 @@ class Gap(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """How far from settled the round was, in posterior sds: what moved, or what was not foretold."""
+        """The larger of ``mean_shift`` and ``surprise``: how far the round was from convergence, in sds."""
         return max(self.mean_shift, self.surprise)
 
 
@@ -47,7 +47,7 @@ def fold(
     damping: float,
     keep: Callable[[Eta], Eta] = lambda eta: eta,
 ) -> Mapping[str, Eta]:
-    """Commits answers: η_m ← η_m + s · Δ_m for each client that answered; returns these factors.
+    """Applies answers: η_m ← η_m + s · Δ_m for each client that answered; returns these factors.
 
     Factors are never projected and need not be proper.
 
@@ -55,7 +55,7 @@ def fold(
       factors: η_m of every client.
       deltas: Δ_m of the answers to commit, by client.
       damping: s, the same for all of them.
-      keep: called with each new factor; returns it, equal, perhaps elsewhere than in memory.
+      keep: called with each new factor; returns an equal one, which may be stored outside memory.
 
     Source: Ashman et al. (2022), arXiv:2202.12275; docs/proofs/updates.md §1.
     """
@@ -65,8 +65,8 @@ def fold(
 def gap(family: Any, before: Eta, after: Eta) -> Gap:
     """Measures how far a posterior moved; both must be proper.
 
-    A coordinate without a standard deviation, such as that of a Student t of two degrees of freedom or
-    fewer, is left out of what it is missing in: a prior may be so wide.
+    A coordinate without a standard deviation, such as that of a Student t with two or fewer degrees of
+    freedom, is left out of the comparisons that need it; a prior may be that wide.
     """
     shifts, ratios = [], []
     for earlier, later in blocks(family, before, after):

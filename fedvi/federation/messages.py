@@ -1,7 +1,7 @@
 """The messages between client and server; every request gets one reply.
 
-A request's ``session`` (16 bytes, in hexadecimal) says which process of its client asks; the link fills
-it in. It is empty within one process and in files, where no other can stand in for the client.
+A request's ``session`` (16 bytes, in hexadecimal) identifies the client process that asks; the link sets
+it. It is empty within one process and in files, where no other process can act for the client.
 """
 
 from typing import NamedTuple
@@ -34,20 +34,18 @@ __all__ = [
 ]
 
 FAILURES = ("budget", "policy", "data", "solver", "other")
-"""Why a client may say that it cannot answer: a word of this list, since an error's text may tell of
-records."""
+"""The reasons that a client may give for not answering. An error's text could reveal something about
+records, so only these words are sent."""
 
 CLOSING = (3, 4)
-"""The stages of a ``KeyPart`` that opens the sum of a round: a signature of the set, and an opening."""
+"""The stages of a ``KeyPart`` that open the sum of a round: a signature of the set, and an opening."""
 
 
 class Tensor(NamedTuple):
     """A named array: NumPy dtype string (little-endian), shape, and its bytes in C order.
 
-    A memoryview of bytes stands for large arrays that need not be copied; it is read-only, flat and
-    never changes.
-    ``scale`` is what one unit of released integers is worth, a public number; None for values that
-    stand as they are.
+    Large arrays use a memoryview of bytes, to avoid a copy; it is read-only, flat and never changes.
+    ``scale`` is the public step of the grid of released integers; None for values without a grid.
     """
 
     name: str
@@ -58,7 +56,7 @@ class Tensor(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """What a client sends of its data: encoded from a ``Released`` by ``transport.codec`` alone.
+    """A client's released values; only ``transport.codec`` makes it, from a ``Released``.
 
     Attributes:
       tensors: the released numbers.
@@ -72,10 +70,9 @@ class Payload(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Client → server: who I am, the digest of the study that I read, and how far my ledger is.
+    """Client → server: the client's name, the digest of its study, and the anchor of its ledger.
 
-    With a new ``session`` it takes the place of whichever had greeted before; without one it only
-    compares.
+    With a new ``session`` it replaces the session that greeted before; without one it only compares.
     """
 
     client: str
@@ -85,10 +82,10 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """Server → client: the study agrees; the server stands at ``version``.
+    """Server → client: the study agrees; the server is at ``version``.
 
-    ``anchor`` is how far the server's own ledger of this client is: the two ledgers are the same
-    chain, but for what is in flight, so that each party sees if the other was rolled back.
+    ``anchor`` is the end of the server's own ledger of this client. The two ledgers are the same chain,
+    except for entries in transit, so each party sees if the other was rolled back.
     """
 
     version: int
@@ -96,12 +93,12 @@ class Welcome(NamedTuple):
 
 
 class KeyPart(NamedTuple):
-    """A site's part of the keys that masks are made with; the server passes it on, and believes nothing.
+    """A site's part in agreeing on mask keys; the server passes it on, and need not be trusted.
 
     Attributes:
-      stage: 1, a site's signed public keys; 2, what it offers to each site behind it; of a round that some
-        sites may miss also 3, its signature of the set of those that answered, and 4, what it opens.
-      content: of the part; empty from a site that only asks for those of the others.
+      stage: 1, a site's signed public keys; 2, its offers to each site after it. In a round that some
+        sites may miss also 3, its signature of the set of sites that answered, and 4, its opening.
+      content: of the part; empty if the site only asks for the parts of the others.
     """
 
     stage: int
@@ -111,7 +108,7 @@ class KeyPart(NamedTuple):
 class NextTask(NamedTuple):
     """Client → server: is there work for me?
 
-    With a ``part``, in a study of secure sums: here is mine, and I want those of all others.
+    With a ``part``, in a study with secure sums, it sends this site's part and asks for all others.
     """
 
     client: str
@@ -129,9 +126,9 @@ class Wait(NamedTuple):
     """Server → client: nothing now; ask again after the next update.
 
     Attributes:
-      parts: to who asked with a ``KeyPart``, those of all sites at that stage, in the order of the study;
-        empty until all are there. At the stages ``CLOSING`` the set that is to be signed; with all
-        signatures, and the shares for this site, what is to be opened.
+      parts: the reply to a ``KeyPart``: the parts of all sites at that stage, in the order of the study;
+        empty until all have arrived. At the stages ``CLOSING`` the set to sign; with all signatures, and
+        the shares for this site, what to open.
     """
 
     parts: tuple[bytes, ...] = ()
@@ -142,7 +139,7 @@ class Done(NamedTuple):
 
     Attributes:
       reason: why, in a sentence.
-      resumable: whether the run may go on after all, so that the solver's private state is kept.
+      resumable: whether the run may be resumed, so that the client keeps the solver's private state.
     """
 
     reason: str
@@ -150,11 +147,10 @@ class Done(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Client → server: the bytes of this answer are on their way, in pieces; Submit follows.
+    """Client → server: the bytes of this answer follow in pieces, and then Submit.
 
-    From here on it is the only answer that the task may have, and what its ledger says is sealed.
-    The reply is Noted, or at once the Receipt if the bytes are not needed. Fields as in Submit and
-    its payload.
+    From now on the task can have no other answer, and the client's ledger has it sealed. The reply is
+    Noted, or directly the Receipt if the bytes are not needed. Fields as in Submit and its payload.
     """
 
     client: str
@@ -168,10 +164,9 @@ class Begin(NamedTuple):
 class Submit(NamedTuple):
     """Client → server: the answer to a task. Sending it again has no further effect.
 
-    ``attempt`` numbers the releases that were charged for this task, from 0: after a crash whose
-    input could not be had again, the answer is that of a later one.
-    Whoever sends it has greeted, but ``session`` may be an older one: the bytes are there, so they
-    are taken or charged.
+    ``attempt`` numbers the releases that were charged for this task, from 0; it is above 0 if a crash
+    lost the input of an earlier attempt. The sender has greeted, but ``session`` may be an older one: the
+    bytes have arrived, so they must be accepted or charged.
     """
 
     client: str
@@ -182,11 +177,11 @@ class Submit(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """Server → client: what became of an answer.
+    """Server → client: the status of an answer.
 
     ``status`` is "accepted", "duplicate" (the same bytes again) or "conflict" (other bytes for a
-    task that was answered, which the server charged as one more release). ``anchor`` is how far the
-    server's ledger of this client is.
+    task that was answered, which the server charged as one more release). ``anchor`` is the end of the
+    server's ledger of this client.
     """
 
     status: str
@@ -195,7 +190,7 @@ class Receipt(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """Client → server: I am still at work on this task."""
+    """Client → server: I am still working on this task."""
 
     client: str
     task_id: str
@@ -203,7 +198,7 @@ class Renew(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """Server → client: whether the task is still waited for."""
+    """Server → client: whether the server still waits for the task."""
 
     held: bool
 
@@ -225,7 +220,7 @@ class Goodbye(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """Server → client: heard."""
+    """Server → client: acknowledged."""
 
 
 Request = Hello | NextTask | Begin | Submit | Renew | Failure | Goodbye

@@ -1,4 +1,4 @@
-"""What a schedule may see: counts, versions and the public gap, and nothing computed from data."""
+"""The state of a run that a schedule may see (counts, versions, the public gap), and `Schedule` itself."""
 
 import bisect
 import math
@@ -12,32 +12,32 @@ _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Patience(NamedTuple):
-    """How long a run waits for a client, and how many clients it goes on with.
+    """How long a run waits for a client, and how many clients it needs to continue.
 
     Attributes:
-      deadline_seconds: for one turn of one client, the same for all, or client → its own; None, or
-        no entry, waits for ever.
-      quorum: how many clients must be there for the turns of the others to be skipped.
+      deadline_seconds: for one turn of one client: one number for all, or client → number; None, or no
+        entry, means no deadline.
+      quorum: how many clients must be present before turns of the others may be skipped.
     """
 
     deadline_seconds: float | Mapping[str, float] | None = None
     quorum: int = 1
 
     def deadline_of(self, client: str) -> float | None:
-        """Returns for how many seconds one turn of a client is waited for; None: for ever."""
+        """Returns how many seconds to wait for one turn of a client; None means no deadline."""
         if isinstance(self.deadline_seconds, Mapping):
             return self.deadline_seconds.get(client)
         return self.deadline_seconds
 
 
 class StageEnd(NamedTuple):
-    """Where a run stood when a stage of its script ended: the cursor, and what a script may read.
+    """The state of a run when a stage of its script ended; a script may read it.
 
     Attributes:
       visits, turns: of each client, in the order of the study.
       version: of the server.
       gap: of the last round that was completed within the stage; infinite if none was.
-      away: clients that nobody expected an answer of.
+      away: clients that were not expected to answer.
     """
 
     visits: tuple[int, ...]
@@ -48,14 +48,14 @@ class StageEnd(NamedTuple):
 
 
 class StagePlace(NamedTuple):
-    """Where a script is, to be shown.
+    """The position of a script, for display.
 
     Attributes:
       number: of the stage, from 1.
-      stages: how many there are; 0 if nobody knows, as of a generator's.
-      schedule: of the stage, by name.
+      stages: how many there are; 0 if unknown, as for a generator.
+      schedule: name of the stage's schedule.
       round: complete rounds of its clients since it began.
-      rounds: the largest number of them.
+      rounds: the largest number of its rounds.
     """
 
     number: int
@@ -66,7 +66,7 @@ class StagePlace(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Says it in words.
+        """The position in words.
 
         >>> StagePlace(2, 3, "buffered_asynchronous", 4, 10).words
         'stage 2 of 3, buffered asynchronous, round 4 of 10'
@@ -77,22 +77,22 @@ class StagePlace(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a run stands; a function of the public transcript.
+    """The state of a run, as a function of the public transcript.
 
     Attributes:
       clients: all clients that take part, in the order of the study.
       visits: how many answers of each client were folded, in the same order.
       turns: how many turns of each client are over, answered or skipped; never below ``visits``.
       open: clients that hold a task.
-      waiting: clients whose answer has arrived and is not folded yet, in order of arrival.
+      waiting: clients whose answer has arrived but is not folded yet, in order of arrival.
       version: the server's version: the number of folds.
       gap: the largest change of a posterior mean over the last completed round, in posterior sds;
-        infinite before the first round is complete, of the run or of a stage of its script.
-      away: clients that nobody expects an answer of until they are heard of again.
+        infinite before the first round (of the run, or of a stage of its script) is complete.
+      away: clients that are not expected to answer until they are heard from again.
       started: client of ``open`` → the version that its task was computed from.
-      stages: the ends of a script's stages that are over, in order.
-      declared: all clients of the study, also those that were removed from the run, who are in no other
-        field but ``stages``; empty if that is ``clients``.
+      stages: the ends of a script's completed stages, in order.
+      declared: all clients of the study, including those removed from the run, which appear in no other
+        field but ``stages``; empty if equal to ``clients``.
     """
 
     clients: tuple[str, ...]
@@ -109,16 +109,16 @@ class Progress(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """How many rounds are complete: every client had its turn that often."""
+        """The number of complete rounds: the least number of turns of any client."""
         return min(self.turns, default=0)
 
     @property
     def everybody(self) -> tuple[str, ...]:
-        """All clients of the study, in its order; the counts of ``stages`` are of these."""
+        """All clients of the study, in its order; ``stages`` holds counts for all of these."""
         return self.declared or self.clients
 
     def idle(self, client: str) -> bool:
-        """Says whether a client neither holds a task nor waits to be folded."""
+        """Whether a client neither holds a task nor has an answer waiting to be folded."""
         return client not in self.open and client not in self.waiting
 
     def turns_of(self, client: str) -> int:
@@ -139,28 +139,28 @@ def _nowhere(progress: Progress) -> StagePlace | None:
 
 
 class Schedule(NamedTuple):
-    """Who works when: pure functions of ``Progress``.
+    """A schedule decides which clients work when, by pure functions of ``Progress``.
 
-    A client may be selected only while fewer than ``rounds`` of its turns are over, and whoever
-    holds a task without having lost its turn is awaited, were it not away. So no client is given
-    more than ``rounds`` tasks: between two of them a turn of its ends, by an answer or a skip.
+    A client may be selected only while fewer than ``rounds`` of its turns are over. A client that holds
+    a task and has not lost its turn must be awaited, unless it is away. So no client gets more than
+    ``rounds`` tasks: between two tasks one of its turns ends, by an answer or a skip.
 
     Attributes:
       name: the function that made it.
-      rounds: the largest number of turns of any client: what a budget is planned for. The prior's
+      rounds: the largest number of turns of any client, for which a budget is planned. The prior's
         worker, which reads no record, may have more.
       select: progress → clients that may be given a task now.
-      ready: progress → whether the waiting answers are to be folded now, all together.
+      ready: progress → whether to fold all waiting answers now.
       finished: progress → whether the run is complete.
-      awaited: progress → clients whose turn it is and who did not answer: theirs are the clocks
-        that run, and the turn of one that is away is skipped as soon as it is among them.
-      view: progress → what the stage that a script is at sees of it; everything without a script.
-      ending: progress → None, or once a script's stage is over, the clients whose turns end with
-        it, for they hold a task.
-      place: progress → the stage that a script is at; None without a script, or once it is over.
-      barrier: whether it awaits those clients with the fewest turns that did not answer, while that is
-        below ``rounds``; selects those of them that are idle; is ready once none is left; and is finished
-        by complete rounds and the gap alone. A server counts then, and does not ask at each request.
+      awaited: progress → clients whose turn it is and that have not answered. Their deadlines run, and
+        the turn of a client that is away is skipped as soon as it is awaited.
+      view: progress → the progress as the current stage of a script sees it; unchanged without a script.
+      ending: progress → None, or once a script's stage is over, the clients whose turns end with it
+        because they hold a task.
+      place: progress → the current stage of a script; None without a script, or once it is over.
+      barrier: whether it awaits the clients with the fewest turns (below ``rounds``) that have not
+        answered; selects the idle ones among them; is ready once none is left; and finishes by complete
+        rounds and the gap alone. A server can then count, without asking the schedule at each request.
     """
 
     name: str
@@ -175,7 +175,7 @@ class Schedule(NamedTuple):
     barrier: bool = False
 
     def first_fold(self, clients: tuple[str, ...]) -> int:
-        """Returns how many clients the first fold holds, if those that are asked answer in turn.
+        """Returns how many answers the first fold holds, if the selected clients answer in order.
 
         >>> from fedvi.federation.schedules import sequential, synchronous
         >>> synchronous(rounds=5).first_fold(("north", "south"))
@@ -192,5 +192,5 @@ class Schedule(NamedTuple):
             waiting, left = asked[:count], asked[count:]
             return self.ready(start._replace(open=left, waiting=waiting, started=started))
 
-        # Who waits for some waits for fewer, too: halved, since there may be many clients.
+        # If a fold waits at some count it waits at any smaller one, so bisection works.
         return 1 + bisect.bisect_left(range(1, max(1, len(asked))), True, key=is_folded)

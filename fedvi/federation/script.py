@@ -1,4 +1,4 @@
-"""Schedules one after the other: a list of stages, or a generator that decides on each when it begins."""
+"""Scripts: schedules in sequence, from a list of stages or from a generator that chooses each stage."""
 
 import functools
 from collections.abc import Callable, Generator, Sequence
@@ -12,15 +12,15 @@ __all__ = ["Stage", "from_generator", "scripted"]
 
 
 class Stage(NamedTuple):
-    """One schedule, for a time and for some of the clients.
+    """One schedule, for part of a run and for some of the clients.
 
-    A stage counts visits, turns and the gap from its own beginning. What its clients still hold when
-    it is over (it converged early, or somebody was skipped) is answered later: in a turn of the next
-    stage for those that have one, else as a late answer, folded without a turn.
+    A stage counts visits, turns and the gap from its own beginning. Tasks that its clients still hold
+    when it ends (it converged early, or a client was skipped) are answered later: in a turn of the next
+    stage if the client has one, otherwise as a late answer, which is folded without a turn.
 
     Attributes:
-      schedule: who works when; no script itself.
-      over: the clients that take part, in any order; None: all. The prior's worker always does.
+      schedule: decides which clients work when; must not be a script.
+      over: the clients that take part, in any order; None means all. The prior's worker always does.
     """
 
     schedule: Schedule
@@ -30,12 +30,11 @@ class Stage(NamedTuple):
 def scripted(stages: Sequence[Stage]) -> Schedule:
     """Returns the schedule that goes through stages in order.
 
-    No client has more turns than all of its stages together give it: that is what a budget is
-    planned for.
+    The budget is planned for the turns that all stages of a client together allow.
 
     Raises:
-      ConfigError: there is no stage, or one is a script, or for no clients. A name in ``over`` that
-        is no client is found out when a run asks for its stage.
+      ConfigError: there is no stage, or a stage is a script or has no clients. A name in ``over`` that is
+        not a client is detected when a run asks for its stage.
 
     >>> from fedvi.federation.schedules import asynchronous, sequential
     >>> first = Stage(sequential(rounds=2), over=("north", "south"))
@@ -50,7 +49,7 @@ def scripted(stages: Sequence[Stage]) -> Schedule:
     for stage in stages:
         _check(stage)
     named = {name for stage in stages for name in stage.over or ()}
-    # The second is what a client has that is in no list.
+    # None stands for a client that no stage names.
     rounds = max(_planned(stages, name) for name in (*named, None))
 
     def stage_at(progress: Progress) -> Stage | None:
@@ -61,7 +60,7 @@ def scripted(stages: Sequence[Stage]) -> Schedule:
 
 
 def _planned(stages: Sequence[Stage], client: str | None) -> int:
-    """Returns the largest number of turns of a client, or of any that no stage names."""
+    """Returns the largest number of turns of a client; None stands for one that no stage names."""
     return sum(s.schedule.rounds for s in stages if s.over is None or client in s.over)
 
 
@@ -70,24 +69,23 @@ def from_generator(
 ) -> Schedule:
     """Returns the schedule whose stages a generator yields.
 
-    ``generate`` is called with the progress before the first task. Each stage that it yields is run,
-    and it is sent the progress at that stage's end: public counts, the gap of the stage's last round,
-    who was away. It is run from its beginning whenever the server asks for the stage, with what was
-    recorded at the end of each stage, so that a server that was restarted goes on where it was: what
-    it yields must follow from what it is sent, and from nothing else such as a clock, a file or a
-    random number.
+    ``generate`` is called with the progress before the first task. Each stage that it yields is run, and
+    it is then sent the progress at that stage's end: public counts, the gap of the stage's last round,
+    and which clients were away. Whenever the server asks for the stage, the generator is replayed from
+    its beginning with the recorded stage ends, so that a restarted server continues correctly. So its
+    stages must depend only on what it is sent, not on a clock, a file or a random number.
 
     Args:
-      generate: a generator function. It yields its stages one by one, for a list, as in
-        ``yield from``, can be sent nothing.
-      rounds: the largest number of turns of any client, at least 1, for which a budget is planned.
-        A stage that could take a client beyond it is not begun: the run is complete then.
+      generate: a generator function. It must yield its stages one by one; ``yield from`` a list does not
+        work, because a list cannot be sent anything.
+      rounds: the largest number of turns of any client, at least 1, for which a budget is planned. A
+        stage that could exceed it is not begun; the run is then complete.
 
     Raises:
-      ConfigError: ``rounds`` is below 1. While a run goes on: the generator fails, or yields what
-        is no stage.
+      ConfigError: ``rounds`` is below 1. During a run: the generator fails, or yields something that is
+        not a stage.
 
-    A file ``my_lab/schedules.py``, named by ``kind = "my_lab.schedules:mine"``::
+    Example, a file ``my_lab/schedules.py`` that a study uses by ``kind = "my_lab.schedules:mine"``::
 
         def mine():
             def script(progress):
@@ -103,7 +101,7 @@ def from_generator(
             "it is the largest number of turns of any client over the whole script",
         )
 
-    # A request asks for the stage several times.
+    # Cached, since one request asks for the stage several times.
     @functools.lru_cache(maxsize=2)
     def replay(clients: tuple[str, ...], ends: tuple[StageEnd, ...]) -> Stage | None:
         nothing = (0,) * len(clients)
@@ -117,7 +115,7 @@ def from_generator(
             return None
         except errors.FedviError:
             raise
-        except Exception as error:  # whatever a generator of the user's does
+        except Exception as error:  # user code can raise anything
             raise errors.ConfigError(
                 f"the script's generator failed at stage {len(ends)} with "
                 f"{type(error).__name__}: {error}",
@@ -138,22 +136,22 @@ def from_generator(
                 f"most {rounds}, for which its budget is planned",
                 "declare more rounds, or give the stage fewer (`rounds` beside `updates`)",
             )
-        # A stage without a turn teaches a generator nothing: it could yield such stages for ever.
+        # After a stage without a turn the progress is unchanged, so a generator could loop forever.
         return None if too_many or len(ends) > sum(begun.turns) else stage
 
-    # Of all clients, also of those removed since: else a replay could take another way than the run did.
+    # Includes clients removed since; otherwise a replay could differ from the run.
     return _script("from_generator", rounds, lambda now: replay(now.everybody, now.stages))
 
 
 def _at(clients: tuple[str, ...], end: StageEnd) -> Progress:
-    """Returns what a generator is sent: nobody's task, which may be open by chance of timing."""
+    """Returns the progress that a generator is sent; without open tasks, which depend on timing."""
     return Progress(clients, end.visits, end.turns, (), (), end.version, end.gap, end.away)
 
 
 def _script(
     name: str, rounds: int, stage_at: Callable[[Progress], Stage | None], count: int = 0
 ) -> Schedule:
-    """Returns the schedule that is, at any time, that of one stage of so many; 0: nobody knows."""
+    """Returns the schedule that delegates to the current stage; ``count`` stages, 0 if unknown."""
 
     def select(progress: Progress) -> tuple[str, ...]:
         stage = stage_at(progress)
@@ -167,7 +165,7 @@ def _script(
         if stage is None or not progress.waiting:
             return False
         within = _within(stage, progress)
-        # With a stage ends what waits for it: an answer was tried against the state that it is in.
+        # A stage's end folds its waiting answers, because they were checked against its state.
         return _is_over(stage, within) or stage.schedule.ready(within)
 
     def finished(progress: Progress) -> bool:
@@ -213,7 +211,7 @@ def _is_over(stage: Stage, within: Progress) -> bool:
 
 
 def _within(stage: Stage, progress: Progress) -> Progress:
-    """Returns what a stage sees: its clients alone, and counts since it began."""
+    """Returns the progress as a stage sees it: only its clients, and counts since it began."""
     members = tuple(
         name for name in _members(stage, progress.everybody) if name in progress.clients
     )
@@ -224,7 +222,7 @@ def _within(stage: Stage, progress: Progress) -> Progress:
         for name, before, over in zip(progress.everybody, end.visits, end.turns, strict=True):
             if name in visits:
                 visits[name] -= before
-                # Skips since the last fold may be taken back, to see how it stood then.
+                # Not negative: a caller may undo skips since the last fold to look at the state then.
                 turns[name] = max(0, turns[name] - over)
     inside = set(members)
     return progress._replace(
@@ -240,7 +238,7 @@ def _within(stage: Stage, progress: Progress) -> Progress:
 
 
 def _members(stage: Stage, clients: tuple[str, ...]) -> tuple[str, ...]:
-    """Lists who takes part, in the order of the study."""
+    """Lists the clients of a stage, in the order of the study."""
     if stage.over is None:
         return clients
     over = set(stage.over)

@@ -1,4 +1,4 @@
-"""Writes an answer that is added up as whole numbers: the same at a site that masks, and at a server."""
+"""Converts answers on a grid to whole numbers for summation; sites and server share this code."""
 
 from collections.abc import Mapping
 
@@ -13,16 +13,16 @@ MASKED = "masked"
 """The name of the array of a masked answer."""
 
 SHARES = "shares"
-"""The name of the array behind it, where some sites may be missing: a sealed share for each site."""
+"""The name of the array after it, if sites may be missing: a sealed share for each site."""
 
 LARGEST = 2**53
-"""Whole numbers up to here are float64, and so are their sums."""
+"""float64 represents whole numbers, and their sums, exactly up to here."""
 
 
 def whole(
     value: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], step: float
 ) -> np.ndarray:
-    """Returns an answer's numbers in units of the grid, one array after the other, by name.
+    """Returns an answer's arrays in units of the grid, concatenated in order of name.
 
     Args:
       value: an answer's arrays, float64, whole numbers times the step.
@@ -33,12 +33,12 @@ def whole(
       [D], float64, whole numbers.
 
     Raises:
-      ProtocolError: the arrays are others, or hold what is on no grid.
+      ProtocolError: names or shapes differ, or a value is not on the grid.
     """
     check_shapes(dict(value), dict(shapes))
     flat = np.concatenate([np.ravel(value[name]) for name in sorted(shapes)])
     numbers = np.rint(flat / step) + 0.0  # no negative zero
-    # The product is what was sent: the same two factors give the same bits.
+    # The site sent this very product, so multiplying again must give the same bits.
     if not np.array_equal(numbers * step, flat):
         raise errors.ProtocolError(
             "an answer holds numbers that are not on the grid of the study's noise",

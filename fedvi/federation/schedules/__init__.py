@@ -1,6 +1,6 @@
-"""Who works when: each file is one schedule, named by `schedule.kind` in a study.
+"""Schedules: which clients work when; one file each, chosen by `schedule.kind` in a study.
 
-Each can be a stage of a script: see `fedvi.federation.script`.
+Each can be a stage of a script; see `fedvi.federation.script`.
 """
 
 from fedvi.federation.schedules.asynchronous import asynchronous

@@ -1,4 +1,4 @@
-"""Every client at its own pace; each answer is folded when it arrives, within a bound on staleness."""
+"""Clients work at their own pace; each answer is folded on arrival, within a bound on staleness."""
 
 import math
 
@@ -18,25 +18,24 @@ def asynchronous(
 ) -> Schedule:
     """Returns the schedule without barriers.
 
-    Every client answers exactly ``rounds`` times, or all of them together ``updates`` times, so that
-    its privacy cost is known beforehand; fast clients finish early, or do more of the work. An answer
+    Every client answers exactly ``rounds`` times, or all clients together ``updates`` times, so that
+    privacy costs are known in advance. Fast clients finish early, or do more of the work. An answer
     that was computed from an older posterior is applied as a change of that client's own factor.
 
-    With ``most_stale``, the answer of a client that was not away since it was given its task is
-    folded at most so many versions after the one that it was computed from. For nothing is folded
-    while such a client holds a task of that age: others' answers wait for it, and are folded with
-    it. A fold makes its task one version older, so it never gets older than that, and an answer that
-    waits is in the next fold. With 0, answers are folded together that started from the same version.
-    The late answer of a client that was away is folded whatever its age.
+    With ``most_stale``, the answer of a client that has not been away since it got its task is folded at
+    most that many versions after the one it was computed from. While such a client holds a task of that
+    age, nothing is folded: other answers wait for it, and are folded with it. Each fold ages a task by
+    one version, so no task exceeds the bound, and a waiting answer is in the next fold. With 0, only
+    answers that started from the same version are folded together. A late answer of a client that was
+    away is folded at any age.
 
     Args:
-      rounds: visits to each client, at least 1; left out, only ``updates`` bounds them.
-      tolerance: ends once every client has been folded once more and the gap, in posterior sds, is
-        below it; 0 never does.
-      most_stale: how many versions old an answer may be, at least 0; None folds whatever arrives.
-      updates: ends after so many turns of all clients together, at least 1, and hands out no more
-        tasks than that. The prior's worker has a turn to every one of each client's, on average,
-        which is not counted.
+      rounds: visits to each client, at least 1; by default only ``updates`` bounds them.
+      tolerance: the run ends once every client has been folded once more and the gap, in posterior sds,
+        is below it; with 0 it never does.
+      most_stale: how many versions old an answer may be, at least 0; None sets no bound.
+      updates: the run ends after this number of turns of all clients together, at least 1, and hands out
+        no more tasks. Turns of the prior's worker, on average one per turn of each client, do not count.
 
     Raises:
       ConfigError: a setting is out of its range, or neither ``rounds`` nor ``updates`` is given.
@@ -55,12 +54,12 @@ def asynchronous(
         check_count("most_stale", most_stale, 0, "it counts versions; leave it out for no bound")
 
     def spent(progress: Progress) -> int:
-        """How many turns are over, of all that ``updates`` counts."""
+        """How many of the turns that ``updates`` counts are over."""
         pairs = zip(progress.clients, progress.turns, strict=True)
         return sum(turns for client, turns in pairs if client != PRIOR)
 
     def room(progress: Progress) -> float | int:
-        """How many more tasks ``updates`` leaves room for."""
+        """How many more tasks ``updates`` allows."""
         if updates is None:
             return math.inf
         busy = {*progress.open, *progress.waiting} - {PRIOR}
@@ -87,11 +86,11 @@ def asynchronous(
             return ()
         answered, away = set(progress.waiting), set(progress.away)
         missing = [client for client in unfinished(progress) if client not in answered]
-        # Nobody waits for a client that is away, until those are all that are missing.
+        # Clients that are away are awaited only if no others are missing.
         return tuple([client for client in missing if client not in away] or missing)
 
     def holds_back(progress: Progress) -> bool:
-        """Whether a fold would make somebody's answer staler than it may be."""
+        """Whether a fold would make an outstanding answer too stale."""
         if most_stale is None:
             return False
         oldest = progress.version - most_stale

@@ -1,4 +1,4 @@
-"""Every client at its own pace; answers are folded several at a time."""
+"""Clients work at their own pace; several answers are folded at a time."""
 
 from fedvi.federation.progress import Progress, Schedule
 from fedvi.federation.schedules.asynchronous import asynchronous
@@ -16,19 +16,19 @@ def buffered_asynchronous(
 ) -> Schedule:
     """Returns the schedule that folds once ``buffer`` answers wait.
 
-    Fewer are folded where nobody else could answer any more: all others are through, or away. A
-    client whose answer waits is given no other task before the fold.
+    Fewer are folded if no other client can still answer, because all others have finished or are away. A
+    client whose answer waits gets no other task before the fold.
 
     Args:
-      rounds: visits to each client, at least 1; left out, only ``updates`` bounds them.
-      buffer: how many answers are folded together, at least 1, which is ``asynchronous``.
+      rounds: visits to each client, at least 1; by default only ``updates`` bounds them.
+      buffer: how many answers are folded together, at least 1; 1 is the same as ``asynchronous``.
       tolerance, most_stale, updates: see ``asynchronous``.
 
     Raises:
       ConfigError: a setting is out of its range, or neither ``rounds`` nor ``updates`` is given.
 
-    Source: Nguyen et al. (2022), arXiv:2106.06639, algorithm 1 (FedBuff), whose server forgets who
-    an answer came from; here each stays a change of its client's own factor.
+    Source: Nguyen et al. (2022), arXiv:2106.06639, algorithm 1 (FedBuff). FedBuff's server does not
+    record which client an answer came from; here each answer changes its client's own factor.
     """
     check_count("buffer", buffer, 1, "it counts the answers that are folded together")
     inner = asynchronous(rounds, tolerance, most_stale, updates)

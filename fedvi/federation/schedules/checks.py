@@ -8,7 +8,7 @@ __all__ = ["check_count", "check_settings"]
 
 
 def check_settings(rounds: int, tolerance: float | int) -> None:
-    """Refuses settings with which no run would begin, or its end would mean nothing.
+    """Rejects settings with which a run could not begin, or its end would be meaningless.
 
     Raises:
       ConfigError: unless ``rounds`` ≥ 1 and ``tolerance`` is finite and not negative.
@@ -22,7 +22,7 @@ def check_settings(rounds: int, tolerance: float | int) -> None:
 
 
 def check_count(name: str, value: int, least: int, hint: str) -> None:
-    """Refuses a count that is too small.
+    """Rejects a count that is too small.
 
     Raises:
       ConfigError: ``value`` is below ``least``.

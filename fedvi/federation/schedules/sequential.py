@@ -1,4 +1,4 @@
-"""One client after the other, in the order of the study; each sees the answers of all before it."""
+"""Clients work one after the other, in the order of the study; each sees all earlier answers."""
 
 from fedvi.federation.progress import Progress, Schedule
 from fedvi.federation.schedules.checks import check_settings
@@ -7,11 +7,11 @@ __all__ = ["sequential"]
 
 
 def sequential(rounds: int, tolerance: float | int = 0.0) -> Schedule:
-    """Returns the schedule that hands one token around.
+    """Returns the schedule in which one client at a time holds a task.
 
     Args:
       rounds: passes over all clients, at least 1.
-      tolerance: ends after a round whose gap, in posterior sds, is below it; 0 never does.
+      tolerance: the run ends after a round whose gap, in posterior sds, is below it; with 0 it never does.
 
     Raises:
       ConfigError: unless ``rounds`` ≥ 1 and ``tolerance`` is finite and not negative.

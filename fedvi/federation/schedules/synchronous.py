@@ -1,4 +1,4 @@
-"""All clients at once from the same posterior; the round is folded when nobody is awaited any more."""
+"""All clients start from the same posterior; the round is folded once no client is awaited."""
 
 from fedvi.federation.progress import Progress, Schedule
 from fedvi.federation.schedules.checks import check_settings
@@ -11,7 +11,7 @@ def synchronous(rounds: int, tolerance: float | int = 0.0) -> Schedule:
 
     Args:
       rounds: passes over all clients, at least 1.
-      tolerance: ends after a round whose gap, in posterior sds, is below it; 0 never does.
+      tolerance: the run ends after a round whose gap, in posterior sds, is below it; with 0 it never does.
 
     Raises:
       ConfigError: unless ``rounds`` ≥ 1 and ``tolerance`` is finite and not negative.
@@ -19,7 +19,7 @@ def synchronous(rounds: int, tolerance: float | int = 0.0) -> Schedule:
     check_settings(rounds, tolerance)
 
     def in_turn(progress: Progress) -> tuple[str, ...]:
-        # A client whose turn was skipped is one ahead of the others until the round is folded.
+        # A client whose turn was skipped is one turn ahead of the others until the round is folded.
         over = progress.rounds
         return tuple(
             client
