@@ -1,3 +1,3 @@
-"""What must survive: the client's ledger, secrets and outbox, the server's state."""
+"""Durable stores: the client's ledger, secrets and outbox, and tools that the server's store shares."""
 
 __all__: list[str] = []

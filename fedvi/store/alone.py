@@ -1,4 +1,4 @@
-"""The ledger of one data holder alone, kept in a folder: what another process finds of this one's runs."""
+"""Keeps the ledger of a single data holder in a folder, so that all processes count the same runs."""
 
 import contextlib
 import os
@@ -15,20 +15,20 @@ from fedvi.store.sqlite import SqliteClientStore, read_ledger
 
 __all__ = ["LedgerFolder"]
 
-# A charge holds the lock for milliseconds: whoever cannot have it for so long, waits for something else.
+# A charge holds the lock for milliseconds, so a longer wait means that something else holds it.
 _PATIENCE_SECONDS = 20.0
 _PAUSE_SECONDS = 0.02
-# As many characters of a digest tell any two apart that were not made to be mistaken.
+# Enough characters of a digest to distinguish any two that were not forged to collide.
 _DIGEST_SHOWN = 16
 
 
 class LedgerFolder:
     """Keeps the ledger of one plan of ``fedvi.DPSVI`` or ``fedvi.VIPS`` in a folder, for all processes.
 
-    Give it to the plan: ``fedvi.privacy.sgd(…, runs=3, ledger=fedvi.LedgerFolder("spent"))``. Each run is
-    then charged there, durably, before a record is read, and whoever opens the folder for the same plan
-    goes on counting. The store is that of a federation's client, and ``fedvi ledger show`` and ``verify``
-    read it.
+    Pass it to the plan: ``fedvi.privacy.sgd(…, runs=3, ledger=fedvi.LedgerFolder("spent"))``. Each run is
+    then charged there, durably, before any record is read, and every process that opens the folder for
+    the same plan continues the count. The format is that of a federation's client, so ``fedvi ledger
+    show`` and ``verify`` read it.
 
     Guarantee: over all processes that use this folder on one machine, no more runs are charged than were
     planned: each charge reads the ledger, checks its hashes and writes the longer one in one transaction
@@ -40,16 +40,15 @@ class LedgerFolder:
     another folder, or spelt otherwise, it is a fresh ledger.
 
     Args:
-      folder: for this plan alone; made, readable by its owner alone, if it is not there. The one that it
-        stands in must be there. Best an absolute path, or one beside the script:
-        ``Path(__file__).with_name("spent")``.
+      folder: for this plan only. It is created, readable only by its owner, if missing; its parent must
+        exist. Use an absolute path, or one beside the script: ``Path(__file__).with_name("spent")``.
 
     Raises:
-      LedgerError: the folder that it stands in is missing, or its name is a file's.
-      ConfigError: it is no path.
+      LedgerError: the parent folder is missing, or ``folder`` is a file.
+      ConfigError: ``folder`` is not a path.
 
     Attributes:
-      place: the folder as it was given, for errors and statements.
+      place: the folder as given, for errors and statements.
 
     >>> LedgerFolder("spent").place
     'spent'
@@ -62,7 +61,7 @@ class LedgerFolder:
                 'such as fedvi.LedgerFolder("spent")',
             )
         self.place = str(os.fspath(folder))
-        # So that it stays the same if the process moves to another folder.
+        # Absolute, so that it does not change if the process changes its working directory.
         self._folder = Path(folder).absolute()
         self._check_place()
 
@@ -70,20 +69,20 @@ class LedgerFolder:
         return f"{type(self).__name__}({self.place!r})"
 
     def opened(self, header: Header) -> Ledger:
-        """Returns the ledger as it was kept last; starts one if there never was any.
+        """Returns the stored ledger; starts one if there never was any.
 
         Raises:
-          LedgerError: there was one and it is gone, damaged, or that of another plan; or another process
-            holds it.
+          LedgerError: the ledger is lost, damaged, or belongs to another plan; or another process holds
+            it.
         """
         with self._store(header) as store:
             return store.ledger
 
     def extended(self, header: Header, extend: Extend) -> Ledger:
-        """Reads the ledger, extends it by one entry and keeps it, before any other process reads it.
+        """Reads the ledger, extends it by one entry and stores it, before any other process reads it.
 
         Raises:
-          LedgerError: as ``opened``, or the disk takes nothing more.
+          LedgerError: as ``opened``, or the disk is full.
         """
         with self._store(header) as store:
             longer = extend(store.ledger)
@@ -130,14 +129,15 @@ class LedgerFolder:
             )
 
     def _check_plan(self, header: Header) -> Header | None:
-        """Says in words of plans what the store refused because of its header, if that is why.
+        """Checks whether the store was refused because of its header, and explains that in terms of plans.
 
         Returns:
           The ledger's own header, if an earlier version wrote it for this plan and its promise held; None
-          if there is no ledger to be read.
+          if no ledger can be read.
 
         Raises:
-          LedgerError: it is the ledger of another plan, or what an earlier version promised did not hold.
+          LedgerError: the ledger belongs to another plan, or the promise of an earlier version did not
+            hold.
         """
         try:
             found = read_ledger(self._folder).header
@@ -161,7 +161,7 @@ class LedgerFolder:
                 hint="keep it as the record of what was released; for what is to come, give the plan a new "
                 "folder",
             )
-        # Its claims under the other relation stay marked: releases of before are among them.
+        # Keeps the old header, so that claims under the other relation, on old releases too, stay marked.
         return found if found == header._replace(fixed_sizes=False) else header
 
 

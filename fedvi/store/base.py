@@ -1,13 +1,12 @@
-"""Defines what a client's store must keep, whatever it is made of.
+"""The interface of a client's store, and the checks that all stores share.
 
     reserve ─► note_inputs ─► seal ─► acknowledge
        │                       │
-       └ draws a secret in     └ forgets it
+       └ stores a secret       └ erases it
 
-A reservation and the secret that its noise comes from are stored together, before a record is read;
-the noised bytes and the end of that secret likewise, before anything is sent. So a crash never
-leaves a charge without its secret, nor bytes that were sent beside a secret that could strip their
-noise.
+A reservation and the secret of its noise are stored together, before any record is read. The noised bytes
+are stored, and the secret erased, together, before anything is sent. So a crash never leaves a charge
+without its secret, nor sent bytes beside a secret that could remove their noise.
 """
 
 import dataclasses
@@ -36,14 +35,14 @@ SECRET_BYTES = 32
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Pending:
-    """A release that is reserved and not sealed; its representation shows the name alone.
+    """A release that is reserved but not sealed; ``repr`` shows only its name.
 
     Attributes:
-      release_id: names it in the ledger.
-      secret: what its noise, its sampling and its guide are drawn from; 32 bytes.
-      task: fingerprint of the task that it answers, under the secret.
-      data: fingerprint of the records, under the secret; None until they were read.
-      state: fingerprint of the solver's private state before, under the secret; None until then.
+      release_id: its name in the ledger.
+      secret: the source of its noise, sampling and guide; 32 bytes.
+      task: fingerprint of the task that it answers, keyed by the secret.
+      data: fingerprint of the records, keyed by the secret; None until they are read.
+      state: fingerprint of the solver's earlier private state, keyed by the secret; None until then.
     """
 
     release_id: str
@@ -58,11 +57,11 @@ class Pending:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Freeze:
-    """Which records all releases of one ledger are of; never exported, never shown.
+    """Identifies the records that all releases of one ledger must use; never exported, never shown.
 
     Attributes:
-      key: a local secret of 32 bytes that serves nothing else.
-      digest: HMAC-SHA256 of the records under it; None until they were first read.
+      key: a local secret of 32 bytes with no other use.
+      digest: HMAC-SHA256 of the records under it; None until they are first read.
     """
 
     key: bytes
@@ -77,9 +76,9 @@ class ClientStore(Protocol):
     """A client's ledger, secrets and outbox.
 
     Each method is one transaction: it returns once its change is durable, and an error before the
-    commit leaves everything as it was. What a method erases may be overwritten only after the
-    commit: if that fails, the method raises although its change is stored, and the next opening of
-    the store erases again, or refuses. One process, and in it one worker, uses a store at a time.
+    commit changes nothing. Erased bytes may be overwritten only after the commit. If that fails, the
+    method raises although its change is stored, and the next opening of the store overwrites again, or
+    refuses. Only one worker of one process uses a store at a time.
     """
 
     @property
@@ -88,30 +87,30 @@ class ClientStore(Protocol):
 
     @property
     def freeze(self) -> Freeze:
-        """Which records the releases of this ledger are of."""
+        """The identity of the records that this ledger's releases use."""
 
     def reserve(
         self, ledger: ledgers.Ledger, release_id: str, secret: bytes, task: bytes
     ) -> Pending:
         """Stores the ledger that charges a release, and the release's secret.
 
-        A release that was pending before is given up: its secret is erased, its charge stays.
+        An earlier pending release is abandoned: its secret is erased, and its charge stays.
 
         Raises:
           LedgerError: the ledger does not extend the one before it by this reservation.
         """
 
     def charge(self, ledger: ledgers.Ledger, release_id: str) -> None:
-        """Stores a ledger that charges a release whose secret is kept elsewhere.
+        """Stores a ledger that charges a release whose secret is in another store.
 
-        For the ledger that adds up all studies of a site: no record is read on its account alone.
+        For the lifetime ledger of a site, which alone permits no read of records.
 
         Raises:
           LedgerError: the ledger does not extend the one before it by this reservation.
         """
 
     def renew(self, release_id: str, secret: bytes, task: bytes) -> Pending:
-        """Replaces the secret of a pending release that no record was read for; costs nothing.
+        """Replaces the secret of a pending release for which no record was read; costs nothing.
 
         Raises:
           LedgerError: the release is not pending, or its inputs were noted.
@@ -121,7 +120,7 @@ class ClientStore(Protocol):
         """Returns the release that is reserved and not sealed, if there is one."""
 
     def note_inputs(self, release_id: str, data: bytes, state: bytes, frozen: bytes) -> None:
-        """Stores what a pending release is about to be computed from.
+        """Stores fingerprints of the inputs that a pending release is about to use.
 
         Args:
           release_id: the pending release.
@@ -130,15 +129,15 @@ class ClientStore(Protocol):
           frozen: digest of the records under ``freeze.key``.
 
         Raises:
-          PrivacyError: the records are not those of the releases before.
-          LedgerError: the release is not pending, or other inputs were noted for it: a second draw
-            from the same secret with other input would give both away.
+          PrivacyError: the records differ from those of earlier releases.
+          LedgerError: the release is not pending, or other inputs were noted for it. Using the same
+            secret with two inputs would reveal both.
         """
 
     def seal(
         self, ledger: ledgers.Ledger, release_id: str, payload: Payload, state: bytes | None
     ) -> None:
-        """Stores the noised bytes, the ledger that says so and the solver's new private state.
+        """Stores the noised bytes, the ledger that seals them and the solver's new private state.
 
         Guarantee: when it returns, the release's secret and fingerprints are erased.
 
@@ -147,10 +146,10 @@ class ClientStore(Protocol):
         """
 
     def unsent(self) -> tuple[str, Payload] | None:
-        """Returns the oldest release that is sealed and not acknowledged, if there is one."""
+        """Returns the oldest release that is sealed but not acknowledged, if there is one."""
 
     def acknowledge(self, ledger: ledgers.Ledger, release_id: str) -> None:
-        """Stores the ledger and forgets the bytes: the server has them.
+        """Stores the ledger and deletes the bytes, which the server has received.
 
         Raises:
           LedgerError: the ledger does not extend the one before it.
@@ -160,31 +159,31 @@ class ClientStore(Protocol):
         """Returns the solver's private state after the last sealed release, if it keeps one."""
 
     def load_keys(self) -> bytes | None:
-        """Returns the keys that answers are masked with, as last saved, if there are any."""
+        """Returns the mask keys last saved, if there are any."""
 
     def save_keys(self, keys: bytes, certificate: tuple[int, bytes] | None = None) -> None:
-        """Stores the keys that answers are masked with; those before are erased.
+        """Stores the mask keys, and erases earlier ones.
 
         Args:
-          keys: as they are now.
-          certificate: a round's visit, and who signed what was opened of it. It stays when keys are
-            erased; a store that leaves no file needs to keep none.
+          keys: the current keys.
+          certificate: a round's visit, and the certificate of the sum that was opened. It stays when keys
+            are erased; a store without files need not keep it.
         """
 
     def erase_state(self) -> None:
-        """Erases the solver's state, a pending secret and the keys for masks: the study is done, for good.
+        """Erases the solver's state, a pending secret and the mask keys, once the study is finally over.
 
-        A slot that was pending stays charged.
+        A pending release stays charged.
         """
 
     def close(self) -> None:
-        """Ends the use of the store; what was stored stays."""
+        """Closes the store; stored data stay."""
 
 
 def check_reservation(
     before: ledgers.Ledger, after: ledgers.Ledger, release_id: str, secret: bytes | None
 ) -> None:
-    """Checks what ``reserve``, or ``charge`` without a secret, is to store.
+    """Checks the arguments of ``reserve``, or of ``charge``, which has no secret.
 
     Raises:
       LedgerError: the ledger does not extend the one before it by this reservation, or the secret
@@ -198,7 +197,7 @@ def check_reservation(
 
 
 def check_renewal(pending: Pending | None, release_id: str, secret: bytes) -> None:
-    """Checks that a release may draw another secret: nothing was computed from the one it has.
+    """Checks that a release may get a new secret, because nothing was computed from its current one.
 
     Raises:
       LedgerError: the release is not pending, or its inputs were noted.
@@ -223,7 +222,7 @@ def check_inputs(
     """Checks that a release may be computed from these inputs; returns it with them noted.
 
     Raises:
-      PrivacyError: the records are not those of the releases before.
+      PrivacyError: the records differ from those of earlier releases.
       LedgerError: the release is not pending, or was begun with other inputs.
     """
     found = _check_pending(pending, release_id)
@@ -239,7 +238,7 @@ def check_inputs(
 
 
 def check_records(freeze: Freeze, release_id: str, frozen: bytes) -> None:
-    """Checks that the records of a release are those of all releases before.
+    """Checks that the records of a release are those of all earlier releases.
 
     Raises:
       PrivacyError: they are not.
@@ -260,7 +259,7 @@ def check_seal(
     release_id: str,
     payload: Payload,
 ) -> None:
-    """Checks what ``seal`` is to store.
+    """Checks the arguments of ``seal``.
 
     Raises:
       LedgerError: the release is not pending, or the ledger does not extend the one before it by
@@ -279,7 +278,7 @@ def check_seal(
 
 
 def check_sent(before: ledgers.Ledger, after: ledgers.Ledger, release_id: str) -> None:
-    """Checks what ``acknowledge`` is to store.
+    """Checks the arguments of ``acknowledge``.
 
     Raises:
       LedgerError: the ledger does not extend the one before it, or the release is not sent.
@@ -289,7 +288,7 @@ def check_sent(before: ledgers.Ledger, after: ledgers.Ledger, release_id: str) -
 
 
 def check_extends(before: ledgers.Ledger, after: ledgers.Ledger) -> None:
-    """Checks that a ledger to be stored goes on from the one before it.
+    """Checks that a ledger to be stored extends the stored one.
 
     Raises:
       LedgerError: it does not.

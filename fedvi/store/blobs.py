@@ -1,11 +1,11 @@
-"""Keeps large byte strings in files that are named by their SHA-256.
+"""Stores large byte strings in files that are named by their SHA-256.
 
     FOLDER/ab/abcd…        the bytes whose digest is abcd…
-    FOLDER/abcd….part      being written; what a crash left of it is swept away
+    FOLDER/abcd….part      being written; `sweep` deletes it after a crash
 
-A blob is on the disk before `put` returns, so a transaction that names it may follow. It is deleted
-only after the transaction that ends the last mention of it, and never while a reader holds the
-folder: so what any committed state names is there.
+A blob is on the disk before `put` returns, so a later transaction may refer to it. It is deleted only
+after the transaction that removes the last reference, and never while a reader holds the folder. So
+every blob that a committed state refers to exists.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ __all__ = ["Blobs", "held", "path_of", "read", "verify"]
 
 
 class Blobs:
-    """The blobs of one store, for its one writer.
+    """The blobs of one store, for its only writer.
 
     Args:
-      folder: made, for its owner alone, if it is not there.
+      folder: created, accessible only to its owner, if missing.
 
     Raises:
-      OSError: it cannot be made.
+      OSError: the folder cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,10 +44,10 @@ class Blobs:
         """Writes blobs; they are on the disk when this returns.
 
         Args:
-          contents: uint8 [size], by the SHA-256 in hex, which the caller knows.
+          contents: SHA-256 in hex, computed by the caller → uint8 [size].
 
         Raises:
-          OSError: the disk is full, or does not take one; none is left.
+          OSError: the disk is full, or a write failed; then none of the blobs is left.
         """
         paths = {sha256: path_of(self._folder, sha256) for sha256 in contents}
         parts = {sha256: self._folder / f"{sha256}.part" for sha256 in contents}
@@ -59,7 +59,7 @@ class Blobs:
                 folder.mkdir(mode=0o700)
             if fresh:
                 files.sync(self._folder)
-            # One kind of step after the other: the disk's journal then takes many at once.
+            # Each step is done for all blobs before the next one, so that the disk's journal batches them.
             for sha256, part in parts.items():
                 with open(part, "wb", opener=_owner_only) as file:
                     for (piece,) in windows(contents[sha256]):
@@ -77,9 +77,9 @@ class Blobs:
         self._garbage.difference_update(contents)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Deletes blobs that nothing names any more; never fails.
+        """Deletes blobs that nothing refers to any more; never fails.
 
-        While a reader holds the folder they stay, and go with those of a later call or of `sweep`.
+        While a reader holds the folder they stay; a later call or `sweep` deletes them.
         """
         self._garbage.update(names)
         if not self._garbage:
@@ -90,7 +90,7 @@ class Blobs:
                 self._garbage.discard(sha256)
 
     def sweep(self, keep: Collection[str]) -> None:
-        """Deletes all but the blobs named, and what a crash left half-written; never fails."""
+        """Deletes all blobs not in ``keep``, and incomplete files left by a crash; never fails."""
         for part in self._folder.glob("*.part"):
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -101,7 +101,7 @@ class Blobs:
 def held(folder: Path) -> Iterator[None]:
     """Keeps the store's writer from deleting blobs, for a reader in another process.
 
-    What a state names that is read within is there until the end.
+    Blobs that a state read within this context refers to exist until its end.
 
     Raises:
       OSError: the folder cannot be locked.
@@ -111,15 +111,15 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def path_of(folder: Path, sha256: str) -> Path:
-    """Returns where a blob stands."""
+    """Returns the path of a blob."""
     return folder / sha256[:2] / sha256
 
 
 def read(folder: Path, sha256: str, size: int) -> np.ndarray:
-    """Maps a blob into memory, read-only: uint8 [size]. The map outlives the file's name.
+    """Maps a blob into memory, read-only: uint8 [size]. The map stays valid if the file is deleted.
 
     Raises:
-      LedgerError: it is missing, or of another size.
+      LedgerError: the blob is missing, or has another size.
     """
     path = path_of(folder, sha256)
     try:
@@ -136,10 +136,10 @@ def read(folder: Path, sha256: str, size: int) -> np.ndarray:
 
 
 def verify(folder: Path, sha256: str, size: int) -> None:
-    """Hashes a blob.
+    """Checks a blob against its digest.
 
     Raises:
-      LedgerError: it is missing, of another size, or holds other bytes than its name says.
+      LedgerError: the blob is missing, has another size, or its bytes do not match its name.
     """
     digest = hashlib.sha256()
     for (piece,) in windows(read(folder, sha256, size)):

@@ -1,6 +1,6 @@
-"""Folders and databases that survive a power cut: locks, opening, fsync, and errors that say where.
+"""Durable folders and SQLite databases: locks, settings, fsync, and errors that name the file.
 
-What a database keeps is the business of the store that opens it; how it is kept is decided here.
+Stores decide what a database holds; this file decides how it is kept.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ _CREATED = b"a ledger was started in this folder\n"
 
 
 def lock_folder(folder: Path, hint: str) -> int:
-    """Makes a folder, for its owner alone, and returns a descriptor that holds its lock until closed.
+    """Creates a folder, accessible only to its owner, and returns a descriptor that locks it until closed.
 
     Args:
-      folder: which.
+      folder: its path.
       hint: what to do if another process holds the lock.
 
     Raises:
@@ -68,17 +68,17 @@ def lock_folder(folder: Path, hint: str) -> int:
 
 
 def mark_created(lock: int) -> None:
-    """Notes beside the database that there is one, so that its absence is noticed."""
+    """Records in the lock file that a database exists, so that its loss is detected."""
     if os.pread(lock, len(_CREATED), 0) != _CREATED:
         os.pwrite(lock, _CREATED, 0)
         os.fsync(lock)
 
 
 def check_fresh(path: Path, lock: int) -> None:
-    """Checks that a database may be made: none was made in this folder before.
+    """Checks that a database may be created, because this folder never had one.
 
     Raises:
-      LedgerError: there was one.
+      LedgerError: it had one.
     """
     if os.pread(lock, 1, 0):
         raise errors.LedgerError(
@@ -88,14 +88,14 @@ def check_fresh(path: Path, lock: int) -> None:
 
 
 def connect(path: Path, secure_delete: bool) -> sqlite3.Connection:
-    """Opens a database for writing, with every setting that durability and erasure rest on.
+    """Opens a database for writing, with all settings that durability and erasure depend on.
 
     Args:
-      path: made, readable by its owner alone, if it is not there.
-      secure_delete: whether what is deleted is overwritten with zeros.
+      path: created, readable only by its owner, if missing.
+      secure_delete: whether deleted content is overwritten with zeros.
 
     Raises:
-      LedgerError: SQLite does not take a setting.
+      LedgerError: SQLite does not accept a setting.
     """
     # SQLite gives the log and its index the permissions of the database.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -114,7 +114,7 @@ def connect(path: Path, secure_delete: bool) -> sqlite3.Connection:
             (found,) = connection.execute(f"PRAGMA {name}").fetchone()
             if found != value:
                 refuse(path, f"SQLite has {name} at {found!r}, expected {value!r}")
-        # Only on a Mac, where a plain fsync leaves bytes in the disk's cache; else without effect.
+        # Only has an effect on a Mac, where a plain fsync leaves bytes in the disk's cache.
         connection.execute("PRAGMA fullfsync = 1")
         connection.execute("PRAGMA checkpoint_fullfsync = 1")
     except BaseException:
@@ -124,7 +124,7 @@ def connect(path: Path, secure_delete: bool) -> sqlite3.Connection:
 
 
 def open_database(path: Path, mode: str) -> sqlite3.Connection:
-    """Opens a database that is there; ``mode`` is "ro" or "rw". Transactions are the caller's."""
+    """Opens an existing database; ``mode`` is "ro" or "rw". The caller manages transactions."""
     return sqlite3.connect(
         f"{path.resolve().as_uri()}?mode={mode}",
         uri=True,
@@ -134,7 +134,7 @@ def open_database(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def has_schema(connection: sqlite3.Connection) -> bool:
-    """Says whether a database holds anything."""
+    """Whether a database has any tables."""
     (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     return bool(count)
 
@@ -142,13 +142,13 @@ def has_schema(connection: sqlite3.Connection) -> bool:
 def check_schema(
     connection: sqlite3.Connection, path: Path, application: int, versions: range
 ) -> int:
-    """Checks that a database is whole, of one application and of a version that is known.
+    """Checks that a database is intact, of this application and of a known version.
 
     Returns:
       Its version; 0 if it is new and empty.
 
     Raises:
-      LedgerError: it is not.
+      LedgerError: a check fails.
     """
     (found,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -169,7 +169,7 @@ def check_schema(
 
 
 def check_header(found: Header, expected: Header, path: Path) -> None:
-    """Checks that a ledger is of the study, the client and the promise that are expected.
+    """Checks that a ledger has the expected study, client and promise.
 
     Raises:
       LedgerError: names each field that differs.
@@ -188,10 +188,10 @@ def check_header(found: Header, expected: Header, path: Path) -> None:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[Callable[..., Any]]:
-    """All or nothing: yields a function that executes a statement with its values.
+    """Runs one transaction; yields a function that executes a statement with its values.
 
     Raises:
-      LedgerError: SQLite or the disk reports an error; everything is as it was.
+      LedgerError: SQLite or the disk reports an error; nothing was changed.
     """
 
     def write(statement: str, *values: Any) -> sqlite3.Cursor:
@@ -203,7 +203,7 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[Callable
             yield write
             write("COMMIT")
         except BaseException:
-            # SQLite itself has rolled back after some errors, such as a full disk.
+            # After some errors, such as a full disk, SQLite has rolled back already.
             if connection.in_transaction:
                 write("ROLLBACK")
             raise
@@ -211,11 +211,11 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[Callable
 
 @contextlib.contextmanager
 def without_sync(connection: sqlite3.Connection) -> Iterator[None]:
-    """Lets transactions return before they are on the disk; they get there with the next of others.
+    """Lets transactions return before they are on the disk; the next synced transaction writes them too.
 
-    The order stays: what is lost with the power is the end of what was written, and nothing else.
+    The order is kept: a power cut can lose only the latest transactions.
     """
-    connection.execute("PRAGMA synchronous = 1")  # NORMAL: with a log, no commit waits for the disk
+    connection.execute("PRAGMA synchronous = 1")  # NORMAL: in WAL mode no commit waits for the disk
     try:
         yield
     finally:
@@ -233,7 +233,7 @@ def statements(script: str) -> Iterator[str]:
 
 
 def sync(path: Path) -> None:
-    """Returns once the bytes of a file, or the names in a folder, are on the disk."""
+    """Flushes a file's bytes, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -243,7 +243,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def reported(path: Path) -> Iterator[None]:
-    """Turns what SQLite or the file system reports into a ``LedgerError`` that says where."""
+    """Converts errors of SQLite or the file system to a ``LedgerError`` that names the path."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -254,7 +254,7 @@ def reported(path: Path) -> Iterator[None]:
 
 
 def refuse(path: Path, reason: str) -> NoReturn:
-    """Says that a store is not what was written.
+    """Reports that a store is damaged or was changed.
 
     Raises:
       LedgerError: always.

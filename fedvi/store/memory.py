@@ -1,4 +1,4 @@
-"""Stores that last as long as the process: what simulation uses in place of a disk."""
+"""In-memory stores, for simulation."""
 
 import dataclasses
 import os
@@ -29,7 +29,7 @@ class MemoryClientStore:
 
     @property
     def freeze(self) -> base.Freeze:
-        """Which records the releases of this ledger are of."""
+        """The identity of the records that this ledger's releases use."""
         return self._freeze
 
     def reserve(self, ledger: Ledger, release_id: str, secret: bytes, task: bytes) -> base.Pending:
@@ -39,12 +39,12 @@ class MemoryClientStore:
         return self._pending
 
     def charge(self, ledger: Ledger, release_id: str) -> None:
-        """Stores a ledger that charges a release whose secret is kept elsewhere."""
+        """Stores a ledger that charges a release whose secret is in another store."""
         base.check_reservation(self._ledger, ledger, release_id, None)
         self._ledger = ledger
 
     def renew(self, release_id: str, secret: bytes, task: bytes) -> base.Pending:
-        """Replaces the secret of a pending release that no record was read for."""
+        """Replaces the secret of a pending release for which no record was read."""
         base.check_renewal(self._pending, release_id, secret)
         self._pending = base.Pending(release_id, secret, task)
         return self._pending
@@ -54,40 +54,40 @@ class MemoryClientStore:
         return self._pending
 
     def note_inputs(self, release_id: str, data: bytes, state: bytes, frozen: bytes) -> None:
-        """Stores what a pending release is about to be computed from."""
+        """Stores fingerprints of the inputs that a pending release is about to use."""
         self._pending = base.check_inputs(
             self._pending, self._freeze, release_id, data, state, frozen
         )
         self._freeze = dataclasses.replace(self._freeze, digest=frozen)
 
     def seal(self, ledger: Ledger, release_id: str, payload: Payload, state: bytes | None) -> None:
-        """Stores the noised bytes, the ledger that says so and the solver's new private state."""
+        """Stores the noised bytes, the ledger that seals them and the solver's new private state."""
         base.check_seal(self._ledger, ledger, self._pending, release_id, payload)
         self._ledger, self._state, self._pending = ledger, state, None
         self._outbox[release_id] = payload
 
     def unsent(self) -> tuple[str, Payload] | None:
-        """Returns the oldest release that is sealed and not acknowledged, if there is one."""
+        """Returns the oldest release that is sealed but not acknowledged, if there is one."""
         return next(iter(self._outbox.items()), None)
 
     def acknowledge(self, ledger: Ledger, release_id: str) -> None:
-        """Stores the ledger and forgets the bytes: the server has them."""
+        """Stores the ledger and deletes the bytes, which the server has received."""
         base.check_sent(self._ledger, ledger, release_id)
         self._ledger = ledger
         self._outbox.pop(release_id, None)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way, and nothing kept from visit to visit."""
+        """Whether no release is pending or unsent, and no solver state is kept between visits."""
         return not self._outbox and self._pending is None and self._state is None
 
     def note_records(self, release_id: str, frozen: bytes) -> None:
-        """Stores which records a release is computed from that is charged together with others'."""
+        """Stores the identity of the records of a release that is charged together with other clients'."""
         base.check_records(self._freeze, release_id, frozen)
         self._freeze = dataclasses.replace(self._freeze, digest=frozen)
 
     def take_over(self, ledger: Ledger) -> None:
-        """Stores a ledger that went on together with others'; what it reserved is sent, or lost."""
+        """Stores a ledger that was extended together with others'; its reservations are sent, or lost."""
         base.check_extends(self._ledger, ledger)
         self._ledger = ledger
 
@@ -96,20 +96,20 @@ class MemoryClientStore:
         return self._state
 
     def load_keys(self) -> bytes | None:
-        """Returns the keys that answers are masked with, as last saved, if there are any."""
+        """Returns the mask keys last saved, if there are any."""
         return self._keys
 
     def save_keys(self, keys: bytes, certificate: tuple[int, bytes] | None = None) -> None:
-        """Stores the keys that answers are masked with; those before are erased."""
+        """Stores the mask keys, and erases earlier ones."""
         self._keys = keys
 
     def erase_state(self) -> None:
-        """Forgets the solver's private state, a pending secret and the keys for masks."""
+        """Erases the solver's private state, a pending secret and the mask keys."""
         self._state = self._keys = None
         self._pending = None
 
     def close(self) -> None:
-        """Does nothing: what is in memory needs no closing."""
+        """Does nothing."""
 
 
 class MemoryServerStore:

@@ -3,12 +3,11 @@
     FOLDER/ledger.sqlite   chain (append-only), pending, outbox, state, meta
     FOLDER/lock            held by the one process that may write
 
-Every transaction is on the disk before its method returns (WAL, synchronous=FULL). Whenever a
-secret or private state is erased, its bytes are overwritten in the database and, after the commit,
-the write-ahead log is emptied. If that fails, because a reader holds the log, the method raises, its
-change stays, and the next opening empties the log before anything else, or refuses. What is beyond
-this file: blocks that a file system or a flash disk keeps of files that it overwrote, the process's
-own memory, and backups taken in between.
+Every transaction is on the disk before its method returns (WAL, synchronous=FULL). Whenever a secret or
+private state is erased, its bytes are overwritten in the database and, after the commit, the write-ahead
+log is emptied. If that fails, because a reader holds the log, the method raises, its change stays, and
+the next opening empties the log first, or refuses. This file cannot erase old blocks that a file system
+or flash disk keeps of overwritten files, the process's own memory, or backups taken in between.
 """
 
 import contextlib
@@ -78,8 +77,8 @@ class SqliteClientStore:
     that saw the ledger's last hash can tell (``ledger.check_anchor``).
 
     Args:
-      folder: made, readable by its owner alone, if it is not there.
-      header: of the ledger; one that is found there must be equal.
+      folder: created, readable only by its owner, if missing.
+      header: of the ledger; an existing ledger must have the same one.
 
     Raises:
       LedgerError: the store is in use, damaged, of another study, client or promise, of another
@@ -102,7 +101,7 @@ class SqliteClientStore:
                 self._ledger = _read(self._connection, path)
                 files.check_header(self._ledger.header, header, path)
                 self._check_slots()
-                # A crash may have come between an erasure and its overwriting.
+                # A crash may have happened between an erasure and its overwriting.
                 self._overwrite_erased()
             files.mark_created(self._lock)
             files.sync(folder)
@@ -115,7 +114,7 @@ class SqliteClientStore:
 
     @property
     def freeze(self) -> base.Freeze:
-        """Which records the releases of this ledger are of."""
+        """The identity of the records that this ledger's releases use."""
         with files.reported(self._folder):
             found = dict(
                 self._connection.execute(
@@ -136,13 +135,13 @@ class SqliteClientStore:
         return base.Pending(release_id, secret, task)
 
     def charge(self, ledger: Ledger, release_id: str) -> None:
-        """Stores a ledger that charges a release whose secret is kept elsewhere."""
+        """Stores a ledger that charges a release whose secret is in another store."""
         base.check_reservation(self._ledger, ledger, release_id, None)
         with self._transaction(ledger):
             pass
 
     def renew(self, release_id: str, secret: bytes, task: bytes) -> base.Pending:
-        """Replaces the secret of a pending release that no record was read for."""
+        """Replaces the secret of a pending release for which no record was read."""
         base.check_renewal(self.pending(), release_id, secret)
         with self._transaction() as write:
             write("UPDATE pending SET secret = ?, task = ?", secret, task)
@@ -158,7 +157,7 @@ class SqliteClientStore:
         return None if row is None else base.Pending(*row)
 
     def note_inputs(self, release_id: str, data: bytes, state: bytes, frozen: bytes) -> None:
-        """Stores what a pending release is about to be computed from."""
+        """Stores fingerprints of the inputs that a pending release is about to use."""
         pending, freeze = self.pending(), self.freeze
         noted = base.check_inputs(pending, freeze, release_id, data, state, frozen)
         if noted == pending:
@@ -169,7 +168,7 @@ class SqliteClientStore:
                 write("INSERT INTO meta VALUES ('freeze_digest', ?)", frozen)
 
     def seal(self, ledger: Ledger, release_id: str, payload: Payload, state: bytes | None) -> None:
-        """Stores the noised bytes, the ledger that says so and the solver's new private state."""
+        """Stores the noised bytes, the ledger that seals them and the solver's new private state."""
         base.check_seal(self._ledger, ledger, self.pending(), release_id, payload)
         with self._transaction(ledger) as write:
             write("DELETE FROM pending")
@@ -194,7 +193,7 @@ class SqliteClientStore:
         self._overwrite_erased()
 
     def unsent(self) -> tuple[str, Payload] | None:
-        """Returns the oldest release that is sealed and not acknowledged, if there is one."""
+        """Returns the oldest release that is sealed but not acknowledged, if there is one."""
         with files.reported(self._folder):
             row = self._connection.execute(
                 "SELECT number, release_id, event, sha256 FROM outbox ORDER BY number"
@@ -208,7 +207,7 @@ class SqliteClientStore:
         return release_id, Payload(tuple(_tensor(*columns) for columns in tensors), event, sha256)
 
     def acknowledge(self, ledger: Ledger, release_id: str) -> None:
-        """Stores the ledger and forgets the bytes: the server has them."""
+        """Stores the ledger and deletes the bytes, which the server has received."""
         base.check_sent(self._ledger, ledger, release_id)
         with self._transaction(ledger) as write:
             write("DELETE FROM outbox WHERE release_id = ?", release_id)
@@ -220,7 +219,7 @@ class SqliteClientStore:
         return None if row is None else row[0]
 
     def load_keys(self) -> bytes | None:
-        """Returns the keys that answers are masked with, as last saved, if there are any."""
+        """Returns the mask keys last saved, if there are any."""
         with files.reported(self._folder):
             row = self._connection.execute(
                 "SELECT value FROM meta WHERE name = 'mask_keys'"
@@ -228,7 +227,7 @@ class SqliteClientStore:
         return None if row is None else row[0]
 
     def save_keys(self, keys: bytes, certificate: tuple[int, bytes] | None = None) -> None:
-        """Stores the keys that answers are masked with; those before are erased."""
+        """Stores the mask keys, and erases earlier ones."""
         with self._transaction() as write:
             write("INSERT OR REPLACE INTO meta VALUES ('mask_keys', ?)", keys)
             if certificate is not None:
@@ -239,7 +238,7 @@ class SqliteClientStore:
         self._overwrite_erased()
 
     def erase_state(self) -> None:
-        """Erases the solver's private state, a pending secret and the keys for masks; overwrites them."""
+        """Erases and overwrites the solver's private state, a pending secret and the mask keys."""
         if (self.pending(), self.load_state(), self.load_keys()) == (None, None, None):
             return
         with self._transaction() as write:
@@ -249,14 +248,14 @@ class SqliteClientStore:
         self._overwrite_erased()
 
     def close(self) -> None:
-        """Closes the file and lets another process have it; closing again does nothing."""
+        """Closes the database and releases its lock; closing again does nothing."""
         self._connection.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def _create(self, header: Header) -> None:
-        """Writes the schema, an empty ledger and the local secret, all in one transaction."""
+        """Writes the schema, an empty ledger and the local secret in one transaction."""
         with self._transaction() as write:
             for statement in files.statements(_SCHEMA):
                 write(statement)
@@ -265,12 +264,12 @@ class SqliteClientStore:
             write("INSERT INTO meta VALUES ('freeze_key', ?)", os.urandom(base.SECRET_BYTES))
             write(f"PRAGMA application_id = {_APPLICATION}")
             write(f"PRAGMA user_version = {_VERSIONS[-1]}")
-        # The names of new files are on the disk before anything relies on them.
+        # Flushes the names of new files before anything relies on them.
         files.sync(self._folder)
 
     @contextlib.contextmanager
     def _transaction(self, ledger: Ledger | None = None) -> Iterator[Any]:
-        """All or nothing: yields a function that executes a statement; appends the ledger's news."""
+        """Runs one transaction and appends new ledger entries; yields a function for statements."""
 
         with files.transaction(self._connection, self._folder) as write:
             if ledger is not None:
@@ -316,24 +315,24 @@ class SqliteClientStore:
 
 
 def read_ledger(folder: Path) -> Ledger:
-    """Reads and verifies the ledger of a store that may be in use; changes nothing of what is stored.
+    """Reads and verifies the ledger of a store that may be in use; changes no stored data.
 
-    SQLite may put an empty write-ahead log and its index (``-wal``, ``-shm``) beside the database,
-    as for every reader. No copy is read in their place: it would hold a pending release's secret,
-    beyond the reach of what erases it.
+    SQLite may create an empty write-ahead log and its index (``-wal``, ``-shm``) beside the database, as
+    for every reader. Reading a copy instead would leave a pending release's secret where no store erases
+    it.
 
     Raises:
-      LedgerError: there is none, or it is damaged.
+      LedgerError: the ledger is missing or damaged.
     """
     with _opened(folder) as connection:
         return _read(connection, folder / DATABASE)
 
 
 def read_with_certificates(folder: Path) -> tuple[Ledger, dict[int, bytes]]:
-    """Reads as `read_ledger` does, and the certificates of sums by visit, as they stand at that moment.
+    """Reads the ledger like `read_ledger`, and with it the current certificates of sums, by visit.
 
     Raises:
-      LedgerError: as of `read_ledger`, or a certificate has no visit.
+      LedgerError: as `read_ledger`, or a certificate has no visit.
     """
     with _opened(folder) as connection:
         connection.execute("BEGIN")
