@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 PROJECTION_FRACTION = 1e-3
-"""What is projected keeps at least this fraction of the floor: of its precision, rate or concentration."""
+"""A projection keeps at least this fraction of the floor's precision, rate or concentration."""
 
 ROUNDING_FRACTION = 1e-12
-"""And of the largest number beside it, times how many there are: less would be lost in its rounding."""
+"""It also keeps this fraction of the largest number, times their count; less would be lost in rounding."""
 
 SMALLEST = 1e-30
-"""A proper precision or rate is larger: products of finite numbers might not be, with sds beyond 1e15."""
+"""A proper precision or rate is larger; with sds beyond 1e15, products of finite numbers may overflow."""
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class ExponentialFamily(Protocol):
     on a simplex), with no other base measure: η = 0 is the factor 1, and q has the entropy A(η) − ⟨η, μ⟩.
 
     An instance holds sizes only and is hashable, so it may be a static argument of ``jax.jit``.
-    Every method takes NumPy or JAX arrays and answers in kind; none of them checks properness.
+    Every method takes NumPy or JAX arrays and returns the same kind; none of them checks properness.
     Natural parameters form a vector space: a *factor* need not be proper, only q must be.
     """
 
@@ -55,10 +55,10 @@ class ExponentialFamily(Protocol):
 
     @property
     def number_count(self) -> int:
-        """How many distinct numbers one η holds: what leaves a client in one message."""
+        """How many distinct numbers one η holds: those of one message of a client."""
 
     def zeros(self) -> Eta:
-        """Returns η = 0 in float64 NumPy: the factor 1, which says nothing."""
+        """Returns η = 0 in float64 NumPy: the factor 1, which carries no information."""
 
     def check(self, eta: Eta, name: str = "eta") -> None:
         """Raises FamilyError if the shapes of ``eta`` do not fit or a number is not finite."""
@@ -79,7 +79,7 @@ class ExponentialFamily(Protocol):
         """Draws θ ~ q, of shape ``shape + (D,)``."""
 
     def is_proper(self, eta: Eta) -> Any:
-        """Says whether ``eta`` belongs to a normalisable density."""
+        """Returns whether ``eta`` belongs to a normalisable density."""
 
     def project(self, eta: Eta, floor: Eta) -> Eta:
         """Returns the nearest proper η, no flatter than a small fraction of the proper ``floor``."""
@@ -88,7 +88,7 @@ class ExponentialFamily(Protocol):
         """Returns KL(q ‖ p) in nats."""
 
     def whiten(self, eta: Eta, change: Eta) -> Any:
-        """Returns a vector v with ‖v‖² = changeᵀ ∇²A(η) change: a change of η in units of q's sds."""
+        """Returns the change of η in units of q's sds: a vector v with ‖v‖² = changeᵀ ∇²A(η) change."""
 
     def moments(self, eta: Eta) -> tuple[Any, Any]:
         """Returns the mean [D] and the standard deviation [D] of θ under q."""
@@ -96,7 +96,7 @@ class ExponentialFamily(Protocol):
 
 @runtime_checkable
 class Gaussian(ExponentialFamily, Protocol):
-    """A family of Gaussians over θ ∈ ℝᴰ, of which every xᵀθ is normal."""
+    """A family of Gaussians over θ ∈ ℝᴰ."""
 
     def isotropic(self, scale: float, mean: float = 0.0) -> Any:
         """Returns η of N(mean, scale² I)."""
@@ -105,12 +105,12 @@ class Gaussian(ExponentialFamily, Protocol):
         """Returns the mean and the sd of xᵀθ, [n] each, for rows of ``x`` [n, D], of NumPy arrays."""
 
     def trace(self, eta: Any, other: Any) -> Any:
-        """Returns tr(P⁻¹P′), of the precisions of a proper η and of any other."""
+        """Returns tr(P⁻¹P′) for the precisions of a proper η and of any other."""
 
 
 @runtime_checkable
 class DenseGaussian(Gaussian, Protocol):
-    """A family of Gaussians that holds (h, J): the precision as it is, or the diagonal that it has.
+    """A family of Gaussians that stores (h, J), with J the precision or its diagonal.
 
     Attributes:
       correlated: whether J is [D, D]; else it is [D].
@@ -125,18 +125,18 @@ class DenseGaussian(Gaussian, Protocol):
         """Returns η with this mean and covariance, [D, D] or [D]."""
 
     def from_quadratic(self, h: np.ndarray, precision: np.ndarray) -> Any:
-        """Returns η of exp(hᵀθ − ½ θᵀJθ) with J [D, D]; None if it is no member."""
+        """Returns η of exp(hᵀθ − ½ θᵀJθ) with J [D, D]; None if it is not a member."""
 
     def padded(self, eta: Any, precision: np.ndarray) -> Any:
-        """Returns η beside further coordinates that are independent, of mean 0 and these precisions."""
+        """Returns η with further independent coordinates of mean 0 and these precisions appended."""
 
     def marginal(self, eta: Any, size: int) -> Any:
-        """Returns η of the first ``size`` coordinates, the others proper."""
+        """Returns the marginal η of the first ``size`` coordinates; the others must be proper."""
 
 
 @runtime_checkable
 class FactoredGaussian(Gaussian, Protocol):
-    """A family of Gaussians whose precision is never formed: of D and of r coordinates apart."""
+    """A family of Gaussians whose precision is kept as parts of size D and r, and never formed."""
 
     rank: int
 
@@ -147,7 +147,7 @@ class FactoredGaussian(Gaussian, Protocol):
         """Returns P v, [D]."""
 
     def root_parts(self, eta: Any) -> Any:
-        """Returns a root of the covariance of a proper member, of NumPy arrays in float64."""
+        """Returns a root of the covariance of a proper member, as float64 NumPy arrays."""
 
     def from_diagonal(self, h: np.ndarray, precision: np.ndarray) -> Any:
         """Returns η of exp(hᵀθ − ½ Σ jθ²), both [D]."""
@@ -157,16 +157,16 @@ class FactoredGaussian(Gaussian, Protocol):
 
 
 def is_full(family: Any) -> TypeGuard[DenseGaussian]:
-    """Whether a family is of Gaussians in (h, J) with any covariance: J is [D, D]."""
+    """Returns whether a family is the full Gaussian one, with J [D, D]."""
     return isinstance(family, DenseGaussian) and family.correlated
 
 
 def blocks(family: Any, *etas: Eta) -> Iterator[tuple[Eta, ...]]:
-    """Cuts natural parameters alike into pieces that the family's methods can take one by one.
+    """Splits natural parameters into matching pieces that the family's methods can take one by one.
 
-    So what is computed of large ones needs little memory of its own, and of what stands in mapped
-    files one piece is in memory at a time. A family whose coordinates are independent says how, in a
-    method ``blocks`` of its own; of any other there is one piece.
+    So computations on large parameters need little extra memory, and only one piece of a mapped file is
+    in memory at a time. A family with independent coordinates defines its own ``blocks`` method; any
+    other family has one piece.
     """
     own = getattr(family, "blocks", None)
     for pieces in [etas] if own is None else own(*etas):
@@ -182,7 +182,7 @@ def inner(eta: Eta, mu: Eta) -> Any:
 
 
 class Derived:
-    """What follows from A and from the layout of η alone, for families to inherit."""
+    """Methods that follow from A and from the layout of η alone, for families to inherit."""
 
     def check(self: ExponentialFamily, eta: Any, name: str = "eta") -> None:
         """Raises FamilyError unless ``eta`` has the type and the shapes of ``zeros``, and is finite."""
@@ -195,14 +195,14 @@ class Derived:
     def kl(self: ExponentialFamily, eta_q: Eta, eta_p: Eta) -> Any:
         """Returns KL(q ‖ p) = A(η_p) − A(η_q) − ⟨η_p − η_q, ∇A(η_q)⟩ in nats, both proper.
 
-        A difference of large numbers where densities are sharp: its error is that of rounding A.
+        For sharp densities this is a difference of large numbers, with the rounding error of A.
         """
         along = self.inner(tree.subtract(eta_p, eta_q), self.mean(eta_q))
         return self.log_partition(eta_p) - self.log_partition(eta_q) - along
 
 
 def check_size(size: int) -> None:
-    """Raises FamilyError unless θ has a coordinate."""
+    """Raises FamilyError unless θ has at least one coordinate."""
     if size < 1:
         raise errors.FamilyError(f"size is {size!r}, expected a whole number of at least 1")
 
@@ -211,9 +211,9 @@ def check_layout(eta: Any, like: Eta, name: str, family: Any) -> None:
     """Raises FamilyError unless ``eta`` is a NamedTuple like ``like``, of finite numbers.
 
     Args:
-      eta: what came.
-      like: a member of the family, whose type and shapes are expected.
-      name: of ``eta``, for messages.
+      eta: the value to check.
+      like: a member of the family, with the expected type and shapes.
+      name: the name of ``eta``, for messages.
       family: for messages.
     """
     if type(eta) is not type(like):

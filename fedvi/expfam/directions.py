@@ -1,4 +1,4 @@
-"""The public directions of low-rank Gaussians: groups of coefficients, smooth ones, random ones."""
+"""The public directions of low-rank Gaussians: random, smooth, or by groups of coefficients."""
 
 import dataclasses
 import math
@@ -12,9 +12,9 @@ def random_directions(size: int, rank: int, seed: int) -> np.ndarray:
     """Returns B [size, rank]: random columns of the cosine transform, with random signs of the rows.
 
     Its columns are orthonormal, and no coordinate is favoured: every row's squared norm is at most
-    2·rank/size. Made of integers of a fixed generator and of cosines, it is the same on every machine
-    up to the last bits of a cosine. The constant column is never taken, which keeps every coordinate
-    vector out of the span: the family's parameters are identified.
+    2·rank/size. It is made from integers of a fixed generator and from cosines, so it is the same on every
+    machine up to the last bits of a cosine. The constant column is never used. That keeps every coordinate
+    vector out of the span, so the family's parameters are identified.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
     frequencies = 1 + generator.permutation(size - 1)[:rank]
@@ -26,7 +26,7 @@ def random_directions(size: int, rank: int, seed: int) -> np.ndarray:
 def smooth_directions(size: int, rank: int, seed: int) -> np.ndarray:
     """Returns B [size, rank]: the slowest columns of the cosine transform, the constant one first.
 
-    For coordinates in an order in which neighbours go together, such as wavelengths or days.
+    For coordinates ordered so that neighbours are similar, such as wavelengths or days.
     """
     angles = np.pi / size * (np.arange(size) + 0.5)
     basis = math.sqrt(2.0 / size) * np.cos(angles[:, None] * np.arange(rank)[None, :])
@@ -36,11 +36,11 @@ def smooth_directions(size: int, rank: int, seed: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class GroupDirections:
-    """Directions of coordinates that go together: of each group the sum, over the root of its size.
+    """Directions by groups of coordinates: the sum of each group over the root of its size.
 
     Args:
-      groups: how many coordinates each has, in their order; a group of 1 stands alone, without a
-        direction, and so do those after the last.
+      groups: the sizes of consecutive groups. A group of 1 has no direction, and neither have
+        coordinates after the last group.
     """
 
     groups: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""The Dirichlet family, for proportions that sum to one: one simplex, or many of one length side by side.
+"""The Dirichlet family, for proportions that sum to one: one simplex, or many of equal length.
 
 q(θ) = ∏ₖ Γ(Σα) / ∏ᵥ Γ(αₖᵥ) · ∏ᵥ θₖᵥ^(αₖᵥ−1) on rows of V proportions, with concentrations α, stored as
-η = α − 1 beside T(θ) = log θ: η = 0 is the factor 1 and, unlike that of ℝᴰ, a proper density.
+η = α − 1 with T(θ) = log θ: η = 0 is the factor 1 and, unlike on ℝᴰ, a proper density.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from fedvi.typing import Key, Theta
 
 __all__ = ["Dirichlet", "DirichletEta", "dirichlet", "dirichlets", "whiten_concentrations"]
 
-# A proper concentration is larger: α − 1 tells smaller ones from 0 only by rounding.
+# A proper concentration is larger: α − 1 cannot tell smaller ones from 0, because of rounding.
 _SMALLEST = 1e-12
-# How many numbers are computed with in one go where pieces will do.
+# How many numbers are in one piece.
 _BLOCK = 1 << 17
 
 
 class DirichletEta(NamedTuple):
-    """Natural parameters: powers α − 1, [V] or [K, V]; of μ, E[log θ]."""
+    """Natural parameters: powers α − 1, [V] or [K, V]; for μ, E[log θ]."""
 
     power: Any
 
@@ -35,7 +35,7 @@ class Dirichlet(Derived):
     """Dirichlets over V ≥ 2 proportions each; θ has them row after row.
 
     Attributes:
-      shape: (V,) of one simplex, (K, V) of K rows.
+      shape: (V,) for one simplex, (K, V) for K rows.
 
     >>> family = Dirichlet((2, 3))
     >>> alpha = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 3.0]])
@@ -57,7 +57,7 @@ class Dirichlet(Derived):
 
     @property
     def size(self) -> int:
-        """D, of all rows."""
+        """D, the number of proportions in all rows."""
         return math.prod(self.shape)
 
     @property
@@ -70,7 +70,7 @@ class Dirichlet(Derived):
         return DirichletEta(np.zeros(self.shape))
 
     def blocks(self, *etas: DirichletEta) -> Iterator[tuple[DirichletEta, ...]]:
-        """Cuts natural parameters into groups of rows, as many as are computed in one go."""
+        """Splits natural parameters into groups of rows."""
         if len(self.shape) == 1:
             yield etas
             return
@@ -113,14 +113,14 @@ class Dirichlet(Derived):
         return draws.reshape(*shape, -1)
 
     def is_proper(self, eta: DirichletEta) -> bool:
-        """Says whether every concentration is positive, beyond rounding (NumPy arrays only)."""
+        """Returns whether every concentration is positive, beyond rounding (NumPy arrays only)."""
         return bool((self.parameters(eta) > _SMALLEST).all()) and tree.is_finite(eta)
 
     def project(self, eta: DirichletEta, floor: DirichletEta) -> DirichletEta:
-        """Lifts concentrations to 1e-3 of the floor's, each by itself; keeps a proper η as it is.
+        """Lifts each concentration to at least 1e-3 of the floor's; keeps a proper η.
 
-        Proper members are an orthant of α, so that this is the nearest of those no flatter than that in
-        every norm that weighs coordinates.
+        Proper members are an orthant of α, so this is the nearest member above that bound, in every norm
+        that weights coordinates.
         """
         if self.is_proper(eta):
             return eta
@@ -144,8 +144,8 @@ def whiten_concentrations(alpha: np.ndarray, change: np.ndarray) -> np.ndarray:
     """Returns the symmetric root of the Fisher metrics of n Dirichlets, applied to changes of α.
 
     With s = √ψ′(α) and the unit vector u ∝ 1/s, the metric is s (I − c uuᵀ) s, whose eigenvalue along
-    u is 1 − c = 1 − ψ′(Σα) Σ 1/ψ′(αᵢ). For large α that is a difference of nearly equal numbers, and is
-    written as one of the small ``excess`` instead.
+    u is 1 − c = 1 − ψ′(Σα) Σ 1/ψ′(αᵢ). For large α that is a difference of nearly equal numbers, so it is
+    computed from the small ``excess`` instead.
 
     Args:
       alpha, change: [K, n].

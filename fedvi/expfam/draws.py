@@ -1,4 +1,4 @@
-"""Draws of θ from a member of any family, in NumPy float64: the same for the same seed."""
+"""Draws θ from a member of any family, in NumPy float64, reproducibly from a seed."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from fedvi.typing import Eta
 
 __all__ = ["thetas"]
 
-# Numbers that are drawn at most: 2 GB of float64.
+# The most numbers to draw: 2 GB of float64.
 _MOST = 250_000_000
 
 

@@ -1,8 +1,8 @@
 """The gamma family, for rates, precisions and other positive numbers.
 
-q(θ) = ∏ᵢ βᵢ^αᵢ / Γ(αᵢ) · θᵢ^(αᵢ−1) exp(−βᵢθᵢ), with shape α and rate β, stored as η = (α − 1, β) beside
-T(θ) = (log θ, −θ). The power is α − 1 and not α because η = 0 must be the factor 1; the rate is stored
-as it is and its statistic is −θ, so that evidence adds to both.
+q(θ) = ∏ᵢ βᵢ^αᵢ / Γ(αᵢ) · θᵢ^(αᵢ−1) exp(−βᵢθᵢ), with shape α and rate β, stored as η = (α − 1, β) with
+T(θ) = (log θ, −θ). The power is α − 1 and not α because η = 0 must be the factor 1. The rate's statistic
+is −θ, so that evidence adds to both.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from fedvi.typing import Key, Theta
 
 __all__ = ["Gamma", "GammaEta", "gamma"]
 
-# α − 1 tells smaller shapes from 0 only by rounding.
+# A proper shape is larger: α − 1 cannot tell smaller ones from 0, because of rounding.
 _SMALLEST_SHAPE = 1e-12
 
 
 class GammaEta(NamedTuple):
-    """Natural parameters: power α − 1 and rate β, each [D]; of μ, E[log θ] and −E[θ]."""
+    """Natural parameters: power α − 1 and rate β, each [D]; for μ, E[log θ] and −E[θ]."""
 
     power: Any
     rate: Any
@@ -90,15 +90,15 @@ class Gamma(Derived):
         return draws / jax.lax.broadcast_to_rank(rate, draws.ndim)
 
     def is_proper(self, eta: GammaEta) -> bool:
-        """Says whether every shape and every rate is positive, beyond rounding (NumPy arrays only)."""
+        """Returns whether every shape and every rate is positive, beyond rounding (NumPy arrays only)."""
         positive = (eta.power + 1.0 > _SMALLEST_SHAPE) & (eta.rate > SMALLEST)
         return bool(positive.all()) and tree.is_finite(eta)
 
     def project(self, eta: GammaEta, floor: GammaEta) -> GammaEta:
-        """Lifts shapes and rates to 1e-3 of the floor's, each by itself; keeps a proper η as it is.
+        """Lifts each shape and each rate to at least 1e-3 of the floor's; keeps a proper η.
 
-        Proper members are an orthant of (α, β), so that this is the nearest of those no flatter than
-        that in every norm that weighs coordinates. A mean α/β of which one part alone is lifted moves.
+        Proper members are an orthant of (α, β), so this is the nearest member above that bound, in every
+        norm that weights coordinates. A mean α/β moves if only one of α and β is lifted.
         """
         if self.is_proper(eta):
             return eta
@@ -110,8 +110,8 @@ class Gamma(Derived):
         )
 
     def whiten(self, eta: GammaEta, change: GammaEta) -> np.ndarray:
-        """Returns the first-order change of log E[θ] in units of 1/√α, q's coefficient of variation,
-        and that of the shape in units of what is left of its metric: shape [2D].
+        """Returns the first-order changes of log E[θ], in units of 1/√α, q's coefficient of variation,
+        and of the shape α, in units of the rest of its metric: [2D].
 
         The Fisher metric ψ′(α) dα² − 2 dα dβ/β + α dβ²/β² is α (dβ/β − dα/α)² + (ψ′(α) − 1/α) dα².
         """

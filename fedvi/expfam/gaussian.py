@@ -1,8 +1,8 @@
 """The Gaussian families, full and diagonal, stored as (h, J).
 
 q(θ) ∝ exp(hᵀθ − ½ θᵀJθ), with precision J and h = J·mean. T(θ) = (θ, −½ θθᵀ), so ⟨η, T⟩ is that
-exponent; for the diagonal family J and the second statistic are vectors. Storing (h, J) rather than
-(h, −½J) matters as soon as one clips or adds noise in η.
+exponent; for the diagonal family J and the second statistic are vectors. It matters for clipping and
+noise in η that (h, J) is stored, not (h, −½J).
 """
 
 import dataclasses
@@ -103,17 +103,17 @@ class FullGaussian(Derived):
         return float(np.trace(np.linalg.solve(eta.J, other.J)))
 
     def from_quadratic(self, h: np.ndarray, precision: np.ndarray) -> GaussianEta | None:
-        """Returns η of exp(hᵀθ − ½ θᵀJθ) with J [D, D]; None if it is no member."""
+        """Returns η of exp(hᵀθ − ½ θᵀJθ) with J [D, D]."""
         return GaussianEta(h, precision)
 
     def padded(self, eta: GaussianEta, precision: np.ndarray) -> GaussianEta:
-        """Returns η beside further coordinates that are independent, of mean 0 and these precisions."""
+        """Returns η with further independent coordinates of mean 0 and these precisions appended."""
         wide = np.diag(np.concatenate([np.zeros(self.size), precision]))
         wide[: self.size, : self.size] = eta.J
         return GaussianEta(np.concatenate([eta.h, np.zeros(len(precision))]), wide)
 
     def marginal(self, eta: GaussianEta, size: int) -> GaussianEta:
-        """Returns η of the first ``size`` coordinates, the others proper, by the Schur complement."""
+        """Returns the marginal η of the first ``size`` coordinates, by the Schur complement."""
         cut = slice(0, size), slice(size, None)
         across = eta.J[cut[0], cut[1]]
         explained = np.linalg.solve(eta.J[cut[1], cut[1]], np.c_[across.T, eta.h[cut[1]]])
@@ -145,10 +145,10 @@ class FullGaussian(Derived):
         return _broadcast_add(noise @ root.T, location)
 
     def is_proper(self, eta: GaussianEta) -> bool:
-        """Says whether J is positive definite beyond rounding (NumPy arrays only).
+        """Returns whether J is positive definite beyond rounding (NumPy arrays only).
 
-        The answer does not depend on the units of θ's coordinates, unless an sd is beyond 1e15: J is
-        scaled to a unit diagonal.
+        J is scaled to a unit diagonal, so that the answer does not depend on the units of θ's
+        coordinates, unless an sd is beyond 1e15.
         """
         if not (np.isfinite(eta.h).all() and np.isfinite(eta.J).all()):
             return False
@@ -159,11 +159,10 @@ class FullGaussian(Derived):
         return bool(np.linalg.eigvalsh(scaled)[0] > 1e-14 * self.size)
 
     def project(self, eta: GaussianEta, floor: GaussianEta) -> GaussianEta:
-        """Lifts the eigenvalues of J, relative to the floor's J, to 1e-3; keeps a proper η as it is.
+        """Lifts the eigenvalues of J, relative to the floor's J, to at least 1e-3; keeps a proper η.
 
-        Where others are so large that 1e-3 would be lost beside them, to what would not.
-
-        The mean in the lifted directions is that of the lifted precision with the same h.
+        If the largest eigenvalue is so large that 1e-3 would be lost in rounding, the bound is higher.
+        h stays the same, so the mean in the lifted directions follows from the lifted precision.
         """
         if self.is_proper(eta):
             return eta
@@ -190,7 +189,7 @@ class FullGaussian(Derived):
         try:
             covariance_root = np.linalg.cholesky(symmetric(np.linalg.inv(eta.J)))
         except np.linalg.LinAlgError:
-            # Close to singular, the inverse is lost in rounding; L⁻ᵀ of J = L Lᵀ is a root all the same.
+            # Near singularity the inverse is lost in rounding; L⁻ᵀ of J = L Lᵀ is still a root.
             covariance_root = np.linalg.inv(np.linalg.cholesky(symmetric(eta.J))).T
         location = np.linalg.solve(eta.J, eta.h)
         shift = covariance_root.T @ (change.h - change.J @ location)
@@ -229,7 +228,7 @@ class DiagonalGaussian(Derived):
         return GaussianEta(np.zeros(self.size), np.zeros(self.size))
 
     def blocks(self, *etas: GaussianEta) -> Iterator[tuple[GaussianEta, ...]]:
-        """Cuts natural parameters into pieces of as many coordinates as are computed in one go."""
+        """Splits natural parameters into pieces of ``_BLOCK`` coordinates."""
         for start in range(0, self.size, _BLOCK):
             piece = slice(start, start + _BLOCK)
             yield tuple(GaussianEta(eta.h[piece], eta.J[piece]) for eta in etas)
@@ -271,12 +270,12 @@ class DiagonalGaussian(Derived):
         return _broadcast_add(noise * scale, h / precision)
 
     def is_proper(self, eta: GaussianEta) -> bool:
-        """Says whether every precision is positive, and no sd beyond 1e15 (NumPy arrays only)."""
+        """Returns whether every precision is positive, and no sd beyond 1e15 (NumPy arrays only)."""
         positive = all(bool((piece > SMALLEST).all()) for (piece,) in windows(np.asarray(eta.J)))
         return positive and is_finite(eta.h) and is_finite(eta.J)
 
     def project(self, eta: GaussianEta, floor: GaussianEta) -> GaussianEta:
-        """Lifts precisions to 1e-3 of the floor's; keeps a proper η as it is."""
+        """Lifts precisions to at least 1e-3 of the floor's; keeps a proper η."""
         if self.is_proper(eta):
             return eta
         lifted = elementwise(
@@ -321,12 +320,12 @@ class DiagonalGaussian(Derived):
         return GaussianEta(h, diagonal.copy())
 
     def padded(self, eta: GaussianEta, precision: np.ndarray) -> GaussianEta:
-        """Returns η beside further coordinates that are independent, of mean 0 and these precisions."""
+        """Returns η with further independent coordinates of mean 0 and these precisions appended."""
         h = np.concatenate([eta.h, np.zeros(len(precision))])
         return GaussianEta(h, np.concatenate([eta.J, precision]))
 
     def marginal(self, eta: GaussianEta, size: int) -> GaussianEta:
-        """Returns η of the first ``size`` coordinates."""
+        """Returns the marginal η of the first ``size`` coordinates."""
         return GaussianEta(eta.h[:size], eta.J[:size])
 
 

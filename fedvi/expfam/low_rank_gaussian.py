@@ -1,8 +1,8 @@
-"""Gaussians with a low-rank correction of a diagonal precision: correlations where D × D is too much.
+"""Gaussians with a low-rank correction of a diagonal precision: correlations without a D × D matrix.
 
 q(θ) ∝ exp(hᵀθ − ½ θᵀPθ) with P = diag(d) + B K Bᵀ, for a fixed, public B [D, r] with orthonormal
-columns. η = (h, d, K) beside T(θ) = (θ, −½ θ², −½ (Bᵀθ)(Bᵀθ)ᵀ), so factors still add: had every factor a
-B of its own, they would not. Nothing here is [D, D]: with s = d^−½ and s·B = QR,
+columns. η = (h, d, K) with T(θ) = (θ, −½ θ², −½ (Bᵀθ)(Bᵀθ)ᵀ). Factors add because they share B. No array
+here is [D, D]: with s = d^−½ and s·B = QR,
 
     P⁻¹ = s (I − Q V Qᵀ) s,   V = I − M⁻¹,   M = I + R K Rᵀ   [r, r].
 """
@@ -33,10 +33,10 @@ __all__ = ["LowRankEta", "LowRankGaussian", "RootParts", "low_rank_gaussian"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
-# Of a study that names none.
+# The default of a study.
 _RANK = 8
 
-# Coordinates of a larger leverage take the dense part of a root of the metric; there are at most 2.5 r.
+# Coordinates with a larger leverage use the dense part of a root of the metric; there are at most 2.5 r.
 _LEVERAGE = 0.4
 
 
@@ -49,7 +49,7 @@ class LowRankEta(NamedTuple):
 
 
 class RootParts(NamedTuple):
-    """A root L = s (I − QQᵀ + QHQᵀ) of P⁻¹ = L Lᵀ: what gradient solvers work in.
+    """A root L = s (I − QQᵀ + QHQᵀ) of P⁻¹ = L Lᵀ, which defines the coordinates of gradient solvers.
 
     Attributes:
       scale: s = d^−½, [D].
@@ -65,7 +65,7 @@ class RootParts(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """s [D], Q [D, r], R [r, r] and M [r, r] of the precision; see the top of the file."""
+    """s [D], Q [D, r], R [r, r] and M [r, r] of the precision; see the module docstring."""
 
     scale: Any
     q: Any
@@ -97,21 +97,21 @@ def _basis(
 
 @dataclasses.dataclass(frozen=True)
 class LowRankGaussian(Derived):
-    """Gaussians over θ ∈ ℝᴰ whose precision is diagonal but for r fixed directions.
+    """Gaussians over θ ∈ ℝᴰ whose precision is diagonal except in r fixed directions.
 
-    It has any precisions of single coordinates, and any joint precision of the r numbers Bᵀθ, but no
-    correlations outside the span of B, which does not adapt. r random directions of D hold r/D of the
-    squared length of any given one, so that with r ≪ D they are little more than ``diagonal_gaussian``:
-    it is as good as its directions are known (docs/concepts/factors.md).
+    The precisions of single coordinates and the joint precision of the r numbers Bᵀθ are free. There are
+    no correlations outside the span of B, which does not adapt. r random directions of D hold r/D of the
+    squared length of any given direction, so with r ≪ D they are little better than
+    ``diagonal_gaussian``. The family is as good as its directions (docs/concepts/factors.md).
 
-    Proper members here have d > 0. Positive definiteness alone would let up to r of the d be negative
-    beside a large K. So restricted, they are still a convex cone, and what is computed here needs it.
+    Proper members here have d > 0. Positive definiteness alone would allow up to r negative entries of d
+    with a large K. Members with d > 0 are still a convex cone, and the computations here need d > 0.
 
     Args:
       size: D, larger than ``rank``.
       rank: r.
-      seed: of the directions; public.
-      directions: (size, rank, seed) → B [D, r] with orthonormal columns; a function of a module, so
+      seed: the public seed of the directions.
+      directions: (size, rank, seed) → B [D, r] with orthonormal columns; a module-level function, so
         that equal families are equal. Called once, when B is first needed.
 
     >>> family = LowRankGaussian(5, rank=2)
@@ -195,7 +195,7 @@ class LowRankGaussian(Derived):
         eta = tree.map_leaves(jax.numpy.asarray, eta)
         parts = self._parts(eta)
         noise = jax.random.normal(key, (*shape, self.size), eta.h.dtype)
-        # Of P⁻¹ the root s (I − Q (I − M^−½) Qᵀ).
+        # s (I − Q (I − M^−½) Qᵀ) is a root of P⁻¹.
         noise = noise - ((noise @ parts.q) @ (_identity(parts) - _inverse_root(parts))) @ parts.q.T
         location, scale = (
             jax.lax.broadcast_to_rank(each, noise.ndim)
@@ -204,7 +204,7 @@ class LowRankGaussian(Derived):
         return location + scale * noise
 
     def is_proper(self, eta: LowRankEta) -> bool:
-        """Says whether d is positive and P positive definite beyond rounding (NumPy arrays only)."""
+        """Returns whether d is positive and P positive definite beyond rounding (NumPy arrays only)."""
         if not tree.is_finite(eta) or not (eta.d > SMALLEST).all():
             return False
         inside = self._parts(eta).inside
@@ -217,12 +217,13 @@ class LowRankGaussian(Derived):
         )
 
     def project(self, eta: LowRankEta, floor: LowRankEta) -> LowRankEta:
-        """Lifts d, then K, and keeps h; keeps a proper η as it is.
+        """Lifts d, then K, and keeps h; keeps a proper η.
 
-        d is lifted to √1e-3 of the floor's and the eigenvalues of P relative to that d, which K alone
-        decides, to √1e-3: so P is no flatter in any direction than 1e-3 of the floor's diag(d). In the
-        coordinates where d is the identity that K is the nearest in Frobenius norm. Where other
-        eigenvalues are so large that this would be lost beside them, to what would not.
+        d is lifted to at least √1e-3 of the floor's. The eigenvalues of P relative to that d, which depend
+        on K alone, are lifted to at least √1e-3. So P is no flatter in any direction than 1e-3 of the
+        floor's diag(d). In the coordinates where d is the identity, that K is the nearest in Frobenius
+        norm. If the largest eigenvalue is so large that √1e-3 would be lost in rounding, the bound is
+        higher.
         """
         if self.is_proper(eta):
             return eta
@@ -257,7 +258,7 @@ class LowRankGaussian(Derived):
 
             ‖⊥Δ⊥‖² + 2 ‖⊥ΔQ M^−½‖² + ‖M^−½ (QᵀΔQ + E) M^−½‖²,
 
-        and only the first needs thought to be had without an array [D, D]; see ``_root_outside``.
+        and ``_root_outside`` computes the first without an array [D, D].
         """
         parts = self._parts(eta)
         q, root = parts.q, _inverse_root(parts)
@@ -291,7 +292,7 @@ class LowRankGaussian(Derived):
         return x @ self.location(eta), np.sqrt((pulled**2).sum(axis=1))
 
     def root_parts(self, eta: LowRankEta) -> RootParts:
-        """Returns a root of the covariance of a proper member, of NumPy arrays in float64."""
+        """Returns a root of the covariance of a proper member, as float64 NumPy arrays."""
         parts = self._parts(eta)
         sign = np.where(np.diagonal(parts.r) < 0.0, -1.0, 1.0)
         inside = np.linalg.cholesky(sign[:, None] * _inverse(parts) * sign[None, :])
@@ -334,19 +335,19 @@ def low_rank_gaussian(
 ) -> LowRankGaussian:
     """Returns the family of Gaussians with a diagonal precision corrected in a few fixed directions.
 
-    Random directions say little more than ``diagonal_gaussian``. With directions of your own, name a
+    Random directions are little better than ``diagonal_gaussian``. For directions of your own, name a
     function that returns ``LowRankGaussian(size, rank, directions=my_directions)`` as the study's family.
 
     Args:
       size: D.
-      rank: r, below D; costs are linear in D and quadratic in r. Of ``groups``, that of them.
-      seed: of random directions. Public: it is in the study, and no noise comes from it.
+      rank: r, below D; costs are linear in D and quadratic in r. With ``groups``, their number.
+      seed: the seed of random directions, public. It is in the study, and no noise comes from it.
       directions: "random"; or "smooth", slow contrasts along the order of the coordinates.
-      groups: how many coordinates go together each time, from the first on, such as [1, 40, 40] of an
-        intercept and two times forty columns; each group of two or more is a direction.
+      groups: the sizes of consecutive groups of coordinates, from the first on, such as [1, 40, 40] for an
+        intercept and two groups of forty columns; each group of two or more is a direction.
 
     Raises:
-      FamilyError: directions that are unknown, groups that do not fit, a rank that is not below D.
+      FamilyError: unknown directions, groups that do not fit, or a rank that is not below D.
     """
     if groups is not None:
         return _grouped(size, rank, directions, groups)
@@ -433,7 +434,7 @@ def _root_outside(q: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """Returns a vector, linear in δ, of squared norm ‖⊥ diag(δ) ⊥‖² with ⊥ = I − QQᵀ.
 
     That is δᵀNδ with N = ⊥∘⊥ = diag(1 − 2π) + (QQᵀ)∘(QQᵀ) and leverages πᵢ = ‖Qᵢ‖²: a sum of squares
-    while every π is below ½. The coordinates H of larger leverage, of which there are few since Σπ = r,
+    if every π is below ½. The coordinates H of larger leverage, of which there are few since Σπ = r,
     are eliminated: δᵀNδ = xᵀN_SS x + δ_Hᵀ(N_HH − N_HS N_SS⁻¹ N_SH)δ_H, x = δ_S + N_SS⁻¹ N_SH δ_H. As
     0.2 ≤ N_SS ≤ 1, conjugate gradients solve with it in forty steps.
 

@@ -1,8 +1,8 @@
 """Processes large arrays one window at a time, so that little of a mapped file stays in memory.
 
-Whoever reads an array that is the map of a file has its pages in the process's memory from then on,
-until the system wants them back. A server goes through several such arrays at each fold. So what
-reads large arrays does it in windows, and lets go of the pages of each before it reads the next.
+Reading an array that is mapped from a file keeps its pages in the process's memory until the system
+reclaims them. A server goes through several such arrays at each fold. So large arrays are read in
+windows, and the pages of each window are released before the next is read.
 """
 
 import mmap
@@ -16,15 +16,15 @@ __all__ = ["WINDOW", "elementwise", "evict", "is_finite", "windows"]
 WINDOW = 1 << 20
 """Bytes of an array that are read in one go; smaller arrays are taken whole."""
 
-# A read may map what the system has in its cache around it, as far as one page table goes.
+# A read may also map cached pages around it, as far as one page table goes.
 _AROUND = 2 << 20
 
 
 def windows(*arrays: Any) -> Iterator[tuple[Any, ...]]:
-    """Cuts arrays of one shape alike into flat pieces of at most ``WINDOW`` bytes, which share memory.
+    """Splits arrays of one shape into matching flat views of at most ``WINDOW`` bytes.
 
-    A piece's pages of a mapped file are let go of when the next piece is asked for. Small arrays,
-    and whatever is no NumPy array in C order, are one piece as they are.
+    A piece's pages of a mapped file are released when the next piece is requested. Small arrays,
+    and anything else than NumPy arrays in C order, are one piece as they are.
 
     >>> [piece.size for (piece,) in windows(np.zeros((2, 100_000)))]
     [131072, 68928]
@@ -42,11 +42,11 @@ def windows(*arrays: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def elementwise(function: Callable[..., Any], *arrays: Any) -> Any:
-    """Returns what a function makes of each number by itself: bit for bit, in windows where it can.
+    """Applies an elementwise function to arrays, in windows where it can; the same bits either way.
 
     Args:
-      function: from arrays of one shape, float64, to one array of the same.
-      arrays: of one shape; where they are not, or not NumPy's, the function gets them as they are.
+      function: maps float64 arrays of one shape to one array of that shape.
+      arrays: of one shape; otherwise, or if not NumPy's, the function gets them as they are.
     """
     if not _are_large(arrays) or any(array.dtype != np.float64 for array in arrays):
         return function(*arrays)
@@ -57,21 +57,21 @@ def elementwise(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def is_finite(array: Any) -> bool:
-    """Says whether every number of an array is finite."""
+    """Returns whether every number of an array is finite."""
     return all(bool(np.isfinite(piece).all()) for (piece,) in windows(array))
 
 
 def evict(array: Any) -> None:
-    """Lets the pages of a mapped file that an array covers leave the memory; they come back when read.
+    """Releases from memory the pages of a mapped file that an array covers; a read loads them again.
 
-    Does nothing to arrays that are no read-only map, or not in C order.
+    Does nothing for arrays that are not a read-only map, or not in C order.
     """
     if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.size:
         return
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
-    # Pages of a private map, which can be written to, would be lost.
+    # Only read-only maps: written pages of a private map would be lost.
     if isinstance(base, mmap.mmap) and memoryview(base).readonly:
         offset = _address(array) - _address(np.frombuffer(base, np.uint8))
         start = max(0, offset - offset % mmap.PAGESIZE - _AROUND)
@@ -80,7 +80,7 @@ def evict(array: Any) -> None:
 
 
 def _are_large(arrays: tuple[Any, ...]) -> bool:
-    # Most are small, and this is asked of each.
+    # Called for every array, and most are small: check the size first.
     for array in arrays:
         if isinstance(array, np.ndarray) and array.nbytes > WINDOW:
             break

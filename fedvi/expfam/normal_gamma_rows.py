@@ -1,13 +1,13 @@
-"""Coefficients that share one unknown noise precision, with the posterior of both.
+"""The normal-gamma family: coefficients that share one unknown noise precision, and that precision.
 
 q(w, τ) = ∏_g ∏_r N(w_gr; m_gr, (τ_g Λ_g)⁻¹) Gamma(τ_g; α_g, β_g) over G groups of R rows of D numbers. The
 rows of a group share τ and Λ. Stored as η = (h, J, power, rate) with
 
-    h = Λm,   J = Λ,   power = α − 1 + ½RD,   rate = β + ½ Σ_r mᵀΛm      beside
+    h = Λm,   J = Λ,   power = α − 1 + ½RD,   rate = β + ½ Σ_r mᵀΛm      for
     T = (τw, −½ τ Σ_r w wᵀ, log τ, −τ),
 
-so that outcomes y_r ~ N(zᵀw_r, 1/τ) of one z are the factor (y_r·z, z zᵀ, ½R, ½ Σ_r y_r²): linear
-regression with an unknown noise has one group of one row. θ is all w, row by row, then all τ.
+so that outcomes y_r ~ N(zᵀw_r, 1/τ) with one z are the factor (y_r·z, z zᵀ, ½R, ½ Σ_r y_r²). Linear
+regression with unknown noise has one group of one row. θ is all w, row by row, then all τ.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ class NormalGammaRows(Derived):
 
     @property
     def number_count(self) -> int:
-        """R·D numbers of h, D(D+1)/2 of the symmetric J, and two, of each group."""
+        """For each group, R·D numbers of h, D(D+1)/2 of the symmetric J, and two more."""
         triangle = self.columns * (self.columns + 1) // 2
         return self.groups * (self.rows * self.columns + triangle + 2)
 
@@ -128,7 +128,7 @@ class NormalGammaRows(Derived):
         return NormalGammaRowsEta(along, -0.5 * (turned(w) @ along), xp.log(tau), -tau)
 
     def split(self, theta: Theta) -> tuple[Any, Any]:
-        """Cuts θ [size] into coefficients [G, R, D] and precisions [G]."""
+        """Splits θ [size] into coefficients [G, R, D] and precisions [G]."""
         count = self.groups * self.rows * self.columns
         return theta[:count].reshape(self.groups, self.rows, self.columns), theta[count:]
 
@@ -148,7 +148,7 @@ class NormalGammaRows(Derived):
         return jnp.concatenate([w.reshape(*shape, -1), tau], axis=-1)
 
     def is_proper(self, eta: NormalGammaRowsEta) -> bool:
-        """Says whether Λ is positive definite and α, β are positive, beyond rounding (NumPy only).
+        """Returns whether Λ is positive definite and α, β are positive, beyond rounding (NumPy only).
 
         Λ is scaled to a unit diagonal, so that the units of coefficients do not matter.
         """
@@ -169,9 +169,9 @@ class NormalGammaRows(Derived):
 
     def project(self, eta: NormalGammaRowsEta, floor: NormalGammaRowsEta) -> NormalGammaRowsEta:
         """Lifts Λ's eigenvalues relative to the floor's Λ, α and then β to 1e-3 of the floor's, keeping
-        h; keeps a proper η as it is.
+        h; keeps a proper η.
 
-        Where the floor's α is above 1, it is α − 1 that is lifted, so that coefficients have an sd.
+        Where the floor's α is above 1, α − 1 is lifted instead of α, so that coefficients have an sd.
         """
         if self.is_proper(eta):
             return eta
@@ -197,8 +197,8 @@ class NormalGammaRows(Derived):
     def whiten(self, eta: NormalGammaRowsEta, change: NormalGammaRowsEta) -> np.ndarray:
         """Returns the first-order changes of m, Λ and (α, β) in units of q's sds: a vector.
 
-        In (m, Λ, α, β) the Fisher metric falls apart: E[τ] Σ_r dmᵀΛ dm + ½R ‖L⁻¹ dΛ L⁻ᵀ‖² + that of the
-        gamma, with Λ = L Lᵀ.
+        In (m, Λ, α, β) the Fisher metric separates: E[τ] Σ_r dmᵀΛ dm + ½R ‖L⁻¹ dΛ L⁻ᵀ‖² + the metric of
+        the gamma, with Λ = L Lᵀ.
         """
         m, scale, shape, rate = self.parameters(eta)
         inverse = np.linalg.inv(np.linalg.cholesky(symmetric(scale)))

@@ -3,11 +3,11 @@
 q(x, Λ) = ∏ₖ N(xₖ; mₖ, (κₖ Λₖ)⁻¹) Wishart(Λₖ; νₖ, Wₖ) over K pairs of dimension d, stacked. With a = ν/2
 and B = ½ W⁻¹, so that E[Λ] = a B⁻¹, stored as η = (h, J, power, rate) with
 
-    h = κm,   J = κ,   power = a − d/2,   rate = B + ½ κ m mᵀ      beside
+    h = κm,   J = κ,   power = a − d/2,   rate = B + ½ κ m mᵀ      for
     T = (Λx, −½ xᵀΛx, log|Λ|, −Λ),
 
-so that a record y ~ N(x, Λ⁻¹) is the factor (y, 1, ½, ½ y yᵀ). θ is all means, then of each Λ its
-lower triangle, row by row; densities are with respect to Lebesgue measure on those numbers.
+so that a record y ~ N(x, Λ⁻¹) is the factor (y, 1, ½, ½ y yᵀ). θ is all means, then the lower triangle
+of each Λ, row by row; densities are with respect to Lebesgue measure on those numbers.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ __all__ = ["NormalWishart", "NormalWishartEta", "normal_wishart"]
 _LOG_2PI = math.log(2.0 * math.pi)
 _LOG_PI = math.log(math.pi)
 
-# A proper a is larger than its bound (d − 1)/2 by this: less is lost in the rounding of the power.
+# A proper a exceeds its bound (d − 1)/2 by this: less would be lost in the rounding of the power.
 _SMALLEST_SHAPE = 1e-12
 
 
@@ -73,7 +73,7 @@ class NormalWishart(Derived):
 
     @property
     def number_count(self) -> int:
-        """As many as θ has, and two a pair."""
+        """As many as θ has, and two more for each pair."""
         return self.size + 2 * self.rows
 
     def zeros(self) -> NormalWishartEta:
@@ -105,7 +105,7 @@ class NormalWishart(Derived):
     def parameters(self, eta: NormalWishartEta) -> tuple[Any, Any, Any, Any]:
         """Returns m [K, d], κ [K], a [K] and B [K, d, d]."""
         m = eta.h / eta.J[:, None]
-        # From roots of numbers that are symmetric to the last bit: so is what is left.
+        # An outer product of equal vectors is symmetric to the last bit, and so is the rest.
         part = eta.h / (eta.J**0.5)[:, None]
         return m, eta.J, eta.power + 0.5 * self.columns, eta.rate - 0.5 * outer(part, part)
 
@@ -141,7 +141,7 @@ class NormalWishart(Derived):
         )
 
     def split(self, theta: Theta) -> tuple[Any, Any]:
-        """Cuts θ [D] into means [K, d] and precision matrices [K, d, d]."""
+        """Splits θ [D] into means [K, d] and precision matrices [K, d, d]."""
         count = self.rows * self.columns
         x = theta[:count].reshape(self.rows, self.columns)
         return x, theta[count:].reshape(self.rows, self._triangle_size)[:, self._places]
@@ -176,7 +176,7 @@ class NormalWishart(Derived):
         return jnp.concatenate([piece.reshape(*shape, -1) for piece in pieces], axis=-1)
 
     def is_proper(self, eta: NormalWishartEta) -> bool:
-        """Says whether κ > 0, a > (d − 1)/2 and B is positive definite, beyond rounding (NumPy only).
+        """Returns whether κ > 0, a > (d − 1)/2 and B is positive definite, beyond rounding (NumPy only).
 
         B is scaled to a unit diagonal of ``rate``, so that the units of x do not matter.
         """
@@ -194,10 +194,10 @@ class NormalWishart(Derived):
 
     def project(self, eta: NormalWishartEta, floor: NormalWishartEta) -> NormalWishartEta:
         """Lifts κ, a − (d − 1)/2 and then B's eigenvalues, relative to the floor's B, to 1e-3 of the
-        floor's, keeping h; keeps a proper η as it is.
+        floor's, keeping h; keeps a proper η.
 
-        Where the floor's precisions have an expected inverse, a > (d + 1)/2, what is lifted is a less
-        that bound, so that means have an sd.
+        Where the floor's precisions have an expected inverse, a > (d + 1)/2, a − (d + 1)/2 is lifted
+        instead, so that means have an sd.
         """
         if self.is_proper(eta):
             return eta
@@ -214,7 +214,7 @@ class NormalWishart(Derived):
         values, vectors = np.linalg.eigh(symmetric(left))
         beside = inverse @ taken @ turned(inverse)
         largest = values[:, -1:].clip(0.0) + np.trace(beside, axis1=1, axis2=2)[:, None]
-        # Four times what ``is_proper`` asks for, in the floor's units instead of in η's own.
+        # Four times what ``is_proper`` requires, in the floor's units instead of η's own.
         least = np.maximum(PROJECTION_FRACTION, 4.0 * ROUNDING_FRACTION * d * largest)
         lifted = (vectors * np.maximum(values, least)[:, None, :]) @ turned(vectors)
         kept = symmetric(root @ lifted @ turned(root))
@@ -223,7 +223,7 @@ class NormalWishart(Derived):
     def whiten(self, eta: NormalWishartEta, change: NormalWishartEta) -> np.ndarray:
         """Returns the first-order changes of m, κ and (a, B) in units of q's sds: shape [K(d + 2 + d²)].
 
-        In (m, κ, a, B) the Fisher metric falls apart: κ dmᵀ E[Λ] dm + ½d (dκ/κ)² + that of the Wishart,
+        In (m, κ, a, B) the Fisher metric separates: κ dmᵀ E[Λ] dm + ½d (dκ/κ)² + the metric of the Wishart,
         which is ‖√a S − da/√a·I‖² + (ψ_d′(a) − d/a) da² with S = L⁻¹ dB L⁻ᵀ, B = L Lᵀ.
         """
         m, scale, shape, rate = self.parameters(eta)
@@ -268,7 +268,7 @@ class NormalWishart(Derived):
 
     @property
     def _places(self) -> np.ndarray:
-        """Where each entry of a symmetric matrix stands in its triangle, [d, d]."""
+        """The index of each entry of a symmetric matrix in its triangle, [d, d]."""
         rows, columns = np.tril_indices(self.columns)
         places = np.zeros((self.columns, self.columns), int)
         places[rows, columns] = places[columns, rows] = np.arange(len(rows))

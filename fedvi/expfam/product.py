@@ -1,4 +1,4 @@
-"""Products of families: blocks of θ with a family each become one q.
+"""Products of families: q with independent blocks of θ, each in its own family.
 
 q(θ) = ∏ₖ qₖ(θₖ) over consecutive pieces θₖ of a flat θ; η is the tuple of the blocks' η.
 """
@@ -49,7 +49,7 @@ class Product:
         return sum(part.number_count for part in self.parts)
 
     def split(self, theta: Theta) -> list[Theta]:
-        """Cuts θ [..., D] into the blocks' pieces."""
+        """Splits θ [..., D] into the blocks' pieces."""
         ends = np.cumsum([part.size for part in self.parts]).tolist()
         return [
             theta[..., end - part.size : end] for part, end in zip(self.parts, ends, strict=True)
@@ -60,7 +60,7 @@ class Product:
         return tuple(part.zeros() for part in self.parts)
 
     def check(self, eta: Any, name: str = "eta") -> None:
-        """Raises FamilyError unless ``eta`` is a tuple of what fits the blocks."""
+        """Raises FamilyError unless ``eta`` is a tuple with one valid member for each block."""
         if type(eta) is not tuple or len(eta) != len(self.parts):
             length = f" of {len(eta)}" if isinstance(eta, tuple) else ""
             raise errors.FamilyError(
@@ -95,11 +95,11 @@ class Product:
         return jax.numpy.concatenate(draws, axis=-1)
 
     def is_proper(self, eta: Eta) -> bool:
-        """Says whether every block is proper (NumPy arrays only)."""
+        """Returns whether every block is proper (NumPy arrays only)."""
         return all(part.is_proper(block) for part, block in self._with(eta))
 
     def project(self, eta: Eta, floor: Eta) -> Eta:
-        """Projects every block beside the floor's block; those that are proper are kept as they are."""
+        """Projects every block onto its floor's block; keeps proper blocks."""
         return tuple(part.project(*blocks) for part, *blocks in self._with(eta, floor))
 
     def kl(self, eta_q: Eta, eta_p: Eta) -> Any:
@@ -128,6 +128,6 @@ def product(parts: Sequence[Any]) -> Product:
       parts: families, at least one.
 
     Raises:
-      FamilyError: there is none, or one is no family.
+      FamilyError: ``parts`` is empty, or one is not a family.
     """
     return Product(tuple(parts))

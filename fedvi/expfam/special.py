@@ -6,7 +6,7 @@ import numpy as np
 
 __all__ = ["digamma", "excess", "gammaln", "trigamma"]
 
-# Beyond it the asymptotic series is exact to float64, and the difference is not.
+# Beyond this, the asymptotic series is exact to float64, and the plain difference is not.
 _LARGE = 100.0
 
 
@@ -35,7 +35,7 @@ def excess(x: Any) -> Any:
 
 
 def _special(x: Any) -> Any:
-    """Returns the namespace of special functions that takes such an array."""
+    """Returns the namespace of special functions for this kind of array."""
     if x.__array_namespace__() is np:
         import scipy.special
 

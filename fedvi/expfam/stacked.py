@@ -1,7 +1,7 @@
-"""Natural parameters of many clients in one array each, so that a fold is a few passes over them.
+"""Stacks the natural parameters of many clients into one array per leaf, so that a fold is a few passes.
 
-What is computed here has the bits of the same arithmetic client by client: numbers are added one after
-the other, in the order of names, and what is done to each number by itself does not depend on its place.
+Results have the same bits as client by client: sums run one after the other in the order of names, and
+elementwise arithmetic does not depend on a number's place.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,12 +14,12 @@ from fedvi.typing import Eta
 
 __all__ = ["Alike", "Stacked", "added", "in_order", "is_alike", "is_stacked", "of_all", "total"]
 
-# Rows that are added in one call: few enough to stay in a cache.
+# Rows added in one call: few enough to stay in the cache.
 _ROWS = 64
 
 
 class Stacked(Mapping[str, Any]):
-    """A mapping from names to trees, whose arrays lie one behind the other; never written to.
+    """A read-only mapping from names to trees, whose arrays are stacked along a first axis.
 
     >>> found = Stacked(("north", "south"), np.array([[1.0, 2.0], [3.0, 4.0]]))
     >>> found["south"], len(found)
@@ -107,12 +107,12 @@ class Alike(Mapping[str, Any]):
 
 
 def is_stacked(etas: Mapping[str, Any]) -> TypeGuard[Stacked]:
-    """Whether the trees of a mapping lie in one array each."""
+    """Returns whether the trees of a mapping are stacked."""
     return isinstance(etas, Stacked)
 
 
 def is_alike(values: Mapping[str, Any]) -> TypeGuard[Alike]:
-    """Whether all entries of a mapping are known to be one."""
+    """Returns whether all entries of a mapping are known to be one value."""
     return isinstance(values, Alike)
 
 
@@ -129,13 +129,13 @@ def added(
     factor: float,
     keep: Callable[[Eta], Eta] = lambda eta: eta,
 ) -> Mapping[str, Eta]:
-    """Returns left + factor · right of each name of ``right``, as ``tree.add_scaled`` does, at rest.
+    """Returns left + factor · right for each name of ``right``, as ``tree.add_scaled``, read-only.
 
     Args:
-      left: of all names.
-      right: of some of them, in their order; of the same ones where both are stacked.
-      factor: of all.
-      keep: called with each; returns it, equal, perhaps elsewhere than in memory.
+      left: trees by name.
+      right: trees for some of these names, in their order; for the same names where both are stacked.
+      factor: one for all.
+      keep: called with each result; returns an equal tree, which may be stored outside of memory.
     """
     if isinstance(left, Stacked) and isinstance(right, Stacked) and left.names is right.names:
         return right.with_etas(tree.freeze(tree.add_scaled(left.etas, right.etas, factor)))
@@ -146,7 +146,7 @@ def added(
 
 
 def of_all(names: tuple[str, ...], etas: Mapping[str, Eta]) -> Stacked:
-    """Stacks what a mapping has of some names; what is stacked so already is taken as it is."""
+    """Stacks the trees of some names; returns a mapping that is already stacked by them as it is."""
     if isinstance(etas, Stacked) and etas.names is names:
         return etas
     found = [etas[name] for name in names]
@@ -156,8 +156,8 @@ def of_all(names: tuple[str, ...], etas: Mapping[str, Eta]) -> Stacked:
 def in_order(start: Any, rows: Any) -> Any:
     """Returns start + Σ rows, added one after the other along the first axis."""
     result = start + rows[0]
-    # Along the first axis of an array in C order NumPy adds row by row, where rows have more than one
-    # number. Along the last one it would add in pairs.
+    # Along the first axis of a C-order array NumPy adds row by row, if rows have more than one number.
+    # Along the last axis it would add in pairs.
     add = np.add.reduce if result.size > 1 else _last_of_running
     block = np.empty((_ROWS + 1, *np.shape(result)))
     for at in range(1, len(rows), _ROWS):

@@ -68,7 +68,7 @@ def add_scaled(left: Eta, right: Eta, factor: float) -> Eta:
 def total(etas: Iterable[Eta], start: Eta) -> Eta:
     """Returns start + Σ η, added in the order given, so that the result is reproducible bit by bit.
 
-    The result is a tree of its own if there is anything to add, and takes the memory of one.
+    The result is a new tree if there is anything to add, and needs the memory of one tree.
     """
     result = None
     for eta in etas:
@@ -79,7 +79,7 @@ def total(etas: Iterable[Eta], start: Eta) -> Eta:
 def to_numpy(eta: Eta) -> Eta:
     """Returns a tree as read-only float64 arrays in C order, the form at rest and on the wire.
 
-    Arrays that are in that form already, and that nobody can write to, are shared; others are copied.
+    Read-only arrays that already have that form are shared; others are copied.
     """
 
     def convert(leaf: Any) -> np.ndarray:
@@ -93,7 +93,7 @@ def to_numpy(eta: Eta) -> Eta:
 
 
 def freeze(eta: Eta) -> Eta:
-    """Does what ``to_numpy`` does to a tree that was made for this alone: it may be taken as it is."""
+    """Does the same as ``to_numpy`` for a tree that the caller gives up: it makes the arrays read-only."""
     for leaf in leaves(eta):
         if isinstance(leaf, np.ndarray) and leaf.base is None:
             leaf.flags.writeable = False
@@ -101,17 +101,17 @@ def freeze(eta: Eta) -> Eta:
 
 
 def is_finite(eta: Eta) -> bool:
-    """Says whether every number of a tree of NumPy arrays is finite."""
+    """Returns whether every number of a tree of NumPy arrays is finite."""
     return all(mapped_arrays.is_finite(leaf) for leaf in leaves(eta))
 
 
 def equal(left: Eta, right: Eta) -> bool:
-    """Says whether two trees of NumPy arrays agree bit for bit."""
+    """Returns whether two trees of NumPy arrays agree bit for bit."""
     return all(np.array_equal(a, b) for a, b in zip(leaves(left), leaves(right), strict=True))
 
 
 def _add_onto(result: Any, other: Any) -> Any:
-    """Adds to an array that nobody else has, in its own memory where the sum fits there."""
+    """Adds to an array that the caller owns, in place where shape and dtype allow."""
     fits = all(isinstance(a, np.ndarray) and a.dtype == np.float64 for a in (result, other))
     if fits and result.shape == other.shape:
         for piece, others in mapped_arrays.windows(result, other):
@@ -131,5 +131,5 @@ def _is_at_rest(leaf: Any) -> bool:
         array = array.base
     try:
         return array is None or memoryview(array).readonly
-    except TypeError:  # memory of something else than Python's, such as JAX
+    except TypeError:  # memory that does not belong to Python, such as JAX's
         return False
