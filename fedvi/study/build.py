@@ -32,11 +32,11 @@ from fedvi.updates.conjugate import brings_family
 
 __all__ = ["PRIOR", "Assembly", "assemble"]
 
-# Of a promise; calibration comes within a thousandth of it.
+# Share of the promised ε below which a study is warned; calibration comes within a thousandth of it.
 _SPENT = 0.98
-# Numbers of a message that nobody guesses: given the sum, each has more than 12.8 bits of noise.
+# Numbers in a message from which it cannot be guessed: given the sum, each has over 12.8 bits of noise.
 _UNGUESSABLE = 10
-# Steps of the grid that one noise may reach, and a batch that is filled up may add: with room.
+# Room for grid steps that one noise value, or a padded batch, may add.
 _LARGEST_TAIL = 2.0**26
 
 
@@ -51,22 +51,22 @@ class Assembly:
       model: a ``Model`` on the unconstrained θ, or a ``ConjugateModel``.
       family: of q.
       prior: η_0 in the family, proper.
-      schedule: who works when.
+      schedule: decides which clients work when.
       patience: how long the server waits for a client.
-      solvers: worker → how it answers; the prior's worker among them, if there is one.
+      solvers: worker → its solver; includes the prior's worker, if there is one.
       budget: what each client may spend; None without protection.
       noise_multiplier: of the mechanism, given or calibrated; None if the solver adds no noise.
       sampler: of the solver, or None.
       mark: printed beside every claim; empty if nothing needs saying.
-      table_distance: total variation of the noise of one noised sum, over all of its coordinates,
-        from the law that is priced; of all clients' noises, where sums over clients are; 0 where noise
-        is not drawn from a table.
-      warnings: what is permitted and probably not meant, one sentence each.
+      table_distance: total variation between the noise of one noised sum, over all of its coordinates,
+        and the law that is priced; for sums over clients, of all clients' noises; 0 if noise is not
+        drawn from a table.
+      warnings: settings that are allowed but probably unintended, one sentence each.
       remake: builds the solver with a changed mechanism and sampler, see ``solver_with``; None if it
         adds no noise.
-      gather: how the server adds answers up, under the view "aggregate"; else None.
+      gather: how the server sums answers, under the view "aggregate"; else None.
       columns: of the schema, that the model reads.
-      by_ids: whether records are divided into parts by what tells them apart.
+      by_ids: whether records are divided into parts by their identifiers.
     """
 
     study: Study
@@ -106,7 +106,7 @@ class Assembly:
 
     @functools.cached_property
     def digests(self) -> tuple[str, str]:
-        """The study's ``digest`` and ``origin_digest``; each takes a look at all clients."""
+        """The study's ``digest`` and ``origin_digest``, cached since each reads all clients."""
         return self.study.digest, self.study.origin_digest
 
     @functools.cached_property
@@ -116,10 +116,10 @@ class Assembly:
 
     @property
     def relations(self) -> tuple[events.Relation, ...]:
-        """The relations under which the plan is priced; a promised one is among them.
+        """The relations under which the plan is priced, including the promised one.
 
-        Where the number of records is published, only substitution leaves it unchanged. Batches of
-        fixed size have a price under substitution alone.
+        If the number of records is published, only substitution leaves it unchanged. Batches of
+        fixed size have a price only under substitution.
         """
         privacy = self.study.privacy
         offered: tuple[events.Relation, ...] = (
@@ -132,26 +132,26 @@ class Assembly:
         )
 
     def accountant(self, name: str, relation: events.Relation) -> Accountant:
-        """Returns one of ``accountants.__all__``, which here also pays for the noise's tables.
+        """Returns one of ``accountants.__all__``, whose price includes the noise's tables.
 
-        It is told what messages cost, and prices what the study's view shows of them.
+        It takes the events of messages, and prices what the study's view shows of them.
         """
         accountant = with_sums(getattr(accountants, name)(relation), self.study.sums)
         return with_tables(accountant, self.table_distance)
 
     @property
     def grouped(self) -> bool:
-        """Whether a record is a unit of several rows: what a noisy solver clips as one.
+        """Whether a record is a unit of several rows, which a noisy solver clips as one.
 
-        Solvers without noise clip nothing, and see one record a row.
+        Solvers without noise clip nothing, and use one record per row.
         """
         return self.study.data.unit_column is not None and self.remake is not None
 
     @property
     def request(self) -> Request:
-        """What the study asks of a client: what the client's own policy judges."""
+        """The study's request to a client, which the client's own policy checks."""
         study, promise = self.study, self.study.privacy.promise
-        # Without noise there is neither of these, whatever the study says.
+        # Without noise there is no sampler and no mechanism, whatever the study says.
         without = {} if self.remake is not None else {"sampler": "", "mechanism": ""}
         return Request(
             **(study.kinds | without),
@@ -173,10 +173,10 @@ class Assembly:
         wrap: Callable[[Mechanism], Mechanism],
         watch: Callable[[Sampler], Sampler] | None = None,
     ) -> LocalSolver:
-        """Builds the study's private solver anew, ``wrap`` around its mechanism, ``watch`` its sampler.
+        """Rebuilds the study's private solver, its mechanism wrapped by ``wrap``, its sampler by ``watch``.
 
-        For an audit, which looks at what enters the mechanism. What such a solver releases costs
-        what the changed parts say, and is for nobody but the auditor.
+        For an audit, which inspects the mechanism's input. The price of such a solver's releases follows
+        from the changed parts, and only the auditor may see them.
 
         Raises:
           ConfigError: the solver adds no noise, or refuses the mechanism.
@@ -219,7 +219,7 @@ class Assembly:
 
     @property
     def spec(self) -> ServerSpec:
-        """What the server needs."""
+        """The server's part of the study."""
         return ServerSpec(
             study_digest=self.study.digest,
             clients=tuple(self.solvers),
@@ -243,7 +243,7 @@ def assemble(study: Study) -> Assembly:
     """Builds and checks everything but the data.
 
     Raises:
-      ConfigError, ModelError, PrivacyError: naming what in the study cannot be carried out.
+      ConfigError, ModelError, PrivacyError: name the part of the study that cannot be carried out.
     """
     private = study.privacy.private
     schema = modelling.schema_of(study)
@@ -316,7 +316,7 @@ def assemble(study: Study) -> Assembly:
 
 
 def _unspent(study: Study, made: noising.Made) -> Iterator[str]:
-    """Yields what to promise where the noise that is calibrated to a promise cannot spend it."""
+    """Yields advice if the calibrated noise cannot spend the promise."""
     promise, spent = study.privacy.promise, made.spent
     if promise is not None and spent is not None and spent < _SPENT * promise.epsilon:
         yield (
@@ -328,7 +328,7 @@ def _unspent(study: Study, made: noising.Made) -> Iterator[str]:
 
 
 def _guessable(study: Study, solver: LocalSolver) -> Iterator[str]:
-    """Yields what to do where a digest of a message tells the message, under the view "aggregate"."""
+    """Yields advice if a message could be guessed from its digest, under the view "aggregate"."""
     masked = study.aggregation.secure
     if study.sums is not None and not masked and solver.number_count < _UNGUESSABLE:
         yield (
@@ -339,7 +339,7 @@ def _guessable(study: Study, solver: LocalSolver) -> Iterator[str]:
 
 
 def _gather(study: Study, family: Any, made: noising.Made, schedule: Schedule) -> Gather | None:
-    """Returns how answers are added up; refuses a solver whose sums would not be all that is seen."""
+    """Returns how answers are summed; refuses a solver that would reveal more than their sums."""
     if study.sums is None:
         return None
     if made.solver.adds_up is None or made.step is None:
@@ -367,7 +367,7 @@ def _gather(study: Study, family: Any, made: noising.Made, schedule: Schedule) -
         )
     if made.solver.renews:
         _check_all_take_part(study)
-    # Of whole numbers whose sum float64 may not hold, the server refuses the largest: by what records hold.
+    # If float64 cannot hold all sums exactly, the server would refuse the largest, depending on records.
     most = 2.0 * (made.sampler.capacity + 1) * (made.solver.clip_norm or math.inf) / made.step
     if not (most + _LARGEST_TAIL) * len(study.clients) < 2.0**53:
         raise errors.ConfigError(
@@ -379,14 +379,14 @@ def _gather(study: Study, family: Any, made: noising.Made, schedule: Schedule) -
     if study.aggregation.secure:
         if study.sums.least_reporting < len(study.clients):
             _check_may_be_missing(study, state, schedule)
-        # No noise of a run comes near 64 of its own standard deviations.
+        # The noise of a run never comes near 64 of its standard deviations.
         tail = 64.0 * (made.noise_multiplier or 0.0) * (made.solver.clip_norm or 0.0) / made.step
         bits = masks.width((most + tail) * len(study.clients))
     return Gather(study.sums, made.step, dict(made.solver.adds_up), bits)
 
 
 def _check_may_be_missing(study: Study, state: Any, schedule: Schedule) -> None:
-    """Refuses masked rounds that go on without a site where sites would not be asked the same thing.
+    """Refuses masked rounds that continue without a site, if sites might have different tasks.
 
     Their masks would not cancel.
     """
@@ -407,9 +407,9 @@ def _check_may_be_missing(study: Study, state: Any, schedule: Schedule) -> None:
 
 
 def _check_all_take_part(study: Study) -> None:
-    """Refuses stages over a part of the clients where a sum takes the place of the one before it.
+    """Refuses stages over a part of the clients, if each sum replaces the previous one.
 
-    It would keep its promise of privacy, and forget what the others had said.
+    The privacy promise would hold, but the other clients' answers would be lost.
     """
     clients = [client.name for client in study.clients]
     for index, stage in enumerate(study.schedule.arguments.get("stages", ())):
@@ -430,7 +430,7 @@ def _warnings(study: Study, model: Any) -> tuple[str, ...]:
     if promise is not None and promise.unit == "client":
         most, of = len(study.clients), "the number of clients"
     found = []
-    # Publishing one unit of N at random, as it is, is (0, 1/N)-private.
+    # Publishing one of N units at random, unprotected, is (0, 1/N)-private.
     if promise is not None and most is not None and promise.delta * most >= 1.0:
         found.append(
             f"privacy.delta is {promise.delta:g}, not below 1 / {of} = {1.0 / most:.3g}: "
@@ -438,7 +438,7 @@ def _warnings(study: Study, model: Any) -> tuple[str, ...]:
             f"Choose delta far below, such as {_power_of_ten_below(0.1 / most):g}"
         )
     if study.privacy.private and ability(study.solver.kind).of_statistics:
-        # Of a conjugate model no other solver takes sums.
+        # No other solver supports sums for a conjugate model.
         other = "" if brings_family(model) else ". Those of 'site_release' hold it"
         found.append(
             f"solver.kind is {study.solver.kind!r}, whose posterior takes noisy statistics for exact "
@@ -457,8 +457,8 @@ def _power_of_ten_below(value: float) -> float:
 
 
 def _has_custom_code(study: Study, model: Any) -> bool:
-    """Says whether what a claim rests on comes from a "module:function"."""
+    """Whether code that a claim depends on comes from a "module:function"."""
     sections = ["family", "solver", "mechanism", "sampler"]
     if brings_family(model):
-        sections.append("model")  # what is clipped has the norm that it says
+        sections.append("model")  # it defines the norm that is clipped
     return any(":" in study.kinds[section] for section in sections)

@@ -1,4 +1,4 @@
-"""Parses a study file: sections, keys, defaults, and errors that name the line to mend."""
+"""Parses a study file: sections, keys, defaults, and errors that name the line to correct."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ from fedvi.study.sections import (
 from fedvi.typing import PRIOR
 from fedvi.updates.abilities import ability
 
-# Of two sites each knows the other's answer from the sum; keys of more than 500 are more than 2 MB.
+# With two sites, each learns the other's answer from the sum; the keys of over 500 exceed 2 MB.
 _FEWEST_MASKED, _MOST_MASKED = 3, 500
 
 __all__ = ["Study", "load_study", "parse_study"]
@@ -95,7 +95,7 @@ class Study(BaseSection):
         return self
 
     def _check_whole_clients(self) -> None:
-        """Refuses what protects no client as a whole: what is clipped must be all that it says."""
+        """Refuses solvers that do not protect a whole client: clipping must cover its whole answer."""
         if not ability(self.solver.kind).of_clients:
             raise ValueError(
                 f'solver.kind is {in_short(self.solver.kind)} beside privacy.unit = "client"|use '
@@ -110,7 +110,7 @@ class Study(BaseSection):
             )
 
     def _check_sums(self) -> None:
-        """Refuses the view "aggregate" where a single message would show in what is published."""
+        """Refuses the view "aggregate" if publications would reveal a single message."""
         sums, count = self.sums, len(self.clients)
         if self.aggregation.secure:
             self._check_secure(sums, count)
@@ -134,7 +134,7 @@ class Study(BaseSection):
             )
 
     def _check_secure(self, sums: Sums | None, count: int) -> None:
-        """Refuses masks where they would hide nothing, or where two sums of a round could be opened."""
+        """Refuses masks that would hide nothing, or that would let two sums of a round be opened."""
         if sums is None:
             raise ValueError(
                 'aggregation.secure is true beside privacy.view = "message"|write view = "aggregate" in '
@@ -167,9 +167,9 @@ class Study(BaseSection):
 
     @property
     def sums(self) -> Sums | None:
-        """Who must answer for a sum to be published; None where every message is taken as seen.
+        """How many answers a published sum needs; None if every message is assumed to be seen.
 
-        Left out, all clients must answer, and every participant is taken to know its own noise.
+        By default all clients must answer, and every participant is assumed to know its own noise.
         """
         privacy = self.privacy
         if privacy.view == "message":
@@ -181,7 +181,7 @@ class Study(BaseSection):
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What the study names of each kind: section → a built-in name, or "module:function"."""
+        """The study's choice for each section: section → a built-in name, or "module:function"."""
         sampler = self.solver.arguments.get("sampler", "full")
         return {
             "model": self.model.kind,
@@ -194,10 +194,10 @@ class Study(BaseSection):
 
     @property
     def formula(self) -> str | None:
-        """What the model explains by what, as it is written; None without one.
+        """The model's formula, as written; None without one.
 
         Raises:
-          ConfigError: it is no text.
+          ConfigError: it is not a text.
         """
         text = self.model.arguments.get("formula")
         if not isinstance(text, str | None):
@@ -211,20 +211,20 @@ class Study(BaseSection):
     def digest(self) -> str:
         """SHA-256 over everything that both sides must agree on: all but local paths and latencies.
 
-        Of an ``insecure_seed``, only whether there is one: noise from a seed protects nothing.
+        It covers only the presence of an ``insecure_seed``, since seeded noise protects nothing.
         """
         return self._digest(self.simulation.insecure_seed is not None)
 
     @property
     def digest_if_seeded_otherwise(self) -> str:
-        """The digest if there were an ``insecure_seed`` where there is none, and the other way round."""
+        """The digest with an ``insecure_seed`` if there is none, and without it if there is one."""
         return self._digest(self.simulation.insecure_seed is None)
 
     @property
     def earlier_digests(self) -> tuple[str, ...]:
-        """The digests of this study before its clients that are ``added``, the last first.
+        """The digests of this study before its ``added`` clients, the last first.
 
-        Whatever has one of them is this study in all but those clients: all else is hashed.
+        A study with one of them differs only in those clients, since everything else is hashed.
         """
         seeded, count = self.simulation.insecure_seed is not None, len(self.clients)
         begun = sum(not client.added for client in self.clients)
@@ -232,7 +232,7 @@ class Study(BaseSection):
 
     @property
     def origin_digest(self) -> str:
-        """The digest of the study as it began: what ledgers carry, which go on when a client joins."""
+        """The study's digest at the beginning, which its ledgers carry and keep when a client joins."""
         return (self.digest, *self.earlier_digests)[-1]
 
     def _digest(self, seeded: bool, length: int | None = None) -> str:
@@ -240,7 +240,7 @@ class Study(BaseSection):
         del content["simulation"]
         if seeded:
             content["insecure_seed"] = True
-        # Absent where they say nothing: such a study is the one that it always was.
+        # Absent if not set, so that existing studies keep their digests.
         for name in ("least_reporting", "colluding"):
             if content["privacy"][name] is None:
                 del content["privacy"][name]
@@ -249,10 +249,10 @@ class Study(BaseSection):
         content["clients"] = content["clients"][:length]
         for client in content["clients"]:
             del client["data"], client["latency_seconds"], client["expected_records"]
-            # Absent where it says nothing: a study without it is the one that it always was.
+            # Absent if not set, so that existing studies keep their digests.
             if not client["added"]:
                 del client["added"]
-        # What is believed of the records changes nothing that is released.
+        # Expectations of the records do not change what is released.
         for column in content["data"]["schema"].values():
             column.pop("expected", None)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -261,12 +261,12 @@ class Study(BaseSection):
     def as_dict(self) -> dict[str, Any]:
         """Returns the tables with all defaults, as plain values for JSON; ``parse_study`` reads them.
 
-        JSON has no infinity, which a ``clip_norm`` may be: the text "Infinity" stands for it.
+        JSON has no infinity, which a ``clip_norm`` may be: it becomes the text "Infinity".
         """
         return json.loads(self.model_dump_json(by_alias=True))
 
     def as_written(self) -> dict[str, Any]:
-        """Returns ``as_dict`` but for what a study file leaves out: TOML has no None."""
+        """Returns ``as_dict`` without keys that are None, since TOML has no None."""
         return _without_none(self.as_dict())
 
 
@@ -277,10 +277,10 @@ def _without_none(value: Any) -> Any:
 
 
 def load_study(path: str | Path) -> Study:
-    """Reads and validates a study file: TOML, or the resolved study that ``--out`` kept (``.json``).
+    """Reads and validates a study file: TOML, or the resolved study written by ``--out`` (``.json``).
 
     Raises:
-      ConfigError: naming the section, the key, the value found and what would be right.
+      ConfigError: names the section, the key, its value and the expected value.
     """
     path = Path(path)
     try:
@@ -320,7 +320,7 @@ def _read_toml(path: Path, text: str) -> dict[str, Any]:
 def _read_json(path: Path, text: str) -> dict[str, Any]:
     try:
         raw = json.loads(text)
-        # JSON can spell half of a character, which no file name, digest or table can hold.
+        # JSON may contain half a surrogate pair, which no file name, digest or table can hold.
         json.dumps(raw, ensure_ascii=False).encode()
     except (json.JSONDecodeError, UnicodeEncodeError) as error:
         raise errors.ConfigError(
@@ -348,7 +348,7 @@ def parse_study(raw: dict[str, Any]) -> Study:
     """Validates the tables of a study file.
 
     Raises:
-      ConfigError: naming the section, the key, the value found and what would be right.
+      ConfigError: names the section, the key, its value and the expected value.
     """
     _check_values(raw)
     try:
@@ -358,7 +358,7 @@ def parse_study(raw: dict[str, Any]) -> Study:
 
 
 def _check_values(raw: dict[str, Any]) -> None:
-    """Refuses numbers that no computer word holds, and tables in tables without end."""
+    """Refuses numbers beyond 64 bits, and tables nested too deep."""
     pending: list[tuple[tuple[Any, ...], Any]] = [((), raw)]
     while pending:
         location, value = pending.pop()
@@ -379,9 +379,9 @@ def _check_values(raw: dict[str, Any]) -> None:
 
 
 def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
-    """Turns one problem that the validator found into one of ours."""
+    """Turns one of the validator's problems into our error."""
     problems = failure.errors()
-    # A misspelt key is missing under its right name too: the unknown one says more.
+    # A misspelt key is also missing under its right name; the unknown key is more helpful.
     unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
     problem = next(unknown, problems[0])
     location, kind = problem["loc"], problem["type"]
@@ -415,7 +415,7 @@ def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
 
 
 def _table(location: tuple[Any, ...], kind: str) -> str:
-    """Says which table, or list, belongs at a location."""
+    """Returns which table, or list, belongs at a location."""
     name = ".".join(part for part in location if isinstance(part, str))
     if location[0] == "clients":
         return f"a table [[{name}]]" + (" for each site" if kind == "list_type" else "")
@@ -423,19 +423,19 @@ def _table(location: tuple[Any, ...], kind: str) -> str:
 
 
 def _path(location: tuple[Any, ...]) -> str:
-    """Writes where something stands, as the study file would: clients[1].name."""
+    """Writes a location as in the study file: clients[1].name."""
     return "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
     ).removeprefix(".")
 
 
 def _choices(expected: str) -> list[str]:
-    """Reads the words in quotes out of the validator's "'a', 'b' or 'c'"."""
+    """Extracts the quoted words from the validator's "'a', 'b' or 'c'"."""
     return expected.split("'")[1::2]
 
 
 def _add(key: str, section: tuple[Any, ...]) -> str:
-    """Says how a missing key or section is written."""
+    """Says how to write a missing key or section."""
     if section:
         return f"add `{key} = …`" + (" under its [[clients]]" if section[0] == "clients" else "")
     return _SECTIONS.get(key, f"add a section [{key}]")
@@ -468,7 +468,7 @@ _SECTIONS = {
 
 
 def _known(location: tuple[Any, ...]) -> list[str]:
-    """Lists the keys that the section at a location may have."""
+    """Lists the keys that are allowed in the section at a location."""
     section: Any = Study
     for part in location[:-1]:
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""How a `kind` in a study becomes a function call: names looked up, arguments checked."""
+"""Turns a `kind` in a study into a function call: looks up names and checks arguments."""
 
 import importlib
 import inspect
@@ -17,17 +17,17 @@ __all__ = ["call", "find", "parameters"]
 def find(
     section: str, kind: str, package: ModuleType, key: str = "kind", besides: tuple[str, ...] = ()
 ) -> Callable[..., Any]:
-    """Finds the function that a kind names: in a package's ``__all__``, or as "module:function".
+    """Finds the function for a kind: in a package's ``__all__``, or as "module:function".
 
     Args:
-      section, key: where the study names it, for messages.
-      kind: what it names.
-      package: whose ``__all__`` lists the kinds.
-      besides: kinds that the caller knows itself, for the hint.
+      section, key: where the study has it, for messages.
+      kind: the name.
+      package: its ``__all__`` lists the kinds.
+      besides: kinds that the caller handles itself, for the hint.
 
     Raises:
-      ConfigError: if there is none, and names the nearest; or if its arguments cannot be known, as
-        those of some functions that are not written in Python.
+      ConfigError: there is none (the hint has the nearest name); or its signature is unavailable, as for
+        some functions that are not written in Python.
     """
     module_name, colon, name = kind.partition(":")
     if not colon:
@@ -45,7 +45,7 @@ def find(
         )
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a module of the user's does when it is imported
+    except Exception as error:  # the user's module may raise anything
         raise errors.ConfigError(
             f"{section}.{key} is {kind!r}, but module {module_name!r} cannot be imported: "
             f"{type(error).__name__}: {error}",
@@ -79,7 +79,7 @@ def _functions(module: ModuleType) -> list[str]:
 
 
 def parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
-    """Lists the names of a factory's arguments; ``*args`` and ``**kwargs`` name none."""
+    """Lists the names of a factory's arguments, without ``*args`` and ``**kwargs``."""
     return tuple(_parameters(factory))
 
 
@@ -96,19 +96,19 @@ def call(
     supplied: dict[str, Any],
     expected: type | None = None,
 ) -> Any:
-    """Calls a factory with the study's arguments and those that the study cannot name.
+    """Calls a factory with the study's arguments and those that a study cannot give.
 
     Args:
       section: the section's name, for messages.
       given: kind and arguments from the study.
-      factory: what ``find`` found.
+      factory: from ``find``.
       supplied: arguments from the builder (family, model, …); those that the factory does not take
         are left out.
-      expected: a class, or a runtime-checkable protocol, that the answer belongs to; None: any.
+      expected: a class, or a runtime-checkable protocol, that the result must belong to; None: any.
 
     Raises:
       ConfigError: for an unknown or missing argument, one of the wrong type, one that the factory
-        refuses or fails on, or an answer that is not what the section needs.
+        refuses or fails on, or a result of the wrong type.
     """
     known = _parameters(factory)
     from_study = [name for name in known if name not in supplied]
@@ -134,18 +134,18 @@ def call(
             )
     try:
         made = factory(**arguments)
-        # Looked at in here: a protocol's properties are read for it, and may fail too.
+        # Checked inside `try`: for a protocol, its properties are read, which may fail too.
         fits = expected is None or isinstance(made, expected)
-    # Raised while a study is read, these are mistakes in the study, whatever they are elsewhere.
+    # While a study is built, these errors are mistakes in the study.
     except (errors.FamilyError, errors.PrivacyError, errors.SolverError) as error:
         hint = error.hint or _takes(given.kind, from_study)
         raise errors.ConfigError(f"[{section}]: {error.message}", hint) from error
     except errors.FedviError:
         raise
-    except Exception as error:  # whatever a function of the user's does with its arguments
+    except Exception as error:  # the user's function may raise anything
         if ":" not in given.kind and not isinstance(error, _BAD_ARGUMENTS):
             raise
-        # No data exists while a study is assembled, so that what was raised can be shown.
+        # No data is loaded while a study is assembled, so the error can be shown.
         raise errors.ConfigError(
             f"[{section}]: kind {given.kind!r} failed with {type(error).__name__}: {error}",
             "correct its arguments in the study; " + _takes(given.kind, from_study),
@@ -175,8 +175,8 @@ _CHECKED: dict[Any, tuple[tuple[type, ...], str, str]] = {
 
 
 def _checked(path: str, value: Any, parameter: inspect.Parameter) -> Any:
-    """Checks a plain annotated argument, so that a wrong type is named before it is used."""
-    # `float | None` is left out of a study or is a float: TOML has no None.
+    """Checks a plain annotated argument, so that a wrong type is reported before it is used."""
+    # `float | None` is either absent or a float, since TOML has no None.
     kinds = set(typing.get_args(parameter.annotation)) - {type(None)} or {parameter.annotation}
     fixed = {kind for kind in kinds if typing.get_origin(kind) is typing.Literal}
     texts = [text for kind in fixed for text in typing.get_args(kind)]
@@ -194,5 +194,5 @@ def _checked(path: str, value: Any, parameter: inspect.Parameter) -> Any:
     if not fits or value != value:
         others = "".join(f', or "{text}"' for text in texts)
         raise errors.ConfigError(f"{path} is {value!r}, expected {words}{others}", hint)
-    # A study may write 1 for 1.0; a factory gets what it asks for.
+    # A study may write 1 for 1.0; the factory gets a float.
     return float(value) if kind is float else value

@@ -1,4 +1,4 @@
-"""Warns of numbers of a study that are permitted and hardly meant."""
+"""Warns of numbers in a study that are allowed but probably unintended."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,14 @@ from fedvi.study.config import Study
 
 __all__ = ["implausible"]
 
-# Of fewer records than this noise hides all, and of so many rounds none is noticed.
+# With fewer records noise dominates; more rounds have no visible benefit.
 _FEW, _MANY = 10, 1000
-# A bound that no contribution comes near bounds nothing, and its noise drowns all.
+# A clip norm this many times the typical norm never clips, and its noise dominates.
 _TIMES = 100.0
 
 
 def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
-    """Yields what is hardly meant, naming the key, its value and what would be right.
+    """Yields warnings that name the key, its value and a better one.
 
     Args:
       study: as validated.

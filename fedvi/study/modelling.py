@@ -1,4 +1,4 @@
-"""Builds the model that a study asks for, and lists the columns that it reads; no data."""
+"""Builds a study's model, and lists the columns that it reads; reads no data."""
 
 import inspect
 import math
@@ -35,14 +35,14 @@ __all__ = [
 
 # The mean square of a column that is scaled by its bounds to [-1, 1].
 _WITHIN_BOUNDS = 0.35
-# More products of columns than that would take a server minutes; any part of them is right.
+# More products of columns would take a server minutes; using only some of them is valid.
 _MOST_PRODUCTS = 1500
 
 
 def schema_of(study: Study) -> Any:
     raw = study.data.columns_schema
     if not raw and conjugates.model_of(study) is not None:
-        return {}  # its records are arrays, whose layout the model says
+        return {}  # its records are arrays with the model's layout
     return data.parse_schema(raw, private=study.privacy.private)
 
 
@@ -54,7 +54,7 @@ def takes(study: Study, argument: str) -> bool:
 
 
 def divides(study: Study) -> bool:
-    """Whether the solver divides records into parts by their ids; one that does takes ``parts``."""
+    """Whether the solver divides records into parts by their ids, which takes ``parts``."""
     return takes(study, "parts") and not by_place(study)
 
 
@@ -63,9 +63,9 @@ def by_place(study: Study) -> bool:
 
 
 def check_ids(study: Study) -> None:
-    """Refuses a solver that divides records by ids where there are none, and ids that nobody reads.
+    """Refuses solvers that divide by ids without ids, and ids that no solver uses.
 
-    By places, nothing is left of a claim about adding or removing a record: all parts may change.
+    Dividing by position gives no claim about adding or removing a record: all parts may change.
     """
     if by_place(study) and study.privacy.private and not study.privacy.records_public:
         raise errors.ConfigError(
@@ -91,8 +91,8 @@ def check_ids(study: Study) -> None:
 
 
 def check_columns(study: Study, schema: Any, columns: Sequence[str]) -> None:
-    """Refuses `data.columns` that would name no column for something that is read, and a covariate
-    that tells whose a record is."""
+    """Refuses `data.columns` that lack a name for a column that is read, and covariates that identify
+    records or units."""
     declared, identity = study.data.columns, study.data.identity_column
     key = "unit_column" if study.data.id_column is None else "id_column"
     for name, column in schema.items():
@@ -212,10 +212,10 @@ def typical_norm(design: Any, schema: Any) -> float | None:
 
 
 def vanishing(design: Any, schema: Any, names: Any) -> tuple[tuple[int, int, int], ...]:
-    """Lists which products of columns are 0 in every record, for ``supported.vanishing_forms``.
+    """Lists products of columns that are 0 in every record, for ``supported.vanishing_forms``.
 
-    Of a column of 0 and 1, x_i (x_i − 1); of two levels of a factor, x_i x_j. With the intercept alone, and
-    where the model's coefficients are the design's; 1,500 of them at most.
+    For a column of 0 and 1, x_i (x_i − 1); for two levels of a factor, x_i x_j. Only with the intercept,
+    and if the model's coefficients are the design's; at most 1,500.
     """
     if design is None or tuple(names) != design.names or () not in design.coefficients:
         return ()
@@ -228,7 +228,7 @@ def vanishing(design: Any, schema: Any, names: Any) -> tuple[tuple[int, int, int
 
 
 def _is_indicator(parts: Any, schema: Any) -> bool:
-    # What no column of the schema is called says whether a cell is missing.
+    # A column that is not in the schema indicates missing cells.
     return bool(parts) and all(
         part.transform is None
         and (part.code is not None or isinstance(schema.get(part.column), Binary | None))
@@ -250,7 +250,7 @@ def _typical_square(part: Any, schema: Any) -> float:
         return 1.0
     if isinstance(column, Number):
         low, high = column.bounds
-        # Whoever states another centre or scale means to standardise.
+        # Any other centre or scale is meant to standardise the column.
         by_bounds = (column.center, column.scale) == ((low + high) / 2.0, (high - low) / 2.0)
         return _WITHIN_BOUNDS if by_bounds else 1.0
     return 1.0 / (2 if isinstance(column, Binary) else max(2, len(column.levels)))
@@ -263,21 +263,21 @@ def columns_read(design: Any, study: Study, schema: Any) -> tuple[str, ...]:
     if conjugates.model_of(study) is not None:
         return tuple(schema)
     factory = factories.find("model", study.model.kind, models)
-    # An indicator such as chol_missing comes with the column that it belongs to.
+    # An indicator such as chol_missing is read with its own column.
     indicators = {indicator_name(name): name for name in schema}
     wanted = [
         name
         for name, parameter in inspect.signature(factory).parameters.items()
         if name not in study.model.arguments
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        # An argument with a default is a column only if one is declared by its name.
+        # An argument with a default is a column only if a column with its name is declared.
         and (parameter.default is parameter.empty or name in schema or name in indicators)
     ]
     return tuple(dict.fromkeys(indicators.get(name, name) for name in wanted))
 
 
 def _example(columns: tuple[str, ...], schema: Any) -> dict[str, np.ndarray]:
-    """Returns one record of zeros in the dtypes that the columns will have."""
+    """Returns one record of zeros with the columns' later dtypes."""
     table: dict[str, list[str]] = {schema[name].column: [] for name in columns if name in schema}
     empty = data.prepare_columns(table, schema, columns, private=True, where="[model]")
     return {

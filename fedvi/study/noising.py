@@ -26,7 +26,7 @@ __all__ = ["Made", "solver_of"]
 
 _CLIP_NORMS = (1e-15, 1e15)
 _LARGEST_NOISE = 1e9
-# A noise multiplier at which a mechanism takes as many draws for one number as it ever does.
+# A noise multiplier at which a mechanism takes its largest number of draws for one number.
 _FINEST = 256.0
 
 
@@ -51,7 +51,7 @@ def _sampler(study: Study, given: Any) -> Any:
 
 
 class Made(NamedTuple):
-    """What ``solver_of`` finds out; see the attributes of ``Assembly``."""
+    """The results of ``solver_of``; see the attributes of ``Assembly``."""
 
     solver: LocalSolver
     budget: ledger.Budget | None
@@ -60,7 +60,7 @@ class Made(NamedTuple):
     table_distance: float = 0.0
     remake: Callable[..., LocalSolver] | None = None
     step: float | None = None
-    # The ε of the whole study where the noise was calibrated.
+    # The ε of the whole study, if the noise was calibrated.
     spent: float | None = None
 
 
@@ -77,12 +77,12 @@ def solver_of(
     factory = factories.find("solver", study.solver.kind, solver_kinds)
     arguments = dict(study.solver.arguments)
     known = factories.parameters(factory)
-    # The unit is the promise's alone: with a key beside the solver, one could be told another's price.
+    # The unit comes only from the promise: a key of the solver's own could contradict the price.
     unit = "client" if study.privacy.unit == "client" else "record"
     supplied: dict[str, Any] = {"family": family, "model": model, "unit": unit}
     if "mechanism" not in known:
         solver = factories.call("solver", study.solver, factory, supplied, LocalSolver)
-        # Priced, not asked for support: what is unprotected is supported, at an infinite price.
+        # Checked by price, not by `supports`: unprotected events are supported, with an infinite price.
         if budget is not None and math.isinf(budget.accountant.epsilon(solver.cost, budget.delta)):
             raise errors.ConfigError(
                 f"solver.kind is {study.solver.kind!r}, which releases without protection, "
@@ -137,7 +137,7 @@ def solver_of(
         _check_noise(noise)
     distance, spent = 0.0, None
     if budget is not None:
-        # What is seen holds the noise of all clients that answered.
+        # A published sum contains the noise of all clients that answered.
         noises = 1 if study.sums is None else len(study.clients)
         distance = noises * _table_distance(noised_by(_FINEST), build(1.0))
         accountant = with_tables(budget.accountant, distance)
@@ -164,11 +164,11 @@ def solver_of(
 
 
 def _table_distance(mechanism: Mechanism, solver: LocalSolver) -> float:
-    """Bounds the total variation of one noised sum from the law that is priced.
+    """Bounds the total variation between one noised sum and the law that is priced.
 
-    A mechanism that draws from a table says by ``distance`` how far one draw is from its law.
-    A sum has a draw for each of its numbers, or for each entry of a square of which a triangle is
-    used, which is less than twice as many. More may be noised than leave: what a site keeps to itself.
+    For a mechanism that draws from a table, ``distance`` is that of one draw. A sum has one draw for each
+    of its numbers, or for each entry of a square of which only a triangle is used, which is less than twice
+    as many. More numbers may be noised than sent, if a site keeps some to itself.
     """
     count = solver.number_count if solver.noised_count is None else solver.noised_count
     return 2 * count * float(getattr(mechanism, "distance", 0.0))
@@ -188,7 +188,7 @@ def _check_noise(noise: Any) -> None:
 
 
 def _check_pairing(study: Study, accountant: Any, planned: events.Event) -> None:
-    """Refuses a sampler, mechanism, relation and accountant that no price belongs to."""
+    """Refuses a combination of sampler, mechanism, relation and accountant that has no price."""
     if accountant.supports(planned):
         return
     privacy = study.privacy
@@ -250,7 +250,7 @@ def _check_price(
 
 
 def _enough(total: Callable[[float], events.Event], budget: ledger.Budget) -> str:
-    """Says which noise the budget asks for."""
+    """Says how much noise the budget needs."""
     try:
         least = calibrate.calibrate(total, budget.accountant, budget.epsilon, budget.delta)
     except errors.FedviError as error:

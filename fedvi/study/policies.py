@@ -13,8 +13,8 @@ from fedvi.study.config import Study
 
 __all__ = ["check_code", "guards", "load"]
 
-# How far one noised sum of a later study may be from its exact law: 4,096 numbers of ours. A ledger for
-# life says so once, and refuses what exceeds it.
+# The largest distance of one noised sum of a later study from its exact law: 4,096 of our numbers. A ledger
+# for life records it once, and refuses larger ones.
 _TABLE_DISTANCE = 2.0**-50
 
 
@@ -26,7 +26,7 @@ def load(given: Mapping[str, Path], study: Study) -> dict[str, Policy]:
       study: names the clients.
 
     Raises:
-      ConfigError: a client is not one of the study's, or a file is no policy.
+      ConfigError: a client is not one of the study's, or a file is not a policy.
     """
     names = [client.name for client in study.clients]
     for name in given:
@@ -39,10 +39,10 @@ def load(given: Mapping[str, Path], study: Study) -> dict[str, Policy]:
 
 
 def check_code(policies: Mapping[str, Policy], study: Study) -> None:
-    """Refuses code of a study's own that a policy does not allow, before any of it is imported.
+    """Refuses a study's own code unless a policy allows it, before any of it is imported.
 
     Raises:
-      PolicyRefused: naming the section and the function.
+      PolicyRefused: names the section and the function.
     """
     for policy in policies.values():
         policy.check_code(study.kinds)
@@ -54,20 +54,20 @@ def guards(
     assembly: Assembly,
     closing: contextlib.ExitStack,
 ) -> dict[str, Guard]:
-    """Returns what each worker asks before it charges a release.
+    """Returns each worker's check before it charges a release.
 
     Args:
       policies: client → its policy.
-      folders: client → where its ledger for life is kept, if its policy has a section [life].
+      folders: client → the folder of its ledger for life, if its policy has a section [life].
       assembly: the study, built.
       closing: closes the ledgers for life.
 
     Raises:
-      PolicyRefused: a policy refuses the study, with every reason.
+      PolicyRefused: a policy refuses the study; lists every reason.
     """
     made = {}
     for name, policy in policies.items():
-        # Everything is refused that can be, before a ledger for life is opened.
+        # All checks come before a ledger for life is opened.
         policy.check(assembly.request)
         lifetime = None
         if policy.life is not None:

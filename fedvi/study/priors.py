@@ -1,4 +1,4 @@
-"""Makes the prior that a model states: a member of the family of q, or a factor of its own."""
+"""Makes the model's prior: a member of the family of q, or a factor of its own."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ __all__ = ["prior_of"]
 
 
 def prior_of(family: Any, model: Model | ConjugateModel) -> tuple[Eta, LocalSolver | None]:
-    """Returns η_0, and the worker that refines the prior's factor if the prior is not in the family."""
+    """Returns η_0, and a worker that refines the prior's factor if the prior is not in the family."""
     if isinstance(model, ConjugateModel):
         return tree.to_numpy(model.prior), None
     if isinstance(family, FactoredGaussian):

@@ -1,6 +1,6 @@
-"""Chooses what must be said under a table of coefficients.
+"""Chooses the remarks under a table of coefficients.
 
-Needs no JAX, so that a server can say it too.
+Needs no JAX, so that a server can print them too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> lis
     """Returns the sentences under a table of coefficients.
 
     Args:
-      study: whose coefficients.
+      study: the coefficients' study.
       family: of its posterior.
       rows: of the table, see ``fedvi.study.spec.coefficients``.
     """
@@ -51,17 +51,17 @@ def remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> lis
 
 
 def of_intervals(study: Study, family: Any) -> str:
-    """Says under a table of coefficients how intervals differ from those of the exact posterior.
+    """Returns remarks on how intervals differ from those of the exact posterior.
 
-    That of a full Gaussian by `site_release`, and of what `perturbed_update`, `local_averaging` and
-    `virtual_clients` send, is told the noise (docs/proofs/noise_aware.md): nothing is said of it.
+    There is none on a full Gaussian from `site_release`, or on the messages of `perturbed_update`,
+    `local_averaging` and `virtual_clients`, which account for the noise (docs/proofs/noise_aware.md).
 
     Args:
-      study: whose posterior is a Gaussian, or not.
+      study: of the posterior.
       family: of its posterior.
 
     Returns:
-      One or more sentences without a full stop at the end; "" where there is nothing to say.
+      One or more sentences without a full stop at the end; "" if there is none.
     """
     solver, private = ability(study.solver.kind), study.privacy.private
     if conjugates.model_of(study) is not None:
@@ -75,7 +75,7 @@ def of_intervals(study: Study, family: Any) -> str:
     if solver.of_statistics and of is not None and of.latents:
         said.append(_POLYA_GAMMA)
     if private and solver.unheld:
-        # Which refuses effects that stay at their site, and a family without correlations.
+        # site_release refuses effects that stay at their site, and a family without correlations.
         could = site_effects.wanted(study) is None and is_full(family)
         said.append(solver.unheld + (f"; {_HOLDS_IT}" if could else ""))
     return ". ".join(one[0].upper() + one[1:] if at else one for at, one in enumerate(said))

@@ -25,7 +25,7 @@ __all__ = [
     "in_short",
 ]
 
-# Whole numbers of a TOML file have 64 bits; larger ones would fail wherever they are used.
+# TOML integers have 64 bits; larger ones would fail wherever they are used.
 LARGEST = 2**63 - 1
 
 DEEPEST = 32
@@ -34,7 +34,7 @@ ROWS_PER_UNIT = 20
 
 _PRIVATE_NOISE = "rounded_gaussian"
 
-# Without a promise, noise is there to be compared with none at all: floats need no grid for that.
+# Without a promise, noise serves comparisons only, so floats need no grid.
 _OPEN_NOISE = "gaussian"
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -91,7 +91,7 @@ class PriorSection(BaseSection):
 
 
 class Promise(NamedTuple):
-    """A privacy guarantee as a study states it."""
+    """A study's privacy guarantee."""
 
     epsilon: float
     delta: float
@@ -119,7 +119,7 @@ class PrivacySection(BaseSection):
         default=None,
         description="What a neighbour is: one unit more or less, or another in the place of one.",
     )
-    # "aggregate": the server is trusted, and publishes sums over clients alone.
+    # "aggregate": the server is trusted, and publishes only sums over clients.
     view: Literal["message", "aggregate"] = pydantic.Field(
         default="message",
         description="Who the promise holds against: whoever sees every message, or sums alone.",
@@ -144,7 +144,7 @@ class PrivacySection(BaseSection):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _noise(cls, given: Any) -> Any:
-        """Chooses the noise where a study names none; a client is no other client."""
+        """Fills in the default mechanism. With `unit = "client"`, units are disjoint by definition."""
         if isinstance(given, dict) and given.get("unit") == "client":
             given = {"disjoint": True, **given}
         if not isinstance(given, dict) or "mechanism" in given:
@@ -154,7 +154,7 @@ class PrivacySection(BaseSection):
 
     @property
     def promise(self) -> Promise | None:
-        """What is promised; None in a study without protection."""
+        """The promise; None in a study without protection."""
         if not (self.epsilon and self.delta and self.unit and self.relation):
             return None
         return Promise(self.epsilon, self.delta, self.unit, self.relation)
@@ -166,7 +166,7 @@ class PrivacySection(BaseSection):
 
     @pydantic.model_validator(mode="after")
     def _complete(self) -> "PrivacySection":
-        # No "module:function" here: a budget is checked against certified upper bounds alone.
+        # No "module:function" here, since a budget is checked only against certified upper bounds.
         if self.accountant not in accountants.__all__:
             raise ValueError(
                 f"privacy.accountant is {self.accountant!r}, which is not in fedvi.privacy.accountants"
@@ -200,7 +200,7 @@ class PrivacySection(BaseSection):
     def _check_whole_clients(self) -> None:
         if self.unit != "client":
             return
-        # The number is a part of what a client holds.
+        # A client's number of records is a part of its data.
         if self.records_public:
             raise ValueError(
                 'privacy.records_public is true beside privacy.unit = "client"|leave it out: how many '
@@ -225,7 +225,7 @@ class PrivacySection(BaseSection):
             raise ValueError(
                 'privacy.view is "aggregate" beside protection = "none"|leave out one of the two'
             )
-        # Sums of other noise have another price, or none.
+        # Sums with other noise have another price, or none.
         if self.mechanism != _PRIVATE_NOISE:
             raise ValueError(
                 f'privacy.mechanism is {in_short(self.mechanism)} beside view = "aggregate"|leave it out: '
@@ -275,7 +275,7 @@ class DataSection(BaseSection):
         le=10**4,
         description=f"Rows of one patient that are used; {ROWS_PER_UNIT} if left out.",
     )
-    # Named so because BaseModel has an attribute called schema.
+    # Named so because BaseModel has an attribute `schema`.
     columns_schema: dict[str, dict[str, Any]] = pydantic.Field(
         default={}, alias="schema", description="What each column may hold, by its name."
     )
@@ -306,12 +306,12 @@ class DataSection(BaseSection):
 
     @property
     def identity_column(self) -> str | None:
-        """The column that tells records, or units, apart."""
+        """The column that identifies records or units."""
         return self.unit_column or self.id_column
 
     @property
     def rows_per_unit(self) -> int:
-        """How many rows of one unit are used, at most: a public bound on shapes."""
+        """The most rows of one unit that are used: a public bound on shapes."""
         return self.max_rows_per_unit or ROWS_PER_UNIT
 
 
@@ -370,7 +370,7 @@ class SimulationSection(BaseSection):
 
 
 def in_short(value: Any) -> str:
-    """Writes a value that was found, cut to what fits a line."""
+    """Writes a value for a message, truncated to fit a line."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # too many digits, or too deep

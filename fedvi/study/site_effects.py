@@ -1,4 +1,4 @@
-"""Resolves the effects that a study lets differ by site, and reports them; needs no JAX."""
+"""Reads a study's effects that differ by site, and reports them; needs no JAX."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ __all__ = ["INTERCEPT", "KEYS", "Wanted", "in_words", "remark", "wanted", "warni
 
 INTERCEPT = "(Intercept)"
 KEYS = ("site_effect", "site_scale")
-"""Of ``[model]``, that are read here."""
-# Clients below which a Gaussian over log τ is clearly too sure; see docs/modes.md.
+"""The keys of ``[model]`` that are read here."""
+# With fewer clients a Gaussian over log τ is clearly overconfident; see docs/modes.md.
 _FEW = 15
 _EXAMPLE = 'write site_effect = "intercept", or a list such as ["intercept", "age"]'
 _SCALE = (
@@ -23,11 +23,11 @@ _SCALE = (
 
 
 class Wanted(NamedTuple):
-    """What a study's ``[model]`` says of effects of sites.
+    """A study's site effects, from its ``[model]``.
 
     Attributes:
       columns: coefficients of the formula that differ by site; "(Intercept)" is the level.
-      scale: τ, one for all or one for each; where it is learnt, the median of its prior.
+      scale: τ, one for all or one for each; if learnt, the median of its prior.
       learnt: whether τ is inferred.
     """
 
@@ -37,12 +37,12 @@ class Wanted(NamedTuple):
 
 
 def wanted(study: Study) -> Wanted | None:
-    """Reads ``model.site_effect`` and ``model.site_scale``; None where a study has neither.
+    """Reads ``model.site_effect`` and ``model.site_scale``; None if a study has neither.
 
-    None as well for a function of somebody's own, whose arguments may have these names.
+    Also None for a user's own function, whose arguments may have these names.
 
     Raises:
-      ConfigError: one is missing beside the other, or is not what it may be.
+      ConfigError: one of the two is missing, or has a wrong value.
     """
     arguments = study.model.arguments
     given = [key for key in KEYS if key in arguments]
@@ -59,13 +59,13 @@ def wanted(study: Study) -> Wanted | None:
 
 
 def in_words(study: Study) -> str:
-    """Returns ", site effects on (Intercept)" for the line of a plan that names the model; or ""."""
+    """Returns ", site effects on (Intercept)" for a plan's line on the model; or ""."""
     found = wanted(study)
     return "" if found is None else f", site effects on {', '.join(found.columns)}"
 
 
 def warnings(study: Study) -> tuple[str, ...]:
-    """Says what is permitted and probably not meant: a scale that is learnt from a few sites."""
+    """Warns of a scale that is learnt from few sites: allowed, but probably unintended."""
     found, sites = wanted(study), len(study.clients)
     if found is None or not found.learnt or sites >= _FEW:
         return ()
@@ -77,14 +77,14 @@ def warnings(study: Study) -> tuple[str, ...]:
 
 
 def remark(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Says under a table of coefficients at which sites they hold, and how far sites differ.
+    """Returns a remark on the sites for which coefficients hold, and how far sites differ.
 
     Args:
-      study: whose coefficients.
+      study: the coefficients' study.
       rows: of the table, see ``fedvi.study.spec.coefficients``.
 
     Returns:
-      "" where sites have no effects.
+      "" if sites have no effects.
     """
     found = wanted(study)
     if found is None:

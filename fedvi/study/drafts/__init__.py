@@ -1,4 +1,4 @@
-"""A study that is begun: its file (`drafting`), what stands beside it (`starting`), and the JSON schemas
-with which editors check both (`json_schema`)."""
+"""Drafts a new study: its file (`drafting`), the files beside it (`starting`), and the JSON schemas with
+which editors check both (`json_schema`)."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
 """Drafts the study that `fedvi init` writes, with a reason beside each line.
 
-Needs no JAX and reads no record. What nobody has stated is left as a value that every reader of a study
-refuses, so that a draft cannot run by accident.
+Needs no JAX and reads no record. A value that nobody has stated is written so that every reader of a study
+refuses it: a draft cannot run by accident.
 """
 
 import dataclasses
@@ -41,25 +41,25 @@ _COMMENT_COLUMN = 34
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What a person has said of a study.
+    """A person's choices for a study.
 
     Attributes:
       name: of the study.
-      kind: of the model, one of ``ACCEPTED`` or an outcome of one's own, "module:Class".
+      kind: of the model, one of ``ACCEPTED`` or the user's own outcome, "module:Class".
       formula: such as "disease ~ age + sex".
       clients: names of the sites.
-      columns: name in the formula → table of ``[data.schema.NAME]``; what is missing in a table is
-        left to be stated.
-      private: whether anything is promised; without, the privacy fields are not used.
+      columns: name in the formula → table of ``[data.schema.NAME]``; keys missing in a table must still
+        be stated.
+      private: whether anything is promised; if not, the privacy fields are not used.
       epsilon, delta, relation, unit: the promise.
-      unit_column: whose a row is, where the unit is a patient.
-      max_records: the largest number of units of any client; None: to be stated.
+      unit_column: the column with the patient, if the unit is a patient.
+      max_records: the largest number of units of any client; None: must still be stated.
       solver: None for the recommended one.
       clip_norm: of the private solver.
       settings: keys of ``[model]`` that differ from their defaults.
       separator: of the sites' files.
-      all_columns: whether the formula was made of all columns of a file, which a person has to thin.
-      files: where a site's file is, relative to the study file; {} stands for the site's name.
+      all_columns: whether the formula has all columns of a file, which a person must reduce.
+      files: site → its file, relative to the study file; by default named after the site.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Answers:
 
     @property
     def of(self) -> Accepted:
-        """What the model is of.
+        """The responses that the model accepts.
 
         Raises:
           ConfigError: there is no such model.
@@ -92,28 +92,28 @@ class Answers:
 
     @property
     def chosen_solver(self) -> str:
-        """The solver: the one that was named, or the first that takes the model."""
+        """The named solver, or else the first one that supports the model."""
         if self.solver is not None:
             return self.solver
         return next(kind for kind in offered(self.private) if _takes(SOLVERS[kind], self.of))
 
     @property
     def rounds(self) -> int:
-        """How often each site answers, at most."""
+        """The most answers of each site."""
         return SOLVERS[self.chosen_solver].rounds
 
 
 def model_of(kind: str) -> Accepted:
-    """Returns what a model is of: a built-in one, or an outcome of one's own, "module:Class".
+    """Returns the responses that a model accepts: a built-in one, or the user's own, "module:Class".
 
     Raises:
-      ConfigError: there is none, or it does not say what it is of.
+      ConfigError: there is no such model, or it does not define its responses.
     """
     found = regressions.accepted(kind)
     if found is not None:
         return found
     if ":" in kind:
-        factories.find("model", kind, models)  # says what is wrong with a module
+        factories.find("model", kind, models)  # raises if the module is wrong
         raise errors.ConfigError(
             f"--kind is {kind!r}, which does not say what it is of, expected a class with `accepts`",
             "an outcome of your own says so, see docs/add/model.md; of a NumPyro model, or of whole "
@@ -126,7 +126,7 @@ def model_of(kind: str) -> Accepted:
 
 
 def offered(private: bool) -> tuple[str, ...]:
-    """Returns the solvers that need nothing else of a study, private or not, the preferred one first."""
+    """Returns the solvers that need no other section, private or not, the preferred one first."""
     return tuple(kind for kind, each in SOLVERS.items() if each.rounds and each.private == private)
 
 
@@ -139,7 +139,7 @@ class Draft(NamedTuple):
 
     Attributes:
       text: of ``study.toml``.
-      open: keys that a person must still state, by their path; with any the text is refused.
+      open: paths of keys that a person must still state; a text with such keys is refused.
     """
 
     text: str
@@ -346,7 +346,7 @@ def _line(key: str, value: Any, why: str = "") -> str:
 
 
 def variables(formula: str) -> tuple[str, ...]:
-    """Lists the columns that a formula names, each once, the response first; texts are not parsed.
+    """Lists the columns in a formula, each once, the response first; quoted texts are ignored.
 
     >>> variables("Surv(time, event) ~ age + bs(iss, lower_bound=0) + age:sex")
     ('time', 'event', 'age', 'iss', 'sex')
@@ -356,7 +356,7 @@ def variables(formula: str) -> tuple[str, ...]:
     for match in NAME.finditer(text):
         following = text[match.end() :].lstrip()
         preceding = text[: match.start()][-1:]
-        # A function, the name of an argument, a word of Python's, or the e of 1e5.
+        # A function, an argument's name, a Python keyword, or the e of 1e5.
         if following[:1] in ("(", "=") or match[0] in ("True", "False") or preceding.isdigit():
             continue
         found.append(match[0])
@@ -364,7 +364,7 @@ def variables(formula: str) -> tuple[str, ...]:
 
 
 def response_types(kind: str, formula: str) -> dict[str, str]:
-    """Returns the types that a model asks of the columns left of `~`.
+    """Returns the types that a model requires for the columns left of `~`.
 
     >>> response_types("survival", "Surv(time, event) ~ age")
     {'time': 'number', 'event': 'binary'}
@@ -382,10 +382,10 @@ _SPELLINGS = (
 
 
 def parse_column(text: str) -> tuple[str, dict[str, Any]]:
-    """Reads a column as ``--column`` gives it; its bounds are checked with the schema.
+    """Reads a value of ``--column``; its bounds are checked with the schema.
 
     Raises:
-      ConfigError: it has no name, no known type, or not what belongs to the type.
+      ConfigError: it has no name, no known type, or wrong details for the type.
 
     >>> parse_column("age=number:18..100")
     ('age', {'type': 'number', 'bounds': [18, 100]})
@@ -406,7 +406,7 @@ def parse_column(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def cells_of(table: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the cells that a record may have in a column, as far as they are listed: no names of columns.
+    """Returns the listed cells of a column's declaration, without names of columns.
 
     >>> sorted(cells_of({"type": "binary", "true": ["m", 1], "false": ["f"]}))
     ['1', 'f', 'm']
@@ -434,7 +434,7 @@ def _detail(name: str, kind: str, text: str) -> dict[str, Any]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Reads a key of ``[model]`` as ``--setting`` gives it: a number, or for ``cuts`` a list of them.
+    """Reads a value of ``--setting`` for ``[model]``: a number, or for ``cuts`` a list of numbers.
 
     Raises:
       ConfigError: it is not KEY=NUMBER.

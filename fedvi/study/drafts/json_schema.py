@@ -1,8 +1,8 @@
 """Makes the JSON schemas of a study and of a policy, for editors.
 
-They are made from what reads these files: the sections' fields, and for each ``kind`` the arguments of the
-function that it names. They find misspelt keys, wrong types and unknown kinds; what hangs on several
-sections together is said by ``fedvi check``.
+They are generated from the code that reads these files: the sections' fields, and for each ``kind`` the
+arguments of its function. They find misspelt keys, wrong types and unknown kinds; ``fedvi check`` checks
+relations between sections.
 """
 
 import collections.abc
@@ -27,7 +27,7 @@ __all__ = ["policy_schema", "study_schema"]
 
 _DIALECT = "http://json-schema.org/draft-07/schema#"
 _Schema = dict[str, Any]
-# What a study cannot name, because the rest of it says so.
+# Arguments that a study cannot give, because they follow from the rest of it.
 _SUPPLIED = ("family", "foreseen", "max_records", "mechanism", "model", "sampler", "size", "unit")
 _OF_THE_FORMULA = ("levels", "names", "offset", "outcomes")
 
@@ -94,7 +94,7 @@ def policy_schema() -> _Schema:
 
 
 def _plain(schema: _Schema) -> _Schema:
-    """Writes definitions where they are used, and leaves out what TOML cannot say or nobody reads."""
+    """Inlines definitions, and drops what TOML cannot express or is not used."""
     definitions = schema.pop("$defs", {})
 
     def resolve(value: Any, inside_properties: bool = False) -> Any:
@@ -127,7 +127,7 @@ def _plain(schema: _Schema) -> _Schema:
 
 
 def _words(docstring: str) -> str:
-    """Takes the first paragraph of a docstring, on one line and without its marks."""
+    """Returns the first paragraph of a docstring, on one line and without markup."""
     first = inspect.cleandoc(docstring).partition("\n\n")[0]
     return re.sub(r"``([^`]*)``", r"\1", " ".join(first.split()))
 
@@ -148,13 +148,13 @@ def _privacy(section: _Schema) -> _Schema:
     }
 
 
-# Sections whose keys are the arguments of what `kind` names
+# Sections whose keys are the arguments of the function named by `kind`
 
 
 def _kinds(description: str, kinds: Mapping[str, _Schema]) -> _Schema:
     """Describes a section by its kinds; a "module:function" takes any key.
 
-    All keys stand beside each other as well, without types: editors complete from these.
+    All keys are also listed together, without types, for completion in editors.
     """
     every: _Schema = {}
     for table in kinds.values():
@@ -241,7 +241,7 @@ def _schedules() -> dict[str, _Schema]:
 
 
 def _stage() -> _Schema:
-    """Describes one of the stages of a script, which is a schedule that is built in."""
+    """Describes one stage of a script, which is a built-in schedule."""
     kinds = {name: _table(getattr(schedules, name)) for name in schedules.__all__}
     for table in kinds.values():
         table["properties"] |= {
@@ -254,7 +254,7 @@ def _stage() -> _Schema:
 
 
 def _table(factory: Callable[..., Any], supplied: Collection[str] = ()) -> _Schema:
-    """Describes a factory's arguments, but for those that a study cannot name."""
+    """Describes a factory's arguments, without those that a study cannot give."""
     words = _arguments(inspect.getdoc(factory) or "")
     properties, required = {}, []
     for name, parameter in inspect.signature(factory).parameters.items():
@@ -272,7 +272,7 @@ def _table(factory: Callable[..., Any], supplied: Collection[str] = ()) -> _Sche
 
 
 def _arguments(docstring: str) -> dict[str, str]:
-    """Reads the first sentence on each argument out of a docstring in Google's style."""
+    """Reads the first sentence on each argument from a Google-style docstring."""
     match = re.search(r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)+)", docstring, re.MULTILINE)
     if match is None:
         return {}
@@ -295,7 +295,7 @@ _TYPES: dict[Any, _Schema] = {
 
 
 def _type(annotation: Any) -> _Schema:
-    """Describes a Python type, as TOML writes its values; anything where it cannot be told."""
+    """Describes a Python type by its values in TOML; anything, if unknown."""
     if annotation in _TYPES:
         return dict(_TYPES[annotation])
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)

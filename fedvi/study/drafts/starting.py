@@ -10,7 +10,7 @@ __all__ = ["coordinator_text", "policy_text", "site_text", "steps_text"]
 
 
 def policy_text(answers: Answers) -> str:
-    """Writes the policy that admits the drafted study, and nothing that costs more."""
+    """Writes a policy that admits the drafted study, and nothing that costs more."""
     relations = f'["{answers.relation}"]'
     life, is_own = answers.epsilon * 4, ":" in answers.kind
     built_in = [] if is_own else [answers.kind]
@@ -125,12 +125,12 @@ volumes:
 
 
 def steps_text(answers: Answers, server: str, open_keys: tuple[str, ...]) -> str:
-    """Writes the steps from here to a posterior, in order.
+    """Writes the remaining steps to a posterior, in order.
 
     Args:
       answers: of the study.
       server: HOST:PORT of the server.
-      open_keys: what must still be stated in the study.
+      open_keys: keys that must still be stated in the study.
     """
     host = server.rpartition(":")[0]
     first = answers.clients[0]

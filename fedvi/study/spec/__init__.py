@@ -1,7 +1,7 @@
-"""What a server needs of a study: family, schedule, budget and the names of what is fitted; no JAX.
+"""Builds a server's part of a study without JAX: family, schedule, budget and names of coefficients.
 
 Which file to open: `shared_parts` makes the parts that both sides build, `conjugates` the models that
-bring their own family, `regressions` says what a response may be, `coefficients` names what is fitted.
+bring their own family, `regressions` checks responses, `coefficients` describes the fitted coefficients.
 """
 
 __all__: list[str] = []

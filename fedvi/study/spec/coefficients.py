@@ -1,4 +1,4 @@
-"""The posterior by coordinate, as plain values for tables and JSON; needs no JAX."""
+"""Lists the posterior by coordinate, as plain values for tables and JSON; needs no JAX."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 MOST = 10_000
-"""So many coordinates are listed at most; all of them are in the arrays of a posterior's file."""
+"""The most coordinates that are listed; a posterior's file has all of them in its arrays."""
 
 # The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal.
 _Z95 = 1.959963984540054
@@ -30,12 +30,12 @@ _BASELINE = "baseline ("
 
 
 class Reading(NamedTuple):
-    """How exp(coefficient) is to be read.
+    """How to interpret exp(coefficient).
 
     Attributes:
-      is_ratio: whether it is a ratio at all; that of an intercept is what ratios are of.
-      note: what must be said beside it, or why there is none; empty for a ratio of one unit more of
-        the covariate, all others held fixed.
+      is_ratio: whether it is a ratio; an intercept's is not, but the value that ratios refer to.
+      note: a note beside it, or why there is none; empty for a plain ratio: one unit more of the
+        covariate, all others held fixed.
     """
 
     is_ratio: bool = True
@@ -56,11 +56,11 @@ def coefficients(
       family: of q.
       posterior: η of a proper q.
       names, units: of the coordinates of θ, which for a NumPyro model are the unconstrained ones.
-      study: whose model says of what exp(coefficient) is a ratio, such as "odds": there are then
-        "odds_ratio", "odds_lower", "odds_upper", None where it is none, and "odds_note", see
-        ``readings``. How far sites differ, log τ, also has "scale", "scale_lower" and "scale_upper", the
+      study: its model determines the kind of ratio that exp(coefficient) is, such as "odds". There are
+        then "odds_ratio", "odds_lower", "odds_upper", None if it is not a ratio, and "odds_note", see
+        ``readings``. The spread of sites, log τ, also has "scale", "scale_lower" and "scale_upper", the
         median and the 95 % interval of τ.
-      pooled: η of another fit to stand beside it.
+      pooled: η of another fit, to show beside it.
     """
     mean, sd = family.moments(posterior)
     beside = None if pooled is None else family.moments(pooled)
@@ -75,12 +75,12 @@ def of_moments(
     study: Study,
     beside: tuple[Any, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Lists what ``coefficients`` lists, from mean and sd of each coordinate, as a file keeps them.
+    """Does the same as ``coefficients``, from mean and sd of each coordinate, as stored in a file.
 
     Args:
       mean, sd: arrays by coordinate of θ.
       names, units, study: see ``coefficients``.
-      beside: mean and sd of another fit to stand beside it.
+      beside: mean and sd of another fit, to show beside it.
     """
     ratio = regressions.ratio(study.model.kind)
     read = readings(study, names[:MOST])
@@ -117,29 +117,29 @@ def of_moments(
 
 
 def design_of(study: Study) -> tuple[Schema, Design]:
-    """Reads the schema, and the formula of a study that has one; needs no data.
+    """Reads the schema and the formula of a study; needs no data.
 
     Raises:
-      ConfigError: the formula, or the schema, is none.
+      ConfigError: the formula or the schema is invalid.
     """
     schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
     return schema, parse_formula(str(study.formula), schema)
 
 
 def readings(study: Study, names: Sequence[str]) -> tuple[Reading, ...]:
-    """Says of each coefficient of a study how its exponential is to be read; needs no data.
+    """Returns how to interpret each coefficient's exponential; needs no data.
 
-    No ratio, with the reason: one of several columns of a function, such as a spline, and one of a
-    column that also stands in another function, for nobody can change it alone; a baseline hazard, and
-    log τ. An interaction is a ratio of ratios. A coefficient that also stands inside an interaction
-    is a ratio where the interaction's other covariates are 0, or at their reference levels.
+    Some are not ratios; the note gives the reason: one of several columns of a function, such as a spline,
+    or one of a column that is also in another function, since it cannot change alone; a baseline hazard;
+    and log τ. An interaction is a ratio of ratios. A coefficient that is also part of an interaction is a
+    ratio where the interaction's other covariates are 0, or at their reference levels.
 
     Args:
-      study: its formula and schema say what each coefficient multiplies.
-      names: of coefficients, which may stand after a class, as "class: coefficient".
+      study: its formula and schema define what each coefficient multiplies.
+      names: of coefficients, possibly after a class, as "class: coefficient".
 
     Raises:
-      ConfigError: the formula, or the schema, is none.
+      ConfigError: the formula or the schema is invalid.
     """
     if not regressions.ratio(study.model.kind) or study.formula is None:
         return (Reading(),) * len(names)
@@ -149,10 +149,10 @@ def readings(study: Study, names: Sequence[str]) -> tuple[Reading, ...]:
 
 
 def comparisons(study: Study, names: Sequence[str]) -> tuple[str, ...]:
-    """Says of each coefficient of a study what it compares, such as "10 more"; needs no data.
+    """Returns the comparison that each coefficient makes, such as "10 more"; needs no data.
 
     Returns:
-      One text a name; empty where a few words do not say it, as of an interaction or a curve.
+      One text per name; empty if a few words are not enough, as for an interaction or a curve.
     """
     if study.formula is None:
         return ("",) * len(names)
@@ -169,12 +169,12 @@ def comparisons(study: Study, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _compared(part: Part, schema: Schema, whole: set[str]) -> str:
-    """Says what one unit more of a part is.
+    """Describes one unit more of a part.
 
     Args:
-      part: of a coefficient that has no other.
+      part: the only one of a coefficient.
       schema: of the columns.
-      whole: the columns of whose levels each has a coefficient: none is the reference.
+      whole: columns with a coefficient for every level, and so without a reference level.
     """
     if part.transform is not None:
         return ""
@@ -194,9 +194,9 @@ def _compared(part: Part, schema: Schema, whole: set[str]) -> str:
 
 
 def _within(name: str, known: Mapping[str, Any]) -> str:
-    """Returns the coefficient of a name that may stand after a class; empty if there is none.
+    """Returns the coefficient in a name that may begin with a class; empty if there is none.
 
-    A level's name may hold what stands after a class: the longest is the coefficient.
+    A level's name may look like the text after a class, so the longest match is the coefficient.
     """
     while name and name not in known:
         name = name.partition(": ")[2]
@@ -212,7 +212,7 @@ def _reading(name: str, known: dict[str, Reading], outcome: str) -> Reading:
 
 
 def _of_design(design: Design, schema: Schema) -> Iterator[Reading]:
-    """Yields how to read each coefficient of a design."""
+    """Yields how to interpret each coefficient of a design."""
     functions: dict[str, set[str]] = {}
     for parts in design.coefficients:
         for part in parts:
@@ -228,7 +228,7 @@ def _of_design(design: Design, schema: Schema) -> Iterator[Reading]:
             rest = sorted(functions[other.column] - {_function(other)})
             yield Reading(False, f"{', '.join(rest)} changes with {_function(other)}")
             continue
-        # What else a product holds must be 0 for the rest of it to be read alone.
+        # A product's other factors must be 0 for the rest to be interpreted alone.
         around = [
             part
             for product in products
@@ -247,7 +247,7 @@ def _width(part: Part) -> int:
 
 
 def _function(part: Part) -> str:
-    """Names what a part is of: a column, or a function of it, such as "bs(iss)"."""
+    """Names a part's column, or its function, such as "bs(iss)"."""
     if part.transform is None:
         return part.column
     name = part.transform.names[part.index]
@@ -255,7 +255,7 @@ def _function(part: Part) -> str:
 
 
 def _zero(part: Part, schema: Schema) -> str:
-    """Says where a part is 0, such as "age is 50" or "cp is typical"."""
+    """Describes where a part is 0, such as "age is 50" or "cp is typical"."""
     column = schema.get(part.column)
     if part.transform is not None or column is None:
         return f"{_function(part)} is 0"

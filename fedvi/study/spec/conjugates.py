@@ -1,4 +1,4 @@
-"""Studies of conjugate models, which bring their family, their prior and their start; needs no JAX."""
+"""Handles studies of conjugate models, which bring their own family, prior and start; needs no JAX."""
 
 import functools
 import json
@@ -16,13 +16,13 @@ __all__ = ["model_of"]
 
 
 def model_of(study: Study) -> Any:
-    """Returns the conjugate model that a study names; None if it names another model.
+    """Returns a study's conjugate model; None for other models.
 
-    A class from outside fedvi is asked for only where the solver is ``vips``, which takes no other.
+    An external class is considered only if the solver is ``vips``, which supports no other models.
 
     Raises:
-      ConfigError: the study says what the model decides by itself, names another solver, or gives it an
-        argument that it refuses.
+      ConfigError: the study sets something that the model decides, names another solver, or gives an
+        argument that the model refuses.
     """
     kind, solver = study.model.kind, study.solver.kind
     takes = ability(solver).of_statistics
@@ -35,7 +35,7 @@ def model_of(study: Study) -> Any:
             'of a conjugate-exponential model only sums of expected statistics leave: kind = "vips"',
         )
     for section, given, why in (
-        # What stands in a study that names none; of a study that was stored it is written out.
+        # The default in a study that names none; in a stored study it is written out.
         ("family", study.family != Study.model_fields["family"].default, "which the model brings"),
         ("prior", study.prior is not None, "which the model's own arguments say"),
         ("data.unit_column", study.data.unit_column, "and statistics are clipped record by record"),

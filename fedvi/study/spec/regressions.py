@@ -1,4 +1,4 @@
-"""Says whether a formula's response is what a regression is of, and what exp(coefficient) is.
+"""Checks whether a formula's response fits a regression, and says what kind of ratio exp(coefficient) is.
 
 Needs no JAX, so that a server can name a ratio too.
 """
@@ -22,29 +22,29 @@ _WORDS = {
 
 
 def accepted(kind: str) -> Accepted | None:
-    """Returns what a regression is of: a built-in one, or an outcome that a study names as "module:Class".
+    """Returns the responses of a regression: a built-in one, or a study's own outcome, "module:Class".
 
-    None of another model, such as a function of NumPyro's: a server imports no module for one, which by
-    custom has a name in small letters.
+    None for another model, such as a NumPyro function. A server does not import its module: by convention
+    a function's name is in lower case.
     """
     module, colon, name = kind.partition(":")
     if not colon or not name[:1].isupper():
         return ACCEPTED.get(kind)
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception:  # whatever a module of the user's does; who builds the model says so
+    except Exception:  # the user's module may raise anything; the model's builder reports it
         return None
     said = getattr(found, "accepts", None)
     return said if isinstance(found, type) and isinstance(said, Accepted) else None
 
 
 def is_function(kind: str) -> bool:
-    """Whether a study names a function of NumPyro's, whose θ is on an unconstrained scale."""
+    """Whether a study names a NumPyro function, whose θ is on an unconstrained scale."""
     return ":" in kind and accepted(kind) is None
 
 
 def ratio(kind: str) -> str:
-    """Returns of what exp(coefficient) is a ratio: "odds", "rate", "hazard", or "" for none.
+    """Returns the kind of ratio that exp(coefficient) is: "odds", "rate", "hazard", or "" for none.
 
     >>> ratio("survival"), ratio("linear"), ratio("my_study.models:hospital")
     ('hazard', '', '')
@@ -54,14 +54,14 @@ def ratio(kind: str) -> str:
 
 
 def check_response(kind: str, design: Design) -> None:
-    """Refuses a formula whose response is not what a regression is of.
+    """Refuses a formula whose response does not fit the regression.
 
     Args:
-      kind: of the model. A function of NumPyro's takes what it likes, but for an offset beside counts.
+      kind: of the model. A NumPyro function takes any response, except an offset beside counts.
       design: of the formula.
 
     Raises:
-      ConfigError: it is not; names the kinds that it would fit.
+      ConfigError: it does not fit; names the kinds that it would fit.
     """
     response, wanted = design.response, accepted(kind)
     of_trials = wanted is not None and wanted.trials
@@ -90,7 +90,7 @@ def check_response(kind: str, design: Design) -> None:
     )
 
 
-# What would make a binomial response of one that is nearly one.
+# How to turn a similar response into a binomial one.
 _OF_TRIALS = {
     "count": "write cbind({}, non_events), with a column of the trials that were no such event",
     "counts": "name two columns: the events, and the trials that were none",
@@ -99,7 +99,7 @@ _OF_TRIALS = {
 
 
 def _fits(wanted: Accepted, design: Design) -> bool:
-    """Whether a response is what a model is of."""
+    """Whether a response fits a model."""
     response = design.response
     if wanted.trials and len(response.columns) != 2:
         return False

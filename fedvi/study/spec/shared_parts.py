@@ -1,4 +1,4 @@
-"""The parts of a study that a server builds as well as a client: family, schedule, budget; no JAX."""
+"""Builds the parts of a study that server and client share: family, schedule, budget; needs no JAX."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -20,7 +20,7 @@ from fedvi.typing import PRIOR
 
 __all__ = ["PRIOR", "budget", "family", "is_scripted", "ratio", "schedule"]
 
-# Stands for all clients that a table of deadlines does not name.
+# The key for all clients that a table of deadlines does not name.
 _DEFAULT = "default"
 
 
@@ -38,17 +38,17 @@ def family(study: Study, size: int) -> Any:
 
 
 def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
-    """Builds who works when, how the server chooses its steps, and how long it waits for a client.
+    """Builds the schedule, the server's step rule, and how long it waits for a client.
 
     Raises:
-      ConfigError: there is no such schedule, or a key holds what it may not.
+      ConfigError: there is no such schedule, or a key has a wrong value.
     """
     arguments = study.schedule.arguments
     rule = _step_rule(arguments.pop("damping", "adaptive"))
     clients = tuple(client.name for client in study.clients)
     patience = _patience(arguments, clients, study.sums)
     is_script = study.schedule.kind == "scripted"
-    if study.sums is not None and not is_script:  # of a script, each stage is looked at
+    if study.sums is not None and not is_script:  # for a script, each stage is checked
         _check_summed("schedule", study.schedule.kind, None, study.sums)
     if is_script:
         arguments["stages"] = _stages(arguments.get("stages", []), clients, study.sums)
@@ -67,7 +67,7 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
 
 
 def is_scripted(study: Study) -> bool:
-    """Whether the rounds of a study are those of several stages, or of a function of its own."""
+    """Whether a study's rounds come from several stages, or from a function of its own."""
     return study.schedule.kind == "scripted" or ":" in study.schedule.kind
 
 
@@ -93,7 +93,7 @@ def _stage(
             f"{where}.kind is missing" if kind is None else f"{where}.kind is {kind!r}",
             "name one of " + ", ".join(schedules.__all__),
         )
-    # A site's policy reads which code a study brings by `schedule.kind` alone.
+    # A site's policy learns of a study's own schedule code from `schedule.kind` only.
     if ":" in kind:
         raise errors.ConfigError(
             f"{where}.kind is {kind!r}, a function of your own, expected one of "
@@ -117,7 +117,7 @@ def _stage(
 
 
 def _check_buffer(where: str, arguments: Mapping[str, Any], count: int) -> None:
-    """Refuses to wait for more answers than there are clients, of which each has one at a time."""
+    """Refuses to wait for more answers than there are clients, since each has one at a time."""
     buffer = arguments.get("buffer", 1)
     if isinstance(buffer, int) and buffer > count:
         raise errors.ConfigError(
@@ -149,7 +149,7 @@ def _check_over(where: str, over: Any, clients: Collection[str]) -> None:
 
 
 def _check_summed(where: str, kind: str, over: list[str] | None, sums: Sums) -> None:
-    """Refuses a stage whose answers the view "aggregate" would not hide.
+    """Refuses a stage whose single answers would not be protected by the view "aggregate".
 
     Guarantee: with what is let through, the price of that view (docs/proofs/aggregate_view.md) holds for
     the whole script. Proof: it is asked of a round that all of its answers start from one posterior, that
@@ -181,7 +181,7 @@ def _check_summed(where: str, kind: str, over: list[str] | None, sums: Sums) -> 
 
 
 def _check_until(where: str, arguments: dict[str, Any]) -> None:
-    """Takes `until` out of a stage's arguments: it says in words that there is a tolerance."""
+    """Pops `until` from a stage's arguments; it states in words that there is a tolerance."""
     until = arguments.pop("until", None)
     if until is None:
         return
@@ -216,9 +216,9 @@ def _step_rule(given: Any) -> damping.StepRule:
 def _patience(
     arguments: dict[str, Any], clients: tuple[str, ...], sums: Sums | None = None
 ) -> Patience:
-    """Takes the keys `deadline_seconds` and `quorum` out of a schedule's arguments.
+    """Pops `deadline_seconds` and `quorum` from a schedule's arguments.
 
-    Where a sum over fewer than so many clients is not published, no fewer are a quorum.
+    If a sum needs a least number of clients to be published, the quorum cannot be smaller.
     """
     deadline, count = arguments.pop("deadline_seconds", None), len(clients)
     least = 1 if sums is None else sums.least_reporting
@@ -241,7 +241,7 @@ def _patience(
 
 
 def _deadlines(table: dict[str, Any], clients: tuple[str, ...]) -> dict[str, float]:
-    """Reads a table client → seconds, in which "default" stands for those that are not named."""
+    """Reads a table client → seconds, in which "default" applies to clients that are not named."""
     for name in table:
         if name not in (*clients, _DEFAULT):
             raise errors.ConfigError(
@@ -263,11 +263,11 @@ def _seconds(key: str, given: Any) -> float:
 
 
 def budget(study: Study, table_distance: float = 0.0) -> ledger.Budget | None:
-    """Builds what each client may spend; None without protection.
+    """Builds each client's budget; None without protection.
 
     Args:
       study: the promise.
-      table_distance: of the noise of one release from the law that is priced: part of the price.
+      table_distance: distance of one release's noise from the law that is priced; part of the price.
     """
     promise = study.privacy.promise
     if promise is None:
@@ -278,5 +278,5 @@ def budget(study: Study, table_distance: float = 0.0) -> ledger.Budget | None:
 
 
 def ratio(study: Study) -> str:
-    """Returns of what exp(coefficient) is a ratio, such as "odds"; "" where it is none."""
+    """Returns the kind of ratio that exp(coefficient) is, such as "odds"; "" if it is not a ratio."""
     return regressions.ratio(study.model.kind)
