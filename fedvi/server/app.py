@@ -1,4 +1,4 @@
-"""The server as a process: its ports, its log, its start and its end.
+"""Runs the server as a process: opens its ports, serves until the run ends, and shuts down.
 
 clients ──► access ──► Federation ──► dispatcher ──► coordinator ──► store
 operators ──► access ──► Admin ────────┘ (one thread: the single writer)
@@ -46,7 +46,7 @@ from fedvi.transport.roster import Roster
 
 __all__ = ["Addresses", "App", "Outcome", "Settings", "payload_limit", "serve"]
 
-# Calls in progress get so long to end when the server stops; requests for work end at once.
+# How long calls in progress may take to end when the server stops; requests for work end at once.
 _GRACE_SECONDS = 5.0
 
 _OPTIONS = (
@@ -55,7 +55,7 @@ _OPTIONS = (
     ("grpc.max_concurrent_streams", 64),
     # Two servers on one port would each see half of the calls.
     ("grpc.so_reuseport", 0),
-    # Clients ping every 30 s while a call is open, so that no middle box forgets the connection.
+    # Clients ping every 30 s while a call is open, so that no middlebox drops the connection.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 30_000),
@@ -64,10 +64,10 @@ _OPTIONS = (
 
 
 def payload_limit(spec: ServerSpec) -> int:
-    """Returns how many bytes an answer to a study may have, with room to spare.
+    """Returns the most bytes that an answer to a study may have, with room to spare.
 
-    Whatever is released is about as large as natural parameters are, 8 bytes a number at most; twice
-    that, and 64 KiB, keep a stranger's gigabyte off the disk without refusing an honest solver.
+    A release is about as large as the natural parameters, with at most 8 bytes a number. Twice that plus
+    64 KiB refuses no honest solver, and keeps oversized uploads off the disk.
     """
     size = sum(np.asarray(leaf).nbytes for leaf in tree.leaves(spec.family.zeros()))
     return min(PAYLOAD_LIMIT, 2 * size + 2**16)
@@ -75,21 +75,21 @@ def payload_limit(spec: ServerSpec) -> int:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a server runs; nothing of what it computes.
+    """Operational settings of a server; they do not affect results.
 
     Attributes:
-      folder: its state: uploads and the operators' socket are there.
+      folder: the state folder, which also holds uploads and the operators' socket.
       study: its name.
       listen: HOST:PORT for clients; port 0 takes a free one.
-      tls: a server's folder of certificates; None for plaintext.
-      roster: of those let in; that in ``tls`` if None.
+      tls: the server's folder of certificates; None for plaintext.
+      roster: the file of admitted certificates; if None, the one in ``tls``.
       insecure: allows plaintext beyond this machine.
-      admin: HOST:PORT for operators elsewhere, with certificates of admins; None for none.
-      metrics: HOST:PORT of figures for Prometheus; None for none.
-      page: HOST:PORT, on this machine, of the read-only page; None for none.
+      admin: HOST:PORT for remote operators, who need admin certificates; None to disable.
+      metrics: HOST:PORT of the metrics for Prometheus; None to disable.
+      page: HOST:PORT, on this machine, of the read-only page; None to disable.
       linger_seconds: how long an ended run waits for clients to hear of it.
-      payload_limit: bytes of an answer, at most.
-      calls_a_second: of one client.
+      payload_limit: the most bytes of an answer.
+      calls_a_second: the most calls a second from one client.
     """
 
     folder: Path
@@ -106,11 +106,11 @@ class Settings:
     calls_a_second: float = CALLS_A_SECOND
 
     def check(self) -> None:
-        """Refuses what cannot be served, before anything is computed.
+        """Checks the settings before anything is computed.
 
         Raises:
-          ConfigError: an address is none; others than this machine could hear plaintext that nobody
-            asked for; or the socket's path is too long.
+          ConfigError: an address is invalid; a plaintext port would be reachable from other machines
+            without ``insecure``; or the socket's path is too long.
           IdentityError: the server's certificate cannot be used.
         """
         socket_address(self.folder)
@@ -120,7 +120,7 @@ class Settings:
                 check_address(f"--{option}", address)
         if self.page is not None:
             if not identity.is_loopback(self.page):
-                # Not with --tls either: browsers know no certificates of ours.
+                # Not with --tls either: browsers do not trust our certificates.
                 port = self.page.rpartition(":")[2]
                 raise errors.ConfigError(
                     f"--page {self.page} can be reached from other machines, and the page asks nobody "
@@ -134,7 +134,7 @@ class Settings:
             return
         hint = "give --tls, the folder of the server's certificates"
         if self.admin is not None and not identity.is_loopback(self.admin):
-            # Not with --insecure either: whoever came by could end the run.
+            # Not with --insecure either: anybody could end the run.
             raise errors.ConfigError(
                 f"--admin {self.admin} can be reached from other machines, and there is no --tls",
                 hint,
@@ -147,7 +147,7 @@ class Settings:
 
 
 class Addresses(NamedTuple):
-    """Where a server can be reached: by clients, operators here and elsewhere, Prometheus, a browser."""
+    """Addresses of a server for clients, local and remote operators, Prometheus and browsers."""
 
     listen: str
     socket: str
@@ -161,8 +161,8 @@ class Outcome(NamedTuple):
 
     Attributes:
       status: of the run; "running" or "paused" if only the server was stopped.
-      state: as saved last.
-      unheard: clients that were there and did not hear of the end.
+      state: as last saved.
+      unheard: clients that were present and did not hear of the end.
     """
 
     status: str
@@ -175,16 +175,16 @@ class App:
 
     Args:
       spec: of the run.
-      store: where its state is kept; closed by whoever opened it.
-      settings: how it runs.
+      store: holds its state; the caller closes it.
+      settings: operational settings.
       journal: the operational log; in memory if None.
       on_ready: called once the ports are open.
-      on_end: called, in a thread, once the run has ended and before clients are waited for.
-      beside: does the prior's work, in a thread of its own: called with what answers requests.
+      on_end: called, in a thread, once the run has ended, before the server waits for clients.
+      beside: does the prior's work in a thread of its own; called with a function that answers requests.
 
     Raises:
       ConfigError: the addresses would expose the run, or the socket's path is too long.
-      LedgerError: the state is of another run.
+      LedgerError: the state belongs to another run.
     """
 
     def __init__(
@@ -211,9 +211,9 @@ class App:
         self._calls: Calls | None = None
 
     def stop(self) -> None:
-        """Stops the server, from any thread; the run can be taken up later."""
+        """Stops the server, from any thread; the run can be continued later."""
         if self._loop is not None:
-            # A server that has ended has nothing to stop.
+            # The loop is closed if the server has already ended.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopping.set)
 
@@ -222,11 +222,11 @@ class App:
 
         Raises:
           TransportError: a port cannot be bound.
-          FedviError: certificates or the roster cannot be used; or the prior's work went wrong.
+          FedviError: certificates or the roster cannot be used; or the prior's work failed.
         """
         self._loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
-            # Elsewhere than in the main thread, whoever runs the server stops it.
+            # Signal handlers work only in the main thread; elsewhere the caller stops the server.
             with contextlib.suppress(RuntimeError, ValueError):
                 self._loop.add_signal_handler(name, self._stopping.set)
         async with contextlib.AsyncExitStack() as stack:
@@ -245,7 +245,7 @@ class App:
             try:
                 unheard = await self._until_ended(dispatcher, time_keeper)
             finally:
-                # From here on the exits run, the last one first: ports, time, dispatcher, log.
+                # The exit stack now closes, in this order: ports, time keeper, dispatcher, log.
                 dispatcher.closing = True
                 dispatcher.ring()
         if self._broken is not None:
@@ -261,7 +261,7 @@ class App:
     async def _open(
         self, dispatcher: Dispatcher, roster: Roster | None, stack: contextlib.AsyncExitStack
     ) -> Addresses:
-        """Opens all ports; what listens first is what operators look at."""
+        """Opens all ports, those of operators first."""
         settings = self._settings
         calls = self._calls = Calls(dispatcher.post)
         access = Access(self._spec.clients, roster, settings.calls_a_second)
@@ -285,9 +285,9 @@ class App:
 
         health = Health("fedvi.v1.FederationService", "fedvi.v1.AdminService")
         settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # One that a killed server left behind: the store's lock says that no other is running.
+        # A killed server may have left its socket; the store's lock excludes another running server.
         (settings.folder / SOCKET).unlink(missing_ok=True)
-        # Behind the socket are no certificates, so no limit.
+        # Callers on the socket have no certificates, so they have no limit.
         local = self._server(health, calls, Access((), None), hurries=False)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin(None), local)
         await _listen(local, self._socket, None, stack)
@@ -311,7 +311,7 @@ class App:
             stack.callback(contents.close)
             page = Page(settings.page, contents, render)
             stack.callback(page.close)
-        # What was charged before a restart is shown before the next fold.
+        # Price the ledgers now, so that earlier charges show before the next fold.
         self._run_log.prices.update(dispatcher.state.ledgers)
         health.set(True)
         stack.callback(health.set, False)
@@ -328,7 +328,7 @@ class App:
         server = grpc.aio.server(
             interceptors=[Reading(calls, access.place, hurries)],
             options=_OPTIONS,
-            # Room for all clients at their own limit, and for some strangers.
+            # Room for all clients at their own limit, and for some other callers.
             maximum_concurrent_rpcs=64 + CALLS_AT_ONCE * clients,
         )
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -337,10 +337,10 @@ class App:
     async def _until_ended(
         self, dispatcher: Dispatcher, time_keeper: asyncio.Task[None]
     ) -> tuple[str, ...]:
-        """Waits for the end of the run and for those who should hear of it, or for a stop.
+        """Waits until the run has ended and clients have heard of it, or until the server is stopped.
 
         Returns:
-          The clients that did not hear of the end, though they were there.
+          The clients that were present and did not hear of the end.
         """
         while not self._stopping.is_set():
             change = dispatcher.change()
@@ -355,13 +355,13 @@ class App:
         return ()
 
     async def _farewell(self, dispatcher: Dispatcher) -> bool:
-        """Waits until everybody who is there has heard of the end; False if the run goes on."""
+        """Waits until all present clients have heard of the end; False if the run goes on."""
         until = time.monotonic() + self._settings.linger_seconds
         while not self._stopping.is_set() and dispatcher.ended:
             change, left = dispatcher.change(), until - time.monotonic()
             if not _unheard(dispatcher) or left <= 0.0:
                 return True
-            # The roster may shut out those who are waited for, which changes no state any more.
+            # The roster may revoke awaited clients without a change of the state: look again every second.
             await _first_of(change.wait(), self._stopping.wait(), asyncio.sleep(min(1.0, left)))
         return dispatcher.ended
 
@@ -370,7 +370,7 @@ class App:
         try:
             self._beside(dispatcher.handle_blocking)
         except BaseException as error:
-            # Without the prior's factor the run would wait for ever.
+            # Without the prior's factor the run would wait forever.
             if not dispatcher.closing:
                 self._broken = error
                 self.stop()
@@ -382,7 +382,7 @@ def serve(app: App) -> Outcome:
 
 
 class _Saving:
-    """A store whose failures are the server's own: a client may send its request again."""
+    """A store that reports its failures as temporary, so that clients send their requests again."""
 
     def __init__(self, store: ServerStore) -> None:
         self._store = store
@@ -397,7 +397,7 @@ class _Saving:
 
 
 def _saving(save: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Tells of what goes wrong in the server's log alone: in place of it, ``Full`` is raised."""
+    """Wraps a function: its errors go to the server's log, and callers get ``Full`` instead."""
 
     def saved(value: Any) -> Any:
         try:
@@ -434,15 +434,15 @@ async def _listen(
 
 
 def _refuse_to_go_on(time_keeper: asyncio.Task[None]) -> None:
-    """Ends a server that no deadline or revocation would move any more.
+    """Ends a server whose time keeper failed, since it would miss deadlines and revocations.
 
     Raises:
-      FedviError: unless the task was cancelled or ended by itself.
+      FedviError: the time keeper raised an error.
     """
     error = time_keeper.exception()
     if error is None:
         return
-    # As in a call: the text of an unforeseen error may hold anything.
+    # As in ``Calls``: the text of an unexpected error may hold anything, so it is not shown.
     name, last = type(error).__name__, traceback.extract_tb(error.__traceback__)[-1]
     where = "".join(traceback.format_tb(error.__traceback__))
     place = f"{Path(last.filename).name}:{last.lineno}"
@@ -459,13 +459,13 @@ def _refuse_to_go_on(time_keeper: asyncio.Task[None]) -> None:
 
 
 def _unheard(dispatcher: Dispatcher) -> tuple[str, ...]:
-    """Who holds records, is let in and not away, and was not told that the run is done."""
+    """Returns the clients with records that are admitted and present, and have not heard of the end."""
     others = dispatcher.heard.union(dispatcher.state.away, dispatcher.shut_out())
     return tuple(name for name in dispatcher.spec.members if name not in others)
 
 
 async def _first_of(*waits: Any) -> None:
-    """Waits for the first of several; the others are cancelled, but for tasks that were given."""
+    """Waits for the first of several awaitables; cancels the others, except tasks of the caller."""
     tasks = [
         wait if isinstance(wait, asyncio.Task) else asyncio.ensure_future(wait) for wait in waits
     ]

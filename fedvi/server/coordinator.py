@@ -1,4 +1,4 @@
-"""The server's shell: one lock, the pure step, save before reply."""
+"""Runs the pure protocol step under a lock, and saves the state before each reply."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ __all__ = ["Coordinator", "ServerStore", "Step"]
 
 
 class Step(NamedTuple):
-    """What one request came to: the state before and after it, and its reply or what refused it."""
+    """The result of one request: the state before and after it, and its reply or error."""
 
     before: protocol.ServerState
     after: protocol.ServerState
@@ -21,28 +21,28 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class ServerStore(Protocol):
-    """Where the server's state is kept; ``save`` returns once it is durable."""
+    """Stores the server's state; ``save`` returns once it is durable."""
 
     def load(self) -> Any:
         """Returns the state as last saved, or None."""
 
     def save(self, state: Any) -> Any:
-        """Saves the state; returns it, equal, perhaps with its arrays on the disk, to go on with."""
+        """Saves the state; returns an equal state to continue with, perhaps with its arrays on disk."""
 
 
 class Coordinator:
-    """Answers requests one after the other; a reply goes out only after the state behind it was saved.
+    """Answers requests one after the other, and saves the state before each reply.
 
-    A save that fails changes nothing: its error is raised, and the request may be sent again.
+    A failed save changes nothing: its error is raised, and the request may be sent again.
 
     Args:
       spec: what the run agrees on.
-      store: where the state is kept; a state found there is taken up.
+      store: holds the state; a stored state is continued.
       on_update: called after each fold with its public record, e.g. to show progress.
-      clock: seconds, never going back; deadlines are measured with it.
+      clock: monotonic seconds, for deadlines.
 
     Raises:
-      LedgerError: the stored state is of another study.
+      LedgerError: the stored state belongs to another study.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Coordinator:
 
     @property
     def next_deadline(self) -> float | None:
-        """When ``tick`` has something to do at the latest, on ``clock``; None if time changes nothing."""
+        """When to call ``tick`` at the latest, on ``clock``; None if time alone changes nothing."""
         return protocol.next_deadline(self._spec, self._state)
 
     def add_listener(self, callback: Callable[[], None]) -> None:
-        """Calls ``callback`` after a change that brings work to clients that wait for some.
+        """Calls ``callback`` after a change that brings work to waiting clients.
 
-        It is called in the thread that made the change, once it is durable.
+        The call comes from the thread that made the change, once the change is durable.
         """
         self._listeners.append(callback)
 
@@ -90,7 +90,7 @@ class Coordinator:
         """Answers one request.
 
         Raises:
-          FedviError: what ``protocol.step`` raises; nothing changes.
+          FedviError: as in ``protocol.step``; nothing changes.
         """
         (step,) = self.handle_all([request])
         if isinstance(step.reply, Exception):
@@ -100,9 +100,8 @@ class Coordinator:
     def handle_all(self, requests: Sequence[Request]) -> list[Step]:
         """Answers several requests in their order, and saves once for all of them.
 
-        Each comes to what it would alone. One that is refused changes nothing, for the others
-        neither: its step has the error in place of the reply. No reply may go out before this
-        returns.
+        Results are those of separate calls. A refused request changes nothing and does not affect the
+        others: its step holds the error in place of the reply. No reply may be sent before this returns.
 
         Raises:
           FedviError: the store could not save; nothing changes, and all may be sent again.
@@ -115,7 +114,7 @@ class Coordinator:
                 reply: Reply | Exception
                 try:
                     state, reply = protocol.step(self._spec, before, request, self.clock())
-                except Exception as error:  # whatever it is, it is this request's alone
+                except Exception as error:  # any error concerns this request alone
                     reply = error
                 steps.append(Step(before, state, reply))
             tell = self._take(*(step.after for step in steps))
@@ -126,23 +125,23 @@ class Coordinator:
         self,
         change: Callable[[protocol.ServerSpec, protocol.ServerState, float], protocol.ServerState],
     ) -> None:
-        """Makes a change of the state as one step: of the spec, the state and the time.
+        """Applies ``change``, a function of spec, state and time, as one step.
 
         Raises:
-          FedviError: what ``change`` raises; nothing changes.
+          FedviError: from ``change``; nothing changes.
         """
         with self._lock:
             tell = self._take(change(self._spec, self._state, self.clock()))
         tell()
 
     def tick(self) -> None:
-        """Lets deadlines pass; does nothing before ``protocol.next_deadline``."""
+        """Applies deadlines that have passed; does nothing before ``protocol.next_deadline``."""
         with self._lock:
             tell = self._take(protocol.tick(self._spec, self._state, self.clock()))
         tell()
 
     def revoke(self, names: Collection[str]) -> None:
-        """Takes note of whose certificates are revoked; see ``protocol.revoke``."""
+        """Marks clients whose certificates are revoked; see ``protocol.revoke``."""
         with self._lock:
             tell = self._take(protocol.revoke(self._spec, self._state, names, self.clock()))
         tell()
@@ -151,14 +150,14 @@ class Coordinator:
         """Divides a client's factor out for good; see ``protocol.remove``.
 
         Raises:
-          ConfigError, RunFailed, ProtocolError: it cannot be removed; nothing changes.
+          ConfigError, RunFailed, ProtocolError: the client cannot be removed; nothing changes.
         """
         with self._lock:
             tell = self._take(protocol.remove(self._spec, self._state, client, self.clock()))
         tell()
 
     def extend(self, spec: protocol.ServerSpec) -> None:
-        """Goes on with a spec that has more clients; see ``protocol.extend``.
+        """Continues with a spec that has more clients; see ``protocol.extend``.
 
         Raises:
           ConfigError, RunFailed: they cannot be added; nothing changes.
@@ -180,14 +179,14 @@ class Coordinator:
         tell()
 
     def _take(self, *states: protocol.ServerState) -> Callable[[], None]:
-        """Saves the last of successive states if it must be.
+        """Saves the last of successive states if it changed.
 
         Returns:
-          What tells of them, to be called without the lock.
+          A function that notifies listeners; call it without the lock.
         """
         before, last = self._state, states[-1]
         changed = not protocol.is_durably_equal(before, last)
-        # Step by step: who was told to wait in the middle may be selected before and after.
+        # Compare step by step: a client told to wait in between may be selected before and after.
         asks = changed and bool(self._listeners)
         wakes = asks and protocol.brings_work(self._spec, before, *states)
         self._state = state = self._store.save(last) if changed else last

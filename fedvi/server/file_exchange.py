@@ -1,7 +1,7 @@
-"""A coordinator whose clients come by hand: tasks go out as files, and results come in as files.
+"""Exchanges tasks and results as files, for clients without a network.
 
-The coordinator is the one that a server runs: it charges before a task goes out, takes each answer
-once, and has everything on the disk before it replies. No server may run on the same state meanwhile.
+It uses the same coordinator as a server: a task is charged before it goes out, each answer counts once,
+and everything is on the disk before a reply. No server may run on the same state meanwhile.
 """
 
 from collections.abc import Callable, Collection
@@ -33,13 +33,13 @@ __all__ = ["Exported", "Hand", "standing"]
 
 
 class Exported(NamedTuple):
-    """What an export gave to one client.
+    """The result of an export for one client.
 
     Attributes:
       client: its name.
-      status: "task", "keys" (its part of them is asked for), "end" (of the run for it) or "wait".
+      status: "task", "keys" (its part of the keys is asked for), "end" (of the run for it) or "wait".
       task_id: of the task; empty without one.
-      path: of the file; None if there is nothing to tell.
+      path: of the file; None if none was written.
     """
 
     client: str
@@ -49,12 +49,12 @@ class Exported(NamedTuple):
 
 
 class Hand:
-    """Stands between a coordinator and the files of clients that it cannot hear.
+    """Passes requests between a coordinator and the files of clients.
 
     Args:
       spec: of the run.
-      coordinator: answers; its clock should stand still, since nobody by hand is late.
-      tell: called with everything worth telling of.
+      coordinator: answers the requests; its clock should stand still, since files have no deadline.
+      tell: called with each event.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Hand:
         self.payload_limit = payload_limit(spec)
 
     def revoke(self, names: Collection[str]) -> None:
-        """Takes note of whose certificates are revoked, as a server does: nobody waits for them."""
+        """Marks clients whose certificates are revoked; as at a server, the run does not wait for them."""
         before = self.coordinator.state
         self.coordinator.revoke(names)
         self._tell_of(before, None)
@@ -75,18 +75,17 @@ class Hand:
     def export(self, client: str, folder: Path, tls: Path) -> Exported:
         """Asks for a client's next task, and writes it to ``folder/CLIENT-VISIT.task``.
 
-        It is the same task as before until it is answered. What the client knows of its own ledger
-        is compared when its answer comes, and by the client itself when it reads the file, which
-        holds the server's ledger of it.
+        The task stays the same until it is answered. The file holds the server's ledger of the client,
+        and the client compares it with its own. The server compares them when the answer comes.
 
         Args:
           client: of the study.
-          folder: exists.
+          folder: an existing folder.
           tls: the server's folder of certificates, to sign with.
 
         Raises:
-          ConfigError: rounds may go on without some sites whose answers are masked: each round would take
-            three files of each site, in both directions.
+          ConfigError: answers are masked and rounds may miss some sites. Each round would then take three
+            files from each site, in both directions.
           FedviError: the coordinator refuses, or the file cannot be written.
         """
         if openings.opens(self.spec):
@@ -129,10 +128,10 @@ class Hand:
 
         Returns:
           "accepted", "duplicate", "conflict", "noted" if the client says that it cannot answer, or "keys"
-          if it sent its part of them.
+          if it sent its part of the keys.
 
         Raises:
-          LedgerError: client or server was rolled back, or their ledgers are not the same.
+          LedgerError: client or server was rolled back, or their ledgers differ.
           FedviError: the coordinator refuses; nothing changes.
         """
         client, answer, state = parcel.hello.client, parcel.answer, self.coordinator.state
@@ -150,10 +149,10 @@ class Hand:
         return reply.status if isinstance(reply, Receipt) else "noted"
 
     def _known(self, parcel: ResultFile) -> str:
-        """Says what became of an answer that came before. Other bytes than those are charged.
+        """Returns the status of an answer that came before; charges one with different bytes.
 
-        An old file tells how far its client was then, and not that it is at work now: it brings
-        nobody back, as a call would.
+        An old file does not show that its client is at work now. Unlike a call, it does not end an
+        absence.
         """
         hello, answer = parcel.hello, parcel.answer
         assert not isinstance(answer, NextTask)
@@ -179,10 +178,10 @@ class Hand:
         return "conflict"
 
     def _check(self, parcel: ResultFile) -> None:
-        """Goes through an answer without keeping anything, so that a refused one changes nothing.
+        """Tries an answer without storing anything, so that a refused one changes nothing.
 
-        Checks also that the client's ledger is the one that the server's will be with this answer.
-        Over a network the client does so, when it hears of the answer's arrival.
+        Also checks that the client's ledger equals the server's as it will be with this answer. Over a
+        network the client checks this when it gets the receipt.
         """
         hello, answer = parcel.hello, parcel.answer
         clock = self.coordinator.clock()
@@ -194,7 +193,7 @@ class Hand:
             ledgers.check_counterpart(book, hello.anchor, "server")
 
     def _handle(self, request: Request, quiet: bool = False) -> Reply:
-        """Answers a request, and tells what came of it; ``quiet`` tells nothing of its sender."""
+        """Answers a request and reports its events; ``quiet`` omits those of the request itself."""
         before = self.coordinator.state
         reply = self.coordinator.handle(request)
         self._tell_of(before, None if quiet else request)
@@ -207,7 +206,7 @@ class Hand:
 
 
 def standing(spec: ServerSpec, state: ServerState, client: str) -> str:
-    """Says in a few words where a client stands, for whoever carries its files."""
+    """Describes a client's status in a few words, for the person who carries its files."""
     progress = protocol.progress_of(spec, state)
     if protocol.is_removed(state, client):
         return "removed"

@@ -1,7 +1,7 @@
 """Formats the lines of the server's log on standard error.
 
-A log line is a kind, a sentence and a few named fields: names of clients, counts, versions, public
-figures. Nothing that was computed from records is ever handed to it.
+A log line has a kind, a sentence and a few named fields: names of clients, counts, versions, public
+figures. Callers must never pass anything else that was computed from records.
 """
 
 import io
@@ -20,7 +20,7 @@ LOGGER = "fedvi.server"
 def set_up(form: str, stream: io.TextIOBase | None = None) -> logging.Logger:
     """Sends the server's log to a stream, standard error if None: plain lines, or JSON objects.
 
-    Only this logger is touched: what other libraries log may hold what they were handed.
+    Other libraries' loggers are left alone, since their messages may quote private arguments.
     """
     logger = logging.getLogger(LOGGER)
     handler = logging.StreamHandler(stream)
@@ -34,7 +34,7 @@ def set_up(form: str, stream: io.TextIOBase | None = None) -> logging.Logger:
 
 
 def log(kind: str, text: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Writes one line: what kind of thing happened, a sentence, and named public values."""
+    """Writes one line: a kind of event, a sentence, and named public values."""
     logging.getLogger(LOGGER).log(level, text, extra={"kind": kind, "fields": fields})
 
 
@@ -58,7 +58,7 @@ class _Json(logging.Formatter):
 
 
 def _one_line(text: str) -> str:
-    """What came from outside may hold a line break, or what steers a terminal."""
+    """Replaces line breaks and terminal control characters, which outside input may hold."""
     return "".join(
         c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
     )

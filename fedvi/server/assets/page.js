@@ -1,12 +1,12 @@
-// Asks the server for the page again now and then, and changes in place what is new. Without this script
-// the page reloads itself.
+// Fetches the page regularly, and updates in place the parts that changed. Without this script the page
+// reloads itself.
 "use strict";
 
 const SECONDS = 2, SECONDS_AFTER_SILENCE = 5, PATIENCE_SECONDS = 10;
 const silence = document.getElementById("silence");
 let heard = new Date();
 
-// Only what differs is touched: what a reader selected, scrolled to or listens to stays.
+// Only nodes that differ are replaced, so that the reader's selection, scroll position and screen reader stay.
 function patch(old, fresh) {
   if (old.isEqualNode(fresh)) return;
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) {

@@ -1,8 +1,8 @@
-"""Counts of a round that ends when all have answered, so that no request looks at all clients.
+"""Keeps running counts for schedules with a barrier, so that a request need not scan all clients.
 
-A schedule that says ``barrier`` waits for the clients with the fewest turns, and for nobody else. What
-it would say of a request follows then from two counts, which change by one with each answer. They are
-counted anew whenever a turn ends or somebody comes or goes: once a round. Other schedules are asked.
+A schedule with ``barrier`` waits only for the clients with the fewest turns. Two counts then decide
+every request, and each answer changes them by one. They are recomputed whenever a turn ends or a client
+joins or leaves, about once a round. Other schedules are asked directly.
 """
 
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ __all__ = [
 
 
 REMOVED = "removed"
-"""Why a client is away for ever: an operator had its factor divided out; the run goes on without it."""
+"""Why a client is away for good: an operator had its factor divided out. The run continues without it."""
 
 
 class Round(NamedTuple):
-    """Where a round stands, and of which state that was counted.
+    """The counts of a round, and the parts of the state that they were computed from.
 
     Attributes:
       of: the turns, the absences, the history, the stages and the status; compared by identity.
-      answers: those that waited.
+      answers: the answers that were waiting.
       least: the fewest turns of any client that takes part.
-      missing: how many clients with so few turns have not answered.
-      settled: whether all was done that could be done then.
+      missing: how many clients with ``least`` turns have not answered.
+      settled: whether ``settle`` had done all it could.
     """
 
     of: tuple[Any, ...]
@@ -45,7 +45,7 @@ class Round(NamedTuple):
 def counted(spec: Any, state: Any) -> Round | None:
     """Returns the counts of a state; None where the schedule must be asked.
 
-    From the counts before, where at most one answer came since; else all clients are looked at.
+    If at most one answer came since the last counts, those are updated; otherwise all clients are counted.
     """
     if not spec.schedule.barrier:
         return None
@@ -63,7 +63,7 @@ def counted(spec: Any, state: Any) -> Round | None:
 
 
 def is_quiet(spec: Any, state: Any, found: Round | None) -> bool:
-    """Whether nothing is to be done: it was, and since then at most an answer came that is not the last."""
+    """Whether there is nothing to do: the state was settled, and the round's last answer is still out."""
     return (
         found is not None
         and found.settled
@@ -75,30 +75,30 @@ def is_quiet(spec: Any, state: Any, found: Round | None) -> bool:
 
 
 def noted(state: Any, found: Round | None) -> Any:
-    """Returns the state with its counts, for the next request."""
+    """Stores the counts in the state, for the next request."""
     if found is None or state.presence.round is found:
         return state
     return state._replace(presence=state.presence._replace(round=found))
 
 
 def is_turn_of(spec: Any, state: Any, found: Round, client: str) -> bool:
-    """Whether it is a client's turn, of which no answer waits."""
+    """Whether it is a client's turn; ``is_idle`` says whether its answer already waits."""
     return bool(state.turns[client] == found.least < spec.schedule.rounds)
 
 
 def is_idle(state: Any, client: str) -> bool:
-    """Whether a client neither holds a task nor waits to be folded."""
-    # Who answered its last task and was not folded: its visit is not over.
+    """Whether a client holds no task, and has no answer that waits to be folded."""
+    # A visit counts as over only after the fold, so an accepted answer to it is one that still waits.
     asked = f"{client}/{state.visits[client]}"
     return client not in state.tasks and asked not in state.accepted
 
 
 def brings_nothing(spec: Any, *states: Any) -> bool:
-    """Whether no turn ended and nobody came or went in successive states, so that no work is new."""
+    """Whether no turn ended and no client joined or left across successive states: there is no new work."""
     if not spec.schedule.barrier:
         return False
     first = states[0]
-    # A task that ends is answered, and its client waits to be folded.
+    # An answered task moves from ``tasks`` to ``accepted``; its client then waits for the fold.
     given = [len(state.tasks) + len(state.accepted) for state in states]
     return given == sorted(given) and all(
         getattr(state, field) is getattr(first, field)

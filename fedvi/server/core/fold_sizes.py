@@ -1,12 +1,12 @@
-"""Says without a trial that a fold cannot fail: where no number is far from the prior's own size.
+"""Bounds the numbers of a fold, to show without a trial fold that it cannot fail numerically.
 
-A trial of a fold goes through all factors, and there is one answer for each of them. What a fold
-computes of matrices is built on the prior's precision J_0, or lifted to 1e-3 of it (``project``). Let a
-be the smallest eigenvalue of J_0, and S bound every number of what precisions are made of. Then those
-that are decomposed have eigenvalues from 1e-3 a to 2·D·S, and in coordinates κ² further apart, with κ the
-condition number of the map to them. With D²·S·κ² at most 1e10·a their ratio is above 5e-14·D: five times
-what ``is_proper`` asks for, and hundreds of times what float64 needs to decompose a matrix of D ≤ 1,000.
-Proof: docs/proofs/fold_sizes.md.
+A trial fold for each answer would visit all factors each time. The matrices of a fold contain the
+prior's precision J_0, or are lifted to 1e-3 of it (``project``). Let a be the smallest eigenvalue of J_0,
+and let S bound every number that precisions are computed from. Then every matrix that is decomposed has
+eigenvalues between 1e-3 a and 2·D·S. Coordinates spread them further by κ², with κ the condition number
+of the map to the coordinates. If D²·S·κ² is at most 1e10·a, the ratio of smallest to largest eigenvalue is
+above 5e-14·D: five times what ``is_proper`` asks for, and hundreds of times what float64 needs to decompose
+a matrix of D ≤ 1,000. Proof: docs/proofs/fold_sizes.md.
 """
 
 import functools
@@ -25,14 +25,14 @@ _MOST = 1e10
 
 
 class Weighed(NamedTuple):
-    """The sum, over answers that wait, of the largest number of each."""
+    """The sum of the largest absolute numbers of the answers that wait."""
 
     answers: tuple[Any, ...]
     size: float
 
 
 def with_answer(state: Any, delta: Eta) -> float:
-    """Returns how large the numbers of the answers that wait are together, with one more."""
+    """Returns the sum of the largest absolute numbers of the waiting answers and of one more, ``delta``."""
     weighed = state.presence.weighed
     if weighed is None or weighed.answers is not state.answers:
         return sum((_largest(answer.change.delta) for answer in state.answers), _largest(delta))
@@ -40,13 +40,13 @@ def with_answer(state: Any, delta: Eta) -> float:
 
 
 def noted(state: Any, size: float) -> Any:
-    """Returns the state with the size of the answers that wait, for the next answer."""
+    """Stores the size of the waiting answers in the state, for the next answer."""
     weighed = Weighed(state.answers, size)
     return state._replace(presence=state.presence._replace(weighed=weighed))
 
 
 def cannot_fail(spec: Any, state: Any, size: float) -> bool:
-    """Whether answers of some size can be folded into a state, whatever they hold.
+    """Whether any answers of this total size can be folded into the state.
 
     Args:
       spec: of the run.
@@ -55,7 +55,7 @@ def cannot_fail(spec: Any, state: Any, size: float) -> bool:
     """
     if not isinstance(spec.family, DenseGaussian):
         return False
-    # Sites are the posterior without the prior and its own factor, which may be larger than their sum.
+    # Sum of the sites' factors = posterior − prior − exact factors, and those may exceed the posterior.
     there = size + _largest(state.posterior) + 2.0 * _largest(spec.prior)
     if 0 < len(spec.headers) < len(spec.clients):
         exact = (name for name in spec.clients if name not in spec.headers)
@@ -77,7 +77,7 @@ def _largest(eta: Eta) -> float:
 
 
 class _Same:
-    """Stands for one prior, or coordinates, compared by identity: a run has one of each."""
+    """Wraps a prior or coordinates as a cache key compared by identity: a run has one of each."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -100,5 +100,5 @@ def _least(same: _Same) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _condition(same: _Same) -> float:
-    """Returns the condition number of the map of columns to those of some coordinates."""
+    """Returns the condition number of the map from columns to coordinates."""
     return float(np.linalg.cond(same.value.columns(np.eye(len(same.value.centre)))))

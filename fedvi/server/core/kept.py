@@ -1,7 +1,7 @@
-"""Mappings of a state that share what did not change: a request touches one client's entry, not all.
+"""Immutable mappings that share unchanged entries, so that a request copies few of them.
 
-A state is never changed, so that a request that is refused leaves the one before it. Copying a
-dictionary of all clients for each request would cost the square of their number in a round.
+States are immutable, so that a refused request leaves the previous state intact. Copying a dictionary of
+all clients for each request would make a round quadratic in the number of clients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ABSENT: Any = object()
 
 
 class ByClient(Mapping[str, Any]):
-    """A mapping from some of a fixed set of names, in their order; a change copies 64 entries.
+    """A mapping over a fixed, ordered set of names, some possibly absent; a change copies 64 entries.
 
     >>> before = ByClient.of({"north": 1, "south": 2})
     >>> put(before, "south", 3), before
@@ -46,11 +46,11 @@ class ByClient(Mapping[str, Any]):
 
     @classmethod
     def of(cls, found: Mapping[str, Any], names: tuple[str, ...] = ()) -> ByClient:
-        """Returns the same mapping in this form.
+        """Converts a mapping.
 
         Args:
-          found: of any form.
-          names: those that it may ever hold, first, in their order; others of ``found`` follow.
+          found: any mapping.
+          names: all names that may ever be keys, in order; further keys of ``found`` follow.
         """
         places = {name: place for place, name in enumerate(dict.fromkeys((*names, *found)))}
         flat = [found.get(name, _ABSENT) for name in places]
@@ -100,7 +100,7 @@ class ByClient(Mapping[str, Any]):
         return (pair for pair in pairs if pair[1] is not _ABSENT)
 
     def _with(self, found: Mapping[str, Any]) -> ByClient:
-        """Returns the mapping with other entries; ``_ABSENT`` takes one away."""
+        """Returns the mapping with some entries replaced; ``_ABSENT`` removes one."""
         touched: dict[int, list[Any]] = {}
         count = self._count
         for name, value in found.items():
@@ -140,10 +140,10 @@ class _Values(ValuesView[Any]):
 
 
 class Appended(Mapping[str, str]):
-    """A mapping that only ever grows, in the order in which entries came.
+    """An append-only mapping, in order of insertion.
 
-    Those that extend one another share one list: each sees the beginning that is its own. A second
-    extension of one of them copies.
+    A mapping and its extension share one list, of which each sees its own prefix. Extending the same
+    mapping a second time copies the list.
     """
 
     __slots__ = ("_count", "_found", "_pairs")
@@ -154,7 +154,7 @@ class Appended(Mapping[str, str]):
         self._count = len(self._pairs)
 
     def plus(self, found: Mapping[str, str]) -> Appended:
-        """Returns the mapping with more entries, of names that it does not hold."""
+        """Returns the mapping with entries added, under names that it does not hold."""
         base = self if len(self._pairs) == self._count else Appended(dict(self.since(0)))
         base._found.update(zip(found, range(self._count, self._count + len(found)), strict=True))
         base._pairs.extend(found.items())
@@ -164,7 +164,7 @@ class Appended(Mapping[str, str]):
         return longer
 
     def since(self, count: int) -> list[tuple[str, str]]:
-        """Lists the entries after so many."""
+        """Lists the entries after the first ``count``."""
         return self._pairs[count : self._count]
 
     def __getitem__(self, name: str) -> str:
@@ -187,12 +187,12 @@ class Appended(Mapping[str, str]):
 
 
 def members(names: tuple[str, ...]) -> frozenset[str]:
-    """Returns the set of some names, which is made once for the same tuple."""
+    """Returns the names as a set, cached for each tuple object."""
     return _members(_Same(names))
 
 
 class _Same:
-    """Stands for one tuple, compared by identity: a hash of many names takes as long as a look at all."""
+    """Wraps a tuple as a cache key compared by identity: hashing it would visit every name."""
 
     __slots__ = ("names",)
 
@@ -212,19 +212,19 @@ def _members(same: _Same) -> frozenset[str]:
 
 
 def put(mapping: Mapping[str, Any], name: str, value: Any) -> Mapping[str, Any]:
-    """Returns a mapping with one entry put in, or in the place of another."""
+    """Returns a mapping with one entry added or replaced."""
     return put_all(mapping, {name: value})
 
 
 def put_all(mapping: Mapping[str, Any], found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a mapping with entries put in, or in the place of others."""
+    """Returns a mapping with entries added or replaced."""
     if isinstance(mapping, ByClient) and mapping._places.keys() >= found.keys():
         return mapping._with(found)
     return {**mapping, **found}
 
 
 def appended(mapping: Mapping[str, str], found: Mapping[str, str]) -> Appended:
-    """Returns a mapping that only grows with more entries, of names that it does not hold."""
+    """Returns an append-only mapping with entries added, under names that it does not hold."""
     grown = mapping if isinstance(mapping, Appended) else Appended(mapping)
     return grown.plus(found)
 
@@ -232,21 +232,21 @@ def appended(mapping: Mapping[str, str], found: Mapping[str, str]) -> Appended:
 def in_order(mapping: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
     """Returns the entries of some names, in the order of the names."""
     found = tuple(mapping.values()) if len(mapping) == len(names) else ()
-    # Mostly they are those of all clients, in the order of the study.
+    # The usual case: all clients, in the order of the study.
     if found and tuple(mapping) == names:
         return found
     return tuple(map(mapping.__getitem__, names))
 
 
 def without(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns a mapping without one of its entries."""
+    """Returns a mapping without one name."""
     if isinstance(mapping, ByClient):
         return mapping._with({name: _ABSENT}) if name in mapping else mapping
     return {other: value for other, value in mapping.items() if other != name}
 
 
 def since(mapping: Mapping[str, str], count: int) -> list[tuple[str, str]]:
-    """Lists the entries of a mapping that only grows, after so many."""
+    """Lists the entries of an append-only mapping after the first ``count``."""
     if isinstance(mapping, Appended):
         return mapping.since(count)
     return list(itertools.islice(mapping.items(), count, None))
@@ -255,11 +255,11 @@ def since(mapping: Mapping[str, str], count: int) -> list[tuple[str, str]]:
 def differences(
     before: Mapping[str, Any], after: Mapping[str, Any], absent: Any = None
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yields what is another object than before: its name, what was there and what is.
+    """Yields (name, old, new) for each entry that is no longer the same object.
 
     Args:
-      before, after: two mappings; if one was made of the other, what they share is not looked at.
-      absent: stands for an entry that is not there.
+      before, after: two mappings; if one was derived from the other, shared parts are skipped.
+      absent: stands for a missing entry.
     """
     both = isinstance(before, ByClient) and isinstance(after, ByClient)
     if both and before._places is after._places:  # type: ignore[attr-defined]

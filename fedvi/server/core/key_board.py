@@ -1,9 +1,9 @@
-"""Passes on the keys that sites mask their answers with: a board where each pins up its part once.
+"""Relays the keys that sites mask their answers with: each site posts its part once per stage.
 
-    stage 1   each site's signed public keys          ─► all of them, to every site
-    stage 2   what each site offers to those behind it ─► to each site what is for it
+    stage 1   each site's signed public keys            ─► all of them, to every site
+    stage 2   each site's offers to the sites after it  ─► to each site, the offers made to it
 
-A server is believed nothing here: sites check signatures and tags, and a board that lies stops the run.
+Sites do not trust the server here: they check signatures and tags, and a forged part stops the run.
 """
 
 from fedvi import errors
@@ -17,16 +17,16 @@ __all__ = ["STAGES", "boards", "is_ready", "parts", "post", "stage", "standing",
 STAGES = (1, 2)
 
 _LONGEST = 16 << 10
-"""Bytes of signed keys: a certificate and 3 KiB, with room to spare."""
+"""Most bytes of signed keys: a certificate and 3 KiB, with room to spare."""
 
 
 def stage(state: ServerState) -> int:
-    """Returns how many stages are complete: every site pinned up its part."""
+    """Returns how many stages are complete: every site posted its part."""
     return sum(key.startswith(("1/", "2/")) for key in state.keys) // len(state.visits)
 
 
 def standing(state: ServerState) -> tuple[int, ...]:
-    """Returns what sites that wait for each other's parts are woken by when it changes."""
+    """Returns the progress of key exchange and opening; a change of it wakes the sites that wait."""
     return stage(state), openings.phase(state)
 
 
@@ -36,9 +36,9 @@ def is_ready(spec: ServerSpec, state: ServerState) -> bool:
 
 
 def parts(spec: ServerSpec, state: ServerState, name: str, stage: int) -> tuple[bytes, ...]:
-    """Returns what a site may see of a stage, in the order of the study; nothing until all are there.
+    """Returns the parts that a site may see, in the order of the study; none until all have arrived.
 
-    Of stage 2 that is one offer of each site before it, and nothing of the others.
+    In stage 2 a site sees one offer from each site before it, and empty parts from the others.
     """
     found = [state.keys.get(f"{stage}/{other}") for other in spec.clients]
     contents = [content for content in found if content is not None]
@@ -56,12 +56,12 @@ def parts(spec: ServerSpec, state: ServerState, name: str, stage: int) -> tuple[
 
 
 def boards(spec: ServerSpec, state: ServerState, name: str) -> dict[int, tuple[bytes, ...]]:
-    """Returns the stages that are complete, each as a site may see it."""
+    """Returns the parts of each complete stage that a site may see."""
     return {number: parts(spec, state, name, number) for number in STAGES[: stage(state)]}
 
 
 def wanted(spec: ServerSpec, state: ServerState, name: str) -> int | None:
-    """Returns the stage of which a site's part is missing and may come now; None if there is none."""
+    """Returns the stage in which the server waits for this site's part; None if it waits for none."""
     if is_ready(spec, state):
         return None
     number = STAGES[stage(state)]
@@ -71,11 +71,11 @@ def wanted(spec: ServerSpec, state: ServerState, name: str) -> int | None:
 def post(
     spec: ServerSpec, state: ServerState, name: str, part: KeyPart
 ) -> tuple[ServerState, Wait]:
-    """Pins up a site's part, if it has content, and returns those of all others once they are there.
+    """Stores a site's part, if it has content, and returns the stage's parts once all have arrived.
 
     Raises:
-      ProtocolError: the study has no masks, the part is another than the site's first one, comes too
-        early, or has a length that none has.
+      ProtocolError: the study has no masks; or the part differs from the site's first one, comes too
+        early, or has an impossible length.
     """
     if spec.gather is None or spec.gather.bits is None:
         raise errors.ProtocolError(

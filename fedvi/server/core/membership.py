@@ -35,25 +35,25 @@ __all__ = ["extend", "remove"]
 def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> ServerState:
     """Divides a client's factor out of the posterior for good: η ← η − η_m, and η_m ← 0.
 
-    From here on schedules know nothing of it. It is given no task; an answer to the task that it holds
-    is taken into its ledger and not folded, nor is one that waits to be. Whatever it was charged stays
-    charged. Where the server makes a posterior of noisy factors, that is made anew of the other
-    clients' alone. A client that was removed is removed once.
+    Schedules no longer see the client, and it gets no task. An answer to the task that it holds is
+    recorded in its ledger and not folded; an answer that waits is dropped. All that it was charged stays
+    charged. Where the server computes a posterior from noisy factors, it recomputes that from the other
+    clients' factors alone. Removing a client again changes nothing.
 
-    Where the likelihood is Gaussian in θ, the posterior is at once that of the others' records. Else the
-    others' factors, which were fitted beside this one, follow as they answer again. What the client
-    released has been seen: to remove it is no privacy, and gives back no budget.
+    If the likelihood is Gaussian in θ, the result is at once the posterior of the other records. Otherwise
+    the other factors, which were fitted beside this one, adapt as their clients answer again. Removal
+    gives no privacy and returns no budget: what the client released has been seen.
 
     Args:
       spec: of the run.
-      state: as it was.
+      state: before the removal.
       name: of a client that holds records.
       now: seconds of a monotonic clock, the same in all calls.
 
     Raises:
-      ConfigError: there is no such client, or with one less there are fewer than the quorum.
+      ConfigError: there is no such client, or fewer clients than the quorum would be left.
       RunFailed: the run is over.
-      ProtocolError: what would be left cannot be computed in 64-bit arithmetic.
+      ProtocolError: the run without the client cannot be computed in 64-bit arithmetic.
     """
     if name not in spec.members:
         raise errors.ConfigError(
@@ -92,19 +92,19 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
 
 
 def extend(spec: ServerSpec, state: ServerState) -> ServerState:
-    """Takes clients into a run that began without them: their factors are 1, their ledgers empty.
+    """Adds clients to a run that began without them: their factors are 1, their ledgers empty.
 
-    They join in the round that the others are in, as if they had had their turns before it: nobody waits
-    for them to catch up, and each has the fewer answers. Nothing of the others changes, and the posterior
-    does not. Clients that are there already are added once.
+    They join in the current round, as if their earlier turns were over: no other client waits for them
+    to catch up, and they answer fewer times. The other clients and the posterior do not change. Adding
+    clients again changes nothing.
 
     Args:
-      spec: of the study with the new clients, which stand behind all others; all else as it was.
-      state: of a run without them; or with them.
+      spec: of the study with the new clients, listed after all others; otherwise unchanged.
+      state: of a run without them, or with them.
 
     Raises:
-      ConfigError: the schedule is a script in Python, which decided by the clients that it was told of; or
-        it has no turn left for a new one.
+      ConfigError: the study publishes only sums; or the schedule is a script in Python, whose course may
+        depend on the original clients; or the schedule has no turn left for a new client.
       RunFailed: the run is over.
     """
     known = tuple(name for name in spec.clients if name in state.factors)
@@ -132,7 +132,7 @@ def extend(spec: ServerSpec, state: ServerState) -> ServerState:
         )
     before = spec._replace(clients=known)
     rounds_before, now = rounds_at_last_fold(before, state), progress_of(before, state)
-    # A script's stage counts turns from its own beginning. Who was removed had fewer, and has no more.
+    # A script's stage counts turns from its own beginning. Removed clients stopped earlier: leave them out.
     had = 0
     if state.stages:
         turns_of = dict(zip(known, state.stages[-1].turns, strict=True))
@@ -172,7 +172,7 @@ def _without(spec: ServerSpec, state: ServerState, name: str) -> ServerState:
         posterior=spec.keep(tree.freeze(folding.posterior_of(spec.prior, factors))),
         factors=factors,
         answers=tuple(answer for answer in state.answers if answer.task.client != name),
-        # What a step rule remembers of a group is a sum, also of this client's changes.
+        # The step rule's memory of a group is a sum that includes this client's changes.
         memory={group: kept for group, kept in state.memory.items() if name not in group},
         away=kept.put(state.away, name, REMOVED),
     )
@@ -184,7 +184,7 @@ def _without(spec: ServerSpec, state: ServerState, name: str) -> ServerState:
 
 
 def _anew(spec: ServerSpec, state: ServerState, standing: Standing) -> Standing | None:
-    """Returns what a standing is before its next fold, if only the clients that are left ever answered."""
+    """Returns the standing before its next fold as if only the remaining clients had ever answered."""
     left = {name for name in spec.members if state.visits[name] and not is_removed(state, name)}
     if not left:
         return None

@@ -1,11 +1,11 @@
-"""Opens the sum of a round that some sites did not answer: names the set, collects what opens it, reads it.
+"""Unmasks the sum of a round that some sites did not answer.
 
     all answered, or were skipped ─► set ─► signatures of all in it ─► openings of all in it ─► streams
 
-What sites send for it stands among the keys, as "3/SITE" and "4/SITE", until the round is over. Who does
-not answer within the deadline is away, and the round goes on without it if it can; else it is given up.
-A site believes nothing of this: it signs one set, and opens what T sites signed. The proof:
-docs/proofs/secure_sums.md.
+The set lists the sites that answered. Signatures and openings are kept in ``keys`` as "3/SITE" and
+"4/SITE" until the round is over. A site that misses the deadline is away; the round continues without it
+if it can, and is given up otherwise. Sites do not trust the server: each signs only one set, and opens
+only a set that T sites signed. Proof: docs/proofs/secure_sums.md.
 """
 
 import functools
@@ -42,7 +42,7 @@ _SIGNATURE_BYTES = 64
 
 
 class Streams(NamedTuple):
-    """Keys of streams that are left in a sum: those that were added, and those that were subtracted."""
+    """Keys of the mask streams that did not cancel in a sum: those added, and those subtracted."""
 
     added: tuple[bytes, ...] = ()
     subtracted: tuple[bytes, ...] = ()
@@ -52,7 +52,7 @@ class Streams(NamedTuple):
 
 
 def opens(spec: ServerSpec) -> bool:
-    """Whether answers are masked, and a round may go on without some of them."""
+    """Whether answers are masked, and a round may be summed without some of them."""
     gather = spec.gather
     return (
         gather is not None
@@ -67,14 +67,14 @@ def phase(state: ServerState) -> int:
 
 
 def is_late(spec: ServerSpec, state: ServerState, client: str, visit: int) -> bool:
-    """Whether an answer belongs to a round whose set was named, or that is over."""
+    """Whether an answer comes too late: the set of its round was already named, or the round is over."""
     return opens(spec) and (phase(state) > 0 or visit != state.turns[client])
 
 
 def taken(
     spec: ServerSpec, state: ServerState, client: str, visit: int, payload: Payload
 ) -> ServerState:
-    """Keeps the sealed shares of an answer that is not late, to be passed on."""
+    """Stores the sealed shares of an answer that is not late, to be passed on."""
     if not opens(spec) or is_late(spec, state, client, visit):
         return state
     (sealed,) = (bytes(tensor.data) for tensor in payload.tensors if tensor.name == SHARES)
@@ -82,7 +82,7 @@ def taken(
 
 
 def _proposed(spec: ServerSpec, state: ServerState) -> ServerState:
-    """Names the set of those that answered."""
+    """Names the set of sites that answered."""
     answered = {answer.task.client: answer.task for answer in state.answers}
     inside = tuple(name for name in spec.clients if name in answered)
     digests = tuple(state.accepted[answered[name].task_id] for name in inside)
@@ -91,19 +91,19 @@ def _proposed(spec: ServerSpec, state: ServerState) -> ServerState:
 
 
 def cleared(state: ServerState) -> ServerState:
-    """Forgets what belongs to a round that is over."""
+    """Drops the set, signatures, openings and shares of a round that is over."""
     left = {key: part for key, part in state.keys.items() if not _is_of_round(key)}
     return state if len(left) == len(state.keys) else state._replace(keys=left)
 
 
 def moved(spec: ServerSpec, state: ServerState) -> ServerState | None:
-    """Takes a step towards a sum that can be read, where all answered or were skipped.
+    """Takes a step towards a readable sum, once every site has answered or was skipped.
 
     Returns:
-      The very same state if somebody is waited for; None if all came that can be had.
+      The very same state while a site is waited for; None once all obtainable openings have come.
 
     Raises:
-      ProtocolError: too little can be had to read the sum: the round is to be given up.
+      ProtocolError: too few sites can help to read the sum: the round is to be given up.
     """
     if not phase(state):
         return _proposed(spec, state)
@@ -113,7 +113,7 @@ def moved(spec: ServerSpec, state: ServerState) -> ServerState | None:
     waited = [name for name in owing(state) if name not in state.away]
     needed = _threshold(spec)
     if stage == _OPENED and len(inside) < len(spec.clients):
-        # The keys that a site of the set shares with one outside it are its own to open.
+        # Only the site itself can open the keys that it shares with sites outside the set.
         needed = len(inside)
     if len(sent) + len(waited) < needed:
         raise errors.ProtocolError(
@@ -127,7 +127,7 @@ def moved(spec: ServerSpec, state: ServerState) -> ServerState | None:
 
 
 def owing(state: ServerState) -> tuple[str, ...]:
-    """Returns who is asked for its signature or opening, and has not sent it."""
+    """Returns the sites that have not sent the signature or opening that they were asked for."""
     if not phase(state):
         return ()
     stage = _SIGNED if phase(state) == 1 else _OPENED
@@ -135,12 +135,12 @@ def owing(state: ServerState) -> tuple[str, ...]:
 
 
 def is_waiting(state: ServerState) -> bool:
-    """Whether a signature or an opening may still come from somebody who is not away."""
+    """Whether a site that is not away still owes a signature or an opening."""
     return any(name not in state.away for name in owing(state))
 
 
 def parts(spec: ServerSpec, state: ServerState, client: str) -> tuple[bytes, ...]:
-    """Returns what a site is asked to sign or to open; nothing if it is asked for none."""
+    """Returns what a site is asked to sign or to open; empty if nothing is asked of it."""
     if client not in owing(state):
         return ()
     text = state.keys[_SET]
@@ -154,10 +154,10 @@ def parts(spec: ServerSpec, state: ServerState, client: str) -> tuple[bytes, ...
 
 
 def post(spec: ServerSpec, state: ServerState, client: str, part: KeyPart) -> ServerState:
-    """Takes a site's signature or opening, once; what is not asked for any more changes nothing.
+    """Stores a site's signature or opening, once; one that is no longer asked for changes nothing.
 
     Raises:
-      ProtocolError: the study has no such rounds, or the part has a length that none has.
+      ProtocolError: the study has no such rounds, or the part has an impossible length.
     """
     if not opens(spec):
         raise errors.ProtocolError(
@@ -185,7 +185,7 @@ def post(spec: ServerSpec, state: ServerState, client: str, part: KeyPart) -> Se
 
 
 def streams(spec: ServerSpec, state: ServerState) -> Streams:
-    """Returns the streams that are left in the sum of the set's answers, from what sites opened.
+    """Computes, from the openings, the mask streams that are left in the sum of the set's answers.
 
     Raises:
       ProtocolError: shares do not belong together.

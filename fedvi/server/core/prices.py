@@ -1,4 +1,4 @@
-"""Computes what each client has been charged in ε, beside the run, which never waits for it."""
+"""Computes the ε charged to each client in a background thread; the run never waits for it."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -16,10 +16,10 @@ __all__ = ["Prices", "price"]
 class Prices:
     """Prices the server's ledgers in a thread of its own.
 
-    The running ε is for looking. What may be stated is the price of all that a study plans.
+    The running ε is for information only. A privacy statement uses the price of the study's whole plan.
 
     Args:
-      budget: what the run checks against; None where nothing is protected, and nothing is priced.
+      budget: the budget that the run checks against; None without protection, where nothing is priced.
     """
 
     def __init__(self, budget: Budget | None) -> None:
@@ -41,7 +41,7 @@ class Prices:
     def update(
         self, ledgers_now: Mapping[str, Ledger], then: Callable[[float | None], None] | None = None
     ) -> None:
-        """Prices these ledgers soon, then calls ``then`` with the largest ε, None without protection."""
+        """Queues these ledgers, then calls ``then`` with the largest ε; with None without protection."""
         self._thread.submit(self._price, dict(ledgers_now), then)
 
     def close(self) -> None:
@@ -72,12 +72,12 @@ def price(
     """Returns the ε of all that each client was charged, an upper bound at the budget's δ.
 
     Args:
-      budget: whose accountant prices.
+      budget: gives the accountant and δ.
       ledgers_now: by client.
-      known: ε of what was priced before; what is priced now is added.
+      known: cache of ε by event; new prices are added to it.
 
     Raises:
-      UnsupportedEvent: the accountant does not know what was charged.
+      UnsupportedEvent: the accountant cannot price a charged event.
     """
     found = {}
     for name, ledger in ledgers_now.items():

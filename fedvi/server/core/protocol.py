@@ -107,11 +107,11 @@ __all__ = [
 
 Action = Literal["pause", "resume", "stop"]
 
-# Who is away for these is brought back by no call, and is away for no other reason.
+# A client away for one of these stays away: no call brings it back, and no other reason replaces it.
 _STAYS = (EXHAUSTED, REMOVED)
-# Attempts at one task that a client may have made without a word to the server.
+# Attempts at one task that a client may have made before the server hears of them.
 _MOST_MISSED = 64
-# Other answers to one task that are charged: two copies of a state make one.
+# Conflicting answers to one task that are charged; two copies of a client's state cause one.
 _MOST_CONFLICTS = 8
 
 
@@ -122,16 +122,16 @@ def step(
 
     Args:
       spec: of the run.
-      state: as it was.
+      state: before the request.
       request: from a client whose name was checked against its certificate.
       now: seconds of a monotonic clock, the same in all calls.
 
     Raises:
-      HelloNeeded: the client did not greet this server since it started, or greets without saying
-        how far its ledger is.
-      Superseded: another process of the client greeted since.
-      LedgerError: Hello tells that client or server was rolled back.
-      BudgetExceeded: an answer cost more attempts than the budget has room for.
+      HelloNeeded: the client did not send Hello since this server started, or sent one without its
+        ledger's anchor.
+      Superseded: another process of the client sent Hello since.
+      LedgerError: Hello shows that client or server was rolled back.
+      BudgetExceeded: an answer took more attempts than the budget has room for.
       ProtocolError: the request breaks the protocol. In any case the state is unchanged.
     """
     name = request.client
@@ -140,7 +140,7 @@ def step(
             f"client {name!r} is not in the study", errors.did_you_mean(name, spec.clients)
         )
     state = tick(spec, state, now)
-    # What was released is there already, and is taken or charged, whoever sends it.
+    # Hello starts a session. Begin and Submit carry a release: it is accepted or charged whoever sends it.
     if not isinstance(request, Hello | Begin | Submit):
         check_newest(state, name, request.session)
     seen = kept.put(state.presence.seen, name, now)
@@ -156,7 +156,7 @@ def step(
         case Submit():
             return _submit(spec, state, request, now)
         case Renew():
-            # A client that hangs may still renew: so this alone brings nobody back.
+            # A hanging client may still renew, so Renew does not end an absence.
             task = state.tasks.get(name)
             held = task is not None and task.task_id == request.task_id
             awaited = held and state.status not in OVER and not is_removed(state, name)
@@ -169,11 +169,11 @@ def step(
 
 
 def control(spec: ServerSpec, state: ServerState, action: Action, now: float) -> ServerState:
-    """Pauses, resumes or stops a run; what it is already changes nothing.
+    """Pauses, resumes or stops a run; an action that is already in effect changes nothing.
 
-    A paused run hands out no task and skips no turn; answers are taken and folded. A run that
-    failed may be resumed, once the reason is mended: everybody is awaited anew. Or it is stopped for
-    good: clients keep what they need to go on until they hear of that.
+    A paused run hands out no task and skips no turn, but still accepts and folds answers. A failed run
+    can be resumed once its cause is fixed: all clients except removed ones are then awaited again. It can
+    also be stopped for good: until clients hear of that, they keep what they need to continue.
 
     Raises:
       RunFailed: the run is over.
@@ -194,14 +194,14 @@ def control(spec: ServerSpec, state: ServerState, action: Action, now: float) ->
 
 
 def revoke(spec: ServerSpec, state: ServerState, names: Collection[str], now: float) -> ServerState:
-    """Takes note of whose certificates are revoked: nobody waits for them, with a deadline or without.
+    """Marks clients whose certificates are revoked as away; the run waits for none of them any more.
 
-    What such a client answered counts as before. Enrolled again, it is back by its next call.
+    Their earlier answers still count. A client that is enrolled again is back with its next call.
 
     Args:
       spec: of the run.
-      state: as it was.
-      names: whom the roster lets in no more; names that are not in the study change nothing.
+      state: before.
+      names: clients that the roster no longer admits; names that are not in the study change nothing.
       now: seconds of a monotonic clock, the same in all calls.
     """
     for name in spec.clients:
@@ -211,11 +211,11 @@ def revoke(spec: ServerSpec, state: ServerState, names: Collection[str], now: fl
 
 
 def check_session(spec: ServerSpec, state: ServerState, client: str, session: str) -> None:
-    """Checks that a client's process is the one that greeted last, and so may have work and release.
+    """Checks that a client's process sent the latest Hello, and so may receive tasks and release.
 
     Raises:
-      HelloNeeded: it did not greet this server.
-      Superseded: another process greeted since.
+      HelloNeeded: it sent no Hello to this server.
+      Superseded: another process of the client sent Hello since.
     """
     check_newest(state, client, session)
     if client in spec.headers and state.presence.greeted.get(client) != session:
@@ -223,10 +223,10 @@ def check_session(spec: ServerSpec, state: ServerState, client: str, session: st
 
 
 def check_newest(state: ServerState, client: str, session: str) -> None:
-    """Refuses a session that is not the newest; who has none asks only, as `fedvi doctor` does.
+    """Refuses an outdated session; a caller without one only asks questions, as `fedvi doctor` does.
 
     Raises:
-      Superseded: another process greeted since.
+      Superseded: another process of the client sent Hello since.
     """
     newest = state.presence.greeted.get(client)
     if newest and session and newest != session:
@@ -244,7 +244,7 @@ def _hello_needed(client: str) -> errors.HelloNeeded:
 
 
 def answer_of(state: ServerState, client: str, task_id: str) -> str | None:
-    """Returns the digest of the only answer that a task may have: it is here, or begins to arrive.
+    """Returns the digest of the one answer that a task may have, which has arrived or begun to.
 
     None if there is no such answer yet, or the task is not this client's.
     """
@@ -257,7 +257,7 @@ def answer_of(state: ServerState, client: str, task_id: str) -> str | None:
 
 
 def _sealed(book: ledgers.Ledger, task_id: str) -> list[str]:
-    """Lists the digests that a ledger has sealed for a task, by attempt."""
+    """Lists the digests sealed for a task, by attempt."""
     found = (ledgers.digest(book, name) for name in _attempts(book, task_id))
     return [digest for digest in found if digest is not None]
 
@@ -313,7 +313,7 @@ def _next_task(
         state = settle(spec, openings.post(spec, state, name, request.part), now)
         if parts := openings.parts(spec, state, name):
             return state, Wait(parts)
-        # There is nothing to open: it is asked as any other.
+        # There is nothing to open: treat it as a plain request for a task.
         return _next_task(spec, state, request._replace(part=None), now)
     if state.status == "paused" or not key_board.is_ready(spec, state):
         return state, Wait()
@@ -322,11 +322,11 @@ def _next_task(
     if not is_selected(spec, state, name):
         return state, Wait()
     if openings.opens(spec):
-        # All sites of a round count it alike, also those that missed the one before.
+        # All sites must number a round alike, even those that missed the previous one.
         state = state._replace(visits=kept.put(state.visits, name, state.turns[name]))
     task = task_of(spec, state, name)
     if name in state.ledgers:
-        # Charged before it is handed out, whether or not it will be answered.
+        # Charge before handing out the task, whether or not it will be answered.
         try:
             book = ledgers.spend(
                 state.ledgers[name], f"{task.task_id}#0", spec.costs[name], spec.budget
@@ -353,7 +353,7 @@ def task_of(spec: ServerSpec, state: ServerState, client: str) -> Task:
 
 
 def _last_damping(state: ServerState, client: str | None) -> float:
-    """Returns the step of a client's last answer; None: of the last fold, whosever it was."""
+    """Returns the step of the fold of a client's last answer; with None, the step of the last fold."""
     for update in reversed(state.history):
         if client in kept.members(update.clients) or (client is None and update.clients):
             return update.damping
@@ -363,7 +363,7 @@ def _last_damping(state: ServerState, client: str | None) -> float:
 
 
 def _begin(spec: ServerSpec, state: ServerState, request: Begin) -> tuple[ServerState, Reply]:
-    """Fixes which answer a task may have, before its bytes are taken; so none is seen in part for free."""
+    """Fixes a task's answer before its bytes arrive, so that no partial answer is seen without a charge."""
     name, digest = request.client, request.sha256
     only = answer_of(state, name, request.task_id)
     event = codec.event_from(request.event)
@@ -398,8 +398,8 @@ def _submit(
     if only not in (None, digest):
         _, event = codec.decode(request.payload)
         return _conflict(spec, state, request, digest, event)
-    # What has begun to arrive is taken from whoever sends the rest: another copy of the client's state
-    # may have been charged meanwhile, and no copy can greet then.
+    # The rest of an answer that began to arrive is accepted without a Hello: if another copy of the
+    # client's state was charged meanwhile, no copy can send a valid one.
     if only is None or name in state.presence.greeted:
         state = _back(spec, state, name)
     if request.task_id in state.accepted:
@@ -416,11 +416,10 @@ def _submit(
         accepted=kept.appended(state.accepted, {request.task_id: digest}),
     )
     if is_removed(state, name):
-        # Charged all the same; what was divided out does not come back.
+        # The answer is charged, but a factor that was divided out does not come back.
         return state, Receipt("accepted", state.version, _anchor(state, name))
     if state.status not in OVER or state.status == "failed":
-        # After the end it is charged all the same, and no posterior is waiting for it; but a run that
-        # failed may be resumed, and folds it then.
+        # After the end an answer is only charged. A failed run may be resumed, so it keeps the answer.
         late = not is_in_turn(spec, state, name)
         if spec.gather is not None:
             state = openings.taken(spec, state, name, task.visit, request.payload)
@@ -429,8 +428,8 @@ def _submit(
         size = fold_sizes.with_answer(state, change.delta)
         if not fold_sizes.cannot_fail(spec, state, size):
             check_fold(spec, _with(state, Answer(task, change, late)), what)
-        # Only now that it is taken: an answer that is refused leaves nothing on the disk. From here
-        # on no name stands for what is in memory, so that a fold has room for its own.
+        # Written only once accepted: a refused answer leaves nothing on the disk. From here on nothing
+        # refers to the copy in memory, so that a fold has room for its own arrays.
         change = change._replace(delta=spec.keep(change.delta))
         state = fold_sizes.noted(_with(state, Answer(task, change, late)), size)
         state = settle(spec, state, now)
@@ -440,11 +439,11 @@ def _submit(
 def _gathered(
     spec: ServerSpec, state: ServerState, answer: Answer, now: float
 ) -> tuple[ServerState, Reply]:
-    """Takes an answer of which only a sum is published; drops one that no sum can hold any more.
+    """Accepts an answer of which only a sum is published; drops one that is too late for its sum.
 
-    No fold is tried: what a sum over fewer answers is like is nobody's business. An answer that started
-    from an older posterior belongs to a round whose sum is published: folded later, the difference of
-    two sums would show it.
+    No trial fold is made: a sum over fewer answers must not be computed. An answer that started from an
+    older posterior belongs to a round whose sum is already published. If it were folded later, the
+    difference of two sums would reveal it.
     """
     name = answer.task.client
     late = openings.is_late(spec, state, name, answer.task.visit)
@@ -464,7 +463,7 @@ def _with(state: ServerState, answer: Answer) -> ServerState:
 
 
 def _read(spec: ServerSpec, task: Task, payload: Payload) -> Change:
-    """Decodes an answer and checks that it is what the task asked for, at the agreed price."""
+    """Decodes an answer and checks its form and its cost."""
     value, event = codec.decode(payload)
     _check_cost(spec, task.client, task.task_id, event)
     what = f"the answer to task {task.task_id!r}"
@@ -473,11 +472,11 @@ def _read(spec: ServerSpec, task: Task, payload: Payload) -> Change:
             return sum_rounds.exact(spec.gather, value, spec.prior, len(spec.clients))
     with strictly(f"{what} cannot be read"):
         change = spec.finish[task.client](value, task)
-        # Of a survey the change is zero, whatever the client sent.
+        # For a survey ``delta`` is zero, whatever the client sent: check the survey as well.
         for told in (change.delta, *(() if change.survey is None else (change.survey,))):
             spec.family.check(told, what)
             check_size(told, what)
-    # In the form that it has when it was stored, so that sums of it have the same bits.
+    # In its stored form, so that sums of it have the same bits after a restart.
     return change._replace(delta=tree.freeze(change.delta))
 
 
@@ -491,10 +490,7 @@ def _check_cost(spec: ServerSpec, client: str, task_id: str, event: events.Event
 def _seal(
     spec: ServerSpec, book: ledgers.Ledger, request: Begin | Submit, digest: str
 ) -> tuple[str, ledgers.Ledger]:
-    """Takes into the ledger what the client did for an answer: more attempts, and the seal.
-
-    Returns the name of the release as well.
-    """
+    """Records an answer's missed attempts and its seal in the ledger; returns the release's name too."""
     known = len(_attempts(book, request.task_id))
     if not 0 <= request.attempt < known + _MOST_MISSED:
         raise errors.ProtocolError(
@@ -502,7 +498,7 @@ def _seal(
         )
     cost, release_id = spec.costs[request.client], f"{request.task_id}#{request.attempt}"
     if request.attempt >= known:
-        # With the last the budget has room for all: it is asked once, since a price takes its time.
+        # Pricing is slow: check the budget once, with the last attempt, which covers all of them.
         for missed in range(known, request.attempt):
             book = ledgers.charge(book, f"{request.task_id}#{missed}", cost)
         book = ledgers.spend(book, release_id, cost, spec.budget)
@@ -512,16 +508,16 @@ def _seal(
 def _conflict(
     spec: ServerSpec, state: ServerState, request: Begin | Submit, digest: str, event: events.Event
 ) -> tuple[ServerState, Reply]:
-    """Charges what was released beside the only answer to a task.
+    """Charges a second, different answer to a task.
 
-    The bytes have left, so neither a greeting nor the budget is asked for, and nobody is back by
-    them. From here on the server's ledger is that of no copy of the client's state: each is asked to
-    greet, and refused.
+    Its bytes have left the site, so it is charged without a Hello and without a check of the budget, and
+    it does not end an absence. From here on the server's ledger matches no copy of the client's state:
+    each copy must send Hello again, and is refused there.
     """
     name, task_id = request.client, request.task_id
     _check_cost(spec, name, task_id, event)
     book = state.ledgers.get(name)
-    # The same bytes are charged once.
+    # Repeated bytes are not charged again.
     if book is not None and digest not in (sealed := _sealed(book, task_id)):
         if len(sealed) > _MOST_CONFLICTS:
             raise errors.ProtocolError(
@@ -540,7 +536,7 @@ def _conflict(
 def _with_one_more(
     book: ledgers.Ledger, task_id: str, digest: str, event: events.Event
 ) -> ledgers.Ledger:
-    """Charges one more attempt at a task, in full, whatever the budget."""
+    """Charges one more attempt at a task in full, even beyond the budget."""
     free = f"{task_id}#{len(_attempts(book, task_id))}"
     return ledgers.mark_sent(ledgers.seal(ledgers.charge(book, free, event), free, digest), free)
 
@@ -551,17 +547,17 @@ def _failure(spec: ServerSpec, state: ServerState, request: Failure, now: float)
             f"code is {request.code!r}, expected one of {', '.join(FAILURES)}"
         )
     task = state.tasks.get(request.client)
-    # What is told of a task that was answered since came too late to matter.
+    # A failure of a task that was answered since no longer matters.
     if task is None or task.task_id != request.task_id:
         return state
     return _gone(spec, state, request.client, request.code, now)
 
 
 def _back(spec: ServerSpec, state: ServerState, name: str) -> ServerState:
-    """Takes note that a client is at work again.
+    """Marks a client as back.
 
-    What it brings must be taken before the run moves on: with it the others may be skipped, and the
-    run end.
+    The caller must process the client's message before it settles the state: now that the client is
+    back, the run may skip the others and end.
     """
     _check_greeted(spec, state, name)
     if state.away.get(name, EXHAUSTED) in _STAYS:
@@ -590,7 +586,7 @@ def _exhausted(name: str) -> str:
 
 
 def ending(state: ServerState) -> str:
-    """Says in a sentence why a run that is over has ended."""
+    """Returns a sentence that says why the run ended."""
     return {
         "completed": "the schedule has finished",
         "stopped": "the run was stopped",

@@ -27,15 +27,15 @@ _LONGEST_REASON = 300
 
 
 class Happening(NamedTuple):
-    """Something that happened.
+    """An event of the run.
 
     Attributes:
       kind: one word: joined, left, failed, away, back, silent, offered, exported, answered, folded, added,
         given_up, dropped, removed, status, refused.
-      client: whom it concerns; empty for the run as a whole.
+      client: the client concerned; empty for the run as a whole.
       text: a sentence.
-      update: the fold, if it is one.
-      at_will: whether the client can make it happen as often as it calls.
+      update: the fold, for kind "folded".
+      at_will: whether a client can cause it with every call; such events need a limit.
     """
 
     kind: str
@@ -46,15 +46,15 @@ class Happening(NamedTuple):
 
 
 def refused(what: str, client: str, error: errors.FedviError) -> Happening:
-    """Tells that a call was refused; only the first line of the reason, without its hint."""
+    """Reports a refused call, with only the first line of the reason and no hint."""
     who = f"{client}: " if client else ""
-    # A message may quote what came from outside, at any length, and this goes to the disk.
+    # A message may quote outside input of any length, and this is written to disk.
     reason = error.message.partition("\n")[0][:_LONGEST_REASON]
     return Happening("refused", client, f"{who}{what} refused: {reason}", at_will=True)
 
 
 def silent(client: str) -> Happening:
-    """Tells that a client has been quiet for much longer than usual."""
+    """Reports that a client has been quiet for much longer than usual."""
     return Happening("silent", client, f"{client} has not been heard of for longer than usual")
 
 
@@ -65,9 +65,9 @@ def between(
 
     Args:
       spec: of the run.
-      before: the state before the request, or the tick.
+      before: the state before the request or tick.
       after: the state after it.
-      request: what caused it; None for the passing of time, or an operator.
+      request: the cause; None for a tick or an operator's action.
     """
     found: list[Happening] = []
     match request:
@@ -111,20 +111,20 @@ def between(
 
 
 def _has_joined(before: ServerState, after: ServerState, client: str) -> bool:
-    """Whether a greeting is news: of another session than the last one, or of who was away."""
+    """Whether a Hello is news: it starts another session, or ends an absence."""
     was, now = before.presence.greeted.get(client), after.presence.greeted.get(client)
     return was != now or (client in before.away) != (client in after.away)
 
 
 def _is_charged_beside(before: ServerState, after: ServerState, request: Begin | Submit) -> bool:
-    """Whether a second answer to a task was charged, which is not the one that it has."""
+    """Whether an answer was charged that differs from the one the task already has."""
     digest = request.sha256 if isinstance(request, Begin) else request.payload.sha256
     only = answer_of(before, request.client, request.task_id)
     return before.ledgers is not after.ledgers and only not in (None, digest)
 
 
 def given_up(spec: ServerSpec, update: Update) -> str:
-    """Describes a round of which nothing is published: who answered, and why that is not enough."""
+    """Describes a round that was given up: who answered, and why that is not enough."""
     least = 0 if spec.gather is None else spec.gather.sums.least_reporting
     enough = len(update.given_up) >= least
     why = "whose sum gives no posterior" if enough else f"expected {least} or more"
@@ -140,7 +140,7 @@ def folded(spec: ServerSpec, update: Update, away: Mapping[str, str]) -> str:
     Args:
       spec: of the run.
       update: the fold.
-      away: why clients are away at that moment; a revoked one is named so.
+      away: client → why it is away; revoked clients are marked.
     """
     parts = [
         f"version {update.version}",
@@ -157,7 +157,7 @@ def folded(spec: ServerSpec, update: Update, away: Mapping[str, str]) -> str:
 
 
 def _round(spec: ServerSpec, update: Update) -> str:
-    """Says how far a run was: within its stage, where a script runs."""
+    """Describes how far the run was; with a script, within its stage."""
     if update.stage is not None:
         return update.stage.words
     return f"round {update.rounds}/{spec.schedule.rounds}"
@@ -182,10 +182,10 @@ def _presence(spec: ServerSpec, before: ServerState, after: ServerState) -> list
         return found
     for name in spec.clients:
         was, now = before.away.get(name), after.away.get(name)
-        # Who was away already is told of once more if it cannot come back by itself.
-        # Of who was removed there is a line of the history.
+        # A client that was away already is reported again if it is now revoked, since it cannot come back
+        # by itself. A removal is reported from the history.
         if now not in (None, REMOVED) and (was is None or now == REVOKED != was):
-            # These come from the server's clock, its budget and its roster.
+            # These three come from the server's clock, budget and roster, not from the client.
             at_will = now not in (OVERDUE, EXHAUSTED, REVOKED)
             found.append(Happening("away", name, f"{name} is away: {now}", at_will=at_will))
         if was is not None and now is None:

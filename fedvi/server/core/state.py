@@ -1,4 +1,4 @@
-"""Defines what a run agrees on, and everything that the server knows about it."""
+"""Defines the server's constants of a run (``ServerSpec``) and its state (``ServerState``)."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 OVER = ("stopped", "completed", "budget_exhausted", "failed")
-"""The states that a run ends in: no client gets a task any more."""
+"""The statuses of a run that has ended: clients get no more tasks."""
 
 OVERDUE = "did not answer in time"
 """Why a client is away: its turn lasted longer than the deadline."""
@@ -57,10 +57,10 @@ LEFT = "left"
 """Why a client is away: it said goodbye."""
 
 EXHAUSTED = "its budget is spent"
-"""Why a client is away for ever: the server's ledger has no room for another release of it."""
+"""Why a client is away for good: its budget has no room for another release."""
 
 REVOKED = "revoked"
-"""Why a client is away: the roster lets none of its certificates in, so that it cannot call."""
+"""Why a client is away: the roster admits none of its certificates, so that it cannot call."""
 
 _FOR_GOOD = ("budget", "policy", EXHAUSTED, REMOVED, REVOKED)
 
@@ -78,7 +78,7 @@ class ServerSpec(NamedTuple):
     """What a run agrees on beforehand; public and constant.
 
     Attributes:
-      study_digest: what a client's Hello must carry.
+      study_digest: digest of the study, which a client's Hello must carry.
       clients: all clients, in the order of the study.
       family: the exponential family of q.
       prior: η_0, proper.
@@ -90,15 +90,15 @@ class ServerSpec(NamedTuple):
       headers: client → the header of its ledger, the same at both ends. A client without one, such
         as the prior's worker, is charged nothing.
       budget: what each of these ledgers may spend; None only without protection.
-      seeded_otherwise: the digest of the same study with a seed for its noise where this one has none,
-        and the other way round; empty if that is not known.
-      keep: called with what a fold has made and the state will hold; returns it, equal bit for bit,
-        perhaps as memory maps, so that large arrays are in memory one after the other.
-      stand: what makes of noisy factors the q that is handed out and the one that is reported; see
+      seeded_otherwise: the digest of the same study with its noise seed added or removed, whichever
+        applies; empty if that is not known.
+      keep: called with each new array of a fold that the state will hold; returns it, equal bit for bit,
+        perhaps as a memory map, so that only one large array is in memory at a time.
+      stand: computes, from noisy factors, the q that is handed out and the one that is reported; see
         ``LocalSolver.stand``. None: both are prior + Σ factors, projected if it is improper.
       renews: whether answers are folded with s = 1; see ``LocalSolver.renews``.
-      gather: how the answers of a round are added up where only their sum is published; None where each
-        is folded as it is.
+      gather: how the answers of a round are added up if only their sum is published; None if answers are
+        folded individually.
     """
 
     study_digest: str
@@ -125,10 +125,10 @@ class ServerSpec(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer that arrived and is not folded yet; with ``ServerSpec.gather`` as ``sums.exact`` wrote it.
+    """An answer that waits to be folded; with ``ServerSpec.gather``, in the form of ``sum_rounds.exact``.
 
-    ``late`` says that its client's turn was skipped before it came: it is folded, and counts as no
-    turn.
+    ``late`` says that its client's turn was skipped before it came: it is folded, but does not count as
+    a turn.
     """
 
     task: Task
@@ -137,22 +137,22 @@ class Answer(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One fold, or a change of who takes part, as the history keeps it; all of it public.
+    """One entry of the history: a fold, or a change of the clients that take part; all of it public.
 
     Attributes:
-      version: the version that it made.
+      version: the version after it.
       clients: whose answers were folded, in order of arrival.
-      staleness: how many versions old the posterior was that each answer started from.
+      staleness: for each answer, how many versions old the posterior was that it started from.
       damping: the step s.
-      rounds: complete rounds after it, of the clients that the schedule's stage is over.
-      gap: how far the posterior moved over the stage's round, if it completed one.
-      missing: whose turns were skipped since the fold before, in the order of the study.
+      rounds: complete rounds after it, counted over the clients of the schedule's stage.
+      gap: how far the posterior moved over the stage's round, if the fold completed one.
+      missing: whose turns were skipped since the last fold, in the order of the study.
       removed: whose factors were divided out. No answer is folded then.
       added: who joined, with the factor 1. No answer is folded then, and the version stays.
-      given_up: whose answers were dropped, since fewer came than a sum that is published must hold. The
+      given_up: whose answers were dropped, since the round gave no sum that may be published. The
         version stays.
       dropped: whose answer came after the sum of its round was published. The version stays.
-      stage: where the script was then; None without one.
+      stage: where the script was; None without a script.
     """
 
     version: int
@@ -170,22 +170,22 @@ class Update(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Since when a client is waited for, on the server's monotonic clock, and for which turn."""
+    """Since when the server waits for a client, on its monotonic clock, and for which turn."""
 
     turn: int
     since: float
 
 
 class Presence(NamedTuple):
-    """What the server forgets when it restarts: every wait then begins anew.
+    """Volatile state, lost when the server restarts: every wait then begins anew.
 
     Attributes:
-      greeted: client → the session that said Hello to this process last; those with a ledger must.
+      greeted: client → the session that sent Hello to this process last; clients with a ledger must.
       seen: client → when it was last heard of, in seconds of the server's monotonic clock.
       awaited: client → since when its answer is waited for.
       round: counts of the round, where the schedule has a barrier.
       weighed: how large the answers that wait are.
-      due: before when nobody is overdue.
+      due: the earliest time at which a client may be overdue.
     """
 
     greeted: Mapping[str, str] = _NOTHING
@@ -201,25 +201,26 @@ class ServerState(NamedTuple):
 
     Attributes:
       version: the number of folds and removals.
-      posterior: η = prior + Σ factors, as it is, proper or not.
+      posterior: η = prior + Σ factors, proper or not.
       factors: client → η_m; with ``ServerSpec.gather`` equal parts of the last sum.
-      visits: client → how many of its answers were folded; or, with ``gather``, dropped.
+      visits: client → how many of its answers were folded or, with ``gather``, dropped.
       turns: client → how many of its turns are over, answered or skipped.
-      tasks: client → the task that it holds; it is kept beyond a skipped turn, for it was charged.
+      tasks: client → the task that it holds; kept beyond a skipped turn, since it was charged.
       answers: answers that are not folded yet, in order of arrival.
-      accepted: task id → sha256 of the accepted payload.
+      accepted: task id → SHA-256 of the accepted payload.
       memory: group of clients folded together → what the step rule remembers.
-      round_start: the reported posterior at the end of the last complete round, or of a stage since.
+      round_start: the reported posterior at the end of the last complete round, or of a later stage.
       history: all folds.
       status: "running" | "paused" | "stopped" | "completed" | "budget_exhausted" | "failed".
-      away: client → why no answer of it is expected: ``OVERDUE``, ``LEFT``, ``EXHAUSTED``, ``REVOKED``,
+      away: client → why no answer is expected from it: ``OVERDUE``, ``LEFT``, ``EXHAUSTED``, ``REVOKED``,
         ``REMOVED`` or one of ``messages.FAILURES``.
-      skipped: whose turns were skipped since the last fold, in order.
-      stages: the ends of the script's stages that are over, in order; empty without a script.
-      ledgers: client → what it was charged, the same chain that the client keeps.
-      keys: "STAGE/CLIENT" → its part of the keys for masks; see ``key_board``. Empty without masks.
-      standing: what ``ServerSpec.stand`` made of the last fold; None if there is no such function, or
-        before the first.
+      skipped: clients whose turns were skipped since the last fold, in order.
+      stages: the ends of the script's completed stages, in order; empty without a script.
+      ledgers: client → its ledger of charges, the same chain that the client keeps.
+      keys: "STAGE/CLIENT" → its part of the keys for masks; see ``key_board`` and ``openings``. Empty
+        without masks.
+      standing: the result of ``ServerSpec.stand`` for the last fold; None if there is no such function,
+        or before the first fold.
       presence: who is there; volatile.
     """
 
@@ -248,7 +249,7 @@ def initial_state(spec: ServerSpec) -> ServerState:
     """Returns the state before the first task: q is the prior, every factor is 1.
 
     Raises:
-      FamilyError: if the prior does not fit the family, or is improper.
+      FamilyError: the prior does not fit the family, or is improper.
     """
     spec.family.check(spec.prior, "prior")
     if not spec.family.is_proper(spec.prior):
@@ -276,7 +277,7 @@ def initial_state(spec: ServerSpec) -> ServerState:
 
 
 def sharing(spec: ServerSpec, state: ServerState) -> ServerState:
-    """Returns an equal state whose mappings of clients share what a request does not change."""
+    """Returns an equal state whose mappings share unchanged entries (``kept``)."""
     nothing = kept.ByClient.of({}, spec.clients)
     mappings: dict[str, Any] = {
         name: kept.put_all(nothing, getattr(state, name)) for name in _MAPPINGS
@@ -292,7 +293,7 @@ def sharing(spec: ServerSpec, state: ServerState) -> ServerState:
 
 
 def take_up(spec: ServerSpec, state: ServerState) -> ServerState:
-    """Returns a state that was stored, ready to go on: nobody has been heard of yet.
+    """Returns a stored state, ready to continue, with an empty ``presence``.
 
     Raises:
       LedgerError: its ledgers are not those of this run.
@@ -317,7 +318,7 @@ def is_durably_equal(before: ServerState, after: ServerState) -> bool:
 
 
 def progress_of(spec: ServerSpec, state: ServerState) -> Progress:
-    """Returns what the schedule may see: a client that was removed is no more part of it."""
+    """Returns what the schedule may see; removed clients are left out."""
     begun = state.stages[-1].version if state.stages else 0
     gaps = (
         update.gap.largest
@@ -341,7 +342,7 @@ def progress_of(spec: ServerSpec, state: ServerState) -> Progress:
 
 
 def served(spec: ServerSpec, state: ServerState) -> Eta:
-    """Returns the posterior that is handed out: projected if Σ factors made it improper.
+    """Returns the posterior that is handed out, projected if Σ factors made it improper.
 
     The projection is never written back into the factors.
     """
@@ -351,12 +352,12 @@ def served(spec: ServerSpec, state: ServerState) -> Eta:
 
 
 def reported(spec: ServerSpec, state: ServerState) -> Eta:
-    """Returns the posterior that is the answer so far: the one handed out, or a mean over folds."""
+    """Returns the posterior to report so far: the one handed out, or a mean over folds."""
     return served(spec, state) if state.standing is None else state.standing.reported
 
 
 def is_removed(state: ServerState, client: str) -> bool:
-    """Whether an operator removed a client: nothing of it is folded any more."""
+    """Whether an operator removed a client; its answers are no longer folded."""
     return state.away.get(client) == REMOVED
 
 
@@ -368,10 +369,10 @@ def present(spec: ServerSpec, state: ServerState) -> tuple[str, ...]:
 
 
 def has_failed(state: ServerState, client: str) -> bool:
-    """Whether a client, its ledger, the roster or an operator says that it cannot answer."""
+    """Whether a client cannot answer, by its own report, its ledger, the roster or an operator."""
     return state.away.get(client) in (*FAILURES, EXHAUSTED, REMOVED, REVOKED)
 
 
 def has_failed_for_good(state: ServerState, client: str) -> bool:
-    """Whether waiting for a client would be in vain: it may not answer, and not for want of time."""
+    """Whether more time would not help: the client is not allowed to answer."""
     return state.away.get(client) in _FOR_GOOD

@@ -1,10 +1,10 @@
-"""Folds rounds of which only the sum is published, as the view "aggregate" asks for.
+"""Adds up the answers of rounds that publish only their sum (view "aggregate").
 
     answers of one round, whole numbers ─► exact sum ─► finish ─► equal parts, one for each client
 
-All that is published, and all that the next tasks carry, is computed from the sum, bit for bit: answers
-are added as whole numbers, since a sum of floats shows in its last bits what was added. So the factors
-that a state holds are parts of the sum, and no client's own.
+All that is published, and all that the next tasks carry, is a function of the exact sum alone. Answers
+are added as whole numbers, since the last bits of a floating-point sum depend on its terms. The factors
+in the state are equal parts of the sum, and belong to no single client.
 """
 
 import math
@@ -25,13 +25,13 @@ __all__ = ["Gather", "exact", "totals"]
 
 
 class Gather(NamedTuple):
-    """How answers are added up; public, and values that JSON can hold.
+    """How answers are added up; public, and made of values that JSON can hold.
 
     Attributes:
-      sums: how many must answer, and how many are taken to collude.
-      step: what one of the whole numbers is worth: that of the mechanism's grid.
+      sums: how many must answer, and how many are assumed to collude.
+      step: the step of the mechanism's grid, which the whole numbers count.
       shapes: of an answer's arrays, by name.
-      bits: of the words that answers are masked in; None where the server sees each answer.
+      bits: word length of masked answers; None if the server sees each answer.
     """
 
     sums: Sums
@@ -46,18 +46,19 @@ class Gather(NamedTuple):
 
 
 def exact(gather: Gather, value: Mapping[str, np.ndarray], like: Eta, clients: int) -> Change:
-    """Writes an answer as whole numbers in the layout of an η, to wait for the others of its round.
+    """Stores an answer as whole numbers in the layout of an η, until its round is complete.
 
-    It is no change of a factor before ``totals`` has read the sum.
+    The result is not a change of a factor: only ``totals`` of a whole round gives one.
 
     Args:
-      gather: how.
+      gather: how answers are added up.
       value: an answer's arrays, float64, whole numbers times the step.
       like: an η of the family, which has room for all of them.
-      clients: M, how many may be added up.
+      clients: M, the most answers in a sum.
 
     Raises:
-      ProtocolError: the arrays are others, or hold what is on no grid, or is too large for exact sums.
+      ProtocolError: an array has an unexpected name or shape, or a number is off the grid or too large
+        for exact sums.
     """
     if gather.bits is not None:
         return _masked(gather, gather.bits, value, like, clients)
@@ -77,12 +78,12 @@ def totals(
     added: Sequence[bytes] = (),
     subtracted: Sequence[bytes] = (),
 ) -> dict[str, np.ndarray]:
-    """Adds up the answers of a round, exactly, and returns the sum as one answer's arrays.
+    """Adds up the answers of a round exactly, and returns the sum as one answer's arrays.
 
     Args:
-      gather: how.
+      gather: how answers are added up.
       answers: of the round.
-      added, subtracted: keys of streams that are left in the sum; see ``masks.opened``.
+      added, subtracted: keys of the mask streams left in the sum; see ``masks.opened``.
 
     Raises:
       ProtocolError: answers are masked, and their masks do not cancel; or the sum is beyond 2**53 steps.
@@ -106,13 +107,13 @@ def totals(
 def _masked(
     gather: Gather, bits: int, value: Mapping[str, np.ndarray], like: Eta, clients: int
 ) -> Change:
-    """Writes masked words as halves of 32 bits, which are float64, all in the first array of an η."""
+    """Stores masked words as 32-bit halves in float64, all in the first array of an η."""
     expected: dict[str, tuple[int, ...]] = {MASKED: (gather.size + masks.GUARD,)}
     if gather.sums.least_reporting < clients:
         expected[SHARES] = (clients, shares.SEALED_BYTES // 4)
     check_shapes(dict(value), expected)
     if SHARES in expected and value[SHARES].dtype != np.dtype("<i4"):
-        # They are passed on by place, and sites that cannot read theirs stop.
+        # Shares are passed on by position; a site that could not read its own would stop.
         raise errors.ProtocolError(
             f"an answer's sealed shares have dtype {value[SHARES].dtype}, expected <i4",
             "do all sites have the same version of fedvi?",
@@ -130,7 +131,7 @@ def _masked(
 def _unmasked(
     flats: list[np.ndarray], bits: int, added: Sequence[bytes], subtracted: Sequence[bytes]
 ) -> np.ndarray:
-    """Returns the sum of answers as ``_masked`` wrote them, as whole float64."""
+    """Returns the sum of answers in the form of ``_masked``, as whole float64."""
     words = [flat.astype("<u4").view(f"<u{bits // 8}") for flat in flats]
     sums = masks.opened(words, bits, added, subtracted)
     if np.abs(sums).max(initial=0) >= LARGEST:

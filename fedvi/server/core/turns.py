@@ -1,4 +1,4 @@
-"""Moves a run on: folds, skipped turns, deadlines and the end."""
+"""Advances a run: folds answers, skips turns, applies deadlines and ends stages and the run."""
 
 import collections
 import contextlib
@@ -56,11 +56,11 @@ _LARGEST = 1e30
 
 
 def tick(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
-    """Lets time pass: who was awaited longer than the deadline is away, and its turn is skipped.
+    """Applies the passing of time: a client that exceeds its deadline is away, and its turn is skipped.
 
     Args:
       spec: of the run.
-      state: as it was.
+      state: before.
       now: seconds of a monotonic clock, the same in all calls.
     """
     if state.status == "running" and now >= state.presence.due:
@@ -72,7 +72,7 @@ def tick(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
 
 
 def next_deadline(spec: ServerSpec, state: ServerState) -> float | None:
-    """Returns when ``tick`` has something to do at the latest; None if time alone changes nothing."""
+    """Returns when to call ``tick`` at the latest; None if time alone changes nothing."""
     if state.status != "running":
         return None
     due = state.presence.due
@@ -82,7 +82,7 @@ def next_deadline(spec: ServerSpec, state: ServerState) -> float | None:
 
 
 def _with_due(spec: ServerSpec, state: ServerState) -> ServerState:
-    """Notes when the first that is waited for is overdue; who answers meanwhile makes that later."""
+    """Stores the earliest deadline of the awaited clients. Answers can only postpone it."""
     due = min((due for _, due in _deadlines(spec, state)), default=math.inf)
     if due == state.presence.due:
         return state
@@ -90,7 +90,7 @@ def _with_due(spec: ServerSpec, state: ServerState) -> ServerState:
 
 
 def _deadlines(spec: ServerSpec, state: ServerState) -> Iterator[tuple[str, float]]:
-    """Yields who is waited for until when; nobody who is waited for for ever."""
+    """Yields each awaited client with its deadline; clients without a deadline are left out."""
     for name, waiting in state.presence.awaited.items():
         limit = spec.patience.deadline_of(name)
         if limit is not None:
@@ -98,12 +98,12 @@ def _deadlines(spec: ServerSpec, state: ServerState) -> Iterator[tuple[str, floa
 
 
 def settle(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
-    """Does all that can be done without hearing of a client, then notes who is awaited since when."""
+    """Takes every step that needs no further message, then notes who is awaited since when."""
     found = None if state.status in OVER else barrier.counted(spec, state)
     if barrier.is_quiet(spec, state, found):
         return _without_clock(barrier.noted(state, found))
     if found is not None and found.settled and openings.is_waiting(state):
-        # Since then at most a signature or an opening came that is not the last.
+        # Since the state was settled, at most a signature or opening came, and others are still missing.
         return state
     while (moved := _move(spec, state)) is not state:
         state = moved
@@ -114,21 +114,21 @@ def settle(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
 
 
 def check_size(eta: Eta, what: str) -> None:
-    """Refuses natural parameters so large that what is computed of them might leave float64.
+    """Refuses natural parameters so large that computations with them might overflow float64.
 
-    With 1e4 answers in a fold and 1e6 in a run, sums stay below 1e36. What is handed out has
-    precisions of at least 1e-30 (``is_proper``), and for a full matrix of D ≤ 1e3 that is scaled to a
-    unit diagonal, eigenvalues of at least 1e-14 D: 1e-41 unscaled. So a mean is below 1e79, what a
-    change does to it in units of sds below 1e137, and the sum of its squares far below 1e308.
+    With 1e4 answers in a fold and 1e6 in a run, sums stay below 1e36. The posterior handed out has
+    precisions of at least 1e-30 (``is_proper``). A full matrix of D ≤ 1e3, scaled to a unit diagonal, has
+    eigenvalues of at least 1e-14 D: 1e-41 unscaled. So a mean is below 1e79, its change by a fold, in
+    units of sds, is below 1e137, and the sum of squares of that is far below 1e308.
 
     Args:
-      eta: of finite numbers.
-      what: it is, for the message, which holds none of the numbers.
+      eta: finite natural parameters.
+      what: names them in the message, which shows none of the numbers.
 
     Raises:
       ProtocolError: a number is beyond 1e30.
     """
-    # No array of absolute values: it would be as large as the leaf.
+    # An array of absolute values would be as large as the leaf.
     pieces = (piece for leaf in tree.leaves(eta) for (piece,) in windows(leaf))
     ends = ((piece.min(initial=0.0), piece.max(initial=0.0)) for piece in pieces)
     if any(max(-least, largest) > _LARGEST for least, largest in ends):
@@ -139,19 +139,18 @@ def check_size(eta: Eta, what: str) -> None:
 
 
 def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
-    """Folds the answers that wait, to see that it can be done; nothing comes of it.
+    """Makes a trial fold of the waiting answers, and discards the result.
 
     Matrices of moderate numbers may still be singular to float64. So where there are matrices, and
-    ``fold_sizes`` does not tell, a fold is tried when an answer arrives. None can then fail later: a fold
-    takes all the answers that wait,
-    and what else it is computed from (factors, memory, the last round's posterior) changes by folds
-    alone, so the one that will happen was tried when the last of its answers arrived. Where coordinates
-    are independent (a family with ``blocks``), what ``check_size`` lets through cannot fail.
+    ``fold_sizes`` cannot exclude failure, each answer is tried when it arrives. The real fold then cannot
+    fail: it takes all waiting answers, and its other inputs (factors, memory, the last round's posterior)
+    change only by folds, so it was tried when the last of its answers arrived. Where coordinates are
+    independent (a family with ``blocks``), a fold of answers that pass ``check_size`` cannot fail.
 
     Args:
       spec: of the run.
       state: with the answers.
-      what: the last one is, for the message.
+      what: names the last answer in the message.
 
     Raises:
       ProtocolError: it cannot be folded.
@@ -163,7 +162,7 @@ def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
         after = _fold(spec._replace(keep=lambda eta: eta), state)
         handed_out = served(spec, after)
         gap = folding.gap(family, state.round_start, reported(spec, after))
-        # With this the next fold begins.
+        # The next fold begins with this computation.
         whitened = family.whiten(handed_out, family.zeros())
         if not (np.isfinite([*gap, *whitened]).all() and family.is_proper(handed_out)):
             raise FloatingPointError
@@ -171,10 +170,10 @@ def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
 
 @contextlib.contextmanager
 def strictly(what: str) -> Iterator[None]:
-    """Refuses arithmetic that leaves the range of float64; the message holds no number.
+    """Refuses arithmetic that leaves the range of float64; the message shows no number.
 
     Raises:
-      ProtocolError: it did, or a matrix was singular.
+      ProtocolError: numbers left the range, or a matrix was singular.
     """
     try:
         with np.errstate(over="raise", divide="raise", invalid="raise"):
@@ -188,8 +187,7 @@ def strictly(what: str) -> Iterator[None]:
 
 
 def brings_work(spec: ServerSpec, *states: ServerState) -> bool:
-    """Whether a client that was told to wait in one of successive states is told something else in
-    the next."""
+    """Whether, across successive states, some waiting client would get another reply than before."""
     if barrier.brings_nothing(spec, *states) and _stand_alike(*states):
         return False
     told = [(state.status, present(spec, state), *key_board.standing(state)) for state in states]
@@ -200,7 +198,7 @@ def brings_work(spec: ServerSpec, *states: ServerState) -> bool:
 
 
 def _stand_alike(first: ServerState, *others: ServerState) -> bool:
-    """Whether no step of agreeing on keys, or of opening a sum, ended in successive states."""
+    """Whether successive states are at the same stage of key exchange and of opening a sum."""
     return all(
         state.keys is first.keys or key_board.standing(state) == key_board.standing(first)
         for state in others
@@ -208,7 +206,7 @@ def _stand_alike(first: ServerState, *others: ServerState) -> bool:
 
 
 def is_in_turn(spec: ServerSpec, state: ServerState, client: str) -> bool:
-    """Whether an answer that a client gave now would be that of its turn: it was not skipped."""
+    """Whether an answer by this client would count for its turn, which was not skipped."""
     found = barrier.counted(spec, state)
     if found is not None and not is_removed(state, client):
         return barrier.is_turn_of(spec, state, found, client)
@@ -226,14 +224,14 @@ def is_selected(spec: ServerSpec, state: ServerState, client: str) -> bool:
 
 
 def _move(spec: ServerSpec, state: ServerState) -> ServerState:
-    """Takes one step if there is one to take; else returns the very same state."""
+    """Takes one step if one is possible; otherwise returns the very same state."""
     if state.status in OVER:
         return state
     progress = progress_of(spec, state)
     if state.answers and spec.schedule.ready(progress):
         return _fold(spec, state) if spec.gather is None else _gathered(spec, spec.gather, state)
     if spec.schedule.finished(progress):
-        # If every turn was skipped, or every round given up, what is there is the prior, and no result.
+        # If every turn was skipped, or every round given up, the posterior is the prior: no result.
         folded = any(progress.visits) if spec.gather is None else state.version > 0
         return state._replace(status="completed" if folded else "failed")
     ending = spec.schedule.ending(progress)
@@ -245,7 +243,7 @@ def _move(spec: ServerSpec, state: ServerState) -> ServerState:
 
 
 def _skip(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> ServerState:
-    """Skips the turns of those that nobody waits for; ends the run if there is nobody to wait for."""
+    """Skips the turns of absent clients; ends the run if waiting is hopeless."""
     if _is_hopeless(spec, state, awaited):
         reasons = {state.away[name] for name in awaited}
         ended = "budget_exhausted" if reasons <= {"budget", EXHAUSTED} else "failed"
@@ -267,10 +265,10 @@ def _skip(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> Ser
 def _end_stage(
     spec: ServerSpec, state: ServerState, progress: Progress, holding: tuple[str, ...]
 ) -> ServerState:
-    """Notes where a script's stage ended; the next one counts from there.
+    """Notes where a script's stage ended; the next stage counts from there.
 
-    No answer waits: all were folded before. Whose turn ends while it holds a task keeps the task, for
-    it was charged; its answer is one of the next stage, or late.
+    No answer waits: all were folded before. A client that holds a task keeps it, since it was charged;
+    its answer then counts for the next stage, or is late.
     """
     turns = kept.put_all(state.turns, {name: state.turns[name] + 1 for name in holding})
     end = StageEnd(
@@ -286,7 +284,7 @@ def _end_stage(
 
 
 def _is_hopeless(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> bool:
-    """Whether all that are awaited failed, and too few others are left for a quorum."""
+    """Whether all awaited clients failed, and too few clients are left for a quorum."""
     if not awaited or not all(has_failed(state, name) for name in awaited):
         return False
     members, quorum = _quorum(spec, state)
@@ -295,10 +293,10 @@ def _is_hopeless(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...])
 
 
 def _quorum(spec: ServerSpec, state: ServerState) -> tuple[tuple[str, ...], int]:
-    """Returns which clients a quorum counts, and how many of them must be there.
+    """Returns the clients that a quorum counts, and how many of them must be present.
 
-    Where sums alone are published, those of the script's stage: a round of too few of them would be
-    given up, and charged.
+    If only sums are published, only clients of the script's stage count: a round of too few of them
+    would be given up after it was charged.
     """
     if spec.gather is None:
         return spec.members, spec.patience.quorum
@@ -308,7 +306,7 @@ def _quorum(spec: ServerSpec, state: ServerState) -> tuple[tuple[str, ...], int]
 
 
 def _without_clock(state: ServerState) -> ServerState:
-    """Stops the clock of the client whose answer came last; no other has changed since all was done."""
+    """Stops the clock of the client that answered last; no other clock changed since the last settling."""
     presence = state.presence
     if not presence.awaited or not state.answers:
         return state
@@ -328,7 +326,7 @@ def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerStat
                 clock = Waiting(state.turns[name], now)
             found[name] = clock
         for name in openings.owing(state):
-            # Negative: no turn of a schedule. Each of the two steps has its own deadline.
+            # A negative turn is none of the schedule's. Signing and opening each have their own deadline.
             turn = -openings.phase(state)
             clock = before.get(name)
             if name not in state.away:
@@ -340,7 +338,7 @@ def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerStat
 
 
 def rounds_at_last_fold(spec: ServerSpec, state: ServerState) -> int:
-    """Returns how many rounds of its stage were complete when answers were folded last."""
+    """Returns how many rounds of the stage were complete at the last fold."""
     progress, skips = progress_of(spec, state), collections.Counter(state.skipped)
     pairs = zip(progress.clients, progress.turns, strict=True)
     turns = tuple(count - skips[name] for name, count in pairs)
@@ -370,17 +368,17 @@ def committed(
     surveys: Mapping[str, GaussianEta] = MappingProxyType({}),
     arrived: tuple[str, ...] | None = None,
 ) -> ServerState:
-    """Folds answers into the factors and the posterior, and writes a line of the history.
+    """Folds answers into the factors and the posterior, and writes an entry of the history.
 
     Args:
       spec: of the run.
-      state: before; the answers that wait there are forgotten.
-      deltas: client → what is added to its factor, times the step.
+      state: before; its waiting answers are cleared.
+      deltas: client → the change of its factor, before it is multiplied by the step.
       asked: client → the η that its task carried.
-      staleness: how many versions old that was, in order of arrival.
-      late: whose turn was skipped before.
-      surveys: of the clients whose answer was one.
-      arrived: the clients in order of arrival; None: that of ``deltas``.
+      staleness: how many versions old that η was, in order of arrival.
+      late: clients whose turn was skipped before they answered.
+      surveys: of the clients whose answer was a survey.
+      arrived: the clients in order of arrival; None: the order of ``deltas``.
     """
     arrived = tuple(deltas) if arrived is None else arrived
     group = tuple(sorted(arrived))
@@ -414,7 +412,7 @@ def committed(
 
 
 def _gathered(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -> ServerState:
-    """Folds the sum of a round's answers; gives the round up if too few came, or no step follows of it.
+    """Folds the sum of a round's answers; gives the round up if too few came, or the sum cannot be folded.
 
     Guarantee: with ``answers`` of one version, the state after is a function of the state before, of who
     answered, and of the exact sum of the answers alone.
@@ -432,10 +430,10 @@ def _gathered(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -
 
 def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -> ServerState:
     members = spec.clients
-    # Successive updates of the same stage's clients are compared, as of a group elsewhere.
+    # The step rule compares successive updates of the same stage's clients.
     group = spec.schedule.view(progress_of(spec, state)).clients
     whole = tree.total((state.factors[name] for name in members), spec.family.zeros())
-    # As one client with everybody's records would have answered, after as many answers as there were sums.
+    # The task of one client that holds everybody's records and has answered once per sum.
     task = state.answers[0].task._replace(factor=whole, visit=state.version)
     left = openings.streams(spec, state) if openings.opens(spec) else ()
     told = sum_rounds.totals(gather, [answer.change for answer in state.answers], *left)
@@ -465,11 +463,11 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
         memory=memory,
     )
     if spec.stand is not None:
-        # Noise as of all clients, also where some did not answer: never less than there is.
+        # Assume the noise of all clients even if some did not answer: never less than the actual noise.
         asked = dict.fromkeys(members, task.posterior)
         fold = Fold(spec.prior, spec.prior, after.posterior, factors, asked, damping)
         if finished.survey is not None:
-            # As if each had sent an equal part of the sum, and its noise.
+            # As if each client had sent an equal part of the sum and of its noise.
             equal: GaussianEta = tree.scale(finished.survey, 1.0 / len(members))
             fold = fold._replace(surveys=dict.fromkeys(members, equal))
         standing = spec.stand(spec.family, fold, state.standing)
@@ -484,7 +482,7 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
 
 
 def _given_up(spec: ServerSpec, state: ServerState) -> ServerState:
-    """Drops the answers of a round, which stay charged; nothing is published of them."""
+    """Drops the answers of a round; they stay charged, and nothing about them is published."""
     update = _without_fold(spec, _turned(state))._replace(
         missing=tuple(name for name in spec.clients if name in state.skipped),
         given_up=tuple(answer.task.client for answer in state.answers),
@@ -493,14 +491,14 @@ def _given_up(spec: ServerSpec, state: ServerState) -> ServerState:
 
 
 def dropped(spec: ServerSpec, state: ServerState, client: str) -> ServerState:
-    """Drops an answer that no sum can hold any more; it stays charged, and nothing is published of it."""
+    """Drops an answer that is too late for its sum; it stays charged, and is not published."""
     update = _without_fold(spec, state)._replace(dropped=(client,))
     visits = kept.put(state.visits, client, state.visits[client] + 1)
     return state._replace(visits=visits, history=(*state.history, update))
 
 
 def _without_fold(spec: ServerSpec, state: ServerState) -> Update:
-    """Returns an entry of the history that leaves version and posterior as they are."""
+    """Returns a history entry without a fold: version and posterior are unchanged."""
     return Update(
         state.version,
         clients=(),
@@ -513,13 +511,13 @@ def _without_fold(spec: ServerSpec, state: ServerState) -> Update:
 
 
 def _rounds_of_stage(spec: ServerSpec, state: ServerState) -> int:
-    """Returns the complete rounds of the clients that the script's stage is over, or of all."""
+    """Returns the complete rounds of the clients of the script's stage, or of all clients."""
     stage = spec.schedule.view(progress_of(spec, state))
     return min((state.turns[name] for name in stage.clients), default=0)
 
 
 def _turned(state: ServerState) -> ServerState:
-    """Returns the state without the answers of a round, whose visits and turns are over."""
+    """Clears the answers of a round, and counts their visits and turns."""
     answered = [answer.task.client for answer in state.answers]
     in_time = [answer.task.client for answer in state.answers if not answer.late]
     return state._replace(
@@ -530,13 +528,13 @@ def _turned(state: ServerState) -> ServerState:
 
 
 def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Update) -> ServerState:
-    """Writes a line of the history, and measures how far the posterior moved if it completes a round.
+    """Writes an entry of the history; if it completes a round, measures how far the posterior moved.
 
     Args:
       spec: of the run.
-      state: after all else.
-      rounds_before: from ``rounds_at_last_fold``, before anything.
-      update: the line; ``rounds``, ``gap``, ``missing`` and ``stage`` are filled in here.
+      state: after all other changes.
+      rounds_before: from ``rounds_at_last_fold``, before any change.
+      update: the entry; ``rounds``, ``gap``, ``missing`` and ``stage`` are filled in here.
     """
     gap, stage = None, spec.schedule.view(progress_of(spec, state))
     surveyed = state.standing is not None and not state.standing.folds
@@ -563,7 +561,7 @@ def stand(
     damping: float,
     surveys: Mapping[str, GaussianEta] = MappingProxyType({}),
 ) -> Standing | None:
-    """Makes of noisy factors the posterior that is handed out; what is not from records has no noise."""
+    """Computes the standing from noisy factors; factors of clients without records are exact."""
     assert spec.stand is not None
     members = tuple(
         name for name in spec.members if state.visits[name] and not is_removed(state, name)
@@ -582,5 +580,5 @@ def stand(
         new = {name: asked[name] for name in members if name in asked}
     fold = Fold(spec.prior, known, state.posterior, factors, new, damping, surveys)
     standing = spec.stand(spec.family, fold, state.standing)
-    # At rest, all tasks share its memory, and what is computed of it is computed once.
+    # Frozen: all tasks share its memory, and results computed from it are cached.
     return standing._replace(handed_out=tree.freeze(standing.handed_out))

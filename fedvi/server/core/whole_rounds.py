@@ -1,7 +1,7 @@
-"""A round of a run in one process whose clients all answer: charged, taken and folded together.
+"""Charges, accepts and folds a whole round at once, in a run in one process whose clients all answer.
 
-What comes of it is the state that the same requests, one after the other, lead to: the same numbers,
-ledgers and history. Only ``presence``, which a server may forget, is left as it was.
+The resulting state equals the one that individual requests lead to: the same numbers, ledgers and
+history. Only ``presence``, which a server may forget, is left unchanged.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ __all__ = ["answered", "begun", "is_open"]
 
 
 def is_open(spec: ServerSpec, state: ServerState) -> bool:
-    """Whether a round begins in which all clients are at the same visit, and nothing else goes on."""
+    """Whether a round can be handled at once: it begins, with all clients present and at the same visit."""
     if state.tasks or state.answers or state.away or state.skipped or state.stages:
         return False
     if not spec.schedule.barrier or spec.gather is not None or state.status != "running":
@@ -40,10 +40,10 @@ def is_open(spec: ServerSpec, state: ServerState) -> bool:
 
 
 def begun(spec: ServerSpec, state: ServerState) -> ServerState | None:
-    """Charges every client for its next task; None where not all pay the same for it.
+    """Charges every client for its next task; None if their ledgers do not all match.
 
     Raises:
-      FedviError: as ``ledger.spend`` does; nothing was charged then.
+      FedviError: as ``ledger.spend`` does; nothing is charged then.
     """
     books = state.ledgers if isinstance(state.ledgers, Together) else alike(state.ledgers)
     if books is None:
@@ -67,14 +67,14 @@ def answered(
     Args:
       spec: of the run.
       state: from ``begun``.
-      now: seconds of a monotonic clock, when the last one arrives.
-      task: that of any client.
+      now: seconds of a monotonic clock, when the last answer arrives.
+      task: of any client; they differ only in name.
       arrived: all clients, in order of arrival.
       encoded: the answers, in the order of the study.
-      finish: of the solver, ``finish_many``.
+      finish: ``finish_many`` of the solver.
 
     Raises:
-      ProtocolError: the answers are not what the tasks asked for, or cannot be folded.
+      ProtocolError: the answers do not fit the tasks, or cannot be folded.
     """
     names, visit, books = spec.clients, task.visit, state.ledgers
     assert isinstance(books, Together)
@@ -110,6 +110,6 @@ def answered(
 
 
 def _size(etas: Eta) -> float:
-    """Returns the sum of the largest number of each answer."""
+    """Returns the sum of the largest absolute number of each answer."""
     rows = [np.abs(leaf).reshape(len(leaf), -1).max(axis=1) for leaf in tree.leaves(etas)]
     return float(np.maximum.reduce(rows).sum())

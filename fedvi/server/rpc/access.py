@@ -1,4 +1,4 @@
-"""Access control: who may call the server, and how often. Every call is checked here first."""
+"""Access control: checks the caller's identity and rate at the start of every call."""
 
 import contextlib
 import time
@@ -12,25 +12,25 @@ from fedvi.typing import PRIOR
 
 __all__ = ["CALLS_AT_ONCE", "Access", "Bucket", "RateExceeded"]
 
-# A round of a tiny model takes 20 ms and a handful of calls; a loop gone wild takes thousands.
+# A round of a tiny model takes 20 ms and a handful of calls; a runaway loop makes thousands.
 CALLS_A_SECOND = 100.0
 BURST = 200.0
 
 CALLS_AT_ONCE = 16
-"""A client waits for work in one call, answers in another and says in a third that it is alive; calls
-of a connection that was cut may linger. Whoever has a certificate gets no more, be it revoked."""
+"""Open calls per certificate. A client waits for work in one call, answers in another and renews its
+lease in a third; calls of a cut connection may linger. Revoked certificates count as well."""
 
 
 class RateExceeded(errors.TransportError):
-    """A client calls more often than it may, or has too many calls open; it may try again soon."""
+    """A client calls too often, or has too many calls open; it may try again soon."""
 
 
 class Bucket:
-    """A token bucket: ``rate`` calls a second for ever, ``burst`` at once.
+    """A token bucket: ``rate`` calls a second in the long run, ``burst`` at once.
 
     Args:
       rate: tokens a second.
-      burst: the most tokens that are kept.
+      burst: the most tokens that the bucket holds.
       clock: seconds, monotonic.
     """
 
@@ -52,14 +52,14 @@ class Bucket:
 
 
 class Access:
-    """Admits a call if its certificate is that of the client, or operator, that it names.
+    """Admits a call if its certificate belongs to the client or operator that it names.
 
-    Without a roster there is no identity: that is for a loopback, or by an explicit choice.
+    Without a roster identities are not checked: this is for loopback, or for an explicit choice.
 
     Args:
-      names: the clients of the study; they have a bucket each, and all others share one.
-      roster: whose certificates are valid now; None for plaintext.
-      rate: calls a second and client.
+      names: the clients of the study; each has its own bucket, and all others share one.
+      roster: the valid certificates; None for plaintext.
+      rate: calls a second for each client.
       burst: calls at once.
     """
 
@@ -77,12 +77,12 @@ class Access:
 
     @contextlib.contextmanager
     def place(self, context: Any) -> Iterator[None]:
-        """Keeps one of the few places of whoever shows this certificate, while its call is open.
+        """Counts an open call against the limit of its certificate.
 
-        Without certificates nobody can tell callers apart, and there is no limit of one's own.
+        Without certificates callers cannot be told apart, so there is no such limit.
 
         Raises:
-          RateExceeded: all of them are taken.
+          RateExceeded: the certificate has ``CALLS_AT_ONCE`` calls open.
         """
         shown = context.auth_context().get("x509_pem_cert") if self._roster is not None else None
         if not shown:
@@ -103,10 +103,10 @@ class Access:
                 del self._open[name]
 
     def admit(self, context: Any, client: str) -> None:
-        """Checks a client's call, whose message says that it comes from ``client``.
+        """Checks a call whose message says that it comes from ``client``.
 
         Raises:
-          IdentityError: no certificate, one that is not valid now, or another's.
+          IdentityError: the call has no certificate, an invalid one, or that of another client.
           RateExceeded: too many calls.
         """
         try:
@@ -117,16 +117,16 @@ class Access:
                 )
             self._identify(context, "client", client)
         except errors.IdentityError:
-            # Not from the bucket of the client that it only says to be.
+            # Not from the named client's bucket: the caller is not that client.
             self._limit("")
             raise
         self._limit(client)
 
     def check(self, context: Any, client: str) -> None:
-        """Checks once more, within a call that was admitted: its certificate may be revoked since.
+        """Checks an admitted call again, since its certificate may have been revoked meanwhile.
 
         Raises:
-          IdentityError: it is not valid any more.
+          IdentityError: the certificate is no longer valid.
         """
         self._identify(context, "client", client)
 
@@ -134,7 +134,7 @@ class Access:
         """Checks a call on the admin port; a Unix socket is guarded by its permissions instead.
 
         Raises:
-          IdentityError: no certificate of an admin.
+          IdentityError: the call has no valid admin certificate.
         """
         self._identify(context, "admin", None)
 

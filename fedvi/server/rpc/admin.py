@@ -1,7 +1,7 @@
-"""The AdminService: what operators may ask of a server and do to its run.
+"""The AdminService: lets operators watch and control a run.
 
-It shows the public transcript and nothing else: who answered, versions, how far the posterior moved,
-and the ledgers, which hold no data.
+It shows only the public transcript: who answered, versions, how far the posterior moved, and the
+ledgers, which hold no data.
 """
 
 import time
@@ -29,7 +29,7 @@ from fedvi.transport._wire import admin_pb2 as pb
 
 __all__ = ["Admin", "describe"]
 
-# What SQLite can count to.
+# The largest integer of SQLite.
 _LAST = (1 << 63) - 1
 
 
@@ -37,9 +37,9 @@ class Admin:
     """The AdminService over a dispatcher.
 
     Args:
-      dispatcher: where the run is.
-      access: who may call; None where the socket's permissions say so.
-      describe_run: returns the run as it stands.
+      dispatcher: of the run.
+      access: checks callers; None where the socket's permissions do.
+      describe_run: returns the current state of the run.
       journal: the operational log.
       calls: counts calls, and turns errors into statuses.
     """
@@ -56,15 +56,15 @@ class Admin:
         self._journal, self._calls = journal, calls
 
     async def GetRun(self, request: Any, context: Any) -> Any:
-        """Returns the run as it stands."""
+        """Returns the current state of the run."""
         return await self._calls(context, "GetRun", self._now(context))
 
     async def PauseRun(self, request: Any, context: Any) -> Any:
-        """Gives no more tasks; answers are still taken."""
+        """Pauses the run: no more tasks are given, and answers are still taken."""
         return await self._calls(context, "PauseRun", self._control(context, "pause"))
 
     async def ResumeRun(self, request: Any, context: Any) -> Any:
-        """Gives tasks again."""
+        """Resumes the run."""
         return await self._calls(context, "ResumeRun", self._control(context, "resume"))
 
     async def StopRun(self, request: Any, context: Any) -> Any:
@@ -76,11 +76,11 @@ class Admin:
         return await self._calls(context, "RemoveClient", self._remove(context, request.client))
 
     async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Tells what happened after a cursor, and what happens, until the run or the call ends."""
+        """Streams the events after a cursor, past and new, until the run or the call ends."""
         await self._calls(context, "WatchRun", self._admit(context))
         cursor = request.cursor
         while True:
-            # Both are looked at before the log, so that nothing happens unseen in between.
+            # Read both before the log, so that no event in between is missed.
             change = self._dispatcher.change()
             over = request.once or self._dispatcher.closing or self._dispatcher.ended
             while lines := await self._calls.part(
@@ -99,7 +99,7 @@ class Admin:
             self._access.admit_operator(context)
 
     async def _after(self, context: Any, cursor: int) -> Any:
-        # Also here: a certificate may be revoked while its holder watches.
+        # Check again: a certificate may be revoked while its holder watches.
         await self._admit(context)
         if cursor > _LAST:
             raise errors.ProtocolError(f"cursor is {cursor}, expected at most {_LAST}")
@@ -128,11 +128,11 @@ def describe(
     started: float,
     busy: frozenset[str],
 ) -> pb.Run:
-    """Returns the run and its clients as they stand.
+    """Returns the current state of the run and its clients.
 
     Args:
-      dispatcher: where the run is.
-      prices: what was charged.
+      dispatcher: of the run.
+      prices: the ε charged so far.
       study: its name.
       tls: whether clients show certificates.
       started: when the server started, in seconds of the monotonic clock.

@@ -1,4 +1,4 @@
-"""Turns errors into a caller's status, and counts calls; for both services."""
+"""Turns errors into gRPC statuses, and counts calls; for both services."""
 
 import asyncio
 import logging
@@ -23,43 +23,43 @@ T = TypeVar("T")
 
 
 MALFORMED = object()
-"""What a service is handed in place of a message that cannot be read, within a stream of them."""
+"""Stands for an unreadable message in a stream."""
 
 READ_SECONDS = 60.0
-"""How long a caller may take to make room for the next message of a stream: 256 KiB at 4 KB/s."""
+"""How long a caller may take to read a message of a stream: 256 KiB at 4 KB/s."""
 
 
 class TooSlow(errors.TransportError):
-    """A stream takes too long; the caller may ask for the rest of it in another."""
+    """A stream takes too long; the caller may ask for the rest in another call."""
 
 
 class Calls:
     """Answers calls, turns errors into statuses and counts both; lives in the event loop.
 
     Args:
-      tell: is told of callers whose certificates do not allow what they ask.
+      tell: called when a certificate does not allow a call.
     """
 
     def __init__(self, tell: Callable[[Happening], None]) -> None:
         self._tell = tell
-        # (method, "ok" or kind of error) → calls; client → bytes of answers that were taken.
+        # (method, "ok" or kind of error) → calls; client → bytes of accepted answers.
         self.calls: Counter[tuple[str, str]] = Counter()
         self.taken: Counter[str] = Counter()
 
     async def __call__(self, context: Any, method: str, work: Awaitable[T]) -> T:
-        """Waits for a reply; what goes wrong ends the call, and nothing else.
+        """Waits for a reply; an error ends only this call.
 
         Args:
           context: of the call.
           method: its name.
-          work: what answers it.
+          work: computes the reply.
         """
         reply = await self.part(context, method, work)
         self.calls[method, "ok"] += 1
         return reply
 
     async def part(self, context: Any, method: str, work: Awaitable[T]) -> T:
-        """Does the same for a part of a reply, which is not counted unless it goes wrong."""
+        """Does the same for a part of a reply, and counts it only if it fails."""
         try:
             return await work
         except errors.FedviError as error:
@@ -68,8 +68,8 @@ class Calls:
                 self._tell(run_events.refused(method, "", error))
             await context.abort(*to_status(error))
         except Exception as error:
-            # The text of an unforeseen error may hold anything: where it happened is told, and what
-            # kind it was. The caller is told neither.
+            # The text of an unexpected error may hold anything. The log gets its place and type; the
+            # caller gets neither.
             self.calls[method, "internal"] += 1
             where = traceback.format_tb(error.__traceback__)
             name = type(error).__name__
@@ -79,13 +79,13 @@ class Calls:
 
 
 class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses bytes that are no message like any other mistake, which gRPC would log at length.
+    """Refuses unreadable messages as ordinary errors, which gRPC would log at length; limits slow readers.
 
     Args:
-      calls: answers what is refused.
-      place: holds a caller's place while its call is open.
-      hurries: whether a stream ends that is not read for ``READ_SECONDS``; an operator may look at a
-        page for as long as it takes.
+      calls: reports refusals.
+      place: counts a caller's open calls.
+      hurries: whether to end a stream that is not read for ``READ_SECONDS``; False for operators, who may
+        read slowly.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
         self._handlers: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """Returns what handles a method."""
+        """Returns the wrapped handler of a method."""
         handler = await continuation(details)
         if handler is None:
             return None
@@ -110,7 +110,7 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
         """Sends one message of a stream, once the caller has room for it.
 
         Raises:
-          TooSlow: it has none for too long.
+          TooSlow: it has no room for too long.
         """
         try:
             async with asyncio.timeout(READ_SECONDS if self._hurries else None):
@@ -155,8 +155,8 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
                         async for reply in replies:
                             await self._write(context, reply)
                 except TooSlow as error:
-                    # What was to be sent is let go of. The caller's place is not, before it has taken
-                    # this refusal or is gone: it could pile up streams that it does not read.
+                    # Free the data now, but keep counting the call until the caller has read the refusal
+                    # or is gone: otherwise it could pile up streams that it does not read.
                     await refuse(context, error)
 
         async def upload(requests: Any, context: Any) -> Any:

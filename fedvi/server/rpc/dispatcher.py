@@ -1,9 +1,9 @@
 """Runs the coordinator in one thread, and wakes the callers that wait for a change.
 
-gRPC's calls run in an event loop, which nothing may block; the coordinator writes to a disk. So every
-request goes through a queue of one thread: the single writer. Requests that wait there while it writes
-are answered together, in their order, and what they change is written once: a round of ten clients
-takes a few commits in place of twenty.
+gRPC calls run in an event loop, which must not block, and the coordinator writes to disk. So every
+request goes through the queue of one thread, the single writer. Requests that arrive while it writes are
+answered together, in their order, with one commit: a round of ten clients takes a few commits instead of
+twenty.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from fedvi.server.rpc.silence import Calls
 
 __all__ = ["Dispatcher", "until"]
 
-# Answers that are taken together are in memory together, before they are saved.
+# The answers of a group are in memory together until they are saved.
 _GROUP_BYTES = 16 << 20
 
 
 class _Group:
-    """Requests that are answered together, with what waits for each reply."""
+    """Requests that are answered together, with the future of each reply."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Request, asyncio.Future[Reply]]] = []
@@ -46,13 +46,13 @@ class _Group:
 
 
 class Dispatcher:
-    """Hands requests to a coordinator, one at a time, and tells what happened.
+    """Passes requests to a coordinator, one at a time, and reports events.
 
     Args:
       spec: of the run.
-      coordinator: answers.
-      on_happening: called in the coordinator's thread with everything worth telling of.
-      revoked: returns whose certificates are revoked now; called in the event loop.
+      coordinator: answers the requests.
+      on_happening: called in the coordinator's thread with each event.
+      revoked: returns the clients whose certificates are revoked; called in the event loop.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Dispatcher:
         self._thread = ThreadPoolExecutor(1, "coordinator")
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        # What may still grow: nothing was queued behind it, and the thread has not come to it.
+        # The open group: no work is queued after it, and the thread has not started it.
         self._group: _Group | None = None
         self._guard = threading.Lock()
         self.closing = False
-        # Who was told that the run is done, and who has left: nobody waits for them at the end.
+        # Clients that left after the end of the run: the server does not wait for them.
         self.heard: set[str] = set()
         self.calls = Calls(coordinator.clock())
         self.silent: frozenset[str] = frozenset()
@@ -86,18 +86,18 @@ class Dispatcher:
 
     @property
     def ended(self) -> bool:
-        """Whether no client will get a task any more."""
+        """Whether the run has ended, so that no client gets a task any more."""
         return self.state.status in OVER
 
     def change(self) -> asyncio.Event:
-        """Returns an event that is set at the next change; take it before looking at the state."""
+        """Returns an event that is set at the next change; get it before you read the state."""
         return self._changed
 
     async def handle(self, request: Request) -> Reply:
         """Answers one request.
 
         Raises:
-          FedviError: whatever the coordinator refuses; nothing changes.
+          FedviError: the coordinator refuses the request; nothing changes.
         """
         self.calls.hear(request.client, self._coordinator.clock())
         return await self._answered(request)
@@ -109,12 +109,12 @@ class Dispatcher:
                 self._close_group()
                 self._group = _Group()
                 self._group.add(request, reply)
-                # In the loop's next turn: all that were woken by one change ask in this one.
+                # Start it in the loop's next turn, since all callers woken by a change ask in this one.
                 self._loop.call_soon(self._hand_over, self._group)
         return await reply
 
     def handle_blocking(self, request: Request) -> Reply:
-        """Answers one request in another thread than the event loop's, as over a network.
+        """Answers one request from a thread other than the event loop's, as over a network.
 
         Raises:
           TransportError: the server is stopping.
@@ -133,7 +133,7 @@ class Dispatcher:
         Args:
           request: for work.
           seconds: how long it may wait.
-          check: called before it asks each time; what it raises ends the wait.
+          check: called before each attempt; an exception from it ends the wait.
         """
         self.calls.hear(request.client, self._coordinator.clock())
         deadline = self._loop.time() + seconds
@@ -150,7 +150,7 @@ class Dispatcher:
         """Pauses, resumes or stops the run.
 
         Raises:
-          FedviError: the run cannot do that any more.
+          FedviError: the run is over.
         """
         await self.run(self._watched, lambda: self._coordinator.control(action))
         if not self.ended:
@@ -160,7 +160,7 @@ class Dispatcher:
         """Divides a client's factor out for good.
 
         Raises:
-          FedviError: it cannot be removed; nothing changes.
+          FedviError: the client cannot be removed; nothing changes.
         """
         await self.run(self._watched, lambda: self._coordinator.remove(client))
 
@@ -168,55 +168,55 @@ class Dispatcher:
         """Ticks the coordinator whenever a deadline passes or a site is revoked; runs until closing.
 
         Raises:
-          Exception: what nobody foresaw. Nobody keeps time then, and the server must not go on.
+          Exception: any unexpected error. The server must then stop, since deadlines no longer apply.
         """
         while not self.closing:
             change = self.change()
             try:
                 due = await self.run(self._tick, self.shut_out())
             except errors.FedviError:
-                due = 1.0  # the store could not save, as its log says: later, perhaps
+                due = 1.0  # the store could not save, as the log says: try again
             self._tell_of_silence()
-            # Presence, which deadlines hang on, may change without a durable change; so may the roster.
+            # Deadlines depend on presence, which changes without a durable change; so does the roster.
             await until(change, min(1.0, max(0.01, due)))
 
     def _tell_of_silence(self) -> None:
-        """Finds who is silent now, and tells of each once."""
+        """Finds the clients that are silent now, and reports each once."""
         before = self.silent
         self.silent = self.calls.silent(self.state, self._coordinator.clock()) - self.heard
         for name in sorted(self.silent - before):
             self.post(run_events.silent(name))
 
     def shut_out(self) -> frozenset[str]:
-        """Returns whose certificates are revoked now; to be called in the event loop."""
+        """Returns the clients whose certificates are revoked; call it in the event loop."""
         try:
             return self._revoked()
         except errors.TransportError:
-            # A roster that cannot be read lets nobody in for now; that shuts nobody out for good.
+            # An unreadable roster admits nobody for now, but that revokes nobody.
             return frozenset()
 
     async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Runs something in the coordinator's thread, after what is queued there."""
+        """Runs a function in the coordinator's thread, after all queued work."""
         with self._guard:
             self._close_group()
         return await self._loop.run_in_executor(self._thread, work, *arguments)
 
     def post(self, happening: Happening) -> None:
-        """Tells of something that happened elsewhere, soon."""
-        with contextlib.suppress(RuntimeError):  # closed: there is nobody to tell
+        """Queues the report of an event."""
+        with contextlib.suppress(RuntimeError):  # the thread is closed
             self._thread.submit(self._on_happening, happening)
 
     def ring(self) -> None:
-        """Wakes whoever waits for a change; to be called in the event loop."""
+        """Wakes all callers that wait for a change; call it in the event loop."""
         old, self._changed = self._changed, asyncio.Event()
         old.set()
 
     def close(self) -> None:
-        """Finishes what is queued; nothing may be handed in afterwards."""
+        """Finishes all queued work; no request may follow."""
         self._thread.shutdown(wait=True)
 
     def _close_group(self) -> None:
-        """Lets what comes next be answered after the requests that wait; with the guard held."""
+        """Closes the open group, so that later work comes after it; the caller holds the guard."""
         group, self._group = self._group, None
         if group is not None:
             self._hand_over(group)
@@ -233,7 +233,7 @@ class Dispatcher:
                 _settle(reply, stopping)
 
     def _work_off(self, group: _Group) -> None:
-        """Answers a group; its replies go out once all that it changed is saved, and told of."""
+        """Answers a group; replies go out once its changes are saved and reported."""
         with self._guard:
             if self._group is group:
                 self._group = None
@@ -241,20 +241,20 @@ class Dispatcher:
         before = self._coordinator.state
         try:
             steps = self._coordinator.handle_all([request for request, _ in waiting])
-        except Exception as error:  # nothing was saved: it is everybody's
+        except Exception as error:  # nothing was saved: the whole group fails
             steps = [Step(before, before, error)] * len(waiting)
         for (request, reply), step in zip(waiting, steps, strict=True):
             outcome = step.reply
             try:
                 self._tell(request, step)
-            except Exception as error:  # of this request alone, as one that `step` raised
+            except Exception as error:  # concerns this request alone, like an error of `step`
                 outcome = error
             self._loop.call_soon_threadsafe(_settle, reply, outcome)
 
     def _tell(self, request: Request, step: Step) -> None:
         match step.reply:
             case errors.HelloNeeded():
-                return  # as each client hears after a restart
+                return  # normal after a restart
             case errors.FedviError() as error:
                 kind = type(request).__name__
                 self._on_happening(run_events.refused(kind, request.client, error))
@@ -263,7 +263,7 @@ class Dispatcher:
                 return
         for happening in run_events.between(self.spec, step.before, step.after, request):
             self._on_happening(happening)
-        # Not by the Done itself, which may be lost on its way: the link says Goodbye when it has it.
+        # Done itself may be lost on its way; the link sends Goodbye once it has arrived.
         if isinstance(request, Goodbye) and step.after.status in OVER:
             self.heard.add(request.client)
             self._ring_from_thread()
@@ -285,14 +285,14 @@ class Dispatcher:
 
 
 async def until(event: asyncio.Event, seconds: float) -> None:
-    """Waits for an event, so long at most; unlike ``wait_for``, loses no cancellation meanwhile."""
+    """Waits for an event, at most ``seconds``; unlike ``wait_for``, never loses a cancellation."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
 
 
 def _settle(waiting: "asyncio.Future[Reply]", outcome: Reply | Exception) -> None:
-    if waiting.done():  # nobody waits any more
+    if waiting.done():  # the caller no longer waits
         return
     if isinstance(outcome, Exception):
         waiting.set_exception(outcome)

@@ -1,4 +1,4 @@
-"""Whether the server serves: grpc.health.v1, as load balancers, containers and `fedvi health` ask."""
+"""The grpc.health.v1 service, which load balancers, containers and `fedvi health` query."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,10 +12,10 @@ __all__ = ["Health"]
 
 
 class Health:
-    """The health service of one port; it does not serve until it is said to.
+    """The health service of one port; reports "not serving" until ``set(True)``.
 
     Args:
-      services: the full names that may be asked for, beside "", the server as a whole.
+      services: the full names that may be queried, besides "" for the whole server.
     """
 
     def __init__(self, *services: str) -> None:
@@ -24,19 +24,19 @@ class Health:
         self._changed = asyncio.Event()
 
     def set(self, serving: bool) -> None:
-        """Says whether the server serves; in the event loop."""
+        """Sets whether the server is serving; call it in the event loop."""
         self._serving = serving
         old, self._changed = self._changed, asyncio.Event()
         old.set()
 
     async def Check(self, request: Any, context: Any) -> Any:
-        """Says whether a service serves now."""
+        """Returns whether a service is serving."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return self._status(request.service)
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Says it now, and whenever it changes."""
+        """Streams the status, now and at every change."""
         while True:
             changed = self._changed
             yield self._status(request.service)

@@ -1,7 +1,7 @@
-"""What clients may ask: the FederationService, between gRPC and the dispatcher.
+"""The FederationService: answers clients' gRPC calls through the dispatcher.
 
-Every call passes access control first, then is read strictly, then answered by the coordinator. Whatever is
-refused goes back with its kind and a hint, and the server goes on.
+Every call passes access control, then strict parsing, then goes to the coordinator. A refusal returns its
+kind and a hint, and the server goes on.
 """
 
 import asyncio
@@ -38,23 +38,23 @@ __all__ = ["CHUNK_SECONDS", "LEASE_SECONDS", "STREAM_SECONDS", "Federation"]
 T = TypeVar("T")
 
 LEASE_SECONDS = 30.0
-"""How often a client at work should be heard of, at least; it says so three times as often."""
+"""The longest time between two signs of life of a working client, which sends them three times as often."""
 
 CHUNK_SECONDS = 60.0
 """The longest silence within an upload; with full chunks, that is 4 KB/s at least."""
 
 STREAM_SECONDS = 600.0
-"""The longest upload or download in one call. The rest goes on in another; so clients do by themselves
-after half of this."""
+"""The longest upload or download in one call; another call continues it. Clients switch calls by
+themselves after half of this."""
 
 
 class Federation:
     """The FederationService over a dispatcher.
 
     Args:
-      dispatcher: where the run is.
-      access: who may call.
-      uploads: where answers wait until they are complete.
+      dispatcher: of the run.
+      access: checks callers.
+      uploads: holds answers until they are complete.
       calls: counts calls, and turns errors into statuses.
     """
 
@@ -73,7 +73,7 @@ class Federation:
         return frozenset(self._streams)
 
     async def Hello(self, request: Any, context: Any) -> Any:
-        """Agrees on a protocol version, on the study, and on where both ledgers stand."""
+        """Agrees on a protocol version and on the study, and compares the two ledgers."""
 
         async def answer() -> Any:
             self._access.admit(context, request.client)
@@ -84,7 +84,7 @@ class Federation:
         return await self._calls(context, "Hello", answer())
 
     async def NextTask(self, request: Any, context: Any) -> Any:
-        """Gives work, and waits for it if there is none yet."""
+        """Returns a task; waits for one if there is none yet."""
 
         async def answer() -> Any:
             self._access.admit(context, request.client)
@@ -112,7 +112,7 @@ class Federation:
         async def find() -> Iterator[tuple[int, bytes]]:
             self._access.admit(context, request.client)
             client, sha256, offset, session = wire.get_payload_from(request)
-            # Not whether it greeted: a download goes on where it was when the server was started anew.
+            # A Hello to this process is not required: a download continues after a restart of the server.
             protocol.check_newest(self._dispatcher.state, client, session)
             task = self._dispatcher.state.tasks.get(client)
             for eta in () if task is None else (task.posterior, task.factor):
@@ -144,7 +144,7 @@ class Federation:
         return await self._calls(context, "SubmitResult", self._submit(parts, context))
 
     async def RenewLease(self, request: Any, context: Any) -> Any:
-        """Hears that a client is still at work."""
+        """Notes that a client is still at work."""
 
         async def answer() -> Any:
             self._access.admit(context, request.client)
@@ -154,7 +154,7 @@ class Federation:
         return await self._calls(context, "RenewLease", answer())
 
     async def ReportFailure(self, request: Any, context: Any) -> Any:
-        """Hears that a client cannot answer."""
+        """Notes that a client cannot answer."""
 
         async def answer() -> Any:
             self._access.admit(context, request.client)
@@ -164,12 +164,12 @@ class Federation:
         return await self._calls(context, "ReportFailure", answer())
 
     async def QueryTask(self, request: Any, context: Any) -> Any:
-        """Says what became of an answer, and how much of it has arrived."""
+        """Returns the status of an answer, and how much of it has arrived."""
 
         async def answer() -> Any:
             self._access.admit(context, request.client)
             query = wire.query_from(request)
-            # Whom this lets in may send the answer, and no later than here is anybody refused.
+            # The client sends its answer only after this check, so an outdated session stops here.
             self._check_session(query.client, query.session)
             received = self._uploads.received(query.client, query.sha256)
             return wire.progress_to(wire.Progress(self._status(query), received))
@@ -177,7 +177,7 @@ class Federation:
         return await self._calls(context, "QueryTask", answer())
 
     async def Goodbye(self, request: Any, context: Any) -> Any:
-        """Hears that a client is leaving, and may come back."""
+        """Notes that a client leaves; it may come back."""
 
         async def answer() -> Any:
             self._access.admit(context, request.client)
@@ -196,16 +196,16 @@ class Federation:
         header = wire.header_from(first.header)
         client, manifest = header.client, header.manifest
         if header.inline is None:
-            # From here on what follows is charged, whether or not all of it arrives. The digest alone
-            # decides what of it is needed.
+            # From here on the answer is charged, whether or not all of it arrives. The digest alone
+            # decides which bytes are still needed.
             begin = Begin(client, header.task_id, manifest.sha256, manifest.event, header.attempt)
             reply = await self._dispatcher.handle(begin)
             if isinstance(reply, Receipt):
                 if reply.status == "duplicate":
-                    # A server that was killed between its commit and this has left them.
+                    # A server that was killed right after its commit has left these bytes.
                     self._uploads.forget(client, manifest.sha256)
                 return wire.receipt_to(reply)
-        # A client that lost its connection comes again before the old stream is known to be dead.
+        # A client that lost its connection may return before its old stream is known to be dead.
         stream = self._streams[client] = object()
         try:
             if header.inline is not None:
@@ -233,7 +233,7 @@ class Federation:
         stream: object,
         check: Callable[[], None],
     ) -> Any:
-        """Takes an upload's chunks to its end; what is refused for good is not kept."""
+        """Receives an upload's chunks to its end; deletes it if it is refused for good."""
         try:
             while (part := await _next(parts)) is not None:
                 if self._streams.get(header.client) is not stream:
@@ -248,7 +248,7 @@ class Federation:
                 raise Interrupted(
                     f"the upload ended after {upload.received} of {upload.size} bytes"
                 )
-            # Hashing large arrays takes a while, and other calls need the event loop.
+            # Hashing large arrays is slow, and must not block the event loop.
             payload = await asyncio.to_thread(bundle.assemble, header.manifest, upload.data())
             check()
             receipt = await self._hand_in(header, payload)
@@ -270,7 +270,7 @@ class Federation:
         protocol.check_session(self._dispatcher.spec, self._dispatcher.state, client, session)
 
     def _status(self, query: wire.Query) -> str:
-        """Says what became of an answer; of another client's tasks, nothing."""
+        """Returns the status of an answer; reveals nothing about another client's tasks."""
         state = self._dispatcher.state
         only = protocol.answer_of(state, query.client, query.task_id)
         if only not in (None, query.sha256):
@@ -281,7 +281,7 @@ class Federation:
         return "open" if task is not None and task.task_id == query.task_id else "unknown"
 
     async def _bundle(self, eta: Eta) -> Bundle:
-        """Packs natural parameters once for all who need them; the arrays are shared, not copied."""
+        """Packs natural parameters once for all clients; the arrays are shared, not copied."""
         async with self._packing:
             key = _arrays_of(eta)
             if key not in self._bundles:
@@ -289,8 +289,8 @@ class Federation:
                 held = (eta for task in tasks for eta in (task.posterior, task.factor))
                 needed = {_arrays_of(eta) for eta in held}
                 self._bundles = {k: v for k, v in self._bundles.items() if k in needed}
-                # The tree is kept beside it: an id is that of this array for as long as it lives.
-                # The digest of large arrays takes a while, and other calls need the event loop.
+                # Keep the tree alive: an id names an array only while the array lives.
+                # Hashing large arrays is slow, and must not block the event loop.
                 self._bundles[key] = (eta, await asyncio.to_thread(bundle.of_eta, eta))
             return self._bundles[key][1]
 
@@ -300,7 +300,7 @@ def _arrays_of(eta: Eta) -> tuple[int, ...]:
 
 
 def _expect(kind: type[T], reply: Reply) -> T:
-    """Returns a reply of the kind that the protocol has for its request."""
+    """Checks that a reply is of the kind that the protocol prescribes for the request."""
     if not isinstance(reply, kind):
         raise TypeError(f"{type(reply).__name__} is no {kind.__name__}")
     return reply
@@ -319,7 +319,7 @@ def _check_time(ends: float) -> None:
 
 
 def _check_chunk(offset: int, data: bytes, size: int) -> None:
-    """Refuses crumbs: each chunk costs the same work, whatever its size."""
+    """Refuses tiny chunks: each chunk costs the same work, whatever its size."""
     if len(data) < bundle.LEAST_CHUNK and offset + len(data) < size:
         raise errors.ProtocolError(
             f"a chunk has {len(data)} bytes, expected at least {bundle.LEAST_CHUNK} but in the last",
@@ -332,7 +332,7 @@ async def _next(parts: AsyncIterator[Any]) -> Any:
 
     Raises:
       Interrupted: nothing came for too long.
-      ProtocolError: what came is no part of an upload.
+      ProtocolError: the message is no part of an upload.
     """
     try:
         async with asyncio.timeout(CHUNK_SECONDS):

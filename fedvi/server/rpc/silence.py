@@ -1,4 +1,4 @@
-"""Knows who has not been heard of for longer than usual: a guess from the times of calls, for people."""
+"""Finds clients that have been quiet for longer than usual, from the times of their calls; only a hint."""
 
 from fedvi.server.core.protocol import OVER, ServerState
 
@@ -11,10 +11,10 @@ _REMEMBERED = 20
 
 
 class Calls:
-    """When each client called; forgotten when the server restarts.
+    """Remembers when each client called; lost when the server restarts.
 
-    A client is quiet while it computes, and in the middle of a long poll. So what is usual is the longest
-    of its recent pauses, and it counts as silent after three times as long, and two minutes at least.
+    A client is quiet while it computes, and in the middle of a long poll. So its usual pause is the longest
+    of its recent ones, and it counts as silent after three times as long, and after two minutes at least.
 
     Args:
       now: the time of the start, in seconds of the server's monotonic clock.
@@ -23,7 +23,7 @@ class Calls:
     def __init__(self, now: float) -> None:
         self._started = now
         self._last: dict[str, float] = {}
-        # Replaced as a whole: others than the event loop read it.
+        # Tuples are replaced as a whole, since other threads read them.
         self._pauses: dict[str, tuple[float, ...]] = {}
 
     def hear(self, client: str, now: float) -> None:
@@ -34,13 +34,13 @@ class Calls:
         self._last[client] = now
 
     def usual(self, client: str) -> float | None:
-        """Returns how long a client is quiet at most, as a rule, in seconds; None at first."""
+        """Returns the longest of a client's recent pauses, in seconds; None before the second call."""
         return max(self._pauses.get(client, ()), default=None)
 
     def silent(self, state: ServerState, now: float) -> frozenset[str]:
-        """Returns who has been quiet for much longer than usual, of those who take part.
+        """Returns the clients that have been quiet for much longer than usual and are not away.
 
-        Who never came is no more silent than it was, unless it holds a task since before a restart.
+        A client that never called is not silent, unless it holds a task from before a restart.
         """
         if state.status in OVER:
             return frozenset()

@@ -1,4 +1,4 @@
-"""Where operators of the same machine reach a server; light, since their commands start in 0.3 s."""
+"""Addresses of a server's local socket; imports little, so that operators' commands start in 0.3 s."""
 
 import os
 from pathlib import Path
@@ -8,17 +8,17 @@ from fedvi import errors
 __all__ = ["SOCKET", "check_address", "socket_address"]
 
 SOCKET = "admin.sock"
-"""The socket's name within a server's folder; its permissions say who may use it."""
+"""The socket's name within a server's folder; its file permissions control access."""
 
-# What a socket's path may have, in bytes: 108 on Linux, 104 on a Mac, with a closing zero.
+# The longest path of a socket, in bytes: 108 on Linux, 104 on a Mac, with a closing zero.
 _LONGEST_PATH = 100
 
 
 def check_address(option: str, address: str) -> None:
-    """Refuses an address that gRPC would read as another one: without a port, or with one too large.
+    """Refuses an address that gRPC would misread: without a port, or with one too large.
 
     Raises:
-      ConfigError: it is not HOST:PORT; of IPv6, [HOST]:PORT.
+      ConfigError: it is not HOST:PORT or, for IPv6, [HOST]:PORT.
     """
     host, _, port = address.rpartition(":")
     is_number = port.isascii() and port.isdigit() and len(port) <= 5
@@ -34,7 +34,7 @@ def socket_address(folder: Path) -> str:
     """Returns the address of the socket in a server's folder, for gRPC.
 
     Raises:
-      ConfigError: the path is longer than a socket's may be, from here as from the root.
+      ConfigError: both the absolute and the relative path are too long for a socket.
     """
     absolute = folder.absolute() / SOCKET
     for path in (str(absolute), os.path.relpath(absolute)):

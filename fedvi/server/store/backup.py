@@ -1,4 +1,4 @@
-"""Copies a server's state while the server runs, and verifies the copy; what `fedvi backup` does."""
+"""Copies a server's state while the server runs, and verifies the copy (`fedvi backup`)."""
 
 import contextlib
 import os
@@ -18,21 +18,21 @@ from fedvi.store import blobs, files, sqlite
 __all__ = ["Backup", "back_up"]
 
 _PLAN = "plan.json"
-"""What stands beside the state, and is copied if it is there."""
+"""The plan beside the state, which is copied if it exists."""
 
 _ARRAYS = "plan"
 """The folder of large arrays that the plan names, each by its digest."""
 
 
 class Backup(NamedTuple):
-    """What was copied.
+    """Summary of a copy.
 
     Attributes:
-      version: the server's; None if nothing was saved yet.
+      version: of the state; None if nothing was saved yet.
       status: of the run; None likewise.
       rounds: how many are complete.
       size: bytes of the copy.
-      anchors: client → how far its ledger is.
+      anchors: client → the anchor of its ledger.
     """
 
     version: int | None
@@ -49,7 +49,7 @@ def back_up(source: Path, to: Path) -> Backup:
     and verified, and it is on the disk. If it raises, ``to`` is as it was.
 
     Raises:
-      ConfigError: the source is a client's state, or none at all, or ``to`` holds something.
+      ConfigError: the source is a client's state, or no state at all, or ``to`` is not empty.
       LedgerError: the source is damaged, or the copy cannot be written.
     """
     _check_source(source)
@@ -115,7 +115,7 @@ def _copy_plan(source: Path, part: Path) -> None:
     files.sync(part / _PLAN)
     if not (source / _ARRAYS).is_dir():
         return
-    # What else lies there is none of the plan's; other digests in it are of no file there.
+    # Copy only the plan's files; digests in the plan that name no file are skipped.
     named = {digest.decode() for digest in re.findall(rb'"([0-9a-f]{64})"', text)}
     paths = (blobs.path_of(source / _ARRAYS, sha256) for sha256 in sorted(named))
     sizes = {path.name: path.stat().st_size for path in paths if path.is_file()}

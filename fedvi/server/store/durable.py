@@ -1,8 +1,8 @@
 """Saves the server's state to disk, so that a restart continues where it stopped.
 
-`save` is one transaction, on the disk before it returns (WAL, synchronous=FULL); the files that it
-names are on the disk before it begins, and those that nothing names any more are deleted after it.
-So whenever the power goes, what is found is the state before or the state after, bit for bit.
+`save` is one transaction, on the disk before it returns (WAL, synchronous=FULL). The files that it
+names are on the disk before it begins, and files that nothing names any more are deleted after it. So
+after a power loss at any time, the disk holds the state before or the state after, bit for bit.
 """
 
 import collections
@@ -34,7 +34,7 @@ from fedvi.typing import Eta
 
 __all__ = ["SqliteServerStore"]
 
-_INLINE_BYTES = 1 << 20  # an array of more leaves database and memory for a file of its own
+_INLINE_BYTES = 1 << 20  # a larger array goes to a file of its own, outside database and memory
 _LOG_PAGES = 1 << 14  # 64 MiB: how far the log grows before it is copied into the database
 _IN_USE = "a state has one server: stop the other one, or give this one another folder"
 
@@ -50,24 +50,24 @@ class _Cell(NamedTuple):
 
 
 class SqliteServerStore:
-    """A run's state in one folder; see ``coordinator.ServerStore``. May be used by several threads.
+    """A run's state in one folder; see ``coordinator.ServerStore``. Thread-safe.
 
-    Guarantee: folds, accepted answers and ledgers only grow; a ledger that other hands changed and
-    an array that is not what was saved are refused when the folder is opened. Entries that are
-    missing from a ledger's end can only be told by its client, from the anchors of both.
+    Guarantee: folds, accepted answers and ledgers only grow; a ledger that was tampered with and an array
+    that differs from what was saved are refused when the folder is opened. Only the client can detect
+    entries that are missing from the end of its ledger, by comparing the anchors of both.
 
     Args:
-      folder: made, readable by its owner alone, if it is not there.
-      spec: of the run; the study, and each client's ledger, must be those that are found there.
-      earlier: digests of the study before clients were added to it; a run of one of them is taken up
-        with them, see ``membership.extend``. Whoever gives one answers for it that nothing else differs.
+      folder: created, readable by its owner alone, if it does not exist.
+      spec: of the run; a stored state must have the same study and ledger headers.
+      earlier: digests of the study before clients were added to it. A run of one of them is continued
+        with the new clients, see ``membership.extend``. The caller vouches that nothing else differs.
 
     Attributes:
-      spec: the same, with its prior, and what folds make, kept here if they are large.
+      spec: the same, but large arrays of its prior and of folds are kept in this folder.
 
     Raises:
-      LedgerError: the folder is in use, damaged, of another study or promise, of another version of
-        fedvi, or cannot be written.
+      LedgerError: the folder is in use, damaged, from another study, promise or version of fedvi, or
+        cannot be written.
     """
 
     def __init__(self, folder: Path, spec: ServerSpec, earlier: Collection[str] = ()) -> None:
@@ -107,22 +107,22 @@ class SqliteServerStore:
         return self._state
 
     def save(self, state: ServerState) -> ServerState:
-        """Saves a state; writes what is not the same object as in the state saved before.
+        """Saves a state; writes only objects that are not the same as in the state saved before.
 
         Returns:
-          The state, equal bit for bit, with its large arrays as memory maps of their files: whoever
-          goes on with it holds them in memory no longer.
+          The state, equal bit for bit, with its large arrays as memory maps of their files. Continue with
+          it to free the memory of the arrays.
 
         Raises:
-          LedgerError: it does not extend the one before it, or the disk is full or fails. What is
-            stored is as before.
+          LedgerError: the state does not extend the one before it, or the disk is full or fails. The
+            stored state is unchanged.
         """
         return self._save(state)
 
     def _save(
         self, state: ServerState, beside: Collection[tuple[str, tuple[Any, ...]]] = ()
     ) -> ServerState:
-        """Saves a state, and in the same transaction what further statements say."""
+        """Saves a state, and runs further statements in the same transaction."""
         with self._guard:
             arrays: dict[Reference, np.ndarray] = {}
             after, gone = self._encoded(state, arrays)
@@ -131,7 +131,7 @@ class SqliteServerStore:
                 for key, cell in after.items()
                 if key not in self._cells or self._cells[key].text != cell.text
             }
-            # How the counts of arrays change: a look at all of them would be one at all clients.
+            # Only the changes of the counts of arrays: counting all would visit all clients.
             changed: collections.Counter[str] = collections.Counter()
             for key in (*gone, *(key for key in written if key in self._cells)):
                 changed.subtract(self._cells[key].digests)
@@ -174,7 +174,7 @@ class SqliteServerStore:
             self._counts.update(changed)
             for name in dropped:
                 del self._counts[name]
-            # Also what a save wrote whose commit failed, of which the disk may have known better.
+            # Includes files of an earlier save whose commit failed, though it may have reached the disk.
             self._drop_unnamed()
             self._state = self._settled(state, arrays)
             self._rest()
@@ -184,11 +184,11 @@ class SqliteServerStore:
         """Writes large arrays to their files now, for a later `save` to name.
 
         Returns:
-          The tree, equal bit for bit, with these arrays as memory maps; others as they are. What no
-          later save names is deleted with it.
+          The tree, equal bit for bit, with large arrays as memory maps. The next `save` deletes the files
+          that it does not name.
 
         Raises:
-          LedgerError: the disk is full or fails; what is stored is as before.
+          LedgerError: the disk is full or fails; the stored state is unchanged.
         """
 
         def settle(array: Any) -> Any:
@@ -212,11 +212,10 @@ class SqliteServerStore:
     def record_event(self, kind: str, client: str, text: str) -> None:
         """Appends a line to the operational log; nothing in it may be private.
 
-        It is on the disk with the next `save`: if the power goes before, the line is lost, and the
-        state is as it was saved.
+        The line reaches the disk with the next `save`; a power loss before that loses the line alone.
 
         Raises:
-          LedgerError: it cannot be written.
+          LedgerError: the line cannot be written.
         """
         with (
             self._guard,
@@ -237,7 +236,7 @@ class SqliteServerStore:
             return schema.events_after(self._connection, after, limit)
 
     def close(self) -> None:
-        """Closes the files and lets another server have the folder; again does nothing."""
+        """Closes the files and releases the folder; may be called again."""
         with self._guard:
             self._connection.close()
             if self._lock >= 0:
@@ -245,7 +244,7 @@ class SqliteServerStore:
                 self._lock = -1
 
     def _migrate(self) -> None:
-        """Brings the database to the version that is written now, in one transaction."""
+        """Migrates the database to the current schema version, in one transaction."""
         found = files.check_schema(
             self._connection, self._path, schema.APPLICATION, schema.VERSIONS
         )
@@ -261,11 +260,11 @@ class SqliteServerStore:
                 write("INSERT INTO meta VALUES ('study_digest', ?)", self._spec.study_digest)
             write(f"PRAGMA application_id = {schema.APPLICATION}")
             write(f"PRAGMA user_version = {schema.VERSIONS[-1]}")
-        # The names of new files are on the disk before anything relies on them.
+        # The names of new files must be on the disk before anything relies on them.
         files.sync(self._folder)
 
     def _check_study(self, earlier: Collection[str]) -> bool:
-        """Whether the state is of an earlier form of the study, which is to be extended."""
+        """Whether the state belongs to an earlier form of the study, so that it must be extended."""
         found = dict(self._connection.execute("SELECT name, value FROM meta"))
         digest = found.get("study_digest", "")
         if digest == self._spec.study_digest:
@@ -280,7 +279,7 @@ class SqliteServerStore:
         return True
 
     def _extend(self) -> None:
-        """Takes the clients in that the study has more, at once with the study's new digest."""
+        """Adds the study's new clients and its new digest, in one transaction."""
         digest = (
             "UPDATE meta SET value = ? WHERE name = 'study_digest'",
             (self._spec.study_digest,),
@@ -296,7 +295,7 @@ class SqliteServerStore:
             write(digest[0], *digest[1])
 
     def _take_up(self) -> ServerState | None:
-        """Reads the state, checks all of it, and deletes the files that nothing names."""
+        """Reads and checks the whole state, and deletes files that nothing names."""
         self._files = set(schema.check_arrays(self._connection, self._folder))
         self._blobs.sweep(keep=self._files)
         texts = schema.read_cells(self._connection, self._path)
@@ -318,8 +317,7 @@ class SqliteServerStore:
     def _encoded(
         self, state: ServerState, arrays: dict[Reference, np.ndarray]
     ) -> tuple[dict[Key, _Cell], set[Key]]:
-        """Writes the cells that are other objects than before, and says which are no more; notes the
-        arrays of those that it writes."""
+        """Encodes the cells that changed, collects their arrays, and returns the keys of deleted cells."""
         after = {}
         changed, gone = state_cells.changes(self._state, state)
         for key, value in changed.items():
@@ -346,11 +344,11 @@ class SqliteServerStore:
         return _Cell(value, text, tuple(references))
 
     def _settled(self, state: ServerState, arrays: dict[Reference, np.ndarray]) -> ServerState:
-        """Lets large arrays leave the memory: puts maps of their files in their places."""
+        """Replaces large arrays by memory maps of their files, to free memory."""
         large = {reference for reference in arrays if _has_file(reference)}
         if not large:
             return state
-        # The state is saved, whatever becomes of this.
+        # The state is already saved, so a failure here is harmless.
         with contextlib.suppress(errors.LedgerError):
             settled = {
                 key: self._decoded(key, cell.text) if large.intersection(cell.references) else cell
@@ -366,7 +364,7 @@ class SqliteServerStore:
         return state
 
     def _write_blobs(self, fresh: dict[Reference, np.ndarray]) -> None:
-        """Writes the files that the transaction to come will name."""
+        """Writes the files that the next transaction will name."""
         self._put(fresh)
 
     def _put(self, fresh: dict[Reference, np.ndarray]) -> None:
@@ -387,7 +385,7 @@ class SqliteServerStore:
         self._files -= unnamed
 
     def _reference(self, array: np.ndarray) -> Reference:
-        """Names an array by its bytes, which are hashed once for each array that nobody can change."""
+        """Returns the reference of an array; the hash is cached if the array is read-only."""
         known = self._known.get(id(array))
         if known is not None and known[0]() is array:
             return known[1]
@@ -400,7 +398,7 @@ class SqliteServerStore:
         return reference
 
     def _array(self, reference: Reference) -> np.ndarray:
-        """Returns the one array that stands for a reference as long as anybody holds it."""
+        """Returns the array of a reference, shared as long as it is in use."""
         array = self._shelf.get(reference)
         if array is None:
             array = schema.array_of(self._connection, self._folder, reference)
@@ -409,7 +407,7 @@ class SqliteServerStore:
         return array
 
     def _rest(self) -> None:
-        """Lets the pages of all maps leave the process's memory, until they are read again."""
+        """Evicts the pages of all memory maps from the process's memory, until they are read again."""
         for array in self._shelf.values():
             evict(array)
 
@@ -425,10 +423,10 @@ class SqliteServerStore:
 def _news(
     before: ServerState | None, after: ServerState, path: Path
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Lists what is to be appended, as statements and their values.
+    """Yields the statements that append new rows, with their values.
 
     Raises:
-      LedgerError: something that only ever grows does not extend what was saved.
+      LedgerError: an append-only field does not extend what was saved.
     """
     for position, pair in _added_answers(before, after, path):
         yield "INSERT INTO accepted VALUES (?, ?, ?)", (position, *pair)
@@ -452,7 +450,7 @@ def _news(
 def _added_answers(
     before: ServerState | None, after: ServerState, path: Path
 ) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Numbers the answers that were accepted since, as ``_added`` does."""
+    """Numbers the newly accepted answers, as ``_added`` does."""
     known = {} if before is None else before.accepted
     found = after.accepted
     if not (isinstance(known, kept.Appended) and isinstance(found, kept.Appended)):
@@ -466,7 +464,7 @@ def _added_answers(
 def _added(
     before: Collection[Any], after: Collection[Any], what: str, path: Path
 ) -> Iterator[tuple[int, Any]]:
-    """Numbers what comes after the items that were saved, of which it looks at the last alone."""
+    """Numbers the items after those that were saved; of the saved items, compares only the last."""
     count = len(before)
     rest = iter(after)
     if count:

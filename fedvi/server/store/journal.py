@@ -1,4 +1,4 @@
-"""Keeps the operational log, which operators may read afterwards and which holds nothing private."""
+"""The operational log, which operators may read and which holds nothing private."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ __all__ = ["Event", "Journal", "MemoryJournal"]
 
 
 class Event(NamedTuple):
-    """A line of the log: 1, 2, 3, …; seconds since 1970; one word; whom it is about; a sentence."""
+    """A line of the log: its number from 1 on; seconds since 1970; one word; the client; a sentence."""
 
     number: int
     at: float
@@ -25,7 +25,7 @@ class Journal(Protocol):
         """Adds a line."""
 
     def events(self, after: int = 0) -> Sequence[Any]:
-        """Returns the lines after a number, oldest first; perhaps not all of them at once."""
+        """Returns the lines after a number, oldest first; possibly only the first of them."""
 
 
 class MemoryJournal:

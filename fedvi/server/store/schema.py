@@ -3,7 +3,7 @@
     FOLDER/state.sqlite    cells, arrays, accepted, history, chain (append-only), events, meta
     FOLDER/blobs/ab/abcd…  arrays above 1 MiB, named by their SHA-256
 
-A state that a server has in use can be read: each reading sees one committed state.
+The state can be read while a server uses it: each read sees one committed state.
 """
 
 import contextlib
@@ -49,9 +49,8 @@ BLOBS = "blobs"
 """The name, within a server's folder, of the folder of large arrays."""
 
 APPLICATION = 0x66647673
-"""What the database's header says: "fdvs"."""
+"""The application id in the database's header: "fdvs"."""
 
-# Each brings a database from the version of its position to the next; none is ever changed.
 MIGRATIONS = (
     """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -99,18 +98,18 @@ CREATE TRIGGER events_keep_all_lines BEFORE DELETE ON events
   BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
 """,
 )
-"""Each brings a database from the version of its position to the next; none is ever changed."""
+"""The script at position i migrates a database from version i to the next; scripts never change."""
 
 VERSIONS = range(1, len(MIGRATIONS) + 1)
-"""The versions that are known; the last one is written."""
+"""The known versions; databases are written in the last one."""
 
 
 def read_state(folder: Path, like: Eta = None) -> ServerState | None:
-    """Reads the state in a folder, which a server may have in use; changes nothing of it.
+    """Reads the state in a folder without changing it; a server may be using it.
 
     Args:
       folder: a server's.
-      like: any η of the family; None to have every η as the tuple of its leaves.
+      like: any η of the family; if None, every η is returned as the tuple of its leaves.
 
     Returns:
       None if nothing was saved yet. Large arrays are read-only memory maps, which stay readable.
@@ -134,7 +133,7 @@ def read_state(folder: Path, like: Eta = None) -> ServerState | None:
 
 
 def read_ledgers(folder: Path) -> dict[str, Ledger]:
-    """Reads and verifies the ledger of each client in a server's folder; changes nothing of it.
+    """Reads and verifies the ledger of each client in a server's folder, without changing it.
 
     Raises:
       LedgerError: there is no state, or a ledger in it is damaged.
@@ -145,13 +144,13 @@ def read_ledgers(folder: Path) -> dict[str, Ledger]:
 
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Opens a server's database for reading: one committed state, whose blobs stay meanwhile.
+    """Opens one committed state of a server's database for reading, and protects its blobs meanwhile.
 
-    SQLite may put an empty write-ahead log and its index (``-wal``, ``-shm``) beside the database,
-    as for every reader.
+    As for every reader, SQLite may create an empty write-ahead log and its index (``-wal``, ``-shm``)
+    beside the database.
 
     Raises:
-      LedgerError: there is none, or it is damaged, or of a version that is not known.
+      LedgerError: there is no database, or it is damaged, or its version is unknown.
     """
     path = folder / DATABASE
     if not path.is_file():
@@ -180,7 +179,7 @@ def read_cells(connection: sqlite3.Connection, path: Path) -> dict[Key, str]:
     """Returns the text of every cell, in the order in which they were first written.
 
     Raises:
-      LedgerError: one is of a field that this version of fedvi does not know.
+      LedgerError: a cell has a field that this version of fedvi does not know.
     """
     with files.reported(path):
         rows = connection.execute("SELECT field, item, text FROM cells ORDER BY number").fetchall()
@@ -194,7 +193,7 @@ def read_cells(connection: sqlite3.Connection, path: Path) -> dict[Key, str]:
 
 
 def read_appended(connection: sqlite3.Connection, path: Path) -> dict[str, Any]:
-    """Returns the fields of the state that only ever grow; ledgers are verified.
+    """Returns the append-only fields of the state; ledgers are verified.
 
     Raises:
       LedgerError: a line is missing or was changed.
@@ -218,10 +217,10 @@ def read_appended(connection: sqlite3.Connection, path: Path) -> dict[str, Any]:
 
 
 def array_of(connection: sqlite3.Connection, folder: Path, reference: Reference) -> np.ndarray:
-    """Returns an array, read-only: a memory map of its file, or a copy of the row that holds it.
+    """Returns a read-only array: a memory map of its file, or a copy from its row.
 
     Raises:
-      LedgerError: it is not there, or of another size.
+      LedgerError: the array is missing, or has another size.
     """
     path = folder / DATABASE
     row = connection.execute(
@@ -242,10 +241,10 @@ def check_arrays(connection: sqlite3.Connection, folder: Path) -> dict[str, int]
     """Hashes every array.
 
     Returns:
-      The size in bytes of each that has a file of its own, by its digest.
+      The size in bytes of each array that has a file of its own, by its digest.
 
     Raises:
-      LedgerError: one is missing, or its bytes are not those that were saved.
+      LedgerError: an array is missing, or its bytes differ from those that were saved.
     """
     path, sizes = folder / DATABASE, {}
     with files.reported(path):
@@ -269,7 +268,7 @@ def events_after(connection: sqlite3.Connection, after: int, limit: int) -> list
 
 @contextlib.contextmanager
 def damage_reported(path: Path) -> Iterator[None]:
-    """Turns what is not written as this server writes into a ``LedgerError`` that says where."""
+    """Turns errors from malformed content into a ``LedgerError`` that names the file."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError) as error:

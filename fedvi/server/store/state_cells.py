@@ -1,8 +1,8 @@
-"""Splits the server's state into cells of a database, and puts it together again.
+"""Splits the server's state into cells of a database, and reassembles it.
 
 A cell is named by a field and an item of it: a client, a group of clients, a position, or nothing.
-Its text is JSON, in which an array stands as a reference to its bytes. What only ever grows (folds,
-accepted answers, ledgers) is no cell: it stands in lines that take no change.
+Its text is JSON, in which a reference replaces each array. Append-only fields (folds, accepted answers,
+ledgers) are not stored as cells but as unchangeable lines.
 """
 
 import base64
@@ -38,21 +38,21 @@ __all__ = [
 ]
 
 APPENDED = ("accepted", "history", "ledgers")
-"""Fields that only ever grow."""
+"""Append-only fields."""
 
 VOLATILE = ("presence",)
-"""Fields that begin anew when the server starts."""
+"""Fields that are reset when the server starts."""
 
 
 class Key(NamedTuple):
-    """Names a cell: a field of the state, and which item of it; the item is "" if there is one."""
+    """Names a cell: a field of the state and an item of it, "" if the field has a single item."""
 
     field: str
     item: str
 
 
 class Reference(NamedTuple):
-    """Stands for an array in a cell's text.
+    """Refers to an array in a cell's text.
 
     Attributes:
       sha256: of its bytes, little-endian and in C order; hex.
@@ -72,7 +72,7 @@ class Reference(NamedTuple):
 
 _GONE: Any = object()
 
-# Fields of an update that its line leaves out where they are empty.
+# Fields of an update that its line omits if they are empty.
 _RARE = ("removed", "added", "given_up", "dropped")
 _NEWER = (*_RARE, "stage")
 
@@ -81,7 +81,7 @@ Get = Callable[[Reference], np.ndarray]
 
 
 class _Form(NamedTuple):
-    """Writes a value as what JSON knows, and reads it again, given the tree that an η is like."""
+    """Converts a value to and from JSON types; reading takes an η of the family for its tree structure."""
 
     write: Callable[[Any, Put], Any]
     read: Callable[[Any, Get, Eta], Any]
@@ -112,7 +112,7 @@ def _read_task(value: Any, get: Get, like: Eta) -> Task:
 
 
 def _write_coordinates(at: Coordinates | None) -> Any:
-    # D is that of a full Gaussian's precision: a few thousand numbers at most.
+    # D columns of a full Gaussian: a few thousand numbers at most.
     return at and {
         "centre": at.centre.tolist(),
         "scale": at.scale.tolist(),
@@ -121,7 +121,7 @@ def _write_coordinates(at: Coordinates | None) -> Any:
 
 
 def _read_coordinates(value: Any) -> Coordinates | None:
-    # States of versions before this one have none.
+    # States of earlier versions have none.
     return value and Coordinates(
         np.array(value["centre"]), np.array(value["scale"]), value["constant"]
     )
@@ -135,7 +135,7 @@ def _write_answer(answer: Answer, put: Put) -> Any:
 
 def _read_answer(value: Any, get: Get, like: Eta) -> Answer:
     value = dict(value)
-    # Answers that were stored by versions before this one hold none.
+    # Answers stored by earlier versions have none.
     survey = value.pop("survey", None)
     change = Change(_read_eta(value["change"], get, like), survey and _read_eta(survey, get, like))
     return Answer(**{**value, "task": _read_task(value["task"], get, like), "change": change})
@@ -160,7 +160,7 @@ def _read_stage(value: Any, get: Get, like: Eta) -> StageEnd:
     return StageEnd(**{**value, **tuples})
 
 
-# Of a standing; those that it has not are None, and states of versions before this one lack some.
+# Fields of a standing; unused ones are None, and states of earlier versions lack some.
 _ETAS = ("handed_out", "reported", "curvature", "reference", "gradient")
 
 
@@ -186,7 +186,7 @@ def _read_standing(value: Any, get: Get, like: Eta) -> Standing | None:
         **value,
         "weights": {name: tuple(weights) for name, weights in value["weights"].items()},
         "sites": {name: _read_eta(site, get, like) for name, site in value["sites"].items()},
-        # States of versions before this one have none.
+        # States of earlier versions have none.
         "centres": {
             name: get(Reference(sha256, dtype, tuple(shape)))
             for name, (sha256, dtype, shape) in value.get("centres", {}).items()
@@ -211,7 +211,7 @@ _stage = _Form(_write_stage, _read_stage)
 
 
 class _Field(NamedTuple):
-    """What the items of a field are, and how the field is taken apart and put together."""
+    """The form of a field's items, and how the field is split into items and joined again."""
 
     form: _Form
     split: Callable[[Any], Iterable[tuple[str, Any]]]
@@ -259,11 +259,11 @@ CELLS: Mapping[str, _Field] = {
     "stages": _in_order(_stage),
     "keys": _by_client(_bytes),
 }
-"""Every field of `ServerState` that is neither appended to nor volatile."""
+"""Every field of `ServerState` that is neither append-only nor volatile."""
 
 
 def flatten(state: ServerState) -> dict[Key, Any]:
-    """Takes a state apart into the values of its cells, in order."""
+    """Splits a state into the values of its cells, in order."""
     return {
         Key(field, item): value
         for field, kind in CELLS.items()
@@ -272,11 +272,10 @@ def flatten(state: ServerState) -> dict[Key, Any]:
 
 
 def changes(before: ServerState | None, after: ServerState) -> tuple[dict[Key, Any], set[Key]]:
-    """Compares two states, and looks at no client of which both hold the same objects.
+    """Compares two states by identity, and skips clients whose objects are shared.
 
     Returns:
-      The values of the cells that are other objects than before, in the order of ``flatten``; and the
-      keys of those that are no more.
+      The values of the cells that changed, in the order of ``flatten``; and the keys of deleted cells.
     """
     if before is None:
         return flatten(after), set()
@@ -297,8 +296,8 @@ def changes(before: ServerState | None, after: ServerState) -> tuple[dict[Key, A
 
 
 def encode(key: Key, value: Any, put: Put) -> str:
-    """Writes the text of a cell; ``put`` is given each array of it."""
-    # NaN and infinities stay what they are: nobody but `decode` reads this.
+    """Writes the text of a cell; calls ``put`` with each of its arrays."""
+    # Non-standard JSON for NaN and infinities is fine: only `decode` reads this.
     return json.dumps(CELLS[key.field].form.write(value, put), separators=(",", ":"))
 
 
@@ -309,13 +308,13 @@ def decode(key: Key, text: str, get: Get, like: Eta) -> Any:
       key: of the cell.
       text: of the cell.
       get: see above.
-      like: any η of the family; None to have every η as the tuple of its leaves.
+      like: any η of the family; if None, every η is returned as the tuple of its leaves.
     """
     return CELLS[key.field].form.read(json.loads(text), get, like)
 
 
 def assemble(cells: Mapping[Key, Any], appended: Mapping[str, Any]) -> ServerState:
-    """Puts a state together; what is volatile is as in a new one.
+    """Reassembles a state; volatile fields are as in a new one.
 
     Args:
       cells: the values, in the order of `flatten`.
@@ -324,7 +323,7 @@ def assemble(cells: Mapping[Key, Any], appended: Mapping[str, Any]) -> ServerSta
     items: dict[str, list[tuple[str, Any]]] = {field: [] for field in CELLS}
     for key, value in cells.items():
         items[key.field].append((key.item, value))
-    # A state that was stored before there was such a field has its default.
+    # States stored before this field existed get its default.
     later = {"standing"} - {field for field, found in items.items() if found}
     fields = {field: kind.join(items[field]) for field, kind in CELLS.items() if field not in later}
     return ServerState(**fields, **appended)
@@ -335,7 +334,7 @@ def line_of(update: Update) -> str:
     gap = None if update.gap is None else update.gap._asdict()
     stage = None if update.stage is None else update.stage._asdict()
     fields = {**update._asdict(), "gap": gap, "stage": stage}
-    # As versions of fedvi that knew no such changes wrote it, and read it.
+    # Omitting empty fields keeps the form that earlier versions of fedvi wrote and can read.
     rest = {name: value for name, value in fields.items() if name not in _NEWER or value}
     return json.dumps(rest, separators=(",", ":"))
 

@@ -1,8 +1,8 @@
-"""Keeps the bytes of an answer until all of them have arrived.
+"""Holds the bytes of an answer until all of them have arrived.
 
-Up to ``IN_MEMORY`` bytes they stay in memory. Larger ones go to a file, so that the server's memory
-does not grow with them and so that an upload goes on where it stopped, also after a restart. What is
-kept here is what the client has released: noised bytes, or bytes that a study sends without noise.
+Answers of up to ``IN_MEMORY`` bytes stay in memory. Larger ones go to a file, to save memory and so that
+an upload can continue where it stopped, even after a restart. All bytes here are released: they are
+noised, or the study sends them without noise.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ __all__ = ["IN_MEMORY", "Full", "Interrupted", "Upload", "Uploads"]
 
 IN_MEMORY = 1 << 20
 
-# What is left free on the disk for everything else.
+# Space left free on the disk for everything else.
 _RESERVE = 64 << 20
 
 
@@ -28,20 +28,20 @@ class Full(errors.TransportError):
 
 
 class Interrupted(errors.TransportError):
-    """An upload broke off; the client may go on with it."""
+    """An upload broke off; the client may continue it."""
 
 
 class Upload:
     """The bytes of one payload, as they arrive.
 
     Args:
-      size: how many there will be.
-      path: where they are kept; None for memory.
+      size: the total number of bytes.
+      path: the file that holds them; None for memory.
 
     Attributes:
       size: see above.
-      received: how many are here.
-      is_mapped: whether somebody may still read the file, so that it must not be cut.
+      received: how many bytes have arrived.
+      is_mapped: whether the file may still be mapped, so that it must not be truncated.
     """
 
     def __init__(self, size: int, path: Path | None) -> None:
@@ -51,11 +51,11 @@ class Upload:
         self.is_mapped = False
 
     def add(self, offset: int, data: bytes) -> None:
-        """Takes the next piece.
+        """Adds the next piece.
 
         Raises:
-          ProtocolError: it does not follow the piece before it, or goes beyond what was announced.
-          Full: it cannot be written.
+          ProtocolError: the piece does not follow the one before it, or exceeds the announced size.
+          Full: the piece cannot be written.
         """
         end = offset + len(data)
         if offset != self.received or end > self.size:
@@ -77,14 +77,14 @@ class Upload:
         self.received += len(data)
 
     def data(self) -> memoryview:
-        """Returns what has arrived, read-only; a file is mapped, not read."""
+        """Returns the bytes that have arrived, read-only; a file is mapped, not read."""
         if self._file is None:
             return memoryview(bytes(self._memory))
         self.is_mapped = True
         return memoryview(mmap.mmap(self._file, self.received, access=mmap.ACCESS_READ))
 
     def cut(self, received: int) -> None:
-        """Forgets what comes after so many bytes."""
+        """Truncates the upload to its first ``received`` bytes."""
         if self._file is None:
             del self._memory[received:]
         else:
@@ -92,7 +92,7 @@ class Upload:
         self.received = received
 
     def close(self) -> None:
-        """Lets go of the file; the bytes stay."""
+        """Closes the file; the bytes stay."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -102,7 +102,7 @@ class Uploads:
     """All uploads of a server; each client has one at a time.
 
     Args:
-      folder: for the large ones; made if need be.
+      folder: for large uploads; created when needed.
       limit: the most bytes of a payload.
     """
 
@@ -112,17 +112,17 @@ class Uploads:
         self._large: dict[Path, Upload] = {}
 
     def begin(self, client: str, sha256: str, size: int, offset: int) -> Upload:
-        """Starts an upload, or goes on with one; forgets any other of this client.
+        """Starts or continues an upload; deletes any other upload of this client.
 
         Args:
           client: a client of the study.
           sha256: hex digest of the payload.
-          size: of its bytes.
-          offset: where the client goes on.
+          size: bytes of the payload.
+          offset: the byte at which the client continues.
 
         Raises:
-          ProtocolError: it is too large.
-          Interrupted: it would go on beyond what is here.
+          ProtocolError: the payload is too large.
+          Interrupted: the offset is beyond the bytes that have arrived.
           Full: the disk has no room for it.
         """
         if size > self.limit:
@@ -156,7 +156,7 @@ class Uploads:
         return upload
 
     def received(self, client: str, sha256: str) -> int:
-        """Returns how many bytes of a payload are here."""
+        """Returns how many bytes of a payload have arrived."""
         small = self._small.get(client)
         if small is not None and small[0] == sha256:
             return small[1].received
@@ -166,11 +166,11 @@ class Uploads:
             return 0
 
     def forget(self, client: str, sha256: str | None = None) -> None:
-        """Removes what a client has uploaded; what is mapped stays readable while it is used.
+        """Removes a client's uploads; mapped bytes stay readable while they are in use.
 
         Args:
           client: a client of the study.
-          sha256: hex digest of the only payload to remove; None for whatever there is.
+          sha256: hex digest of the only payload to remove; None for all.
         """
         if sha256 in (None, self._small.get(client, ("",))[0]):
             self._small.pop(client, None)
@@ -179,7 +179,7 @@ class Uploads:
             self._large.pop(path, None)
 
     def sweep(self, taken: Iterable[tuple[str, str]]) -> None:
-        """Removes what a server that was killed left and nobody needs; never fails.
+        """Removes useless files of a server that was killed; never fails.
 
         Args:
           taken: client and hex digest of each answer that is in the state.
@@ -198,7 +198,7 @@ class Uploads:
     def _check_disk(self, size: int) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         free = shutil.disk_usage(self._folder).free
-        # Twice: the state keeps the factor that is made of it.
+        # Twice the size: the state also stores the factor computed from the answer.
         if free < 2 * size + _RESERVE:
             raise Full(
                 f"the server's disk has {free >> 20} MB free, and the answer needs "
@@ -212,7 +212,7 @@ def _opened(path: Path) -> int:
 
 
 def _begin_anew(path: Path, size: int) -> None:
-    """Puts a copy of a file's first bytes in its place: to cut a file kills whoever has it mapped."""
+    """Replaces a file by a copy of its first bytes: truncating it would kill processes that map it."""
     beside = path.with_suffix(".new")
     try:
         with open(path, "rb") as source, open(_opened(beside), "wb") as sink:
@@ -227,5 +227,5 @@ def _begin_anew(path: Path, size: int) -> None:
 
 
 def _tag(client: str) -> str:
-    """A file name for any client's name."""
+    """Returns a safe file name for any client's name."""
     return hashlib.sha256(client.encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""Figures for Prometheus, all from the public transcript.
+"""Serves metrics for Prometheus, all from the public transcript.
 
-The prometheus client is imported only where metrics are served.
+The Prometheus client is imported only if metrics are served.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,11 +15,11 @@ _STATUSES = ("running", "paused", "stopped", "completed", "budget_exhausted", "f
 
 
 class Metrics:
-    """Serves the figures as text over HTTP until closed.
+    """Serves the metrics as text over HTTP until closed.
 
     Args:
       address: HOST:PORT; port 0 takes a free one.
-      describe_run: returns the run as it stands (an admin ``Run``).
+      describe_run: returns the current state of the run (an admin ``Run``).
       calls: counts of calls.
 
     Raises:

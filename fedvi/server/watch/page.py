@@ -1,8 +1,8 @@
-"""Serves the read-only page over HTTP: its paths, who may ask, and for how long.
+"""Serves the read-only page over HTTP.
 
-A port of its own: the others speak gRPC, which no browser does. It has no lock either, so it listens on
-this machine alone, answers only who calls it by a name of this machine, and knows no method that changes
-anything. Operators elsewhere use `ssh -L`, or `fedvi watch --server` with their certificate.
+The page has its own port, since browsers do not speak gRPC. It has no authentication. So it listens on
+this machine alone, answers only requests that address it by a loopback name, and offers no method that
+changes anything. Remote operators use `ssh -L`, or `fedvi watch --server` with their certificate.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from fedvi.transport import identity
 
 __all__ = ["Page"]
 
-# Whoever looks holds one place for one answer; a browser opens six connections at most.
+# The most connections at once; each serves one answer, and a browser opens six at most.
 _PLACES = 16
-# A caller may be silent for so long, and take so long in all.
+# The longest silence of a caller, and the longest duration of a connection.
 _SILENT_SECONDS, _WHOLE_SECONDS = 5.0, 20.0
-# What was gathered is shown to all who ask within so long.
+# How long gathered contents are reused.
 _FRESH_SECONDS = 0.5
-# How often the serving thread looks whether it should stop, and who takes too long.
+# How often the serving thread checks whether to stop, and cuts slow callers.
 _LOOK_SECONDS = 0.25
 
 _FILES = {
@@ -41,7 +41,7 @@ _FILES = {
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
 
-# Nothing is loaded but this page's own style and script, and nothing may show the page in a frame.
+# The page loads only its own style and script, and no other page may frame it.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -53,17 +53,17 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
 }
 
-# A request with a body is refused, and its body read so far: else the refusal might not arrive.
+# A request with a body is refused, but this much of the body is read, so that the refusal arrives.
 _BODY_BYTES = 1 << 16
 
 
 class Page:
-    """Serves the page until closed, in threads of its own: who reads slowly holds up nobody else.
+    """Serves the page until closed, in threads of its own, so that slow readers block nobody.
 
     Args:
       address: HOST:PORT on this machine; port 0 takes a free one.
-      content: returns what is to be shown, as plain values; called in these threads.
-      render: makes HTML of it.
+      content: returns the contents as plain values; called in these threads.
+      render: turns the contents into HTML.
 
     Raises:
       TransportError: the address cannot be bound.
@@ -93,7 +93,7 @@ class Page:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops serving; whoever still reads is cut off."""
+        """Stops serving, and cuts open connections."""
         self._server.closing = True
         self._server.shutdown()
         self._thread.join()
@@ -102,7 +102,7 @@ class Page:
 
 
 class _Snapshot:
-    """What is shown, gathered at most every ``_FRESH_SECONDS``, however many ask."""
+    """Caches the contents for ``_FRESH_SECONDS``, however many callers ask."""
 
     def __init__(self, content: Callable[[], dict[str, Any]]) -> None:
         self._content, self._lock = content, threading.Lock()
@@ -119,7 +119,7 @@ class _Snapshot:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    # With fewer, callers who come together wait a second for their connection.
+    # With fewer, simultaneous callers wait a second for their connection.
     request_queue_size = 64
 
     def __init__(
@@ -138,7 +138,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer would ask a name server who it is.
+        # HTTPServer would query DNS for the machine's name.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.host, self.server_address[1]
 
@@ -152,7 +152,7 @@ class _Server(ThreadingHTTPServer):
         self._open[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # there is no further thread
+        except RuntimeError:  # no further thread can start
             self._leave(request)
             self.shutdown_request(request)
 
@@ -164,11 +164,11 @@ class _Server(ThreadingHTTPServer):
             self._leave(request)
 
     def service_actions(self) -> None:
-        """Cuts off who takes too long; called by ``serve_forever`` now and then."""
+        """Cuts slow connections; ``serve_forever`` calls it regularly."""
         self.cut(_WHOLE_SECONDS)
 
     def cut(self, seconds: float) -> None:
-        """Cuts off who is here for longer."""
+        """Cuts connections that are older than ``seconds``."""
         late = time.monotonic() - seconds
         for request, since in list(self._open.items()):
             if since <= late:
@@ -176,7 +176,7 @@ class _Server(ThreadingHTTPServer):
                     request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing: a caller went away. What goes wrong here is told where it happens."""
+        """Logs nothing: the caller went away. Errors of the page are logged where they happen."""
 
     def _leave(self, request: Any) -> None:
         if self._open.pop(request, None) is not None:
@@ -185,15 +185,15 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    # One request to a connection: nobody keeps a place without asking for something.
+    # One request per connection, so that idle connections hold no place.
     protocol_version = "HTTP/1.0"
     timeout = _SILENT_SECONDS
 
     def do_GET(self) -> None:
-        """Answers with what a path holds."""
+        """Answers with the content of a path."""
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _is_here(hosts[0].strip()):
-            # A page from elsewhere, whose name was made to lead here, would read along.
+            # DNS rebinding: a foreign page whose name resolves to this machine could read the answer.
             self._refuse(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "open this page by a loopback address, such as http://localhost; from another "
@@ -216,8 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuses a request, and repeats nothing of it."""
-        # The base class calls this for methods that have no do_METHOD here, and for what is no HTTP.
+        """Refuses a request without quoting it."""
+        # The base class calls this for methods without a do_METHOD here, and for invalid HTTP.
         if code != HTTPStatus.NOT_IMPLEMENTED:
             self._refuse(HTTPStatus(code), "this is no request that can be answered\n")
             return
@@ -227,17 +227,17 @@ class _Handler(BaseHTTPRequestHandler):
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "this page is read only\n", Allow="GET, HEAD")
 
     def version_string(self) -> str:
-        """Tells a caller no versions."""
+        """Hides software versions from callers."""
         return "fedvi"
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Keeps what callers ask out of the log."""
+        """Keeps requests out of the log."""
 
     def _made(self, make: Callable[[], str], kind: str) -> None:
         try:
             body = make().encode("utf-8", "replace")
         except Exception as error:
-            # The text of an unforeseen error may hold anything; its caller gets to know nothing.
+            # The text of an unexpected error may hold anything, so the caller gets none of it.
             if not self.server.closing:
                 logs.log("error", f"the page failed: {type(error).__name__}", logging.ERROR)
             self._refuse(
@@ -261,13 +261,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _is_here(host: str) -> bool:
-    """Says whether a browser that calls by this name called this machine."""
-    # To a browser `unix:7480` is a machine by the name of unix, and not a socket.
+    """Whether a Host header names this machine's loopback."""
+    # To a browser `unix:7480` is a machine named unix, not a socket.
     return not host.lower().startswith("unix:") and identity.is_loopback(host)
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no ∞: what is not finite is null."""
+    """Replaces non-finite numbers by null, since JSON has none."""
     match value:
         case dict():
             return {key: _finite(item) for key, item in value.items()}

@@ -1,6 +1,6 @@
-"""Gathers what the browser page shows of a run, as plain public values.
+"""Gathers the contents of the browser page as plain public values.
 
-All of it is the public transcript: names, counts, versions, how far the posterior moved, what was charged,
+All of them belong to the public transcript: names, counts, versions, how far the posterior moved, charges,
 and the sentences of the operational log.
 """
 
@@ -20,12 +20,12 @@ _MOST_FOLDS, _MOST_EVENTS = 50, 50
 
 
 class Contents:
-    """Gathers what is shown; called by one thread at a time.
+    """Gathers the page's contents; only one thread at a time may call it.
 
     Args:
       spec: of the run.
-      state: returns the state as it is.
-      describe_run: returns the run as it stands (an admin ``Run``).
+      state: returns the current state.
+      describe_run: returns the current state of the run (an admin ``Run``).
       journal: the operational log.
     """
 
@@ -41,13 +41,13 @@ class Contents:
         self._events: deque[Any] = deque(maxlen=_MOST_EVENTS)
 
     def __call__(self) -> dict[str, Any]:
-        """Returns what is shown now; all of it fits JSON."""
+        """Returns the current contents, as values that JSON can hold."""
         state = self._state()
         folds = state.history[-_MOST_FOLDS:]
         self._read_log()
         run = run_as_dict(self._describe())
         if self._spec.gather is not None:
-            # Between two answers a head rests on the digest of one message, and sums alone are published.
+            # Only sums are published, and a ledger head depends on the digest of a single message.
             for row in run["clients"]:
                 row["ledger"] = ""
         return {
@@ -74,11 +74,11 @@ class Contents:
         }
 
     def close(self) -> None:
-        """Ends the pricing."""
+        """Stops pricing."""
         self._spending.close()
 
     def _promise(self) -> dict[str, Any] | None:
-        """Returns what ledgers promise, the same at all clients; None if there are none."""
+        """Returns the promise in the ledgers' headers, the same at all clients; None without ledgers."""
         header = next(iter(self._spec.headers.values()), None)
         if header is None:
             return None
@@ -95,7 +95,7 @@ class Contents:
         }
 
     def _read_log(self) -> None:
-        """Reads what came since; page by page, so that the run's writing waits for none of them long."""
+        """Reads new events, page by page, so that writes of the run never wait long."""
         cursor = self._events[-1][0] if self._events else 0
         while lines := self._journal.events(cursor):
             self._events.extend(lines)

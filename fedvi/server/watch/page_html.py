@@ -13,19 +13,19 @@ from fedvi.server.watch.public_values import printable, remarks, span, state_of,
 
 __all__ = ["check_installed", "render"]
 
-# So many names are listed before the rest is counted.
+# The most names listed before the rest is counted.
 _MOST_NAMES = 6
-# So many lines can be told apart in the plot.
+# The most lines that can be told apart in the plot.
 _MOST_LINES = 4
 
-# The plot's box, in its own units, which a narrow window shrinks.
+# The plot's box, in its own units, scaled down in a narrow window.
 _WIDTH, _HEIGHT = 480.0, 230.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 120.0, 14.0, 40.0
 _LABEL_WIDTH, _LABEL_HEIGHT = 44.0, 16.0
 
 
 def check_installed() -> None:
-    """Refuses to begin where the page could not be made.
+    """Checks that the page can be rendered.
 
     Raises:
       ConfigError: jinja2 is not installed.
@@ -40,10 +40,10 @@ def check_installed() -> None:
 
 
 def render(run: dict[str, Any]) -> str:
-    """Makes the page.
+    """Renders the page.
 
     Args:
-      run: what ``page_content.Contents`` gathered.
+      run: the contents from ``page_content.Contents``.
     """
     return _template().render(run=run, said=_said(run), plot=_plot(run), step=_scale(run))
 
@@ -57,7 +57,7 @@ def _template() -> Any:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # What came from outside cannot turn the direction of the page's own words either.
+        # Outside text cannot change the writing direction of the page either.
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters.update(
@@ -76,7 +76,7 @@ def _template() -> Any:
 
 
 def _said(run: dict[str, Any]) -> str:
-    """Returns where the run stands in a sentence, which changes only when there is news to be read out."""
+    """Describes the run's status; the text changes only when a screen reader should read news out."""
     status = run["status"].replace("_", " ")
     if run["reason"]:
         status += f" ({run['reason']})"
@@ -84,13 +84,13 @@ def _said(run: dict[str, Any]) -> str:
 
 
 def _scale(run: dict[str, Any]) -> float:
-    """Returns the ε at the right end of a meter: the budget, or what was spent beyond it."""
+    """Returns the ε at the right end of a meter: the larger of the budget and the most spent."""
     spent = [row["epsilon"] for row in run["clients"] if row["epsilon"] is not None]
     return max([run["epsilon_budget"] or 0.0, *filter(math.isfinite, spent)]) or 1.0
 
 
 class _Line(NamedTuple):
-    """One curve; with a letter at its end, which the caption explains, if there are several."""
+    """One curve; if there are several, each ends in a letter that the caption explains."""
 
     letter: str
     name: str
@@ -102,7 +102,7 @@ class _Line(NamedTuple):
 
 
 class _Plot(NamedTuple):
-    """Coordinates in the box, ready to be drawn."""
+    """Coordinates of the plot's elements in its box."""
 
     lines: tuple[_Line, ...]
     others: int
@@ -188,7 +188,7 @@ def _ticks(most: float) -> list[float]:
 
 
 def _apart(ends: Sequence[tuple[float, float]]) -> list[float]:
-    """Returns heights for labels beside points; later ones are moved down until none covers another."""
+    """Returns heights for labels beside points; moves later labels down until none overlap."""
     placed: list[tuple[float, float]] = []
     for x, y in ends:
         while any(abs(x - u) < _LABEL_WIDTH and abs(y - v) < _LABEL_HEIGHT for u, v in placed):
@@ -198,7 +198,7 @@ def _apart(ends: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _names(names: Sequence[str], most: int = _MOST_NAMES) -> str:
-    """Lists names, and counts those that there is no room for.
+    """Lists names, and counts the rest if there are too many.
 
     >>> _names(["north", "south"]), _names(list("abcdefgh"))
     ('north, south', 'a, b, c, d, e and 3 more')
@@ -220,7 +220,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def _bound(value: float | None, digits: int = 4) -> str:
-    """Formats an upper bound: rounded up, so that what is shown still holds."""
+    """Formats an upper bound, rounded up so that it stays a bound."""
     if value is None or not math.isfinite(value):
         return _number(value)
     up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
@@ -228,7 +228,7 @@ def _bound(value: float | None, digits: int = 4) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Writes a time; in UTC, since a reader's clock may be another than the server's."""
+    """Formats a time in UTC, since the reader's time zone may differ from the server's."""
     return time.strftime("%H:%M:%S", time.gmtime(seconds))
 
 

@@ -15,7 +15,7 @@ _MOST_POINTS = 24
 
 
 class Curve(NamedTuple):
-    """How ε grew at clients that were charged alike.
+    """The growth of ε at clients with equal charges.
 
     Attributes:
       clients: their names.
@@ -27,12 +27,12 @@ class Curve(NamedTuple):
 
 
 class Spending:
-    """Prices the beginnings of ledgers in a thread of its own; what is asked for is what is known.
+    """Prices prefixes of ledgers in a background thread, and returns the latest results.
 
-    Everything is computed from ledgers, so that a server that was restarted knows what came before.
+    Everything is computed from the ledgers, so a restarted server shows the earlier releases too.
 
     Args:
-      budget: whose accountant prices; None where nothing is protected, and there is nothing to know.
+      budget: gives the accountant and δ; None without protection, where there are no curves.
     """
 
     def __init__(self, budget: Budget | None) -> None:
@@ -45,7 +45,7 @@ class Spending:
         self._found: tuple[Curve, ...] = ()
 
     def curves(self, ledgers_now: Mapping[str, Ledger]) -> tuple[Curve, ...]:
-        """Returns the curves as last priced, and has them priced again if ledgers have changed."""
+        """Returns the latest curves, and starts a new computation if ledgers have changed."""
         if self._work is not None and self._work.done():
             self._found, self._work = self._work.result(), None
         if self._work is None and ledgers_now is not self._of and self._budget is not None:
@@ -71,12 +71,12 @@ class Spending:
                 )
                 alike.setdefault(points, []).append(name)
         except errors.FedviError:
-            # The log has it from pricing each fold; a part of a picture would mislead.
+            # The pricing of folds logs this error; a partial plot would mislead.
             return ()
         return tuple(Curve(tuple(names), points) for points, names in alike.items() if points)
 
     def _epsilon(self, budget: Budget, book: Ledger, end: int) -> float:
-        """Returns the price of the first entries of a ledger, as the server prices all of them."""
+        """Returns the price of the first ``end`` entries of a ledger."""
         begun = book._replace(entries=book.entries[:end])
         return price(budget, {"": begun}, self._known)[""]
 

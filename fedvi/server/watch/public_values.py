@@ -1,4 +1,4 @@
-"""A run as plain values, and text that is safe to show; for commands and the page, so it imports little."""
+"""A run as plain values, and text that is safe to show; imports little, since commands use it too."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["printable", "remarks", "run_as_dict", "span", "state_of", "where"]
 
 
 def run_as_dict(run: Any) -> dict[str, Any]:
-    """Returns a run (an admin ``Run``) as plain values for JSON; what is not known is null."""
+    """Returns a run (an admin ``Run``) as plain values for JSON; unknown values are null."""
 
     def known(message: Any, field: str) -> Any:
         return getattr(message, field) if message.HasField(field) else None
@@ -58,7 +58,7 @@ def run_as_dict(run: Any) -> dict[str, Any]:
 
 
 def where(run: Mapping[str, Any]) -> str:
-    """Says how far a run is, given as ``run_as_dict`` returns it: within its stage, where a script runs.
+    """Describes how far a run (from ``run_as_dict``) is; with a script, within its stage.
 
     >>> where({"rounds": 3, "rounds_planned": 4, "stage": None})
     'round 3 of 4'
@@ -69,13 +69,13 @@ def where(run: Mapping[str, Any]) -> str:
 
 
 def state_of(row: Mapping[str, Any]) -> str:
-    """Says what a client, one of ``run_as_dict``, is doing, and whether it is silent."""
+    """Describes what a client (a row of ``run_as_dict``) is doing, and whether it is silent."""
     said = row["state"] + (f": {row['reason']}" if row["reason"] else "")
     return f"{said}, SILENT" if row["silent"] else said
 
 
 def remarks(run: Mapping[str, Any]) -> list[str]:
-    """Says who is silent and what happens next; and why a client was charged for more than was folded."""
+    """Explains which clients are silent and what happens next, and charges without a folded answer."""
     return [*_silences(run), *_unfolded(run)]
 
 
@@ -105,7 +105,7 @@ def _silences(run: Mapping[str, Any]) -> list[str]:
 
 
 def _unfolded(run: Mapping[str, Any]) -> list[str]:
-    """Explains each difference between what was charged and what is in the posterior."""
+    """Explains each difference between charged releases and folded answers."""
     found = []
     for row in run["clients"]:
         under_way = row["state"] in ("working", "uploading", "answered")
@@ -119,7 +119,7 @@ def _unfolded(run: Mapping[str, Any]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Returns a text without what steers a terminal or turns the direction of what is read.
+    """Replaces characters that control a terminal or change the writing direction.
 
     >>> printable("north\\x1b[2J left")
     'north\N{REPLACEMENT CHARACTER}[2J left'
@@ -128,7 +128,7 @@ def printable(text: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """Writes a duration for people.
+    """Formats a duration for people.
 
     >>> span(5.2), span(200.0), span(8000.0)
     ('5 s', '3 min', '2.2 h')

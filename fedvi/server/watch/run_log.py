@@ -1,4 +1,4 @@
-"""Writes run events to the logs, and prices each fold beside the run."""
+"""Writes run events to the logs, and prices each fold in the background."""
 
 import logging
 from collections.abc import Callable
@@ -29,20 +29,20 @@ KEPT = (
     "refused",
     "exported",
 )
-"""The operational log keeps these kinds; tasks and answers are in the state itself."""
+"""The kinds of event that the operational log keeps; tasks and answers are in the state itself."""
 
-# Of what one client does at will: at most 2 MB of the log a day.
+# Limits for events that a client can cause at will: at most 2 MB of log a day for each client.
 _TOLD_A_SECOND, _TOLD_AT_ONCE = 0.2, 20.0
 
 _WARNINGS = ("failed", "away", "silent", "refused", "given_up", "dropped")
 
 
 class RunLog:
-    """Tells what happened, in the coordinator's thread.
+    """Logs events, in the coordinator's thread.
 
     Args:
       spec: of the run.
-      state: returns the state as it is.
+      state: returns the current state.
       journal: the operational log.
     """
 
@@ -55,9 +55,9 @@ class RunLog:
         self._others = _bucket()
 
     def tell(self, happening: Happening) -> None:
-        """Tells of one thing; if it cannot be kept, the run goes on all the same.
+        """Logs one event; if the journal cannot store it, the run goes on all the same.
 
-        What a client does at will faster than anybody reads is dropped: each is written to the disk.
+        Each event goes to disk, so events that a client causes at will are dropped above a rate.
         """
         bucket = self._buckets.get(happening.client, self._others)
         if happening.at_will and not bucket.take():
@@ -74,7 +74,7 @@ class RunLog:
         logs.log(happening.kind, happening.text, level, client=happening.client)
 
     def close(self) -> None:
-        """Tells what is still to be told."""
+        """Stops pricing; folds that still wait to be priced are not logged."""
         self.prices.close()
 
 
@@ -83,7 +83,7 @@ def _bucket() -> Bucket:
 
 
 def _fold(happening: Happening, epsilon: float | None) -> None:
-    """Logs a fold, with the largest ε that any client was charged, where it is known."""
+    """Logs a fold, with the largest ε charged to any client if it is known."""
     update = happening.update
     assert update is not None
     priced = "" if epsilon is None else f"  ε charged {epsilon:.3g}"
