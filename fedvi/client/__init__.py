@@ -1,3 +1,3 @@
-"""The client: pulls a task, guards its budget, solves, records, pushes."""
+"""The client: fetches tasks, guards its budget, solves, seals and sends answers."""
 
 __all__: list[str] = []

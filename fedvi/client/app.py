@@ -1,6 +1,6 @@
-"""A worker as a process: it ticks until the server says that the run is over, or somebody stops it.
+"""Runs a worker as a process, until the server says that the run is over or a signal stops it.
 
-What it tells of itself are names, counts and public prices; nothing that was computed from records.
+It reports only names, counts and public prices, nothing that was computed from records.
 """
 
 import contextlib
@@ -25,27 +25,27 @@ from fedvi.updates.base import Task
 __all__ = ["HEARD", "Report", "Stopped", "Watched", "run", "stop_on_signals"]
 
 HEARD = "heard"
-"""An empty file in the state folder, touched whenever the server answered: what `fedvi health` reads."""
+"""An empty file in the state folder, touched whenever the server answers; `fedvi health` reads its time."""
 
 Report = Callable[..., None]
 """Called with a kind, a sentence and named public values: ``report("task", "…", visit=3)``."""
 
-# A server that has nothing to do holds the call for a while; one that does not is asked this often.
+# A server without work usually holds the call for a while. If it does not, it is asked this often.
 _PAUSE_SECONDS = 0.2
 
 
 class Stopped(BaseException):
-    """The process was asked to end. No ``Exception``: nothing may take it for a failure."""
+    """The process was asked to end. Not an ``Exception``, so that no handler takes it for a failure."""
 
 
 class Watched:
-    """A link that reports what passes through.
+    """A link that reports the tasks and answers that pass through.
 
     Args:
       link: carries requests.
       rounds: how many answers are planned, for the reports.
-      report: where to.
-      epsilon: what was spent so far, if that can be said; asked after each answer.
+      report: receives the reports.
+      epsilon: returns the ε spent so far, or None if unknown; called after each answer.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Watched:
 
 
 def run(worker: Worker, pause: Callable[[float], None] = time.sleep) -> str:
-    """Lets a worker tick until the run is over, and returns why it is.
+    """Lets a worker tick until the run is over, and returns the reason for its end.
 
     Args:
-      worker: over a link that waits until the server has an answer, however long it takes.
-      pause: waits, in seconds, after a quick reply that there is nothing to do.
+      worker: its link must wait for the server's reply, however long that takes.
+      pause: sleeps for some seconds, after a quick reply that there is nothing to do.
 
     Raises:
-      FedviError: whatever the worker raises; its store is as it was left, and may be taken up again.
+      FedviError: whatever the worker raises; its store stays valid, and another run can continue from it.
     """
     while True:
         began = time.monotonic()
@@ -118,7 +118,7 @@ def run(worker: Worker, pause: Callable[[float], None] = time.sleep) -> str:
 def stop_on_signals() -> Iterator[None]:
     """Turns the first SIGTERM or SIGINT into ``Stopped``, wherever the main thread is.
 
-    That is as safe as losing power there, which the store is made for. A second signal ends the
+    This is as safe as a power loss at that point, which the store survives. A second signal ends the
     process at once.
     """
 

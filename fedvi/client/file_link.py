@@ -1,10 +1,10 @@
-"""A client's link where there is no network: it answers from a task file, and writes a result file.
+"""A client's link without a network: it answers requests from a task file, and writes result files.
 
     task file ─► Hello, NextTask ─► the worker ─► Submit ─► result file
     next task file ─► the server's ledger says that the answer arrived ─► acknowledged
 
-Writing a file is no sending. Nobody here knows what becomes of it, so the answer stays in the outbox,
-and the same bytes are written again, until a later task file shows that the server has them.
+A written file may never reach the server. So the answer stays in the outbox, and the same bytes are
+written again, until a later task file shows that the server has them.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ __all__ = ["FileLink", "Written"]
 
 
 class Written(BaseException):
-    """The answer stands in its file; until it arrives there is nothing to do.
+    """The answer was written to its file; there is nothing to do until it arrives.
 
-    No ``Exception``: it must leave the worker's tick before that acknowledges anything.
+    Not an ``Exception``: it must leave the worker's tick before the tick acknowledges anything.
     """
 
 
@@ -53,7 +53,7 @@ class FileLink:
     Args:
       parcel: the task file, from ``parcels.read_task``.
       ledger: returns the client's own ledger as last stored.
-      write: puts an answer where it can be fetched; returns once it is on the disk.
+      write: writes an answer to a file; returns once it is on the disk.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class FileLink:
         self._parcel, self._ledger, self._write = parcel, ledger, write
 
     def handle(self, request: Request) -> Reply:
-        """Answers a request as the server would have, when it made the file.
+        """Answers a request as the server would have when it made the task file.
 
         Raises:
           Written: the answer is in its file.
           LedgerError: client or server was rolled back.
-          ProtocolError: the file is older than an answer that the server has; or it knows nothing of
-            an answer that is on its way.
+          ProtocolError: the task file is older than an answer that the server has; or it does not
+            include an answer that is still on its way to the server.
           FedviError: what ``write`` raises.
         """
         match request:
@@ -106,12 +106,12 @@ class FileLink:
                 "an older state",
             )
         if request.anchor is not None:
-            # What the server does at Hello; the worker does the rest.
+            # The server's half of the check at Hello; the worker does the other half.
             ledgers.check_counterpart(self._parcel.ledger, request.anchor, "server")
         return Welcome(self._parcel.version, ledgers.anchor(self._parcel.ledger))
 
     def _keys(self, request: NextTask) -> Reply:
-        """Returns the parts of all sites, or writes this site's, where the server has none of it yet."""
+        """Returns the parts of all sites; while the server lacks some, writes this site's part."""
         assert request.part is not None
         parts = self._parcel.boards.get(request.part.stage, ())
         if not parts and not isinstance(self._parcel.reply, Done):
@@ -141,13 +141,13 @@ class FileLink:
         raise Written
 
     def _greeting(self) -> Hello:
-        """What the server is to compare its ledger with, when the answer arrives."""
+        """The client's anchor, which the server compares with its ledger when the answer arrives."""
         parcel = self._parcel
         return Hello(parcel.client, parcel.study_digest, ledgers.anchor(self._ledger()))
 
 
 def _forgotten(own: Ledger, server: Ledger) -> str | None:
-    """Returns a task whose answer arrived, as the client knows, and that a server's ledger lacks."""
+    """Returns a task that the client's ledger records as sent and the server's ledger lacks, if any."""
     arrived = {entry.release_id for entry in server.entries if entry.kind == "sent"}
     sent = (entry.release_id for entry in own.entries if entry.kind == "sent")
     lacking = (release_id.rpartition("#")[0] for release_id in sent if release_id not in arrived)
@@ -155,13 +155,13 @@ def _forgotten(own: Ledger, server: Ledger) -> str | None:
 
 
 def _sealed(ledger: Ledger, task_id: str) -> str | None:
-    """Returns the digest of the answer to a task that a ledger holds, if it holds one."""
+    """Returns the digest of a task's answer from a ledger that says it arrived; None if it has none."""
     found = (
         entry.digest
         for entry in ledger.entries
         if entry.kind == "sealed"
         and entry.release_id.rpartition("#")[0] == task_id
-        # What is only sealed at the server began to arrive, by a connection that broke off.
+        # An entry that is only sealed at the server began to arrive over a connection that broke.
         and ledgers.state(ledger, entry.release_id) == "sent"
     )
     return next(found, None)

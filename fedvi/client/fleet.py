@@ -1,10 +1,10 @@
-"""Computes the visits of many clients that are in one process, together where their solver can.
+"""Computes the visits of many clients in one process, in batches if their solver supports that.
 
     Worker.begin ─► Visit ─┐
     Worker.begin ─► Visit ─┼─► Fleet.computed ─► Outcome ─► Worker.end, one by one
     Worker.begin ─► Visit ─┘
 
-Charges, secrets, noise and seals are each worker's own; what is computed is bit for bit the same.
+Each worker keeps its own charges, secrets, noise and seals; results are the same bit for bit.
 """
 
 import collections
@@ -29,20 +29,20 @@ _FEW = 16
 
 
 class _Block(NamedTuple):
-    """Which visits are computed in one call, and to how many they are filled up."""
+    """The visits of one call, and the length to which the batch is padded."""
 
     places: list[int]
     length: int
 
 
 class Fleet:
-    """Computes visits; remembers records in the form that solvers take, for the rounds to come."""
+    """Computes visits; caches stacked records for later rounds."""
 
     def __init__(self) -> None:
         self._stacks: dict[tuple[int, ...], tuple[tuple[Shard, ...], Shard]] = {}
 
     def computed(self, visits: Sequence[Visit]) -> list[Outcome | Exception]:
-        """Returns the outcome of each visit, or what went wrong with it, in order."""
+        """Returns the outcome of each visit, or the exception that it raised, in order."""
         alike: dict[Any, list[int]] = collections.defaultdict(list)
         for place, visit in enumerate(visits):
             alike[(id(visit.solver), *_form(visit.shard))].append(place)
@@ -60,11 +60,11 @@ class Fleet:
     def together(
         self, solver: LocalSolver, secrets: Sequence[bytes], task: Task, shards: Sequence[Shard]
     ) -> list[tuple[int, Released]] | None:
-        """Computes visits of clients whose solver, task, layout of records and empty state are one.
+        """Computes visits of clients that share solver, task and layout of records, and have empty state.
 
         Returns:
-          Of successive clients how many they are, and what they released, filled up; None where these
-          visits are computed one by one, or one of them cannot be computed.
+          For each block of successive clients, their number and their padded release; None if these
+          visits must be computed one by one, or one of them fails.
         """
         begun = []
         for block in _blocks(shards[0], list(range(len(shards)))):
@@ -77,14 +77,14 @@ class Fleet:
         return begun
 
     def _begun(self, visits: list[Visit], block: "_Block") -> Any:
-        """Starts to compute visits that are alike, filled up to a block; None if they are not to be.
+        """Starts one padded block of visits of the same form; None if they must be computed one by one.
 
-        JAX computes while the next blocks are begun.
+        JAX computes asynchronously while the next blocks are started.
         """
         solver = visits[0].solver
         if solver.update_many is None or block.length == 1:
             return None
-        # Filled up by a repetition, whose outcome is the same and is dropped: one compilation for all.
+        # Pad with copies of the first visit, whose results are dropped: blocks share one compilation.
         filled = [*visits, *[visits[0]] * (block.length - len(visits))]
         try:
             return solver.update_many(
@@ -93,11 +93,11 @@ class Fleet:
                 [visit.task for visit in filled],
                 self._stack(tuple(visit.shard for visit in filled)),
             )
-        except Exception:  # of one of them: whose, is found out one by one, with the same numbers
+        except Exception:  # recomputing one by one, with the same numbers, finds the failed visit
             return None
 
     def _stack(self, shards: tuple[Shard, ...]) -> Shard:
-        """Returns records side by side, in single precision; made once for the same shards."""
+        """Stacks the shards' records in single precision; cached by shard."""
         name = tuple(map(id, shards))
         if name not in self._stacks:
             if len(set(map(_form, shards))) > 1:
@@ -107,7 +107,7 @@ class Fleet:
                 for column in shards[0].records
             }
             mask = np.stack([shard.mask for shard in shards])
-            # The shards are kept, so that no other has their names.
+            # Keep the shards alive, so that no other object gets their ids.
             self._stacks[name] = shards, Shard(single_precision(records), mask)
         return self._stacks[name][1]
 
@@ -115,21 +115,21 @@ class Fleet:
 def _alone(visit: Visit) -> Outcome | Exception:
     try:
         return visit.computed()
-    except Exception as error:  # told of by the worker
+    except Exception as error:  # reported by the worker
         return error
 
 
 def _form(shard: Shard) -> tuple[Any, ...]:
-    """Returns the shapes and types of a shard's columns: what is compiled for."""
+    """Returns the shapes and dtypes of a shard's columns, which determine the compilation."""
     columns = shard.records.items()
     found = ((name, column.shape, str(column.dtype)) for name, column in columns)
     return (len(shard.mask), *sorted(found))
 
 
 def _blocks(shard: Shard, places: list[int]) -> list["_Block"]:
-    """Cuts visits that are alike into blocks of one length: a power of two, or 1 of a large shard.
+    """Cuts visits of the same form into blocks of one length: a power of two, and 1 for a large shard.
 
-    Few enough fill the last one up in vain, and several are computed at a time.
+    The length keeps the padding of the last block small and leaves several blocks to run concurrently.
     """
     size = sum(int(np.prod(c.shape)) * c.dtype.itemsize for c in shard.records.values())
     most = max(1, _BLOCK_BYTES // max(1, size))
@@ -140,13 +140,13 @@ def _blocks(shard: Shard, places: list[int]) -> list["_Block"]:
 
 
 def _ended(visits: list[Visit], found: Any) -> list[Outcome | Exception]:
-    """Takes apart what was begun together; if that failed, each is computed by itself."""
+    """Splits the result of a block into outcomes; if the block failed, computes each visit by itself."""
     if found is None:
         return [_alone(visit) for visit in visits]
     states, released, told = found
     try:
         parts = apart(released)[: len(visits)]
-    except Exception:  # JAX tells what went wrong when the numbers are asked for
+    except Exception:  # JAX raises only when the numbers are read
         return [_alone(visit) for visit in visits]
     return [
         (states[place], one, {name: value[place] for name, value in told.items()})

@@ -1,4 +1,4 @@
-"""Admits each release of a client by its site's policy, and charges it for life."""
+"""Checks each release of a client against its site's policy, and charges it to the lifetime ledger."""
 
 import math
 from typing import Protocol, runtime_checkable
@@ -16,7 +16,7 @@ __all__ = ["Guard", "Keeper", "Lifetime"]
 
 @runtime_checkable
 class Keeper(Protocol):
-    """What keeps the ledger for life: any client store."""
+    """Stores the ledger for life; any client store fits."""
 
     @property
     def ledger(self) -> ledgers.Ledger:
@@ -31,14 +31,14 @@ class Lifetime:
 
     Guarantee: if every release of the site is admitted here before it is made, all of them together
     are (epsilon, delta)-DP of the policy's [life], for its unit and relation, although studies and
-    their number were chosen adaptively: `RdpFilter`, and the part of δ that is kept for tables.
+    their number were chosen adaptively, by `RdpFilter` and the part of δ that is kept for tables.
 
     Args:
       policy: with a section [life].
-      keeper: holds a ledger opened with ``policy.lifetime_header``, in a place of its own.
+      keeper: holds a ledger opened with ``policy.lifetime_header``, in a folder of its own.
 
     Raises:
-      LedgerError: the ledger is of another unit or relation, or of one study alone.
+      LedgerError: the ledger has another unit or relation, or belongs to a single study.
     """
 
     def __init__(self, policy: Policy, keeper: Keeper) -> None:
@@ -62,14 +62,14 @@ class Lifetime:
         return self._keeper.ledger
 
     def spend(self) -> LifetimeSpend:
-        """Returns what is spent, for a statement."""
+        """Returns the spend over all studies, for a statement."""
         return lifetime_spend(self.ledger, self._filter)
 
     def admit(self, release: str, event: Event) -> None:
         """Charges one release, durably, before the study's own ledger reserves it.
 
-        A crash in between leaves it charged here and nowhere else: counted too often, never too
-        seldom. A name that was charged before is charged again, as another attempt.
+        A crash between the two charges the release here alone, which overstates the spend and never
+        understates it. A name that was charged before is charged again, as another attempt.
 
         Raises:
           BudgetExceeded: the release does not fit into what is left for life; nothing was charged.
@@ -96,11 +96,11 @@ class Lifetime:
 
 
 class Guard:
-    """A policy at work in one study: what a worker asks before it charges a release.
+    """Applies a policy to one study; a worker asks it before it charges a release.
 
     Args:
       policy: of the site.
-      request: what the study asks; checked here, once.
+      request: what the study asks for; checked here, once.
       study_digest: names the study's releases in the ledger for life.
       lifetime: None only if the policy has no section [life].
 
@@ -130,18 +130,18 @@ class Guard:
         self._lifetime = lifetime
 
     def lifetime_spend(self) -> LifetimeSpend | None:
-        """Returns what is spent for life; None if the policy has no such cap."""
+        """Returns the spend over all studies; None if the policy has no such cap."""
         return None if self._lifetime is None else self._lifetime.spend()
 
     def admit(self, task: Task, event: Event, others: Event) -> None:
-        """Charges a task's release to the lifetime; fits `Worker`'s ``admit``.
+        """Charges a task's release to the lifetime; serves as `Worker`'s ``admit``.
 
         Args:
-          task: what is to be answered.
-          event: what the answer costs.
-          others: what all other releases of the study's ledger cost, failed attempts included; with
-            ``event`` it must stay within the plan that was checked, so that [run] holds whatever
-            the study's own budget allows.
+          task: the task to answer.
+          event: the cost of the answer.
+          others: the cost of all other releases in the study's ledger, failed attempts included.
+            Together with ``event`` it must stay within the plan that was checked, so that [run] holds
+            whatever the study's own budget allows.
 
         Raises:
           PolicyRefused: the release goes beyond what was checked.

@@ -1,4 +1,4 @@
-"""What a site keeps of the keys that mask its answers, from visit to visit, as bytes for its store."""
+"""Holds a site's mask keys between visits, and serialises them for its store."""
 
 import base64
 import binascii
@@ -14,26 +14,27 @@ from fedvi.privacy.pairs import Keys
 __all__ = ["Held", "data", "ratcheted", "read", "text", "written"]
 
 _FARTHEST = 10_000
-"""How many rounds a site may have missed: each takes a step of every secret."""
+"""Most rounds that a site may miss in a row: each takes one ratchet step of every secret."""
 
 
 class Held(NamedTuple):
     """A site's keys; its representation shows none of them.
 
     Attributes:
-      keys: its private keys; None once all secrets are there.
+      keys: its private keys; None once all pair secrets are derived.
       signed: its public keys, with its signature.
-      offers: what it offers to the sites behind it.
-      board: digest of all sites' signed keys; empty before they were checked, as all that follows.
+      offers: its offers to the sites after it.
+      board: digest of all sites' signed keys; empty until they are checked. So are ``set_up``, ``roster``,
+        ``secrets`` and ``vouchers``.
       set_up: digest of the sites and all their keys, hex.
-      roster: digest of who takes part.
-      secrets: the other site → the secret of that pair, for the visit ``at`` and those after it.
-      at: the first visit that the secrets make masks for.
-      signing: the private key by which this site signs sets; empty where all must answer.
-      vouchers: site → the public key by which it does.
-      turn: where this site stands in its last round; None before the first, and where all must answer.
+      roster: digest of the sites that take part.
+      secrets: the other site → the secret of that pair, for the visit ``at`` and later ones.
+      at: the first visit that the secrets can make masks for.
+      signing: this site's private key for signing sets; empty if all sites must answer.
+      vouchers: site → its public key for signing sets.
+      turn: this site's progress in its last round; None before the first, and if all sites must answer.
       seed: the key of its self mask of that round; empty once it is opened.
-      opening: what it opened of that round, to be sent again as it is.
+      opening: its opening of that round, so that a repeated request gets the same bytes.
     """
 
     keys: Keys | None
@@ -55,10 +56,10 @@ class Held(NamedTuple):
 
 
 def ratcheted(held: Held, visit: int) -> Held:
-    """Returns the keys for a visit; those of the visits before it cannot be had from them.
+    """Advances the keys to a visit; keys of earlier visits cannot be derived from the result.
 
     Raises:
-      ProtocolError: they are of a later visit, or this one is too far ahead.
+      ProtocolError: the keys are already past this visit, or it is too far ahead.
     """
     if not 0 <= visit - held.at <= _FARTHEST:
         raise errors.ProtocolError(
@@ -73,7 +74,7 @@ def ratcheted(held: Held, visit: int) -> Held:
 
 
 def written(held: Held) -> bytes:
-    """Returns the bytes of what is held, with all secrets in the clear: for the site's store alone."""
+    """Serialises the keys with all secrets in the clear, for the site's store alone."""
     raw: dict[str, Any] = held._asdict()
     for name in ("signed", "offers", "signing", "seed", "opening"):
         raw[name] = text(raw[name])
@@ -85,7 +86,7 @@ def written(held: Held) -> bytes:
 
 
 def read(content: bytes | None) -> Held | None:
-    """Reads what `written` wrote; None of nothing."""
+    """Reads the bytes of `written`; returns None for None."""
     if content is None:
         return None
     raw: dict[str, Any] = json.loads(content)
@@ -99,15 +100,15 @@ def read(content: bytes | None) -> Held | None:
 
 
 def text(content: bytes) -> str:
-    """Returns bytes as base64."""
+    """Encodes bytes as base64."""
     return base64.b64encode(content).decode()
 
 
 def data(content: str) -> bytes:
-    """Returns the bytes of base64.
+    """Decodes base64.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the text is not valid base64.
     """
     try:
         return base64.b64decode(content, validate=True)

@@ -1,8 +1,8 @@
-"""What a release is computed from, as bytes: fingerprints, and the solver's private state at rest.
+"""Fingerprints the inputs of a release, and serialises the solver's private state.
 
-Fingerprints tell whether a release that a crash interrupted would be computed from the same input.
-They are HMACs under a secret that never leaves: a plain digest of records would be an unprotected
-release of them.
+Fingerprints tell whether a release that a crash interrupted would be recomputed from the same input.
+They are HMACs under a secret that never leaves the site: a plain digest of records would be an
+unprotected release of them.
 """
 
 import hmac
@@ -25,8 +25,8 @@ def fingerprint(secret: bytes, purpose: str, *values: Any) -> bytes:
     """Returns the HMAC-SHA256 of trees of arrays, texts and numbers.
 
     Two inputs have equal fingerprints only if they agree in structure, names, dtypes, shapes and
-    bytes (up to a collision of SHA-256). The key is derived from the secret for this use alone, by
-    a label that no key of noise has: those begin with an s or an i (``privacy.random.key``).
+    bytes (up to a collision of SHA-256). The key is derived from the secret for this use alone: its
+    label begins with "f", and the labels of noise keys begin with "s" or "i" (``privacy.random.key``).
 
     >>> fingerprint(b"k", "task", {"a": 1}) == fingerprint(b"k", "task", {"a": 1.0})
     False
@@ -44,7 +44,7 @@ def fingerprint(secret: bytes, purpose: str, *values: Any) -> bytes:
             _feed(hasher, b"bytes")
             _feed(hasher, leaf)
         elif isinstance(leaf, StoredColumn):
-            # To the same digest as if it were in memory.
+            # Gives the same digest as an array in memory.
             _feed(hasher, f"{leaf.dtype.str} {leaf.shape}".encode())
             hasher.update((leaf.dtype.itemsize * math.prod(leaf.shape)).to_bytes(8, "big"))
             for piece in leaf.pieces():
@@ -57,10 +57,10 @@ def fingerprint(secret: bytes, purpose: str, *values: Any) -> bytes:
 
 
 def pack(state: Any) -> bytes | None:
-    """Writes the arrays of a solver's private state as npz; None if it has none.
+    """Writes the arrays of a solver's private state as npz; returns None if it has none.
 
     Raises:
-      SolverError: if a leaf is no array of numbers.
+      SolverError: a leaf is not an array of numbers.
     """
     leaves = [_numbers(leaf) for leaf in jax.tree.leaves(state)]
     if not leaves:
@@ -71,10 +71,10 @@ def pack(state: Any) -> bytes | None:
 
 
 def unpack(packed: bytes, like: Any) -> Any:
-    """Reads what ``pack`` wrote into the structure of ``like``, the solver's initial state.
+    """Reads the bytes of ``pack`` into the structure of ``like``, the solver's initial state.
 
     Raises:
-      SolverError: if it holds another number of arrays.
+      SolverError: the number of arrays differs from that of ``like``.
     """
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:
         leaves = [file[str(number)] for number in range(len(file.files))]
@@ -99,6 +99,6 @@ def _numbers(leaf: Any) -> np.ndarray:
 
 
 def _feed(hasher: hmac.HMAC, part: bytes | memoryview) -> None:
-    # The length first, so that no two different inputs feed the same bytes.
+    # The length prefix makes the encoding unambiguous.
     hasher.update(len(part).to_bytes(8, "big"))
     hasher.update(part)

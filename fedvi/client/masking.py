@@ -1,10 +1,10 @@
-"""A site's half of secure sums: it agrees on keys with all others, and masks each answer once.
+"""The site's half of secure sums: agrees on keys with all other sites, and masks each answer once.
 
-    signed keys ─► all signed keys: is everybody who it should be? ─► offers ─► a secret with each site
-    answer ─► + masks that cancel in the sum of all sites' ─► sealed, and sent by the worker
-    where some may be missing: the set of those that answered ─► signed once ─► opened (``opening``)
+    signed keys ─► all signed keys, identities checked ─► offers ─► a secret with each site
+    answer ─► + masks that cancel in the sum over all sites ─► sealed, and sent by the worker
+    if sites may be missing: the set of those that answered ─► signed once ─► opened (``opening``)
 
-The server carries all of this and is believed in none of it. What it can learn: docs/proofs/secure_sums.md.
+The server relays all messages, and sites trust none of them. What it can learn: docs/proofs/secure_sums.md.
 """
 
 import hashlib
@@ -53,15 +53,15 @@ _VOUCHER_BYTES = 32
 
 
 class Form(NamedTuple):
-    """What all sites of a study know of masked answers; public.
+    """The public format of a study's masked answers.
 
     Attributes:
       study_digest: of the study.
-      clients: all sites, in its order.
+      clients: all sites, in the order of the study.
       shapes: of an answer's arrays, by name.
       step: of the grid that their numbers are on.
-      bits: of a masked word.
-      sums: how many must answer, and how many may work with the server.
+      bits: length of a masked word.
+      sums: how many must answer, and how many may collude with the server.
     """
 
     study_digest: str
@@ -73,11 +73,11 @@ class Form(NamedTuple):
 
     @property
     def opens(self) -> bool:
-        """Whether a round may go on without some sites, so that masks are opened."""
+        """Whether a round may be summed without some sites, which takes the opening of masks."""
         return self.sums.least_reporting < len(self.clients)
 
     def terms(self, set_up: str) -> Terms:
-        """Returns what all sites agreed on, by the digest of their keys."""
+        """Returns the terms that all sites agreed on; ``set_up`` is the digest of their keys."""
         least, colluding = self.sums
         return Terms(self.study_digest, set_up, self.clients, colluding, least)
 
@@ -92,9 +92,9 @@ class Masking:
     Args:
       client: its name.
       form: of the study's answers.
-      signer: vouches for keys.
+      signer: signs this site's keys and checks those of others.
       store: keeps the keys; its ledger tells which visits were answered.
-      roster: digest of who may take part, from this site's policy; None: pinned when first seen.
+      roster: digest of the sites that may take part, from this site's policy; None: pinned when first seen.
       tell: called once with the roster's digest, for a person to compare with that of other sites.
     """
 
@@ -116,22 +116,22 @@ class Masking:
         self._posted: set[int] = set()
 
     def forget(self) -> None:
-        """Drops all secrets of keys from memory: the run is over, and the store has erased them."""
+        """Drops all key secrets from memory: the run is over, and the store has erased them."""
         self._held, self._members = None, ()
 
     def begin(self) -> None:
-        """Shows the server this site's parts again: it may have been started anew, and have lost them."""
+        """Makes the site post its parts again, since a restarted server may have lost them."""
         self._stage = 1
         self._posted.clear()
 
     def set_up(self, link: Link) -> Reply | None:
-        """Goes on agreeing on keys; None once that is done, else what the worker is to be told.
+        """Advances the key exchange; returns None once it is done, else the reply for the worker.
 
         Raises:
-          ProtocolError: the server asks for what comes later, or what it shows is none of this study.
-          IdentityError: keys are not signed by whom they should be.
+          ProtocolError: the server offers a task too early, or shows keys that do not fit this study.
+          IdentityError: keys are not signed by the site that they belong to.
           PolicyRefused: the roster is not the one that the site's policy names.
-          PrivacyError: two sites were shown different keys, or keys are none.
+          PrivacyError: two sites were shown different keys, or keys are invalid.
         """
         while self._stage <= 2:
             content = b"" if self._stage in self._posted else self._part(self._stage)
@@ -166,11 +166,11 @@ class Masking:
         return None
 
     def check(self, task: Task) -> None:
-        """Refuses a task whose mask was used: a second answer behind it would show their difference.
+        """Refuses a task whose mask was used: two answers under one mask would reveal their difference.
 
         Raises:
-          ProtocolError: this visit was answered, or a later one; or the task has a name that would hide
-            that.
+          ProtocolError: this visit or a later one was answered; or the task is not named after its visit,
+            so that the ledger could not tell.
         """
         if task.task_id != f"{self._client}/{task.visit}":
             raise errors.ProtocolError(
@@ -188,7 +188,7 @@ class Masking:
             )
 
     def mask(self, task: Task, payload: Payload) -> Payload:
-        """Returns an answer behind this site's masks for a task.
+        """Adds this site's masks for a task to an answer.
 
         Raises:
           ProtocolError: the visit was answered, or keys are not agreed on.
@@ -212,7 +212,7 @@ class Masking:
             terms = self._form.terms(held.set_up)
             held, sealed = opening.begun(terms, self._client, held, task.visit, digest)
         if held != before_it:
-            # Before anything that is masked with them is sealed: it must be possible to open it.
+            # Save the keys before an answer masked with them is sealed, or it could not be opened.
             self._save(held)
         keys = {name: pairs.mask_key(held.secrets[name], digest) for name in self._others}
         behind = [keys[name] for name in self._form.clients[self._own + 1 :]]
@@ -227,9 +227,9 @@ class Masking:
         return Payload(tuple(tensors), payload.event, codec.digest(payload.event, tensors))
 
     def close(self, link: Link) -> Reply:
-        """Asks for work, and on the way helps to open the sum of the round that this site answered last.
+        """Asks for work, and first helps to open the sum of the round that this site answered last.
 
-        What is signed or opened is stored before it leaves.
+        Signatures and openings are stored before they leave.
 
         Raises:
           ProtocolError: the server names a set that this site must not sign, or open.
@@ -259,7 +259,7 @@ class Masking:
         )
 
     def _sealed(self, held: Held) -> str | None:
-        """Returns the digest of the answer of this site's last round, from its ledger."""
+        """Returns, from the ledger, the digest of this site's answer in its last round."""
         ledger, visit = self._store.ledger, held.turn and held.turn.visit
         found = (e.release_id for e in ledger.entries if e.kind == "sealed")
         last = next((name for name in reversed([*found]) if _visit_of(name) == visit), None)
@@ -267,7 +267,7 @@ class Masking:
 
     @property
     def opens(self) -> bool:
-        """Whether a round may go on without some sites."""
+        """Whether a round may be summed without some sites."""
         return self._form.opens
 
     @property
@@ -275,18 +275,17 @@ class Masking:
         return tuple(name for name in self._form.clients if name != self._client)
 
     def _part(self, stage: int) -> bytes:
-        """Returns what this site pins up: the same bytes whenever it is asked."""
+        """Returns the part that this site posts: the same bytes at each call."""
         held = self._held or read(self._store.load_keys())
         if held is None and self._store.ledger.entries:
-            return (
-                b""  # made once a study, before the first answer: others would pin the roster anew
-            )
+            # Keys are made once per study, before the first answer: new ones would re-pin the roster.
+            return b""
         if held is None:
             keys, signing = pairs.new_keys(), b""
             if self._form.opens:
                 signing = Ed25519PrivateKey.generate().private_bytes_raw()
             held = Held(keys, self._signed(keys, signing), signing=signing)
-            # Before anybody sees them: another process of this site must not make others.
+            # Save the keys before anybody sees them: another process of this site must not make new ones.
             self._save(held)
         self._held = held
         return held.signed if stage == 1 else held.offers
@@ -308,7 +307,7 @@ class Masking:
         return json.dumps({"content": content, "signature": text(signature)}).encode()
 
     def _take_keys(self, signed: Sequence[bytes]) -> None:
-        """Checks all sites' keys, pins who they are, and makes what each site behind this one needs."""
+        """Checks all sites' keys, pins the roster, and makes the offers to the sites after this one."""
         held = self._held
         assert held is not None
         if signed[self._own] != held.signed:
@@ -326,7 +325,7 @@ class Masking:
                 "a roster stays what it is for a whole study; no answer was masked, and none left",
             )
         if held.board and held.keys is None:
-            # All of this was checked, by certificates that may have expired since.
+            # The keys were checked before; the certificates may have expired since.
             self._check_roster(held.roster)
             return
         self._members = tuple(map(self._member, self._form.clients, signed))
@@ -360,7 +359,7 @@ class Masking:
             )
 
     def _take_offers(self, offers: Sequence[bytes]) -> None:
-        """Derives the secrets with the sites before this one; from then on no private key is needed."""
+        """Derives the secrets with the sites before this one, and erases the private keys."""
         held = self._held
         assert held is not None
         if held.keys is None:
@@ -372,7 +371,7 @@ class Masking:
         self._save(held._replace(keys=None, secrets={**held.secrets, **found}))
 
     def _member(self, name: str, signed: bytes) -> Member:
-        """Reads a site's keys, once it is sure whose they are."""
+        """Reads a site's keys and checks whose they are."""
         try:
             raw = json.loads(signed)
             content, signature = raw["content"].encode(), data(raw["signature"])
@@ -411,7 +410,7 @@ class Masking:
 
 
 class MaskedLink:
-    """A link that lets no task through before keys are agreed on, and none whose mask was used.
+    """A link that blocks tasks until keys are agreed on, and tasks whose mask was used.
 
     Args:
       link: to the coordinator.
@@ -422,10 +421,10 @@ class MaskedLink:
         self._link, self._masking = link, masking
 
     def handle(self, request: Request) -> Reply:
-        """Passes a request on; before the first for a task, agrees on keys.
+        """Passes a request on; completes the key exchange before it asks for a task.
 
         Raises:
-          FedviError: as of ``Masking.set_up`` and ``Masking.check``, and what the link raises.
+          FedviError: as in ``Masking.set_up``, ``Masking.close`` and ``Masking.check``, or from the link.
         """
         if isinstance(request, Hello):
             self._masking.begin()
@@ -444,9 +443,10 @@ class MaskedLink:
 
 
 def task_digest(set_up: bytes, study_digest: str, task: Task) -> bytes:
-    """Returns SHA-256 over all that a task asks of every site alike: two tasks have two digests.
+    """Returns a SHA-256 digest of all parts of a task that are common to the sites of a round.
 
-    Neither the site nor its name for the task is in it, so that all sites of a round have the same.
+    Different tasks have different digests. The digest leaves out the site and the task's name, so that
+    all sites of a round compute the same one.
     """
     at = task.coordinates
     told = {
@@ -464,7 +464,7 @@ def task_digest(set_up: bytes, study_digest: str, task: Task) -> bytes:
 
 
 def _last_answered(ledger: Ledger) -> int:
-    """Returns the last visit of which an answer was sealed; −1 if there is none."""
+    """Returns the last visit whose answer was sealed; −1 if there is none."""
     sealed = (entry.release_id for entry in ledger.entries if entry.kind == "sealed")
     return max(map(_visit_of, sealed), default=-1)
 

@@ -1,12 +1,12 @@
-"""A site's part in the sum of a round that some sites did not answer: self mask, signature, opening.
+"""A site's part in opening the sum of a round that some sites did not answer.
 
-- *Mask*: c_u = y_u + stream(b_u) ± streams of all pairs; b_u in shares, one sealed for each site.
-- *Sign*: one set of the sites that answered, once in a life.
+- *Mask*: c_u = y_u + stream(b_u) ± streams of all pairs; b_u is split into shares, sealed one per site.
+- *Sign*: only one set of answering sites in each round.
 - *Open*, for a set with a certificate: b_u, the pair keys with the sites outside it, and the shares of the
   sites inside it; then the keys of the round are erased.
 
-Everything is computed from what is held, and returned with what is to be stored before anything leaves.
-Which set may be signed and opened: ``fedvi.privacy.agreement``. The proof: docs/proofs/secure_sums.md.
+Each function takes the keys held, and returns the keys to store before its other results may leave.
+Which set may be signed and opened: ``fedvi.privacy.agreement``. Proof: docs/proofs/secure_sums.md.
 """
 
 import itertools
@@ -25,17 +25,17 @@ __all__ = ["begun", "opened", "signature"]
 
 
 def begun(terms: Terms, own: str, held: Held, visit: int, task: bytes) -> tuple[Held, list[bytes]]:
-    """Draws a site's self mask for a round, and shares its key with all others.
+    """Draws the key of a site's self mask for a round, and splits it into shares for all other sites.
 
     Args:
       terms: of the study.
-      own: the site.
-      held: with the secrets of this visit.
+      own: this site's name.
+      held: the site's keys, with the secrets of this visit.
       visit: of the round.
-      task: its digest.
+      task: digest of the task.
 
     Returns:
-      What is held then, and a sealed share for each site, in the order of the study; zeros for itself.
+      The keys to store, and a sealed share for each site, in the order of the study; zeros for itself.
     """
     seed = secrets.token_bytes(shares.SECRET_BYTES)
     made = shares.split(seed, terms.threshold, len(terms.clients))
@@ -54,16 +54,16 @@ def signature(
     """Signs a set.
 
     Args:
-      terms, own: as of `begun`.
-      held: with this site's turn.
+      terms, own: as in `begun`.
+      held: the site's keys, with its turn.
       sealed: digest of its answer, from its ledger.
       text: of the set.
 
     Returns:
-      What is to be stored before the signature leaves, and the signature.
+      The keys to store before the signature leaves, and the signature.
 
     Raises:
-      ProtocolError: as of ``agreement.may_sign``.
+      ProtocolError: as in ``agreement.may_sign``.
     """
     turn = agreement.may_sign(terms, own, _turn(held), sealed, text)
     key = Ed25519PrivateKey.from_private_bytes(held.signing)
@@ -76,15 +76,16 @@ def opened(
     """Opens a site's part of a sum whose set has a certificate.
 
     Args:
-      terms, own, held, sealed: as of `signature`.
-      parts: the set; a signature, or nothing, of each site in it; and of each the share for this site.
+      terms, own, held, sealed: as in `signature`.
+      parts: the set; then, of each site in it, its signature or nothing; then, of each site in it, its
+        share for this site.
 
     Returns:
-      What is to be stored before the opening leaves, in which the keys of the round are erased; the
-      opening: the same bytes whenever it is asked for; and the certificate, to be stored with the first.
+      The keys to store before the opening leaves, without those of the round; the opening, the same bytes
+      at each call; and the certificate, to be stored with the keys, None after the first call.
 
     Raises:
-      ProtocolError: as of ``agreement.may_open``; or shares of other sites are to be opened.
+      ProtocolError: as in ``agreement.may_open``; or ``parts`` has shares of sites outside the set.
       PrivacyError: a share is not what the site in the set sealed for this task.
     """
     turn, text = _turn(held), parts[0].decode(errors="replace")
@@ -105,7 +106,7 @@ def opened(
         for name, signed in found
         if certificates.is_signed(held.vouchers[name], content, signed)
     )
-    # More than a certificate needs are not looked at: with 200 sites they take the longest.
+    # Check only as many signatures as a certificate needs: with 200 sites this takes the longest.
     signatures = dict(itertools.islice(valid, terms.threshold))
     turn = agreement.may_open(terms, own, turn, sealed, text, signatures)
     keys = {name: held.vouchers[name] for name in signatures}

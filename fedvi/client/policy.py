@@ -1,4 +1,4 @@
-"""A site's own policy: caps and conditions that hold whatever a study or a server asks for.
+"""Reads a site's policy, and checks studies against its caps and conditions.
 
 A policy is a file of the site's own (TOML). It is checked twice: `Policy.check` once, before a study
 is built or a record is read, and `Guard.admit` before each release, against the ledger for life.
@@ -17,15 +17,15 @@ is built or a record is read, and `Guard.admit` before each release, against the
     unit = "record"
     relation = "substitute"
 
-    [allow]                      # what is left out allows every built-in
+    [allow]                      # a key that is left out allows every built-in
     relations = ["substitute"]
     views = ["message"]
     units = ["record", "patient"]
     models = ["logistic", "linear"]
 
     simulated_noise = false      # float or seeded noise, which guarantees nothing
-    trusts_server = false        # whether views = ["aggregate"] is judged by what sums over sites tell
-    roster = "…"                 # with whom alone this site masks its answers; such a study is so judged
+    trusts_server = false        # whether a study of view "aggregate" is priced by its sums over sites
+    roster = "…"                 # the only sites to mask answers with; masked studies are priced by sums
 
     [[allow.custom]]             # code from elsewhere, by exact name
     name = "our_models:hospital"
@@ -54,7 +54,7 @@ __all__ = ["Policy", "Request", "load_policy", "parse_policy"]
 
 
 class Request(NamedTuple):
-    """What a study asks of a site, as plain values; made from the study, not from what a server says.
+    """What a study asks of a site, as plain values; made from the study file, not from server messages.
 
     Args:
       model, family, schedule, solver, sampler, mechanism, accountant: kinds, built-in or
@@ -62,11 +62,10 @@ class Request(NamedTuple):
       relation, view, unit: of the claim.
       rounds: the largest number of answers.
       planned: the event of all of them, as messages.
-      sums: what the view "aggregate" fixes; None under the view "message".
-      secure: whether answers are masked, so that the server sees sums alone.
-      table_distance: of the noise of one release from its exact law.
-      simulated: whether noise is drawn in floating point or from a known seed, so that nothing is
-        guaranteed.
+      sums: the sizes of sums under the view "aggregate"; None under the view "message".
+      secure: whether answers are masked, so that the server sees only sums.
+      table_distance: distance of one release's noise from its exact distribution.
+      simulated: whether noise is drawn in floating point or from a known seed, which guarantees nothing.
     """
 
     model: str
@@ -94,7 +93,7 @@ class _Section(pydantic.BaseModel):
 
 
 class _Run(_Section):
-    """``[run]``: caps on one study. ``accountant`` is what the site prices it with."""
+    """``[run]``: caps on one study, priced by the site's own ``accountant``."""
 
     epsilon: float = pydantic.Field(gt=0.0, description="Largest privacy loss of one study.")
     delta: float = pydantic.Field(gt=0.0, lt=0.5, description="At which epsilon is priced.")
@@ -115,7 +114,7 @@ class _Run(_Section):
 class _Life(_Section):
     """``[life]``: the cap on all studies together, for one unit and relation.
 
-    ``site`` is the site's own name in its ledger for life: studies may call it otherwise.
+    ``site`` is the site's name in its ledger for life; studies may use another name.
     """
 
     site: str = pydantic.Field(
@@ -145,7 +144,7 @@ class _Custom(_Section):
 class _Allow(_Section):
     """``[allow]``: what may be used; a list that is left out allows every built-in of its kind.
 
-    But of units not "client", whose price may be none of a record's: a site names it if it is wanted.
+    The exception is the unit "client", whose price may say nothing about a record: a site must list it.
     """
 
     relations: list[Relation] | None = None
@@ -179,14 +178,14 @@ _VIEWS = ("message", "aggregate")
 
 _UNITS = ("record", "patient", "client")
 
-# A whole client is protected at a price that may be none of a record's: a site says that it wants that.
+# An ε for the unit "client" may say nothing about a record, so a site must list "client" itself.
 _UNITS_LEFT_OUT = ("record", "patient")
 
 _BUILT_IN: dict[str, tuple[str, ...]] = {
     "relations": RELATIONS,
     "views": _VIEWS,
     "units": _UNITS,
-    # A "module:function" stands for itself; `numpyro_model` is what wraps it, and no kind.
+    # A "module:function" is a kind of its own; its wrapper `numpyro_model` is not one.
     "models": models.NAMED,
     "solvers": tuple(solvers.__all__),
     "samplers": tuple(sampling.__all__),
@@ -204,7 +203,7 @@ class Policy(_Section):
 
     @pydantic.model_validator(mode="after")
     def _known(self) -> "Policy":
-        # No historical accountant and no "module:function": budgets rest on certified bounds alone.
+        # Neither historical accountants nor "module:function": budgets need certified bounds.
         for name, found in (
             ("run.accountant", [self.run.accountant]),
             *((f"allow.{field}", getattr(self.allow, field) or []) for field in _BUILT_IN),
@@ -221,10 +220,10 @@ class Policy(_Section):
     def check(self, request: Request) -> None:
         """Refuses a study that exceeds any line of the policy; reads no data, runs no custom code.
 
-        ``check_code`` comes before it: building a study, which the plan takes, imports its code.
+        Call ``check_code`` first: the plan in ``request`` needs a built study, and building imports code.
 
         Raises:
-          PolicyRefused: lists every line that is violated, with what was asked and what is allowed.
+          PolicyRefused: lists every violated line, with what was asked and what is allowed.
         """
         found = [*self._kinds(request), *self._caps(request)]
         if found:
@@ -236,15 +235,15 @@ class Policy(_Section):
     def check_code(self, kinds: Mapping[str, str]) -> None:
         """Refuses code from outside fedvi that is not on the allow-list; runs none of it.
 
-        Call it before a study is built: building imports what a study names. A digest covers the
-        module's file alone: not what that file imports, nor a compiled copy that somebody who can
-        write beside it may leave there.
+        Call it before a study is built: building imports the code that a study names. A digest covers
+        only the module's file. It covers neither the file's imports nor a compiled copy placed beside it
+        by somebody who can write there.
 
         Args:
           kinds: section of the study → the kind it names; built-in kinds are left to ``check``.
 
         Raises:
-          PolicyRefused: naming each section and function.
+          PolicyRefused: names each section and function.
         """
         custom = [(what, name) for what, name in kinds.items() if ":" in name]
         found = [line for what, name in custom for line in self._custom(what, name)]
@@ -255,7 +254,7 @@ class Policy(_Section):
             )
 
     def lifetime_filter(self) -> RdpFilter:
-        """Returns the filter for ``[life]``; a part of δ is kept for the tables of noise.
+        """Returns the filter for ``[life]``; a part of δ is reserved for the tables of noise.
 
         Raises:
           ConfigError: the policy has no section [life].
@@ -267,7 +266,7 @@ class Policy(_Section):
         """Returns the header of the ledger for life.
 
         Args:
-          table_distance: the largest of any study's noise that may be charged to it.
+          table_distance: the largest ``table_distance`` of any study to be charged to it.
 
         Raises:
           ConfigError: the policy has no section [life].
@@ -300,7 +299,7 @@ class Policy(_Section):
                 yield from self._custom(what, getattr(request, what))
         asked = {
             "relations": request.relation,
-            # Whoever trusts no server is told what single messages tell, whatever the study promises.
+            # A site that does not trust the server judges single messages, whatever the study promises.
             "views": request.view if self._sums_of(request) else "message",
             "units": request.unit,
             "models": request.model,
@@ -324,7 +323,7 @@ class Policy(_Section):
                     f"{' or '.join(map(repr, allowed)) or 'none at all'}"
                 )
 
-        # Whether or not the study is judged by its sums: they are published.
+        # This holds even if the study is judged by single messages, since its sums are published.
         floor, sums = self.allow.least_reporting, request.sums
         if floor is not None and sums is not None and sums.least_reporting < floor:
             yield (
@@ -332,7 +331,7 @@ class Policy(_Section):
             )
 
     def _sums_of(self, request: Request) -> Sums | None:
-        """Returns the sums that a study is judged by; None where single messages are taken as seen."""
+        """Returns the sums that a study is judged by; None if it is judged by single messages."""
         views = self.allow.views
         masked = request.secure and self.allow.roster is not None
         trusted = self.allow.trusts_server or masked
@@ -374,7 +373,7 @@ class Policy(_Section):
             )
 
     def _price(self, request: Request) -> Iterable[str]:
-        """Prices the plan with the site's own accountant, whatever the study says it costs."""
+        """Prices the plan with the site's own accountant, not by the study's statement."""
         run = self.run
         sums = self._sums_of(request)
         priced = with_sums(getattr(accountants, run.accountant)(request.relation), sums)
@@ -401,7 +400,7 @@ def load_policy(path: Path) -> Policy:
     """Reads and validates a policy file.
 
     Raises:
-      ConfigError: naming the key, the value found and what would be right.
+      ConfigError: names the key, the value found and the value expected.
     """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -409,7 +408,7 @@ def load_policy(path: Path) -> Policy:
         raise errors.ConfigError(
             f"cannot read the policy {path}: {error.strerror}", "give the path of a .toml file"
         ) from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, too deep
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deeply
         raise errors.ConfigError(
             f"{path} is not valid TOML: {error}",
             "sections are written [section], keys are written key = value and stand once, "
@@ -422,7 +421,7 @@ def parse_policy(raw: dict[str, Any]) -> Policy:
     """Validates the tables of a policy.
 
     Raises:
-      ConfigError: naming the key, the value found and what would be right.
+      ConfigError: names the key, the value found and the value expected.
 
     >>> parse_policy({"run": {"epsilon": 1.0, "delta": 1e-5}}).run.accountant
     'pld'
@@ -435,7 +434,7 @@ def parse_policy(raw: dict[str, Any]) -> Policy:
 
 def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
     problems = failure.errors()
-    # A misspelt key is missing under its right name too: the unknown one says more.
+    # A misspelt key also counts as missing under its right name: report the unknown key.
     unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
     problem = next(unknown, problems[0])
     path = "policy." + ".".join(str(part) for part in problem["loc"])

@@ -1,4 +1,4 @@
-"""Writes a solver's private diagnostics to a file of the client's own; off unless asked for."""
+"""Writes a solver's private diagnostics to a file of the client's own; off by default."""
 
 import json
 import os
@@ -15,13 +15,13 @@ __all__ = ["private_log"]
 
 
 def private_log(path: Path) -> Callable[[str, Mapping[str, Metric]], None]:
-    """Returns what a ``Worker`` calls with a release's name and its metrics: appends a JSON line.
+    """Returns a function for ``Worker`` that appends a release's name and metrics as a JSON line.
 
-    The file may be read by its owner alone. It holds numbers that depend on records and were paid
-    for by nobody: it must not leave the client.
+    Only the file's owner may read it. Its numbers depend on records and are charged to no budget, so it
+    must not leave the client.
 
     Args:
-      path: made if it does not exist; its folder must.
+      path: created if it does not exist; its folder must exist.
 
     Raises:
       ConfigError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""The client's loop: pull, check the budget, solve, record, push; one phase a tick.
+"""Runs the client's loop: fetch a task, charge it, solve it, seal the answer and send it.
 
     hello ─► compare the two ledgers
 
@@ -7,9 +7,9 @@
              and secret    └ refused if they changed  └ noise under the secret   bytes
              in            since the first release       alone; erased at `seal`
 
-Whatever is killed between two of these goes on where it was: the charge, the secret and the input
-are those of before, so the bytes are too. After an upgrade they might not be: what was charged and not
-sealed is then given up, and stays charged.
+A worker that is killed between two steps continues where it was: with the same charge, secret and
+input it computes the same bytes. After an upgrade it might not; then a release that was charged and not
+sealed is abandoned, and stays charged.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from fedvi.updates.base import LocalSolver, Shard, Task
 __all__ = ["ClientStore", "Means", "Outcome", "Visit", "Worker", "check_event"]
 
 _GREETINGS = 100
-"""How often a server may start again while a worker asks it for one thing; a bound on a broken one."""
+"""How often a server may restart during one request of a worker, so that a broken server ends the loop."""
 
 _CODES: tuple[tuple[type[errors.FedviError], str], ...] = (
     (errors.BudgetExceeded, "budget"),
@@ -54,22 +54,22 @@ _CODES: tuple[tuple[type[errors.FedviError], str], ...] = (
     (errors.DataError, "data"),
     (errors.SolverError, "solver"),
 )
-"""What went wrong, as a word of ``messages.FAILURES``; all else is "other"."""
+"""The word of ``messages.FAILURES`` for each kind of error; all others are "other"."""
 
 
 Outcome = tuple[Any, Any, Mapping[str, Any]]
-"""What a solver's ``update`` returns: its private state, what was released, and what it tells."""
+"""What a solver's ``update`` returns: its private state, the release, and its metrics."""
 
 
 class Visit(NamedTuple):
     """A task that is charged and ready to be computed. Never leaves the client.
 
     Attributes:
-      solver: how.
+      solver: computes the answer.
       release_id: its name in the ledger.
-      secret: what its keys are derived from.
+      secret: its random keys are derived from this.
       before: the solver's private state.
-      task: what is asked for.
+      task: the task.
       shard: the records.
     """
 
@@ -84,18 +84,18 @@ class Visit(NamedTuple):
         return f"Visit({self.release_id!r})"
 
     def computed(self) -> Outcome:
-        """Returns what the solver makes of it."""
+        """Returns the solver's outcome."""
         key_of = functools.partial(random.key, self.secret)
         return self.solver.update(key_of, self.before, self.task, self.shard)
 
 
 class Means(NamedTuple):
-    """What a client works with that has nothing of its own to ask, to mask or to write.
+    """The parts of a worker that has no policy, no mask and no private log of its own.
 
     Attributes:
-      solver: how it answers.
+      solver: computes its answers.
       budget: what it may spend.
-      root: where its secrets come from.
+      root: the source of its secrets.
       store: its ledger.
     """
 
@@ -106,10 +106,10 @@ class Means(NamedTuple):
 
 
 def check_event(solver: LocalSolver, found: events.Event) -> None:
-    """Checks that what was released costs what was charged.
+    """Checks that a release cost what was charged for it.
 
     Raises:
-      PrivacyError: it does not.
+      PrivacyError: it cost something else.
     """
     if found != solver.cost:
         raise errors.PrivacyError(
@@ -119,22 +119,22 @@ def check_event(solver: LocalSolver, found: events.Event) -> None:
 
 
 class Worker:
-    """One client at work.
+    """Runs one client.
 
     Guarantee: at any moment, whatever was killed before,
 
     - the durable ledger has charged every release whose records were read, at its full price;
     - all that was sent for one entry of the ledger are the same bytes, whose digest it holds;
     - no secret serves two inputs: a release is computed again only from the same task, records and
-      solver's state, by the same versions of fedvi and JAX, which HMACs under the secret tell, and an
-      interrupted one whose records were never read draws its secret anew; so a store restored from a
-      backup draws other noise too;
+      solver's state, by the same versions of fedvi and JAX, which HMACs under the secret verify; an
+      interrupted release whose records were never read draws a new secret, so that a store restored from
+      a backup draws other noise too;
     - a sealed release's secret is stored nowhere.
 
-    This rests on the store's promises and on ``root`` being from the operating system. It needs
-    one more thing, which no client can see alone: that the store is not an old copy. So the server
-    keeps the same ledger; each party compares the other's with its own at every Hello, and after
-    every answer, and refuses to go on if either was rolled back.
+    This assumes that the store keeps its promises and that ``root`` is from the operating system. It also
+    assumes that the store is not an old copy, which a client cannot see alone. So the server keeps the
+    same ledger. Each party compares the other's ledger with its own at every Hello and after every answer,
+    and refuses to continue if either was rolled back.
 
     Delivery: privacy is charged at least once and never less than was released.
 
@@ -142,16 +142,16 @@ class Worker:
       client: its name in the study.
       study_digest: of the study that it read.
       link: to the coordinator.
-      solver: how it answers tasks.
-      shard: its records; a function, so that they are read only after the budget allowed it.
-      root: where each release's secret comes from.
+      solver: computes its answers.
+      shard: returns its records; a function, so that they are read only after the budget allowed it.
+      root: the source of each release's secret.
       store: its ledger, secrets and outbox.
       budget: what it may spend; None only in a study without protection.
       admit: called with a task, its price and the price of all other releases of this ledger,
         before anything is charged; raises to refuse it.
-      mask: makes of a task's answer the masked one that is sealed and sent; None where none is.
-      private_log: called with a release's name and what the solver told of it, once it is sealed.
-        Most of that is private: write it to a file of the client's own or nowhere. Off by default.
+      mask: masks a task's answer before it is sealed and sent; None in studies without masks.
+      private_log: called with a release's name and its metrics once it is sealed. Most metrics are
+        private: write them to a file of the client's own or nowhere. Off by default.
     """
 
     def __init__(
@@ -191,62 +191,62 @@ class Worker:
 
     @property
     def anchor(self) -> ledgers.Anchor:
-        """How far the ledger has come, for another party to keep; tells nothing of data."""
+        """The ledger's length and last hash, for another party to keep; reveals nothing about records."""
         return ledgers.anchor(self.ledger)
 
     @property
     def info(self) -> Mapping[str, Metric]:
-        """What the solver told of its last visit, private where it did not say otherwise."""
+        """The solver's metrics of its last visit; private unless declared otherwise."""
         return self._info
 
     @property
     def ended(self) -> str:
-        """Why the server said that there is no more work; empty before it did."""
+        """The server's reason why there is no more work; empty before that."""
         return self._ended
 
     @property
     def means(self) -> Means | None:
-        """What it works with, if others may charge and answer for it together with their own; else None."""
+        """The worker's parts, if its visits may be charged and computed with those of others; else None."""
         if self._admit is not None or self._mask is not None or self._private_log is not None:
             return None
         return Means(self._solver, self._budget, self._root, self._store)
 
     def records(self) -> tuple[Shard, bytes]:
-        """Reads the records, of a release that is charged, and returns them with their HMAC."""
+        """Reads the records and returns them with their HMAC; call it only after a release is charged."""
         shard = self._shard()
         return shard, self._digest(shard)
 
     def tick(self) -> Literal["solved", "sent", "idle", "done"]:
-        """Does one phase of work: sends a sealed answer if there is one, else asks for a task.
+        """Does one phase of work: sends a sealed answer if there is one, otherwise asks for a task.
 
-        The server is told of a task that cannot be answered, in one word of ``messages.FAILURES``.
+        If a task cannot be answered, the server hears one word of ``messages.FAILURES``.
 
         Raises:
-          BudgetExceeded: if the next task would cost more than is left; the solver is given nothing.
-          LedgerError: if the server's ledger of this client and its own do not go together.
-          PrivacyError: if the records are not those of the releases before, or the solver released
-            something else than was charged.
-          ProtocolError: if the server refuses, or answers what it must not.
+          BudgetExceeded: the next task would cost more than is left; the solver does not run.
+          LedgerError: the server's ledger of this client contradicts its own.
+          PrivacyError: the records changed since earlier releases, or the solver's release cost something
+            else than was charged.
+          ProtocolError: the server refuses the request, or its reply breaks the protocol.
         """
         found = self.begin()
         if not isinstance(found, Visit):
             return found
         try:
             outcome: Outcome | Exception = found.computed()
-        except Exception as error:  # told of by `end`
+        except Exception as error:  # reported by `end`
             outcome = error
         self.end(found, outcome)
         return "solved"
 
     def begin(self) -> "Visit | Literal['sent', 'idle', 'done']":
-        """Does what ``tick`` does, but for the solving: that is to be done with others' of its kind.
+        """Does what ``tick`` does except for the solving, which the caller may batch with other visits.
 
         Returns:
-          What was prepared, charged already, to be computed and handed to ``end``; nothing else of this
-          worker may be called before. Or what ``tick`` says.
+          A visit that is already charged: compute it and pass it to ``end`` before any other call to this
+          worker. Or, if there is nothing to solve, what ``tick`` returns.
 
         Raises:
-          FedviError: what ``tick`` raises.
+          FedviError: as in ``tick``.
         """
         for _ in range(_GREETINGS):
             if not self._greeted:
@@ -254,21 +254,21 @@ class Worker:
             try:
                 return self._begun()
             except errors.HelloNeeded as error:
-                # The server was started again, perhaps from an older state.
+                # The server restarted, perhaps from an older state.
                 self._greeted, refused = False, error
         raise refused
 
     def end(self, visit: "Visit", outcome: Outcome | Exception) -> None:
-        """Seals what was computed of a visit, or tells the server that it could not be.
+        """Seals the outcome of a visit, or reports its failure to the server.
 
         Raises:
-          FedviError: what ``tick`` raises; the outcome, if it is an error.
+          FedviError: as in ``tick``; the outcome, if it is an error.
         """
         try:
             if isinstance(outcome, Exception):
                 raise outcome
             self._seal(visit, *outcome)
-        except Exception as error:  # the server waits in vain, whatever it is
+        except Exception as error:  # any failure: the server must not wait in vain
             self._report(visit.task, error)
             raise
 
@@ -281,7 +281,7 @@ class Worker:
         if isinstance(reply, Offer):
             try:
                 return self._prepared(reply.task)
-            except Exception as error:  # the server waits in vain, whatever it is
+            except Exception as error:  # any failure: the server must not wait in vain
                 self._report(reply.task, error)
                 raise
         if isinstance(reply, Done):
@@ -301,9 +301,9 @@ class Worker:
         self._greeted = True
 
     def _report(self, task: Task, error: Exception) -> None:
-        """Tells the server that a task cannot be answered; never why, which may tell of records."""
+        """Tells the server that a task cannot be answered, without details that may depend on records."""
         code = next((code for kind, code in _CODES if isinstance(error, kind)), "other")
-        # What went wrong here is what the caller must hear of, also if nobody else can be told.
+        # The caller must see the original error, even if the server cannot be reached.
         with contextlib.suppress(errors.FedviError, OSError):
             self._link.handle(Failure(self.client, task.task_id, code))
 
@@ -311,7 +311,7 @@ class Worker:
         if task.client != self.client:
             raise errors.ProtocolError(f"client {self.client!r} was offered {task.client!r}'s task")
         before = self._state(task)
-        # Charged before the solver sees a record: a failure from here on leaves the slot charged.
+        # Charge before the solver sees a record: a failure from here on leaves the release charged.
         pending = self._taken_up(task, before) or self._reserved(task)
         release_id, secret = pending.release_id, pending.secret
         shard = self._shard()
@@ -328,26 +328,26 @@ class Worker:
         check_event(self._solver, released.event)
         payload = codec.encode(released)
         if self._mask is not None:
-            # From here on nothing holds the answer but its masked form.
+            # From here on only the masked answer exists.
             payload = self._mask(visit.task, payload)
         ledger = ledgers.seal(self.ledger, visit.release_id, payload.sha256)
         self._store.seal(ledger, visit.release_id, payload, inputs.pack(after))
-        # Nobody else sees this: the message was encoded from what was released alone.
+        # Metrics stay here: the message was encoded from the release alone.
         self._info = {name: _typed(value) for name, value in info.items()}
         if self._private_log is not None:
             self._private_log(visit.release_id, self._info)
 
     def _state(self, task: Task) -> Any:
-        """Returns the solver's private state as it was after the last sealed release."""
+        """Returns the solver's private state after the last sealed release."""
         initial = self._solver.init(task.posterior)
         packed = self._store.load_state()
         return initial if packed is None else inputs.unpack(packed, initial)
 
     def _taken_up(self, task: Task, state: Any) -> Pending | None:
-        """Returns the interrupted release of this very task, if its slot may still be used.
+        """Returns the interrupted release of this very task, if it may be continued.
 
-        If it was begun from another input, its slot stays charged, and another attempt is another
-        release, with its own secret and price.
+        If it was begun from another input it stays charged, and the next attempt is a new release with
+        its own secret and price.
         """
         pending = self._store.pending()
         if pending is None or _task_of(pending.release_id) != task.task_id:
@@ -355,9 +355,9 @@ class Worker:
         if pending.task != self._task_fingerprint(pending.secret, task):
             return None
         if pending.data is None:
-            # Nothing was computed from this secret here. But this store may be a copy made at
-            # this moment, whose original went on, and records that changed since are not noted.
-            # For the same reason it is asked for again: the original may have sent its answer.
+            # Nothing was computed from this secret here. But this store may be a copy made at this
+            # moment, whose original continued; later changes of records would go unnoticed. So draw a
+            # new secret, and ask the policy again: the original may have sent its answer.
             self._ask(task, pending.release_id)
             return self._drawn(pending.release_id, task, self._store.renew)
         if pending.state != inputs.fingerprint(pending.secret, "state", state):
@@ -370,12 +370,12 @@ class Worker:
         while ledgers.state(self.ledger, release_id := f"{task.task_id}#{attempt}") is not None:
             attempt += 1
         ledger = ledgers.spend(self.ledger, release_id, self._solver.cost, self._budget)
-        # After the study's own budget allowed it, since this may charge another ledger for good.
+        # Ask only once the study's own budget allows it: the policy may charge its own ledger for good.
         self._ask(task, release_id)
         return self._drawn(release_id, task, functools.partial(self._store.reserve, ledger))
 
     def _ask(self, task: Task, release_id: str) -> None:
-        """Asks the site's own policy, with all that this study charged for other releases."""
+        """Asks the site's policy, and passes the cost of all other releases of this study."""
         if self._admit is None:
             return
         entries = self.ledger.entries
@@ -391,7 +391,7 @@ class Worker:
 
     def _task_fingerprint(self, secret: bytes, task: Task) -> bytes:
         cost = repr(self._solver.cost)
-        # Other software may add other noise of the same secret, or round the sums in another way.
+        # Other versions may draw other noise from the same secret, or round sums differently.
         made_by = f"fedvi {__version__}, jax {jax.__version__}, draws {random.DRAWS}"
         solver = self._solver.name
         return inputs.fingerprint(secret, "task", task, self._study_digest, solver, cost, made_by)
@@ -399,7 +399,7 @@ class Worker:
     def _digest(self, shard: Shard) -> bytes:
         """Returns the HMAC of the records under the store's local secret.
 
-        Computed once for a shard that is handed in again and cannot have been written to since.
+        Cached while the same shard is passed, if its memory is read-only.
         """
         if self._digested is not None and self._digested[0] is shard:
             return self._digested[1]
@@ -408,7 +408,7 @@ class Worker:
         return digest
 
     def _send(self, release_id: str, payload: Payload) -> None:
-        # What is sent is what was sealed, whatever happened to the file in between.
+        # Send only the sealed bytes: this checks that the file was not changed in between.
         codec.decode(payload)
         ledger = ledgers.seal(self.ledger, release_id, payload.sha256)
         task_id, _, attempt = release_id.rpartition("#")
@@ -430,18 +430,18 @@ def _task_of(release_id: str) -> str:
 
 
 def _typed(value: Any) -> Metric:
-    """Takes what a solver gave no type to as private: it saw records."""
+    """Marks an untyped metric as private, since the solver saw records."""
     return value if isinstance(value, Metric) else Private(value)
 
 
 def _is_read_only(shard: Shard) -> bool:
-    # Files of a stored column have no name by which anybody could open them.
+    # The files of a stored column are unlinked, so that nobody can open and change them.
     kept = (jax.Array, StoredColumn)
     return all(isinstance(leaf, kept) or _frozen(leaf) for leaf in jax.tree.leaves(shard))
 
 
 def _frozen(array: Any) -> bool:
-    """Whether nobody can write to an array's memory: a view's base may be writable."""
+    """Whether an array and all its bases are read-only: a view's base may be writable."""
     while isinstance(array, np.ndarray):
         if array.flags.writeable:
             return False
