@@ -1,3 +1,3 @@
-"""How messages travel: a link takes a request to the coordinator and brings back the reply."""
+"""Transports messages: a link takes a request to the coordinator and brings back the reply."""
 
 __all__: list[str] = []

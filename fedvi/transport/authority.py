@@ -1,7 +1,7 @@
-"""The consortium's certificate authority: a folder at the coordinator.
+"""Runs the consortium's certificate authority: a folder at the coordinator.
 
 FOLDER/ca.pem         its certificate, which every party trusts
-FOLDER/ca.key         its key; whoever has it can make any party
+FOLDER/ca.key         its key; whoever has it can impersonate any party
 FOLDER/roster.json    all that it signed, and what was revoked; the server reads it, or a copy
 FOLDER/issued/        each certificate that it signed, by fingerprint
 """
@@ -24,13 +24,13 @@ __all__ = ["Created", "Issued", "create", "members", "renew", "renew_itself", "r
 
 _CERTIFICATE, _KEY, _ISSUED = "ca.pem", "ca.key", "issued"
 
-# A certificate begins this long before it is signed, for clocks that are late.
+# A certificate begins this long before it is signed, in case other clocks are slow.
 _BACKDATED = datetime.timedelta(hours=1)
 _MAX_DAYS = 36_500
 
 
 class Created(NamedTuple):
-    """An authority's certificate: its name, its SHA-256 fingerprint, its end, and its file."""
+    """An authority's certificate: its name, SHA-256 fingerprint, expiry and file."""
 
     name: str
     fingerprint: str
@@ -46,8 +46,8 @@ class Issued(NamedTuple):
       role: of the party.
       hosts: of a server; empty for others.
       fingerprint: SHA-256 of the certificate.
-      key: SHA-256 of its public key: what the party said its request has.
-      not_after: when it ends, in UTC: never later than the authority does.
+      key: SHA-256 of its public key, to compare with the party's request.
+      not_after: when it expires, in UTC: never later than the authority.
       pem: the certificate.
     """
 
@@ -63,18 +63,18 @@ class Issued(NamedTuple):
 def create(
     folder: Path, name: str, days: int = 3650, at: datetime.datetime | None = None
 ) -> Created:
-    """Makes an authority: a key, a certificate over itself, and an empty roster.
+    """Creates an authority: a key, a self-signed certificate, and an empty roster.
 
-    Its certificates sign no further authorities.
+    The authority cannot sign other authorities.
 
     Args:
-      folder: made, for its owner alone, if it is not there.
-      name: that people read, of up to 64 characters.
-      days: that it lives.
+      folder: created, for its owner alone, if it does not exist.
+      name: a readable name of up to 64 characters.
+      days: lifetime of the certificate.
       at: the time, in UTC; now, if None.
 
     Raises:
-      ConfigError: there is an authority already, or an argument is wrong.
+      ConfigError: an authority exists already, or an argument is wrong.
     """
     if not 0 < len(name) <= 64 or not name.isprintable():
         raise errors.ConfigError(f"--name is {name!r:.80}, expected 1 to 64 printable characters")
@@ -99,8 +99,8 @@ def create(
 def renew_itself(folder: Path, days: int = 3650, at: datetime.datetime | None = None) -> Created:
     """Gives the authority a new certificate for the same key and name.
 
-    What it has signed stays valid under the new certificate, and what it signs from now on is valid
-    under the old one, as long as that lasts: parties may take the new ca.pem one by one.
+    Earlier certificates stay valid under the new one, and later certificates are valid under the old one
+    until it expires. So parties may install the new ca.pem one by one.
 
     Raises:
       ConfigError: there is no authority in the folder, or ``days`` is wrong.
@@ -125,22 +125,21 @@ def sign(
 ) -> Issued:
     """Signs a request and puts the certificate on the roster.
 
-    The role is the signer's to say: a request for more than a client's is refused unless the same
-    role is given here.
+    The signer decides the role: a request for another role than the one given here is refused.
 
     Args:
-      request_pem: what `fedvi enroll` made.
-      name: that the request must hold; any, if None.
-      role: that the request must hold.
-      days: that the certificate lives, unless the authority ends earlier.
-      new_key: whether a name on the roster may come with another key than before. Its earlier
-        certificates stay as they are.
+      request_pem: the request from `fedvi enroll`.
+      name: the name that the request must hold; any, if None.
+      role: the role that the request must hold.
+      days: lifetime of the certificate, unless the authority expires earlier.
+      new_key: whether a name on the roster may come with a new key. Its earlier certificates stay as
+        they are.
       at: the time, in UTC; now, if None.
 
     Raises:
       ConfigError: there is no authority in the folder, or an argument is wrong.
-      IdentityError: the request is no request, does not hold its own key, is of another name or
-        role, or comes with a new key unasked; or the authority has expired.
+      IdentityError: the request is invalid, is not signed by its own key, has another name or role, or
+        has a new key without ``new_key``; or the authority has expired.
     """
     length = _length(days)
     certificates.check_role(role)
@@ -170,7 +169,7 @@ def sign(
 
 
 def renew(folder: Path, name: str, days: int = 90, at: datetime.datetime | None = None) -> Issued:
-    """Signs a party's newest certificate anew: the same key, role and hosts, new dates.
+    """Renews a party's newest active certificate: the same key, role and hosts, new dates.
 
     Raises:
       ConfigError: there is no authority in the folder, the party is not on its roster, or ``days``
@@ -200,14 +199,14 @@ def revoke(
     fingerprint: str | None = None,
     at: datetime.datetime | None = None,
 ) -> int:
-    """Takes a party off the roster: a server that reads this roster refuses its next call.
+    """Revokes a party's certificates: a server that reads this roster refuses its next call.
 
     Args:
       fingerprint: of the one certificate to revoke; all of them, if None.
       at: the time, in UTC; now, if None.
 
     Returns:
-      How many certificates were active and now are not.
+      How many active certificates were revoked.
 
     Raises:
       ConfigError: there is no authority in the folder, or no such party or certificate.
@@ -236,7 +235,7 @@ def revoke(
 
 
 def members(folder: Path) -> tuple[Created, dict[str, Member]]:
-    """Returns the authority and who is on its roster.
+    """Returns the authority and the members of its roster.
 
     Raises:
       ConfigError: there is no authority in the folder, or its roster cannot be read.
@@ -256,7 +255,7 @@ def _issue(
     length: datetime.timedelta,
     at: datetime.datetime | None,
 ) -> Issued:
-    """Signs, keeps and lists a certificate, in this order: what is listed can be had again."""
+    """Signs, stores and lists a certificate, in this order, so that every listed one is stored."""
     at = at or certificates.now()
     own, root = _open(folder)
     certificates.check_dates(
@@ -299,7 +298,7 @@ def _issue(
 
 
 def _check_member(roster: dict[str, Member], name: str, role: str, key: str, new_key: bool) -> None:
-    """Checks that a request fits what is known of its name."""
+    """Checks that a request is consistent with the roster's entries for its name."""
     for known in roster:
         # Ledgers and state folders are named after clients, and some file systems ignore case.
         if known != name and known.casefold() == name.casefold():

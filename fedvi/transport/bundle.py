@@ -1,4 +1,4 @@
-"""Arrays in transit: their description, their bytes in pieces, and the sizes of the wire."""
+"""Describes arrays in transit, cuts their bytes into pieces, and sets the size limits."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -32,16 +32,16 @@ CHUNK = 256 << 10
 """Bytes in one piece: several times faster than one large message, in bounded memory."""
 
 LEAST_CHUNK = 64 << 10
-"""Bytes in each piece of an answer but the last, at least: what a server takes from anybody."""
+"""The fewest bytes that a server accepts in each piece of an answer except the last."""
 
 INLINE = 64 << 10
-"""A payload up to this many bytes travels within the message that names it."""
+"""A payload of up to this many bytes travels within the message that announces it."""
 
 MESSAGE_LIMIT = 4 << 20
-"""No message may be larger, in bytes; the same at both ends and no setting."""
+"""The most bytes of a message; fixed, since both ends must agree."""
 
 PAYLOAD_LIMIT = 1 << 30
-"""No payload may be larger, in bytes."""
+"""The most bytes of a payload."""
 
 
 class Spec(NamedTuple):
@@ -54,13 +54,13 @@ class Spec(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a payload is, before its bytes are there.
+    """Describes a payload before its bytes arrive.
 
     Attributes:
       specs: of its tensors, in order.
-      event: canonical JSON of what they cost; empty from the server.
-      sha256: hex digest over event, specs and bytes, as ``codec.digest`` makes it.
-      size: of the bytes of all tensors, one after the other.
+      event: canonical JSON of the event that it cost; empty from the server.
+      sha256: hex digest over event, specs and bytes, from ``codec.digest``.
+      size: total bytes of all tensors.
     """
 
     specs: tuple[Spec, ...]
@@ -70,7 +70,7 @@ class Manifest(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """A payload that is to be sent: what it is, and its tensors."""
+    """A payload to send: its manifest and its tensors."""
 
     manifest: Manifest
     tensors: tuple[Tensor, ...]
@@ -83,18 +83,18 @@ def of_eta(eta: Eta) -> Bundle:
 
 
 def of_payload(payload: Payload) -> Bundle:
-    """Bundles what a client sends; its digest is taken as it is."""
+    """Bundles a client's payload, and trusts its digest."""
     return _bundle(payload.tensors, payload.event, payload.sha256)
 
 
 def pieces(tensors: Sequence[Tensor], offset: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields (offset, bytes) of at most ``CHUNK`` bytes, from ``offset`` to the end of all tensors.
 
-    All pieces but the last are full, also where one tensor ends and the next begins. Of tensors that
-    stand in mapped files, what was yielded is no longer in memory.
+    All pieces but the last are full, even across the boundary of two tensors. Yielded parts of
+    memory-mapped tensors are evicted from memory.
 
     Raises:
-      ProtocolError: if there are fewer than ``offset`` bytes.
+      ProtocolError: there are fewer than ``offset`` bytes.
     """
     size = sum(len(tensor.data) for tensor in tensors)
     if offset > size:
@@ -122,7 +122,7 @@ def assemble(manifest: Manifest, data: bytes | memoryview) -> Payload:
     """Cuts a payload's bytes into its tensors, which share their memory, and checks the digest.
 
     Raises:
-      ProtocolError: if the size or the digest is wrong.
+      ProtocolError: the size or the digest is wrong.
     """
     view = memoryview(data).toreadonly()
     if len(view) != manifest.size:
@@ -143,10 +143,10 @@ def assemble(manifest: Manifest, data: bytes | memoryview) -> Payload:
 
 
 def check_layout(manifest: Manifest, like: Eta) -> None:
-    """Checks, before any byte is asked for, that a payload can be natural parameters like these.
+    """Checks, before any byte is requested, that a payload has the layout of these natural parameters.
 
     Raises:
-      ProtocolError: if a name, dtype or shape differs.
+      ProtocolError: a name, dtype or shape differs.
     """
     found = {spec.name: (spec.dtype, spec.shape) for spec in manifest.specs}
     if found != codec.layout(like):
@@ -157,7 +157,7 @@ def check_layout(manifest: Manifest, like: Eta) -> None:
 
 
 class Buffer:
-    """Where the bytes of a payload arrive, in memory; what is there stays if the stream breaks off.
+    """Collects the bytes of a payload in memory, and keeps them if the stream breaks off.
 
     Args:
       size: of the payload.
@@ -168,10 +168,10 @@ class Buffer:
         self.received = 0
 
     def add(self, offset: int, data: bytes) -> None:
-        """Takes the next piece.
+        """Adds the next piece.
 
         Raises:
-          ProtocolError: if it is empty, too large, or does not follow the piece before it.
+          ProtocolError: the piece is empty, too large, or does not follow the one before it.
         """
         end = offset + len(data)
         if not 0 < len(data) <= CHUNK:
@@ -185,7 +185,7 @@ class Buffer:
         self.received = end
 
     def data(self) -> memoryview:
-        """Returns what has arrived, read-only, without a copy."""
+        """Returns the bytes that have arrived, read-only, without a copy."""
         return memoryview(self._bytes).toreadonly()[: self.received]
 
 

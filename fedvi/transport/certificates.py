@@ -1,8 +1,8 @@
-"""Makes and checks certificates: what one says, and who vouches for it.
+"""Creates, reads and checks certificates.
 
-A party's name stands in the certificate twice: as its common name, and with its role as a URI,
-``fedvi:client:north``. A server's certificate also holds the DNS names and IP addresses under which
-it is reached. All keys are ECDSA on P-256, all signatures use SHA-256.
+A certificate holds its party's name twice: as the common name, and with the role as a URI,
+``fedvi:client:north``. A server's certificate also holds the DNS names and IP addresses that clients
+dial. All keys are ECDSA on P-256, all signatures use SHA-256.
 """
 
 import datetime
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 ROLES = ("client", "server", "admin")
-"""Who a certificate may be of: a site, the server, or one who pauses and stops runs."""
+"""The roles of certificate holders: a site, the server, or an operator who pauses and stops runs."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(
@@ -64,13 +64,13 @@ _USES = (
 
 
 class Identity(NamedTuple):
-    """Who a certificate is of.
+    """The holder of a certificate.
 
     Attributes:
-      name: of the site, the server or the administrator; a client's is its name in the study.
+      name: of the site, the server or the administrator; for a client, its name in the study.
       role: one of ``ROLES``.
       fingerprint: SHA-256 over the certificate, 64 lower-case hex digits.
-      not_after: when the certificate ends, in UTC.
+      not_after: when the certificate expires, in UTC.
     """
 
     name: str
@@ -79,16 +79,16 @@ class Identity(NamedTuple):
     not_after: datetime.datetime
 
 
-# What is said in an error, and checked at the boundary.
+# Formatting for errors, and checks of input.
 
 
 def now() -> datetime.datetime:
-    """Returns the time by this machine's clock, in UTC."""
+    """Returns the current time in UTC."""
     return datetime.datetime.now(datetime.UTC)
 
 
 def day(when: datetime.datetime) -> str:
-    """Writes a moment as errors name it.
+    """Formats a time for error messages.
 
     >>> day(datetime.datetime(2026, 3, 1, 9, 30, tzinfo=datetime.UTC))
     '2026-03-01 09:30 UTC'
@@ -97,10 +97,10 @@ def day(when: datetime.datetime) -> str:
 
 
 def check_name(name: str) -> str:
-    """Returns a party's name.
+    """Checks and returns a party's name.
 
     Raises:
-      ConfigError: it is none; the rule is that of a client's name in a study.
+      ConfigError: the name is invalid; the rule is the one for clients' names in a study.
     """
     if not _NAME.fullmatch(name):
         raise errors.ConfigError(
@@ -114,10 +114,10 @@ def check_name(name: str) -> str:
 
 
 def check_role(role: str) -> str:
-    """Returns a role.
+    """Checks and returns a role.
 
     Raises:
-      ConfigError: it is none of ``ROLES``.
+      ConfigError: the role is not in ``ROLES``.
     """
     if role not in ROLES:
         raise errors.ConfigError(f"the role {role!r:.80} is none of {', '.join(ROLES)}")
@@ -125,7 +125,7 @@ def check_role(role: str) -> str:
 
 
 def parse_host(text: str) -> x509.GeneralName:
-    """Returns a host as a certificate holds it: an IP address or a DNS name.
+    """Parses a host, an IP address or a DNS name, into the form of certificates.
 
     >>> parse_host("10.1.2.3"), parse_host("fedvi.example.org")
     (<IPAddress(value=10.1.2.3)>, <DNSName(value='fedvi.example.org')>)
@@ -137,7 +137,7 @@ def parse_host(text: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
     except ValueError:
         pass
-    # Digits and dots alone are an address with a mistake in it, never a name.
+    # Text of digits and dots alone is a mistyped address, not a name.
     if not _HOST.fullmatch(text) or re.fullmatch(r"[0-9.]+", text):
         raise errors.ConfigError(
             f"the host {text!r:.80} is neither a DNS name nor an IP address",
@@ -147,13 +147,13 @@ def parse_host(text: str) -> x509.GeneralName:
 
 
 def parse_fingerprint(text: str) -> str:
-    """Returns a fingerprint as 64 lower-case hex digits; colons and spaces are taken.
+    """Parses a fingerprint into 64 lower-case hex digits; accepts colons and spaces.
 
     >>> parse_fingerprint("AB:" * 31 + "AB") == "ab" * 32
     True
 
     Raises:
-      ConfigError: it is none.
+      ConfigError: it is not a SHA-256 fingerprint.
     """
     found = re.sub(r"[\s:]", "", text.strip().lower().removeprefix("sha256"))
     if not re.fullmatch(r"[0-9a-f]{64}", found):
@@ -166,7 +166,7 @@ def parse_fingerprint(text: str) -> str:
 
 # Reading.
 
-# What cryptography raises for a certificate that cannot be read.
+# The exceptions of `cryptography` for an unreadable certificate.
 _MALFORMED = (
     ValueError,
     UnsupportedAlgorithm,
@@ -180,12 +180,12 @@ def parse(content: bytes, where: str) -> x509.Certificate:
     """Reads one certificate in PEM.
 
     Raises:
-      IdentityError: it is none, or there are several: what is trusted must be one thing.
+      IdentityError: the content is not a certificate, or holds several, so that trust is ambiguous.
     """
     try:
         found = x509.load_pem_x509_certificates(content)
         for item in found:
-            # Read only when it is asked for, and a damaged part would raise there.
+            # These parts are parsed lazily: a damaged one must raise here, not later.
             for part in ("subject", "issuer", "extensions", "not_valid_before_utc"):
                 getattr(item, part)
             item.public_key()
@@ -201,7 +201,7 @@ def read(path: Path, hint: str = "") -> x509.Certificate:
 
     Raises:
       ConfigError: the file cannot be read.
-      IdentityError: it holds no certificate, or several.
+      IdentityError: the file holds no certificate, or several.
     """
     return parse(files.read(path, "the certificate", hint), str(path))
 
@@ -211,7 +211,7 @@ def read_key(path: Path, hint: str = "") -> ec.EllipticCurvePrivateKey:
 
     Raises:
       ConfigError: the file cannot be read.
-      IdentityError: it holds no key on P-256, or one under a password.
+      IdentityError: the file holds no key on P-256, or an encrypted one.
     """
     content = files.read(path, "the key", hint)
     try:
@@ -229,7 +229,7 @@ def public_key(
     """Returns the public key of a certificate or a request.
 
     Raises:
-      IdentityError: it is not on P-256.
+      IdentityError: the key is not on P-256.
     """
     found = holder.public_key()
     if not isinstance(found, ec.EllipticCurvePublicKey) or found.curve.name != "secp256r1":
@@ -241,7 +241,7 @@ def names(holder: x509.Certificate | x509.CertificateSigningRequest, where: str)
     """Returns the name and the role that a certificate or a request holds.
 
     Raises:
-      IdentityError: it holds none, several, or a common name that says otherwise.
+      IdentityError: there is no name, or there are several, or the common name differs.
     """
     found = _alternatives(holder, x509.UniformResourceIdentifier, where)
     parts = found[0].split(":") if len(found) == 1 else []
@@ -263,10 +263,10 @@ def names(holder: x509.Certificate | x509.CertificateSigningRequest, where: str)
 
 
 def identity_of(certificate: x509.Certificate, where: str = "the certificate") -> Identity:
-    """Returns who a certificate is of; says nothing of whether it is to be believed.
+    """Returns the holder of a certificate, without checking who signed it.
 
     Raises:
-      IdentityError: it names no party.
+      IdentityError: the certificate names no party.
     """
     name, role = names(certificate, where)
     return Identity(name, role, fingerprint(certificate), certificate.not_valid_after_utc)
@@ -284,7 +284,7 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """Returns SHA-256 over a public key (SubjectPublicKeyInfo): it outlives a renewal."""
+    """Returns SHA-256 over a public key (SubjectPublicKeyInfo); a renewed certificate keeps it."""
     digest = hashes.Hash(hashes.SHA256())
     digest.update(
         key.public_bytes(
@@ -294,21 +294,21 @@ def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
     return digest.finalize().hex()
 
 
-# Judging.
+# Checking.
 
 
 def check_dates(
     certificate: x509.Certificate, whose: str, at: datetime.datetime, renewal: str
 ) -> None:
-    """Checks that a certificate has begun and not ended.
+    """Checks that a certificate is within its dates.
 
     Args:
-      whose: it is, for the error: "the certificate of 'north'".
+      whose: names it in the error, such as "the certificate of 'north'".
       at: the time, in UTC.
-      renewal: the hint where it has ended.
+      renewal: the hint for an expired certificate.
 
     Raises:
-      IdentityError: it has ended, or not begun.
+      IdentityError: it has expired, or is not valid yet.
     """
     if at > certificate.not_valid_after_utc:
         raise errors.IdentityError(
@@ -323,18 +323,18 @@ def check_dates(
 
 
 def check_issued(certificate: x509.Certificate, authority: x509.Certificate, whose: str) -> None:
-    """Checks that an authority's key signed a certificate, and that it may sign.
+    """Checks that an authority signed a certificate, and that it is allowed to sign.
 
-    The authority's dates are not looked at; ``check_dates`` does that.
+    Dates are not checked here; see ``check_dates``.
 
     Raises:
-      IdentityError: another authority signed it, or what should be an authority is none.
+      IdentityError: another authority signed it, or ``authority`` is not an authority's certificate.
     """
     _check_authority(authority)
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
-        # The subject may be the same: two authorities of one name have different keys.
+        # Names may be equal: two authorities of one name have different keys.
         raise errors.IdentityError(
             f"{whose} was signed by another authority than the one trusted here "
             f"({_common_name(authority)}, fingerprint {fingerprint(authority)})",
@@ -379,22 +379,22 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def subject(name: str, role: str, hosts: Sequence[str]) -> tuple[x509.Name, x509.ExtensionType]:
-    """Returns what a certificate says of a party: its subject, and its other names."""
+    """Returns a certificate's subject and its alternative names for a party."""
     uri = x509.UniformResourceIdentifier(f"{_SCHEME}:{role}:{name}")
     others = x509.SubjectAlternativeName([uri, *map(parse_host, hosts)])
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), others
 
 
 def key_usage(*allowed: str) -> x509.KeyUsage:
-    """Returns what a key may do, by the names of ``x509.KeyUsage``; nothing else."""
+    """Returns a key usage that allows only these uses, by their names in ``x509.KeyUsage``."""
     return x509.KeyUsage(**{use: use in allowed for use in _USES})
 
 
 def usage(role: str) -> list[tuple[x509.ExtensionType, bool]]:
-    """Returns what a role's key may do, each extension with whether it is critical.
+    """Returns the usage extensions of a role's certificate, each with whether it is critical.
 
-    A server's certificate can open no connection as a client and the other way round, so that no
-    site can pose as the server.
+    A server's certificate cannot be used by a client, nor a client's by a server, so that no site can
+    pose as the server.
     """
     purpose = (
         ExtendedKeyUsageOID.SERVER_AUTH if role == "server" else ExtendedKeyUsageOID.CLIENT_AUTH

@@ -1,4 +1,4 @@
-"""Arrays to bytes and back; only a ``Released`` encodes, which is the privacy boundary of the wire."""
+"""Converts arrays to bytes and back; it encodes only a ``Released``: the privacy boundary of the wire."""
 
 import functools
 import hashlib
@@ -30,7 +30,7 @@ __all__ = [
     "unpack",
 ]
 
-# What may travel: real numbers and indices of a fixed width.
+# The dtypes that may travel: real numbers and indices of a fixed width.
 _DTYPES = ("<f4", "<f8", "<i4", "<i8")
 _INTEGERS = ("<i4", "<i8")
 
@@ -38,12 +38,12 @@ _INTEGERS = ("<i4", "<i8")
 def encode(released: Any) -> Payload:
     """Turns a released dictionary of arrays into bytes, with the event that they cost.
 
-    What was released on a grid travels as its integers and the grid's step; the value may be an
-    ``OnGrid`` of a dictionary, or a dictionary that holds ``OnGrid`` arrays.
+    Values on a grid travel as integers and the grid's step. The value may be an ``OnGrid`` of a
+    dictionary, or a dictionary that holds ``OnGrid`` arrays.
 
     Raises:
-      PrivacyError: for anything but a ``Released``: it was not released, so it may not leave.
-      ProtocolError: if a number is not finite or a dtype cannot travel.
+      PrivacyError: the argument is not a ``Released``, so it may not leave.
+      ProtocolError: a number is not finite, or a dtype cannot travel.
     """
     event = _event_text(_released(released).event)
     tensors = []
@@ -56,12 +56,12 @@ def encode(released: Any) -> Payload:
 
 
 class Encoded(NamedTuple):
-    """What messages of many clients hold, and their digests, without the messages.
+    """The contents and digests of many clients' messages, without the messages.
 
     Attributes:
-      digests: of what ``encode`` makes of each client's part.
-      arrays: what ``decode`` makes of all of them, with a first axis for clients.
-      event: what each of them cost.
+      digests: for each client, the digest that ``encode`` would give.
+      arrays: the arrays that ``decode`` would give, with a first axis for clients.
+      event: the cost of each message.
     """
 
     digests: tuple[str, ...]
@@ -70,14 +70,14 @@ class Encoded(NamedTuple):
 
 
 def encode_many(released: Any, count: int) -> Encoded:
-    """Encodes and decodes what many clients released, where nothing leaves the process.
+    """Encodes and decodes the releases of many clients within one process.
 
     Args:
-      released: whose arrays have a first axis for clients.
-      count: how many of them, the first ones, there are.
+      released: its arrays have a first axis for clients.
+      count: the number of clients; later rows are padding.
 
     Raises:
-      PrivacyError, ProtocolError: as ``encode`` and ``decode`` do.
+      PrivacyError, ProtocolError: as in ``encode`` and ``decode``.
     """
     event = _event_text(_released(released).event)
     rows = [_lengths_and(event.encode())]
@@ -102,7 +102,7 @@ def decode(payload: Payload) -> tuple[dict[str, np.ndarray], events.Event]:
     Integers with a scale become float64, integer × scale.
 
     Raises:
-      ProtocolError: if the digest, a name, a dtype, a scale, a size, a number or the event is wrong.
+      ProtocolError: the digest, a name, a dtype, a scale, a size, a number or the event is wrong.
     """
     if payload.sha256 != digest(payload.event, payload.tensors):
         raise errors.ProtocolError("a payload does not match its sha256", "send it again")
@@ -117,8 +117,8 @@ def decode(payload: Payload) -> tuple[dict[str, np.ndarray], events.Event]:
 def pack(eta: Eta) -> tuple[Tensor, ...]:
     """Turns public natural parameters into tensors, float64, named by their fields.
 
-    The tensors share the memory of ``eta`` where that is float64 in C order already: a tree that
-    may be written to must not be, until they are sent.
+    The tensors share the memory of ``eta`` where that is already float64 in C order: do not write to it
+    until they are sent.
 
     >>> from fedvi.expfam.gaussian import GaussianEta
     >>> [(t.name, t.shape) for t in pack(GaussianEta(h=np.zeros(2), J=np.eye(2)))]
@@ -133,12 +133,12 @@ def pack(eta: Eta) -> tuple[Tensor, ...]:
 
 
 def unpack(tensors: Sequence[Tensor], like: Eta) -> Eta:
-    """Turns tensors back into read-only arrays in the tree, and with the shapes, of ``like``.
+    """Turns tensors back into read-only arrays, in a tree with the structure and shapes of ``like``.
 
     The arrays share the memory of the tensors.
 
     Raises:
-      ProtocolError: if a name, dtype, shape, scale, size or number is wrong.
+      ProtocolError: a name, dtype, shape, scale, size or number is wrong.
     """
     found = {t.name: (t.dtype, tuple(t.shape)) for t in tensors}
     if found != layout(like) or len(tensors) != len(found):
@@ -156,21 +156,21 @@ def unpack(tensors: Sequence[Tensor], like: Eta) -> Eta:
 
 
 def layout(like: Eta) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns name → (dtype, shape) of the tensors that ``pack`` makes of such a tree."""
+    """Returns name → (dtype, shape) of the tensors of ``pack(like)``."""
     shapes = (tuple(np.shape(leaf)) for leaf in tree.leaves(like))
     return {name: ("<f8", shape) for name, shape in zip(_names(like), shapes, strict=True)}
 
 
 def check_spec(name: str, dtype: str, shape: Sequence[int], scale: float | None) -> int:
-    """Checks what is said of a tensor, and returns how many bytes it must have.
+    """Checks a tensor's description, and returns how many bytes it must have.
 
     Raises:
-      ProtocolError: if the dtype cannot travel, or a scale stands where none may.
+      ProtocolError: the dtype cannot travel, or the scale is not allowed.
     """
     if dtype not in _DTYPES:
         raise errors.ProtocolError(f"{name} has dtype {dtype!r}, expected one of {_DTYPES}")
     _check_scale(name, dtype, scale)
-    # Python's integers, since a product of hostile ones may pass 64 bits.
+    # Python integers: the product of hostile lengths may exceed 64 bits.
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
@@ -178,7 +178,7 @@ def digest(event: str, tensors: Sequence[Tensor]) -> str:
     """Returns the SHA-256 over an event and tensors, in hexadecimal."""
     hasher = hashlib.sha256()
     for part in (event.encode(), *(p for t in tensors for p in _parts(t))):
-        # The length first, so that no two different messages feed the same bytes.
+        # The length prefix makes the encoding unambiguous.
         hasher.update(_length(part))
         for (piece,) in windows(np.frombuffer(part, np.uint8)):
             hasher.update(piece)
@@ -190,7 +190,7 @@ def _length(part: bytes | memoryview) -> bytes:
 
 
 def _lengths_and(*parts: bytes | memoryview, size: bytes = b"") -> np.ndarray:
-    """Returns what ``digest`` feeds for some parts, and the length of one that follows."""
+    """Returns the bytes that ``digest`` hashes for some parts, then the length of the next part."""
     return np.frombuffer(b"".join(p for x in parts for p in (_length(x), x)) + size, np.uint8)
 
 
@@ -205,7 +205,7 @@ def _names(eta: Eta, path: str = "") -> Iterator[str]:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    """Returns the array of a tensor, after all checks of it; read-only, in the tensor's memory."""
+    """Checks a tensor and returns its array, read-only, in the tensor's memory."""
     expected = check_spec(tensor.name, tensor.dtype, tensor.shape, tensor.scale)
     if len(tensor.data) != expected:
         raise errors.ProtocolError(
@@ -221,7 +221,7 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
-    # Without the numbers: the text may reach a log.
+    # The message shows no number, since it may reach a log.
     if not is_finite(array):
         raise errors.ProtocolError(f"{name} holds numbers that are not finite")
 
@@ -231,7 +231,7 @@ def event_from(text: str) -> events.Event:
     """Reads the event of a payload from its canonical JSON.
 
     Raises:
-      ProtocolError: it is none.
+      ProtocolError: the text is not an event.
     """
     try:
         return events.from_json(json.loads(text))
@@ -245,7 +245,7 @@ def _event_text(event: events.Event) -> str:
 
 
 def _released(value: Any) -> Any:
-    # Here, since whoever only decodes, a server, runs without JAX.
+    # Imported here, since a server only decodes and runs without JAX.
     from fedvi.privacy.release import Released
 
     if not isinstance(value, Released):
@@ -257,7 +257,7 @@ def _released(value: Any) -> Any:
 
 
 def _kind(name: str, array: np.ndarray, scale: float | None) -> str:
-    """Returns the dtype that an array travels in, after all checks of it."""
+    """Checks an array and returns the dtype that it travels in."""
     kind = array.dtype.newbyteorder("<").str
     if kind not in _DTYPES:
         raise errors.ProtocolError(f"{name} has dtype {array.dtype}, expected one of {_DTYPES}")
@@ -267,7 +267,7 @@ def _kind(name: str, array: np.ndarray, scale: float | None) -> str:
 
 
 def _decoded(name: str, array: np.ndarray, scale: float | None) -> np.ndarray:
-    """Returns integer × scale, in float64; an array without a scale as it is."""
+    """Returns integer × scale in float64; without a scale, returns the array unchanged."""
     if scale is None:
         return array
     # The product may overflow, though both factors are finite.

@@ -1,4 +1,4 @@
-"""Enrols a site: its key is made here, a request travels, and a certificate returns."""
+"""Enrols a site: makes its key and a certificate request, and installs the signed certificate."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +19,13 @@ REQUEST = "request.pem"
 
 
 class Request(NamedTuple):
-    """What a party asks an authority for.
+    """A party's request for a certificate.
 
     Attributes:
       name: of the party.
-      role: that it asks for.
-      hosts: under which a server is reached.
-      key: SHA-256 of the public key: what both sides compare by telephone.
+      role: the role that it asks for.
+      hosts: DNS names and IP addresses of a server.
+      key: SHA-256 of the public key, which both sides compare by telephone.
       path: of the request's file.
     """
 
@@ -37,7 +37,7 @@ class Request(NamedTuple):
 
 
 class Installed(NamedTuple):
-    """What was put in a party's folder, and the fingerprint of the authority that it now trusts."""
+    """The installed identity, and the fingerprint of the authority that the party now trusts."""
 
     identity: Identity
     authority: str
@@ -49,16 +49,16 @@ def request(
     """Makes a key and a request for a certificate; with ``keep_key``, a request for the old key.
 
     Args:
-      folder: of the party; made, for its owner alone, if it is not there.
-      name: of the party; a client's is that of its entry in the study.
+      folder: of the party; created, for its owner alone, if it does not exist.
+      name: of the party; for a client, its name in the study.
       role: one of ``certificates.ROLES``.
-      hosts: the DNS names and IP addresses of a server; nobody else has any.
-      keep_key: whether to use the key that is there: a renewal.
+      hosts: the DNS names and IP addresses of a server; empty for other roles.
+      keep_key: whether to use the existing key, for a renewal.
 
     Raises:
-      ConfigError: the name, the role or the hosts are wrong, or the folder has a key already, or
-        has none with ``keep_key``.
-      IdentityError: the key to keep is of another kind.
+      ConfigError: the name, the role or the hosts are wrong; or the folder has a key already; or, with
+        ``keep_key``, it has none.
+      IdentityError: the existing key is of another kind.
     """
     certificates.check_name(name)
     certificates.check_role(role)
@@ -104,19 +104,20 @@ def install(
     authority: Path | None = None,
     fingerprint: str | None = None,
 ) -> Installed:
-    """Puts a signed certificate, and its authority's, in a party's folder, if all fits together.
+    """Checks a signed certificate and its authority's, and installs both in a party's folder.
 
     Args:
       folder: of the party, with its key.
-      name: that the certificate must hold.
-      certificate: the file that came back.
+      name: the name that the certificate must hold.
+      certificate: the file that came back from the authority.
       authority: the authority's ca.pem; the one in the folder, if None.
-      fingerprint: that the authority's certificate must have, received over a different channel.
+      fingerprint: the expected fingerprint of the authority's certificate, received over a different
+        channel.
 
     Raises:
-      ConfigError: a file cannot be read, or the fingerprint is none.
-      IdentityError: the certificate is of another name, key or authority, or is expired or has not
-        begun; or the authority is another than the fingerprint says, or than the folder trusts.
+      ConfigError: a file cannot be read, or the fingerprint is malformed.
+      IdentityError: the certificate has another name, key or authority, or is outside its dates; or the
+        authority is not the one of the fingerprint, or not the one that the folder trusts.
     """
     found = certificates.read(certificate)
     root = certificates.read(authority or folder / AUTHORITY, "give the authority's ca.pem: --ca")
@@ -138,14 +139,14 @@ def install(
     at = certificates.now()
     certificates.check_dates(root, "the authority's certificate", at, "ask for its new ca.pem")
     certificates.check_dates(found, whose, at, "have the request signed again")
-    # The authority first: a new certificate under an old authority could open no connection.
+    # Replace the authority first: a new certificate under an old authority could open no connection.
     files.replace(folder / AUTHORITY, certificates.pem(root), files.PUBLIC)
     files.replace(folder / CERTIFICATE, certificates.pem(found), files.PUBLIC)
     return Installed(own, certificates.fingerprint(root))
 
 
 def _check_authority(folder: Path, root: x509.Certificate, expected: str | None) -> None:
-    """Checks the authority against the fingerprint received, or against what is trusted already."""
+    """Checks the authority against the given fingerprint, or else against the one already trusted."""
     found = certificates.fingerprint(root)
     if expected is not None:
         if certificates.parse_fingerprint(expected) != found:

@@ -1,4 +1,4 @@
-"""Writes keys, certificates and rosters whole or not at all, and no key over another."""
+"""Writes keys, certificates and rosters atomically, and never overwrites a key."""
 
 import contextlib
 import fcntl
@@ -13,10 +13,10 @@ from fedvi import errors
 __all__ = ["PRIVATE", "PUBLIC", "create", "folder", "locked", "read", "replace", "sweep"]
 
 PRIVATE = 0o600
-"""The mode of a file that its owner alone may read."""
+"""Mode of a file that only its owner may read."""
 
 PUBLIC = 0o644
-"""The mode of a file that everybody may read."""
+"""Mode of a file that everybody may read."""
 
 
 def read(path: Path, what: str, hint: str = "") -> bytes:
@@ -24,11 +24,11 @@ def read(path: Path, what: str, hint: str = "") -> bytes:
 
     Args:
       path: of the file.
-      what: it is, for the error: "the certificate".
+      what: names the file in the error, such as "the certificate".
       hint: for the error.
 
     Raises:
-      ConfigError: it cannot be read.
+      ConfigError: the file cannot be read.
     """
     try:
         return path.read_bytes()
@@ -37,10 +37,10 @@ def read(path: Path, what: str, hint: str = "") -> bytes:
 
 
 def folder(path: Path) -> None:
-    """Makes a folder that its owner alone may enter, if it is not there.
+    """Creates a folder that only its owner may enter, unless it exists.
 
     Raises:
-      ConfigError: it cannot be made.
+      ConfigError: the folder cannot be created.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,10 +49,10 @@ def folder(path: Path) -> None:
 
 
 def create(path: Path, content: bytes, mode: int, hint: str = "") -> None:
-    """Writes a file that is not there yet; its bytes are on the disk when this returns.
+    """Writes a new file; its bytes are on the disk when this returns.
 
     Raises:
-      ConfigError: it is there, and is left as it is, or it cannot be written.
+      ConfigError: the file exists, and is left unchanged; or it cannot be written.
     """
     try:
         _write(path, [content], mode)
@@ -66,15 +66,15 @@ def create(path: Path, content: bytes, mode: int, hint: str = "") -> None:
 
 
 def replace(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int) -> None:
-    """Writes a file, in place of one that may be there: a reader sees the old bytes or the new.
+    """Writes a file, or replaces it atomically: a reader sees either the old bytes or the new.
 
     Args:
-      path: of the file; a link in its place is replaced and not followed.
-      content: its bytes, or parts of them, one after the other.
+      path: of the file; a symbolic link there is replaced and not followed.
+      content: its bytes, or consecutive parts of them.
       mode: of the file.
 
     Raises:
-      ConfigError: it cannot be written; what was there is still there.
+      ConfigError: the file cannot be written; an existing one is unchanged.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -89,10 +89,10 @@ def replace(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int
 
 
 def sweep(path: Path) -> None:
-    """Removes what is left of a `replace` of this file that was killed; nobody may be at one now.
+    """Removes temporary files of a killed `replace` of this file; none may be running now.
 
     Raises:
-      ConfigError: it cannot be removed.
+      ConfigError: a file cannot be removed.
     """
     try:
         for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}"):
@@ -103,7 +103,7 @@ def sweep(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds a folder for one process that changes it; another one waits.
+    """Locks a folder for one process that changes it; others wait.
 
     Raises:
       ConfigError: there is no such folder, or it cannot be written.
@@ -128,7 +128,7 @@ def _write(path: Path, content: Iterable[bytes | memoryview], mode: int) -> None
 
 
 def _sync(path: Path) -> None:
-    """Puts the names of new files in a folder on the disk."""
+    """Flushes the names of new files in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""The client's link over gRPC: deadlines, retries, and transfers that go on where they broke off.
+"""The client's link over gRPC, with deadlines, retries and resumed transfers.
 
-The client dials out, and every call may be made again on a new connection: a task is offered until it
-is answered, and an answer that arrives twice counts once. So a link that breaks off is mended by asking
-again, and whoever uses it sees a slow link, not a broken one.
+The client dials out, and every call may be repeated on a new connection: a task is offered until it is
+answered, and an answer that arrives twice counts once. So the link repairs broken connections by retrying,
+and its user sees a slow link, not a broken one.
 """
 
 import contextlib
@@ -43,65 +43,65 @@ __all__ = ["GrpcLink"]
 
 _T = TypeVar("_T")
 
-# Seconds that a small call may take; one that waits at the server has these on top.
+# Seconds that a small call may take, not counting its wait at the server.
 _CALL_SECONDS = 20.0
-# Seconds that one stream may take. A slower one goes on in a stream of its own.
+# Seconds that one stream may take. A slower transfer continues in another stream.
 _STREAM_SECONDS = 300.0
-# Seconds for the last words: whoever leaves, or failed, does not wait for a server that is not there.
+# Seconds for Failure and Goodbye: a client that leaves does not wait for an absent server.
 _FAILURE_SECONDS = 30.0
 _GOODBYE_SECONDS = 3.0
-# Seconds between signs of life where the server names no lease; the fewest and the most where it does.
+# Seconds between signs of life if the server names no lease; and their bounds if it does.
 _BEAT_SECONDS = 30.0
 _BEATS = (0.01, 3600.0)
 # The first and the longest wait before a call is made again, in seconds.
 _DELAYS = (0.1, 10.0)
-# A shorter wait is not worth the question whether the server is back; and with a server that says so
-# and yet refuses, each wait is at least so long, in seconds.
+# Seconds. For a shorter wait, do not ask whether the server is back. It is also how long to wait once the
+# server says that it is back, in case it still refuses.
 _WORTH_ASKING = 0.25
-# How often a call may end in a way that is no broken connection by all appearances, or a task may be
-# withdrawn while its arrays are fetched, before that is an error.
+# How often a call may end in another way than by a lost connection, and how often a task may be withdrawn
+# while its arrays are fetched, before that is an error.
 _ODD_ENDS = 8
 _WITHDRAWN = 3
-# The last task's two arrays, and those of the task before: a task that is offered again, and a factor
-# that did not change, are not fetched again.
+# Trees cached: posterior and factor of the last two tasks. A repeated task or an unchanged factor is not
+# fetched again.
 _KEPT = 4
 
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # A task is waited for in silence, for less time than a ping is due; none may be refused.
+    # Allow pings without data: a call that waits for a task is silent.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.max_send_message_length", bundle.MESSAGE_LIMIT),
     ("grpc.max_receive_message_length", bundle.MESSAGE_LIMIT),
-    # Retries are ours alone: those of gRPC know nothing of offsets.
+    # The link does its own retries: gRPC's retries know nothing of offsets.
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 class GrpcLink:
-    """Carries requests to a server, and mends what breaks on the way; a ``transport.memory.Link``.
+    """Carries requests to a server, and retries after failures; a ``transport.memory.Link``.
 
-    It draws a session and gives it to each request: a process has one link. Before an answer's bytes
-    go out, the server is asked whether it awaits them from this session, in a call of its own.
+    The link draws a session and adds it to each request; a process has one link. Before it sends the
+    bytes of an answer, it asks the server, in a separate call, whether it awaits them from this session.
 
-    One thread at a time calls ``handle``. While a task is in the caller's hands, from an Offer to
-    the next request, a thread tells the server every third of a lease that it is being worked on.
+    Only one thread at a time may call ``handle``. From an Offer to the next request, a background thread
+    renews the task's lease every third of its length.
 
     Args:
       target: "HOST:PORT" of the server.
-      client: whose requests these are; the name in the certificate.
-      like: natural parameters whose layout those of every task must have.
+      client: the sender of the requests; the name in the certificate.
+      like: natural parameters with the layout of every task's.
       credentials: ``grpc.ChannelCredentials``; None for plaintext.
       give_up_after: seconds without any success after which a request fails; None for never.
       on_wait: called with the reason, before each wait for another try.
-      on_heard: called whenever the server answered, in whatever thread.
+      on_heard: called in any thread whenever the server answered.
       wait_seconds: how long the server may hold back its answer to a NextTask.
       delays: the first and the longest wait before another try, in seconds; each wait is drawn
-        uniformly from 0 to a bound that doubles, so that clients do not come back all at once.
+        uniformly from 0 to a bound that doubles, so that clients do not return all at once.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ class GrpcLink:
         """Sends one request and waits for its reply, as long as it takes.
 
         Raises:
-          TransportError: the server was out of reach for ``give_up_after`` (for a Failure at most
+          TransportError: the server was unreachable for ``give_up_after`` (for a Failure at most
             half a minute, for a Goodbye 3 seconds), or the link is closed.
-          FedviError: what the server refused, as the class that it raised there; ``HelloNeeded``
-            asks for a Hello first, ``Superseded`` says that another process greeted since.
+          FedviError: the server refused, with an error of this class; ``HelloNeeded`` asks for a Hello
+            first, ``Superseded`` says that another process sent Hello since.
         """
         if request.client != self._client:
             raise errors.ProtocolError(
@@ -170,7 +170,7 @@ class GrpcLink:
                 raise errors.ProtocolError("Begin is what the server makes of an upload's header")
 
     def close(self) -> None:
-        """Ends every call and every wait, in whatever thread; may be called twice."""
+        """Ends every call and every wait, in all threads; may be called twice."""
         self._closed.set()
         self._rest()
         self._channel.close()
@@ -190,8 +190,8 @@ class GrpcLink:
                 case "wait":
                     return wire.wait_from(reply.wait)
                 case "done":
-                    # The server stays until all have heard of the end, and a reply can be lost on
-                    # its way: so it is told that this one was not.
+                    # The server stays until all clients have heard of the end, and a reply may be lost.
+                    # Goodbye tells it that this one arrived.
                     with contextlib.suppress(errors.FedviError):
                         self.handle(Goodbye(self._client))
                     return wire.done_from(reply.done)
@@ -203,7 +203,7 @@ class GrpcLink:
             except (errors.HelloNeeded, errors.Superseded):
                 raise
             except errors.ProtocolError:
-                # The task may have been withdrawn meanwhile, and its arrays with it.
+                # The task and its arrays may have been withdrawn meanwhile.
                 withdrawn += 1
                 if withdrawn == _WITHDRAWN:
                     raise
@@ -212,7 +212,7 @@ class GrpcLink:
             return Offer(work.task._replace(posterior=posterior, factor=factor))
 
     def _fetch(self, manifest: bundle.Manifest, inline: bytes | None) -> Eta:
-        """Returns the natural parameters that were announced, from wherever they are."""
+        """Returns announced natural parameters from the cache, the message or a download."""
         eta = self._fetched.get(manifest.sha256)
         if eta is None:
             data = self._download(manifest) if inline is None else inline
@@ -263,7 +263,7 @@ class GrpcLink:
         except errors.ProtocolError:
             if not upload.offset:
                 raise
-            # What had arrived before may have been damaged, or have grown since the server was asked.
+            # Earlier bytes may be damaged, or more may have arrived since the server was asked.
             upload.begin_anew()
             return patience.persist(upload.attempt)
 
@@ -275,7 +275,7 @@ class GrpcLink:
         return reply
 
     def _say(self, method: Callable[..., Any], message: Any, longest: float) -> None:
-        """Calls with no more patience than ``longest`` seconds, however patient the link is."""
+        """Makes a call that gives up after ``longest`` seconds, even if the link is more patient."""
         patience = self._patience(longest)
         patience.persist(lambda: method(message, timeout=min(longest, _CALL_SECONDS)))
 
@@ -285,17 +285,17 @@ class GrpcLink:
         return _Patience(self._delays, limit, self._on_wait, self._pause, self._closed)
 
     def _pause(self, seconds: float, is_lost: bool) -> None:
-        """Waits before another try; if the connection is lost, no longer than until it is back."""
+        """Waits before another try; if the connection is lost, at most until it is back."""
         ends = time.monotonic() + seconds
         if is_lost and seconds > _WORTH_ASKING:
             try:
-                # Waits while gRPC dials again, every two seconds or so. The server's health is asked
-                # for since that is always answered, and be it by "not implemented".
+                # Waits while gRPC redials, about every two seconds. Any server answers a health check,
+                # if only with "not implemented".
                 self._health(b"", timeout=seconds, wait_for_ready=True)
             except grpc.RpcError as error:
                 is_lost = error.code() is grpc.StatusCode.UNAVAILABLE
             except ValueError:
-                # What gRPC raises on a channel that was closed.
+                # gRPC raises this on a closed channel.
                 return
             else:
                 is_lost = False
@@ -304,18 +304,18 @@ class GrpcLink:
         self._closed.wait(max(0.0, ends - time.monotonic()))
 
     def _beat(self, task_id: str, lease_seconds: float) -> None:
-        """Tells the server every third of a lease that a task is being worked on."""
+        """Starts to renew the lease of a task, every third of its length."""
         interval = min(max(lease_seconds / 3.0, _BEATS[0]), _BEATS[1])
         interval = interval if lease_seconds else _BEAT_SECONDS
         message = wire.renew_to(Renew(self._client, task_id, self._session))
-        # Once: the next beat is the next try.
+        # No retries: the next beat is the next try.
         seconds = min(interval, _CALL_SECONDS)
 
         def renew() -> None:
             try:
                 self._stub.RenewLease(message, timeout=seconds)
             except grpc.RpcError as error:
-                # A server that started anew asks for a Hello, which the next request will say.
+                # A restarted server asks for a Hello, which precedes the next request.
                 if not isinstance(status.from_status(error), errors.HelloNeeded):
                     raise
             self._on_heard()
@@ -337,7 +337,7 @@ class _Heartbeat:
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def close(self) -> None:
-        """Ends it; the thread ends by itself, after a call that is under way."""
+        """Stops the calls; the thread ends after a call in progress."""
         self._ended.set()
 
     def _run(self) -> None:
@@ -345,23 +345,23 @@ class _Heartbeat:
             try:
                 self._renew()
             except grpc.RpcError as error:
-                # Whatever the server refuses for good, it refuses the answer as well; it is said then.
+                # A permanent refusal also applies to the answer, and is reported there.
                 if not status.is_retryable(error):
                     return
             except ValueError:
-                # What gRPC raises on a channel that was closed.
+                # gRPC raises this on a closed channel.
                 return
 
 
 class _Patience:
-    """Makes one call again until it succeeds; forgets all failures when ``renew`` is called.
+    """Repeats a call until it succeeds; ``renew`` resets the count of failures.
 
     Args:
       delays: the first and the longest bound of a wait, in seconds.
       give_up_after: seconds without success, or None.
       on_wait: called with the reason before each wait.
-      pause: waits for so many seconds, or less; it is told whether the connection is lost.
-      closed: set when nothing is to be waited for any more.
+      pause: waits for at most some seconds; its second argument says whether the connection is lost.
+      closed: set once the link is closed.
     """
 
     def __init__(
@@ -379,15 +379,15 @@ class _Patience:
         self.renew()
 
     def renew(self) -> None:
-        """Begins anew: something arrived."""
+        """Resets the failures, since data arrived."""
         self._since, self._tries, self._odd = 0.0, 0, 0
 
     def persist(self, call: Callable[[], _T]) -> _T:
-        """Returns what the call returns in the end.
+        """Repeats the call until it succeeds, and returns its result.
 
         Raises:
           TransportError: it took too long, or the link was closed.
-          FedviError: what the server refused for good.
+          FedviError: the server refused for good.
         """
         while True:
             if self._closed.is_set():
@@ -397,7 +397,7 @@ class _Patience:
             except grpc.RpcError as error:
                 self._wait_after(error)
             except ValueError as error:
-                # What gRPC raises on a channel that was closed meanwhile.
+                # gRPC raises this on a channel that was closed meanwhile.
                 if not self._closed.is_set():
                     raise
                 raise errors.TransportError("the link to the server is closed") from error
@@ -410,10 +410,10 @@ class _Patience:
         if not status.is_retryable(error) or self._odd > _ODD_ENDS:
             raise failure from error
         if not self._tries:
-            # From the first failure on: the call before it may have waited at the server.
+            # Count from the first failure: the call before it may have waited at the server.
             self._since = time.monotonic()
         first, longest = self._delays
-        # No power of a large number of tries, which would overflow after some days.
+        # Cap the exponent, which would overflow after some days of tries.
         delay = self._random.uniform(0.0, min(longest, first * 2.0 ** min(self._tries, 30)))
         self._tries += 1
         if self._give_up_after is not None:
@@ -430,7 +430,7 @@ class _Patience:
 
 
 class _Upload:
-    """Sends one answer, in as many attempts as it takes; each goes on where the last broke off.
+    """Sends one answer in as many attempts as needed; each continues where the last broke off.
 
     Attributes:
       offset: where the last attempt began.
@@ -454,15 +454,15 @@ class _Upload:
         self.offset = 0
 
     def begin_anew(self) -> None:
-        """Makes the next attempt begin at the first byte, whatever has arrived."""
+        """Makes the next attempt begin at the first byte."""
         self._anew, self.offset = True, 0
 
     def attempt(self) -> Receipt:
-        """Sends what has not arrived, and returns the receipt.
+        """Sends the bytes that have not arrived, and returns the receipt.
 
-        Not a byte goes out before the server said that it awaits this very answer, from this process:
-        what it would refuse, and charge to nobody, must not leave. Without its word a header goes
-        out by itself, so that the server says what became of the answer.
+        No byte of the answer leaves before the server says that it awaits this very answer from this
+        process: bytes that it would refuse without a charge must not leave. Otherwise only a header is
+        sent, so that the server reports the status of the answer.
 
         Raises:
           ProtocolError: the server has, or waits for the rest of, another answer.

@@ -1,11 +1,11 @@
-"""A party's own certificate: the secure channels it opens, and the files it signs.
+"""Uses a party's own certificate to open secure channels and to sign files.
 
     FOLDER/ca.pem       the authority that this party trusts
     FOLDER/cert.pem     its own certificate
     FOLDER/key.pem      its key, made here and never sent
-    FOLDER/roster.json  at the server: who is let in
+    FOLDER/roster.json  at the server: the admitted certificates
 
-How these come to be is in ``enrolment`` and ``authority``; who is let in is in ``roster``.
+``enrolment`` and ``authority`` create these files; ``roster`` checks who is admitted.
 """
 
 import base64
@@ -51,7 +51,7 @@ AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 
 _HINT = "`fedvi enroll` makes these files; name their folder with --tls"
 
-# What is signed begins with this, so that no signature made for TLS or a request fits a file.
+# Prefix of signed content, so that no signature made for TLS or a request fits a file.
 _PURPOSE = b"fedvi signed file 1\0"
 _FORMAT = "fedvi signature 1"
 
@@ -59,12 +59,12 @@ _WARNINGS_DAYS = (7, 30)
 
 
 class Holding(NamedTuple):
-    """What stands in a party's folder; the key stays on the disk.
+    """The certificates in a party's folder; the key stays on the disk.
 
     Attributes:
       identity: of the party.
       certificate: its own.
-      authority: the certificate that it trusts.
+      authority: the authority's certificate, which it trusts.
     """
 
     identity: Identity
@@ -77,13 +77,13 @@ def holding(folder: Path, role: str | None = None, at: datetime.datetime | None 
 
     Args:
       folder: holds ca.pem, cert.pem and key.pem.
-      role: that is needed; any, if None.
+      role: the role that is needed; any, if None.
       at: the time, in UTC; now, if None.
 
     Raises:
       ConfigError: a file cannot be read.
-      IdentityError: the key is not that of the certificate, the authority did not sign it, one of
-        the two is expired or has not begun, or the certificate is of another role.
+      IdentityError: the key does not belong to the certificate, the authority did not sign it, one of
+        the two certificates is outside its dates, or the role is another one.
     """
     at = at or certificates.now()
     certificate = certificates.read(folder / CERTIFICATE, _HINT)
@@ -122,7 +122,7 @@ def holding(folder: Path, role: str | None = None, at: datetime.datetime | None 
 
 @contextlib.contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """Puts the name of a file before what is wrong with it."""
+    """Prefixes errors with the name of a file."""
     try:
         yield
     except errors.IdentityError as error:
@@ -130,7 +130,7 @@ def _named(file: Path) -> Iterator[None]:
 
 
 def expiry_warning(identity: Identity, at: datetime.datetime | None = None) -> str | None:
-    """Returns a sentence if a certificate ends within 30 days, another within 7, else None."""
+    """Returns a warning if a certificate expires within 30 days, a stronger one within 7, else None."""
     left = identity.not_after - (at or certificates.now())
     for days, words in zip(_WARNINGS_DAYS, ("renew it now", "renew it soon"), strict=True):
         if left <= datetime.timedelta(days=days):
@@ -143,18 +143,18 @@ def expiry_warning(identity: Identity, at: datetime.datetime | None = None) -> s
 
 
 def server_credentials(folder: Path) -> grpc.ServerCredentials:
-    """Returns what a server listens with: TLS 1.2 or later, and every caller shows a certificate.
+    """Returns a server's credentials: TLS 1.2 or later, and every caller must show a certificate.
 
-    The files are looked at again at each handshake, so that a renewed certificate is used without a
-    restart. Files that cannot be used by then change nothing: the last good ones stay.
+    The files are read again at each handshake, so that a renewed certificate needs no restart. If they
+    are unusable then, the last good ones stay in use.
 
-    TLS checks a caller's chain and dates; ``Roster.check`` must see each call.
+    TLS checks a caller's chain and dates; each call must also pass ``Roster.check``.
 
     Args:
       folder: a server's, with ca.pem, cert.pem and key.pem.
 
     Raises:
-      ConfigError, IdentityError: as ``holding``.
+      ConfigError, IdentityError: as in ``holding``.
     """
     holding(folder, "server")
     content = _contents(folder)
@@ -169,7 +169,7 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
             found = _contents(folder)
             if found == current["content"]:
                 return None
-            # The key and the certificate are two files, and may be seen between two changes.
+            # Key and certificate are two files, and only one of them may have been replaced yet.
             holding(folder, "server")
         except errors.FedviError:
             return None
@@ -182,13 +182,13 @@ def server_credentials(folder: Path) -> grpc.ServerCredentials:
 
 
 def channel_credentials(folder: Path) -> grpc.ChannelCredentials:
-    """Returns what a client or an administrator dials with: only the folder's authority is trusted.
+    """Returns the credentials of a client or administrator, who trust only the folder's authority.
 
     The files are read once: a new certificate needs a new channel.
 
     Raises:
-      ConfigError, IdentityError: as ``holding``; also for a server's certificate, which can open
-        no connection.
+      ConfigError, IdentityError: as in ``holding``; also for a server's certificate, which cannot open
+        a connection.
     """
     own = holding(folder).identity
     if own.role == "server":
@@ -202,9 +202,9 @@ def channel_credentials(folder: Path) -> grpc.ChannelCredentials:
 
 
 def is_loopback(address: str) -> bool:
-    """Says whether what is sent to an address, or heard on it, stays on this machine.
+    """Whether traffic to or from an address stays on this machine.
 
-    A host by another name than localhost counts as another machine, whatever it resolves to now.
+    Any host name other than localhost counts as another machine, whatever it resolves to now.
 
     >>> is_loopback("127.0.0.1:7443"), is_loopback("[::1]:7443"), is_loopback("unix:/run/x.sock")
     (True, True, True)
@@ -230,14 +230,14 @@ def is_loopback(address: str) -> bool:
 
 
 def sign(folder: Path, content: bytes) -> bytes:
-    """Returns a signature over a file that travels by hand, with the signer's certificate in it.
+    """Returns a detached signature over a file, with the signer's certificate in it.
 
     Args:
       folder: the signer's.
       content: of the file; it is not part of the signature's bytes.
 
     Raises:
-      ConfigError, IdentityError: as ``holding``.
+      ConfigError, IdentityError: as in ``holding``.
     """
     certificate = holding(folder).certificate
     key = certificates.read_key(folder / KEY)
@@ -258,21 +258,21 @@ def verify(
     role: str | None = None,
     at: datetime.datetime | None = None,
 ) -> Identity:
-    """Returns who signed a file.
+    """Checks a file's signature and returns the signer.
 
-    The signer's certificate must be valid now, not when it signed: nothing tells when that was.
+    The signer's certificate must be valid now, since the time of signing is unknown.
 
     Args:
-      authority_pem: the certificate that is trusted.
+      authority_pem: the trusted certificate.
       content: of the file.
-      signature: what ``sign`` made for it.
-      roster: on which the signer must be; not asked, if None.
-      role: that the signer must have; any, if None.
+      signature: from ``sign``.
+      roster: the signer must be on it; not checked, if None.
+      role: the role that the signer must have; any, if None.
       at: the time, in UTC; now, if None.
 
     Raises:
-      IdentityError: the signature is not one, is not of this file, or its signer is not to be
-        believed: each as ``holding`` and ``Roster.check`` say it.
+      IdentityError: the signature is malformed, is not of this file, or its signer is not trusted, as in
+        ``holding`` and ``Roster.check``.
       TransportError: the roster cannot be read.
     """
     at = at or certificates.now()
@@ -300,10 +300,10 @@ def verify(
 
 
 def key_of(signature: bytes) -> str:
-    """Returns SHA-256 over the public key that made a signature, hex; says nothing of whether it holds.
+    """Returns SHA-256, in hex, over the public key in a signature, without checking the signature.
 
     Raises:
-      IdentityError: it is no signature of fedvi.
+      IdentityError: the bytes are not a signature of fedvi.
     """
     certificate, _ = _signature(signature)
     return certificates.key_fingerprint(certificates.public_key(certificate, "the signature"))

@@ -1,4 +1,4 @@
-"""The link within one process: what simulation uses in place of a network."""
+"""The link within one process, which simulations use instead of a network."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -17,9 +17,9 @@ class Link(Protocol):
 
 
 class MemoryLink:
-    """Hands each request to a coordinator's ``handle``.
+    """Passes each request to a coordinator's ``handle``.
 
-    Requests and replies are immutable, and payloads are bytes already, so nothing is shared.
+    Requests and replies are immutable, and payloads are bytes, so no mutable state is shared.
     """
 
     def __init__(self, handle: Callable[[Request], Reply]) -> None:

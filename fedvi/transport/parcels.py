@@ -1,14 +1,14 @@
-"""Files that travel by hand in place of calls: what stands in one, and what makes one refused.
+"""Reads and writes task and result files, which people carry instead of network calls.
 
     fedvi task 1⏎ | two lengths | message | signature | bytes of the arrays
     fedvi result 1⏎ | ...
 
-The message is a TaskFile or a ResultFile of ``protos/fedvi/v1/parcels.proto``. The signature, made as
-``identity.sign`` says, is over the first line and the message; the message has the digests of the
-arrays. A file is signed and not encrypted: whoever gets hold of it can read it, as the server can.
+The message is a TaskFile or a ResultFile of ``protos/fedvi/v1/parcels.proto``. The signature, from
+``identity.sign``, covers the first line and the message, and the message holds the digests of the arrays.
+A file is signed but not encrypted: anybody who gets it can read it, as the server can.
 
-Nothing is negotiated by file: the number in the first line is that of this form, and the message says
-the one protocol version that it is written in.
+Files cannot negotiate versions: the number in the first line is the version of this format, and the
+message names the one protocol version that it is written in.
 """
 
 import os
@@ -62,8 +62,8 @@ _LONGEST_KIND = 32
 _WORDS = {_TASK: "task", _RESULT: "result"}
 _LENGTHS = struct.Struct("<QQ")
 
-# A task's message holds a ledger, a few lines for each visit; a result's no more than a call does. A
-# site's message takes many times its length in memory once it is read.
+# A task's message holds a ledger, a few lines for each visit; a result's message holds as much as a call.
+# The server limits results strictly, since a parsed message takes many times its length in memory.
 _LONGEST_MESSAGE = {_TASK: 64 << 20, _RESULT: bundle.MESSAGE_LIMIT}
 _LONGEST_SIGNATURE = 64 << 10
 
@@ -77,16 +77,16 @@ _Message = TypeVar("_Message", parcels_pb2.TaskFile, parcels_pb2.ResultFile)
 
 
 class TaskFile(NamedTuple):
-    """What the server would have told a client that came by.
+    """The server's replies to a client's Hello and NextTask, as a file.
 
     Attributes:
-      client: whom it is for.
+      client: the recipient.
       study_digest: of the study.
       version: of the posterior, as in Welcome.
-      ledger: the server's ledger of this client, whole: which answers arrived, and with which bytes.
-      reply: a task, the end of the run, or a wait, where the site is to send its part of the keys.
+      ledger: the server's whole ledger of this client: which answers arrived, and with which bytes.
+      reply: a task, the end of the run, or a wait that asks the site for its part of the keys.
       payload_limit: the most bytes that an answer may have.
-      boards: in a study of secure sums, stage → the parts of all sites, once they are there.
+      boards: in a study with secure sums, stage → the parts of all sites, once all have arrived.
     """
 
     client: str
@@ -99,27 +99,27 @@ class TaskFile(NamedTuple):
 
 
 class ResultFile(NamedTuple):
-    """What a client would have told the server: its Hello, and its answer, why there is none, or keys."""
+    """A client's Hello with its answer, its failure, or its part of the keys, as a file."""
 
     hello: Hello
     answer: Submit | Failure | NextTask
 
     @property
     def task_id(self) -> str:
-        """The task that it is about; empty for a part of the keys, which is of no task."""
+        """The task that it answers; empty for a part of the keys."""
         return "" if isinstance(self.answer, NextTask) else self.answer.task_id
 
 
 def write_task(path: Path, tls: Path, parcel: TaskFile) -> None:
-    """Writes a task file, whole or not at all; it is on the disk when this returns.
+    """Writes a task file atomically; it is on the disk when this returns.
 
     Args:
-      path: of the file; one that is there is replaced.
+      path: of the file; an existing one is replaced.
       tls: the server's folder of certificates, to sign with.
 
     Raises:
       ProtocolError: an array is larger than a payload may be.
-      ConfigError, IdentityError: it cannot be signed or written.
+      ConfigError, IdentityError: the file cannot be signed or written.
     """
     bundles: list[bundle.Bundle] = []
     if isinstance(parcel.reply, Offer):
@@ -148,19 +148,19 @@ def write_task(path: Path, tls: Path, parcel: TaskFile) -> None:
 def read_task(
     path: Path, authority_pem: bytes, client: str, study_digest: str, like: Eta
 ) -> TaskFile:
-    """Reads a task file and believes nothing in it before its signature is checked.
+    """Reads a task file; checks its signature before it uses anything in the file.
 
     Args:
       authority_pem: the certificate that this site trusts.
-      client: whom it must be for.
-      study_digest: of the study that it must be of.
-      like: natural parameters whose layout those of the task must have.
+      client: the expected recipient.
+      study_digest: the expected study.
+      like: natural parameters with the expected layout.
 
     Raises:
       ConfigError: there is no such file.
-      IdentityError: it was not signed by a server of the authority, or was changed since.
-      ProtocolError: it is of another client or study, damaged, or no task file.
-      LedgerError: the ledger in it does not hold together.
+      IdentityError: the file was not signed by a server of the authority, or was changed since.
+      ProtocolError: the file is for another client or study, damaged, or not a task file.
+      LedgerError: the ledger in it is inconsistent.
     """
     with _Reader(path, _TASK) as reader:
         identity.verify(authority_pem, reader.signed, reader.signature, role="server")
@@ -191,15 +191,15 @@ def read_task(
 
 
 def write_result(path: Path, tls: Path, parcel: ResultFile) -> None:
-    """Writes a result file, whole or not at all; it is on the disk when this returns.
+    """Writes a result file atomically; it is on the disk when this returns.
 
     Args:
-      path: of the file; one that is there is replaced.
+      path: of the file; an existing one is replaced.
       tls: the client's folder of certificates, to sign with.
 
     Raises:
       ProtocolError: the answer is larger than a payload may be.
-      ConfigError, IdentityError: it cannot be signed or written.
+      ConfigError, IdentityError: the file cannot be signed or written.
     """
     answer, bundles = parcel.answer, []
     message = parcels_pb2.ResultFile(hello=wire.hello_to(parcel.hello))
@@ -218,18 +218,18 @@ def write_result(path: Path, tls: Path, parcel: ResultFile) -> None:
 def read_result(
     path: Path, authority_pem: bytes, roster: Roster, payload_limit: int = bundle.PAYLOAD_LIMIT
 ) -> ResultFile:
-    """Reads a result file; whose it is, is what the certificate says that signed it.
+    """Reads a result file; the certificate that signed it determines its sender.
 
     Args:
       authority_pem: the certificate that the server trusts.
-      roster: of those that it lets in.
+      roster: the admitted certificates.
       payload_limit: the most bytes that an answer may have.
 
     Raises:
       ConfigError: there is no such file.
-      IdentityError: it was not signed by a client that is let in, was signed by another client than
-        it says, or was changed since.
-      ProtocolError: it is damaged, larger than a payload may be, or no result file.
+      IdentityError: the signer is not an admitted client, or not the client that the file names; or the
+        file was changed since.
+      ProtocolError: the file is damaged, not a result file, or holds too large an answer.
       TransportError: the roster cannot be read.
     """
     with _Reader(path, _RESULT) as reader:
@@ -250,10 +250,10 @@ def read_result(
 
 
 def check_target(path: Path) -> None:
-    """Refuses a place for a result file at which something else stands, or nothing can be written.
+    """Checks that a result file can be written to a path without overwriting anything else.
 
     Raises:
-      ConfigError: it does, or it cannot be told.
+      ConfigError: the folder is not writable, or the path holds another file or an unreadable one.
     """
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise errors.ConfigError(
@@ -337,17 +337,17 @@ def _write(path: Path, tls: Path, kind: bytes, message: Any, bundles: list[bundl
             f"the message has {len(content)} bytes, expected at most {_LONGEST_MESSAGE[kind]}"
         )
     signature = identity.sign(tls, kind + content)
-    # Small arrays stand in the message, as on the wire.
+    # Small arrays are in the message, as on the wire.
     apart = [b.tensors for b in bundles if b.manifest.size > bundle.INLINE]
     parts = [kind, _LENGTHS.pack(len(content), len(signature)), content, signature]
     parts += [tensor.data for tensors in apart for tensor in tensors]
-    # Who writes a file holds the lock of the state that it is made from.
+    # No other writer: the caller holds the lock of the state that the file is made from.
     files.sweep(path)
     files.replace(path, parts, files.PRIVATE)
 
 
 class _Reader:
-    """Reads a file from its beginning to its end; no more of it than its lengths may say."""
+    """Reads a file from beginning to end, and no more of it than the allowed lengths."""
 
     def __init__(self, path: Path, kind: bytes) -> None:
         self._path, self._kind = path, kind
@@ -371,11 +371,11 @@ class _Reader:
 
     @property
     def signed(self) -> bytes:
-        """What the signature is over."""
+        """The content that the signature covers."""
         return self._kind + self._content
 
     def message(self, form: type[_Message]) -> _Message:
-        """Returns the message."""
+        """Parses the message."""
         try:
             return form.FromString(self._content)
         except DecodeError:
@@ -385,7 +385,7 @@ class _Reader:
             ) from None
 
     def payload(self, manifest: bundle.Manifest, inline: bytes | None) -> Payload:
-        """Returns a payload that the message announced, from the message or from what follows."""
+        """Returns an announced payload, from the message or from the bytes after it."""
         data = self._take(manifest.size) if inline is None else inline
         return bundle.assemble(manifest, data)
 
@@ -413,7 +413,7 @@ class _Reader:
         self._content, self.signature = (self._take(length) for length in lengths)
 
     def _stranger(self, found: bytes) -> errors.ProtocolError:
-        """Says what a file is that begins with another line."""
+        """Describes a file that begins with another line."""
         match, word = _KIND.match(found), _WORDS[self._kind]
         if match is not None and match[1].decode() == word:
             return errors.ProtocolError(
@@ -427,7 +427,7 @@ class _Reader:
         )
 
     def _take(self, size: int) -> bytes:
-        # What is announced and not there is given no memory.
+        # Allocates no memory for announced bytes that the file does not have.
         data = self._read(size) if size <= self._size else b""
         if len(data) != size:
             raise errors.ProtocolError(f"{self._path} is cut off before its end", _AGAIN)
@@ -436,7 +436,7 @@ class _Reader:
     def _read(self, size: int) -> bytes:
         try:
             return self._file.read(size)
-        except OSError as error:  # of a medium that is worn, or was taken out
+        except OSError as error:  # a worn or removed medium
             raise self._unreadable(error) from None
 
     def _unreadable(self, error: OSError) -> errors.ConfigError:
@@ -446,5 +446,5 @@ class _Reader:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Opens what is no file, such as a pipe that nobody writes to, without waiting for it."""
+    """Opens without blocking, even on a pipe that has no writer."""
     return os.open(path, flags | os.O_NONBLOCK)

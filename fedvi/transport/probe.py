@@ -1,8 +1,8 @@
 """Diagnoses, step by step, why a client cannot reach its server.
 
-gRPC says of every failed handshake that the socket was closed. So this dials with `ssl`, first
-without judging the server, to read its certificate and judge it here in words, then as a client
-would. The party's own files come first: a server that does not believe a certificate hangs up
+gRPC reports every failed handshake as a closed socket. So this module dials with `ssl`: first without
+verification, to read the server's certificate and explain what is wrong with it, then as a client would.
+The party's own files are checked before that, since a server that does not trust a certificate hangs up
 without giving a reason.
 """
 
@@ -33,8 +33,8 @@ __all__ = [
     "speaks_tls",
 ]
 
-# An HTTP/2 client's first bytes: the preface and empty settings. A server that let the client in
-# answers with settings of its own; in TLS 1.3 nothing earlier tells that it did.
+# An HTTP/2 client's first bytes: the preface and empty settings. A server that accepted the client answers
+# with its own settings; in TLS 1.3 nothing earlier shows that it did.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
@@ -71,15 +71,15 @@ _NO_AUTHORITY = "ask the coordinator for ca.pem; `fedvi enroll NAME --certificat
 
 
 class Finding(NamedTuple):
-    """What one check found.
+    """The result of one check.
 
     Attributes:
       check: its name.
       status: "ok", "warn" or "fail".
       said: a sentence.
       advice: what to do; empty if nothing.
-      exit_code: that a failure stands for: 3 for the way, 4 for the identity.
-      passes: whether a failure may end without anything being changed at this party's end.
+      exit_code: of a failure: 3 for the connection, 4 for the identity.
+      passes: whether a failure may go away without a change at this party's end.
     """
 
     check: str
@@ -101,7 +101,7 @@ def parse_address(text: str) -> tuple[str, int]:
     (('fedvi.example.org', 7443), ('::1', 7443))
 
     Raises:
-      ConfigError: it is none.
+      ConfigError: the text is not HOST:PORT.
     """
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
@@ -115,10 +115,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def own_files(folder: Path, at: datetime.datetime) -> tuple[Identity | None, list[Finding]]:
-    """Looks at a party's certificate, key and authority.
+    """Checks a party's certificate, key and authority.
 
     Returns:
-      Who the certificate is of, None if it cannot be read, and what was found.
+      The holder of the certificate, None if it cannot be read; and the findings.
     """
     try:
         certificate = certificates.read(folder / identity.CERTIFICATE, "`fedvi enroll` installs it")
@@ -150,7 +150,7 @@ def own_files(folder: Path, at: datetime.datetime) -> tuple[Identity | None, lis
 
 
 def reach(host: str, port: int, timeout_seconds: float = 5.0) -> list[Finding]:
-    """Looks the host up and opens a connection to the port."""
+    """Resolves the host and opens a connection to the port."""
     try:
         looked_up = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
@@ -183,7 +183,7 @@ def reach(host: str, port: int, timeout_seconds: float = 5.0) -> list[Finding]:
 
 
 def speaks_tls(host: str, port: int, timeout_seconds: float = 5.0) -> bool:
-    """Says whether a server begins a TLS handshake."""
+    """Whether a server begins a TLS handshake."""
     try:
         _shown(host, port, timeout_seconds)
     except ssl.SSLError as error:
@@ -196,10 +196,10 @@ def speaks_tls(host: str, port: int, timeout_seconds: float = 5.0) -> bool:
 def server_certificate(
     host: str, port: int, folder: Path, at: datetime.datetime, timeout_seconds: float = 5.0
 ) -> Finding:
-    """Reads the server's certificate, and says whether a party of this folder believes it.
+    """Reads the server's certificate, and checks it against the authority in a party's folder.
 
     Args:
-      host: as it is dialled: it must stand in the server's certificate.
+      host: as dialled; the server's certificate must name it.
       folder: with the party's ca.pem.
       at: the time, in UTC.
       timeout_seconds: for each step.
@@ -217,12 +217,12 @@ def server_certificate(
 def believed(
     host: str, port: int, folder: Path, at: datetime.datetime, timeout_seconds: float = 5.0
 ) -> Finding:
-    """Says whether a party of this folder and a server that was reached believe each other.
+    """Checks whether a party and a reachable server trust each other.
 
     Returns:
-      The first failure, of this party's own files, the server's certificate or the handshake; or that
-      of the handshake, passed. A server that is away, or whose certificate must be renewed, ``passes``;
-      so does one that hangs up without a word, as it does for an authority that it does not trust.
+      The first failure, of this party's own files, the server's certificate or the handshake; or the
+      passed handshake. The failure ``passes`` if the server is away, if its certificate must be renewed, or
+      if it hangs up without a reason, as it does for an authority that it does not trust.
     """
     try:
         identity.holding(folder, at=at)
@@ -235,10 +235,10 @@ def believed(
 
 
 def handshake(host: str, port: int, folder: Path, timeout_seconds: float = 5.0) -> Finding:
-    """Does the TLS handshake as a client of this folder would, up to the server's first bytes.
+    """Does the TLS handshake with a party's files, as a client would, up to the server's first bytes.
 
     Args:
-      host: as it is dialled.
+      host: as dialled.
       folder: with ca.pem; without cert.pem and key.pem no certificate is shown.
       timeout_seconds: for each step.
     """
@@ -325,7 +325,7 @@ def _judge(
     host: str,
     at: datetime.datetime,
 ) -> Finding:
-    """Says whether the server's certificate is one that a client believes."""
+    """Checks whether a client would accept the server's certificate."""
     check = "server's certificate"
     whose = "the server's certificate"
     try:
@@ -363,7 +363,7 @@ def _judge(
             shown, whose, at, "tell the coordinator: `fedvi ca renew` for the server"
         )
     except errors.IdentityError as error:
-        # A server takes up a renewed certificate by itself.
+        # A running server picks up a renewed certificate by itself.
         return _failed(check, error, _NO_WAY)._replace(passes=True)
     until = shown.not_valid_after_utc
     said = f"{name}, for {', '.join(hosts)}, until {certificates.day(until)}"
@@ -372,7 +372,7 @@ def _judge(
 
 
 def _shown(host: str, port: int, timeout_seconds: float) -> x509.Certificate:
-    """Returns the certificate that a server shows to one who shows none and believes anything."""
+    """Returns the server's certificate, without verification and without a certificate of our own."""
     context = _context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -426,7 +426,7 @@ def _same_host(dialled: str, known: str) -> bool:
 
 
 def _key_identifier(certificate: x509.Certificate) -> str:
-    """Returns what names an authority's key: in its own certificate, and in those that it signed."""
+    """Returns the identifier of an authority's key, from its own certificate or one that it signed."""
     find = certificate.extensions.get_extension_for_class
     digest: bytes | None = None
     with contextlib.suppress(x509.ExtensionNotFound):

@@ -1,7 +1,7 @@
 """The list of certificates that a server accepts.
 
-An authority's signature is not enough: a certificate counts only as long as the roster lists it as
-active. So a revoked site is out at its next call, without a list of revocations to wait for.
+An authority's signature is not enough: a certificate is accepted only while the roster lists it as active.
+So a revoked site is refused at its next call, without a separate revocation list.
 """
 
 import datetime
@@ -27,10 +27,10 @@ ROSTER = "roster.json"
 
 _VERSION = 1
 
-# A file whose last change is younger than this is read again at each call: it may be changed once
-# more within one tick of the file system's clock, which its times would not show.
+# A file that changed less than this long ago is read again at each call: another change within one tick of
+# the file system's clock would not show in its times.
 _SETTLED_SECONDS = 2.0
-# How long the file is not looked at again: a round of many small calls would look hundreds of times.
+# How long one look at the file is good for: a round of many small calls would look hundreds of times.
 _LOOK_SECONDS = 0.02
 
 
@@ -40,8 +40,8 @@ class Listing(NamedTuple):
     Attributes:
       fingerprint: SHA-256 of the certificate, 64 hex digits.
       key: SHA-256 of its public key, 64 hex digits.
-      not_after: when it ends, in UTC, as ISO 8601.
-      revoked: since when it is refused, as ISO 8601; None while it is let in.
+      not_after: when it expires, in UTC, as ISO 8601.
+      revoked: when it was revoked, as ISO 8601; None while it is active.
     """
 
     fingerprint: str
@@ -51,7 +51,7 @@ class Listing(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A party, its role, and all certificates that it ever had, the oldest first."""
+    """A party's role, and all certificates that it ever had, oldest first."""
 
     role: str
     certificates: tuple[Listing, ...]
@@ -61,10 +61,10 @@ class Roster:
     """A roster's file, read again whenever it has changed.
 
     Args:
-      path: of the file; it is read now, to be refused early.
+      path: of the file; read at once, so that errors show early.
 
     Raises:
-      ConfigError: it cannot be read, or is no roster.
+      ConfigError: the file cannot be read, or is not a roster.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,22 +87,22 @@ class Roster:
         name: str | None = None,
         at: datetime.datetime | None = None,
     ) -> Identity:
-        """Returns who a certificate is of, if it is let in.
+        """Checks that a certificate is admitted, and returns its holder.
 
-        The certificate's chain is not looked at: TLS has done that, and the roster lists only what
-        the authority signed.
+        The certificate's chain is not checked: TLS has done that, and the roster lists only certificates
+        that the authority signed.
 
         Args:
           certificate_pem: as TLS received it.
-          role: that is needed; any, if None.
-          name: that the caller gave itself; any, if None.
+          role: the role that is needed; any, if None.
+          name: the name that the caller claims; any, if None.
           at: the time, in UTC; now, if None.
 
         Raises:
-          IdentityError: the certificate is expired, has not begun, is on no roster, is revoked, or
-            is of another role or name. Each has a sentence of its own.
-          TransportError: the roster cannot be read at the moment, so that nobody is let in; the
-            caller may ask again.
+          IdentityError: the certificate is outside its dates, not on the roster, revoked, or has another
+            role or name. Each case has its own message.
+          TransportError: the roster cannot be read at the moment, so that nobody is admitted; the
+            caller may try again.
         """
         self._refresh_for_calls()
         certificate, found = _parsed(certificate_pem)
@@ -138,10 +138,10 @@ class Roster:
         return found
 
     def revoked(self) -> frozenset[str]:
-        """Returns the members that were shut out: the last certificate is revoked, and no other is valid.
+        """Returns the members whose last certificate is revoked and who have no other valid one.
 
-        A last certificate that only expired may be renewed, and whoever was never signed may still
-        come: they are not among them.
+        Members whose last certificate only expired are not included, since it may be renewed; nor are
+        parties that were never signed, since they may still join.
 
         Raises:
           TransportError: the roster cannot be read at the moment.
@@ -151,7 +151,7 @@ class Roster:
         return frozenset(name for name, member in self._members.items() if _is_revoked(member, at))
 
     def members(self) -> dict[str, Member]:
-        """Returns who is on the roster now, by name.
+        """Returns the current members by name.
 
         Raises:
           OSError, ValueError: the file cannot be read.
@@ -160,7 +160,7 @@ class Roster:
         return dict(self._members)
 
     def _refresh_for_calls(self) -> None:
-        # The file is looked at for every call, but a burst of calls has one look between them.
+        # The file is checked for every call, but a burst of calls shares one check.
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
@@ -178,11 +178,11 @@ class Roster:
         if stamp == self._stamp:
             return
         began = time.time()
-        # The times are those of the file that was read, should it be replaced in between.
+        # fstat: the times must be those of the file that is read, even if it was replaced since.
         with open(self._path, "rb") as file:
             status = os.fstat(file.fileno())
             content = file.read()
-        # What was known is forgotten first: a file that cannot be read lets nobody in.
+        # Clear the members first: an unreadable file must admit nobody.
         self._stamp, self._members = None, {}
         self._members = from_json(content)
         if abs(began - status.st_mtime) > _SETTLED_SECONDS:
@@ -209,10 +209,10 @@ def to_json(members: dict[str, Member], authority: str) -> bytes:
 
 
 def from_json(content: bytes) -> dict[str, Member]:
-    """Reads what ``to_json`` wrote, strictly.
+    """Parses the output of ``to_json``, strictly.
 
     Raises:
-      ValueError: it is something else, or of another version.
+      ValueError: the content is not a roster, or has another version.
     """
     try:
         raw = json.loads(content)
@@ -239,7 +239,7 @@ def _member(name: str, raw: Any) -> Member:
 
 
 def _listing(where: str, raw: Any) -> Listing:
-    # A missing `revoked` is refused like any other missing key: to forget it would let somebody in.
+    # A missing `revoked` is an error: treating it as None would admit a revoked certificate.
     if not isinstance(raw, dict) or set(raw) != set(Listing._fields):
         raise ValueError(f"{where}: a certificate has {', '.join(Listing._fields)}")
     for key, value in raw.items():
@@ -270,7 +270,7 @@ def _why(error: Exception) -> str:
 
 
 def holder(certificate_pem: bytes) -> str:
-    """Returns the name in a certificate that TLS let in, valid now or not; "" if it has none."""
+    """Returns the name in a certificate that TLS accepted, revoked or not; "" if it has none."""
     try:
         return _parsed(certificate_pem)[1].name
     except errors.IdentityError:
@@ -279,6 +279,6 @@ def holder(certificate_pem: bytes) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _parsed(content: bytes) -> tuple[x509.Certificate, Identity]:
-    """A client shows the same certificate at every call; parsing it takes longer than the rest."""
+    """Parses a certificate; cached, since a client shows the same one at every call."""
     certificate = certificates.parse(content, "what was shown")
     return certificate, certificates.identity_of(certificate)

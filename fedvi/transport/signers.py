@@ -1,4 +1,4 @@
-"""Who vouches for a site's keys: its certificate, or within one process a key that lasts as long."""
+"""Signs a site's mask keys with its certificate or, in a simulation, with a temporary key."""
 
 import contextlib
 import functools
@@ -17,13 +17,13 @@ __all__ = ["Certified", "Signer", "within_one_process"]
 
 
 class Signer(Protocol):
-    """Signs what a site says to all others, and tells who signed what they say."""
+    """Signs a site's messages to other sites, and checks their signatures."""
 
     def sign(self, content: bytes) -> bytes:
         """Returns a signature over a content."""
 
     def signer_of(self, name: str, content: bytes, signature: bytes) -> str:
-        """Returns SHA-256 over the public key that signed a content as a site, hex.
+        """Checks a site's signature and returns SHA-256 over its public key, in hex.
 
         Raises:
           IdentityError: the signature is not of this content, or its signer is not that site.
@@ -31,10 +31,10 @@ class Signer(Protocol):
 
 
 class Certified:
-    """Signs with a site's certificate, and believes those of the same authority.
+    """Signs with a site's certificate, and trusts certificates of the same authority.
 
     Args:
-      folder: that `fedvi enroll` made.
+      folder: from `fedvi enroll`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,12 +44,12 @@ class Certified:
         """Returns a signature with the certificate in it.
 
         Raises:
-          ConfigError, IdentityError: as ``identity.holding``.
+          ConfigError, IdentityError: as in ``identity.holding``.
         """
         return identity.sign(self._folder, content)
 
     def signer_of(self, name: str, content: bytes, signature: bytes) -> str:
-        """Returns SHA-256 over the public key that signed; it outlives the certificate's renewal."""
+        """Returns SHA-256 over the public key that signed, which a renewed certificate keeps."""
         authority = files.read(self._folder / identity.AUTHORITY, "the authority's certificate")
         with _named(name):
             signer = identity.verify(authority, content, signature, role="client")
@@ -59,7 +59,7 @@ class Certified:
 
 
 class _Passing:
-    """Signs with a key that no authority knows: for sites that share a process."""
+    """Signs with a key without a certificate, for sites that share a process."""
 
     def __init__(
         self, name: str, key: ec.EllipticCurvePrivateKey, known: Mapping[str, "_Passing"]
@@ -79,14 +79,14 @@ class _Passing:
 
     @functools.lru_cache(maxsize=512)  # noqa: B019, since all of them last as long as the process does
     def fingerprint(self, content: bytes, signature: bytes) -> str:
-        """Returns that of the key, once it is sure that it signed; all sites ask the same."""
+        """Checks the signature and returns the key's fingerprint; cached, since all sites ask the same."""
         public = self._key.public_key()
         public.verify(signature, content, ec.ECDSA(hashes.SHA256()))
         return certificates.key_fingerprint(public)
 
 
 def within_one_process(names: Sequence[str]) -> dict[str, Signer]:
-    """Returns a signer for each site of a simulation, with keys made for it alone."""
+    """Returns a signer with a fresh key for each site of a simulation."""
     known: dict[str, _Passing] = {}
     known |= {
         name: _Passing(name, ec.generate_private_key(ec.SECP256R1()), known) for name in names
@@ -96,7 +96,7 @@ def within_one_process(names: Sequence[str]) -> dict[str, Signer]:
 
 @contextlib.contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Puts whose keys are looked at before what is wrong with their signature."""
+    """Prefixes errors with the site whose keys are checked."""
     try:
         yield
     except errors.IdentityError as error:

@@ -1,7 +1,6 @@
-"""Errors to gRPC statuses and back: how what one end refuses is told at the other.
+"""Converts errors to gRPC statuses and back.
 
-A status has few words; the class of the error, its message and its hint travel beside it, as an
-ErrorDetail in the trailing metadata.
+The class of the error, its message and its hint travel as an ErrorDetail in the trailing metadata.
 """
 
 from typing import Any, NamedTuple
@@ -27,24 +26,24 @@ DETAIL_KEY = "fedvi-error-bin"
 
 # gRPC allows 8 KiB of metadata.
 _DETAIL_BYTES = 2048
-# What gRPC makes of a connection that broke off within a call; also what it makes of a mistake in the
-# server's code, so that it is not tried for ever. What a server refuses on purpose carries a detail.
+# gRPC's codes for a connection that broke off within a call. A bug in the server has the same codes, so the
+# number of retries is limited. Deliberate refusals carry a detail.
 _BROKEN_OFF = (
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
-# What gRPC says, in its versions, of a certificate that is believed and is for other hosts.
+# Messages of gRPC's versions for a trusted certificate that is for other hosts.
 _MISNAMED = ("hostname verification check failed", "is not in peer certificate")
 
 
 class Misnamed(errors.IdentityError):
-    """The server's certificate is not for the host that was dialled: no further try mends that."""
+    """The server's certificate is not for the host that was dialled, so a retry cannot help."""
 
 
 class Status(NamedTuple):
-    """What an error becomes at the server: the arguments of gRPC's ``abort``."""
+    """An error as the arguments of gRPC's ``abort``."""
 
     code: grpc.StatusCode
     details: str
@@ -52,10 +51,10 @@ class Status(NamedTuple):
 
 
 def to_status(error: errors.FedviError) -> Status:
-    """Turns an error into what the server aborts a call with.
+    """Turns an error into the status that the server aborts a call with.
 
-    A TransportError of the server's own (too many calls, a full disk) may be tried again. A class
-    that the other end cannot know is named by the nearest one that `fedvi.errors` has.
+    A TransportError at the server (too many calls, a full disk) is marked retryable. A class outside
+    `fedvi.errors` is replaced by its nearest base class there.
     """
     known = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in errors.__all__]
     retryable = isinstance(error, errors.TransportError)
@@ -80,9 +79,9 @@ def to_status(error: errors.FedviError) -> Status:
 def from_status(error: Any) -> errors.FedviError:
     """Turns the ``grpc.RpcError`` of a call back into the error that the server raised.
 
-    Without a detail it was gRPC itself that failed: ``Misnamed`` if the host is not one of the
-    certificate's, a TransportError if the other end could not be reached or broke off, else what its
-    status says. An unknown class becomes a ProtocolError.
+    Without a detail gRPC itself failed. The result is then ``Misnamed`` if the certificate is for other
+    hosts, a TransportError if the other end was unreachable or broke off, and otherwise depends on the
+    status. An unknown class becomes a ProtocolError.
     """
     detail = _detail_of(error)
     if detail is not None:
@@ -114,7 +113,7 @@ def from_status(error: Any) -> errors.FedviError:
 
 
 def is_retryable(error: Any) -> bool:
-    """Says whether the same call may succeed later, by the ``grpc.RpcError`` of a call."""
+    """Whether the same call may succeed later, judged by its ``grpc.RpcError``."""
     detail = _detail_of(error)
     if detail is not None:
         return bool(detail.retryable)
@@ -122,7 +121,7 @@ def is_retryable(error: Any) -> bool:
 
 
 def is_unreachable(error: Any) -> bool:
-    """Says whether a call failed since the server is not there, is too slow, or asks for patience."""
+    """Whether a call failed because the server is absent, too slow, or busy."""
     detail = _detail_of(error)
     if detail is not None:
         return bool(detail.retryable)
@@ -131,7 +130,7 @@ def is_unreachable(error: Any) -> bool:
 
 
 def _is_misnamed(error: Any) -> bool:
-    """Says whether a handshake failed for the host's name alone: the chain is checked before it."""
+    """Whether a handshake failed only for the host's name, which is checked after the chain."""
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return False
     said = str(error.details() or "").lower()
@@ -139,9 +138,9 @@ def _is_misnamed(error: Any) -> bool:
 
 
 def _is_busy(error: Any) -> bool:
-    """Says whether gRPC itself refused a call for now: too many are open, or come too fast.
+    """Whether gRPC refused a call temporarily: too many are open, or they come too fast.
 
-    A message or metadata that is too large has the same code, and is so the next time as well.
+    A message or metadata that is too large has the same code, but is refused permanently.
     """
     if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
         return False
@@ -164,5 +163,5 @@ def _shortened(text: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """Replaces what could steer a terminal."""
+    """Replaces characters that could control a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

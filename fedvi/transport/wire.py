@@ -1,8 +1,8 @@
 """Converts messages to protobuf and back, and checks every field; pure.
 
 For each kind of message, ``x_to`` makes protobuf and ``x_from`` reads it. Reading checks every field:
-whatever was sent, ``x_from`` returns a message or raises ProtocolError with the name of the field.
-Arrays are announced here, by a reference, and travel as `bundle` says; errors travel as `status` says.
+for any input, ``x_from`` returns a message or raises ProtocolError with the name of the field. Messages
+hold references to arrays, which travel by `bundle`; errors travel by `status`.
 """
 
 import math
@@ -103,7 +103,7 @@ PROTOCOLS = (1, 1)
 """The oldest and the newest protocol version that this version of fedvi speaks."""
 
 LONGEST_WAIT = 25.0
-"""Seconds that a NextTask may wait at the server: middle boxes cut what is silent for 30."""
+"""Seconds that a NextTask may wait at the server: middleboxes cut connections that are silent for 30."""
 
 _RECEIPTS = {
     pb.RECEIPT_STATUS_ACCEPTED: "accepted",
@@ -122,13 +122,13 @@ _TASKS = {
 
 
 class Work(NamedTuple):
-    """A task as it was announced, without its arrays.
+    """An announced task, without its arrays.
 
     Attributes:
       task: with None in place of posterior and factor.
-      posterior: what q is, and its bytes if they came along.
+      posterior: manifest of q, and its bytes if the message holds them.
       factor: the same for the client's own factor.
-      lease_seconds: how long the server waits without a word; 0 for ever.
+      lease_seconds: how long the server waits without a sign of life; 0 for no limit.
     """
 
     task: Task
@@ -138,14 +138,14 @@ class Work(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What opens the upload of an answer.
+    """The header of an answer's upload.
 
     Attributes:
-      client: who answers.
-      task_id: which task.
+      client: the sender.
+      task_id: of the task.
       attempt: which release of this task.
-      manifest: what the payload is.
-      inline: all its bytes if they came along, else None.
+      manifest: describes the payload.
+      inline: all its bytes if the header holds them, else None.
       offset: where the chunks begin.
     """
 
@@ -158,7 +158,7 @@ class Header(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Client → server: what became of the payload ``sha256`` (hex), my answer to this task?"""
+    """Client → server: asks for the status of an answer, the payload ``sha256`` (hex)."""
 
     client: str
     task_id: str
@@ -167,14 +167,14 @@ class Query(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Server → client: "unknown", "open", "accepted" or "conflict", and how many bytes are there."""
+    """Server → client: "unknown", "open", "accepted" or "conflict", and the bytes received so far."""
 
     status: str
     received: int
 
 
 def software() -> str:
-    """Returns what this end runs, for people to read."""
+    """Returns the name and version of this software, for people to read."""
     return f"fedvi {fedvi.__version__}"
 
 
@@ -195,7 +195,7 @@ def hello_from(request: pb.HelloRequest) -> tuple[Hello, int]:
     """Reads a HelloRequest; returns it and the newest protocol version that both ends speak.
 
     Raises:
-      ProtocolError: if a field is wrong, or there is no such version.
+      ProtocolError: a field is wrong, or there is no common version.
     """
     hello = Hello(
         checked_name("client", request.client),
@@ -256,7 +256,7 @@ def next_task_from(request: pb.NextTaskRequest) -> tuple[NextTask, float]:
     """Reads a NextTaskRequest; returns it and the seconds that it may wait.
 
     Raises:
-      ProtocolError: if a field is wrong, or the session is missing: this call hands out work.
+      ProtocolError: a field is wrong, or the session is missing, which a call for work needs.
     """
     seconds = checked_seconds("wait_seconds", request.wait_seconds)
     if seconds > LONGEST_WAIT:
@@ -358,7 +358,7 @@ def done_from(message: pb.Done) -> Done:
     """Reads a Done.
 
     Raises:
-      ProtocolError: if the reason cannot be shown.
+      ProtocolError: the reason is not printable.
     """
     # The reason may be an error's text, with its hint on a line of its own.
     for line in message.reason.split("\n"):
@@ -367,7 +367,7 @@ def done_from(message: pb.Done) -> Done:
 
 
 def ref_to(bundled: bundle.Bundle) -> pb.PayloadRef:
-    """Makes a PayloadRef, with the bytes in it if they are few."""
+    """Makes a PayloadRef, which includes the bytes if there are at most ``bundle.INLINE``."""
     manifest, tensors = bundled
     inline = manifest.size <= bundle.INLINE
     return pb.PayloadRef(
@@ -383,12 +383,12 @@ def ref_to(bundled: bundle.Bundle) -> pb.PayloadRef:
 
 
 def ref_from(ref: pb.PayloadRef, field: str = "payload") -> tuple[bundle.Manifest, bytes | None]:
-    """Reads a PayloadRef; returns what it announces, and the bytes if they came along.
+    """Reads a PayloadRef; returns its manifest, and the bytes if it holds them.
 
-    The digest is checked once all bytes are there, by ``bundle.assemble``.
+    ``bundle.assemble`` checks the digest once all bytes have arrived.
 
     Raises:
-      ProtocolError: if a field is wrong, or the sizes do not add up.
+      ProtocolError: a field is wrong, or the sizes do not add up.
     """
     if len(ref.tensors) > TENSORS:
         raise errors.ProtocolError(
@@ -439,7 +439,7 @@ def chunk_from(chunk: pb.Chunk) -> tuple[int, bytes]:
     """Reads a Chunk; returns its offset and its bytes.
 
     Raises:
-      ProtocolError: if it is empty or too large.
+      ProtocolError: the chunk is empty or too large.
     """
     if not 0 < len(chunk.data) <= bundle.CHUNK:
         raise errors.ProtocolError(
@@ -457,9 +457,9 @@ def header_to(
     *,
     bare: bool = False,
 ) -> pb.SubmitHeader:
-    """Makes the header of an upload; its chunks are ``bundle.pieces``, unless all bytes are in it.
+    """Makes the header of an upload; ``bundle.pieces`` gives the chunks, unless the header holds all bytes.
 
-    A ``bare`` one holds no bytes, however few they are: only their digest.
+    A ``bare`` header holds only the digest, and no bytes even if they are few.
     """
     ref = ref_to(bundled)
     if bare:

@@ -1,4 +1,4 @@
-"""Checks of single fields of protobuf messages: names, texts, counts, digests."""
+"""Checks single fields of protobuf messages: names, texts, counts, digests."""
 
 import math
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ _RANK = 16
 
 _SESSION = 16
 
-# A message has room for a hundred thousand empty ones, which would keep a server busy for seconds.
+# A message has room for a hundred thousand empty tensors, which would keep a server busy for seconds.
 TENSORS = 256
 
-# What SQLite can count to.
+# The largest integer of SQLite.
 _COUNT = (1 << 63) - 1
 
 
