@@ -34,6 +34,7 @@ from typing import NamedTuple
 from click.testing import CliRunner
 
 from fedvi.cli.main import main
+from fedvi.report import tables
 
 __all__ = ["Block", "blocks_of", "make", "run", "shown"]
 
@@ -235,6 +236,7 @@ def _fitted(text: str) -> str:
 
 def _main(pages: list[str]) -> None:
     os.environ["COLUMNS"] = str(_COLUMNS)
+    tables.PLAIN_WIDTH = _COLUMNS
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     root = _HERE.parent
     for page in pages:

@@ -20,6 +20,7 @@ from rich.table import Table
 
 __all__ = [
     "DENSITY_PER",
+    "PLAIN_WIDTH",
     "SETTLED",
     "bound",
     "coefficient_cells",
@@ -53,13 +54,13 @@ DENSITY_PER = {
 """Describes a likelihood that is a density; see ``Evaluation.density_per``."""
 
 # The width of output that is not a terminal: a file, a pipe, a log.
-_PLAIN_WIDTH = 120
+PLAIN_WIDTH = 120
 
 
 def console(stderr: bool = False) -> Console:
     """Returns the console for tables, with a wide line if it is not a terminal."""
     found = Console(stderr=stderr)
-    return found if found.is_terminal else Console(stderr=stderr, width=_PLAIN_WIDTH)
+    return found if found.is_terminal else Console(stderr=stderr, width=PLAIN_WIDTH)
 
 
 def say(lines: Iterable[str], style: str = "") -> None:
