@@ -129,7 +129,7 @@ class Design:
         if not isinstance(declared, Number):
             numbers = [name for name in schema if isinstance(schema[name], Number)]
             raise DataError(
-                f"`{column}` is no number of the schema, which a curve is of",
+                f"`{column}` is no number of the schema, and only numbers have a curve",
                 did_you_mean(column, numbers),
             )
         indices = tuple(

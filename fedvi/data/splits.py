@@ -54,7 +54,7 @@ def by_column(
     client = np.array([known.setdefault(cell.strip(), len(known)) for cell in cells], np.intp)
     if "" in known or not known:
         raise DataError(
-            "a record has nothing in the column that says whose it is"
+            "a record has nothing in the column that names its client or unit"
             if known
             else "there is no record to share out",
             "fill in the column, or split by another one",

@@ -96,7 +96,7 @@ def check_identities(identities: Sequence[str | None], column: str, where: str) 
     for row, identity in enumerate(identities, start=1):
         if is_missing(identity):
             raise DataError(
-                f"{where}: record {row}: column `{column}` says not whose it is",
+                f"{where}: record {row}: column `{column}` does not name its unit",
                 "every row needs an identity in `data.unit_column`; complete it, or take it out",
             )
     return len({identity.strip() for identity in identities if identity is not None})

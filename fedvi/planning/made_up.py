@@ -98,8 +98,8 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
     ]
     if silent:
         yield (
-            f"{', '.join(silent)}: numbers as their bounds or their centre and scale suggest, levels as "
-            "frequent as each other, or intervals are wider, often twice as wide (say "
+            f"{', '.join(silent)}: numbers spread as their bounds or their centre and scale suggest, "
+            "levels are equally frequent; otherwise intervals are wider, often twice as wide (say "
             "data.schema.NAME.expected)"
         )
     outcome = expected_of(assembly, design.response.columns[-1])
@@ -107,13 +107,13 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
         if outcome.shares is None:
             yield f"{design.response.columns[0]} is true for {_SHARE:.0%} (say its expected.share)"
         if outcome.auc is None:
-            yield f"covariates tell outcomes apart with an AUC of {TYPICAL_AUC:g} (say its expected.auc)"
+            yield f"covariates predict the outcome with an AUC of {TYPICAL_AUC:g} (say its expected.auc)"
     if design.response.type == "survival" and outcome.shares is None:
         yield f"{_EVENTS:.0%} have the event (say the expected.share of {design.response.columns[1]})"
     if not any(
         expected_of(assembly, name).correlations for name in columns if name in assembly.schema
     ):
-        yield "covariates do not go together, or intervals are wider (say expected.correlations)"
+        yield "covariates are not correlated; otherwise intervals are wider (say expected.correlations)"
 
 
 def stated(assembly: Assembly) -> frozenset[str]:

@@ -368,7 +368,7 @@ def _views(assembly: Assembly) -> tuple[Seen, ...]:
     trusted = fed_back
     if assembly.solvers[assembly.clients[0]].adds_up is not None:
         fed_back = (
-            "answers keep no noise, but nobody adds them up unseen: every one is seen by the server"
+            "answers keep no noise, but the server sees every one of them, not only their sum"
         )
         trusted = 'if the server is trusted and all answer: view = "aggregate"'
     # All but one of the others are honest, the default of that view.

@@ -129,7 +129,7 @@ def why_not(assembly: Assembly) -> str:
         return f"widths are planned for {_MOST_ROUNDS:,} rounds at most: 20 to 50 are enough"
     if assembly.noise_multiplier is not None and not is_newton(solver):
         return (
-            f"the intervals of solver {solver.name} are not foretold: write solver kind "
+            f"the intervals of solver {solver.name} cannot be predicted: write solver kind "
             '"site_release", whose intervals hold the noise'
         )
     return ""
@@ -184,7 +184,7 @@ def _sds(precision: np.ndarray) -> np.ndarray:
     diagonal = np.diagonal(precision)
     if not diagonal.min() > 0.0:
         raise errors.ConfigError(
-            "no width can be foretold: the records that could be made up do not fit the model's outcome",
+            "no width can be predicted: the made-up records do not fit the model's outcome",
             "say what is expected of the response: `expected` under its [data.schema]",
         )
     lengths = np.sqrt(diagonal)

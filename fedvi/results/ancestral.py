@@ -118,8 +118,8 @@ def check_whole(model: RunsForwards, site: str, law: str, is_density: bool, text
     """
     if is_density:
         raise errors.ModelError(
-            f"model `{model.name}`: the law of `{site}`, {law}, is of all numbers between, expected one "
-            f"of whole numbers, since `{text}` is binary or has levels",
+            f"model `{model.name}`: the law of `{site}`, {law}, is continuous, expected a discrete "
+            f"one, since `{text}` is binary or has levels",
             "take dist.Bernoulli or dist.Categorical",
         )
 

@@ -46,7 +46,7 @@ def check(study: Study) -> None:
     """
     if study.privacy.private and study.simulation.insecure_seed is None:
         raise errors.BudgetExceeded(
-            "baselines visit every client once more for each, and the study's budget has no room",
+            "each baseline visits every client once more, and the study's budget has no room for it",
             "compare on data that need no protection, with simulation.insecure_seed; or write a study "
             "of its own with rounds = 1, whose price adds to this one's",
         )
@@ -105,7 +105,7 @@ def one_visit(study: Study) -> Assembly:
         raise errors.ConfigError(
             "baselines divide by powers of the prior, which needs a Gaussian prior and a full or "
             f"diagonal Gaussian family; found family.kind {study.family.kind!r}"
-            + (", and a prior that is none" if PRIOR in assembly.solvers else ""),
+            + (", and a prior that is not Gaussian" if PRIOR in assembly.solvers else ""),
             "leave --baselines out",
         )
     return assembly

@@ -37,7 +37,7 @@ CLEANED = (
     "the posterior is what the server makes of noisy sums over all clients, fold after fold: one client's "
     "last factor cannot be divided out of it"
 )
-IMPROPER = "without this client's factor the product is improper: it tells no mean"
+IMPROPER = "without this client's factor the product is improper and has no mean"
 PROJECTED = "the product of all factors is improper: the posterior is its projection"
 
 

@@ -357,9 +357,8 @@ def _of_numpyro(assembly: Assembly, posterior: Eta, sure: _Sure) -> Predictor:
             return quantity(law)
         except NotImplementedError:
             raise errors.ModelError(
-                f"{where}, {type(law).__name__}, states no mean and variance, which NumPyro would need to "
-                "know",
-                "take a law that states both, or write records of the model: `fedvi synthesise`",
+                f"{where}, {type(law).__name__}, has no mean and variance in NumPyro",
+                "take a law that has both, or write records of the model: `fedvi synthesise`",
             ) from None
 
     def values(records: dict[str, np.ndarray]) -> np.ndarray:
@@ -491,7 +490,7 @@ def _quantity(
     column = _column(assembly, outcome)
     if design is not None and design.response.type in ("counts", "several", "survival"):
         raise errors.ConfigError(
-            f"the response is {text}, of a model of the study's own: nothing is known of what it means",
+            f"the response {text} belongs to the study's own model, so that its meaning is unknown",
             "predict single columns, or take `kind` " + _OF_SEVERAL[design.response.type],
         )
 

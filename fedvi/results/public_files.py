@@ -44,8 +44,8 @@ def check(study: Study, run: Path, file: Path, called: str) -> None:
         raise errors.ConfigError(
             f"{called} {file}: {why}. The run protects these records, and what is shown of this file is "
             "not protected",
-            "name a file that is public, or your own, with no record of any site; one that has a site's "
-            "file's name alone needs another name",
+            "name a file that is public, or your own, with no record of any site; rename it if it only has "
+            "the name of a site's file",
         )
 
 

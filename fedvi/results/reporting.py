@@ -52,12 +52,12 @@ _CLASSES = (
     "odds are those of the class before the colon against “{first}”, the first level of {response}"
 )
 _PRIOR_APART = (
-    "the prior is no member of the family of the posterior: it is a factor of its own, refined beside "
-    "the sites, which no mean and sd tells"
+    "the prior is not in the family of the posterior: it is a factor of its own, refined along with the "
+    "sites, and has no mean and sd"
 )
 _PRIOR_UNKNOWN = "the run was written by a version of fedvi that kept no prior"
 _NO_HEADS = (
-    "the result does not say how far each ledger had come: whether one was cut since cannot be told from "
+    "the result does not say how long each ledger was: whether one was cut since cannot be told from "
     "this folder, so that every site must compare the head with its own ledger"
 )
 _ONLY_PUBLISHED = (
@@ -67,10 +67,10 @@ _POOLED = (
     "NOT PRIVATE: this report shows a pooled fit, which used the records of all sites as they are. Give it "
     "only to somebody who may see it"
 )
-_NONE = "there is none for this family of posteriors, or for so many sites and coefficients"
+_NONE = "this family of posteriors has no such measure, or sites and coefficients are too many"
 _FIRST_ORDER = (
     "shifts are those of leaving a site's factor out of the posterior, to first order: the others' "
-    "answers were made beside it"
+    "answers would have been different without it"
 )
 _NOISED = "factors carry noise, which can make a share negative, or above 1"
 

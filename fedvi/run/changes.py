@@ -91,7 +91,7 @@ def _check(spec: ServerSpec, what: str, name: str, rounds: int) -> None:
         raise errors.ConfigError(
             f"{what} is after round {rounds} for client {name!r}, expected at least 0 and below "
             f"{spec.schedule.rounds}, the rounds of the schedule",
-            "a run that is over takes nobody out or in",
+            "clients cannot leave or join after the last round",
         )
 
 

@@ -43,7 +43,7 @@ def earlier(plan: ServerPlan, folder: Path) -> tuple[str, ...]:
             raise errors.ConfigError(
                 f"with the clients that were added the plan differs in {', '.join(named)}, expected in "
                 "new clients alone",
-                "what the clients so far were promised, or how their answers count, would be another: "
+                "otherwise the promise to the earlier clients, or the use of their answers, would change: "
                 "start a new study",
             )
     return plan.study.earlier_digests

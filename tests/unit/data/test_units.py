@@ -72,7 +72,7 @@ def test_without_protection_a_row_without_an_identity_is_refused() -> None:
     assert check_identities(["a", "b", "a"], "patient_id", "north") == 2
     with pytest.raises(DataError) as error:
         check_identities(["a", "?"], "patient_id", "north")
-    assert error.value.message == ("north: record 2: column `patient_id` says not whose it is")
+    assert error.value.message == ("north: record 2: column `patient_id` does not name its unit")
     assert "data.unit_column" in error.value.hint
 
 

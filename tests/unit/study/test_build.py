@@ -616,7 +616,9 @@ def test_without_protection_patients_are_counted_and_their_rows_stay_apart(tmp_p
     assert shard.mask.sum() == 3
     with pytest.raises(errors.DataError, match="more units in `patient_id` than"):
         read(tmp_path, change(1), whole)
-    with pytest.raises(errors.DataError, match="record 2: column `patient_id` says not whose"):
+    with pytest.raises(
+        errors.DataError, match="record 2: column `patient_id` does not name its unit"
+    ):
         read(tmp_path, change(2), "patient_id,y,x0,x1\na,1,0,0\n?,2,0,0\n")
 
 
