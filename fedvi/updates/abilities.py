@@ -1,4 +1,4 @@
-"""What the built-in solvers can do, by kind: for whoever asks before one is built, and without JAX."""
+"""Abilities of the built-in solvers, by kind; needs neither a built solver nor JAX."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,10 +12,10 @@ class Ability(NamedTuple):
 
     Attributes:
       private: whether it adds noise.
-      of_clients: whether it clips all that a client says as one, so that a client can be what is protected.
+      of_clients: whether it clips a client's whole answer as one, so that the client can be the unit.
       of_statistics: whether it takes conjugate-exponential models, which no other solver does.
-      tells_derivatives: whether its answers are the likelihood's expected derivatives at the optimum that a
-        client found, without noise.
+      tells_derivatives: whether its answers are the likelihood's expected derivatives at the client's
+        optimum, without noise.
       unheld: the noise that its reported intervals leave out, in words; empty if they include all of it.
       conjugate: whether it takes only models whose likelihood is Gaussian in θ.
       single: whether it takes only models with one linear predictor a record.

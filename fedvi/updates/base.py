@@ -1,4 +1,4 @@
-"""What a local solver is: how one party improves a posterior, given a task from the server."""
+"""The interface of local solvers: tasks, changes, states, and how a client answers a task."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from fedvi.privacy import events
 from fedvi.typing import Eta, Key, Records
 from fedvi.updates.coordinates import Coordinates, Survey
 
-if TYPE_CHECKING:  # a server reads this file, and needs no JAX
+if TYPE_CHECKING:  # a server imports this file without JAX
     from fedvi.privacy.release import Released
 
 __all__ = [
@@ -40,15 +40,15 @@ class Task(NamedTuple):
     """All that a client needs for one visit; every array is float64 NumPy, and public.
 
     Attributes:
-      task_id: names the task; the release made for it carries the same name in the ledger.
-      client: who is to solve it.
+      task_id: the task's name; its release has the same name in the ledger.
+      client: the client that solves it.
       visit: how many of this client's answers were folded, or dropped, before; from 0.
       version: the server's version of ``posterior``.
       posterior: η of the broadcast q.
       factor: η of this client's own committed factor tₘ.
       damping: the step s that the server last applied to this client's answer; 0 if that was dropped.
-      coordinates: those in which the answer is to be computed; None where there are none yet, or the
-        solver has none.
+      coordinates: coordinates in which to compute the answer; None if there are none yet, or the solver
+        uses none.
     """
 
     task_id: str
@@ -66,7 +66,7 @@ class Change(NamedTuple):
 
     Attributes:
       delta: as above.
-      survey: sums over the client's columns, where the answer was about these alone: (Σ x, diag of Σ x²).
+      survey: if the answer was a survey of the client's columns, their sums: (Σ x, diag of Σ x²).
     """
 
     delta: Eta
@@ -74,16 +74,16 @@ class Change(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """What a fold of noisy answers left, for whoever makes a posterior of it.
+    """The result of folding noisy answers, from which ``LocalSolver.stand`` makes a posterior.
 
     Attributes:
       prior: η_0.
-      known: η_0 and the prior's own factor, where there is one: all that has no noise.
-      posterior: ``known`` + Σ factors of the clients, as it is.
+      known: η_0 plus the prior's own factor, if there is one: all parts without noise.
+      posterior: ``known`` + Σ factors of the clients, unprocessed.
       factors: of each client that has answered at all.
       asked: client whose answer was folded now → the η that its task carried.
-      damping: the step s with which they were.
-      surveys: of the clients whose answer was one, see ``Change``.
+      damping: the step s of this fold.
+      surveys: of the clients whose answer was a survey, see ``Change``.
     """
 
     prior: Eta
@@ -96,30 +96,31 @@ class Fold(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What a server makes of factors that carry noise, from fold to fold; all of it was released.
+    """The server's state for factors with noise, from fold to fold; computed from released values only.
 
     Attributes:
       handed_out: the proper η that the next tasks carry.
-      reported: the proper η that is the answer so far.
+      reported: the proper η to report so far.
       curvature: (the mean of the steps' θ, or zeros; the likelihood's precision with its noise): a mean
         over folds, or the last.
-      sites: client → (the gradient that it sent last, and the θ that it is of), [D] each, as (h, J); of
-        answers that are fresh statistics.
+      sites: client → (its latest gradient, and the θ at which it was computed), [D] each, as (h, J); if
+        answers are fresh statistics.
       folds: how many there were.
-      squares: the noise's variance in units of that of one answer: what a mean over folds left of it,
-        or what has accumulated.
-      weights: client → (Σ w² of its answers that another has replaced, w of the one that stands), for a
-        mean over folds.
-      centres: client → the mean, as its factor is one of its answers, of the θ that these are about, [D].
+      squares: the noise's variance in units of that of one answer: after averaging over folds, or as
+        accumulated.
+      weights: client → (Σ w² of its answers that were replaced, w of its current one), for a mean over
+        folds.
+      centres: client → the mean of the θ at which its answers were computed, with the same weights as
+        those answers have in its factor, [D].
       reference: the Gaussian that the prior's own factor made of the prior alone; None if there is none.
-      coordinates: those that tasks carry, once they are known.
-      gradient: (that of the log likelihood, with its noise, the θ that it is of), [D] both, as (h, J), for
-        whom answers are gradients.
-      surprise: how far gradients were from what those before them and the curvature foretold, as the
-        largest change of a mean that follows from it, in posterior sds, and 0 where noise explains it; a
-        mean over folds, of which the last weigh most.
-      jitter: the largest change of a mean, in posterior sds, that noise alone makes in a round, but for
-        one round in some hundred; 0 where nobody reckons it.
+      coordinates: the coordinates that tasks carry, once known.
+      gradient: (the gradient of the log likelihood, with its noise, and its θ), [D] both, as (h, J); if
+        answers are gradients.
+      surprise: how far gradients differed from the prediction by earlier gradients and the curvature, as
+        the largest resulting change of a mean, in posterior sds; 0 if noise explains it. A mean over
+        folds, the latest weighing most.
+      jitter: the largest change of a mean, in posterior sds, that noise alone makes in a round, except in
+        about one round in a hundred; 0 if it is not computed.
     """
 
     handed_out: Eta
@@ -141,28 +142,28 @@ class Shard(NamedTuple):
     """One client's records at the study's common capacity, so that all clients share one compilation.
 
     Attributes:
-      records: arrays [capacity, …], zero where no record stands; NumPy's, or what gives slices and rows
-        as such and stays elsewhere itself.
-      mask: bool [capacity], true where a record stands.
+      records: arrays [capacity, …], zero in rows without a record; NumPy arrays, or objects that return
+        slices and rows as NumPy arrays while the data stay elsewhere.
+      mask: bool [capacity], true in rows with a record.
     """
 
     records: Records
     mask: np.ndarray
 
     def __repr__(self) -> str:
-        # Reprs end in logs: names only.
+        # Reprs end up in logs, so this shows names only.
         return f"Shard({', '.join(self.records)})"
 
 
 class CleanState(NamedTuple):
-    """What parts know and nobody else: un-noised functions of records. Never leaves the client.
+    """The private state of a client's parts: functions of records without noise. Never leaves the client.
 
-    Task ``visit`` counts the answers of this client that the server is done with, so visit + 1 after an
-    answer means that it was folded, with the s of ``task.damping``, or dropped, with s = 0; the same
-    visit, that it never arrived, and it is forgotten. Any other count means that this state is not of
-    this study's last answer (lost, or restored): every part begins anew from its share, 1/K, of the
-    client's factor as the server has it; before the first answer from 1, for ``task.factor`` may then
-    be a part of what others answered. Which of these applies depends on what is public alone.
+    Task ``visit`` counts the answers of this client that the server has processed. If it is one more than
+    at the last answer, that answer was folded, with the s of ``task.damping``, or dropped, with s = 0. If
+    it is the same, the answer never arrived and is discarded. Any other count means that this state does
+    not belong to the study's last answer (it was lost, or restored): every part restarts from its share,
+    1/K, of the client's factor at the server; before the first answer from 1, since ``task.factor`` may
+    then be a part of what others answered. Which case applies depends on public values only.
 
     Attributes:
       visit: of the last answer, int64 []; −1 before the first.
@@ -176,43 +177,42 @@ class CleanState(NamedTuple):
 
 
 class LocalSolver(NamedTuple):
-    """How a client answers a task; a pair of pure functions and their price.
+    """How a client answers a task: pure functions, their privacy cost and their properties.
 
     Attributes:
       name: the function that made it, for messages.
-      init: η → state: arrays of numbers, kept by the client alone, keys as their ``key_data``. May
-        be called before any task, since its answer is also the layout of a state that was stored.
+      init: η → state: arrays of numbers that only the client keeps, with keys as ``key_data``. May be
+        called before any task, since its result also gives the layout of a stored state.
       update: (key_of, state, task, shard) → (state, Released, info). ``key_of(purpose)`` derives a
         key for this task; ``info`` is about private data and never leaves the client.
-      finish: (released value, task) → Change. Runs at the server in NumPy: post-processing. A
-        function of a module that imports no JAX, or a ``functools.partial`` of one with keyword
-        arguments that JSON can hold, so that a server can name it.
+      finish: (released value, task) → Change. Runs at the server in NumPy, as post-processing. It must be
+        a function of a module that does not import JAX, or a ``functools.partial`` of one with keyword
+        arguments that JSON can represent, so that a server can look it up by name.
       cost: the event of one update, known before any record is read.
       number_count: how many numbers one released value holds.
-      noised_count: how many one noised sum has, where that is not ``number_count``.
-      streams: whether ``update`` reads a shard's records by slices and drawn rows alone where they are
-        too many for memory, see ``blocks``.
+      noised_count: how many numbers one noised sum has, if not ``number_count``.
+      streams: whether ``update`` can read a shard that does not fit in memory by slices and drawn rows
+        only, see ``blocks``.
       clip_norm: the L2 bound on one unit's contribution; None if nothing is clipped.
-      mark: what is printed beside claims about its releases; empty if nothing needs saying.
-      stand: (family, Fold, Standing before or None) → Standing, by the server after each fold; named
-        as ``finish`` is. None: q is prior + Σ factors.
-      survey: what its first answer is, where that is about columns alone; None if there is no such answer.
-      renews: whether an answer is a fresh statistic that takes the place of the factor. It is folded
-        as it is, s = 1: how far the posterior moves is up to ``stand``.
-      adds_up: the shapes of an answer's arrays, by name, if their sum over clients is all that a server
-        needs: then an answer depends on its records, the tasks so far and its own keys alone, and on no
-        noise that its client drew before (a state, where there is one, holds none); ``finish`` is a
-        function of its arrays that makes of the sum what one client with all records would have sent;
-        and each array is noised whole numbers on the mechanism's grid. None: answers are folded one by
-        one.
+      mark: a warning printed beside claims about its releases; may be empty.
+      stand: (family, Fold, earlier Standing or None) → Standing; the server calls it after each fold, and
+        looks it up like ``finish``. None: q is prior + Σ factors.
+      survey: the description of its first answer, if that is a survey of columns; else None.
+      renews: whether an answer is a fresh statistic that replaces the factor. It is folded with s = 1;
+        ``stand`` then decides how far the posterior moves.
+      adds_up: the shapes of an answer's arrays, by name, if a server needs only their sum over clients.
+        Then an answer depends only on its records, the tasks so far and its own keys, and not on noise
+        that its client drew before (a state, if any, holds none); ``finish`` turns the sum of arrays into
+        what one client with all records would have sent; and each array is noised whole numbers on the
+        mechanism's grid. None: answers are folded one by one.
       update_many: ``update`` of many clients at once, bit for bit: (keys_of, states, tasks, shards) →
-        (the states after, one Released, what is told). Arrays of the Released, and of what is told, have a
-        first axis for clients. ``keys_of(purpose)`` is an array of their keys, and the shards are one whose
-        columns, of single precision, and mask have a first axis for clients. None of the function: there is
-        none; of its result: these are to be visited one by one.
-      finish_many: ``finish`` of many answers that are no surveys, and whose tasks differ in client and
-        factor alone, bit for bit: (released value, one of the tasks, factors) → delta, where arrays of the
-        value, of the factors and of the delta have a first axis for clients. None: one by one.
+        (new states, one Released, info). Arrays of the Released and of info have a first axis for
+        clients. ``keys_of(purpose)`` is an array of the clients' keys. The shards are joined into one
+        whose columns, in single precision, and mask have a first axis for clients. If it is None, or
+        returns None, clients are visited one by one.
+      finish_many: ``finish`` of many answers at once, bit for bit, if none is a survey and their tasks
+        differ only in client and factor: (released value, one of the tasks, factors) → delta. Arrays of
+        the value, the factors and the delta have a first axis for clients. None: one by one.
     """
 
     name: str
@@ -242,9 +242,9 @@ class LocalSolver(NamedTuple):
 
 
 def compiled_once(make: _Make) -> _Make:
-    """Lets equal settings share what ``make`` returns, so that a second study compiles nothing.
+    """Caches ``make`` by its settings, so that a second study with equal settings compiles nothing.
 
-    Settings that cannot be hashed, such as a model of one's own, are made anew.
+    If settings cannot be hashed, such as a user's own model, nothing is cached.
     """
     cached = functools.lru_cache(maxsize=64)(make)
 
@@ -256,7 +256,7 @@ def compiled_once(make: _Make) -> _Make:
             return make(*settings)
         return cached(*settings)
 
-    # An audit that plants faults forgets what was made without them.
+    # An audit that plants faults must clear objects made without them.
     once.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
     return once  # type: ignore[return-value]
 
@@ -264,7 +264,7 @@ def compiled_once(make: _Make) -> _Make:
 def cavity(task: Task) -> Eta:
     """Removes the client's own factor from the posterior: η₋ₘ = η − ηₘ, in float64.
 
-    The result may be improper; local objectives here stay finite all the same.
+    The result may be improper; local objectives here stay finite nevertheless.
 
     Source: Ashman et al. (2022), arXiv:2202.12275, the local step of PVI.
     """
@@ -277,10 +277,10 @@ def check_gaussian(family: Any, solver: str, low_rank: bool = False) -> None:
     Args:
       family: of q.
       solver: its name, for messages.
-      low_rank: whether the solver takes (h, d, K) too, as those by reparameterised gradients do.
+      low_rank: whether the solver also accepts (h, d, K), as solvers by reparameterised gradients do.
 
     Raises:
-      SolverError: the family is no full or diagonal Gaussian, nor a low-rank one where that will do.
+      SolverError: the family is not a full or diagonal Gaussian, nor an accepted low-rank one.
     """
     is_low_rank = isinstance(family, FactoredGaussian)
     if isinstance(family, DenseGaussian) or (low_rank and is_low_rank):
@@ -301,7 +301,7 @@ def check_shapes(value: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]
     """Checks the arrays of an answer before anything is computed from them.
 
     Raises:
-      ProtocolError: if an array is missing, is one too many, or has another shape.
+      ProtocolError: if an array is missing, unexpected, or has another shape.
     """
     found = {name: array.shape for name, array in value.items()}
     if found != shapes:
@@ -312,7 +312,7 @@ def finish_natural(value: dict[str, np.ndarray], task: Task) -> Change:
     """Turns released natural parameters of a local optimum into Δη = η(q*) − η.
 
     Raises:
-      ProtocolError: if the arrays are not those of the task's posterior, such as h and J.
+      ProtocolError: if the arrays differ from those of the task's posterior, such as h and J.
     """
     before = task.posterior
     check_shapes(value, {name: leaf.shape for name, leaf in before._asdict().items()})

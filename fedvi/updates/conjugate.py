@@ -1,8 +1,8 @@
-"""The interface that a conjugate-exponential model offers to ``vips``.
+"""The interface of conjugate-exponential models for the solver ``vips``.
 
 A record's latents ℓ have the density p(y, ℓ | θ) = f · exp⟨n(θ), s(y, ℓ)⟩, and q is in the conjugate
 family: a record adds E[s] to q's natural parameters, at the n̄ = E_q[n(θ)] of the q that was handed out.
-A model says what is added and how large that is; the solver clips, sums and noises.
+A model defines these terms and their norms; the solver clips, sums and adds noise.
 
 A model has two halves. The server's (``blocks``, ``prior``, ``start``, ``factor``, ``posterior``) is NumPy
 in float64, and the module imports JAX within functions only, since a server reads it. The client's
@@ -43,11 +43,11 @@ class Block(NamedTuple):
     Attributes:
       name: its key.
       shape: of the array.
-      typical: the Frobenius norm that the array of a typical record has; a public number. It sets how
-        noise is divided between blocks, and no guarantee rests on it.
-      share: how much of the squared clip norm a typical record's array takes; blocks' shares add up to 1.
+      typical: the Frobenius norm of a typical record's array; a public number. It sets how noise is
+        divided between blocks, and no guarantee depends on it.
+      share: the share of the squared clip norm for a typical record's array; blocks' shares add up to 1.
       symmetric: whether the last two axes are a symmetric matrix, of which the lower triangle is released.
-        It is to be symmetric in every bit, or a norm would not be that of what is released.
+        It must be symmetric bit for bit, so that its norm is that of the released numbers.
     """
 
     name: str
@@ -69,8 +69,8 @@ class Block(NamedTuple):
 class ConjugateModel(Protocol):
     """A model whose local optimum is a sum of expected sufficient statistics, one term a record.
 
-    A frozen dataclass of public numbers, texts and tuples of these, so that a server can make it anew
-    (``to_table``).
+    It must be a frozen dataclass of public numbers, strings and tuples of these, so that a server can
+    rebuild it (``to_table``).
     """
 
     @property
@@ -87,44 +87,44 @@ class ConjugateModel(Protocol):
 
     @property
     def start(self) -> Eta:
-        """The q that the first tasks are answered at: public, and the prior's where that will do.
+        """The public q at which the first tasks are answered; the prior, if that works.
 
-        A mixture whose components all start alike would keep them alike.
+        A mixture whose components all start equal would keep them equal.
         """
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """What a record's statistics are, in a fixed order."""
+        """The blocks of a record's statistics, in a fixed order."""
 
     @property
     def norm_error(self) -> float:
         """A bound on the relative error of √(Σ weights² · ``square_norms``), for any weights."""
 
     def messages(self, posterior: Eta) -> Any:
-        """Returns what the local step reads of q: a tree of float32 NumPy arrays. NumPy, at the client."""
+        """Returns what the local step needs of q: a tree of float32 NumPy arrays. NumPy, at the client."""
 
     def expected(self, messages: Any, records: Mapping[str, Any]) -> Any:
-        """Returns what is known of each record's latents: a tree of float32 arrays [B, …]. JAX.
+        """Returns the local posterior of each record's latents: a tree of float32 arrays [B, …]. JAX.
 
-        What stands in a row must depend on that record and the messages alone, to the last bit: loops
-        run a fixed number of times, or leave a record as it is once it has converged.
+        A row must depend only on its record and the messages, bit for bit: loops run a fixed number of
+        times, or do not change a record once it has converged.
         """
 
     def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the squared Frobenius norm of each block's array, [B] for each block. JAX, float64.
 
-        Without forming the arrays. ``local``, ``messages`` and ``records`` are what ``expected`` had, cast
-        to float64, with zeros in rows that do not count. As in ``expected``, what stands in a row depends
-        on that record and the messages alone, to the last bit.
+        It does not form the arrays. ``local``, ``messages`` and ``records`` are those of ``expected``, cast
+        to float64, with zeros in rows that do not count. As in ``expected``, a row depends only on its
+        record and the messages, bit for bit.
         """
 
     def sums(
         self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any
     ) -> dict[str, Any]:
-        """Returns Σ_n weights[n] · array_n of each block, in its shape. JAX, float64, as above.
+        """Returns Σ_n weights[n] · array_n for each block, in its shape. JAX, float64, as above.
 
         Each entry is one sum, or inner product, over the records, times numbers that are the same for all
-        of them; products of at most six factors.
+        records; products have at most six factors.
         """
 
     def factor(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> Eta:
@@ -134,44 +134,44 @@ class ConjugateModel(Protocol):
         """
 
     def posterior(self, total: Eta, noise: Mapping[str, float]) -> Eta:
-        """Returns the q that a noisy total of factors leaves: proper, whatever the noise. NumPy.
+        """Returns the q given a noisy total of factors; it must be proper for any noise. NumPy.
 
-        Here the prior comes in, with what it learns of its own parameters, and so does what is known of
-        every statistic: that it is positive, or between bounds.
+        This is where the prior enters, with estimates of its own parameters, and so do constraints on the
+        statistics, such as positivity or bounds.
 
         Args:
           total: Σ factors, a running mean of noisy ones.
-          noise: of each block, the noise's standard deviation in one released number of the total, in
-            the unit of the sums.
+          noise: block → standard deviation of the noise in one released number of the total, in the unit
+            of the sums.
         """
 
 
 @runtime_checkable
 class FromFile(Protocol):
-    """What a conjugate model says besides, if studies are to name it and clients to read files for it."""
+    """Further methods of a conjugate model that studies can name and clients read files for."""
 
     @property
     def layout(self) -> Mapping[str, tuple[int, ...]]:
-        """The arrays that a record consists of: name → shape of one record's."""
+        """The arrays of one record: name → shape."""
 
     def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns of each record whether the model knows such: bool [N]. NumPy, of one record at a time.
+        """Returns for each record whether it is valid for the model: bool [N]. NumPy; records independent.
 
-        Others count as zero in a private study, and are refused in one that promises nothing.
+        Invalid records count as zero in a private study, and are rejected in one without protection.
         """
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns records such as the model knows, of all kinds, drawn at random: for an audit. NumPy."""
+        """Returns random valid records of all kinds, for an audit. NumPy."""
 
 
 @runtime_checkable
 class AnyWidth(Protocol):
-    """What a conjugate model says besides, if ``layout`` may leave open how wide records are."""
+    """Further methods of a conjugate model whose ``layout`` does not fix the width of records."""
 
     def layout_of(self, records: Mapping[str, np.ndarray]) -> Mapping[str, tuple[int, ...]]:
-        """Returns the arrays that records as wide as these consist of, as ``layout`` does. NumPy.
+        """Returns the ``layout`` for records of this width. NumPy.
 
-        Of shapes alone: it is asked before anything is charged.
+        It may use shapes only, because it is called before anything is charged.
 
         Raises:
           DataError: an array has another number of dimensions than the model's.
@@ -180,14 +180,14 @@ class AnyWidth(Protocol):
 
 @runtime_checkable
 class Ragged(Protocol):
-    """What a conjugate model says besides, if its records are of unequal length, filled up with zeros.
+    """Further methods of a conjugate model whose records have unequal lengths, padded with zeros.
 
-    The solver then visits records in groups of like length, and cuts arrays [B, L] to it: what the model
-    is given is as long as the longest of a group can be.
+    The solver then processes records in groups of similar length, and cuts arrays [B, L] to the largest
+    length that a group allows.
     """
 
     def lengths(self, records: Mapping[str, Any]) -> Any:
-        """Returns how many of the L places each record needs: int32 [B]; with 0 it adds nothing. JAX."""
+        """Returns how many of the L places each record uses: int32 [B]; with 0 it adds nothing. JAX."""
 
     def added(
         self,
@@ -197,59 +197,60 @@ class Ragged(Protocol):
         records: Mapping[str, Any],
         weights: Any,
     ) -> dict[str, Any]:
-        """Returns totals, in the blocks' shapes, to which a group of records is added. JAX, as ``sums``."""
+        """Adds a group of records to totals, in the blocks' shapes. JAX, as ``sums``."""
 
     def totalled(self, messages: Any, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what ``sums`` would, of totals of all groups: times numbers alike for all records."""
+        """Turns the totals of all groups into the result of ``sums``, by numbers equal for all records."""
 
 
 @runtime_checkable
 class Centred(Protocol):
-    """What a conjugate model says besides, if its factors are of θ − m and not of θ.
+    """Further methods of a conjugate model whose factors are in θ − m instead of θ.
 
-    With m the mean that was handed out. A running mean of such factors goes with one of their m.
+    m is the mean that was handed out. A running mean of such factors comes with a running mean of their m.
     """
 
     @property
     def centred(self) -> bool:
-        """Whether they are; if not, ``posterior`` makes q of their sum, as for any other model."""
+        """Whether factors are centred; if not, ``posterior`` is used, as for any other model."""
 
     def about(
         self, factors: Sequence[Eta], centres: Sequence[np.ndarray], noise: Mapping[str, float]
     ) -> Eta:
-        """Returns the q that noisy factors leave: proper, whatever the noise. NumPy, at the server.
+        """Returns the q given noisy factors; it must be proper for any noise. NumPy, at the server.
 
         Args:
-          factors: of each client, a running mean of what ``factor`` returned.
-          centres: of each client the mean of θ under q, [D], in a running mean with the same weights.
-          noise: as of ``posterior``, in the sum of all factors.
+          factors: for each client, a running mean of the results of ``factor``.
+          centres: for each client, the running mean, with the same weights, of the mean of θ under q, [D].
+          noise: as in ``posterior``, for the sum of all factors.
         """
 
 
 @runtime_checkable
 class StartsFrom(Protocol):
-    """What a conjugate model says besides, if its first step must be shorter than 1.
+    """Further methods of a conjugate model whose first step must be shorter than 1.
 
-    A running mean that starts at 0 has no short first step: (ρh, ρJ) has the mean of (h, J).
+    If a running mean starts at 0, the first step cannot be short: (ρh, ρJ) has the same mean as (h, J).
     """
 
     def first(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> Eta:
-        """Returns what a client's running mean starts from, before its first answer; linear in ``sums``.
+        """Returns the start of a client's running mean, before its first answer; linear in ``sums``.
 
-        Such as what as many records would add that agreed with ``start``. NumPy, at the server.
+        For example what the same number of records would add if they agreed with ``start``. NumPy, at the
+        server.
         """
 
 
 def brings_family(model: Any) -> TypeGuard[ConjugateModel]:
-    """Whether a model is fitted by its statistics alone, in a family of its own."""
+    """Whether a model is a `ConjugateModel`: fitted by its statistics alone, in its own family."""
     return isinstance(model, ConjugateModel) and not hasattr(model, "log_likelihood")
 
 
 def to_table(model: ConjugateModel) -> dict[str, Any]:
-    """Returns the class's name and the fields of a model, as JSON holds them.
+    """Returns the class name and the fields of a model, as JSON values.
 
     Raises:
-      ModelError: it is no dataclass of a module, or a field holds what JSON cannot.
+      ModelError: the model is not a dataclass of a module, or JSON cannot represent a field.
     """
     kind: Any = type(model)
     if not hasattr(kind, "__dataclass_fields__") or "<locals>" in kind.__qualname__:
@@ -265,7 +266,7 @@ def to_table(model: ConjugateModel) -> dict[str, Any]:
 
 
 def from_table(table: Mapping[str, Any]) -> Any:
-    """Makes the model again that ``to_table`` wrote down."""
+    """Rebuilds a model from the result of ``to_table``."""
     module, _, name = table["model"].partition(":")
     kind = getattr(importlib.import_module(module), name)
     return kind(**{field: _tupled(value) for field, value in table["fields"].items()})
@@ -288,7 +289,7 @@ def _tupled(value: Any) -> Any:
 def packed(array: Any, block: Block) -> Any:
     """Returns the released numbers of a block's array, flat: a triangle with off-diagonal entries × √2.
 
-    So the L2 norm of what is released is the Frobenius norm of the array.
+    So the L2 norm of the released numbers is the Frobenius norm of the array.
     """
     if not block.symmetric:
         return array.reshape(-1)
@@ -298,7 +299,7 @@ def packed(array: Any, block: Block) -> Any:
 
 
 def unpacked(numbers: np.ndarray, block: Block) -> np.ndarray:
-    """Returns the array of a block, from the numbers that were released of it: NumPy, float64."""
+    """Returns the array of a block from its released numbers: NumPy, float64."""
     if not block.symmetric:
         return np.asarray(numbers, np.float64).reshape(block.shape)
     rows, columns, scale = _triangle(block)
@@ -315,10 +316,10 @@ def _triangle(block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def positive_part(matrix: np.ndarray, noise: float, ridge: float) -> np.ndarray:
-    """Returns the nearest positive semidefinite matrices, with a ridge where there is noise.
+    """Returns the nearest positive semidefinite matrices, plus a ridge if there is noise.
 
     Symmetric noise of standard deviation u in each number of ``packed`` has eigenvalues up to u·√(2D),
-    the edge of Wigner's semicircle. What is left of it after the projection would be believed: so
+    the edge of Wigner's semicircle. Noise that the projection leaves would count as information, so
     ``ridge`` times the edge is added in all directions.
 
     Args:

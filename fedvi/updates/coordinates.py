@@ -1,6 +1,6 @@
-"""Public coordinates of a regression's columns, and the survey of columns that they are learnt from.
+"""Public coordinates of a regression's columns, and the survey from which they are learnt.
 
-NumPy alone, since servers use it.
+NumPy only, since servers use it.
 """
 
 import math
@@ -31,26 +31,26 @@ __all__ = [
 LENGTH = 1.5
 """The root mean square of rows for a clip norm of 1, where typical slopes have a mean square of 0.1.
 
-A typical gradient is then half as long as the clip norm. From 1 to 2 figures hardly differ.
+A typical gradient is then half as long as the clip norm. Results hardly differ between 1 and 2.
 """
 
 _INTERCEPT = "(Intercept)"
 _TYPICAL_CURVATURE = 0.1
-# Of fewer rounds, a survey would take more than a fifth.
+# With fewer rounds, a survey would take more than a fifth of the budget.
 _ENOUGH_ROUNDS = 5
-# Where the noise of one sum is a larger share of all declared records, a survey tells too little.
+# If the noise of one sum is a larger share of all declared records, a survey is too inaccurate.
 _MOST_NOISE = 0.5
 
 
 class Foreseen(NamedTuple):
-    """What is public of a study before any record is read.
+    """Public facts of a study before any record is read.
 
     Attributes:
       rounds: how often each client answers.
-      clients: how many answer the first fold, of which coordinates are made.
+      clients: how many clients answer in the first fold, which defines the coordinates.
       records: the largest number of records, or of units, that one of them declares.
-      typical_norm: a guess of the root mean square of ‖x‖; None if nothing is known of the columns, which
-        then count as standardised.
+      typical_norm: a guess of the root mean square of ‖x‖; None if nothing is known about the columns,
+        which are then assumed to be standardised.
       vanishing: products of columns that are 0 in every record, see ``supported.vanishing_forms``.
     """
 
@@ -62,16 +62,16 @@ class Foreseen(NamedTuple):
 
 
 class Survey(TypedDict):
-    """What the first answer of a client is, where it is about the columns alone; JSON can hold it.
+    """Describes a survey: a client's first answer, on its columns only; JSON can represent it.
 
-    A record contributes (x, x²) / unit, of the constant column × emphasis, clipped to norm 1: 2D numbers,
-    with the same noise as the answers that follow.
+    A record contributes (x, x²) / unit, with the constant column × emphasis, clipped to norm 1: 2D
+    numbers, with the same noise as later answers.
 
     Attributes:
       constant: the index of the column that is 1.
-      unit: as above. Of a row as long as foreseen, the contribution's norm is about 1/√2.
-      emphasis: as above. All centres and scales rest on the count of records, so it is told better.
-      length: the root mean square of ‖x̃‖ that coordinates are made for.
+      unit: as above. For a row of the expected length, the contribution's norm is about 1/√2.
+      emphasis: as above. It makes the count of records, on which centres and scales depend, more precise.
+      length: the root mean square of ‖x̃‖ that coordinates aim for.
       curvature: what a typical record adds to the precision of the coefficient of a column of variance 1.
     """
 
@@ -89,15 +89,15 @@ def planned_survey(
     rate: float,
     curvature: float,
 ) -> Survey | None:
-    """Returns the survey that a regression's study begins with; None where it would not pay.
+    """Returns the survey with which a regression's study begins; None if it would not pay.
 
-    It takes one round of T, and so 1/T of the budget's μ². It is left out without an intercept, which
-    columns are centred by; without noise; of fewer than 5 rounds; and where the noise of one of its sums is
-    above half of the declared number of records.
+    It takes one of T rounds, and so 1/T of the budget's μ². There is none without an intercept, which
+    centring needs; without noise; with fewer than 5 rounds; or if the noise of one of its sums exceeds half
+    of the declared number of records.
 
     Args:
       names: of the coefficients.
-      foreseen: what is public.
+      foreseen: public facts of the study.
       noise_multiplier: of an answer.
       rate: the share of records that an answer is computed from.
       curvature: see ``Survey``.
@@ -129,9 +129,9 @@ def length_for(curvature: float) -> float:
 
 
 class Coordinates(NamedTuple):
-    """The columns x̃_j = scale_j · (x_j − centre_j · x_c), and the coefficients z of which xᵀθ = x̃ᵀz.
+    """The columns x̃_j = scale_j · (x_j − centre_j · x_c), and the coefficients z with xᵀθ = x̃ᵀz.
 
-    Since x_c is 1, a column is centred by what its coefficient shares with the intercept's.
+    Since x_c is 1, centring a column shifts a part of its coefficient to the intercept.
 
     Attributes:
       centre: [D], float64; 0 for the constant column c.
@@ -144,39 +144,39 @@ class Coordinates(NamedTuple):
     constant: int
 
     def columns(self, theta_like: np.ndarray) -> np.ndarray:
-        """Returns A v of v [D, …], where x̃ = A x: what gradients in θ are in z."""
+        """Returns A v for v [D, …], where x̃ = A x; converts gradients from θ to z."""
         scale, centre = (_beside(part, theta_like) for part in (self.scale, self.centre))
         return np.asarray(scale * (theta_like - centre * theta_like[self.constant]))
 
     def columns_back(self, z_like: np.ndarray) -> np.ndarray:
-        """Returns A⁻¹ v of v [D, …]: what gradients in z are in θ."""
+        """Returns A⁻¹ v for v [D, …]; converts gradients from z to θ."""
         found = z_like / _beside(self.scale, z_like)
         return np.asarray(found + _beside(self.centre, z_like) * found[self.constant])
 
     def coefficients(self, theta: np.ndarray) -> np.ndarray:
-        """Returns z = A⁻ᵀ θ of θ [D]."""
+        """Returns z = A⁻ᵀ θ for θ [D]."""
         z = np.asarray(theta, np.float64).copy()
         z[self.constant] += self.centre @ theta
         return z / self.scale
 
     def coefficients_back(self, z: np.ndarray) -> np.ndarray:
-        """Returns θ = Aᵀ z of z [D]."""
+        """Returns θ = Aᵀ z for z [D]."""
         theta = np.asarray(z * self.scale)
         theta[self.constant] -= self.centre @ theta
         return theta
 
     def inward(self, eta: GaussianEta) -> GaussianEta:
-        """Returns η, of θ, as one of z."""
+        """Converts η from θ to z."""
         J = self.columns(self.columns(eta.J).T)
         return GaussianEta(self.columns(eta.h), (J + J.T) / 2.0)
 
     def outward(self, eta: GaussianEta) -> GaussianEta:
-        """Returns η, of z, as one of θ."""
+        """Converts η from z to θ."""
         J = self.columns_back(self.columns_back(eta.J).T)
         return GaussianEta(self.columns_back(eta.h), (J + J.T) / 2.0)
 
     def all_outward(self, etas: GaussianEta) -> GaussianEta:
-        """Does what ``outward`` does to each of many η, [clients, D] and [clients, D, D], bit for bit."""
+        """Does what ``outward`` does, for many η at once, [clients, D] and [clients, D, D], bit for bit."""
         J = self.columns_back(self.columns_back(np.moveaxis(etas.J, 1, 0)).T)
         J = np.ascontiguousarray(np.moveaxis(J, 1, 0))
         h = np.ascontiguousarray(self.columns_back(etas.h.T).T)
@@ -186,14 +186,15 @@ class Coordinates(NamedTuple):
 def of_survey(
     survey: Survey, sums: GaussianEta, noise: float, precision: np.ndarray
 ) -> Coordinates:
-    """Makes coordinates in which all columns that stand out of the noise count alike.
+    """Makes coordinates in which all columns that exceed the noise have equal weight.
 
     With N = Σ x_c, a column has the mean μ_j = Σ x_j / N and the sum of squares s_j = Σ x_j² − N μ_j².
-    Its scale is √(N / (max(s_j, u) + p_j)), times what makes rows as long as ``survey`` says: u, the sd of
-    the noise in a sum, for what cannot be told from none, and p_j, what the prior counts for in records.
+    Its scale is √(N / (max(s_j, u) + p_j)), times a constant that gives rows the length in ``survey``. The
+    sd u of the noise in a sum is a floor for columns that cannot be distinguished from zero, and p_j
+    expresses the prior as a number of records.
 
     Args:
-      survey: what was asked for.
+      survey: its description.
       sums: (Σ x_j, diag of Σ x_j²), with noise, the constant column's × emphasis: [D] and [D, D].
       noise: u.
       precision: of the prior, [D].
@@ -208,13 +209,13 @@ def of_survey(
     seen = np.maximum(squares, noise)
     scale = np.sqrt(count / (seen + pull))
     whole = float((scale**2 * np.maximum(squares, 0.0)).sum()) / count
-    # The constant column alone has a length of about 1.
+    # At least 1, the approximate length of the constant column alone.
     return Coordinates(centre, scale * survey["length"] / math.sqrt(max(whole, 1.0)), constant)
 
 
 def fold_inward(at: Coordinates, fold: "Fold") -> "Fold":
-    """Returns a fold of which every η is one of z."""
-    # Tasks share posteriors: what is one array stays one.
+    """Converts every η of a fold from θ to z."""
+    # Tasks share posteriors, so a shared array is converted once and stays shared.
     once: dict[int, GaussianEta] = {}
 
     def of(eta: GaussianEta) -> GaussianEta:
@@ -235,12 +236,12 @@ def fold_inward(at: Coordinates, fold: "Fold") -> "Fold":
 
 
 def standing_inward(at: Coordinates, standing: "Standing") -> "Standing":
-    """Returns a standing of which every η and every place is one of z."""
+    """Converts every η and every θ of a standing to z."""
     return _moved(standing, at.inward, at.columns, at.coefficients)
 
 
 def standing_outward(at: Coordinates, standing: "Standing") -> "Standing":
-    """Returns a standing in z as one of θ."""
+    """Converts every η and every place of a standing from z to θ."""
     return _moved(standing, at.outward, at.columns_back, at.coefficients_back)
 
 

@@ -1,6 +1,6 @@
-"""How a released answer becomes a change of its client's factor: NumPy alone, since servers run it.
+"""Turns a released answer into a change of its client's factor; NumPy only, since servers run it.
 
-Answers that are natural parameters already need ``base.finish_natural``.
+For answers that are natural parameters already, see ``base.finish_natural``.
 """
 
 from typing import Any
@@ -27,19 +27,19 @@ __all__ = [
 ]
 
 SHARPEST = 6.0
-"""A released scale is at most exp(±6) of the broadcast sds: float64 holds the precision of no much
-sharper one."""
+"""A released scale is within exp(±6) of the broadcast sds; float64 cannot represent the precision of a
+much smaller scale."""
 
 
 def finish_whitened(value: dict[str, np.ndarray], task: Task) -> Change:
     """Turns a released guide in the coordinates of ``whitened`` into Δη = η(guide) − η.
 
     Args:
-      value: ``location`` [D], and ``scale`` [D, D] or [D] of the diagonal family, float64.
-      task: what was answered; the shape of its posterior's precision tells the family.
+      value: ``location`` [D], and ``scale`` [D, D], or [D] for the diagonal family, float64.
+      task: the answered task; the shape of its posterior's precision determines the family.
 
     Raises:
-      ProtocolError: if the arrays are others, or of other shapes.
+      ProtocolError: if names or shapes of the arrays differ.
     """
     check_shapes(value, {"location": task.posterior.h.shape, "scale": task.posterior.J.shape})
     size = task.posterior.h.shape[0]
@@ -53,21 +53,20 @@ def finish_site(
 ) -> Change:
     """Turns a gradient G and a curvature H at the broadcast mean m into the site (G + H m, H).
 
-    The site takes the place of the client's factor, whatever that was. H is not projected: it is noisy,
-    and only the sum over sites may be (docs/proofs/updates.md §2).
-    The answer to a task without coordinates, of
-    a solver that has some, is a survey, and leaves the factor as it is.
+    The site replaces the client's factor, whatever that was. The noisy H is not projected; only the sum
+    over sites may be (docs/proofs/updates.md §2). If the solver uses coordinates and the task has none
+    yet, the answer is a survey, and the factor does not change.
 
     Args:
       value: ``gradient`` [D] and ``curvature`` [D(D+1)/2], the lower triangle by rows with off-diagonal
         entries × √2, times ``weight``; sums over a batch.
-      task: what was answered; its posterior is a full Gaussian.
+      task: the answered task; its posterior is a full Gaussian.
       weight: c.
       rate: the public share of records in a batch.
-      unit: what a survey is in units of; 0 of a solver that asks for none.
+      unit: the unit of surveys; 0 if the solver asks for none.
 
     Raises:
-      ProtocolError: if the arrays are others, or of other shapes.
+      ProtocolError: if names or shapes of the arrays differ.
     """
     size = task.posterior.h.shape[0]
     rows, columns, scale = _lower_triangle(size, weight, rate)
@@ -96,16 +95,16 @@ def finish_sites(
     rate: float,
     unit: float = 0.0,
 ) -> GaussianEta:
-    """Does what ``finish_site`` does to answers of many clients, whose tasks differ in the factor alone.
+    """Does what ``finish_site`` does, for answers of many clients whose tasks differ only in the factor.
 
     Args:
-      value: as there, each with a first axis for clients.
-      task: the task of any of them; none that asks for a survey.
-      factors: of each, [clients, D] and [clients, D, D].
-      weight, rate, unit: as there.
+      value: as in ``finish_site``, each with a first axis for clients.
+      task: the task of any of the clients; it must not ask for a survey.
+      factors: of each client, [clients, D] and [clients, D, D].
+      weight, rate, unit: as in ``finish_site``.
 
     Returns:
-      What is to be added to each factor, bit for bit.
+      The change of each factor, bit for bit as from ``finish_site``.
 
     Raises:
       ProtocolError: the answers are surveys.
@@ -130,7 +129,7 @@ def finish_sites(
 def _lower_triangle(
     size: int, weight: float, rate: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns rows, columns and, of each entry, what a released curvature is times of a site's."""
+    """Returns rows, columns and, for each entry, the ratio of a released curvature to that of the site."""
     rows, columns = np.tril_indices(size)
     return rows, columns, np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight * rate
 
@@ -142,13 +141,13 @@ def finish_change(
 
     Args:
       value: ``change``, as ``whitened_changes.to_vector`` lays it out.
-      task: what was answered; the shape of its posterior's precision tells the family.
+      task: the answered task; the shape of its posterior's precision determines the family.
       mean: m₀ of the frame, [D].
-      root: L₀ by rows, [D][D]; or its diagonal, [D], where there is nothing else.
+      root: L₀ by rows, [D][D]; or its diagonal, [D], for the diagonal family.
       weight: α, 1 / K or 1.
 
     Raises:
-      ProtocolError: if the arrays are others, or of other shapes.
+      ProtocolError: if names or shapes of the arrays differ.
     """
     size, is_full = task.posterior.h.shape[0], task.posterior.J.ndim == 2
     count = size + (size * (size + 1) // 2 if is_full else size)
@@ -163,13 +162,13 @@ def to_low_rank(
 ) -> LowRankEta:
     """Returns η of a low-rank guide, in float64 NumPy; no array is [D, D].
 
-    Directions of the triangle are kept within exp(±6) of the broadcast sds, as ``finish_whitened`` does.
-    With all entries of raw at ±6 at random, one member of 140 was not proper in float64: a server counts it
-    as any factor that is not.
+    Directions of the triangle are kept within exp(±6) of the broadcast sds, as in ``finish_whitened``.
+    With all entries of raw at ±6 at random, one member of 140 was not proper in float64; a server treats
+    it like any improper factor.
 
     Args:
       family: of the task's posterior.
-      task: what was answered.
+      task: the answered task.
       location: a, [D].
       raw: [D + r(r+1)/2], as ``whitened`` packs it, every entry of moderate size.
     """
@@ -203,10 +202,10 @@ def to_natural(family: Any, task: Task, location: np.ndarray, raw: np.ndarray) -
 
 
 def _conditioned(raw: np.ndarray) -> np.ndarray:
-    """Keeps every direction of a scale within exp(±6) of the broadcast sds; post-processing.
+    """Limits every direction of a scale to exp(±6) of the broadcast sds; post-processing.
 
-    Entries of moderate size do not do that for a triangular matrix: its inverse grows with their
-    products, until the precision is singular to float64. Noise alone leads there.
+    For a triangular matrix it is not enough to limit the entries: its inverse grows with their products,
+    until the precision is singular in float64. Noise alone can cause that.
     """
     if raw.ndim == 1:
         return raw

@@ -1,4 +1,4 @@
-"""The posterior that noisy answers leave, told the noise: NumPy alone, since servers run it."""
+"""Computes the posterior from noisy answers with a known noise level; NumPy only, since servers run it."""
 
 import functools
 import math
@@ -19,14 +19,14 @@ from fedvi.updates.supported import Vanishing, supported_curvature, vanishing_fo
 
 __all__ = ["anew", "hidden_values", "of_changes", "of_sites"]
 
-# Averages leave out two steps, which are far from the end, and weigh the t-th that follows by about t. The
-# noise is 4/3 of that of equal weights, and what steps that come slowly still have to go hardly counts.
+# Averages leave out the first two steps, which are far from the optimum, and weight the t-th later step by
+# about t. The noise variance is 4/3 of that with equal weights, and slow early progress hardly counts.
 _LEFT_OUT, _EMPHASIS = 2, 1.0
-# The longest step in sds of the prior, of few coordinates; of many it is √D, the prior's own norm.
+# The longest step in sds of the prior if there are few coordinates; else √D, the prior's own norm.
 _FARTHEST = 2.0
-# Of many coordinates, the one that noise moves furthest in a round seldom moves further, in sds.
+# In sds: among many coordinates, the largest move by noise in a round seldom exceeds this.
 _SELDOM = 4.0
-# How far a gradient is from what was foretold before noise alone is not the cause, in sds of a χ².
+# In sds of a χ²: a gradient further from its prediction than this is not explained by noise.
 _RARE = 5.0
 
 
@@ -42,58 +42,58 @@ def of_sites(
     survey: Survey | None = None,
     vanishing: Sequence[Sequence[int]] = (),
 ) -> Standing:
-    """Turns prior + Σ fresh sites, each with noise, into the q that goes out and the one that is reported.
+    """Turns prior + Σ fresh sites, each with noise, into the q to hand out and the q to report.
 
-    The first fold of surveys makes coordinates of them, in which all that follows is computed; surveys
-    that come later are left alone.
+    The first fold of surveys defines coordinates, in which all later folds are computed; later surveys
+    are ignored.
 
     A site is (G + H m, H): gradient and curvature of a client's log likelihood at the broadcast mean m,
     both with Gaussian noise. With n clients the sums have noise of sd s = gradient_sd·√n in a
     coordinate, and u = curvature_sd·√n in one of svec(H).
 
-    - *Curvature*: the mean H̄ of ΣH over folds, recent ones weighing more; fitted to what is known of
-      it beforehand (``vanishing``), which leaves less noise. Noise alone has eigenvalues
-      up to e = u'·√(2D), with u' what is left of u in the mean (the edge of Wigner's semicircle); an
-      eigenvalue λ above it becomes √(λ² − e²). Of an eigenvector below it, what the true curvature has
-      along it is estimated from the whole spectrum (``hidden_values``), from 0 to e. The sum is cleaned,
-      never a site: cleaning each would invent precision.
+    - *Curvature*: the mean H̄ of ΣH over folds, with larger weights for recent ones, projected on what is
+      known in advance (``vanishing``), which reduces noise. Noise alone has eigenvalues up to
+      e = u'·√(2D), where u' is the sd u after averaging (the edge of Wigner's semicircle). An eigenvalue
+      λ above e becomes √(λ² − e²). Along an eigenvector below the edge, the true curvature is estimated
+      from the whole spectrum (``hidden_values``), within [0, e]. The sum is cleaned, never a single site,
+      because cleaning each would invent precision.
     - *Step*: m ← m + (J_0 + Ĥ)⁻¹ · (gradient of the posterior at m), where Ĥ is H̄ with eigenvalues
-      raised to e, since what lies below the edge may be as steep as that and too long a step diverges,
-      and to κ·s·√D, which keeps the noise of one step below 1/κ in norm. What is below −e is no noise
-      but a log likelihood that is not concave; there |λ| says how far its slope may be trusted, and no
-      step is longer than max(2, √D) sds of the prior. The gradient of a site that is of another m_k is
-      carried to m along the cleaned H̄: the noise of H would be multiplied by m_k − m.
-    - *Prior*: where it is a factor of its own, its precision at a q that noise carried is not taken as it
-      is, but bounded by that of its first fit (``_bounded``).
-    - *Handed out*: m with precision J_0 + the cleaned H̄, without what follows. Sites are expectations
-      over it, and if noise had widened it they would lead to another optimum than the pooled one.
+      raised to e, since curvature below the edge may be as large as e and too long a step diverges, and
+      to κ·s·√D, which keeps the noise of one step below 1/κ in norm. An eigenvalue below −e is not noise,
+      but shows a log likelihood that is not concave; there |λ| limits how far the slope is trusted. No
+      step is longer than max(2, √D) sds of the prior. The gradient of a site at another m_k is carried
+      to m along the cleaned H̄, because the noise of H would be multiplied by m_k − m.
+    - *Prior*: if the prior has its own factor, its precision at a q that noise moved is bounded by that of
+      its first fit (``_bounded``).
+    - *Handed out*: m with precision J_0 + the cleaned H̄, without the widening of the report. Sites are
+      expectations over this q; a q widened by noise would lead to another optimum than the pooled one.
     - *Report*: the mean of the steps, and its covariance, which has three parts along each axis of
-      ``supported_curvature``, with λ the curvature that it supports there, j that of J_0 and f the share of
-      the way from the prior to the optimum that the steps have made: what records leave open, 1/(λ + j);
-      what is missing of the way, (1 − f)²·λ/(j(λ + j)), so that where noise allows no step the prior's 1/j
-      remains; and the noise that the mean of the steps carries, which is that of each gradient (s², and
-      (1/r − 1)·λ for sites from a share r of the records) times what later steps left of it.
-    - *Surprise*: the gradient that a fold finds at m, and what the one before it and the likely curvature
-      along the step between them foretold, differ by noise where the log likelihood is nearly quadratic
-      over a step: about 2s² a coordinate, and u'² times the squared step. Where they differ by more than
-      5 sds of that χ², the steps are too long for the curvature that they trust. The largest change of a
-      mean that such a difference makes, in sds of the report, is averaged over folds as the steps are.
+      ``supported_curvature``. Let λ be the supported curvature along it, j that of J_0, and f the share
+      of the way from the prior to the optimum that the steps have made. The parts are: the uncertainty
+      given the records, 1/(λ + j); the missing share of the way, (1 − f)²·λ/(j(λ + j)), so that if noise
+      allows no step the prior's 1/j remains; and the noise in the mean of the steps, which is that of
+      each gradient (s², and (1/r − 1)·λ for sites from a share r of the records) times what later steps
+      left of it.
+    - *Surprise*: compares the gradient at m with its prediction by the previous gradient and the likely
+      curvature along the step between them. If the log likelihood is nearly quadratic over a step, they
+      differ only by noise: about 2s² a coordinate, and u'² times the squared step. If they differ by more
+      than 5 sds of that χ², the steps are too long for the curvature that they trust. The largest change
+      of a mean from such a difference, in sds of the report, is averaged over folds like the steps.
+    - *Jitter*: the mean of T steps moves by about 2/T of the newest step's distance from it. Noise alone
+      moves it by up to 4 sds of the noise in both.
 
-    - *Jitter*: the mean of T steps moves by about 2/T of the newest one's distance from it. Noise alone
-      makes that up to 4 sds of what both of them carry.
-
-    All of it is post-processing of what was released.
+    All of this is post-processing of released values.
 
     Args:
       family: full Gaussian.
       fold: ``posterior`` is ``known`` + Σ sites.
-      before: what this returned at the fold before; None at the first.
+      before: the result of the previous fold; None at the first.
       gradient_sd: of one site, in each coordinate.
       curvature_sd: of one site, in each coordinate of svec(H): off-diagonal entries × √2.
-      rate: the share of records that a site is computed from, r; 1 for all of them.
+      rate: r, the share of records that a site is computed from; 1 for all of them.
       floor: κ.
-      survey: what is known of surveys beforehand; None where no client is asked for one.
-      vanishing: of a regression, products of columns that are 0 in every record, see ``vanishing_forms``.
+      survey: the description of surveys; None if clients send none.
+      vanishing: for a regression, products of columns that are 0 in every record, see ``vanishing_forms``.
 
     Source: docs/proofs/noise_aware.md and updates.md §2 (sum first, project once);
     the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
@@ -113,7 +113,7 @@ def of_sites(
     )
     if at is None or before is None:
         return told(fold, before)
-    # Who has sent a survey alone has said nothing of θ yet.
+    # A client that has sent only a survey has not given any information on θ yet.
     spoken = {*before.sites, *fold.asked} - set(fold.surveys)
     if not spoken:
         return before
@@ -126,7 +126,7 @@ def of_sites(
 
 
 def _surveyed(family: Any, fold: Fold, gradient_sd: float, survey: Survey) -> Standing:
-    """Makes coordinates of the first surveys; q is what it was."""
+    """Makes coordinates from the first surveys; q does not change."""
     noise = gradient_sd * survey["unit"] * math.sqrt(len(fold.surveys))
     sums = tree.total(fold.surveys.values(), family.zeros())
     at = coordinates.of_survey(survey, sums, noise, np.diagonal(fold.prior.J))
@@ -146,13 +146,13 @@ def _of_sites(
     floor: float,
     known: Vanishing | None,
 ) -> Standing:
-    """Does what `of_sites` says, in the coordinates of what it is given."""
+    """Implements `of_sites`, in the coordinates of its arguments."""
     size, noise = family.size, math.sqrt(len(fold.factors))
-    # The prior's own factor may make it improper for a while; a precision is built on it.
+    # The prior's own factor may make it improper temporarily, so it is projected.
     prior = family.project(fold.known, fold.prior)
     centre = family.moments(_handed_out(family, fold, before))[0]
     folds = 1 if before is None else before.folds + 1
-    # Without noise there is nothing to average out, and the newest is the best.
+    # Without noise there is nothing to average, and the newest step is the best.
     is_exact = gradient_sd == 0.0 and rate == 1.0
     weight = 1.0 if is_exact else _newest(folds)
     sites = tree.subtract(fold.posterior, fold.known)
@@ -171,11 +171,11 @@ def _of_sites(
     edge = entry * math.sqrt(2.0 * size)
     kept = _cleaned(values, edge)
     least = floor * gradient_sd * noise * math.sqrt(size)
-    # Where no curvature is seen, what a site says of an older θ is said again at every fold until it is
-    # renewed: steps are that much shorter.
+    # Along directions without visible curvature, a site's gradient at an older θ is applied at every fold
+    # until the site is renewed, so steps are shortened by the share of sites renewed per fold.
     share = max(1, len(fold.asked)) / len(fold.factors)
     raised = np.maximum(np.abs(values), max(edge, least) / share)
-    # Of sites that are renewed alike the square is this; others carry more.
+    # 1 if all sites are renewed equally often; otherwise averaging leaves more noise.
     excess = max(1.0, left / float((_weights_of(folds) ** 2).sum()))
     reference = _reference(family, fold, before)
     held = believed = prior.J
@@ -184,7 +184,7 @@ def _of_sites(
         scatter = (gradient_sd * noise) ** 2 + (1.0 / rate - 1.0) * kept
         carried, missing = _carried(folds, (kept + pulled) / (raised + pulled))
         carried = carried * scatter / (raised + pulled) ** 2 * excess
-        # Where no records lead, q is as good as carried by noise alone.
+        # Along directions without information from records, q is treated as moved by noise alone.
         carried = (carried + missing / _along(vectors, reference.J)) / np.maximum(
             1.0 - missing, 1e-9
         )
@@ -224,8 +224,8 @@ def _of_sites(
     spread = np.linalg.inv(_rebuilt(believed, axes, np.maximum(precision - pulled, 0.0)))
     covariance = _rebuilt(spread, axes, walk)
     if not is_exact:
-        # A step moves the mean by a share of the newest one's distance from it. A round has 1 / share
-        # steps, whose moves are alike.
+        # A step moves the mean by `weight` times the newest step's distance from it. A round has 1 / share
+        # steps, with similar moves.
         moves = (weight / share) ** 2 * np.einsum("dk,k->d", axes**2, newest + walk)
         jitter = _SELDOM * math.sqrt(float((moves / np.diagonal(covariance)).max()))
     precision = np.linalg.inv(covariance)
@@ -264,8 +264,8 @@ def _of_sites(
 def _answered(
     family: Any, fold: Fold, before: Mapping[str, GaussianEta]
 ) -> Mapping[str, GaussianEta]:
-    """Returns of each client the gradient that it sent last, and the θ that it is of."""
-    # Many were asked at one posterior, in the same memory; its mean takes a matrix inverse.
+    """Returns each client's latest gradient, and the θ at which it was computed."""
+    # Cached by memory address: many clients share one posterior, whose mean takes a matrix inverse.
     means: dict[tuple[int, int], np.ndarray] = {}
     factors = fold.factors
     if (
@@ -288,7 +288,7 @@ def _answered(
 
 
 def _summed(answered: Mapping[str, GaussianEta]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Σ of the gradients and of the places, added in their order."""
+    """Returns the sums of the gradients and of their θ, added in order."""
     if is_stacked(answered):
         gradients, places = (in_order(np.zeros(part.shape[1:]), part) for part in answered.etas)
         return gradients, places
@@ -297,14 +297,14 @@ def _summed(answered: Mapping[str, GaussianEta]) -> tuple[np.ndarray, np.ndarray
 
 
 def hidden_values(values: np.ndarray, sd: float) -> np.ndarray:
-    """Returns v_kᵀ A v_k of the eigenvectors v_k of A + noise: its mean over the noise, [D].
+    """Estimates the mean over the noise of v_kᵀ A v_k, for the eigenvectors v_k of A + noise, [D].
 
-    Where λ_k are the eigenvalues of A + noise, it is about λ_k − 2s²·h(λ_k). Here s² = D u²/2 is the
-    variance of the semicircle, and h(λ) = Σ_j (λ − λ_j) / ((λ − λ_j)² + η²) / D the Hilbert transform of
-    the spectrum, smoothed over η, 1/√D of the semicircle's radius. Where A is 0, so are these.
+    With λ_k the eigenvalues of A + noise, it is about λ_k − 2s²·h(λ_k). Here s² = D u²/2 is the
+    variance of the semicircle, and h(λ) = Σ_j (λ − λ_j) / ((λ − λ_j)² + η²) / D is the Hilbert transform
+    of the spectrum, smoothed over η, 1/√D of the semicircle's radius. If A is 0, so are these.
 
     Args:
-      values: λ, [D], rising.
+      values: λ, [D], ascending.
       sd: u, of the noise in one coordinate of svec.
 
     Source: Bun, Allez, Bouchaud and Potters (2016), Rotational invariant estimator for general noisy
@@ -318,13 +318,13 @@ def hidden_values(values: np.ndarray, sd: float) -> np.ndarray:
 
 
 def _newest(folds: int) -> float:
-    """Returns how much the newest of T steps weighs in their mean: all, until two are left out."""
+    """Returns the weight of the newest of T steps in their mean; 1 until two steps are left out."""
     count = max(1, folds - _LEFT_OUT)
     return (_EMPHASIS + 1.0) / (count + _EMPHASIS)
 
 
 def _weights_of(folds: int) -> np.ndarray:
-    """Returns how much each of the first T steps weighs in their mean, [T]."""
+    """Returns the weight of each of the first T steps in their mean, [T]."""
     found = np.ones(1)
     for fold in range(2, folds + 1):
         weight = _newest(fold)
@@ -333,10 +333,10 @@ def _weights_of(folds: int) -> np.ndarray:
 
 
 def _made_of_steps(folds: int, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns of the mean of T steps, each of which makes ``rate`` of what is left of the way: the share
-    that is missing, and Σ over gradients of the square of what is left of each, [D] both.
+    """Returns, for the mean of T steps, the missing share of the way and Σ of squared gradient weights.
 
-    A gradient that is taken at step τ moves the mean by Σ_{t ≥ τ} w_t (1 − rate)^{t − τ}.
+    Each step covers the share ``rate`` of the remaining way. The gradient at step τ has the weight
+    Σ_{t ≥ τ} w_t (1 − rate)^{t − τ} in the mean. Both results are [D].
     """
     weights, kept = _weights_of(folds), 1.0 - np.clip(rate, 0.0, 1.0)
     carried, squares = np.zeros_like(kept), np.zeros_like(kept)
@@ -347,37 +347,36 @@ def _made_of_steps(folds: int, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _carried(folds: int, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what the last of T steps has of the squares of all gradients, and what it misses of the way,
-    [D] both."""
+    """Returns, for the last of T steps, Σ of squared gradient weights and the missing share, [D] both."""
     kept = 1.0 - np.clip(rate, 0.0, 1.0)
     return np.asarray(sum(kept ** (2 * age) for age in range(folds))), kept**folds
 
 
 def _reference(family: Any, fold: Fold, before: Standing | None) -> Eta | None:
-    """Returns the Gaussian next to a prior that is none, or None where there is no such factor yet.
+    """Returns a Gaussian approximation of a non-Gaussian prior; None if the prior has no factor yet.
 
-    It is what the prior's own factor made of it first, beside the prior alone: its worker is asked before
-    all others.
+    It is the prior with its own factor as first fitted, before any client's answer: the prior's worker is
+    asked before all others.
     """
     if before is not None and before.reference is not None:
         return before.reference
     if tree.equal(fold.known, fold.prior):
         return None
-    # Of a run that an earlier version began, or whose only client was removed, it is the one that is
-    # there, and may be improper.
+    # For a run that an earlier version began, or whose only client was removed, this is the current factor
+    # instead, which may be improper.
     return family.project(fold.known, fold.prior)
 
 
 def _bounded(
     precision: np.ndarray, reference: np.ndarray, carried: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the prior's precision, [D, D], for what goes out and for what is reported.
+    """Returns the prior's precision, [D, D], for the q to hand out and for the q to report.
 
-    A prior that is no Gaussian has another precision at each θ: far out a Laplace has none, and a q that
-    noise carried there would become ever wider. In the reference's coordinates, where R = I, P is that
-    at q, V the variance with which noise carried q there, and W = V (I + V)⁻¹. What is reported has
-    √(I − W) P √(I − W) + W: P where records hold q, R where nothing does. What goes out has
-    P + √W (I − P)₊ √W, never less than P, whose pull is real and may be steep.
+    A non-Gaussian prior has a different precision at each θ. Far out a Laplace prior has none, so a q that
+    noise moved there would become ever wider. In the reference's coordinates, where R = I, let P be the
+    precision at q, V the variance with which noise moved q, and W = V (I + V)⁻¹. The reported q has
+    √(I − W) P √(I − W) + W: P along directions that records determine, R along those that nothing does.
+    The q handed out has P + √W (I − P)₊ √W, never less than P, whose pull is real and may be steep.
 
     Args:
       precision: of the prior at q, [D, D], proper.
@@ -399,7 +398,7 @@ def _bounded(
 
 
 def _missing(folds: int, rate: np.ndarray) -> np.ndarray:
-    """Returns the share that is missing alone, see ``_made_of_steps``; none for no folds."""
+    """Returns only the missing share of the way, see ``_made_of_steps``; 0 without folds."""
     kept, found = 1.0 - np.clip(rate, 0.0, 1.0), np.zeros_like(rate)
     if folds:
         for weight in _weights_of(folds)[::-1]:
@@ -408,27 +407,28 @@ def _missing(folds: int, rate: np.ndarray) -> np.ndarray:
 
 
 def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: float) -> Standing:
-    """Turns prior + Σ changes, each with noise, into the q that goes out and is reported.
+    """Turns prior + Σ changes, each with noise, into the q to hand out and report.
 
-    A change is (Δh, ΔJ) with noise of sd ``noise_sd`` in every coordinate of ``prior_frame.to_vector``;
-    committed with s, it stays in the factor for good, so that what has accumulated is Σ s² over all
-    answers. In the prior's coordinates, where the prior is N(0, I), with u² that variance:
+    A change is (Δh, ΔJ) with noise of sd ``noise_sd`` in every coordinate of
+    ``whitened_changes.to_vector``. Folded with s, it stays in the factor for good, so the accumulated
+    noise is Σ s² over all answers. In the prior's coordinates, where the prior is N(0, I), with u² the
+    accumulated variance:
 
-    - eigenvalues of the likelihood's precision are cleaned as in ``of_sites``, P;
-    - the location is that of a Gaussian observation P z with covariance P of the records and u²(1 + ‖c‖²)
-      of the noise, linearised at c, the mean that was handed out last: noise in ΔJ moves the
-      gradient there by at most that much more, and what was taken off the precision is taken off h.
+    - the eigenvalues of the likelihood's precision are cleaned as in ``of_sites``, which gives P;
+    - the location is that of a Gaussian observation P z with covariance P from the records and
+      u²(1 + ‖c‖²) from the noise, linearised at c, the mean that was handed out last: noise in ΔJ moves
+      the gradient there by at most that much more, and h is reduced consistently with the precision.
 
-    So the precision is never below the prior's, and what noise drowns stays as the prior has it. All of
-    it is post-processing of what was released. Without noise, q is prior + Σ factors.
+    So the precision is never below the prior's, and directions dominated by noise keep the prior. All of
+    this is post-processing of released values. Without noise, q is prior + Σ factors.
 
     Args:
-      family: full or diagonal Gaussian; of the latter every coordinate is cleaned by itself.
+      family: full or diagonal Gaussian; for the latter every coordinate is cleaned separately.
       fold: ``posterior`` is ``known`` + Σ factors.
-      before: what this returned at the fold before; None at the first.
+      before: the result of the previous fold; None at the first.
       noise_sd: of one answer.
 
-    Source: docs/proofs/noise_aware.md; this function's proof stands above.
+    Source: docs/proofs/noise_aware.md; the proof for this function is above.
     """
     folds = 1 if before is None else before.folds + 1
     squares = len(fold.asked) * fold.damping**2 + (0.0 if before is None else before.squares)
@@ -458,18 +458,18 @@ def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: fl
 
 
 def anew(standing: Standing, clients: Collection[str], noise: float) -> Standing:
-    """Returns the standing from which ``of_sites`` and ``of_changes`` begin anew, of some clients alone.
+    """Returns the standing from which ``of_sites`` and ``of_changes`` restart with the remaining clients.
 
-    For a client that is divided out. A mean over folds holds its earlier sites, which nobody keeps: so
-    means begin with the next fold, of the sites that stand, each with its own noise in full. What was
-    handed out last is where the next step starts, as another study's result would be; its own noise
-    fades with the steps and is counted in no width, so that after a removal widths tell the noise of the
-    steps since.
+    Used when a client is divided out. A mean over folds contains that client's earlier sites, which are
+    not stored. So means restart with the next fold, from the current sites, each with its own noise in
+    full. The next step starts from the q handed out last, as it could from another study's result. The
+    noise of that q fades with the steps and is not counted, so after a removal widths reflect only the
+    noise of the steps since.
 
     Args:
-      standing: before.
+      standing: before the removal.
       clients: those that are left, each of which has answered.
-      noise: Σ s² over their folded answers: what has accumulated in sums of changes.
+      noise: Σ s² over their folded answers: the accumulated noise of sums of changes.
     """
     return standing._replace(
         folds=0,
@@ -477,7 +477,7 @@ def anew(standing: Standing, clients: Collection[str], noise: float) -> Standing
         gradient=None,
         surprise=0.0,
         jitter=0.0,
-        # Without sites they are of running means, which stand in the factors that are left.
+        # Without sites, weights belong to running means, which are kept in the remaining factors.
         weights={}
         if standing.sites
         else {name: kept for name, kept in standing.weights.items() if name in clients},
@@ -492,12 +492,12 @@ def _length(step: np.ndarray, precision: np.ndarray) -> float:
 
 
 def _handed_out(family: Any, fold: Fold, before: Standing | None) -> Eta:
-    """Returns what the answers of this fold started from, or an older one of the same kind."""
+    """Returns the q that this fold's answers started from, or an older one."""
     return family.project(fold.known, fold.prior) if before is None else before.handed_out
 
 
 def _cleaned(values: np.ndarray, edge: float) -> np.ndarray:
-    """Returns √(λ² − e²) of eigenvalues above the edge of what noise alone has, 0 of the others."""
+    """Returns √(λ² − e²) for eigenvalues above the noise edge e, and 0 for the others."""
     squares = np.maximum(values**2 - edge**2, 0.0)
     return np.where(values > edge, np.sqrt(squares), 0.0)
 
@@ -505,9 +505,10 @@ def _cleaned(values: np.ndarray, edge: float) -> np.ndarray:
 def _weighed(
     before: Mapping[str, tuple[float, float]], fold: Fold, weight: float
 ) -> Mapping[str, tuple[float, float]]:
-    """Returns for each client Σ w² of the sites that were replaced, and w of the one that stands.
+    """Returns for each client Σ w² of the sites that were replaced, and w of the current one.
 
-    A site that is not renewed stands in successive folds, whose mean averages its noise no further.
+    A site that is not renewed enters successive folds with the same noise, which their mean does not
+    average out.
     """
 
     def renewed(name: str) -> tuple[float, float]:
@@ -523,17 +524,17 @@ def _weighed(
 
 
 def _is_of_all(alike: Mapping[str, Any], names: Mapping[str, Any]) -> TypeGuard[Alike]:
-    """Whether a mapping has one value, of all of these names in their order."""
+    """Whether a mapping has one value for all of these names, in their order."""
     return is_alike(alike) and alike.names == tuple(names)
 
 
 def _told(values: np.ndarray, drowned: float) -> np.ndarray:
-    """Returns λ²/(λ + s²): the precision that a gradient with noise of variance s² tells of."""
+    """Returns λ²/(λ + s²): the precision from a gradient with noise of variance s²."""
     return values**2 / np.maximum(values + drowned, 1e-300)
 
 
 def _along(vectors: np.ndarray, precision: np.ndarray) -> np.ndarray:
-    """Returns v_kᵀ J v_k of the columns of V, [K]."""
+    """Returns v_kᵀ J v_k for the columns of V, [K]."""
     return np.asarray(np.einsum("dk,de,ek->k", vectors, precision, vectors))
 
 
@@ -544,7 +545,7 @@ def _rebuilt(base: Any, vectors: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 class _Frame:
-    """The coordinates z of θ = m₀ + L₀ z, in which the prior is N(0, I); see ``prior_frame``."""
+    """The coordinates z of θ = m₀ + L₀ z, in which the prior is N(0, I); see ``whitened_changes``."""
 
     def __init__(self, family: Any, prior: Eta) -> None:
         self._is_full = prior.J.ndim == 2
@@ -553,21 +554,21 @@ class _Frame:
         )
 
     def location(self, theta: np.ndarray) -> np.ndarray:
-        """Returns z of a θ."""
+        """Converts θ to z."""
         shift = theta - self._mean
         if not self._is_full:
             return np.asarray(shift / self._root)
         return np.asarray(scipy.linalg.solve_triangular(self._root, shift, lower=True))
 
     def inward(self, eta: GaussianEta) -> GaussianEta:
-        """Returns η in z."""
+        """Converts η from θ to z."""
         root = self._root
         if not self._is_full:
             return GaussianEta(root * (eta.h - eta.J * self._mean), root**2 * eta.J)
         return GaussianEta(root.T @ (eta.h - eta.J @ self._mean), root.T @ eta.J @ root)
 
     def outward(self, eta: GaussianEta) -> GaussianEta:
-        """Returns η in θ."""
+        """Converts η from z to θ."""
         if not self._is_full:
             precision = eta.J / self._root**2
             return GaussianEta(eta.h / self._root + precision * self._mean, precision)

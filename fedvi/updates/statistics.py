@@ -17,10 +17,10 @@ __all__ = ["broadcast", "finish_statistics", "stand_statistics", "step_of"]
 
 
 def broadcast(model: ConjugateModel, task: Task) -> Eta:
-    """Returns the q that a task is answered at: the model's public start before the first fold.
+    """Returns the q at which a task is answered: before the first fold the model's public start.
 
-    Before it q is the prior, in every bit. Version 0 is not all there is of that: a client that is
-    removed from a run before anybody has answered makes a version of its own.
+    Before the first fold q equals the prior bit for bit. Version 0 does not identify that state: removing
+    a client before any answer makes a new version.
     """
     return model.start if task.version == 0 else _handed_out(model, task.posterior)
 
@@ -28,8 +28,8 @@ def broadcast(model: ConjugateModel, task: Task) -> Eta:
 def step_of(visit: int, averaging: float, delay: float, emphasis: float = 0.0) -> float:
     """Returns ρ of an answer after ``visit`` earlier ones: ((1 + γ)/(τ0 + γ + visit))^κ, at most 1.
 
-    With κ = τ0 = 1 the t-th of T answers weighs about t^γ in their mean, whose noise has the variance of
-    (1 + γ)²/((1 + 2γ)·T) of one answer's.
+    With κ = τ0 = 1 the t-th of T answers has a weight of about t^γ in their mean, whose noise variance is
+    (1 + γ)²/((1 + 2γ)·T) times that of one answer.
 
     Args:
       visit: from 0.
@@ -55,21 +55,20 @@ def finish_statistics(
 ) -> Change:
     """Turns noised sums over a batch into a step of the client's factor: ρ·(fresh factor − factor).
 
-    So a factor is a running mean of fresh ones, each an unbiased estimate of the sum over all records
-    (what clipping takes aside), and its noise falls while it is renewed. The mean starts from no records
-    at all, or from the model's ``first``. Sums are divided by the public rate, never by the number of
-    records.
+    So a factor is a running mean of fresh factors, each an unbiased estimate of the sum over all records
+    (except for clipping), and its noise falls with every answer. The mean starts from zero records, or
+    from the model's ``first``. Sums are divided by the public rate, never by the number of records.
 
     Args:
-      value: of each block its released numbers, see ``conjugate.packed``, times the block's weight.
-      task: what was answered.
+      value: the released numbers of each block, see ``conjugate.packed``, times the block's weight.
+      task: the answered task.
       model: see ``conjugate.to_table``.
       weights: of each block.
       rate: the public share of records in a batch.
       averaging, delay, emphasis: κ, τ0 and γ, see ``step_of``.
 
     Raises:
-      ProtocolError: if the arrays are others, or of other shapes.
+      ProtocolError: if names or shapes of the arrays differ.
 
     Source: docs/proofs/updates.md §7; T is kept apart from the prior.
     """
@@ -101,22 +100,22 @@ def stand_statistics(
     delay: float,
     emphasis: float = 0.0,
 ) -> Standing:
-    """Returns the q that the model makes of Σ factors, told how much noise its running means have left.
+    """Returns the model's q given Σ factors and the noise that is left in their running means.
 
-    ``Standing.weights`` holds of each client (Σ of the squared weights of the answers in its factor, how
-    many there were): the noise of a factor has that times the variance of one answer's. Of a model that
-    is centred, ``Standing.centres`` holds of each client the running mean of the θ of its factor.
+    For each client ``Standing.weights`` holds (Σ of the squared weights of the answers in its factor, the
+    number of answers); the first is the noise variance of a factor, in units of one answer's. For a
+    centred model, ``Standing.centres`` holds for each client the running mean of the θ of its factor.
 
     Args:
       family: of q.
       fold: Σ factors is ``posterior`` − ``known``.
-      before: what this returned at the fold before.
+      before: the result of the previous fold.
       model: see ``conjugate.to_table``.
-      noise: of each block, the standard deviation in one number of one answer, in the unit of the sums.
-      averaging, delay, emphasis: as of ``finish_statistics``.
+      noise: block → standard deviation of one number of one answer, in the unit of the sums.
+      averaging, delay, emphasis: as in ``finish_statistics``.
     """
     kept = before.weights if before else {}
-    # Of a client that was divided out nothing is left, nor is its noise.
+    # A client that was divided out has left neither a factor nor noise.
     weights = {name: kept.get(name, (0.0, 0.0)) for name in fold.factors}
     made, places = _made(model), dict(before.centres) if before else {}
     centred = made if isinstance(made, Centred) and made.centred else None
@@ -128,7 +127,7 @@ def stand_statistics(
         if centred is not None:
             at = made.start if before is None else _handed_out(made, eta)
             place = family.moments(at)[0]
-            # A delayed mean starts from no records, which are nowhere: weights then add up to less than 1.
+            # A delayed mean starts from zero records, which have no θ, so weights add up to less than 1.
             gone = math.prod(
                 1.0 - step_of(visit, averaging, delay, emphasis) for visit in range(int(visits) + 1)
             )

@@ -12,23 +12,23 @@ from fedvi.updates.coordinates import Coordinates
 
 __all__ = ["Vanishing", "supported_curvature", "vanishing_forms"]
 
-# How wide correlations may spread around 0: the candidates of which the prior is mixed.
+# The candidate sds τ of correlations around 0, whose mixture is the prior.
 _SPREADS = np.append(0.0, 2.0 ** np.arange(-6.0, 1.0))
-# Entries that each candidate counts beforehand, so that a few entries do not settle the mixture.
+# Pseudo-count of each candidate, so that a few entries do not determine the mixture.
 _BEFOREHAND = 0.2
 _STEPS = 100
-# The uncertainty of correlations counts twice: what follows stops at its second order.
+# The uncertainty of correlations counts double, since the expansion stops at second order.
 _DOUBT = 2.0
-# A trace of less than so many sds of its noise is no sign that there is any curvature.
+# A trace below this many sds of its noise is no evidence of any curvature.
 _SEEN = 3.0
-# Smaller numbers count as this.
+# Lower bound of denominators.
 _LEAST = 1e-300
 
 
 class Vanishing(NamedTuple):
     """Products of linear forms of a row that are 0 in every record: (p_k · x)(q_k · x) = 0.
 
-    Of a regression's curvature, Σ w x xᵀ, that says p_kᵀ H q_k = 0, whatever w and the records are.
+    For a regression's curvature H = Σ w x xᵀ it implies p_kᵀ H q_k = 0, for all w and records.
 
     Attributes:
       left, right: p and q, [K, D] both, in the coordinates of H.
@@ -38,9 +38,10 @@ class Vanishing(NamedTuple):
     right: np.ndarray
 
     def fitted(self, curvature: np.ndarray) -> np.ndarray:
-        """Returns the matrix next to H, in Frobenius norm, of which all p_kᵀ H q_k are 0: [D, D].
+        """Projects H, in Frobenius norm, onto the matrices with all p_kᵀ H q_k = 0: [D, D].
 
-        Noise that is the same in all coordinates of svec(H) loses what it has across these matrices.
+        Noise that is the same in all coordinates of svec(H) loses its components orthogonal to these
+        matrices.
         """
         off = np.einsum("kd,de,ke->k", self.left, curvature, self.right)
         root = _structure(*map(_bytes, self), len(curvature))[0]
@@ -50,18 +51,18 @@ class Vanishing(NamedTuple):
         return np.asarray(curvature - (taken + taken.T) / 2.0)
 
     def left_over(self, size: int) -> np.ndarray:
-        """Returns the share of variance that ``fitted`` leaves noise in each coordinate of svec, [D, D]."""
+        """Returns the share of noise variance that ``fitted`` leaves in each coordinate of svec, [D, D]."""
         return _structure(*map(_bytes, self), size)[1]
 
 
 def vanishing_forms(
     vanishing: Sequence[Sequence[int]], size: int, at: Coordinates | None
 ) -> Vanishing | None:
-    """Returns the forms of columns of which x_i (x_j − x_c) = 0; None if there are no such columns.
+    """Returns the forms of columns with x_i (x_j − x_c) = 0; None if there are no such columns.
 
     Args:
-      vanishing: (i, j, c) of each: two levels of a factor have x_i x_j = 0, which c = −1 stands for;
-        and of a column of 0 and 1, x_i (x_i − x_c) = 0 with c the constant column.
+      vanishing: (i, j, c) of each. Two levels of a factor have x_i x_j = 0, written with c = −1. A column
+        of 0 and 1 has x_i (x_i − x_c) = 0, with c the constant column.
       size: D.
       at: the coordinates of H; None for those of x itself.
     """
@@ -82,7 +83,7 @@ def _bytes(forms: np.ndarray) -> bytes:
     return np.ascontiguousarray(forms, np.float64).tobytes()
 
 
-# The same at every fold once there are coordinates; of 100 coefficients it takes seconds.
+# Cached, since it is the same at every fold once there are coordinates; 100 coefficients take seconds.
 @functools.lru_cache(maxsize=4)
 def _structure(first: bytes, second: bytes, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the Cholesky root of the inner products of sym(p qᵀ), [K, K], and the shares, [D, D]."""
@@ -92,7 +93,7 @@ def _structure(first: bytes, second: bytes, size: int) -> tuple[np.ndarray, np.n
     root = np.linalg.cholesky(gram)
     shares = np.empty((size, size))
     for row in range(size):
-        # Coordinates of sym(p qᵀ) in this row of svec: off the diagonal × √2, hence twice the square.
+        # Coordinates of sym(p qᵀ) in this row of svec; off-diagonal entries × √2, so squares count twice.
         entries = (left[:, row, None] * right + right[:, row, None] * left) / 2.0
         squares = (scipy.linalg.solve_triangular(root, entries, lower=True) ** 2).sum(axis=0)
         shares[row] = 1.0 - np.where(np.arange(size) == row, 1.0, 2.0) * squares
@@ -102,27 +103,28 @@ def _structure(first: bytes, second: bytes, size: int) -> tuple[np.ndarray, np.n
 def supported_curvature(
     curvature: np.ndarray, sd: float | np.ndarray, precision: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns axes V and, along each, the curvature that a report may count on.
+    """Returns axes V and, along each, the curvature that a report may rely on.
 
-    Where H is uncertain, so is how wide a posterior of precision H + J is, and its expected covariance is
-    wider than (E[H] + J)⁻¹. In five steps:
+    If H is uncertain, the expected covariance of a posterior with precision H + J is wider than
+    (E[H] + J)⁻¹. This is done in five steps:
 
-    - If the trace of H is less than 3 sds of its own noise, u√D, nothing is counted on: chance leaves half
-      of the diagonal above 0.
-    - The diagonal of H is what was seen, d, and not below 0. It errs by u.
-    - A correlation, H_ij / √(d_i d_j), errs by u/√(2 d_i d_j). Its prior is a mixture of normal laws around
-      0 whose weights are fitted to all correlations together. So they shrink together where columns are
-      hardly correlated, and stay where many are (``_shrunk``).
-    - A, with eigenvectors V and eigenvalues a, holds these means; E holds what is left: independent errors
-      whose variances, in the axes V, are t_kl. No entry of a curvature is larger than the root of the
-      product of its two diagonal entries, so t_kl counts as t_kl·a_k a_l / (t_kl + a_k a_l).
+    - If the trace of H is less than 3 sds of its own noise, u√D, no curvature is supported: by chance half
+      of the diagonal is above 0.
+    - The diagonal of H is the observed d, but not below 0. Its error is u.
+    - A correlation, H_ij / √(d_i d_j), has the error u/√(2 d_i d_j). Its prior is a mixture of normal laws
+      around 0 whose weights are fitted to all correlations together. So correlations shrink together if
+      columns are hardly correlated, and stay if many are (``_shrunk``).
+    - A, with eigenvectors V and eigenvalues a, holds these means. E holds independent errors, whose
+      variances in the axes V are t_kl. No entry of a curvature exceeds the root of the product of its two
+      diagonal entries, so t_kl counts as t_kl·a_k a_l / (t_kl + a_k a_l).
     - To second order in E, E[(A + E + J)⁻¹] has along k the inverse of a_k + j_k − S_k, where
-      S_k = Σ_l t_kl / (a_l + j_l). Beyond it, and twice as careful: a_k counts as a_k² / (a_k + 2 S_k).
+      S_k = Σ_l t_kl / (a_l + j_l). To cover higher orders, and to be twice as careful, a_k counts as
+      a_k² / (a_k + 2 S_k).
 
     Args:
       curvature: H, [D, D], with noise; symmetric.
-      sd: u, of the noise in a coordinate of svec(H): in a diagonal entry, and × 1/√2 in others; above 0, or
-        at least 0, [D, D], where coordinates differ.
+      sd: u, of the noise in a coordinate of svec(H), which is that of a diagonal entry; other entries have
+        u/√2. Above 0; or [D, D] and at least 0, if coordinates differ.
       precision: J, of the prior, [D, D].
 
     Returns:
@@ -137,7 +139,7 @@ def supported_curvature(
     rows, columns = np.tril_indices(size, -1)
     diagonal = np.maximum(np.diagonal(curvature), 0.0)
     length = np.sqrt(np.maximum(diagonal, np.diagonal(sds)))
-    # Of a column that noise hides, u stands for the curvature that nobody knows.
+    # If noise hides a column, u stands for its unknown curvature.
     scale = length[rows] * length[columns]
     correlation, variance = _shrunk(
         curvature[rows, columns] / scale, sds[rows, columns] / (math.sqrt(2.0) * scale)
@@ -157,12 +159,12 @@ def supported_curvature(
 
 
 def _shrunk(seen: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns means and variances of correlations, given what was seen of them with noise.
+    """Returns posterior means and variances of correlations, given noisy observations.
 
-    Each is N(0, τ²) with a τ of ``_SPREADS``; how common each τ is, is fitted by expectation maximisation.
+    Each is N(0, τ²) with a τ from ``_SPREADS``; expectation maximisation fits how common each τ is.
 
     Args:
-      seen: [K].
+      seen: the observations, [K].
       sd: of the noise, [K].
     """
     variances = _SPREADS**2 + sd[:, None] ** 2

@@ -1,8 +1,8 @@
-"""The coordinates in which a whole change Δη is clipped and noised; NumPy alone, since servers map it back.
+"""The prior's coordinates, in which a whole change Δη is clipped and noised; NumPy only, for servers.
 
-θ = m₀ + L₀ z with L₀ L₀ᵀ = J₀⁻¹ of the prior, which the study states. The exponent hᵀθ − ½ θᵀJθ is
-there h_zᵀz − ½ zᵀJ_z z with h_z = L₀ᵀ (h − J m₀) and J_z = L₀ᵀ J L₀, up to a constant. h and J have
-different units, and both grow with the units of θ: in these coordinates one clip norm suits both.
+θ = m₀ + L₀ z with L₀ L₀ᵀ = J₀⁻¹ of the prior, which the study states. In z, the exponent hᵀθ − ½ θᵀJθ
+is h_zᵀz − ½ zᵀJ_z z with h_z = L₀ᵀ (h − J m₀) and J_z = L₀ᵀ J L₀, up to a constant. h and J have
+different units, which depend on those of θ; in these coordinates one clip norm suits both.
 """
 
 import math
@@ -26,8 +26,8 @@ class PriorFrame(NamedTuple):
 def to_vector(frame: PriorFrame, change: GaussianEta) -> np.ndarray:
     """Returns (h_z, J_z) as one vector, whose L2 norm is that of h_z and J_z together.
 
-    Of a full J_z the lower triangle, its off-diagonal entries times √2, since each stands twice in
-    the matrix: without that a move of the matrix would be up to √2 longer than that of the vector.
+    A full J_z is represented by its lower triangle, with off-diagonal entries times √2 because each occurs
+    twice in the matrix. Without that factor the matrix could move up to √2 times as far as the vector.
 
     Args:
       frame: of the prior.
@@ -73,6 +73,6 @@ def from_vector(frame: PriorFrame, vector: np.ndarray) -> GaussianEta:
 
 
 def _triangle(size: int) -> tuple[Any, Any, np.ndarray]:
-    """Returns the places of a lower triangle and what each entry is multiplied by."""
+    """Returns the indices of a lower triangle and the multiplier of each entry."""
     rows, columns = np.tril_indices(size)
     return rows, columns, np.where(rows == columns, 1.0, math.sqrt(2.0))
