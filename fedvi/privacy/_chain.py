@@ -398,7 +398,7 @@ def _is_text(value: object) -> bool:
 def _refuse(entry: Entry, position: int, reason: str) -> NoReturn:
     raise LedgerError(
         f"entry {position} (release {entry.release_id!r}): {reason}",
-        hint="the ledger was changed after it was written; restore it, and tell who relies on it",
+        hint="the ledger was changed after it was written; restore it, and tell those who rely on it",
     )
 
 

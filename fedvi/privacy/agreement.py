@@ -185,7 +185,7 @@ def _checked(terms: Terms, own: str, turn: Turn, sealed: str | None, text: str) 
         raise errors.ProtocolError(
             f"the set of sites to be opened is of round {found.visit}, and this site's last answer is of "
             f"round {turn.visit}",
-            "what belongs to another round opens nothing of this one",
+            "a set of another round opens nothing of this one",
         )
     if own not in found.clients:
         raise errors.ProtocolError(
@@ -207,8 +207,8 @@ def _checked(terms: Terms, own: str, turn: Turn, sealed: str | None, text: str) 
         )
     if turn.signed not in ("", text):
         raise errors.ProtocolError(
-            f"this site signed another set of round {turn.visit}: two sums of one round, opened both, "
-            "would show what one site alone answered",
+            f"this site signed another set of round {turn.visit}: two sums of one round, if opened, "
+            "could reveal the answer of a single site",
             _NOTHING,
         )
     return found

@@ -422,9 +422,9 @@ def _check_rows(rows: int, sampler: Sampler) -> None:
     least, most = sampler.capacity, 2 * sampler.capacity + _FILLED_UP
     if not least <= rows <= most:
         raise errors.PrivacyError(
-            f"a batch has {rows} rows, expected {least}, which its sampler draws, to {most}: had it as "
-            "many as there are records, one more or less could move what all others count for",
-            "fill the batch up with masked rows" if rows < least else "draw it by the sampler",
+            f"a batch has {rows} rows, expected {least}, which its sampler draws, to {most}: if the "
+            "number of rows followed the number of records, one record could change how all others count",
+            "pad the batch with masked rows" if rows < least else "draw it by the sampler",
         )
 
 

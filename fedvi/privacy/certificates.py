@@ -83,7 +83,7 @@ def read(content: bytes) -> Certificate:
         )
         # One key under two names would count twice.
         if not sound or len(set(keys.values())) < len(keys) or keys.keys() != signatures.keys():
-            raise ValueError("numbers, sites or keys that none has")
+            raise ValueError("invalid numbers, sites or keys")
         return Certificate(terms, visit, task, named, keys, signatures)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.PrivacyError(f"a certificate cannot be read: {error}") from None

@@ -251,7 +251,7 @@ def sgd(
         raise errors.ConfigError(f"clip_norm is {clip_norm}, expected a number above 0")
     if ledger is not None and not hasattr(ledger, "extended"):
         raise errors.ConfigError(
-            f"ledger is {ledger!r}, expected what keeps one over processes, or None",
+            f"ledger is {ledger!r}, expected a keeper such as fedvi.LedgerFolder, or None",
             'give the name of a folder for this plan alone: fedvi.LedgerFolder("spent")',
         )
     if (epsilon is None) == (noise_multiplier is None):

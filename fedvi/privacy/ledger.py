@@ -117,8 +117,8 @@ class Budget:
             raise ConfigError(f"delta is {self.delta}, expected at least 0 and below 1")
         if self.accountant.name not in accountants.__all__:
             raise PrivacyError(
-                f"accountant {self.accountant.name!r} is no upper bound everywhere, and no budget is "
-                "checked against it",
+                f"accountant {self.accountant.name!r} gives no upper bound for some events, so no budget "
+                "can be checked with it",
                 hint=f"use one of {', '.join(accountants.__all__)}",
             )
 
@@ -322,14 +322,14 @@ def check_anchor(ledger: Ledger, seen: Anchor) -> None:
         raise LedgerError(
             f"the ledger of {ledger.header.client!r} holds {count} entries, and {seen.entries} were "
             "seen before",
-            hint="it was cut, or restored from a backup: what was spent since is forgotten in it",
+            hint="it was truncated, or restored from a backup: it lacks what was spent since",
         )
     found = last_hash(ledger._replace(entries=ledger.entries[: seen.entries]))
     if found != seen.hash:
         raise LedgerError(
             f"the ledger of {ledger.header.client!r} has hash {found} after {seen.entries} entries, "
             f"and {seen.hash} was seen before",
-            hint="two ledgers grew from one, or this one was written anew; look for the other",
+            hint="two ledgers continue the same one, or this one was rewritten; look for the other",
         )
 
 
@@ -362,13 +362,13 @@ def check_counterpart(ledger: Ledger, seen: Anchor, holder: Literal["client", "s
         if not seen.entries:
             raise LedgerError(
                 f"the ledgers of {name!r} at client and server are not the same from their headers on: "
-                "the two read one study and make different promises of it",
-                hint="use the same version of fedvi, and of its dependencies, at both ends: noise "
-                "that each calibrates for itself must come out alike; `fedvi ledger show` prints both",
+                "they read the same study, but derive different promises from it",
+                hint="use the same version of fedvi, and of its dependencies, on both sides: each "
+                "calibrates the noise, and the results must agree; `fedvi ledger show` prints both",
             ) from error
         raise LedgerError(
             f"the ledgers of {name!r} at client and server are not the same: {error.message}",
-            hint="was one of them written anew, or is another copy of this client at work? "
+            hint="was one of them rewritten, or is another copy of this client running? "
             "compare them with `fedvi ledger show`",
         ) from error
     beyond = ledger.entries[seen.entries :]
@@ -387,7 +387,7 @@ def check_counterpart(ledger: Ledger, seen: Anchor, holder: Literal["client", "s
             f"entries, and the {holder}'s has {len(beyond)} more ({', '.join(kinds[:5])}"
             f"{', …' if len(kinds) > 5 else ''})",
             hint=f"restore the newest state of the {other}; without it this study cannot go on for "
-            f"{name!r}, since what was spent is forgotten there",
+            f"{name!r}, since the record of what was spent is lost there",
         )
 
 

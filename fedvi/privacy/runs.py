@@ -65,8 +65,8 @@ class Owned:
 
     def _refusal(self, what: str) -> errors.PrivacyError:
         return errors.PrivacyError(
-            f"a {type(self).__name__} was {what}: both would draw the same noise, and count by themselves",
-            "make another object; sgd(ledger=fedvi.LedgerFolder(…)) has both count together",
+            f"a {type(self).__name__} was {what}: both would draw the same noise, and count separately",
+            "make another object; with sgd(ledger=fedvi.LedgerFolder(…)) both share one count",
         )
 
 

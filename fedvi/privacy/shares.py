@@ -52,8 +52,8 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
     """
     if len(secret) != SECRET_BYTES or not 1 <= threshold <= count < 2**16:
         raise errors.PrivacyError(
-            f"{len(secret)} bytes were to be shared so that {threshold} of {count} make them again, "
-            f"expected {SECRET_BYTES} bytes, and from 1 to all of at most 65535"
+            f"a secret of {len(secret)} bytes cannot be split so that {threshold} of {count} shares give "
+            f"it, expected {SECRET_BYTES} bytes, at most 65535 shares, and from 1 to all of them"
         )
     tops = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     found = []

@@ -177,7 +177,7 @@ def with_sums(accountant: Accountant, sums: Sums | None) -> Accountant:
         raise ConfigError(
             f"colluding is {sums.colluding}, expected at least 0 and below least_reporting, "
             f"{sums.least_reporting}",
-            hint="the client whose privacy is priced is among those that answer, and works with nobody",
+            hint="the client whose privacy is priced is among those that answer, and does not collude",
         )
     if isinstance(accountant, Itemised):
         return dataclasses.replace(accountant, accountant=with_sums(accountant.accountant, sums))

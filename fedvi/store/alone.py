@@ -152,8 +152,8 @@ class LedgerFolder:
             raise errors.LedgerError(
                 f"{self.place} is the ledger of {_name(found)}, expected that of {_name(header)}"
                 + "".join(f"; {text}" for text in differing),
-                hint="a plan is continued by what it was made with, seed and numbers a step included; give "
-                "another plan a folder of its own, and add up what both cost",
+                hint="to continue a plan, use the same settings, seed and numbers a step included; give "
+                "another plan its own folder, and add up the costs of both",
             )
         if fault := advisory(found, found.relation):
             raise errors.LedgerError(

@@ -155,7 +155,7 @@ def check_schema(
     if not has_schema(connection) and (found, version) == (0, 0):
         return 0
     if found != application:
-        raise errors.LedgerError(f"{path} is a database of something else than fedvi")
+        raise errors.LedgerError(f"{path} is a database, but not one of fedvi")
     if version not in versions:
         expected = " to ".join(str(end) for end in sorted({versions[0], versions[-1]}))
         raise errors.LedgerError(
@@ -261,6 +261,6 @@ def refuse(path: Path, reason: str) -> NoReturn:
     """
     raise errors.LedgerError(
         f"{path}: {reason}",
-        hint="the store was damaged or changed by something else; restore it, and tell who relies "
+        hint="the store was damaged or changed by something else; restore it, and tell those who rely "
         "on it",
     )

@@ -287,8 +287,8 @@ class SqliteClientStore:
             busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise errors.LedgerError(
-                f"{self._folder / DATABASE}: a reader keeps the write-ahead log from being emptied",
-                hint="close what reads it, and start again: what is left is then erased",
+                f"{self._folder / DATABASE}: the write-ahead log cannot be emptied while it is being read",
+                hint="close the program that reads it, and start again: that completes the erasure",
             )
 
     def _check_slots(self) -> None:

@@ -67,8 +67,8 @@ class Fourier:
             for noise, rate, _ in found:
                 if rate * math.exp(-0.5 / noise**2) < 1e-7:
                     raise UnsupportedEvent(
-                        f"method fourier cuts the law at noise multiplier {noise:g} and rate "
-                        f"{rate:g} off",
+                        f"method fourier cuts off the law at noise multiplier {noise:g} and rate "
+                        f"{rate:g}",
                         hint="use `pld`",
                     )
         return _fourier_epsilon(found, self.relation, delta)

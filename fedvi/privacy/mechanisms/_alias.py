@@ -94,7 +94,7 @@ def draw(law: str, key: Key, count: int) -> jax.Array:
     """
     if count >= 2**31:
         raise errors.PrivacyError(
-            f"{count} integers of noise were asked of one key, expected fewer than 2^31",
+            f"{count} integers of noise were requested from one key, expected fewer than 2^31",
             "release fewer numbers together",
         )
     if count == 0:

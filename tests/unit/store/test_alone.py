@@ -390,7 +390,7 @@ def test_a_full_disk_starts_no_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("given", ["spent", Path("spent"), 3])
 def test_a_plan_is_given_a_folder_and_no_name(given):
-    with pytest.raises(errors.ConfigError, match=r"expected what keeps one over processes") as no:
+    with pytest.raises(errors.ConfigError, match=r"expected a keeper such as") as no:
         fedvi.privacy.sgd(epsilon=1.0, delta=1e-5, steps=1, batch=1, max_records=9, ledger=given)
     assert "fedvi.LedgerFolder" in no.value.hint
 
