@@ -1,4 +1,4 @@
-"""Models: each file defines one, and its factory is listed here."""
+"""Models: each file defines one, and this file lists their factories."""
 
 import importlib
 import sys
@@ -40,9 +40,9 @@ __all__ = [
 ]
 
 NAMED: tuple[str, ...] = tuple(name for name in __all__ if name != "numpyro_model")
-"""Kinds of model that a study names; a function of NumPyro's it names itself, as "module:function"."""
+"""Kinds of model that a study can name; it names a NumPyro function as "module:function" instead."""
 
-# Kind -> class. Their modules import no JAX, since servers read them.
+# Kind -> class. These modules do not import JAX, since servers load them.
 _CONJUGATE = {
     "discrete_network": "fedvi.models.network_statistics:DiscreteNetwork",
     "factor_analysis": "fedvi.models.factor_statistics:FactorAnalysis",
@@ -53,7 +53,7 @@ _CONJUGATE = {
     "sigmoid_belief_network": "fedvi.models.sbn:SigmoidBeliefNetwork",
 }
 CONJUGATE: tuple[str, ...] = tuple(_CONJUGATE)
-"""Those that are conjugate-exponential models: they bring their own family, and ``vips`` takes them."""
+"""Conjugate-exponential models: they have their own family, and ``vips`` fits them."""
 
 # Factory -> module that defines it. Imported on first use, so that listing models needs no JAX.
 _FACTORIES = {

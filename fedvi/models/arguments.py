@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 INTERCEPT = "(Intercept)"
-"""The name of the coefficient of a column of ones."""
+"""The name of the coefficient for a column of ones."""
 
 Scale = float | int
 """A standard deviation; a study file may write it as an integer."""
@@ -31,7 +31,7 @@ def checked_names(names: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of coefficients.
 
     Raises:
-      ModelError: there are none, one is repeated, or they are no list of texts.
+      ModelError: there are none, one is repeated, or they are not a list of strings.
     """
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise errors.ModelError(
@@ -58,7 +58,7 @@ def prior_scales(
     prior_scale: Scale | Sequence[Scale],
     intercept_scale: Scale | None,
 ) -> tuple[float, ...]:
-    """Returns the prior standard deviation of each name: one for all, or a list; the intercept's apart.
+    """Returns the prior standard deviation of each coefficient, with the intercept's own scale if given.
 
     Raises:
       ModelError: a scale is not a positive number, or the list is not as long as ``names``.
@@ -108,7 +108,7 @@ def check_ridge(model: Any) -> None:
 
 
 def check_coefficients(model: Any) -> None:
-    """Raises ModelError unless there is a coefficient, and a prior scale for each."""
+    """Raises ModelError unless there is at least one coefficient, and a prior scale for each."""
     if len(model.coefficients) != len(model.prior_scales) or not model.coefficients:
         raise errors.ModelError(
             f"{len(model.coefficients)} coefficients and {len(model.prior_scales)} prior scales, "
@@ -121,7 +121,7 @@ def checked_scale(
     scale: object,
     hint: str = "it is a standard deviation; 2.5 suits coefficients of columns with a range near 1",
 ) -> float:
-    """Returns a standard deviation, or what else is a positive number.
+    """Returns a standard deviation, or another positive number, as a float.
 
     Raises:
       ModelError: it is not a positive finite number.

@@ -1,4 +1,4 @@
-"""The interface of a model, and how a Gaussian prior is recognised."""
+"""The interface of a model, and functions that recognise a Gaussian prior."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ Record = Mapping[str, Shaped[ArrayLike, "..."]]
 class Model(Protocol):
     """A prior over θ ∈ ℝᴰ and the likelihood of one record.
 
-    θ is the unconstrained flattening of all global latents. Solvers choose the precision: every
-    function computes and answers in the dtype of ``theta``. All functions are pure; solvers vmap
+    θ is the unconstrained flattening of all global latents. Solvers choose the dtype: every
+    function computes and returns in the dtype of ``theta``. All functions are pure; solvers vmap
     ``log_likelihood`` over records.
     """
 
@@ -52,7 +52,7 @@ class Model(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Wrapped:
-    """``model`` but for what a subclass says otherwise, such as its likelihood."""
+    """Delegates to ``model``; a subclass overrides parts of it, such as the likelihood."""
 
     model: Model
 
@@ -82,8 +82,8 @@ def gaussian_prior(
 
     The prior is evaluated in float64 whatever JAX's default is. It counts as Gaussian if its
     Hessian is the same at the origin and at four random points, J is positive definite, and
-    gradients and values follow. Two points are near the origin and two at the prior's own scale,
-    each pair on both sides, so that neither a wide Student t nor a kink at the centre passes.
+    gradients and values agree with it. Two points are near the origin and two at the prior's own
+    scale, each pair on opposite sides, so that neither a wide Student t nor a kink at the centre passes.
 
     Args:
       model: any model; its prior must be twice differentiable.
@@ -125,9 +125,9 @@ def diagonal_prior(
 ) -> tuple[Float64[np.ndarray, " d"], Float64[np.ndarray, " d"]] | None:
     """Returns (h, j) with log p₀(θ) = hᵀθ − ½ Σ jᵢθᵢ² + const if that is exact, otherwise None.
 
-    What ``gaussian_prior`` finds out, of a prior without correlations and without an array [D, D]: the
-    Hessian is asked for its products, with ones for its diagonal, and at five points with random vectors,
-    which no other matrix with the same row sums multiplies alike.
+    The same as ``gaussian_prior`` for a prior without correlations, without an array [D, D]. It uses
+    products with the Hessian: with a vector of ones for the row sums, and at five points with random
+    vectors. No other matrix with these row sums gives the same products.
 
     Args:
       model: any model; its prior must be twice differentiable.
@@ -189,7 +189,7 @@ def _scaled_root(precision: Any) -> Any:
         return None
     scales = np.sqrt(diagonal)
     try:
-        # With a unit diagonal: the units of the coordinates may differ by many orders.
+        # Scaled to a unit diagonal: units of coordinates may differ by many orders of magnitude.
         return scales[:, np.newaxis] * np.linalg.cholesky(precision / np.outer(scales, scales))
     except np.linalg.LinAlgError:
         return None
@@ -198,7 +198,7 @@ def _scaled_root(precision: Any) -> Any:
 def _is_quadratic(
     points: list[Any], found: list[tuple[Any, Any, Any]], shift: Any, precision: Any
 ) -> bool:
-    """Whether Hessians, gradients and values at the points are those of hᵀθ − ½ θᵀJθ + const."""
+    """Returns whether Hessians, gradients and values at the points are those of hᵀθ − ½ θᵀJθ + const."""
     scales = np.sqrt(np.diag(precision))
     constants, sizes = [], []
     for theta, (value, gradient, hessian) in zip(points, found, strict=True):

@@ -19,13 +19,14 @@ __all__ = ["Network", "classification", "regression"]
 class Network(linen.Module):
     """f: layers of tanh units and a linear output, x [n, D] → [n], in the dtype of x and parameters.
 
-    Its parameters ``weights_0`` [D, H₁], ``biases_0`` [H₁], …, are to be standard normal a priori:
-    biases are multiplied by scale, and products with weights by scale / √(units before). After the
-    product, so that a layer is one of its input with a parameter, whose gradient a record ``DPSVI`` need
-    not form. For other layers write such a module, with a prior by NumPyro's ``random_flax_module``.
+    Its parameters ``weights_0`` [D, H₁], ``biases_0`` [H₁], …, have a standard normal prior.
+    Biases are multiplied by scale, and products with weights by scale / √(units before). Scaling after
+    the product keeps a layer a product of its input and a parameter, whose per-record gradients ``DPSVI``
+    need not form. For other layers write your own module, with a prior by NumPyro's
+    ``random_flax_module``.
 
     Args:
-      hidden: units of each hidden layer, the first first.
+      hidden: units of each hidden layer, in order.
       scale: standard deviation of the biases, and of the weights times √(units before).
 
     >>> import jax
@@ -72,21 +73,21 @@ def regression(
         [family]
         kind = "diagonal_gaussian"
 
-    The intercept is the biases' work: leave it out of the formula. Columns and y should be scaled to
-    a range near 1. q begins as the prior, in whose sds the solvers step: on UCI's concrete, one visit
-    to all records ended at a test error of 5.2 from there, and of 5.4 to 6.0 from narrower starts.
-    Where clients differ, give them ten rounds rather than four.
+    Biases serve as the intercept: leave it out of the formula. Columns and y should be scaled to
+    a range near 1. q starts at the prior, and steps are in units of its sds. On UCI's concrete data, one
+    visit to all records reached a test error of 5.2 from there, and of 5.4 to 6.0 from narrower starts.
+    If clients differ, use ten rounds rather than four.
 
     Args:
       x: [n, D], the columns of the formula.
       y: [n], a number.
-      hidden: units of each hidden layer, the first first; one layer of 50 by default.
+      hidden: units of each hidden layer, in order; one layer of 50 by default.
       prior_scale: standard deviation of the weights, times √(units before).
       noise_centre: the median of the noise's standard deviation, in the unit of y.
       noise_spread: standard deviation of its logarithm.
 
     Raises:
-      ModelError: a scale is not positive, or ``hidden`` no list of positive whole numbers.
+      ModelError: a scale is not positive, or ``hidden`` is not a list of positive whole numbers.
 
     Latents: ``weights_0`` [D, H₁], ``biases_0`` [H₁], …, ``log_noise``; the deterministic site ``noise``.
 

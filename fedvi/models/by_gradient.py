@@ -1,7 +1,7 @@
 """The E step of any model whose latents can be summed out, by derivatives of log Z.
 
 With n̄ = E_q[n(θ)] and Z(n̄) = Σ_ℓ f·exp⟨n̄, s(y, ℓ)⟩ for a record y, the expected statistics of its
-latents are ∂ log Z/∂n̄: whoever can write down log Z as a function of JAX has the E step.
+latents are ∂ log Z/∂n̄. So a JAX function for log Z gives the E step.
 """
 
 import abc
@@ -22,13 +22,13 @@ __all__ = ["ByGradient", "expectations", "square_norms"]
 def expectations(
     log_normaliser: Callable[[Any, Any, Any], Any], shared: Any, own: Any, records: Any
 ) -> Any:
-    """Returns ∂ log Z/∂(shared, own) of each record: E[s], for the s that each number multiplies. JAX.
+    """Returns ∂ log Z/∂(shared, own) of each record: E[s] for the statistic s of each parameter. JAX.
 
     Args:
-      log_normaliser: (shared, own, record) → log Z, a scalar; a loop in it runs a fixed number of times.
+      log_normaliser: (shared, own, record) → log Z, a scalar; its loops run a fixed number of times.
       shared: a tree of floats, the same for all records.
-      own: a tree of floats [B, …], a row a record: potentials that stand for themselves, where a gradient
-        of ``shared`` would be a large and nearly empty array.
+      own: a tree of floats [B, …], one row per record: potentials to use where a gradient in ``shared``
+        would be a large and nearly empty array.
       records: a tree of arrays [B, …].
 
     Returns:
@@ -43,18 +43,18 @@ def expectations(
 
 
 def square_norms(formed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns each record's sum of squares, [B], of arrays [B, …] by name."""
+    """Returns each record's sum of squares, [B], for each array [B, …], by name."""
     return {name: (leaf**2).reshape(leaf.shape[0], -1).sum(axis=1) for name, leaf in formed.items()}
 
 
 class ByGradient(abc.ABC):
-    """A conjugate model made of its family, its blocks and log Z; for statistics of few numbers.
+    """Base of a conjugate model defined by its family, its blocks and log Z; for small statistics.
 
-    What a record adds is formed, [B, …] of each block. A model for which that is too much writes down
-    ``expected``, ``square_norms`` and ``sums`` itself.
+    The statistics of all records are formed, [B, …] for each block. A model for which that is too large
+    implements ``expected``, ``square_norms`` and ``sums`` itself.
 
     A subclass is a frozen dataclass with ``names``, ``family``, ``prior``, ``start``, ``blocks`` and
-    ``log_normaliser``. Its blocks are the arrays of the natural parameters, in order and in shape.
+    ``log_normaliser``. Its blocks have the order and the shapes of the arrays of the natural parameters.
     """
 
     family: Any
@@ -67,12 +67,12 @@ class ByGradient(abc.ABC):
 
         Args:
           messages: n̄ = E_q[T(θ)] by the name of the block.
-          record: its rows of the arrays of records.
+          record: its row of each array of the records.
         """
 
     @property
     def norm_error(self) -> float:
-        """That of sums of n squares in float64, of numbers that are taken as they are.
+        """The error of sums of n squares in float64, with inputs taken as exact.
 
         No term is negative, and a root halves a relative error: at most γ_{n + 8}/2.
         """
@@ -88,15 +88,15 @@ class ByGradient(abc.ABC):
         }
 
     def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what each record adds to the natural parameters, [B, …] of each block."""
+        """Returns each record's addition to the natural parameters, [B, …] for each block."""
 
         def log_normaliser(shared: Any, _: Any, record: Any) -> Any:
             return self.log_normaliser(shared, record)
 
         found: dict[str, Any] = expectations(log_normaliser, messages, (), records)[0]
         return {
-            # Of a symmetric block a triangle is released, twice where it is off the diagonal: it has the
-            # norm of the whole only if both triangles are the same in every bit.
+            # Only a triangle of a symmetric block is released, scaled off the diagonal. It has the norm of
+            # the whole block only if both triangles agree in every bit.
             block.name: 0.5 * (found[block.name] + found[block.name].swapaxes(-1, -2))
             if block.symmetric
             else found[block.name]
@@ -104,7 +104,7 @@ class ByGradient(abc.ABC):
         }
 
     def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns sums of squares, [B] of each block."""
+        """Returns sums of squares, [B] for each block."""
         return square_norms(local)
 
     def sums(
@@ -116,7 +116,7 @@ class ByGradient(abc.ABC):
         return {name: jnp.tensordot(weights, leaf, axes=1) for name, leaf in local.items()}
 
     def factor(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> Eta:
-        """Returns the sums in the places of the natural parameters."""
+        """Returns the sums as natural parameters."""
         zeros = self.family.zeros()
         self._check(tree.leaves(zeros))
         left = iter([sums[block.name] for block in self.blocks])
@@ -125,7 +125,7 @@ class ByGradient(abc.ABC):
     def posterior(self, total: Eta, noise: Mapping[str, float]) -> Eta:
         """Returns prior + total, or the nearest proper member of the family.
 
-        A model that knows more of its statistics, such as that counts are positive, says so in its own.
+        A model overrides this if it knows more of its statistics, for example that counts are positive.
         """
         return self.family.project(tree.add(self.prior, total), self.prior)
 

@@ -1,7 +1,7 @@
-"""What a model may be able to do besides its likelihood: others ask for these, and name no model.
+"""Optional abilities of a model, as protocols: other code asks for an ability, not for a certain model.
 
-To be fitted, a model is a ``fedvi.models.base.Model`` or a ``fedvi.updates.conjugate.ConjugateModel``. All
-that is here is optional, and a command that needs it says so where it is missing. Needs no JAX.
+To be fitted, a model must be a ``fedvi.models.base.Model`` or a ``fedvi.updates.conjugate.ConjugateModel``.
+A command that needs one of the abilities here reports an error if the model lacks it. Needs no JAX.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,8 +41,8 @@ class Parameter(NamedTuple):
     """One array among a model's parameters.
 
     Attributes:
-      values: a draw on the first axis, [S, …].
-      axes: the other axes: their names, and the labels along them.
+      values: draws along the first axis, [S, …].
+      axes: the name of each other axis, and the labels along it.
     """
 
     values: np.ndarray
@@ -50,11 +50,11 @@ class Parameter(NamedTuple):
 
 
 class Latents(NamedTuple):
-    """How the latents of new records are told, at the posterior of the parameters.
+    """Computes latents of new records, at the posterior of the parameters.
 
     Attributes:
-      what: they are, in words.
-      labels: of the m numbers.
+      what: describes the latents in words.
+      labels: one for each of the m numbers.
       values: records in the model's layout → [n, m].
     """
 
@@ -64,12 +64,12 @@ class Latents(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """How well records are predicted that nobody fitted.
+    """How well a posterior predicts held-out records.
 
     Attributes:
-      name: of the measure, such as "mean log-likelihood".
-      value: of the measure.
-      draws: of θ; 0 where the integral has a closed form, or means stand for it.
+      name: the name of the measure, such as "mean log-likelihood".
+      value: its value.
+      draws: draws of θ; 0 if the integral has a closed form, or posterior means are used instead.
       beside: further figures by name.
     """
 
@@ -81,27 +81,27 @@ class Measure(NamedTuple):
 
 @runtime_checkable
 class Named(Protocol):
-    """A model whose θ is known by the names of its parameters."""
+    """A model whose θ consists of named parameters."""
 
     def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:
-        """Cuts draws θ [S, D] into parameters by name. NumPy."""
+        """Splits draws θ [S, D] into parameters by name. NumPy."""
 
 
 @runtime_checkable
 class Generates(Named, Protocol):
-    """A model of whole records, run forwards."""
+    """A model that can simulate whole records."""
 
     def draw(self, at: Arrays, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-        """Draws so many records, in the model's own layout, at ONE draw of its parameters. NumPy."""
+        """Draws ``count`` records in the model's own layout, at ONE draw of its parameters. NumPy."""
 
 
 @runtime_checkable
 class GeneratesOutcomes(Named, Protocol):
-    """A model of some arrays of a record given others, run forwards."""
+    """A model that can simulate some arrays of a record given the others."""
 
     @property
     def inputs(self) -> Mapping[str, tuple[int, ...]]:
-        """The arrays that it is given: name → shape of one record's."""
+        """The given arrays: name → shape for one record."""
 
     def draw_outcomes(
         self, at: Arrays, given: Arrays, random: np.random.Generator
@@ -111,7 +111,7 @@ class GeneratesOutcomes(Named, Protocol):
 
 @runtime_checkable
 class HasDensity(Named, Protocol):
-    """A conjugate model of whole records with a likelihood that can be computed."""
+    """A conjugate model of whole records with a computable likelihood."""
 
     @property
     def family(self) -> Any:
@@ -126,44 +126,44 @@ class Measures(Protocol):
     """A model with a measure of its own, or an integral over q that needs no draws."""
 
     def measure(self, posterior: Eta, records: Arrays, draws: int, seed: int) -> Measure:
-        """Holds q against records that were not fitted; ``draws`` and ``seed`` where draws are needed."""
+        """Evaluates q on held-out records, with ``draws`` and ``seed`` if it needs draws."""
 
 
 @runtime_checkable
 class TellsLatents(Protocol):
-    """A model that tells the latents of new records."""
+    """A model that can infer the latents of new records."""
 
     def latents(self, posterior: Eta) -> Latents:
-        """Returns how they are told at q."""
+        """Returns the inference of latents at q."""
 
 
 @runtime_checkable
 class PredictsArrays(Protocol):
-    """A model of one number of a record given its other arrays, with a predictive law in closed form.
+    """A model of one number given the other arrays, with a closed-form predictive distribution.
 
     Attributes:
-      predicted: of what the mean is one, in words; and why a mean may be no finite number.
+      predicted: what the mean is the mean of, in words; and why it may not be finite.
     """
 
     predicted: ClassVar[tuple[str, str]]
 
     @property
     def inputs(self) -> Mapping[str, tuple[int, ...]]:
-        """The arrays that it is given: name → shape of one record's."""
+        """The given arrays: name → shape for one record."""
 
     def predict(
         self, posterior: Eta, arrays: Arrays, ends: tuple[float, float]
     ) -> tuple[np.ndarray, ...]:
-        """Returns of each record the mean, its sd, its quantiles at ``ends``, and those of the outcome."""
+        """Returns for each record the mean, its sd, its quantiles at ``ends``, and those of the outcome."""
 
 
 @runtime_checkable
 class Tabular(Protocol):
-    """A model whose records are one row of numbers each."""
+    """A model whose records are rows of numbers."""
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The names of these numbers."""
+        """The names of the numbers of a row."""
 
 
 @runtime_checkable
@@ -182,7 +182,7 @@ class Topics(Protocol):
         clip_norm: float,
         typical: float | None,
     ) -> float:
-        """Returns a mean cell of θ after ``records`` documents, in sds of the noise of one sum of all."""
+        """Returns the mean cell of θ after ``records`` documents, in sds of the noise of one full sum."""
 
 
 def at_draw(parameters: Mapping[str, Parameter], index: int) -> dict[str, np.ndarray]:
@@ -196,22 +196,22 @@ class HasOutcome(Protocol):
 
     @property
     def outcome(self) -> Any:
-        """How the outcome is distributed: what it can be asked stands in ``fedvi.models.outcomes.base``."""
+        """The distribution of the outcome; ``fedvi.models.outcomes.base`` lists its possible abilities."""
 
 
 @runtime_checkable
 class Multiplies(Protocol):
-    """A model of an outcome in which x is multiplied by something else than θ."""
+    """A model of an outcome whose linear predictor multiplies x by a function of θ."""
 
     def multipliers(self, theta: Any) -> Any:
-        """Returns what x is multiplied by at θ [D], [W]. JAX."""
+        """Returns the multipliers of x at θ [D], [W]. JAX."""
 
 
 @runtime_checkable
 class Regression(Protocol):
-    """A model of which a record is one row, or several, with a linear predictor xᵀθ each.
+    """A model whose records are one or several rows, each with a linear predictor xᵀθ.
 
-    ``fedvi.models.glm.GeneralisedLinearModel`` says what each member is.
+    ``fedvi.models.glm.GeneralisedLinearModel`` documents the members.
     """
 
     names: tuple[str, ...]
@@ -238,7 +238,7 @@ class Regression(Protocol):
 
 @runtime_checkable
 class SharesEffects(Protocol):
-    """A model whose records of one site share effects that nobody else sees; see ``SiteEffects``."""
+    """A model in which the records of a site share effects that stay at the site; see ``SiteEffects``."""
 
     base: Any
     labels: tuple[str, ...]
@@ -258,7 +258,7 @@ class SharesEffects(Protocol):
 
 @runtime_checkable
 class RunsForwards(Protocol):
-    """A function of NumPyro's, which says of every column what it is given and draws the others."""
+    """A NumPyro function, which can draw any columns given the others."""
 
     name: str
     function: Callable[..., Any]

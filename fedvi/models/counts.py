@@ -17,15 +17,15 @@ def poisson(
 ) -> GeneralisedLinearModel:
     """Makes Bayesian Poisson regression: y ~ Poisson(exp(xᵀθ)), θ_d ~ N(0, scale_d²).
 
-    exp(coefficient) is a rate ratio. Where counts vary by more than their mean, its intervals are
-    too narrow: take ``negative_binomial``.
+    exp(coefficient) is a rate ratio. If counts have a variance above their mean, its intervals are
+    too narrow: use ``negative_binomial``.
 
     Args:
       names: the D coefficients, in the order of the columns of x.
       prior_scale: prior standard deviation of every coefficient, or one for each.
       intercept_scale: that of the coefficient named ``(Intercept)``, if different.
-      offset: whether records hold y as (count, offset), the log of what the count is out of, such as
-        the time at risk: y ~ Poisson(exp(xᵀθ + offset)). In a formula: ``offset(log(years))``.
+      offset: whether records hold y as (count, offset), where the offset is the log of the exposure, such
+        as the time at risk: y ~ Poisson(exp(xᵀθ + offset)). In a formula: ``offset(log(years))``.
 
     Raises:
       ModelError: no names, a repeated one, or a scale that is not a positive number.
@@ -45,13 +45,13 @@ def negative_binomial(
 ) -> GeneralisedLinearModel:
     """Makes negative binomial regression: mean μ = exp(xᵀθ), variance μ + dispersion · μ².
 
-    exp(coefficient) is a rate ratio. The dispersion is known and public; where it is to be learned,
-    ``fedvi.models.overdispersed`` has a NumPyro model. It is 1 / ``theta`` of R's ``glm.nb``, and
+    exp(coefficient) is a rate ratio. The dispersion is known and public; to learn it, use the NumPyro
+    model in ``fedvi.models.overdispersed``. It is 1 / ``theta`` of R's ``glm.nb``, and
     ``alpha`` of Stata's ``nbreg``; at 0 the counts would be Poisson.
 
     Args:
       names: the D coefficients, in the order of the columns of x.
-      dispersion: above 0.
+      dispersion: the dispersion, above 0.
       prior_scale: prior standard deviation of every coefficient, or one for each.
       intercept_scale: that of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (count, offset); see ``poisson``.

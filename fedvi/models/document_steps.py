@@ -1,4 +1,4 @@
-"""Variational steps of a topic model on documents, without arrays of words by topics."""
+"""The variational steps of a topic model on documents, without arrays of words by topics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,28 +16,28 @@ __all__ = [
     "topic_weights",
 ]
 
-# Weights of topics, in units of the largest, are at least this: the product of two is a normal float32.
+# The least weight of a topic, in units of the largest: the product of two is a normal float32.
 _FLOOR = 1e-18
-# How many times as far as a step an extrapolation leads.
+# The longest extrapolation, in units of a step.
 _FARTHEST = 64.0
 
 
 def relative_weights(logs: np.ndarray) -> np.ndarray:
-    """Returns exp(logs − the largest of each word), [V, K] float32, of expected logs [K, V]."""
+    """Returns exp(logs − the largest of each word), float32 [V, K], for expected logs [K, V]."""
     found = np.maximum(np.exp(logs - logs.max(axis=0)), _FLOOR)
     return np.ascontiguousarray(found.T, dtype=np.float32)
 
 
 def sound_documents(records: Mapping[str, Any], vocabulary: int) -> tuple[Any, Any]:
-    """Returns words and counts; a document that cannot count has NaN for its first count, and no words.
+    """Returns words and counts; an invalid document gets NaN as its first count, and no words.
 
-    That words are distinct is what norms rest on, and so is checked here, document by document.
+    Norms rely on distinct words, so this is checked here for each document.
     """
     import jax.numpy as jnp
 
     given, counts = records["words"], records["counts"]
     words, counts = given.astype(jnp.int32), counts.astype(jnp.float32)
-    # Denormal numbers would be 0 or not, depending on how the processor is set.
+    # Denormal numbers may or may not be flushed to 0, depending on the processor's settings.
     counts = jnp.where(jnp.abs(counts) < 1e-30, jnp.zeros_like(counts), counts)
     stands = counts != 0.0
     number = jnp.isfinite(counts) & (counts >= 0.0)
@@ -68,7 +68,7 @@ def lengths_of(counts: Any) -> Any:
 
 
 def topic_weights(gamma: Any) -> Any:
-    """Returns exp ψ(γ_k), each document's in units of its largest, float32: relative error 1e-6.
+    """Returns exp ψ(γ_k) in units of each document's largest, float32, with relative error 1e-6.
 
     ψ(γ) = ψ(y) − Σ_{i<6} 1/(γ + i) with y = γ + 6, and with z = y − ½ it is
     exp ψ(y) = z + 1/(24 z) − 37/(5760 z³) + O(z⁻⁵): one logarithm and one exponential.
@@ -83,10 +83,10 @@ def topic_weights(gamma: Any) -> Any:
 
 
 def extrapolated(first: Any, second: Any, third: Any, least: Any) -> Any:
-    """Returns where three values of γ that follow one another lead, [R, K], each at least ``least``.
+    """Returns the extrapolation of three successive values of γ, [R, K], each at least ``least``.
 
-    With r = γ₁ − γ₀ and v = (γ₂ − γ₁) − r it is γ₀ + 2ar + a²v, a = max(1, ‖r‖ / ‖v‖), of each document; at
-    a = 1 that is γ₂. It is γ₂ where that is no number.
+    With r = γ₁ − γ₀ and v = (γ₂ − γ₁) − r it is γ₀ + 2ar + a²v, a = max(1, ‖r‖ / ‖v‖), for each document.
+    At a = 1 that is γ₂. Where it is not finite, it is replaced by γ₂.
 
     Source: Varadhan and Roland (2008), Scandinavian Journal of Statistics 35, scheme SqS3.
     """

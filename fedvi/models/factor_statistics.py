@@ -17,40 +17,40 @@ from fedvi.updates.conjugate import Block, positive_part
 
 __all__ = ["FactorAnalysis"]
 
-# Of the squared clip norm, what the factors' squares, the products with x and the squares of x take.
+# The shares of the squared clip norm for squares of factors, products with x, and squares of x.
 _SHARES = (0.3, 0.5, 0.2)
-# How much sharper the first q is than the prior: loadings of which it knew nothing would stay at zero.
+# How much sharper the first q is than the prior: with a flat q, loadings would stay at zero.
 _START_STRENGTH = 100.0
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
 @dataclasses.dataclass(frozen=True)
 class FactorAnalysis:
-    """x_p = w_pᵀz + b_p + e_p with z ~ N(0, I) of K factors and e_p ~ N(0, 1/τ_p).
+    """x_p = w_pᵀz + b_p + e_p with K factors z ~ N(0, I) and e_p ~ N(0, 1/τ_p).
 
-    q is over the rows (w_p, b_p) with their precision τ_p: P normal-gammas; or of probabilistic PCA,
-    whose τ is the same for all columns, one normal-gamma of P rows.
+    q is over the rows (w_p, b_p) with their precision τ_p: P normal-gammas. For probabilistic PCA,
+    with one τ for all columns, it is one normal-gamma of P rows.
 
-    At q, z given x is N(μ, V) with μ = A x + c. A record adds z̄z̄ᵀ, x z̄ᵀ and x², with z̄ = (μ, 1): V is
-    known from q alone, and the server adds it as often as the count says, the last entry of Σ z̄z̄ᵀ.
-    Statistics move for tens of rounds, so that ``averaging`` from 0.5 to 0.7 suits a private run.
+    At q, z given x is N(μ, V) with μ = A x + c. A record adds z̄z̄ᵀ, x z̄ᵀ and x², with z̄ = (μ, 1). V
+    follows from q alone. The server adds it once per record, by the count in the last entry of Σ z̄z̄ᵀ.
+    Statistics change for tens of rounds, so use ``averaging`` from 0.5 to 0.7 in a private run.
 
-    Records are {"x": [N, P]}, finite; a row that is not counts as none.
+    Records are {"x": [N, P]}; a row with a number that is not finite is ignored.
 
     Attributes:
       columns: the names of x's P coordinates.
       factors: K, fewer than columns.
-      scales: the sd of each column, a public guess; half of its square is what the prior's E[τ] leaves
-        to noise. Of probabilistic PCA, their root mean square is taken for all.
+      scales: a public guess of the sd of each column; the prior's E[τ] leaves half of its square to
+        noise. Probabilistic PCA uses their root mean square for all columns.
       row_norm: ‖x‖ of a typical record, a public number; centre x at a public point first.
-      isotropic: whether all columns have one τ.
+      isotropic: whether all columns share one τ.
       precision: prior precision of a loading, in units of τ_p.
-      centre_precision: that of each b_p.
+      centre_precision: prior precision of each b_p, in units of τ_p.
       noise_shape: α₀ of each τ.
-      smallest_noise: the least noise sd that is believed, in units of ``scales``, where there is noise in
-        the statistics: a column that seemed explained to nothing would run off (Heywood's case).
-      seed: of the first loadings, public.
-      ridge: what noise adds to Σ E[z zᵀ], in units of the largest eigenvalue that noise alone has.
+      smallest_noise: the least noise sd of a column, in units of ``scales``, if the statistics have noise.
+        Without it, a column that seems fully explained would diverge (Heywood's case).
+      seed: the public seed of the first loadings.
+      ridge: what noise adds to Σ E[z zᵀ], in units of the largest eigenvalue of the noise alone.
 
     >>> model = FactorAnalysis(("a", "b", "c"), 1, (1.0, 1.0, 1.0), row_norm=1.7)
     >>> [(block.name, block.number_count) for block in model.blocks]
@@ -94,7 +94,7 @@ class FactorAnalysis:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of each column its loadings and its centre, then the precisions of noise."""
+        """The loadings and the centre of each column, then the precisions of noise."""
         parts = (*(f"factor{k}" for k in range(1, self.factors + 1)), "centre")
         precisions = ("all",) if self.isotropic else self.columns
         return (
@@ -123,7 +123,7 @@ class FactorAnalysis:
 
     @property
     def start(self) -> NormalGammaRowsEta:
-        """Loadings of random size, and sure of them."""
+        """Random loadings, with a sharp q."""
         family, prior = self.family, self.family.parameters(self.prior)
         m, scale, shape, rate = prior
         generator = np.random.default_rng(self.seed)
@@ -137,7 +137,7 @@ class FactorAnalysis:
     def blocks(self) -> tuple[Block, ...]:
         """z̄z̄ᵀ [K + 1, K + 1], x z̄ᵀ [P, K + 1] and x² [P], or ‖x‖² [1] if all columns have one τ."""
         side, count, norm = self.factors + 1, len(self.columns), self.row_norm
-        # Of Gaussian columns of one size: Σ x⁴ is 3‖x‖⁴/P.
+        # For Gaussian columns of one scale, Σ x⁴ is 3‖x‖⁴/P.
         squares = norm**2 * (1.0 if self.isotropic else min(1.0, math.sqrt(3.0 / count)))
         return (
             Block("factors", (side, side), float(side), _SHARES[0], symmetric=True),
@@ -147,7 +147,7 @@ class FactorAnalysis:
 
     @property
     def norm_error(self) -> float:
-        """That of float64 arithmetic on numbers that are taken as they are: (2P + 2K + 16) u, u = 2⁻⁵³.
+        """The error of float64 arithmetic, with inputs taken as exact: (2P + 2K + 16) u, u = 2⁻⁵³.
 
         ‖x‖² and ‖z̄‖² are sums of P and K + 1 squares, none negative: off by γ_P and γ_{K + 1} at most. A
         square norm has at most two factors of these and ten more roundings, those of the weights and of
@@ -161,7 +161,7 @@ class FactorAnalysis:
         return {"x": (len(self.columns),)}
 
     def sound(self, records: Arrays) -> np.ndarray:
-        """Says of each record whether all of its numbers are finite: bool [N]."""
+        """Returns whether all numbers of a record are finite: bool [N]."""
         return np.asarray(np.isfinite(records["x"]).all(axis=1))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -204,7 +204,7 @@ class FactorAnalysis:
         return {"factors": weighted.T @ z, "products": x.T @ weighted, "squares": weights @ squares}
 
     def factor(self, sums: Arrays, posterior: NormalGammaRowsEta) -> NormalGammaRowsEta:
-        """Returns (Σ x z̄ᵀ, Σ E[z̄z̄ᵀ], ½ R N, ½ Σ x²), with N times the V of the q that was handed out."""
+        """Returns (Σ x z̄ᵀ, Σ E[z̄z̄ᵀ], ½ R N, ½ Σ x²), with N times the V of the broadcast q."""
         family = self.family
         squares = np.array(sums["factors"], np.float64)
         count = squares[-1, -1]
@@ -219,10 +219,10 @@ class FactorAnalysis:
     def posterior(
         self, total: NormalGammaRowsEta, noise: Mapping[str, float]
     ) -> NormalGammaRowsEta:
-        """Returns prior + total, with Σ E[z̄z̄ᵀ] projected, the count at least 0 and noise left in each τ.
+        """Returns prior + total, with Σ E[z̄z̄ᵀ] projected, the count at least 0 and each τ bounded.
 
-        Where the statistics have noise, what loadings leave of Σ x² is at least the square of
-        ``smallest_noise`` times the squared scale times the count: less would be the noise's doing.
+        If the statistics have noise, the part of Σ x² that loadings leave unexplained is at least the
+        square of ``smallest_noise`` times the squared scale times the count.
         """
         family, prior = self.family, self.prior
         sd = noise.get("factors", 0.0)
@@ -239,7 +239,7 @@ class FactorAnalysis:
         return NormalGammaRowsEta(total.h, J, power, left + explained)
 
     def scores(self, posterior: NormalGammaRowsEta, x: np.ndarray) -> np.ndarray:
-        """Returns E[z | x] of each row of x [n, P], [n, K], at q. NumPy."""
+        """Returns E[z | x] [n, K] for each row of x [n, P], at q. NumPy."""
         slope, offset, _ = self._factors_given_x(posterior)
         return np.asarray(x @ slope + offset)
 
@@ -294,7 +294,7 @@ class FactorAnalysis:
         return np.asarray(-0.5 * (apart**2).sum(axis=0) - constant)
 
     def latents(self, posterior: Eta) -> Latents:
-        """Tells the mean of each factor."""
+        """Returns how to infer the mean of each factor."""
         return Latents(
             "mean of each factor",
             tuple(f"factor {k + 1}" for k in range(self.factors)),

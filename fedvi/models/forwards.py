@@ -1,4 +1,4 @@
-"""What models share that are run forwards, in NumPy: labels, proportions and draws of levels."""
+"""Helpers for models that simulate records in NumPy: labels, proportions and draws of levels."""
 
 import math
 
@@ -7,11 +7,11 @@ import numpy as np
 __all__ = ["LIKELIHOOD", "levels_drawn", "numbered", "points", "shares"]
 
 LIKELIHOOD = "mean log-likelihood"
-"""The usual measure of whole records: of log ∫ p(record | θ) q(θ) dθ."""
+"""The usual measure for whole records: the mean of log ∫ p(record | θ) q(θ) dθ."""
 
 
 def numbered(count: int, first: int = 0) -> tuple[str, ...]:
-    """Returns so many labels, "0", "1", …"""
+    """Returns ``count`` labels, "0", "1", … for ``first`` = 0."""
     return tuple(map(str, range(first, first + count)))
 
 
@@ -23,7 +23,7 @@ def points(count: int, width: int, norm: float, random: np.random.Generator) -> 
 
 
 def shares(values: np.ndarray) -> np.ndarray:
-    """Returns proportions that add up to 1 to the last bit, as generators want them."""
+    """Returns proportions that add up to 1 to the last bit, as NumPy's generators require."""
     return values / math.fsum(values)
 
 
@@ -32,5 +32,5 @@ def levels_drawn(proportions: np.ndarray, random: np.random.Generator) -> np.nda
     ends = np.cumsum(proportions, axis=1)
     at = random.uniform(size=(len(ends), 1)) * ends[:, -1:]
     found: np.ndarray = (at >= ends).sum(axis=1)
-    # A rounding may put it at the very end.
+    # Rounding may put it at the very end.
     return np.minimum(found, proportions.shape[1] - 1)

@@ -1,6 +1,6 @@
-"""Linear and logistic regression, and what all generalised linear models share.
+"""Linear and logistic regression, and the base of all generalised linear models.
 
-A new likelihood of a linear predictor is a file of its own: a ``Response``, and a factory.
+A new likelihood of a linear predictor goes into a new file, with a ``Response`` and a factory.
 """
 
 import dataclasses
@@ -41,9 +41,9 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 @runtime_checkable
 class Layout(Protocol):
-    """How ONE record becomes several rows, each with a linear predictor of its own.
+    """Turns ONE record into several rows, each with its own linear predictor.
 
-    Frozen and hashable: all of its fields are public, and so is the number of rows.
+    Frozen and hashable: all fields are public, and so is the number of rows.
     """
 
     def rows(
@@ -57,11 +57,11 @@ class Layout(Protocol):
 class GeneralisedLinearModel:
     """Coefficients with independent N(0, scale²) priors, and outcomes given linear predictors.
 
-    A record is ``{"x": [C], "y": [...]}``. Without a layout it is one row: C = D, and y is a scalar
-    or what the response takes. With one it is the k rows that the layout makes of it, independent
-    given θ, and still ONE record: what is clipped is their sum.
+    A record is ``{"x": [C], "y": [...]}``. Without a layout it is one row: C = D, and y has the shape
+    that the response takes. A layout turns it into k rows, independent given θ. They are still ONE
+    record: their sum is clipped.
 
-    All fields are public knowledge; two models with equal fields are equal, so a model can be a
+    All fields are public; two models with equal fields are equal, so a model can be a
     static argument of ``jax.jit``. Make one with ``logistic`` or another factory of
     ``fedvi.models``, which check their arguments.
     """
@@ -78,7 +78,7 @@ class GeneralisedLinearModel:
 
     @property
     def outcome(self) -> Any:
-        """How a record's outcome is distributed; without its offset, where it has one."""
+        """The distribution of a record's outcome, without any offset."""
         if self.layout is not None:
             return self.layout
         return self.response.response if isinstance(self.response, WithOffset) else self.response
@@ -90,15 +90,15 @@ class GeneralisedLinearModel:
 
     @property
     def typical_curvature(self) -> float:
-        """w: what a typical record adds to the precision of a coefficient whose column has variance 1.
+        """What a typical record adds to the precision of a coefficient whose column has variance 1.
 
-        A public guess, from the response alone; ``TYPICAL_CURVATURE`` where that does not say.
+        A public guess from the response alone; ``TYPICAL_CURVATURE`` if the response has none.
         """
         return typical_curvature(self.response)
 
     @property
     def noise_scale(self) -> float | None:
-        """The known standard deviation of a row's noise; None for other than linear models."""
+        """The known standard deviation of a row's noise; None unless the model is linear."""
         return self.response.noise_scale if isinstance(self.response, Normal) else None
 
     def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
@@ -114,11 +114,11 @@ class GeneralisedLinearModel:
         return self.response.derivatives(linear_predictor, y)
 
     def steepest(self, linear_predictor: Predictor, y: Observed) -> Values | None:
-        """Returns how large |∂ log p(y | a) / ∂a| may well be, whatever the outcome, elementwise.
+        """Returns a size that |∂ log p(y | a) / ∂a| may well reach for some outcome, elementwise.
 
-        It depends on a and on what is no outcome in y (an offset, a number of trials), but not on what came
-        out. So slopes weighed by it still have the mean 0, which clipped slopes would not. None where
-        outcomes scatter evenly to both sides, or the response does not say.
+        It depends on a and on the known parts of y (an offset, a number of trials), but not on the outcome.
+        So slopes weighted by it still have the mean 0, unlike clipped slopes. None if outcomes scatter
+        symmetrically, or the response does not define it.
         """
         return steepest(self.response, linear_predictor, y)
 
@@ -136,9 +136,9 @@ class GeneralisedLinearModel:
     def rows(
         self, x: Float[Array, "n c"], y: Float[Array, "n ..."], mask: Shaped[Array, " n"]
     ) -> tuple[Float[Array, "m d"], Float[Array, "m ..."], Shaped[Array, " m"]]:
-        """Returns all rows of n records, record by record: what a solver that clips nothing sums over.
+        """Returns all rows of n records, record by record, for solvers that do not clip.
 
-        Without a layout that is what was given. ``mask`` is repeated for the rows of a record.
+        Without a layout it returns its arguments. ``mask`` is repeated for the rows of a record.
         """
         if self.layout is None:
             return x, y, mask
@@ -221,7 +221,7 @@ def regression(
     response: Response,
     offset: bool,
 ) -> GeneralisedLinearModel:
-    """Makes the model of one row a record from the arguments that all factories share."""
+    """Makes a model with one row per record from the arguments that all factories share."""
     checked = checked_names(names)
     return GeneralisedLinearModel(
         checked,

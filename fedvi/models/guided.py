@@ -1,4 +1,4 @@
-"""Splits a NumPyro model and its guide at the record plate into clipped and unclipped terms."""
+"""Splits a NumPyro model and its guide by the record plate into clipped and unclipped terms."""
 
 import contextlib
 import dataclasses
@@ -52,22 +52,22 @@ def guided(
     static: Mapping[str, Any],
     particles: int | None = None,
 ) -> Guided:
-    """Takes a model and its guide apart and checks the parts on made-up records.
+    """Splits a model and its guide by records and checks the parts on made-up records.
 
     Nothing in the result depends on data: only shapes and dtypes of the arguments are read.
 
     Args:
       model, guide: NumPyro functions; an automatic guide has been set up.
       loss: ``Trace_ELBO`` or ``TraceMeanField_ELBO``.
-      params: of both, constrained, as they are initialised.
+      params: initial constrained parameters of both.
       key: any.
-      at: of the arguments.
-      plate: the name of the record plate; None to find the one that follows the records.
+      at: the layout of the arguments.
+      plate: the name of the record plate; None to find the one that follows the number of records.
       static: keyword arguments of both.
-      particles: Monte Carlo draws that are averaged; as many as ``loss`` has if left out.
+      particles: Monte Carlo draws to average; left out, as many as ``loss`` has.
 
     Raises:
-      ModelError: for what cannot be split without changing the model, with the reason.
+      ModelError: if a split would change the model; the message gives the reason.
     """
     _check_loss(loss)
     _check_guide(guide)
@@ -90,9 +90,9 @@ def guided(
 def unseen(guide: Any) -> Iterator[None]:
     """Sets up automatic guides as if nothing were observed in a plate of one record.
 
-    They look for a start where the model's density is finite, which that of a made-up record need not
-    be: an outcome may lie outside of its support, a covariate where a root or a logarithm has no value.
-    Nothing of the start depends on outcomes then.
+    They search for a start with a finite density, and that of a made-up record may not be finite: an
+    outcome may lie outside of its support, or a covariate outside the domain of a root or a logarithm.
+    The start does not depend on outcomes then.
     """
     found = list(_automatic(guide))
     models = [member.model for member in found]
@@ -116,7 +116,7 @@ def _automatic(guide: Any) -> Iterator[AutoGuide]:
 
 
 class _Unseen(Messenger):  # type: ignore[misc]
-    """Lets what is observed in a plate of one record count for nothing."""
+    """Masks observations in a plate of one record."""
 
     def process_message(self, message: dict[str, Any]) -> None:
         if (
@@ -179,7 +179,7 @@ def _check_guide(guide: Any) -> None:
 
 
 def _check_automatic(guide: Any, run: Any) -> None:
-    """Refuses latents of each record: an automatic guide was set up with one, and stays so."""
+    """Rejects per-record latents: an automatic guide was set up with one record and cannot change."""
     for name, site in run.sites.items():
         frames = site["cond_indep_stack"] if site["type"] == "sample" else ()
         if isinstance(guide, AutoGuide) and any(frame.size == 1 for frame in frames):
@@ -301,11 +301,11 @@ def _check_param(name: str, site: Any, other: Any, inside: bool, plate: str) -> 
 
 
 def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
-    """Refuses terms outside of the plate that use records, and records that use one another.
+    """Rejects terms outside of the plate that use records, and records that use one another.
 
-    It compares numbers at made-up records, so it is a best effort: it sees floats up to 10 in size and
-    levels up to 17, and others where a term is finite for none of these. What shows beyond alone is
-    taken as if each record were the only one.
+    It compares numbers at made-up records, so it is a best effort: it tries floats up to 10 in size and
+    levels up to 17, and others where a term is finite for none of these. A dependence that shows only
+    beyond these goes unnoticed, and each record is then treated as if it were the only one.
     """
     compare = _Compared(found, params, key)
     shapes = [column for column in found.layout.columns if column is not None]
@@ -333,7 +333,7 @@ def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
 
 
 class _Compared:
-    """The terms of made-up records beside one another, and alone.
+    """Compares the terms of made-up records together with their terms alone.
 
     Attributes:
       usual: the terms outside of the plate at the first pair.
@@ -343,11 +343,11 @@ class _Compared:
         self.usual: dict[str, Any] = {}
         self._found, self._params, self._key = found, params, key
         self._axes = _local_axes(found, params, key)
-        # Parameters and key are arguments: as constants, other starts would compile another program.
+        # Parameters and key are arguments: as constants, each start would compile another program.
         self._terms = jax.jit(lambda *given: _separate_terms(found, *given))
 
     def unknown(self, pair: Pair, alone: bool) -> set[str]:
-        """Refuses what two records show to be mixed; returns the terms that were not finite."""
+        """Rejects terms that mix the two records; returns the terms that were not finite."""
         first, second = pair
         here, there, swapped = (
             self._at(*rows) for rows in (pair, (first, first), (second, second))
@@ -375,7 +375,7 @@ class _Compared:
 
     def _compare_alone(self, pair: Pair, here: Any) -> None:
         outside, each, local = here
-        # A record's own draws go with it, so that its term may depend on nothing but itself.
+        # A record keeps its own draws, so that its term may depend on nothing but the record.
         draws = [{name: value[rows] for name, value in local.items()} for rows in ([0], [1])]
         single = [self._at(row, draws=own) for row, own in zip(pair, draws, strict=True)]
         turned = {name: value[::-1] for name, value in local.items()}
@@ -413,7 +413,7 @@ class _Compared:
 
 
 def _separate_terms(found: Guided, params: dict[str, Any], key: Any, columns: list[Any]) -> Any:
-    """Returns the terms outside of the plate, those of each record, and each record's own draws."""
+    """Returns the terms outside of the plate, the terms of each record, and each record's own draws."""
     model, guide = found.traces(params, key, columns, 0)
     scale = found._scale(model, guide, inside=True)
     with numpyro_rules():
@@ -454,7 +454,7 @@ def _by_record(site: dict[str, Any], plate: str, count: int, plate_scale: float)
 
 
 def _local_axes(found: Guided, params: Mapping[str, Any], key: Any) -> dict[str, int]:
-    """Returns the axis of each record's latents along which the records stand."""
+    """Returns the record axis of each per-record latent."""
     model, guide = found.traces(params, key, found.layout.made_up(ONE), 0)
     return {
         name: _record_axis(site, found.plate)

@@ -1,4 +1,4 @@
-"""The terms of a NumPyro model and its guide: those that touch no record, and one for each record."""
+"""The ELBO terms of a NumPyro model and its guide: those without records, and one for each record."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -34,18 +34,18 @@ __all__ = ["Guided", "density_of", "is_sample", "scaled_term"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Guided:
-    """The ELBO as a sum: terms outside of the record plate, and one term a record.
+    """The ELBO as a sum of terms outside of the record plate and one term per record.
 
     Made by ``guided``, which checks that the sum is right.
 
     Attributes:
       model, guide: NumPyro functions.
-      static: keyword arguments of both, which hold no records.
+      static: keyword arguments of both, without records.
       plate: the name of the record plate.
-      layout: where the records stand among the arguments.
-      particles: Monte Carlo draws that are averaged.
-      analytic: whether KL divergences are taken in closed form where there is one.
-      has_local: whether records have latents of their own, drawn for each.
+      layout: which arguments hold records.
+      particles: Monte Carlo draws to average.
+      analytic: whether KL divergences are computed in closed form where there is one.
+      has_local: whether records have latents of their own.
     """
 
     model: Callable[..., Any]
@@ -65,16 +65,16 @@ class Guided:
     def record_term(
         self, params: Mapping[str, Any], key: Any, row: list[Any], place: Any
     ) -> Float[Array, ""]:
-        """Returns the estimate of one record's term: its likelihood, its local latents' log p − log q.
+        """Returns the estimate of one record's term: its likelihood, and its local latents' log p − log q.
 
-        The plate's own factor size ÷ subsample size is taken out. Global latents are those that
+        The plate's own factor size ÷ subsample size is removed. Global latents are those that
         ``public_term`` draws with the same key.
 
         Args:
-          params: of model and guide, constrained.
-          key: of this step.
+          params: constrained parameters of model and guide.
+          key: the key of this step.
           row: one record's columns, without the record axis.
-          place: a word of its own, drawn without regard to other records: its local latents' key.
+          place: a random word that does not depend on other records; the key of the local latents.
         """
         columns = [column[None] for column in row]
         return self._mean(lambda one: self._terms(params, one, columns, place, inside=True), key)
@@ -112,7 +112,7 @@ class Guided:
         """Returns each global latent's map from the real numbers to its support.
 
         Raises:
-          ModelError: if θ is not all that a record's term depends on, or a support moves.
+          ModelError: if a record's term depends on more than θ, or a support depends on a latent.
         """
         columns = self.layout.made_up(ONE)
         keys = jax.random.split(key)
@@ -206,14 +206,14 @@ class Guided:
 
 
 class _Rows(Messenger):  # type: ignore[misc]
-    """Hands the record plate the rows that are there, and each record keys of its own."""
+    """Gives the record plate all rows in order, and each record its own keys."""
 
     def __init__(self, plate: str, count: int, place: Any) -> None:
         super().__init__()
         self._plate, self._count, self._place = plate, count, place
 
     def process_message(self, message: dict[str, Any]) -> None:
-        # After `seed`, which has drawn a key where numpyro would: streams of keys stay the same.
+        # Runs after `seed`, which has drawn a key as in NumPyro, so that key streams stay the same.
         if message["type"] == "plate":
             size, subsample_size = plate_sizes(message)
             if subsample_size == self._count and size != subsample_size:

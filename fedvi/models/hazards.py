@@ -1,4 +1,4 @@
-"""Survival regression with a piecewise constant hazard, and what its factory checks."""
+"""Survival regression with a piecewise constant hazard."""
 
 import itertools
 import math
@@ -24,21 +24,21 @@ def survival(
 
     θ = (a₁, …, a_K, β). exp(β_d) is a hazard ratio, proportional over time as in a Cox model, and
     exp(aⱼ) the hazard, per unit of time, where all covariates are 0. A subject is ONE record
-    ``{"x": [D], "y": (time, event)}``, so that a private solver clips all of its intervals together:
+    ``{"x": [D], "y": (time, event)}``, so a private solver clips all of its intervals together:
 
         log p = Σⱼ dⱼ (aⱼ + xᵀβ) − eⱼ exp(aⱼ + xᵀβ),
 
-    dⱼ = 1 if the event came in interval j, eⱼ the time at risk there. Unlike a Cox partial
+    where dⱼ = 1 if the event happened in interval j, and eⱼ is the time at risk there. Unlike a Cox partial
     likelihood it is a sum over subjects, and so over sites.
 
     Args:
-      names: the D covariates, without an intercept: the baseline stands for it. In a formula:
+      names: the D covariates, without an intercept, which the baseline replaces. In a formula:
         ``Surv(time, event) ~ age + sex``.
-      cuts: where the baseline hazard may jump, increasing, in the unit of time; public. An empty list
-        is a hazard that is constant over time. An interval without events takes its hazard from the prior.
+      cuts: the times at which the baseline hazard may jump, increasing, in the unit of time; public. With
+        an empty list the hazard is constant. An interval without events takes its hazard from the prior.
       prior_scale: prior standard deviation of every coefficient, or one for each.
-      intercept_scale: that of each log hazard of the baseline, around 0. Wide, because
-        it depends on the unit: one event in 20 years of days is −8.9.
+      intercept_scale: prior standard deviation of each log hazard of the baseline, around 0. It is wide,
+        because the log hazard depends on the unit: one event in 20 years, in days, is −8.9.
 
     Raises:
       ModelError: a repeated name, a scale that is not a positive number, or cuts that do not increase.

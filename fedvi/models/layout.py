@@ -1,4 +1,4 @@
-"""Which of a call's arguments hold records: their shapes, their rows, and made-up ones of the same kind."""
+"""Finds the arguments of a call that hold records, and makes up records of the same shapes."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,11 +16,11 @@ __all__ = ["Layout", "layout"]
 
 
 class Layout(NamedTuple):
-    """Which leaves of a call's arguments have the record axis, and what each record holds.
+    """The leaves of a call's arguments that have a record axis, and the shapes of their records.
 
     Attributes:
       tree: the structure of (args, kwargs).
-      rest: each leaf that is no record column, as it was passed; None where a column is.
+      rest: each leaf that is not a record column, as it was passed; None for columns.
       columns: shape without the record axis and dtype of each column as JAX takes it, None elsewhere:
         float32 for NumPy's float64, unless JAX's 64 bits are enabled.
       rows: the length of the record axis.
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
         ]
 
     def call(self, columns: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns (args, kwargs) with other columns in the places of the first."""
+        """Returns (args, kwargs) with ``columns`` in place of the original ones."""
         left = iter(columns)
         leaves = [
             other if column is None else next(left)
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
         return jax.tree.unflatten(self.tree, leaves)
 
     def describe(self) -> str:
-        """Says in words what the arguments are; by name where they were passed by name."""
+        """Describes the arguments in words; by name if they were passed by name."""
         numbered = jax.tree.unflatten(self.tree, range(len(self.columns)))
         paths = [path for path, _ in jax.tree.flatten_with_path(numbered)[0]]
         return ", ".join(
@@ -72,7 +72,7 @@ def layout(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Layout:
     Numbers, strings, None and arrays without an axis are public and passed on as they are.
 
     Args:
-      args, kwargs: as ``update`` or ``run`` were called.
+      args, kwargs: those of ``update`` or ``run``.
 
     Raises:
       ModelError: if there is no array, one holds no numbers, or two have record axes of different
@@ -120,7 +120,7 @@ def _kind(leaf: Any) -> str:
 
 
 def _dtype(leaf: Any, name: str) -> Any:
-    """Returns the type of an array as JAX takes it: under `jit` no other is seen."""
+    """Returns the dtype that JAX gives an array: under `jit` only that one is visible."""
     kind = getattr(leaf, "dtype", None)
     if kind is None:
         raise errors.ModelError(

@@ -35,7 +35,7 @@ __all__ = [
     "top_words",
 ]
 
-# Words whose probability is computed in one go.
+# How many words' probabilities are computed at a time.
 _PREDICTED_TOGETHER = 1 << 16
 # float32 holds all whole numbers up to this one; a public bound.
 _MOST_TIMES = 1 << 24
@@ -45,40 +45,40 @@ _MOST_TIMES = 1 << 24
 class LatentDirichlet:
     """Documents as mixtures of K topics, each a distribution over V words: q(β) is K Dirichlets.
 
-    A record is a document: its distinct words in rising order and how often each stands there,
-    ``{"words": int32 [N, L], "counts": float32 [N, L]}``, with counts of 0 behind them; see
+    A record is a document: its distinct words in increasing order and the count of each,
+    ``{"words": int32 [N, L], "counts": float32 [N, L]}``, padded with counts of 0; see
     ``fedvi.data.bag_of_words``. It adds φ_kv·n_v to the concentration of word v in topic k, with
-    φ_kv ∝ exp E[log θ_k] · exp E[log β_kv] from a fixed number of coordinate steps that start at γ = 1,
-    and at γ alone: so nothing is kept of a document. A document without words adds nothing; neither
-    does one whose words do not rise, are none of 0 … V − 1, or whose counts are negative or no numbers.
+    φ_kv ∝ exp E[log θ_k] · exp E[log β_kv]. A bounded number of coordinate steps, which always start at
+    γ = 1, finds it, so no state of a document is kept. Empty documents add nothing; neither do documents
+    with words that do not increase or are outside 0 … V − 1, or with negative or non-finite counts.
 
     Private fits: docs/guides/topics.md.
 
     Attributes:
-      topics: K, at most V: of more topics, some would be mixtures of others.
+      topics: K, at most V; with more topics, some would be mixtures of others.
       vocabulary: V, a public number, at least 2.
       length: how many words a typical document has; a public number.
       concentration: α of a document's Dirichlet over topics; left out, 1/K.
       topic_concentration: η of a topic's Dirichlet over words; left out, 1/K.
-      iterations: coordinate steps for each document, at most. Few learn better topics: on 20 Newsgroups
-        (K = 50) an epoch of 10 to 20 steps leaves a completion perplexity of 1,700, of 100 steps 1,820,
-        and of steps to the end 1,900.
-      tolerance: a document is left as it is once the mean change of its γ is smaller; 0 takes all steps.
-      accelerated: whether every second step is extrapolated, which takes a third of the steps to where they
-        end; not, for the path of the published algorithm, step by step.
-      typical_norm: ‖s‖_F of a typical document; a public number. Left out: √length, that of different
-        words which each belong to one topic.
-      tidy: what is made of noisy concentrations: "simplex", the nearest ones that are not negative and
-        have the sum ``mass``; "relu", negative ones are 0; "threshold", those below two standard
-        deviations of the noise are 0. "relu" lifts each empty cell by the noise, hence every topic
+      iterations: the most coordinate steps for each document. Few steps learn better topics: on 20
+        Newsgroups (K = 50) an epoch with 10 to 20 steps reaches a completion perplexity of 1,700, with 100
+        steps 1,820, and with steps until convergence 1,900.
+      tolerance: a document's steps end once the mean change of its γ is smaller; 0 takes all steps.
+      accelerated: whether every second step is extrapolated, which converges in a third of the steps;
+        false follows the published algorithm step by step.
+      typical_norm: ‖s‖_F of a typical document; a public number. Left out: √length, the norm if all words
+        differ and each belongs to one topic.
+      tidy: how noisy concentrations are made valid: "simplex" takes the nearest non-negative ones with the
+        sum ``mass``; "relu" sets negative ones to 0; "threshold" sets those below two standard
+        deviations of the noise to 0. "relu" raises each empty cell by the noise, and so moves every topic
         towards the uniform one.
-      mass: how many words there are in all documents (after clipping), where that is public; left out,
-        the noisy sum, which is what is known of it.
-      distinct: L, the most distinct words of a document, where a study names the model; at most V.
-      seed: of the random topics that break the symmetry at first; at least 0.
+      mass: how many words there are in all documents (after clipping), if that is public; left out, the
+        noisy sum.
+      distinct: L, the most distinct words of a document, if a study names the model; at most V.
+      seed: the seed of the random initial topics, which break the symmetry; at least 0.
 
     Raises:
-      ModelError: a field is out of its range, or no whole number where it counts.
+      ModelError: a field is out of its range, or must be a whole number and is not.
 
     >>> model = LatentDirichlet(topics=2, vocabulary=5, length=100.0)
     >>> model.blocks[0].shape, model.blocks[0].typical
@@ -139,7 +139,7 @@ class LatentDirichlet:
 
     @property
     def eta(self) -> float:
-        """The concentration of a topic's words, before any is seen."""
+        """The prior concentration of a topic's words."""
         found = self.topic_concentration
         return 1.0 / self.topics if found is None else found
 
@@ -164,7 +164,7 @@ class LatentDirichlet:
 
     @property
     def start(self) -> DirichletEta:
-        """Concentrations near 1 that are drawn from Gamma(100, 100): no two topics alike."""
+        """Concentrations near 1, drawn from Gamma(100, 100), so that no two topics are alike."""
         shape = (self.topics, self.vocabulary)
         return DirichletEta(np.random.default_rng(self.seed).gamma(100.0, 0.01, shape) - 1.0)
 
@@ -180,8 +180,8 @@ class LatentDirichlet:
 
         Proof. ‖s‖² = Σ_l R_l² Σ_k e_k² b_lk² has terms that are not negative, so that the relative error
         of the computed sum is at most that of its worst term: at most K − 1 additions of the inner sum,
-        L − 1 of the outer, where at most V terms are not 0 (words are distinct, else the document counts
-        for nothing) and zeros add without error, and five products. None underflows: each factor is 0
+        L − 1 of the outer, where at most V terms are not 0 (words are distinct, else the document adds
+        nothing) and zeros add without error, and five products. None underflows: each factor is 0
         or a float32 of at least 2⁻¹⁴⁹, so that a term is at least 2⁻⁸⁹⁴. Thus the error is below
         (1 + u)^(K + V + 3) − 1; a weight and the root add less than 8u, and the root halves the rest.
         """
@@ -189,19 +189,19 @@ class LatentDirichlet:
 
     @property
     def layout(self) -> Mapping[str, tuple[int, ...]]:
-        """Words and counts, [L] each, see ``fedvi.data.bag_of_words``; nothing where L is not said."""
+        """Words and counts, [L] each, see ``fedvi.data.bag_of_words``; empty if ``distinct`` is None."""
         if self.distinct is None:
             return {}
         return {"words": (self.distinct,), "counts": (self.distinct,)}
 
     def sound(self, records: Arrays) -> np.ndarray:
-        """Whether words are of the vocabulary, each once and in order, and counts 0, 1, … 2²⁴: bool [N].
+        """Whether words are in the vocabulary, distinct and in order, and counts 0, 1, … 2²⁴: bool [N].
 
         Larger counts would be rounded by float32.
         """
         words, counts = np.asarray(records["words"]), np.asarray(records["counts"])
         width = max(counts.shape[1], 1)
-        # Most places of most documents hold no word: only those that do are looked at.
+        # Most places of most documents are empty: only the others are checked.
         at = np.flatnonzero(counts)
         word, count, row = (
             words.reshape(-1)[at],
@@ -219,10 +219,10 @@ class LatentDirichlet:
         return found
 
     def layout_of(self, records: Arrays) -> Mapping[str, tuple[int, ...]]:
-        """Returns ``layout``; where L is not said, that of words as wide as these.
+        """Returns ``layout``; if ``distinct`` is None, with the width of these records.
 
         Raises:
-          DataError: words are in no array [N, L], L at least 1.
+          DataError: words are not an array [N, L] with L at least 1.
         """
         if self.distinct is not None or "words" not in records:
             return dict.fromkeys(("words", "counts"), (self.distinct or self.vocabulary,))
@@ -251,7 +251,7 @@ class LatentDirichlet:
         return {"words": words, "counts": counts}
 
     def messages(self, posterior: DirichletEta) -> dict[str, np.ndarray]:
-        """Returns exp E[log β_kv], each word's in units of its largest, so that none underflows: [V, K]."""
+        """Returns exp E[log β_kv] in units of each word's largest, so that no word underflows: [V, K]."""
         return {"weights": relative_weights(self.family.mean(posterior).power)}
 
     def lengths(self, records: Mapping[str, Any]) -> Any:
@@ -268,7 +268,7 @@ class LatentDirichlet:
         """Returns γ of each document, [B, K], float32. JAX.
 
         Args:
-          known: what ``messages`` returns under "weights", [V, K].
+          known: the "weights" of ``messages``, [V, K].
           words: [B, L].
           counts: [B, L], 0 where there is no word; NaN where the document does not count.
         """
@@ -290,7 +290,7 @@ class LatentDirichlet:
             has_second = moved & (done + 1 < self.iterations)
             found = second
             if self.accelerated:
-                # Not after the last of all steps: nothing would put right what leads astray.
+                # Not after the last step: no further step could correct a bad extrapolation.
                 ahead = goes_on & (done + 2 < self.iterations)
                 further = extrapolated(zeroth, first, second, alpha)
                 found = jnp.where(ahead[:, None], further, second)
@@ -341,11 +341,11 @@ class LatentDirichlet:
         return {"words": messages["weights"] * totals["words"]}
 
     def factor(self, sums: Arrays, posterior: DirichletEta) -> DirichletEta:
-        """Returns the sums [K, V]: they are natural parameters as they are."""
+        """Returns the sums [K, V], which are natural parameters."""
         return DirichletEta(np.ascontiguousarray(sums["words"].T))
 
     def posterior(self, total: DirichletEta, noise: Mapping[str, float]) -> DirichletEta:
-        """Returns η + tidied total: proper, since what is tidied is not negative."""
+        """Returns η + tidied total, which is proper because tidied totals are not negative."""
         spread = noise.get("words", 0.0)
         found = total.power
         if spread > 0.0 or (found < 0.0).any():
@@ -359,7 +359,7 @@ class LatentDirichlet:
         return {"topics": Parameter(values, axes)}
 
     def draw(self, at: Arrays, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-        """Draws documents of the typical length, which is public: the model is of words given how many."""
+        """Draws documents of the typical length, which is public: the model does not cover lengths."""
         length = max(1, round(self.length))
         mixed = random.dirichlet(np.full(self.topics, self.alpha), count)
         rows = [random.multinomial(length, shares(share @ at["topics"])) for share in mixed]
@@ -367,13 +367,13 @@ class LatentDirichlet:
         words, counts = np.zeros((count, width), np.int32), np.zeros((count, width), np.float32)
         for place, row in enumerate(rows):
             (stand,) = np.nonzero(row)
-            # As ``fedvi.data.bag_of_words``: the most frequent, of equals those with the smaller numbers.
+            # As in ``fedvi.data.bag_of_words``: the most frequent words, ties by smaller numbers.
             kept = np.sort(stand[np.argsort(-row[stand], kind="stable")[:width]])
             words[place, : len(kept)], counts[place, : len(kept)] = kept, row[kept]
         return {"words": words, "counts": counts}
 
     def latents(self, posterior: DirichletEta) -> Latents:
-        """Tells the mean shares of topics of each document."""
+        """Returns how to infer the mean shares of topics of each document."""
         return Latents(
             "mean shares of topics of each document",
             tuple(f"topic {k + 1}" for k in range(self.topics)),
@@ -381,7 +381,7 @@ class LatentDirichlet:
         )
 
     def measure(self, posterior: DirichletEta, records: Arrays, draws: int, seed: int) -> Measure:
-        """Returns the completion perplexity: of half of each document's words given the others."""
+        """Returns the completion perplexity: that of half of each document's words given the others."""
         return Measure(
             "completion perplexity", completion_perplexity(self, posterior, records, seed), 0
         )
@@ -394,7 +394,7 @@ class LatentDirichlet:
         clip_norm: float,
         typical: float | None,
     ) -> float:
-        """Returns ``topic_signal.signal_to_noise`` of one sum of all, with a typical norm of one's own."""
+        """Returns ``topic_signal.signal_to_noise`` of one full sum; ``typical`` replaces typical_norm."""
         model = self if typical is None else dataclasses.replace(self, typical_norm=typical)
         return float(signal_to_noise(model, records, rate, 1, noise_multiplier, clip_norm).ratio)
 
@@ -402,12 +402,12 @@ class LatentDirichlet:
 def top_words(
     posterior: DirichletEta, words: Sequence[str], count: int = 10
 ) -> list[list[tuple[str, float]]]:
-    """Returns each topic's words with the largest mean probability, and that: the largest first.
+    """Returns each topic's words of largest mean probability, with that probability, in falling order.
 
     Args:
       posterior: q, [K, V].
       words: the vocabulary, V texts.
-      count: how many words of each topic.
+      count: how many words for each topic.
 
     Raises:
       ModelError: there are more or fewer words than V.
@@ -430,21 +430,21 @@ def document_topics(
 ) -> np.ndarray:
     """Returns the mean of q(θ_d), each document's shares of topics: [N, K], rows that sum to 1.
 
-    Of documents that need no protection, or for whoever holds them: an answer depends on its document.
+    Not private: a result depends on its document. Use it on public documents, or on your own.
 
     Args:
-      model: see there.
+      model: the topic model.
       posterior: q of the topics.
-      documents: records as the model's, ``words`` and ``counts`` [N, L] of any one width.
+      documents: records of the model, ``words`` and ``counts`` [N, L] with any L.
 
     Raises:
       DataError: ``words`` and ``counts`` are not two arrays of numbers of one shape [N, L].
-      ModelError: a document does not count: see ``LatentDirichlet``.
+      ModelError: a document is invalid: see ``LatentDirichlet``.
     """
     words, counts = _columns_of(documents)
     known = model.messages(posterior)["weights"]
     with np.errstate(invalid="ignore", over="ignore"):
-        # Before int32 would wrap them.
+        # Checked before the cast to int32 could wrap them.
         inside = np.where(model._knows(words), words, -1)
         taken = {"words": inside.astype(np.int32), "counts": counts.astype(np.float32)}
     gamma = np.asarray(_settled(model)(known, taken), np.float64)
@@ -458,31 +458,30 @@ def completion_perplexity(
 ) -> float:
     """Returns exp of minus the mean log probability of half of each document's words, given the others.
 
-    It predicts words that were not looked at, with nothing but the topics' means. The evidence bound over
-    the words of a test set, the other perplexity in use, is lower the larger the set.
+    It predicts unseen words from the topics' means alone. The other common perplexity, from the evidence
+    bound over the words of a test set, falls with the size of the set.
 
     Args:
-      model: see there.
+      model: the topic model.
       posterior: q of the topics.
-      documents: records that were not learnt from, ``words`` and ``counts`` [N, L].
-      seed: of the halves: each word goes to either by a fair coin; at least 0.
+      documents: held-out records, ``words`` and ``counts`` [N, L].
+      seed: the seed of the split: each word goes to either half with probability ½; at least 0.
 
     Raises:
       DataError: ``words`` and ``counts`` are not two arrays of numbers of one shape [N, L].
-      ModelError: a document does not count, whichever half its words would be in; or none has a word
-        to predict.
+      ModelError: a document is invalid, in either half; or no document has a word to predict.
     """
     words, counts = _columns_of(documents)
     if not model.sound({"words": words, "counts": counts}).all():
         raise _odd_document()
     whole = counts.astype(np.int64)
-    # Behind the last word anything may stand.
+    # Padding may hold any number.
     words = np.where(whole > 0, words, 0).astype(np.int64)
     seen = np.random.default_rng(seed).binomial(whole, 0.5)
     hidden = whole - seen
     if not hidden.any():
         raise errors.ModelError("no document has a word to predict: give more documents")
-    # Words behind others that are not seen: as if they were not there.
+    # Move unseen words to the end, where counts of 0 make them padding.
     order = np.argsort(seen == 0, axis=1, kind="stable")
     halves = {
         "words": np.take_along_axis(words, order, 1),
@@ -518,7 +517,7 @@ def _columns_of(documents: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _odd_document() -> errors.ModelError:
-    # Without its number, since test records may be nobody else's to read.
+    # Does not name the document: test records may be confidential.
     return errors.ModelError(
         "a document's words do not rise, or are outside the vocabulary, or a count is no whole number "
         f"from 0 to {_MOST_TIMES}",
@@ -528,7 +527,7 @@ def _odd_document() -> errors.ModelError:
 
 @functools.lru_cache(maxsize=16)
 def _settled(model: LatentDirichlet) -> Callable[..., Any]:
-    """Returns γ of documents of any lengths, [N, K], as a compiled function."""
+    """Returns a compiled function for γ [N, K] of documents of any lengths."""
     import jax
     import jax.numpy as jnp
 

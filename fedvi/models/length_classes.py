@@ -1,6 +1,6 @@
 """Runs loops over rows of unequal length on arrays of a few fixed lengths.
 
-A row's results depend on that row alone, to the last bit, whichever rows are beside it: its length
+A row's results depend on that row alone, to the last bit, whatever the other rows: its length
 class follows from its own numbers, and every array of a class has the same number of rows.
 """
 
@@ -11,22 +11,22 @@ __all__ = ["over_chunks", "through_chunks"]
 
 # The shortest length class; each further one is twice as long.
 _SHORTEST = 32
-# How many numbers of rows are computed together, and the fewest rows: with 50 or 100 topics each they stay
-# in a core's own cache, which is worth a factor of three.
+# How many numbers are computed together, and the fewest rows. With 50 or 100 topics they fit into a core's
+# own cache, which is three times as fast.
 _TOGETHER = 1024
 _FEWEST_ROWS = 4
 
 
 def through_chunks(body: Callable[..., Any], lengths: Any, longest: int, state: Any) -> Any:
-    """Carries a state through groups of rows, each in arrays of its own length class.
+    """Updates a state with groups of rows, each in arrays of its own length class.
 
     Rows of length 0 are in no group.
 
     Args:
-      body: (state, rows int32 [R], length, stands bool [R]) → state; rows that do not stand are to change
-        nothing. R follows from the length.
-      lengths: int32 [B], how long each row is.
-      longest: the most that a length can be.
+      body: (state, rows int32 [R], length, stands bool [R]) → state; rows with a false ``stands`` must
+        change nothing. R follows from the length.
+      lengths: int32 [B], the length of each row.
+      longest: the largest possible length.
       state: any tree.
     """
     import jax
@@ -60,11 +60,11 @@ def through_chunks(body: Callable[..., Any], lengths: Any, longest: int, state: 
 
 
 def over_chunks(function: Callable[..., Any], lengths: Any, longest: int, state: Any) -> Any:
-    """Writes what a function makes of groups of rows, (rows, length) → tree, into their places of a tree.
+    """Applies a function to groups of rows, and writes its results into the rows of a tree.
 
     Args:
-      function: see above.
-      lengths, longest: as of ``through_chunks``.
+      function: (rows, length) → tree of arrays [R, …].
+      lengths, longest: see ``through_chunks``.
       state: a tree of arrays [B, …]; rows of length 0 stay as they are.
     """
     import jax

@@ -1,4 +1,4 @@
-"""Records that a NumPyro model is tried on: their shapes, and made-up ones of all kinds."""
+"""Makes up records on which a NumPyro model is tested, and checks real ones against an example's shapes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,28 +34,28 @@ _LOW = "low"
 
 _HIGH = "high"
 
-# Where further made-up numbers lie; integers are their sizes. The first is that of _LOW and _HIGH.
+# Ranges of further made-up numbers; integers take their sizes. The first is that of _LOW and _HIGH.
 _RANGES = np.array(
     [(0.1, 0.9), (-10, 10), (0, 10), (-10, 0), (10, 100), (100, 1e3), (1e3, 1e4), (-100, -10)]
 )
 
-# So many of them are looked at for every model, and so many pairs of integers after 0 and 1.
+# How many ranges every model is tested on, and how many pairs of integers after 0 and 1.
 _WIDER, _COUNTED = 4, 8
 
-# So many mixtures of ranges, by columns or by numbers, are tried where a term is finite in none.
+# How many mixtures of ranges, by columns or by numbers, are tried if a term is finite in none of them.
 _MIXTURES = 96
 
-# In so many pairs is a term compared that is not finite for the usual numbers: one may show nothing.
+# How many pairs a term is compared on if it is not finite for the usual numbers: one may not be enough.
 ENOUGH = 8
 
-# What a record may hold.
+# The kinds of numbers that a record may hold.
 _KINDS = (jnp.floating, jnp.integer, jnp.bool_)
 
 
 def placeholders(shapes: Mapping[str, jax.ShapeDtypeStruct], kinds: list[str]) -> dict[str, Any]:
-    """Makes up one record per kind: ones (0 for integers), or two that differ in every number.
+    """Makes up one record per kind: ``ONE`` has ones (0 for integers); the others differ in every number.
 
-    The numbers of the latter lie in (0, 1), which most supports contain, and no two are equal.
+    Numbers of the others lie in (0, 1), which most supports contain, and no two are equal.
     """
     return {
         name: np.stack([placeholder(shape, kind) for kind in kinds])
@@ -74,7 +74,7 @@ def placeholder(shape: jax.ShapeDtypeStruct, kind: str) -> Any:
 
 
 class Pair(NamedTuple):
-    """Two made-up records that differ in every number: of each column, without the record axis."""
+    """Two made-up records that differ in every number, as lists of columns without the record axis."""
 
     first: list[Any]
     second: list[Any]
@@ -114,7 +114,7 @@ def other_pairs(shapes: Sequence[jax.ShapeDtypeStruct]) -> Iterator[Pair]:
         yield pair([np.full(shape.shape, which) for shape in shapes])
     for trial in range(_MIXTURES):
         sizes = [shape.shape if trial % 2 else () for shape in shapes]
-        # Most supports contain the usual numbers: half stay there.
+        # Most supports contain the usual range, so half of the numbers stay there.
         mixed = [
             random.integers(1, len(_RANGES), size) * random.integers(0, 2, size) for size in sizes
         ]

@@ -20,33 +20,33 @@ from fedvi.updates.conjugate import Block
 
 __all__ = ["HiddenMarkov"]
 
-# Of the squared clip norm, what a typical sequence's first state, transitions and emissions take.
+# The shares of the squared clip norm for a typical sequence's first state, transitions and emissions.
 _SHARES = (0.1, 0.45, 0.45)
 
 
 @dataclasses.dataclass(frozen=True)
 class HiddenMarkov:
-    """Symbols from hidden states, with Dirichlet q of how these start, where they move and what they emit.
+    """Symbols emitted by hidden states, with Dirichlet q of starts, transitions and emissions.
 
     The unit is one sequence, of at most ``length`` steps. It adds the expected number of starts [S], of
     transitions [S, S] and of emissions [S, V] of states, ∂ log Z at E_q[log π], E_q[log A], E_q[log B]
-    with Z from the forward algorithm; what it adds has norms of at most 1, T − 1 and T. No [S, V] array
-    of a sequence is formed: one of its steps stands for all that emit the same symbol.
+    with Z from the forward algorithm; these have norms of at most 1, T − 1 and T. No [S, V] array
+    of a sequence is formed: the first step with a symbol holds the sum for all steps with that symbol.
 
-    Statistics move for tens of rounds: ``averaging`` from 0.5 to 0.7 suits it. Of 3,000 sequences of 20
-    steps, in 20 rounds at ε = 1, proportions were found to 0.07 with 0.7, and to 0.11 with 1.
+    Statistics change for tens of rounds, so use ``averaging`` from 0.5 to 0.7. With 3,000 sequences of 20
+    steps, 20 rounds and ε = 1, errors of proportions were 0.07 with 0.7, and 0.11 with 1.
 
-    Records are {"symbols": int [N, T], "length": int [N]}, with any whole numbers behind the end. A symbol
-    outside of 0 … V − 1 before it is one that was not seen: the chain moves on. A sequence of length 0 adds
-    nothing. Lengths outside of 0 … T make no record: it counts as none.
+    Records are {"symbols": int [N, T], "length": int [N]}, with any whole numbers after the end. A symbol
+    outside of 0 … V − 1 before the end counts as unseen: the chain moves on. A sequence of length 0 adds
+    nothing. A record with a length outside of 0 … T is ignored.
 
     Attributes:
       states: S, at least 2.
       symbols: V, at least 2.
       length: T, the most steps of a sequence, public.
-      typical_length: of a typical sequence, public; left out, T.
-      start_concentration, move_concentration, emit_concentration: of the Dirichlet priors.
-      seed: of the first q, public: emissions are drawn around the prior's, so that states differ.
+      typical_length: the length of a typical sequence, public; left out, T.
+      start_concentration, move_concentration, emit_concentration: the concentrations of the priors.
+      seed: the public seed of the first q; emissions are drawn around the prior's, so that states differ.
 
     >>> model = HiddenMarkov(states=2, symbols=5, length=20)
     >>> [(block.name, block.number_count) for block in model.blocks]
@@ -90,14 +90,14 @@ class HiddenMarkov:
 
     @property
     def family(self) -> Product:
-        """1, S and S Dirichlets."""
+        """1, S and S Dirichlets for starts, moves and emissions."""
         count = self.states
         shapes = ((1, count), (count, count), (count, self.symbols))
         return Product(tuple(Dirichlet(shape) for shape in shapes))
 
     @property
     def prior(self) -> tuple[DirichletEta, ...]:
-        """Each row the same."""
+        """The same for each row."""
         levels = (self.start_concentration, self.move_concentration, self.emit_concentration)
         return tuple(
             part._replace(power=part.power + level - 1.0)
@@ -106,7 +106,7 @@ class HiddenMarkov:
 
     @property
     def start(self) -> tuple[DirichletEta, ...]:
-        """The prior, with moves that rather stay and emissions that differ from state to state."""
+        """The prior, with moves that favour staying and emissions that differ from state to state."""
         starts, moves, emissions = self.prior
         generator = np.random.default_rng(self.seed)
         drawn = generator.gamma(1.0, size=(self.states, self.symbols))
@@ -120,7 +120,7 @@ class HiddenMarkov:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Starts [S], moves [S, S] and emissions [S, V], of norms that spread over some states."""
+        """Starts [S], moves [S, S] and emissions [S, V]; typical norms assume counts spread over states."""
         count = float(self.length if self.typical_length is None else self.typical_length)
         moves = max(1.0, count - 1.0) / math.sqrt(self.states)
         emissions = max(1.0, count / math.sqrt(min(self.states * self.symbols, count)))
@@ -132,7 +132,7 @@ class HiddenMarkov:
 
     @property
     def norm_error(self) -> float:
-        """That of sums of n squares in float64, of numbers that are taken as they are.
+        """The error of sums of n squares in float64, with inputs taken as exact.
 
         n is S, S² or T·S. No term is negative, there are at most eight more roundings, those of the
         weights and of the sum of three blocks among them, and a root halves a relative error.
@@ -146,16 +146,16 @@ class HiddenMarkov:
         return {"symbols": (self.length,), "length": ()}
 
     def sound(self, records: Arrays) -> np.ndarray:
-        """Says of each sequence whether its length is from 0 to T, and all symbols are whole: bool [N].
+        """Returns whether a sequence's length is from 0 to T, and all symbols are whole: bool [N].
 
-        A symbol outside of 0 … V − 1 is one that was not seen, and is sound.
+        A symbol outside of 0 … V − 1 is unseen, which is sound.
         """
         symbols, length = records["symbols"], records["length"]
         whole = np.isfinite(symbols) & (symbols == np.floor(symbols))
         return np.asarray((length == np.clip(np.floor(length), 0, self.length)) & whole.all(axis=1))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns sequences of all lengths, of symbols alike and mixed, some of them not seen."""
+        """Returns sequences of all lengths, some with one symbol throughout, some with unseen symbols."""
         symbols = random.integers(-1, self.symbols, (count, self.length))
         alike = random.integers(0, self.symbols, (count, 1))
         lengths = random.integers(0, self.length + 1, count)
@@ -177,8 +177,8 @@ class HiddenMarkov:
     def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
         """Returns E[starts] [B, S], E[moves] [B, S, S], and E[emissions] gathered at steps, [B, T, S].
 
-        In the last, the first step of a symbol has the sum over all steps with that symbol, and others
-        zero: so each number of the [S, V] statistic is at most one of these.
+        In the last, the first step of a symbol holds the sum over all steps with that symbol, and others
+        are zero. So each number of the [S, V] statistic comes from at most one step.
         """
         import jax
         import jax.numpy as jnp
@@ -190,7 +190,7 @@ class HiddenMarkov:
         states = jnp.where(seen[..., None], states, 0.0)
 
         def gathered(first: Any, step: Any) -> tuple[Any, Any]:
-            """Sums over the steps that emit what ``step`` does, unless an earlier one has had it."""
+            """Sums over the steps with the symbol of ``step``; zero if an earlier step has that symbol."""
             now = jax.lax.dynamic_index_in_dim(symbols, step, axis=1)
             same = seen & (symbols == now)
             is_first = jnp.argmax(same, axis=1) == step
@@ -206,16 +206,16 @@ class HiddenMarkov:
         }
 
     def square_norms(self, messages: Any, local: Any, records: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns sums of squares, [B] each: entries of [S, V] are those of the steps, or zero."""
+        """Returns sums of squares, [B] each; every entry of [S, V] is that of one step, or zero."""
         return square_norms(local)
 
     def sums(
         self, messages: Any, local: Any, records: Mapping[str, Any], weights: Any
     ) -> dict[str, Any]:
-        """Returns Σ w·starts [S], Σ w·moves [S, S] and Σ w·emissions [S, V], added where symbols say.
+        """Returns Σ w·starts [S], Σ w·moves [S, S] and Σ w·emissions [S, V].
 
-        A sequence has at most one step that is not zero for each number of [S, V]: adding the zeros of
-        the others rounds nothing.
+        A sequence has at most one nonzero step for each number of [S, V]; adding zeros of the others
+        causes no rounding.
         """
         import jax.numpy as jnp
 
@@ -229,7 +229,7 @@ class HiddenMarkov:
         }
 
     def factor(self, sums: Arrays, posterior: Eta) -> Eta:
-        """Returns the sums: expected counts are natural parameters as they are."""
+        """Returns the sums: expected counts are natural parameters."""
         parts = (sums["starts"][None], sums["moves"], sums["emissions"])
         return tuple(DirichletEta(part) for part in parts)
 
@@ -238,7 +238,7 @@ class HiddenMarkov:
         return kept_sums(self.prior, total)
 
     def _read(self, records: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-        """Returns symbols [B, T], 0 where none was seen; lengths [B]; and where one was, bool [B, T]."""
+        """Returns symbols [B, T], 0 where unseen; lengths [B]; and which symbols were seen, bool [B, T]."""
         import jax.numpy as jnp
 
         symbols = records["symbols"].astype(jnp.int32)
@@ -265,7 +265,7 @@ class HiddenMarkov:
 
     def draw(self, at: Arrays, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws sequences of the typical length."""
-        # The self is of symbols given lengths; the typical length is public.
+        # The model is of symbols given lengths; the typical length is public.
         length = round(self.length if self.typical_length is None else self.typical_length)
         symbols = np.full((count, self.length), -1, np.int64)
         state = levels_drawn(np.tile(at["start"], (count, 1)), random)
@@ -296,7 +296,7 @@ def _log_normaliser(shared: Mapping[str, Any], potentials: Any, length: Any) -> 
     import jax
     import jax.numpy as jnp
 
-    # What the derivative needs of a step is computed again there: [S, S] of all steps need not be kept.
+    # The derivative recomputes a step, so that the [S, S] arrays of all steps need not be kept.
     @jax.checkpoint
     def moved(scores: Any, potential: Any) -> Any:
         return jax.nn.logsumexp(scores[:, None] + shared["moves"], axis=0) + potential

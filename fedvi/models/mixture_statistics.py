@@ -1,6 +1,6 @@
 """Gaussian mixtures with full covariances, as a conjugate model.
 
-The mixture whose components nobody samples, for any guide and solver, is in ``examples/one-table``.
+``examples/one-table`` has a NumPyro mixture with assignments summed out, for any guide and solver.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ from fedvi.updates.conjugate import Block, positive_part
 
 __all__ = ["GaussianMixture"]
 
-# Of the squared clip norm, what counts, sums and squares of a typical record take.
+# The shares of the squared clip norm for counts, sums and squares of a typical record.
 _SHARES = (0.2, 0.4, 0.4)
 _LOG_2PI = math.log(2.0 * math.pi)
-# Counts by which sums are divided are at least this.
+# The least count by which sums are divided.
 _LEAST_COUNT = 1e-12
 
 
@@ -35,28 +35,28 @@ class GaussianMixture:
     """x ~ Σₖ wₖ N(mₖ, Λₖ⁻¹) with q(w) Dirichlet and q(mₖ, Λₖ) normal-Wishart.
 
     A record adds r, r⊗x and r⊗x xᵀ to the counts, sums and squares of components, where r [K] are its
-    responsibilities at q. Components start at means that are public: given, or drawn around the
-    prior's. They are never looked for in the data, as k-means would.
+    responsibilities at q. The initial means of components are public: given, or drawn around the
+    prior's mean, and never chosen from the data, as k-means would do.
 
-    Statistics move for tens of rounds: ``averaging`` from 0.5 to 0.7 suits it. A ``row_norm`` below the
-    norms of a cluster's records draws its mean inwards, since those far out are clipped more.
+    Statistics change for tens of rounds, so use ``averaging`` from 0.5 to 0.7. A ``row_norm`` below the
+    norms of a cluster's records moves its mean inwards, since distant records are clipped more.
 
-    Records are {"x": [N, d]}, finite; a row that is not counts as none.
+    Records are {"x": [N, d]}; a row with a number that is not finite is ignored.
 
     Attributes:
       columns: the names of x's d coordinates.
       components: K, at least 2.
-      scales: the sd of each coordinate within a component, a public guess: the prior's E[Λ] is
+      scales: a public guess of the sd of each coordinate within a component: the prior's E[Λ] is
         diag(scales⁻²).
       row_norm: ‖x‖ of a typical record, a public number; centre x at a public point first.
-      concentration: of the Dirichlet prior, of each component.
+      concentration: the concentration of the Dirichlet prior for each component.
       centre: the prior mean of each mₖ; empty: 0.
       strength: κ₀, how many records the prior of a mean counts as.
       degrees: ν₀ > d − 1, the prior's degrees of freedom; left out, d + 2.
       start_means: K points; empty: drawn around the centre.
-      spread: how far, in units of ``scales``, they are drawn.
-      seed: of that draw, public.
-      ridge: what noise adds to a scatter matrix, in units of the largest eigenvalue that noise has.
+      spread: the sd of drawn start means around the centre, in units of ``scales``.
+      seed: the public seed of that draw.
+      ridge: what noise adds to a scatter matrix, in units of the noise's largest eigenvalue.
 
     >>> model = GaussianMixture(("a", "b"), 3, (1.0, 1.0), row_norm=4.0)
     >>> [(block.name, block.number_count) for block in model.blocks]
@@ -130,12 +130,12 @@ class GaussianMixture:
 
     @property
     def prior(self) -> tuple[DirichletEta, NormalWishartEta]:
-        """The same of all components."""
+        """The same for all components."""
         return self._with_means(np.tile(self._centre, (self.components, 1)))
 
     @property
     def start(self) -> tuple[DirichletEta, NormalWishartEta]:
-        """The prior with means apart."""
+        """The prior, with a different mean for each component."""
         if self.start_means:
             return self._with_means(np.asarray(self.start_means, np.float64))
         generator = np.random.default_rng(self.seed)
@@ -154,7 +154,7 @@ class GaussianMixture:
 
     @property
     def norm_error(self) -> float:
-        """That of float64 arithmetic on numbers that are taken as they are: (K + 2d + 16) u, u = 2⁻⁵³.
+        """The error of float64 arithmetic, with inputs taken as exact: (K + 2d + 16) u, u = 2⁻⁵³.
 
         ‖r‖² and ‖x‖² are sums of K and d squares, none negative: off by γ_K and γ_d at most. A square norm
         has one factor of the first, two of the second and at most ten more roundings, those of the
@@ -168,7 +168,7 @@ class GaussianMixture:
         return {"x": (len(self.columns),)}
 
     def sound(self, records: Arrays) -> np.ndarray:
-        """Says of each record whether all of its numbers are finite: bool [N]."""
+        """Returns whether all numbers of a record are finite: bool [N]."""
         return np.asarray(np.isfinite(records["x"]).all(axis=1))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -176,7 +176,7 @@ class GaussianMixture:
         return {"x": self._centre + points(count, len(self.columns), self.row_norm, random)}
 
     def messages(self, posterior: Eta) -> dict[str, np.ndarray]:
-        """Returns L [K, d, d] with E[Λ] = L Lᵀ, Lᵀm [K, d], and what each logarithm of r starts at [K]."""
+        """Returns L [K, d, d] with E[Λ] = L Lᵀ, Lᵀm [K, d], and the offset of each log r [K]."""
         roots, centres, offsets = self._scores(posterior)
         return {
             "root": roots.astype(np.float32),
@@ -230,12 +230,12 @@ class GaussianMixture:
     def posterior(
         self, total: tuple[DirichletEta, NormalWishartEta], noise: Mapping[str, float]
     ) -> tuple[DirichletEta, NormalWishartEta]:
-        """Returns prior + total, of components that records are known to be in.
+        """Returns prior + total, with totals made valid.
 
-        A count n⁺ is at least 0. Means are sums divided by n′, the count or, if that is larger, its
-        noise; what is left of the squares is projected, with a ridge where there is noise; and sums and
-        squares are believed as far as the count is, n⁺/n′. So each component's (squares, sums, count) is
-        a positive semidefinite matrix, and the prior plus it is proper.
+        A count n⁺ is at least 0. Means are sums divided by n′, the larger of the count and its noise. The
+        squares about these means are projected, with a ridge if there is noise. Sums and squares are
+        weighted by n⁺/n′, so that empty components keep their prior. So each component's (squares, sums,
+        count) is a positive semidefinite matrix, and the prior plus it is proper.
         """
         prior_weights, prior_pairs = self.prior
         weights, pairs = total
@@ -281,7 +281,7 @@ class GaussianMixture:
         """Returns L [K, d, d], Lᵀm [K, d] and E[log w] + ½ E[log|Λ|] − ½ d/κ [K]."""
         weights, pairs = self.family.parts[0].mean(posterior[0]), self._pairs.mean(posterior[1])
         m, scale, shape, rate = self._pairs.parameters(posterior[1])
-        # E[Λ] = a B⁻¹: its root from that of B, which is safe where noise makes B's eigenvalues far apart.
+        # The root of E[Λ] = a B⁻¹ comes from that of B, which is stable if noise spreads B's eigenvalues.
         inverse = np.linalg.inv(np.linalg.cholesky(rate))
         roots = np.sqrt(shape)[:, None, None] * inverse.swapaxes(1, 2)
         offsets = weights.power + 0.5 * pairs.power - 0.5 * len(self.columns) / scale
@@ -357,7 +357,7 @@ class GaussianMixture:
         return np.asarray(scipy.special.logsumexp(scores, axis=0))
 
     def latents(self, posterior: Eta) -> Latents:
-        """Tells the probability of each component."""
+        """Returns how to infer the probability of each component."""
         return Latents(
             "probability of each component",
             tuple(f"component {k + 1}" for k in range(self.components)),

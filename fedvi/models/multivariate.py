@@ -21,7 +21,7 @@ __all__ = ["Outcomes", "multivariate_linear"]
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """One record as rows, one an outcome, scaled so that all have the noise ``common``."""
+    """Turns a record into one row per outcome, scaled so that all have the noise ``common``."""
 
     noise_scales: tuple[float, ...]
     accepts: ClassVar[Accepted] = ACCEPTED["multivariate_linear"]
@@ -29,13 +29,13 @@ class Outcomes:
 
     @property
     def common(self) -> float:
-        """The geometric mean of the noises: with it the rows' densities multiply to the record's."""
+        """The geometric mean of the noises; with it, the rows' densities multiply to the record's."""
         return math.exp(sum(map(math.log, self.noise_scales)) / len(self.noise_scales))
 
     def rows(
         self, x: Float[Array, " c"], y: Float[Array, " k"]
     ) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:
-        """Returns the block diagonal design [K, K·C], and the outcomes, both on the common scale."""
+        """Returns the block-diagonal design [K, K·C] and the outcomes, both on the common scale."""
         weights = self.common / jnp.asarray(self.noise_scales, x.dtype)
         return jnp.kron(jnp.diag(weights), x[None, :]), y * weights
 
@@ -57,12 +57,12 @@ def multivariate_linear(
 ) -> GeneralisedLinearModel:
     """Makes linear regression of K outcomes on the same D columns: y_k ~ N(xᵀθ_k, noise_scale_k²).
 
-    θ = (θ₁, …, θ_K), named "outcome: column". A record is ``{"x": [D], "y": [K]}``, and clipped as
-    one. The noises are known and independent given x, so that the ``exact`` solver applies.
+    θ = (θ₁, …, θ_K), named "outcome: column". A record is ``{"x": [D], "y": [K]}``, clipped as a
+    whole. The noises are known and independent given x, so the ``exact`` solver applies.
 
     Args:
       names: the D columns of x.
-      outcomes: the K outcomes, two or more. In a formula: ``cbind(sbp, dbp) ~ age``.
+      outcomes: the names of the K outcomes, two or more. In a formula: ``cbind(sbp, dbp) ~ age``.
       noise_scale: standard deviation of every outcome around its mean, or one for each.
       prior_scale: prior standard deviation of every coefficient, or one for each column.
       intercept_scale: that of the coefficients named ``(Intercept)``, if different.

@@ -27,18 +27,17 @@ class DiscreteNetwork:
     """Variables with declared levels, each with a table of proportions given its parents.
 
     A record adds 1 to one cell of each table: a vector of norm √(number of tables), whatever its levels. No
-    statistic depends on q, so that one round is all there is. Naive Bayes is a network in which the class
-    is the parent of all.
+    statistic depends on q, so one round is enough. Naive Bayes is a network in which the class
+    is the parent of all other variables.
 
-    Records are {"levels": int [N, number of variables]}, levels counted from 0. Where a level is outside
-    of its variable's, or is −1 because it is missing, the record adds nothing to the tables that need it.
+    Records are {"levels": int [N, number of variables]}, levels counted from 0. If a level is out of
+    range, or is −1 for missing, the record adds nothing to the tables that need it.
 
     Attributes:
-      variables: their names.
-      levels: how many each has, at least 2.
-      parents: of each variable, the names of those that its table is given; no variable may be its own
-        ancestor.
-      concentration: of the Dirichlet prior, in each cell.
+      variables: the names of the variables.
+      levels: the number of levels of each variable, at least 2.
+      parents: the names of each variable's parents; no variable may be its own ancestor.
+      concentration: the concentration of the Dirichlet prior in each cell.
 
     >>> model = DiscreteNetwork(("rain", "wet"), (2, 3), ((), ("rain",)))
     >>> [(block.name, block.shape) for block in model.blocks]
@@ -86,7 +85,7 @@ class DiscreteNetwork:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Cells, table by table: "wet=1|rain=0"."""
+        """The cells, table by table, such as "wet=1|rain=0"."""
         found = []
         for name, levels, parents in zip(self.variables, self.levels, self.parents, strict=True):
             counts = [range(self._levels_of(parent)) for parent in parents]
@@ -101,7 +100,7 @@ class DiscreteNetwork:
 
     @property
     def family(self) -> Product:
-        """A row of Dirichlets for each table: [levels of parents together, own levels]."""
+        """Dirichlets for the rows of each table: [combinations of the parents' levels, own levels]."""
         return Product(tuple(Dirichlet(block.shape) for block in self.blocks))
 
     @property
@@ -119,7 +118,7 @@ class DiscreteNetwork:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """One table a variable; each has norm 1."""
+        """One table per variable; each has norm 1."""
         share = 1.0 / len(self.variables)
         return tuple(
             Block(name, (math.prod(map(self._levels_of, parents)), levels), 1.0, share)
@@ -128,16 +127,16 @@ class DiscreteNetwork:
 
     @property
     def norm_error(self) -> float:
-        """Norms are 0 or 1: that of their weighted sum over all tables, in float64."""
+        """The error of a weighted sum over all tables in float64: norms are 0 or 1."""
         return (len(self.variables) + 16) * 2.0**-53
 
     @property
     def layout(self) -> Mapping[str, tuple[int, ...]]:
-        """A level of each variable."""
+        """One level for each variable."""
         return {"levels": (len(self.variables),)}
 
     def sound(self, records: Arrays) -> np.ndarray:
-        """Says of each record whether every level is one of its variable's, or −1, missing: bool [N]."""
+        """Returns whether every level of a record is one of its variable's, or −1, missing: bool [N]."""
         levels = records["levels"]
         inside = (levels >= -1) & (levels < np.asarray(self.levels)) & (levels == np.floor(levels))
         return np.asarray(inside.all(axis=1))
@@ -154,7 +153,7 @@ class DiscreteNetwork:
         return {}
 
     def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns of each table whether the record has the levels that it needs, 1 or 0: [B, tables]."""
+        """Returns whether the record has all levels that a table needs, 1 or 0: [B, tables]."""
         import jax.numpy as jnp
 
         levels = records["levels"]
@@ -190,7 +189,7 @@ class DiscreteNetwork:
         return found
 
     def factor(self, sums: Arrays, posterior: Eta) -> Eta:
-        """Returns the sums: counts are natural parameters as they are."""
+        """Returns the sums: counts are natural parameters."""
         return tuple(DirichletEta(sums[name]) for name in self.variables)
 
     def posterior(self, total: Eta, noise: Mapping[str, float]) -> Eta:
@@ -200,7 +199,7 @@ class DiscreteNetwork:
     def tables(self, posterior: Eta) -> dict[str, np.ndarray]:
         """Returns the expected proportions of each table, [rows, levels].
 
-        Rows stand in the order of the parents' levels, the last parent's changing fastest.
+        Rows are in the order of the parents' levels, with the last parent's changing fastest.
         """
         concentrations = {
             name: part.power + 1.0 for name, part in zip(self.variables, posterior, strict=True)
@@ -259,7 +258,7 @@ class DiscreteNetwork:
         return logs
 
     def measure(self, posterior: Eta, records: Arrays, draws: int, seed: int) -> Measure:
-        """Returns the mean log-likelihood: exact, since tables are independent, and a record has one cell
-        of each."""
+        """Returns the mean log-likelihood: exact, since tables are independent and a record has one cell
+        in each."""
         logs = self.log_density(self.tables(posterior), records)
         return Measure(LIKELIHOOD, float(logs.mean()), 0)

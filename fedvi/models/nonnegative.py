@@ -1,4 +1,4 @@
-"""Post-processes noisy counts that cannot be negative."""
+"""Makes noisy counts non-negative, as post-processing."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ _Array = NDArray[Any]
 
 
 def onto_simplex(found: _Array, spread: float, mass: float | None) -> _Array:
-    """Returns the nearest array without negative entries that has the sum ``mass``; left out, its own.
+    """Returns the nearest array without negative entries that has the sum ``mass``, or its own sum if None.
 
-    So noise that makes many empty cells positive is not believed: what ``positive`` would add is taken
-    off all cells alike. A sum that is not positive leaves nothing.
+    This counters noise that makes many empty cells positive: what ``positive`` would add is subtracted
+    equally from all cells. If the sum is not positive, all entries are 0.
 
     >>> onto_simplex(np.array([[3.0, -2.0], [0.5, 0.5]]), 1.0, None).tolist()
     [[2.0, 0.0], [0.0, 0.0]]
@@ -29,7 +29,7 @@ def onto_simplex(found: _Array, spread: float, mass: float | None) -> _Array:
         return np.zeros_like(found)
     falling = np.sort(found, axis=None)[::-1]
     surplus = (np.cumsum(falling) - whole) / np.arange(1, falling.size + 1)
-    # The first entry is above its surplus, mass divided by 1 less, but for rounding.
+    # The first entry exceeds its surplus by the mass, except for rounding.
     above = np.flatnonzero(falling > surplus)
     return np.maximum(found - surplus[above[-1] if above.size else 0], 0.0)
 
@@ -40,14 +40,14 @@ def kept_sums(prior: Eta, total: Eta) -> Eta:
 
 
 def above_noise(found: _Array, spread: float, mass: float | None) -> _Array:
-    """Returns the array with 0 for what is below two standard deviations of the noise."""
+    """Returns the array with entries below two standard deviations of the noise set to 0."""
     return np.where(found > 2.0 * spread, found, 0.0)
 
 
 def positive(found: _Array, spread: float, mass: float | None) -> _Array:
-    """Returns the array with 0 for what is negative."""
+    """Returns the array with negative entries set to 0."""
     return np.maximum(found, 0.0)
 
 
 TIDY = {"simplex": onto_simplex, "relu": positive, "threshold": above_noise}
-"""By the name that a study gives them."""
+"""The methods, by their names in a study."""

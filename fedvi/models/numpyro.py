@@ -47,13 +47,13 @@ from fedvi.models.plates import (
 
 __all__ = ["NumPyroModel", "numpyro_model"]
 
-# Far enough from the largest float32 that a sum does not lead there.
+# A bound from which a sum does not reach the largest float32.
 _LARGE = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class _Latent:
-    """A global latent: its site, and where its unconstrained value lies in θ."""
+    """A global latent: its site, and the position of its unconstrained value in θ."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,14 +72,14 @@ class NumPyroModel:
     θ holds the latents in the order of the trace, each mapped to ℝ by ``biject_to`` of its
     support and flattened. ``log_prior`` is everything outside the record plate, with the
     Jacobian, evaluated with placeholder records; ``log_likelihood`` is everything inside,
-    evaluated with one record. A plate's own factor size / subsample size is taken out;
+    evaluated with one record. A plate's own factor size / subsample size is removed;
     ``handlers.scale`` and ``handlers.mask`` are kept. The Jacobian itself is neither scaled nor
     masked, so that log p₀ is the scaled density of the constrained latent (as in NumPyro's
-    ``SVI``; its ``potential_energy`` scales the Jacobian too). Of a network all of whose parameters
-    ``random_flax_module`` or ``random_nnx_module`` draws from priors, the site of initial values is a
-    constant: their shapes.
+    ``SVI``; its ``potential_energy`` scales the Jacobian too). For a network whose parameters are all
+    drawn from priors by ``random_flax_module`` or ``random_nnx_module``, the param site is a constant:
+    the shapes of the parameters.
 
-    Equal only to itself, so it can be a static argument of ``jax.jit``. Make one with
+    A model equals only itself, so it can be a static argument of ``jax.jit``. Make one with
     ``numpyro_model``, which checks the model.
     """
 
@@ -101,7 +101,7 @@ class NumPyroModel:
 
     @property
     def record(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-        """What the model is called with: name → shape and dtype of one record, without its axis."""
+        """The model's arguments: name → shape and dtype for one record, without the record axis."""
         return self._example
 
     def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
@@ -118,7 +118,7 @@ class NumPyroModel:
         Floating records are cast to the dtype of θ.
 
         Raises:
-          ModelError: the record's names, shapes or kinds of numbers are not the example's.
+          ModelError: the record's names, shapes or kinds of numbers differ from the example's.
         """
         theta, dtype = self._checked_theta(theta)
         arrays = checked_record(record, self._example, theta.dtype, self.name)
@@ -138,7 +138,7 @@ class NumPyroModel:
             }
 
     def _split(self, theta: Array) -> dict[str, Array]:
-        """Cuts θ into the unconstrained value of each latent."""
+        """Splits θ into the unconstrained value of each latent."""
         return {
             item.name: theta[item.start : item.stop].reshape(item.shape) for item in self._latents
         }
@@ -147,8 +147,8 @@ class NumPyroModel:
         values = self._split(theta)
 
         def value(site: dict[str, Any]) -> Any:
-            # The transform is built anew from the running site: one kept from construction would
-            # hold bounds rounded to the precision of that time.
+            # The transform is rebuilt from the running site: one kept from construction would have
+            # bounds rounded to the dtype of that time.
             name = site["name"]
             return transform_of(site)(values[name]) if name in values else None
 
@@ -156,10 +156,10 @@ class NumPyroModel:
         return run_with(self.function, records, value, self.plate, self._constants)
 
     def _checked_theta(self, theta: Any) -> tuple[Array, Any]:
-        """Returns θ in the precision to compute in, and the dtype to answer in.
+        """Returns θ in the dtype to compute in, and the dtype of the result.
 
-        NumPyro makes some of its constants in JAX's default precision and then refuses floats of
-        another (a Cholesky factor does), so a float32 θ is widened where float64 is the default.
+        NumPyro makes some constants in JAX's default dtype and then rejects floats of another (a
+        Cholesky factor does), so a float32 θ is widened where float64 is the default.
         """
         array = jnp.asarray(theta)
         if array.shape != (self.size,) or not jnp.issubdtype(array.dtype, jnp.floating):
@@ -177,11 +177,11 @@ def numpyro_model(
     plate: str = "records",
     name: str | None = None,
 ) -> NumPyroModel:
-    """Makes a fedvi model of a NumPyro model and checks that its records can be taken apart.
+    """Makes a fedvi model from a NumPyro model and checks that it can be split by records.
 
     ``function`` is called as ``function(**records)``; every array has a leading record axis. The
     terms of a record are those inside ``numpyro.plate("records", x.shape[0])``; all else is the
-    prior. What cannot be split without changing the model is refused: see Raises.
+    prior. A model that cannot be split without changing it is rejected: see Raises.
 
     Only shapes and dtypes of ``example`` are read, and the checks use made-up records, so nothing
     in the result depends on data.
@@ -190,13 +190,13 @@ def numpyro_model(
       function: a NumPyro model with keyword arguments.
       example: ONE record by name, without a record axis: arrays or ``jax.ShapeDtypeStruct``.
       plate: the name of the record plate.
-      name: what error messages call the model; by default the function's name.
+      name: the model's name in error messages; by default the function's name.
 
     Raises:
       ModelError: no record plate, or one that does not follow the number of records; latents that
-        are discrete, per record, drawn inside a scan or of a support that moves; observations or
-        record-dependent terms outside the plate; parameters without a prior; mutable state; terms
-        that mix records.
+        are discrete, per record, drawn inside a scan or with a support that depends on another latent;
+        observations or record-dependent terms outside the plate; parameters without a prior; mutable
+        state; terms that mix records.
 
     >>> import numpyro
     >>> import numpyro.distributions as dist
@@ -231,13 +231,13 @@ def numpyro_model(
 
 
 def _coordinates(latent: _Latent, support: Any) -> list[str]:
-    """Names the unconstrained coordinates of one latent after the entry each of them moves."""
+    """Names each unconstrained coordinate of a latent after the entry that it moves."""
     if not latent.shape:
         return [latent.name]
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     entries: list[tuple[int, ...]] = list(np.ndindex(*latent.shape[-1:]))
-    # Cholesky factors are vectors of their entries in ℝ: below the diagonal by rows, then on it.
+    # An unconstrained Cholesky factor is a vector: entries below the diagonal by rows, then the diagonal.
     if support is constraints.corr_cholesky or support is constraints.lower_cholesky:
         dimension = latent.constrained_shape[-1]
         entries = list(zip(*map(np.ndarray.tolist, np.tril_indices(dimension, -1)), strict=True))
@@ -257,9 +257,10 @@ def _first_run(
     label: str,
     draws: dict[str, Any],
 ) -> Run:
-    """Runs the model with arbitrary latents, notes their unconstrained values, explains failures.
+    """Runs the model with arbitrary latents, and explains failures.
 
-    Nothing is sampled, so improper priors work; only what is refused later is left to NumPyro.
+    Stores unconstrained values in ``draws``. Nothing is sampled, so improper priors work; NumPyro draws
+    only sites that are rejected later.
     """
     random = np.random.default_rng(SEED)
 
@@ -411,9 +412,9 @@ def _check_same_latents(run: Run, latents: tuple[_Latent, ...], label: str) -> N
 
 
 def _check_terms(model: NumPyroModel) -> None:
-    """Evaluates the model at made-up points and refuses it unless it is a prior times records.
+    """Evaluates the model at made-up points and rejects it unless it is a prior times terms of records.
 
-    A best effort: it sees floats up to 10 in size and levels up to 17, and others where the likelihood is
+    A best effort: it tries floats up to 10 in size and levels up to 17, and others where the likelihood is
     finite for none of these.
     """
     random = np.random.default_rng(SEED)
@@ -476,7 +477,7 @@ def _check_terms(model: NumPyroModel) -> None:
                     )
 
     def check_sum(runs: list[Any]) -> bool:
-        """Returns whether there were numbers to compare: outcomes may lie outside their support."""
+        """Checks the sum; returns whether it was finite, as outcomes may lie outside their support."""
         low, high, both = (float(likelihood) for _, _, likelihood in runs)
         size = abs(low) + abs(high)
         known = abs(both) < _LARGE or size < _LARGE

@@ -21,16 +21,16 @@ def negative_binomial(
 ) -> None:
     """Negative binomial regression with mean μ = exp(xᵀb), variance μ + dispersion · μ², as NumPyro's.
 
-    b_d ~ N(0, prior_scale²) and log dispersion ~ N(log dispersion_centre, dispersion_spread²), which is
-    Gaussian in the unconstrained θ, so that the prior needs no factor of its own. In a study:
+    b_d ~ N(0, prior_scale²) and log dispersion ~ N(log dispersion_centre, dispersion_spread²). This is
+    Gaussian in the unconstrained θ, so the prior needs no factor of its own. In a study:
 
         [model]
         kind = "fedvi.models.overdispersed:negative_binomial"
         formula = "falls ~ age + offset(log(years))"
 
     Args:
-      x: [n, D], the columns of the formula, the intercept among them.
-      y: [n] counts, or [n, 2] (count, offset) where the formula has an offset.
+      x: [n, D], the columns of the formula, including the intercept.
+      y: [n] counts, or [n, 2] (count, offset) if the formula has an offset.
       prior_scale: standard deviation of every coefficient.
       dispersion_centre: the median of the dispersion.
       dispersion_spread: standard deviation of its logarithm; with 1.5, 95 % within a factor of 19.
@@ -48,7 +48,7 @@ def negative_binomial(
     log_dispersion = numpyro.sample("log_dispersion", dist.Normal(math.log(centre), spread))
     dispersion = numpyro.deterministic("dispersion", jnp.exp(log_dispersion))
     with numpyro.plate("records", x.shape[0]):
-        # As log odds, so that no mean overflows.
+        # Uses log odds, so that no mean overflows.
         logits = x @ b + offset + log_dispersion
         counts_given = dist.NegativeBinomialLogits(1.0 / dispersion, logits)
         numpyro.sample("y", counts_given, obs=counts)

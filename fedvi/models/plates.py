@@ -1,4 +1,4 @@
-"""One run of a NumPyro model: its sites, split by the plate over the records, and their log densities."""
+"""Runs a NumPyro model once, and splits its sites and log densities by the record plate."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ __all__ = [
     "transform_of",
 ]
 
-# NumPyro is run without sampling; this public seed serves models that draw where nothing is used.
+# NumPyro runs without sampling; this public seed is for models that draw unused numbers.
 SEED = 0
 
 
@@ -48,7 +48,7 @@ class Run:
 
 
 class Watch(Messenger):  # type: ignore[misc]
-    """Notes each plate as it is made (a trace keeps the last of a name), and refuses scans."""
+    """Records each plate as it is made (a trace keeps only the last of a name), and rejects scans."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,13 +75,13 @@ def run_with(
 ) -> Run:
     """Runs the model with ``value_fn(site)`` for its latents; None leaves a site alone.
 
-    ``constants`` are the values of param sites: a network that has one is not initialised.
+    ``constants`` are values of param sites; a network with such a value is not initialised again.
     """
     count = next(iter(records.values())).shape[0]
 
     def substitute(site: dict[str, Any]) -> Any:
         if site["type"] == "plate":
-            # A subsampling record plate is handed the rows that are there, not random ones.
+            # A subsampling record plate gets all rows in order, not random ones.
             if site["name"] == plate and site["args"][1] == count:
                 return jnp.arange(count)
             return None
@@ -136,9 +136,9 @@ def total_of(terms: Any, dtype: Any) -> Array:
 
 @contextlib.contextmanager
 def numpyro_rules() -> Iterator[None]:
-    """NumPyro mixes dtypes and ranks, which fedvi's own code does not.
+    """Allows dtype and rank promotion, which NumPyro needs, and disables its argument checks.
 
-    Its checks of arguments see numbers only outside of jit and would refuse placeholders there.
+    Those checks see numbers only outside of jit, and would reject placeholders there.
     """
     with (
         jax.numpy_dtype_promotion("standard"),
@@ -177,7 +177,7 @@ def is_bijectable(site: dict[str, Any]) -> bool:
 
 
 def learnt_as(site: dict[str, Any]) -> str:
-    """Says which leaves of a param site are values to be learnt, and "has"; empty if there are none.
+    """Names the leaves of a param site that are learnt values, with "has" or "have"; empty if none.
 
     Where ``random_flax_module`` draws from a prior it leaves a shape, which is a tree without leaves.
     """
@@ -190,7 +190,7 @@ def learnt_as(site: dict[str, Any]) -> str:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Same operations on same numbers: only the order of float32 additions may differ."""
+    """Returns whether values agree up to the order of float32 additions."""
     return bool(np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True))
 
 

@@ -15,31 +15,31 @@ from fedvi.updates.conjugate import Block, positive_part
 
 __all__ = ["KnownNoise", "PolyaGamma"]
 
-# Of the squared clip norm, what the D×D statistic takes: it is what most noise goes to in any case.
-# Centred, gradients need little, and noise in it makes steps short; chosen on parts of training sets.
+# The share of the squared clip norm for the D×D statistic, which gets most of the noise in any case.
+# Centred gradients need less, and noise in the curvature shortens steps; tuned on parts of training sets.
 _CURVATURE_SHARE = 0.2
 _CENTRED_CURVATURE_SHARE = 0.4
-# Prior precisions that are learnt stay between these, in units of the prior that was declared: noise in
-# the mean feeds back into them, and without a floor they run off to 0 (docs/proofs/updates.md §7).
+# Bounds on learnt prior precisions, in units of the declared prior: noise in the mean feeds back into
+# them, and without a floor they fall to 0 (docs/proofs/updates.md §7).
 _SMALLEST, _LARGEST = 1e-2, 1e4
 _ITERATIONS = 50
 
 
 @dataclasses.dataclass(frozen=True)
 class _Coefficients:
-    """What both have in common: q(θ) is a full Gaussian, and a record adds (a·x, b·x xᵀ) to (h, J).
+    """Base of both regressions: q(θ) is a full Gaussian, and a record adds (a·x, b·x xᵀ) to (h, J).
 
-    Centred, the first statistic is the record's gradient at the mean m that was handed out,
-    (a − b·xᵀm)·x, which says the same: a factor is (G, H), a gradient and a curvature, and h = G + H m.
-    Then noise in H multiplies θ − m and not θ, and a residual is mostly smaller than its outcome.
+    If centred, the first statistic is the record's gradient at the broadcast mean m, (a − b·xᵀm)·x, which
+    is equivalent: a factor is (G, H), a gradient and a curvature, and h = G + H m.
+    Then noise in H multiplies θ − m instead of θ, and residuals are mostly smaller than outcomes.
 
     Attributes:
       coefficients: the names of θ's coordinates.
       prior_scales: prior standard deviation of each.
       row_norm: ‖x‖ of a typical record, a public number.
-      learn_prior: "no"; "shared": one precision of all coefficients is learnt, in units of the declared
-        ones; or "each": one of each, so that coefficients without effect shrink away.
-      ridge: what noise in J adds to it, in units of the largest eigenvalue that noise alone has.
+      learn_prior: "no"; "shared": one precision for all coefficients is learnt, in units of the declared
+        ones; or "each": one for each, so that coefficients without effect shrink to 0.
+      ridge: what noise in J adds to it, in units of the largest eigenvalue of the noise alone.
       centred: whether gradients are released.
     """
 
@@ -81,13 +81,13 @@ class _Coefficients:
 
     @property
     def norm_error(self) -> float:
-        """That of float64 arithmetic on numbers that are taken as they are: x, and what multiplies it.
+        """The error of float64 arithmetic, with x and its multipliers taken as exact.
 
-        Proof: u = 2⁻⁵³. What is computed of ‖x‖², D squares added in any order, is off by γ_D of it at
-        most (no term is negative; Higham, Accuracy and Stability, 2nd ed., §3.1), γ_n = n·u/(1 − n·u).
+        Proof: u = 2⁻⁵³. The computed ‖x‖², D squares added in any order, has a relative error of at most
+        γ_D (no term is negative; Higham, Accuracy and Stability, 2nd ed., §3.1), γ_n = n·u/(1 − n·u).
         Each square norm has at most two factors of it and ten more roundings, those of the blocks'
         weights and of their sum among them; a root halves a relative error. So it is at most
-        γ_{D + 6}, about half of what is returned, for D below 10¹⁴.
+        γ_{D + 6}, about half of the returned value, for D below 10¹⁴.
         """
         return (len(self.coefficients) + 8) * 2.0**-52
 
@@ -97,13 +97,13 @@ class _Coefficients:
         return {"x": (len(self.coefficients),), "y": ()}
 
     def sound(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Whether all numbers are finite, and the outcome is one that the likelihood knows."""
+        """Returns whether all numbers are finite, and the outcome is valid for the likelihood."""
         x, y = (np.asarray(records[name], np.float64) for name in ("x", "y"))
         finite = np.isfinite(x).all(axis=1) & np.isfinite(y.reshape(len(y), -1)).all(axis=1)
         return np.asarray(finite & self._knows(y))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-        """Rows of the typical norm, on average, and outcomes of all kinds."""
+        """Returns rows of the typical norm, on average, and all kinds of outcomes."""
         size = len(self.coefficients)
         x = random.normal(size=(count, size)) * self.row_norm / math.sqrt(size)
         return {"x": x, "y": self._outcomes(count, random)}
@@ -130,37 +130,37 @@ class _Coefficients:
         }
 
     def factor(self, sums: Mapping[str, np.ndarray], posterior: Eta) -> GaussianEta:
-        """Returns (h, J), or (G, H) at the mean of ``posterior``: sums are that as they are."""
+        """Returns the sums as (h, J), or as (G, H) at the mean of ``posterior``."""
         return GaussianEta(sums["h"], sums["J"])
 
     def posterior(self, total: GaussianEta, noise: Mapping[str, float]) -> GaussianEta:
-        """Returns prior + total, with J projected and, if they are learnt, the prior's precisions renewed.
+        """Returns prior + total, with J projected and, if so chosen, the prior's precisions learnt.
 
-        q(α) of a precision α·scale⁻², α ~ Gamma(½, ½), given q(θ), and q(θ) given E[α], in turns; E[α] is
-        kept within public bounds.
+        q(α) of a precision α·scale⁻², α ~ Gamma(½, ½), given q(θ), and q(θ) given E[α] are updated in
+        turns; E[α] is kept within public bounds.
 
-        Source: docs/proofs/updates.md §8; Tipping (2001) for precisions of each coefficient.
+        Source: docs/proofs/updates.md §8; Tipping (2001) for a precision of each coefficient.
         """
         return self._given(total.h, positive_part(total.J, noise.get("J", 0.0), self.ridge))
 
     def about(
         self, factors: Sequence[Eta], centres: Sequence[np.ndarray], noise: Mapping[str, float]
     ) -> GaussianEta:
-        """Returns the q that gradients and curvatures leave, each a running mean, with those of its m.
+        """Returns q from running means of gradients and curvatures, and of the points m they were taken at.
 
         With c the mean of the centres, G = Σ G_k + H_k (c_k − c) is the gradient of all records at c, and
-        H = Σ H_k, projected and lifted, is H⁺. Then h = G + H⁺ c and J = H⁺: the mean of q is
+        H⁺ is H = Σ H_k, projected and with the ridge. Then h = G + H⁺ c and J = H⁺: the mean of q is
         c + (J_0 + H⁺)⁻¹ (G − J_0 c), so that
 
-        - where it comes to rest, at c, the posterior's gradient G − J_0 c is zero, whatever H⁺ is: a
-          ridge shortens steps there, and pulls towards c, not towards 0;
-        - noise E in H enters as (E⁺ − E)(θ − c), E⁺ what projection and ridge make of it, which fades
-          with the steps, where that of a sum (h, J) enters as E θ;
-        - where running means weigh alike, Σ_k ρ_k G_k at m_k is the gradient at Σ_k ρ_k m_k up to
-          second order in m_k − c: exactly so of a quadratic.
+        - at the fixed point c, the posterior's gradient G − J_0 c is zero, whatever H⁺ is: a
+          ridge shortens steps, and pulls towards c, not towards 0;
+        - noise E in H enters as (E⁺ − E)(θ − c), where E⁺ is E after projection and ridge. That vanishes
+          with the steps, while the noise of a sum (h, J) enters as E θ;
+        - where running means have equal weights, Σ_k ρ_k G_k at m_k is the gradient at Σ_k ρ_k m_k up to
+          second order in m_k − c, and exactly so for a quadratic.
 
-        A mean of the centres, and not the last one, goes with a mean of the gradients: the last with
-        a mean would take each old gradient again and again, and swing.
+        A mean of gradients needs the mean of the centres, not the last centre: the latter would apply
+        each old gradient again and again, and oscillate.
         """
         centre = np.mean(centres, axis=0)
         pairs = zip(factors, centres, strict=True)
@@ -205,16 +205,16 @@ class PolyaGamma(_Coefficients):
 
     y successes of b trials with log odds a = xᵀθ + o: E[ω] = b·tanh(c/2)/(2c), c² = E_q[a²], and a record
     adds (κ − E[ω]·o)·x to h and E[ω]·x xᵀ to J, with κ = y − b/2. Negative binomial counts have b = y + r,
-    κ = (y − r)/2 and log odds a. Where trials vary, y is (successes s, failures f), b = s + f and
-    κ = (s − f)/2: a record is what s + f yes-or-no ones would be, and without trials it adds nothing.
-    Outcomes are whole numbers, of any type; a record with another is none that ``sound`` knows.
+    κ = (y − r)/2 and log odds a. If trials vary, y is (successes s, failures f), b = s + f and
+    κ = (s − f)/2: a record equals s + f yes-or-no records, and without trials it adds nothing.
+    Outcomes are whole numbers of any dtype; ``sound`` is false for other values.
 
-    q's standard deviations are too small by √(c / sinh c): Pólya-Gamma factorisation is that of Jaakkola
+    q's standard deviations are too small by √(c / sinh c): the Pólya-Gamma factorisation is Jaakkola
     and Jordan's bound, whose curvature tanh(c/2)/(2c) is above that of the likelihood, σ(c)σ(−c).
 
     Attributes:
-      trials: b; for counts, r. Of paired outcomes b of a typical record: a public number by which blocks
-        are weighed, and on which no statistic depends.
+      trials: b; for counts, r. For paired outcomes, b of a typical record, a public number that sets the
+        weights of blocks; no statistic depends on it.
       counts: whether outcomes are negative binomial counts.
       offset: o, the same for all records.
       paired: whether outcomes are (successes, failures), [2] each.
@@ -242,16 +242,16 @@ class PolyaGamma(_Coefficients):
 
     @property
     def layout(self) -> Mapping[str, tuple[int, ...]]:
-        """x [D] and y, or y [2] of paired outcomes."""
+        """x [D] and y, or y [2] for paired outcomes."""
         return {"x": (len(self.coefficients),), "y": (2,) if self.paired else ()}
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """κ·x [D] and E[ω]·x xᵀ [D, D]; of counts, typical ones are taken to be near r."""
+        """κ·x [D] and E[ω]·x xᵀ [D, D]; typical counts are assumed to be near r."""
         return self._blocks(0.5 * self.trials, 0.25 * self.trials * (2.0 if self.counts else 1.0))
 
     def _knows(self, y: np.ndarray) -> np.ndarray:
-        # Of what is no whole number Pólya-Gamma latents have a likelihood all the same.
+        # Checked because Pólya-Gamma latents accept fractions too.
         known = (y >= 0.0) & (y == np.floor(y))
         if self.paired:
             return np.asarray(known.all(axis=1))
@@ -271,7 +271,7 @@ class PolyaGamma(_Coefficients):
         return {"mean": mean.astype(np.float32), "root": root.astype(np.float32)}
 
     def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what x and x xᵀ are multiplied by, [B] each."""
+        """Returns the multipliers of x and of x xᵀ, [B] each."""
         import jax
         import jax.numpy as jnp
 
@@ -295,7 +295,7 @@ class PolyaGamma(_Coefficients):
 
 @dataclasses.dataclass(frozen=True)
 class KnownNoise(_Coefficients):
-    """Linear regression with a known noise: y ~ N(xᵀθ, s²), without latents, so that one round is exact.
+    """Linear regression with known noise: y ~ N(xᵀθ, s²), without latents, so that one round is exact.
 
     Attributes:
       noise_scale: s.
@@ -311,13 +311,13 @@ class KnownNoise(_Coefficients):
         return self._blocks(self.outcome_norm / self.noise_scale, self.noise_scale**-2.0)
 
     def messages(self, posterior: GaussianEta) -> dict[str, np.ndarray]:
-        """Returns the mean [D] if residuals are released; else nothing, since no statistic depends on q."""
+        """Returns the mean [D] if centred; else {}, since no statistic depends on q."""
         if not self.centred:
             return {}
         return {"mean": self.family.moments(posterior)[0].astype(np.float32)}
 
     def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what x and x xᵀ are multiplied by, [B] each."""
+        """Returns the multipliers of x and of x xᵀ, [B] each."""
         import jax
         import jax.numpy as jnp
 

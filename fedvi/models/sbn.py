@@ -20,20 +20,20 @@ from fedvi.updates.conjugate import Block
 
 __all__ = ["SigmoidBeliefNetwork"]
 
-# What a typical record is taken to be like, public: squares of E[z_k] are 0.4 in the mean, E[ω] is 0.2 and
-# y − E[y] 0.3 in a root mean square, z(1 − z) 0.1 and z − ½ 0.45.
+# Public assumptions on a typical record: squares of E[z_k] are 0.4 on average; root mean squares are 0.2
+# for E[ω], 0.3 for y − E[y], 0.1 for z(1 − z) and 0.45 for z − ½.
 _LIT, _BEND, _MISS, _DOUBT, _HALF = 0.4, 0.2, 0.3, 0.1, 0.45
-# Prior precisions of weights that are learnt stay between these, in units of the declared one: noise in
-# the means feeds back into them, and without a floor weights run off (docs/proofs/updates.md §7).
+# Bounds on learnt prior precisions of weights, in units of the declared one: noise in the means feeds back
+# into them, and without a floor weights diverge (docs/proofs/updates.md §7).
 _SMALLEST, _LARGEST = 1e-2, 1e4
 _ITERATIONS = 20
-# The covariance that the first q has, and the deviation of its means (docs/proofs/updates.md §8): units
-# that start alike stay alike, and wide ones go out.
+# The precision of the first q, and the deviation of its means (docs/proofs/updates.md §8): units that
+# start alike stay alike, and units with a wide q die out.
 _START_PRECISION, _START_WEIGHT = 100.0, 0.3
 _RECONSTRUCTED = "share of units that are read off right"
 _CONSTANT = "the same, were each unit always what it is most often"
 _AT_LEAST = "mean log-likelihood, at least"
-# Numbers of units that are in memory at a time.
+# How many units are in memory at a time.
 _AT_ONCE = 1 << 22
 
 
@@ -41,36 +41,36 @@ _AT_ONCE = 1 << 22
 class SigmoidBeliefNetwork:
     """K hidden units z_k ~ Bernoulli(σ(b_k)) and P visible ones y_j ~ Bernoulli(σ(w_jᵀz + c_j)).
 
-    With Pólya-Gamma latents the visible units' bound is Gaussian in (w_j, c_j) together, and the hidden
-    ones' in b, whose latents depend on q(b) alone and cost nothing. All numbers are independent under q.
+    With Pólya-Gamma latents, the visible units' bound is jointly Gaussian in (w_j, c_j). The hidden units'
+    bound is Gaussian in b; its latents depend on q(b) alone and cost nothing. All numbers are independent
+    under q.
 
-    With ẑ = (z, 1) and ω_j short for E[ω_j], a record adds ω_jẑ to J, and to h what puts each number to its
-    optimum given the others, (y_j − ½)ẑ_k − ω_j Σ_{l≠k} E[ẑ_k ẑ_l] w_jl, which is
-    r_j ẑ_k + (ω_j ẑ_k − ω_j z_k(1 − z_k)) w_jk with r_j = y_j − ½ − ω_j w_jᵀẑ: three outer products are
-    released, of r with ẑ, ω with ẑ and ω with z(1 − z), and w is what was handed out.
+    With ẑ = (z, 1) and ω_j short for E[ω_j], a record adds ω_jẑ to J. To h it adds the term that moves each
+    number to its optimum given the others, (y_j − ½)ẑ_k − ω_j Σ_{l≠k} E[ẑ_k ẑ_l] w_jl, which is
+    r_j ẑ_k + (ω_j ẑ_k − ω_j z_k(1 − z_k)) w_jk with r_j = y_j − ½ − ω_j w_jᵀẑ. Three outer products are
+    released, r with ẑ, ω with ẑ and ω with z(1 − z); w is the broadcast mean.
 
-    All numbers of a row move at once, each as if the others stayed. That overshoots by as many hidden
-    units as are on together, K / 2 at first, unless a running mean of answers takes shorter steps: at
-    ρ ≤ 4 / K each step is one of a damped Newton's method, whose fixed point is the same. For
-    ``averaging`` κ that is ``delay`` = (K / 4)^(1/κ): 37 of 50 units, 100 of 100, at κ = 0.7. The mean
-    starts not at zero but at what the number of records stands for at ``start`` (see ``first``).
+    All numbers of a row move at once, each as if the others were fixed. The step is too long by a factor
+    of the number of hidden units that are on together, K / 2 at first, unless a running mean of answers
+    shortens it: at ρ ≤ 4 / K it is a damped Newton step, with the same fixed point. With ``averaging`` κ
+    this needs ``delay`` = (K / 4)^(1/κ): at κ = 0.7, 37 for 50 units and 100 for 100. The mean does not
+    start at zero, but at ``start`` weighted with the number of records (see ``first``).
 
     Attributes:
       visible: P.
-      hidden: K; it may exceed P: what units beyond P would say is left to the priors, and ``shrinkage`` is
-        for units that nothing needs.
+      hidden: K; it may exceed P. Units beyond P are left to the priors; ``shrinkage`` removes unused units.
       weight_scale: prior standard deviation of W.
-      bias_scale: that of b and c.
+      bias_scale: prior standard deviation of b and c.
       shrinkage: whether prior precisions of W are learnt, one each, under the three-parameter beta normal
         prior: w ~ N(0, ζ_jk), ζ_jk ~ Gamma(½, ξ_jk), ξ_jk ~ Gamma(½, φ_k), φ_k ~ Gamma(½, ω) and
         ω ~ Gamma(½, 1), in units of ``weight_scale``.
-      sweeps: how often each hidden unit of a record is renewed.
-      ridge: the standard deviations of noise below which no entry of J is.
-      largest: no posterior mean is further from 0.
-      seed: of the weights of ``start``; at least 0.
+      sweeps: how often each hidden unit of a record is updated.
+      ridge: the lower bound on entries of J, in standard deviations of the noise.
+      largest: the bound on the absolute value of posterior means.
+      seed: the seed of the weights of ``start``; at least 0.
 
     Raises:
-      ModelError: a field is out of its range, or no whole number where it counts.
+      ModelError: a field is out of its range, or must be a whole number and is not.
 
     >>> model = SigmoidBeliefNetwork(visible=4, hidden=2)
     >>> [(block.name, block.shape) for block in model.blocks][:2]
@@ -144,10 +144,10 @@ class SigmoidBeliefNetwork:
 
     @property
     def norm_error(self) -> float:
-        """A bound on the error of norms, of numbers that are taken as they are.
+        """A bound on the relative error of norms, with inputs taken as exact.
 
         All squares are sums of at most n = P + K + 1 positive terms, or products of such sums, with at
-        most 2(n + 16) roundings behind each. A root halves it; what is returned is more than enough.
+        most 2(n + 16) roundings behind each. A root halves it; the returned value is larger.
         """
         terms = 2.0 * (self.visible + self.hidden + 17)
         return (2.0 * self.hidden + 3.0) * terms * 2.0**-53
@@ -158,12 +158,12 @@ class SigmoidBeliefNetwork:
         return {"y": (self.visible,)}
 
     def sound(self, records: Arrays) -> np.ndarray:
-        """Says of each record whether all of its units are 0 or 1: bool [N]."""
+        """Returns whether all units of a record are 0 or 1: bool [N]."""
         y = records["y"]
         return np.asarray(((y == 0) | (y == 1)).all(axis=1))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns records whose units are on with one probability each record, from none to all of them."""
+        """Returns records with units that are on with a probability drawn for each record."""
         lit = random.random((count, 1))
         return {"y": (random.random((count, self.visible)) < lit).astype(np.float32)}
 
@@ -184,15 +184,15 @@ class SigmoidBeliefNetwork:
             )
 
     def messages(self, posterior: Eta) -> dict[str, np.ndarray]:
-        """Returns what the E step of ``sbn_hidden`` reads: E[w], E[w²] and E[b]."""
+        """Returns the inputs of the E step of ``sbn_hidden``: E[w], E[w²] and E[b]."""
         mean, second = self._moments(posterior[0])
         found = {"mean": mean.T, "hidden": posterior[1].h / posterior[1].J, "square": second.T}
         return {name: np.ascontiguousarray(array, np.float32) for name, array in found.items()}
 
     def expected(self, messages: Any, records: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns E[z] [B, K], E[ω] [B, P] and what is multiplied by ẑ in h [B, P].
+        """Returns E[z] [B, K], E[ω] [B, P] and the factor of ẑ in h, r [B, P].
 
-        They are NaN, so that the record does not count, where a unit is neither 0 nor 1.
+        They are NaN, so that the record does not count, if a unit is neither 0 nor 1.
         """
         import jax.numpy as jnp
 
@@ -235,7 +235,7 @@ class SigmoidBeliefNetwork:
         }
 
     def factor(self, sums: Arrays, posterior: Eta) -> tuple[GaussianEta, GaussianEta]:
-        """Returns what sums add to (h, J) of the weights and biases, at the q that they were made at."""
+        """Returns the terms of (h, J) of weights and biases, from sums and the q that they were made at."""
         weights, biases = posterior
         mean = (weights.h / weights.J).reshape(sums["h"].shape)
         kept = sums["J"].copy()
@@ -245,9 +245,9 @@ class SigmoidBeliefNetwork:
         return moved, GaussianEta(sums["b"], sums["count"] * bend)
 
     def first(self, sums: Arrays, posterior: Eta) -> tuple[GaussianEta, GaussianEta]:
-        """Returns the factor that as many records would have that say what ``start`` says.
+        """Returns the factor of equally many records that agree with ``start``, to damp the first step.
 
-        Of E[ω] = ¼ and units that are on half of the time; so that a first step may be shorter than 1.
+        It assumes E[ω] = ¼ and units that are on half of the time.
         """
         count = float(sums["count"][0])
         start, _ = self.start
@@ -259,10 +259,10 @@ class SigmoidBeliefNetwork:
         return _eta(typical * mean, typical), GaussianEta(np.zeros(self.hidden), quiet)
 
     def posterior(self, total: Eta, noise: Mapping[str, float]) -> tuple[GaussianEta, GaussianEta]:
-        """Returns prior + total, with J made positive, precisions of the prior learnt, means in a box.
+        """Returns prior + total, with J made positive, prior precisions learnt, and means clipped.
 
-        Learnt precisions and q(W), given each other, in turns from the declared prior, precisions between
-        public bounds: a function of ``total`` alone.
+        Learnt precisions and q(W) are updated in turns, from the declared prior on. Precisions stay within
+        public bounds. The result is a function of ``total`` alone.
 
         Source: docs/proofs/updates.md §8.
         """
@@ -280,9 +280,9 @@ class SigmoidBeliefNetwork:
     def reconstructed(self, posterior: Eta, y: np.ndarray, together: int = 4096) -> np.ndarray:
         """Returns the probability of each visible unit given the hidden ones inferred from y: [N, P].
 
-        Hidden units are inferred from all visible ones, by the E step, and these are read off again at
-        E[z], E[W] and E[c]: the papers' pixel-wise prediction. It tells how much of a record K hidden
-        units keep, and a network is compared with what is right most often without any.
+        The E step infers hidden units from all visible ones; E[z], E[W] and E[c] then predict the visible
+        units: the papers' pixel-wise prediction. It measures how much of a record K hidden units keep. The
+        baseline is the best constant prediction of each unit.
 
         Args:
           posterior: q.
@@ -290,7 +290,7 @@ class SigmoidBeliefNetwork:
           together: how many records are in memory at a time.
 
         Raises:
-          DataError: if ``y`` is not that.
+          DataError: ``y`` is not [N, P] with zeros and ones.
         """
         import jax
 
@@ -314,13 +314,13 @@ class SigmoidBeliefNetwork:
         return found
 
     def _moments(self, weights: GaussianEta) -> tuple[np.ndarray, np.ndarray]:
-        """Returns E[(w, c)] and E of their squares, [P, K + 1] each."""
+        """Returns the means and second moments of (w, c), [P, K + 1] each."""
         shape = (self.visible, self.hidden + 1)
         mean = (weights.h / weights.J).reshape(shape)
         return mean, mean**2 + 1.0 / weights.J.reshape(shape)
 
     def _boxed(self, weights: GaussianEta) -> GaussianEta:
-        """Returns η with means between the bounds, and J as it is."""
+        """Returns η with means clipped to ±``largest``, and the same J."""
         mean = self._moments(weights)[0]
         if (np.abs(mean) <= self.largest).all():
             return weights
@@ -328,7 +328,7 @@ class SigmoidBeliefNetwork:
         return GaussianEta(weights.J * kept.reshape(-1), weights.J)
 
     def _shrunk(self, h: np.ndarray, curvature: np.ndarray) -> np.ndarray:
-        """Returns precisions [P, K + 1] of which those of W are E[1/ζ] under the shrinkage prior.
+        """Returns prior precisions [P, K + 1], with E[1/ζ] under the shrinkage prior for W.
 
         q(ζ) is generalised inverse Gaussian of order 0, whose moments are ratios of Bessel functions.
         """
@@ -364,7 +364,7 @@ class SigmoidBeliefNetwork:
         return {"y": (random.uniform(size=chance.shape) < chance).astype(np.int64)}
 
     def measure(self, posterior: Eta, records: Arrays, draws: int, seed: int) -> Measure:
-        """Measures how much of a record the hidden units keep, and bounds its likelihood from below.
+        """Returns the share of units that are reconstructed, and a lower bound on the log-likelihood.
 
         Source: Gan et al. (2015), AISTATS, and Park et al. (2020), JAIR 68, for the pixel-wise prediction.
         """
@@ -374,7 +374,7 @@ class SigmoidBeliefNetwork:
         lit = (y > 0.5).mean(axis=0)
         constant = float(np.maximum(lit, 1.0 - lit).mean())
         theta = thetas(self.family, posterior, draws, seed)
-        # Not the stream that θ came from, which begins with the same seed.
+        # Another stream than that of θ, which has the same seed.
         least = log_bound(self, posterior, y, theta, np.random.default_rng((seed, 1))).mean()
         return Measure(
             _RECONSTRUCTED, right, draws, ((_CONSTANT, constant), (_AT_LEAST, float(least)))
@@ -382,7 +382,7 @@ class SigmoidBeliefNetwork:
 
 
 def _eta(h: np.ndarray, precision: np.ndarray) -> GaussianEta:
-    """Returns η of the weights, of h and J [P, K + 1]."""
+    """Returns η of the weights from h and J [P, K + 1]."""
     return GaussianEta(h.reshape(-1), precision.reshape(-1))
 
 
@@ -397,7 +397,7 @@ def generalised_inverse(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _tilted_mean(tilt: np.ndarray) -> np.ndarray:
-    """Returns tanh(c/2)/(2c), c > 0: q(b) has a variance."""
+    """Returns tanh(c/2)/(2c) for c > 0, which holds because q(b) has a variance."""
     return np.asarray(np.tanh(0.5 * tilt) / (2.0 * tilt))
 
 
@@ -408,10 +408,10 @@ def log_bound(
     theta: np.ndarray,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Returns a lower bound on log ∫ p(y | θ) q(θ) dθ of each record, in expectation, [n].
+    """Returns estimates [n] of log ∫ p(y | θ) q(θ) dθ that are lower bounds in expectation.
 
-    The log of the mean over draws of p(y, z | θ) / r(z), θ ~ q and z ~ r, with r the E step's law of the
-    hidden units given y. The mean is right on average, so that its log is too low on average.
+    Each is the log of the mean over draws of p(y, z | θ) / r(z), θ ~ q and z ~ r, where r is the E step's
+    distribution of the hidden units given y. The mean is unbiased, so its log is too low on average.
 
     Source: Burda, Grosse and Salakhutdinov (2016), arXiv:1509.00519, equation 8.
     """
@@ -423,7 +423,7 @@ def log_bound(
     found = []
     for start in range(0, len(y), together):
         part = y[start : start + together]
-        # Float32 may round a probability to 1: no draw is then out of it.
+        # Float32 may round a probability to 1; then every draw is 1, and its log chance is finite.
         lit = np.asarray(expected(messages, {"y": part})["z"], np.float64)
         total = np.full(len(part), -np.inf)
         for index in range(len(theta)):
@@ -437,10 +437,10 @@ def log_bound(
 
 
 def _bernoulli(logits: np.ndarray, units: np.ndarray) -> np.ndarray:
-    """Returns Σ log p(unit) of units that are 0 or 1, at the log odds of 1, over the last axis."""
+    """Returns Σ log p(unit) over the last axis, for units 0 or 1 with log odds ``logits`` of 1."""
     return np.asarray(-np.logaddexp(0.0, np.where(units > 0.5, -logits, logits)).sum(axis=-1))
 
 
 def _log_chance(lit: np.ndarray, units: np.ndarray) -> np.ndarray:
-    """Returns the same of units that were drawn with the probabilities ``lit``."""
+    """Returns the same for units drawn with the probabilities ``lit`` of 1."""
     return np.asarray(np.log(np.where(units > 0.5, lit, 1.0 - lit)).sum(axis=-1))

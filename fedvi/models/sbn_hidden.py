@@ -1,10 +1,10 @@
-"""The E step of a sigmoid belief network: its hidden units given the visible ones.
+"""The E step of a sigmoid belief network: infers the hidden units given the visible ones.
 
-One record after the other, so that all go through the same program, one record wide: in products over
-several rows the last bits of a row depend on where it stands, and no record may move what is known of
-others. Loops run a fixed number of times, and nothing is kept from one record to the next.
+Records are processed one at a time by the same program. In products over several rows the last bits of a
+row depend on its position, and a record must not change the results of others. Loops run a fixed number
+of times, and nothing is kept from one record to the next.
 
-A visible unit's weights and bias are (w_j, c_j), beside ẑ = (z, 1): K + 1 numbers.
+A visible unit's weights and bias (w_j, c_j) multiply ẑ = (z, 1), K + 1 numbers.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def tilted_mean(square: Any) -> Any:
-    """Returns E[ω] = tanh(c/2)/(2c) of ω ~ PG(1, c), of c² ≥ 0 of any shape."""
+    """Returns E[ω] = tanh(c/2)/(2c) of ω ~ PG(1, c), from c² ≥ 0 of any shape."""
     near = square < 1e-4
     tilt = jnp.sqrt(jnp.where(near, jnp.ones_like(square), square))
     # The series at 0, whose next term is c⁴/480.
@@ -34,13 +34,13 @@ def with_one(z: Any) -> Any:
 def by_diagonal(messages: Any, centred: Any, sweeps: int) -> tuple[Any, Any, Any]:
     """Returns E[z] [B, K], E[ω] [B, P] and y − ½ − E[ω]·E[ψ] [B, P], where all weights are independent.
 
-    ψ_j = w_jᵀz + c_j. In turns E[ω] = g(√E[ψ²]) and, unit after unit, the optimum of each q(z_k) with the
-    others at hand: z_k = σ(b_k + Σ_j w_jk(y_j − ½ − E[ω_j](E[ψ_j] − w_jk z_k)) − ½E[ω_j]E[w_jk²]).
+    ψ_j = w_jᵀz + c_j. Each sweep updates E[ω] = g(√E[ψ²]) and then, unit by unit, each q(z_k) given the
+    others: z_k = σ(b_k + Σ_j w_jk(y_j − ½ − E[ω_j](E[ψ_j] − w_jk z_k)) − ½E[ω_j]E[w_jk²]).
 
     Args:
       messages: ``mean`` and ``square``, E[w] and E[w²], [K + 1, P] each; ``hidden``, E[b], [K].
       centred: y − ½, [B, P].
-      sweeps: how often.
+      sweeps: how many sweeps.
 
     Source: docs/proofs/updates.md §8; Gan et al. (2015), AISTATS.
     """
@@ -51,7 +51,7 @@ def by_diagonal(messages: Any, centred: Any, sweeps: int) -> tuple[Any, Any, Any
         def augmented(z: Any) -> tuple[Any, Any]:
             wide = with_one(z)
             location = _product(wide, mean)
-            # E[ẑ_k²] = ẑ_k, of units that are 0 or 1.
+            # E[ẑ_k²] = ẑ_k for units that are 0 or 1.
             spread = _product(wide, square) - _product(wide**2, own)
             bend = tilted_mean(location**2 + jnp.maximum(spread, 0.0))
             return bend, centred - bend * location

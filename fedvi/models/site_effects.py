@@ -18,7 +18,7 @@ from fedvi.typing import LOG_SCALE, SITE
 
 __all__ = ["SiteEffects", "WithScales", "site_effects"]
 
-# No scale of a linear predictor is as large as e¹⁰, and in float32 what is computed of it must stay finite.
+# Bound on |log τ|: no linear predictor has a scale of e¹⁰, and float32 results must stay finite.
 _LARGEST = 10.0
 
 
@@ -26,21 +26,21 @@ _LARGEST = 10.0
 class SiteEffects:
     """A regression whose linear predictor is xᵀβ + zᵀu at a site, with u ~ N(0, diag τ²) for each site.
 
-    θ is what the sites share: β, and after it log τ where τ is learnt. A site's u is its own: all
-    records of the site share it, and nobody else ever sees it. Given θ alone these records are
-    not independent, so that there is no likelihood of one record, and ``log_likelihood`` refuses: a
-    solver that knows nothing of u cannot fit the model by mistake. ``joint`` is the model of (θ, u).
+    The sites share θ: β, followed by log τ if τ is learnt. All records of a site share its u, which
+    never leaves the site. Given θ alone these records are not independent, so there is no likelihood of
+    one record, and ``log_likelihood`` raises an error: a solver without support for u cannot fit the
+    model by mistake. ``joint`` is the model of (θ, u).
 
-    All fields are public, and equal models are equal. Make one with ``site_effects``, which checks
-    its arguments.
+    All fields are public, and models with equal fields are equal. Make one with ``site_effects``, which
+    checks its arguments.
 
     Attributes:
       base: the regression without effects.
-      labels: of the K columns of z, for tables.
-      places: of these columns in x; −1 for a column of ones.
-      scales: τ of each; where it is learnt, its prior median: log τ ~ N(log scale, 1).
+      labels: names of the K columns of z, for tables.
+      places: the indices of these columns in x; −1 for a column of ones.
+      scales: τ of each; if learnt, its prior median: log τ ~ N(log scale, 1).
       learnt: whether τ is part of θ.
-      sites: how many sites the records are of. A client's own are of one.
+      sites: how many sites the records come from; one for a client.
     """
 
     base: GeneralisedLinearModel
@@ -52,17 +52,17 @@ class SiteEffects:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of β, and "log τ: column" for each learnt scale."""
+        """The names of β, and "log τ: column" for each learnt scale."""
         return self.base.names + tuple(LOG_SCALE + label for label in self._learnt_labels)
 
     @property
     def size(self) -> int:
-        """D, of θ: without the effects."""
+        """D, the size of θ, without the effects."""
         return self.base.size + len(self._learnt_labels)
 
     @property
     def effect_names(self) -> tuple[str, ...]:
-        """Of the effects u of all sites, site by site."""
+        """The names of the effects u of all sites, site by site."""
         own = tuple(f"site effect: {label}" for label in self.labels)
         if self.sites == 1:
             return own
@@ -73,7 +73,7 @@ class SiteEffects:
         return self.labels if self.learnt else ()
 
     def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
-        """Returns log p₀(θ): that of β, and Σ log N(log τ; log scale, 1) where τ is learnt."""
+        """Returns log p₀(θ): that of β, plus Σ log N(log τ; log scale, 1) if τ is learnt."""
         theta = jnp.asarray(theta)
         found = normal_log_prior(theta[: self.base.size], self.base.prior_scales)
         if not self.learnt:
@@ -82,7 +82,7 @@ class SiteEffects:
         return found + normal_log_prior(theta[self.base.size :] - medians, (1.0,) * len(medians))
 
     def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
-        """Refuses: records of a site share an effect, so that θ alone gives none a likelihood.
+        """Raises: records of a site share an effect, so θ alone gives no likelihood of one record.
 
         Raises:
           ModelError: always.
@@ -94,39 +94,36 @@ class SiteEffects:
         )
 
     def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
-        """Returns ``{"coefficients": β}``, and ``"site_scale": τ`` where that is learnt."""
+        """Returns ``{"coefficients": β}``, and ``"site_scale": τ`` if that is learnt."""
         theta = jnp.asarray(theta)
         found = {"coefficients": theta[: self.base.size]}
         return found | ({"site_scale": jnp.exp(theta[self.base.size :])} if self.learnt else {})
 
     @property
     def outcome(self) -> Any:
-        """That of the base."""
+        """The outcome of the base."""
         return self.base.outcome
 
     def new_site(self) -> Model:
-        """Returns the model of (θ, u) of a site that nobody has seen: with a learnt τ, u in units of τ."""
+        """Returns the model of (θ, u) for a new site; with a learnt τ, u is in units of τ."""
         return WithScales(self, standard=True) if self.learnt else self.regression()
 
     def joint(self) -> Model:
-        """Returns the model of (θ, u), whose records are those of ``widened``.
-
-        With a known τ it is ``regression``.
-        """
+        """Returns the model of (θ, u) for records from ``widened``; with a known τ, ``regression``."""
         return WithScales(self) if self.learnt else self.regression()
 
     def regression(self) -> GeneralisedLinearModel:
         """Returns the likelihood of ``joint`` as a regression, with u as further coefficients.
 
-        With a known τ its prior is that of ``joint`` too. With a learnt one it is not: u then has N(0, 1)
-        in the place of N(0, τ²), and so have the coordinates of log τ, whose columns are zeros.
+        With a known τ its prior is also that of ``joint``. With a learnt τ it is not: u then has the prior
+        N(0, 1) instead of N(0, τ²), and so have the coordinates of log τ, whose columns are zeros.
         """
         scales = (
             (1.0,) * (len(self.scales) * (1 + self.sites))
             if self.learnt
             else (self.scales * self.sites)
         )
-        # Intervals of a survival repeat x in every row, whatever its length.
+        # Intervals of a survival model repeat x in every row, whatever its length.
         return dataclasses.replace(
             self.base,
             names=self.names + self.effect_names,
@@ -134,10 +131,10 @@ class SiteEffects:
         )
 
     def widened(self, records: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the records of ``joint``: x becomes (x, 0, z), with z in the place of its site.
+        """Returns the records of ``joint``: x becomes (x, 0, z), with z in the block of its site.
 
-        0 stands for each log τ that is learnt, which adds to no predictor. Row by row: what a record
-        becomes depends on no other.
+        There is one 0 for each learnt log τ, which is in no predictor. Each row depends on its own record
+        alone.
 
         Args:
           records: with x [..., C]; with several sites also ``SITE`` [...], from 0.
@@ -157,12 +154,13 @@ class SiteEffects:
 
 @dataclasses.dataclass(frozen=True)
 class WithScales:
-    """The model of (β, log τ, u) with u ~ N(0, diag τ²); records as of ``widened``.
+    """The model of (β, log τ, u) with u ~ N(0, diag τ²), for records from ``widened``.
 
     Attributes:
       effects: the model of θ = (β, log τ).
-      standard: whether v = u / τ ~ N(0, 1) stands in the place of u, so that no prior of it depends on τ.
-        Sites of many records tell u, and a Gaussian over (log τ, u) fits; a new site knows only v.
+      standard: whether v = u / τ ~ N(0, 1) replaces u, so that its prior does not depend on τ. At sites
+        with many records the data determine u, and a Gaussian over (log τ, u) fits well; a new site has
+        only the prior of v.
     """
 
     effects: SiteEffects
@@ -170,21 +168,21 @@ class WithScales:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of θ, then of the effects."""
+        """The names of θ, then of the effects."""
         return self.effects.names + self.effects.effect_names
 
     @property
     def size(self) -> int:
-        """The number of coordinates of θ and of u."""
+        """The number of coordinates of θ and u."""
         return self.effects.size + len(self.effects.effect_names)
 
     @property
     def outcome(self) -> Any:
-        """That of the base."""
+        """The outcome of the base."""
         return self.effects.outcome
 
     def multipliers(self, theta: Any) -> Any:
-        """Returns θ and u, by which the columns of a widened record are multiplied."""
+        """Returns (θ, u), the multipliers of the columns of a widened record."""
         theta = jnp.asarray(theta)
         return jnp.concatenate([theta[: self.effects.size], self.constrain(theta)["effects"]])
 
@@ -207,7 +205,7 @@ class WithScales:
         return self.effects.regression().log_likelihood(theta, record)
 
     def constrain(self, theta: Float[ArrayLike, " w"]) -> dict[str, Shaped[Array, "..."]]:
-        """Returns what ``SiteEffects.constrain`` does, and ``"effects"``: u."""
+        """Returns the result of ``SiteEffects.constrain``, with ``"effects"``: u."""
         theta, shared = jnp.asarray(theta), self.effects.size
         own = theta[shared:]
         if self.standard:
@@ -228,18 +226,18 @@ def site_effects(
 ) -> SiteEffects:
     """Lets coefficients of a regression differ by site: a = xᵀβ + zᵀu, u ~ N(0, diag τ²) at each site.
 
-    β is then of a site with u = 0, the middle one: its coefficients hold at a given site
-    ("conditional"), and in a logistic model they are further from 0 than those of all sites mixed.
-    In a survival model u is a shared frailty, log-normal, of the site.
+    β then belongs to a typical site, with u = 0. Its coefficients hold within a site
+    ("conditional"); in a logistic model they are further from 0 than those of all sites pooled.
+    In a survival model u is a log-normal frailty that a site's records share.
 
     Args:
       base: ``linear``, ``logistic``, ``binomial``, ``poisson``, ``negative_binomial`` or ``survival``.
-      columns: those coefficients of the base that differ; "(Intercept)" is what is added to all
-        predictors of a site, whether or not the base has an intercept.
+      columns: the coefficients of the base that differ; "(Intercept)" is added to all predictors of a
+        site, whether or not the base has an intercept.
       scale: τ, the effects' standard deviation: one for all columns, or one for each. Known and public;
-        where it is learnt, the median of its prior, under which 95 % are within a factor of 7.1.
-      learnt: whether τ is inferred, as log τ ~ N(log scale, 1). It takes many sites to tell: from M of
-        them, log τ is known to about 1 / √(2M).
+        if learnt, the median of its prior, under which 95 % is within a factor of 7.1.
+      learnt: whether τ is inferred, as log τ ~ N(log scale, 1). It takes many sites: with M sites,
+        log τ is known to about 1 / √(2M).
 
     Raises:
       ModelError: another base, a column that it does not have, a repeated one, or a scale that is not

@@ -22,7 +22,7 @@ __all__ = ["Multinomial", "multinomial"]
 class Multinomial:
     """Softmax regression with independent N(0, scale²) priors; a record is ``{"x": [D], "y": level}``.
 
-    All fields are public knowledge, and equal models are equal. Make one with ``multinomial``, which
+    All fields are public, and models with equal fields are equal. Make one with ``multinomial``, which
     checks its arguments.
     """
 
@@ -64,13 +64,13 @@ class Multinomial:
         x = jnp.asarray(record["x"]).astype(coefficients.dtype)
         predictor = jnp.matmul(coefficients, x, precision=jax.lax.Precision.HIGHEST)
         predictor = jnp.concatenate([jnp.zeros((1,), predictor.dtype), predictor])
-        # A comparison rather than an index: y may be a float, as a schema's columns are.
+        # Compares instead of indexing: y may be a float, as columns of a schema are.
         y = jnp.asarray(record["y"])
         chosen = jnp.arange(len(self.levels)).astype(y.dtype) == y
         return jnp.where(chosen, jax.nn.log_softmax(predictor), jnp.zeros_like(predictor)).sum()
 
     def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
-        """Returns ``{"coefficients": [K − 1, D]}``, a row a level after the first."""
+        """Returns ``{"coefficients": [K − 1, D]}``, one row for each level after the first."""
         return {"coefficients": jnp.asarray(theta).reshape(-1, len(self.columns))}
 
 
@@ -82,13 +82,13 @@ def multinomial(
 ) -> Multinomial:
     """Makes multinomial logistic regression: p(y = k) ∝ exp(xᵀθₖ), θ₀ = 0, θ_kd ~ N(0, scale_d²).
 
-    exp(coefficient) is the ratio of the odds of a level against the first, the reference. The prior
-    is not symmetric in the levels: which one is the reference matters, a little.
+    exp(coefficient) is the odds ratio of a level against the first, the reference. The prior
+    is not symmetric in the levels, so the choice of the reference matters a little.
 
     Args:
       names: the D columns of x.
-      levels: the K levels of the outcome, two or more, the reference first. In a study they are those
-        that the schema declares for the response.
+      levels: the K levels of the outcome, two or more, the reference first. A study takes them from the
+        schema of the response.
       prior_scale: prior standard deviation of every coefficient, or one for each column.
       intercept_scale: that of the coefficients named ``(Intercept)``, if different.
 

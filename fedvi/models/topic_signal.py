@@ -1,4 +1,4 @@
-"""Estimates what a private topic model would find, from public numbers."""
+"""Estimates the signal-to-noise ratio of a private topic model from public numbers."""
 
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,11 +14,11 @@ __all__ = ["SignalToNoise", "signal_to_noise"]
 
 
 class SignalToNoise(NamedTuple):
-    """How far topics stand out of the noise.
+    """How far topics stand out from the noise.
 
     Attributes:
-      ratio: of the mean concentration that documents add to a cell, to the noise's standard deviation.
-      warning: what follows from it; empty if nothing.
+      ratio: the mean concentration that documents add to a cell, over the noise's standard deviation.
+      warning: a warning if the ratio is low; else empty.
     """
 
     ratio: float
@@ -35,19 +35,19 @@ def signal_to_noise(
     averaging: float = 0.6,
     delay: float = 1.0,
 ) -> SignalToNoise:
-    """Estimates what a private fit would find, from public numbers: N·L_eff / (K·V·sd of the noise).
+    """Estimates the signal-to-noise ratio of a private fit: N·L_eff / (K·V·sd of the noise).
 
-    A typical document of ``length`` words and norm ``typical_norm`` keeps min(1, ``clip_norm``) of its
-    words when clipped. Below 1, a mean cell of a topic drowns; words that a topic has more of stand out
-    further.
+    A typical document of ``length`` words and norm ``typical_norm`` keeps a share of min(1, ``clip_norm``)
+    of its words when clipped. At a ratio below 1 the noise exceeds the mean cell of a topic; frequent words
+    of a topic stand out further.
 
     Args:
-      model: see there.
+      model: the topic model.
       records: N, a public number.
       rate: the share of documents in a batch, above 0 and at most 1.
       rounds: J, at least 1.
       noise_multiplier: σ; at 0 the ratio is infinite.
-      clip_norm, averaging, delay: as of the solver ``vips``.
+      clip_norm, averaging, delay: see the solver ``vips``.
 
     Raises:
       ConfigError: an argument is out of its range.

@@ -18,19 +18,19 @@ def binomial(
 ) -> GeneralisedLinearModel:
     """Makes Bayesian binomial regression: s ~ Binomial(s + f, σ(xᵀθ)), θ_d ~ N(0, scale_d²).
 
-    A record is ``{"x": [D], "y": [2]}`` with y = (successes s, failures f), so that trials vary from record
+    A record is ``{"x": [D], "y": [2]}`` with y = (successes s, failures f), so trials may vary from record
     to record; in a formula ``cbind(events, non_events) ~ age``, as in R. exp(coefficient) is an odds ratio.
-    The posterior is that of ``logistic`` with each trial as a record of its own. A record of a private
-    study is still one unit, and is clipped as one, however many trials it has.
+    The posterior is that of ``logistic`` with each trial as its own record. In a private study a record
+    is still one unit, clipped as one, however many trials it has.
 
     Args:
       names: the D coefficients, in the order of the columns of x.
       prior_scale: prior standard deviation of every coefficient, or one for each.
       intercept_scale: that of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (s, f, offset), see ``WithOffset``.
-      typical_trials: s + f of a typical record: a public number, never looked up in the data. No
-        likelihood depends on it: the solver ``vips`` weighs its blocks by it, and plans estimate by it
-        how far a record's signal stands out.
+      typical_trials: s + f of a typical record: a public number, never computed from the data. The
+        likelihood does not depend on it. The solver ``vips`` uses it to weight its blocks, and plans use
+        it to estimate the signal of a record.
 
     Raises:
       ModelError: no names, a repeated one, or a scale or ``typical_trials`` that is not a positive number.

@@ -1,4 +1,4 @@
-"""Linear regression with an unknown noise as a conjugate model: one release, exact in one round."""
+"""Linear regression with unknown noise as a conjugate model: exact after one round with one release."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from fedvi.updates.conjugate import Block, positive_part
 
 __all__ = ["Line", "UnknownNoise"]
 
-# Of the squared clip norm, what the count of a typical record takes: it is one number among many.
+# The share of the squared clip norm for the count, which is one number among many.
 _COUNT_SHARE = 0.05
 
 
@@ -25,20 +25,20 @@ _COUNT_SHARE = 0.05
 class UnknownNoise:
     """y ~ N(xᵀw, 1/τ) with q(w, τ) = N(w; m, (τΛ)⁻¹) Gamma(τ; α, β): the exact posterior, without latents.
 
-    A record adds u uᵀ, u = (x, y/s), and 1: what is released is the moments of all columns together,
-    with sensitivity ‖u‖² and not that of three releases. No statistic depends on q, so that one round
-    is all there is; more rounds average noise that more rounds pay for.
+    A record adds u uᵀ, u = (x, y/s), and 1: the moments of all columns are released together,
+    with sensitivity ‖u‖² and not that of three releases. No statistic depends on q, so one round
+    is enough; more rounds average noise, but need more noise each.
 
-    Records are {"x": [N, D], "y": [N]}, finite; a row that is not counts as none.
+    Records are {"x": [N, D], "y": [N]}; a row with a number that is not finite is ignored.
 
     Attributes:
-      coefficients: the names of w's D coordinates, an intercept among them if there is one.
-      prior_scales: prior standard deviation of each at the noise that is expected.
+      coefficients: the names of w's D coordinates, including any intercept.
+      prior_scales: prior standard deviation of each coefficient at the expected noise.
       row_norm: ‖x‖ of a typical record, a public number.
-      outcome_scale: s, the public size of y: |y| of a typical record.
-      noise_scale: the noise sd that is expected, a public guess: the prior's E[τ] is noise_scale⁻².
-      noise_shape: α₀, how much the guess is worth: as much as 2α₀ records.
-      ridge: what noise adds to Σ x xᵀ, in units of the largest eigenvalue that noise alone has.
+      outcome_scale: s, the public scale of y: |y| of a typical record.
+      noise_scale: a public guess of the noise sd: the prior's E[τ] is noise_scale⁻².
+      noise_shape: α₀, the weight of the guess, which counts as 2α₀ records.
+      ridge: what noise adds to Σ x xᵀ, in units of the largest eigenvalue of the noise alone.
 
     >>> model = UnknownNoise(("one", "age"), (10.0, 10.0), row_norm=1.4)
     >>> [(block.name, block.number_count) for block in model.blocks]
@@ -107,7 +107,7 @@ class UnknownNoise:
 
     @property
     def norm_error(self) -> float:
-        """That of float64 arithmetic on numbers that are taken as they are: (2D + 16) u, u = 2⁻⁵³.
+        """The error of float64 arithmetic, with inputs taken as exact: (2D + 16) u, u = 2⁻⁵³.
 
         ‖u‖² is a sum of D + 1 squares, none negative: off by γ_{D + 1} at most. A square norm has two
         factors of it and at most ten more roundings, those of the weights and of the sum of two blocks
@@ -121,7 +121,7 @@ class UnknownNoise:
         return {"x": (len(self.coefficients),), "y": ()}
 
     def sound(self, records: Arrays) -> np.ndarray:
-        """Says of each record whether all of its numbers are finite: bool [N]."""
+        """Returns whether all numbers of a record are finite: bool [N]."""
         return np.asarray(np.isfinite(records["x"]).all(axis=1) & np.isfinite(records["y"]))
 
     def made_up(self, count: int, random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -170,8 +170,8 @@ class UnknownNoise:
     ) -> NormalGammaRowsEta:
         """Returns prior + total, with the moments projected and the count at least 0.
 
-        The moments of all columns are projected together, so that what is left of y² beside x is not
-        negative; the ridge is added to those of x alone, since on y² it would pass for noise.
+        The moments of all columns are projected together, so that the residual part of y² is not
+        negative. The ridge is added to those of x alone, since on y² it would look like noise.
         """
         scale, prior = self.outcome_scale, self.prior
         size = len(self.coefficients)
@@ -198,7 +198,7 @@ class UnknownNoise:
 
     @property
     def inputs(self) -> Mapping[str, tuple[int, ...]]:
-        """What an outcome is told from: x."""
+        """The arrays that predict an outcome: x."""
         return {name: shape for name, shape in self.layout.items() if name != "y"}
 
     def draw_outcomes(
@@ -209,7 +209,7 @@ class UnknownNoise:
         return {"y": centre + random.standard_normal(len(centre)) / np.sqrt(at["noise_precision"])}
 
     def line(self, posterior: Eta, x: np.ndarray) -> "Line":
-        """Returns what q says of xᵀw and of y beside x [n, D], in closed form.
+        """Returns the distributions under q of xᵀw and of y given x [n, D], in closed form.
 
             xᵀw ~ t_{2α}(xᵀm, √(β/α · xᵀΛ⁻¹x))   and   y ~ t_{2α}(xᵀm, √(β/α · (1 + xᵀΛ⁻¹x)))
 
@@ -245,13 +245,13 @@ class UnknownNoise:
 
 
 class Line(NamedTuple):
-    """The laws of xᵀw and of y, of n records: Student's t, by centre and scale.
+    """Student's t distributions of xᵀw and of y for n records, by centre and scale.
 
     Attributes:
       freedom: 2α.
       centre: xᵀm, [n].
-      scale: of the law of xᵀw, [n]; no standard deviation.
-      outcome_scale: of the law of y, [n].
+      scale: the scale of xᵀw, [n], which is not its standard deviation.
+      outcome_scale: the scale of y, [n].
     """
 
     freedom: float

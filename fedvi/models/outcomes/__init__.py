@@ -1,6 +1,6 @@
-"""How outcomes are distributed: each file is one kind of outcome, with all that is asked of it.
+"""Distributions of outcomes: each file defines one kind of outcome with all of its methods.
 
-Nothing is imported here, so that a server, which needs only ``accepted``, needs no JAX.
+This file imports nothing, so that a server, which needs only ``accepted``, needs no JAX.
 """
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""What each built-in regression takes left of `~`, and what exp(coefficient) is.
+"""Declares what each built-in regression takes left of `~`, and what kind of ratio exp(coefficient) is.
 
-Needs no JAX, so that a server can name a ratio too. An outcome points at its line (``accepts``).
+Needs no JAX, so that a server can name a ratio too. An outcome refers to its entry by ``accepts``.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,27 +11,27 @@ import numpy as np
 
 __all__ = ["ACCEPTED", "Accepted"]
 
-# Of a quadrature over one linear predictor.
+# Quadrature nodes for one linear predictor.
 _NODES = 20
 
 
 class Accepted(NamedTuple):
-    """What a regression is of, and what follows from that before any model is built.
+    """The outcome that a regression accepts, and facts about it that need no model.
 
     Attributes:
-      responses: kinds of response that it takes, see ``fedvi.data.response``.
+      responses: accepted kinds of response, see ``fedvi.data.response``.
       needed: the same in words.
-      columns: types of the columns left of `~`, in order; the last stands for all that follow.
-      ratio: of what exp(coefficient) is one: "odds", "rate", "hazard", or "" where it is none.
-      trials: whether its two columns count trials: the events, and those that were none.
-      words: what it is, for a prompt; left out, ``needed``.
+      columns: types of the columns left of `~`, in order; the last also applies to all that follow.
+      ratio: the kind of ratio that exp(coefficient) is: "odds", "rate", "hazard", or "" if it is none.
+      trials: whether its two columns count the events and non-events of trials.
+      words: a description for a prompt; left out, ``needed``.
       left: how a formula writes its columns.
       settings: keys of ``[model]`` besides the formula → (value, why), for a draft.
       conjugate: whether its likelihood is Gaussian in θ, so that one visit of a client is exact.
       single: whether a record has one linear predictor.
-      latents: whether it is Gaussian in θ given Pólya-Gamma latents, as which `vips` takes it.
-      expected: mean and sd [P] of predictors a → E A'(a) and E A''(a), [P] each, of a likelihood
-        y a − A(a); None of any other.
+      latents: whether it is Gaussian in θ given Pólya-Gamma latents, so that `vips` can fit it.
+      expected: for a likelihood y a − A(a), maps mean and sd [P] of predictors a to E A'(a) and E A''(a),
+        [P] each; None for any other.
     """
 
     responses: tuple[str, ...]
@@ -49,7 +49,7 @@ class Accepted(NamedTuple):
 
 
 def _logistic(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of A(a) = log(1 + eᵃ)."""
+    """Returns E A'(a) and E A''(a) for A(a) = log(1 + eᵃ)."""
     from scipy.special import expit
 
     points, weights = np.polynomial.hermite_e.hermegauss(_NODES)
@@ -59,7 +59,7 @@ def _logistic(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _poisson(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of A(a) = eᵃ."""
+    """Returns E A'(a) and E A''(a) for A(a) = eᵃ."""
     rate = np.exp(mean + 0.5 * sd**2)
     return rate, rate
 
@@ -138,4 +138,4 @@ ACCEPTED: Mapping[str, Accepted] = {
         },
     ),
 }
-"""Built-in models that a formula describes."""
+"""The built-in models that a formula can describe."""

@@ -1,8 +1,8 @@
-"""What is asked of an outcome; a new one is a class that answers, in a file of its own.
+"""The interfaces of an outcome; a new outcome is a class in its own file that implements some of them.
 
-To be fitted, an outcome has a density and its derivatives (``Response``): JAX. To be predicted it says its
-mean (``Predicts``) and how it scatters around it (``Scatters``), to be made up it can be drawn (``Draws``):
-NumPy in float64, of posteriors alone. What it does not say, the commands that need it refuse.
+A fit needs a density and its derivatives (``Response``), in JAX. Predictions need a mean (``Predicts``) and
+the distribution around it (``Scatters``), and simulations need draws (``Draws``): NumPy in float64, from
+posteriors alone. A command reports an error if the outcome lacks an interface that it needs.
 """
 
 import dataclasses
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 TYPICAL_CURVATURE = 0.1
-"""p(1 − p) of a yes or no is ¼ at most, and about this where a regression tells them apart."""
+"""The usual p(1 − p) of a binary outcome with an informative regression; it is at most ¼."""
 
 MOST_EXPONENT = 340.0
-"""No rate of this world is e⁷⁰⁰, and its square overflows."""
+"""The largest log rate: the square of a larger rate would overflow, and no real rate is larger."""
 
 _LARGEST_COUNT = 2.0**52
 
@@ -52,7 +52,7 @@ Predictor = Float[ArrayLike, "..."]
 """Linear predictors a."""
 
 Observed = Shaped[ArrayLike, "..."]
-"""Outcomes y; of several numbers on axes after those of the predictor."""
+"""Outcomes y; those of several numbers have them on axes after those of the predictor."""
 
 Values = Float[Array, "..."]
 
@@ -62,9 +62,9 @@ Derivatives = tuple[Values, Values, Values]
 
 @runtime_checkable
 class Response(Protocol):
-    """How an outcome is distributed, given the linear predictor a of its row.
+    """The distribution of an outcome given the linear predictor a of its row.
 
-    Frozen and hashable: all of its fields are public. Outcomes of several numbers have them on
+    Frozen and hashable: all fields are public. Outcomes of several numbers have them on
     axes after those of the predictor; otherwise both functions are elementwise and broadcast.
     """
 
@@ -80,13 +80,14 @@ class Response(Protocol):
 
 
 class Columns(NamedTuple):
-    """What a study says of the columns that an outcome is made of.
+    """A study's declarations for the columns of an outcome.
 
     Attributes:
-      text: the outcome as the formula has it.
-      names: of the columns.
-      bounds: of each, in the unit of the file; (0, 1) of one that is no number.
-      centres, scales: of each, what 0 and 1 in the model are in the file; 0 and 1 of one that is no number.
+      text: the outcome as written in the formula.
+      names: the names of the columns.
+      bounds: the bounds of each column, in the unit of the file; (0, 1) if it is not numeric.
+      centres, scales: for each column, value in the file = centre + scale · value in the model; 0 and 1 if
+        it is not numeric.
     """
 
     text: str
@@ -98,18 +99,18 @@ class Columns(NamedTuple):
 
 @runtime_checkable
 class Predicts(Protocol):
-    """An outcome of one linear predictor that has a mean, increasing in the predictor.
+    """An outcome of one linear predictor whose mean increases in the predictor.
 
     Attributes:
-      accepts: what it is of.
-      measured: how predictions are held against what came true: "binary", "binomial", "number" or "count".
+      accepts: its entry in ``ACCEPTED``.
+      measured: how predictions are evaluated: as "binary", "binomial", "number" or "count".
     """
 
     accepts: ClassVar[Accepted]
     measured: ClassVar[str]
 
     def what(self, columns: Columns) -> str:
-        """Returns of what ``mean`` is one, in words."""
+        """Describes in words what ``mean`` is the mean of."""
         ...
 
     def mean(self, linear_predictor: np.ndarray) -> np.ndarray:
@@ -119,9 +120,9 @@ class Predicts(Protocol):
 
 @runtime_checkable
 class Scatters(Protocol):
-    """An outcome that says how it scatters around its mean, so that it has intervals.
+    """An outcome with a known distribution around its mean, which gives intervals.
 
-    Means are in the unit of the file, and ``unit`` is how many of these are 1 in the model.
+    Means are in the unit of the file, and ``unit`` is how many of the file's units are 1 in the model.
 
     Attributes:
       whole: whether it is a whole number, at least 0.
@@ -130,11 +131,11 @@ class Scatters(Protocol):
     whole: ClassVar[bool]
 
     def sd(self, means: np.ndarray, unit: float = 1.0) -> Any:
-        """Returns the standard deviation of an outcome with such a mean; a scalar if all have the same."""
+        """Returns the sd of outcomes with these means; a scalar if it is the same for all."""
         ...
 
     def cdf(self, y: np.ndarray, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
-        """Returns P(Y ≤ y) of outcomes with such means; both broadcast."""
+        """Returns P(Y ≤ y) for outcomes with these means; both broadcast."""
         ...
 
 
@@ -143,7 +144,7 @@ class Draws(Protocol):
     """An outcome of one linear predictor that can be drawn.
 
     Attributes:
-      keeps_total: whether a draw needs what its columns hold, because their sum stays.
+      keeps_total: whether a draw keeps the sum of its columns, and so needs their present values.
     """
 
     keeps_total: ClassVar[bool]
@@ -155,9 +156,9 @@ class Draws(Protocol):
         random: np.random.Generator,
         given: Sequence[np.ndarray],
     ) -> list[np.ndarray]:
-        """Returns one draw for each a [n]: of each column its values in the model, [n].
+        """Returns one draw for each a [n]: a list of columns in the model's unit, [n] each.
 
-        ``given`` are the columns that it replaces where it ``keeps_total``; else it is empty.
+        ``given`` holds the columns to replace if it ``keeps_total``; else it is empty.
         """
         ...
 
@@ -167,13 +168,13 @@ class GivenLatents(Protocol):
     """An outcome that is Gaussian in θ given latents, so that the solver ``vips`` takes it."""
 
     def conjugate_form(self, **shared: Any) -> ConjugateModel:
-        """Returns the regression of it, with what all of ``regression_statistics`` have in common."""
+        """Returns its regression; ``shared`` are the fields common to all of ``regression_statistics``."""
         ...
 
 
 @runtime_checkable
 class Several(Protocol):
-    """Several outcomes of one record that are normal given θ, each with a block of coefficients of its own.
+    """Several outcomes of one record that are normal given θ, each with its own block of coefficients.
 
     Attributes:
       noise_scales: the known sd of each, in the unit of the model.
@@ -184,16 +185,16 @@ class Several(Protocol):
 
 @runtime_checkable
 class Expects(Protocol):
-    """An outcome without one linear predictor, of which something can be told at each θ.
+    """An outcome without a single linear predictor that has quantities to report at each θ.
 
     Attributes:
-      measured: as of ``Predicts``; "level", or "other" where no more than the likelihood is known.
+      measured: as in ``Predicts``; or "level", or "other" if only the likelihood is known.
     """
 
     measured: ClassVar[str]
 
     def quantities(self, columns: Columns) -> tuple[str, tuple[str, ...]]:
-        """Returns what ``expected`` tells, in words, and a label for each quantity."""
+        """Returns a description of ``expected`` in words, and a label for each quantity."""
         ...
 
     def expected(self, theta: np.ndarray, x: np.ndarray, columns: Columns) -> np.ndarray:
@@ -203,21 +204,21 @@ class Expects(Protocol):
 
 @runtime_checkable
 class DrawsRows(Protocol):
-    """An outcome without one linear predictor that can be drawn."""
+    """An outcome without a single linear predictor that can be drawn."""
 
     def draw_rows(
         self, theta: np.ndarray, x: np.ndarray, columns: Columns, random: np.random.Generator
     ) -> list[np.ndarray]:
-        """Returns one draw for each row x [n, C] at one θ [W]: of each column its values, [n]."""
+        """Returns one draw for each row x [n, C] at one θ [W]: a list of columns, [n] each."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class WithOffset:
-    """``response`` where a known number is added to every linear predictor: y is (outcome, offset).
+    """``response`` with a known number added to every linear predictor: y is (outcome, offset).
 
-    Such as the log of the time over which events were counted. An outcome of several numbers has the
-    offset after them.
+    The offset may be the log of the time over which events were counted. It comes last if the outcome has
+    several numbers.
     """
 
     response: Response
@@ -225,7 +226,7 @@ class WithOffset:
 
     @property
     def typical_curvature(self) -> float:
-        """That of the response."""
+        """The typical curvature of the response."""
         return typical_curvature(self.response)
 
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
@@ -237,22 +238,22 @@ class WithOffset:
         return self.response.derivatives(*_moved(linear_predictor, y))
 
     def steepest(self, linear_predictor: Predictor, y: Observed) -> Values | None:
-        """Returns how steep log p(outcome | a + offset) may be in a; see ``steepest`` of a model."""
+        """Returns ``steepest`` of the response at a + offset."""
         return steepest(self.response, *_moved(linear_predictor, y))
 
 
 def typical_curvature(response: Any) -> float:
-    """Returns a response's own ``typical_curvature``, or the usual one."""
+    """Returns a response's own ``typical_curvature``, or the default."""
     return float(getattr(response, "typical_curvature", TYPICAL_CURVATURE))
 
 
 def measured(outcome: Any) -> str:
-    """Returns how predictions of an outcome are held against what came true; "other" if it does not say."""
+    """Returns how predictions of an outcome are evaluated; "other" if the outcome does not define it."""
     return str(getattr(outcome, "measured", "other"))
 
 
 def steepest(response: Any, linear_predictor: Any, y: Any) -> Any:
-    """Asks a response how steep it may be; those of one's own need not say."""
+    """Returns ``steepest`` of a response, or None if a custom response does not define it."""
     found = getattr(response, "steepest", None)
     return None if found is None else found(linear_predictor, y)
 
@@ -260,13 +261,13 @@ def steepest(response: Any, linear_predictor: Any, y: Any) -> Any:
 def quantile(
     law: Scatters, means: np.ndarray, weights: np.ndarray, probability: float, unit: float = 1.0
 ) -> np.ndarray:
-    """Returns quantiles of mixtures of outcomes, [n], by bisection; of whole ones the least k that will do.
+    """Returns quantiles of mixtures of outcomes, [n], by bisection; for whole outcomes the least such k.
 
     Args:
-      law: of the outcome.
-      means: of the mixtures' parts, [S, n], in the unit of the file.
-      weights: of the parts, [S]; they add up to 1.
-      probability: below the quantile.
+      law: the distribution of the outcome.
+      means: the means of the mixtures' components, [S, n], in the unit of the file.
+      weights: the weights of the components, [S]; they add up to 1.
+      probability: the level of the quantile.
       unit: how many of the file's units are 1 in the model.
     """
 
@@ -315,7 +316,7 @@ def of_two_kinds(
     positive = log_odds >= 0.0
     success = jnp.where(positive, larger, smaller)
     failure = jnp.where(positive, smaller, larger)
-    # log1p: trials multiply what log(1 + decay) would lose.
+    # log1p, since the number of trials multiplies the rounding error of log(1 + decay).
     softened = jnp.log1p(decay)
     value = (
         successes * (jnp.minimum(log_odds, 0.0) - softened)

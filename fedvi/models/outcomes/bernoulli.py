@@ -1,4 +1,4 @@
-"""A yes or no with a logit link."""
+"""A binary outcome with a logit link."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ __all__ = ["Bernoulli"]
 
 @dataclasses.dataclass(frozen=True)
 class Bernoulli:
-    """y in {0, 1} with log odds a = xᵀθ; a fraction in [0, 1] counts as that share of a record."""
+    """y in {0, 1} with log odds a = xᵀθ; a fraction in [0, 1] counts as that share of a success."""
 
     conjugate: ClassVar[bool] = False
     accepts: ClassVar[Accepted] = ACCEPTED["logistic"]
@@ -29,7 +29,7 @@ class Bernoulli:
         """Returns y log σ(a) + (1 − y) log σ(−a), elementwise."""
         a = jnp.asarray(linear_predictor)
         y = jnp.asarray(y).astype(a.dtype)
-        # Not y a − log(1 + eᵃ), which cancels: here every term is accurate relative to itself.
+        # Not y a − log(1 + eᵃ), which cancels: here every term has a small relative error.
         return y * jax.nn.log_sigmoid(a) + (1.0 - y) * jax.nn.log_sigmoid(-a)
 
     def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
@@ -68,5 +68,5 @@ class Bernoulli:
         return [(random.uniform(size=len(chance)) < chance).astype(np.float64)]
 
     def conjugate_form(self, **shared: Any) -> PolyaGamma:
-        """Returns the regression of Pólya-Gamma latents."""
+        """Returns the regression with Pólya-Gamma latents."""
         return PolyaGamma(**shared, centred=True)

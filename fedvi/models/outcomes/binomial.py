@@ -1,4 +1,4 @@
-"""Events out of trials, both counted in a record."""
+"""A binomial outcome: a record counts events and non-events of trials."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ __all__ = ["Binomial", "events_within"]
 class Binomial:
     """y = (successes s, failures f) with s ~ Binomial(s + f, σ(a)), a = xᵀθ the log odds.
 
-    The number of trials is the record's own, and taken as given: where it is 0, a record says nothing.
+    The number of trials belongs to the record and is taken as given; with 0 trials a record adds nothing.
 
     Attributes:
       typical_trials: s + f of a typical record, a public number. The likelihood does not depend on it: see
@@ -43,7 +43,7 @@ class Binomial:
 
     @property
     def typical_curvature(self) -> float:
-        """That of as many yes-or-no answers as a record typically has."""
+        """The typical curvature of one trial times the typical number of trials."""
         return TYPICAL_CURVATURE * self.typical_trials
 
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
@@ -56,18 +56,18 @@ class Binomial:
         return of_two_kinds(*_terms(linear_predictor, y))
 
     def steepest(self, linear_predictor: Predictor, y: Observed) -> Values:
-        """Returns the slope of successes three standard deviations, and one, off; of all trials at most."""
+        """Returns the slope for successes 1 + 3 sds off the mean, or all trials alike if smaller."""
         a, successes, failures, _ = _terms(linear_predictor, y)
         trials, likelier = successes + failures, jax.nn.sigmoid(jnp.abs(a))
         scatter = jnp.sqrt(trials * likelier * (1.0 - likelier))
         return jnp.minimum(trials * likelier, 1.0 + 3.0 * scatter)
 
     def what(self, columns: Columns) -> str:
-        """Names the probability: how many trials a new record has, nobody says."""
+        """Names the probability of one trial, since the trials of a new record are not known."""
         return f"probability that a trial counts among {columns.names[0]}"
 
     def mean(self, linear_predictor: np.ndarray) -> np.ndarray:
-        """Returns σ(a), of one trial."""
+        """Returns σ(a), the mean of one trial."""
         return np.asarray(scipy.special.expit(linear_predictor))
 
     def draw(
@@ -77,13 +77,13 @@ class Binomial:
         random: np.random.Generator,
         given: Sequence[np.ndarray],
     ) -> list[np.ndarray]:
-        """Draws successes and failures of as many trials as are given."""
+        """Draws successes and failures for the given numbers of trials."""
         trials = given[0] + given[1]
         events = events_within(trials, self.mean(linear_predictor), columns.bounds[:2], random)
         return [events, trials - events]
 
     def conjugate_form(self, **shared: Any) -> PolyaGamma:
-        """Returns the regression of Pólya-Gamma latents."""
+        """Returns the regression with Pólya-Gamma latents."""
         return PolyaGamma(**shared, centred=True, trials=self.typical_trials, paired=True)
 
 
@@ -93,15 +93,15 @@ def events_within(
     bounds: Sequence[tuple[float | int, float | int]],
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Draws how many of a record's trials come out, given that both counts are within their bounds.
+    """Draws the number of successes of a record's trials, given that both counts are within their bounds.
 
-    So the number of trials stays, as clipping one count alone would not leave it.
+    This keeps the number of trials, which clipping one count alone would change.
 
     Args:
       trials: whole numbers [n].
-      chance: of one trial, [n].
-      bounds: of those that come out, and of the others.
-      random: where draws come from.
+      chance: the probability of success of one trial, [n].
+      bounds: the bounds of successes, and of failures.
+      random: the generator.
 
     >>> random = np.random.default_rng(0)
     >>> events_within(np.full(3, 60.0), np.full(3, 0.5), [(0, 10), (0, 50)], random).tolist()
@@ -116,12 +116,12 @@ def events_within(
     high = np.minimum.reduce([trials, trials - fewest_others, np.full_like(trials, most)])
     before, until = binom.cdf(low - 1.0, trials, chance), binom.cdf(high, trials, chance)
     found = binom.ppf(before + random.uniform(size=len(trials)) * (until - before), trials, chance)
-    # Where that has no mass that a float tells from 0, the bound that is nearest.
+    # If the mass between the bounds rounds to 0, takes the nearest bound.
     return np.asarray(np.clip(np.nan_to_num(found), low, np.maximum(low, high)), np.float64)
 
 
 def _terms(linear_predictor: Any, y: Any) -> tuple[Any, Any, Any, Any]:
-    """Returns a, successes, failures, and the log of the number of their orders, which has no a."""
+    """Returns a, successes, failures, and the log binomial coefficient, which does not depend on a."""
     a = jnp.asarray(linear_predictor)
     y = jnp.asarray(y).astype(a.dtype)
     successes, failures = y[..., 0], y[..., 1]

@@ -1,4 +1,4 @@
-"""One of several levels, by a softmax of linear predictors."""
+"""A categorical outcome: one of several levels, by a softmax of linear predictors."""
 
 import dataclasses
 from typing import ClassVar
@@ -14,7 +14,7 @@ __all__ = ["Categorical"]
 
 @dataclasses.dataclass(frozen=True)
 class Categorical:
-    """y is one of K levels, p(y = k) ∝ exp(xᵀθₖ), θ₀ = 0; θ holds the K − 1 others, a row a level."""
+    """y is one of K levels, p(y = k) ∝ exp(xᵀθₖ), θ₀ = 0; θ holds the K − 1 others, one row a level."""
 
     levels: tuple[str, ...]
     accepts: ClassVar[Accepted] = ACCEPTED["multinomial"]
@@ -34,7 +34,7 @@ class Categorical:
     def draw_rows(
         self, theta: np.ndarray, x: np.ndarray, columns: Columns, random: np.random.Generator
     ) -> list[np.ndarray]:
-        """Draws a level, by its index: the largest of logits with Gumbel noise is a draw of the softmax."""
+        """Draws the index of a level: the largest of logits plus Gumbel noise has the softmax law."""
         coefficients = theta.reshape(len(self.levels) - 1, x.shape[1])
         logits = np.concatenate([np.zeros((len(x), 1)), x @ coefficients.T], axis=1)
         return [np.argmax(logits + random.gumbel(size=logits.shape), axis=1)]

@@ -33,10 +33,10 @@ def rate(
 ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
     """Returns eᵃ and its first and second derivative, finite for every a that a solver may try.
 
-    Above 30 in float32, and 300 in float64, eᵃ is continued by its quadratic Taylor polynomial: the
+    Above 30 in float32, and 300 in float64, eᵃ is continued by its quadratic Taylor polynomial. The
     derivatives stay continuous and positive, and the squares in the norm of a gradient finite, so
-    that a record far out is clipped instead of counted as zero. No count of this world has such a
-    rate (e³⁰ is 10¹³): a posterior has no mass there.
+    that an extreme record is clipped instead of counted as zero. No real count has such a
+    rate (e³⁰ is 10¹³), so a posterior has no mass there.
     """
     highest = 300.0 if linear_predictor.dtype == jnp.float64 else 30.0
     inner = jnp.minimum(linear_predictor, highest)
@@ -47,7 +47,7 @@ def rate(
 
 
 class _Count:
-    """What all counts with a log link answer alike."""
+    """The methods that all counts with a log link share."""
 
     measured: ClassVar[str] = "count"
     whole: ClassVar[bool] = True
@@ -68,7 +68,7 @@ class _Count:
         random: np.random.Generator,
         given: Sequence[np.ndarray],
     ) -> list[np.ndarray]:
-        """Draws a count: Poisson, given a rate."""
+        """Draws a count that is Poisson given its rate."""
         rates = np.exp(np.minimum(linear_predictor, math.log(_LARGEST_RATE)))
         return [random.poisson(self.drawn_rates(rates, random)).astype(np.float64)]
 
@@ -96,7 +96,7 @@ class Poisson(_Count):
         return y * a - value - jax.lax.lgamma(y + 1.0), y - slope, -curvature
 
     def steepest(self, linear_predictor: Predictor, y: Observed) -> Values:
-        """Returns the slope of a count that is three standard deviations, and one, above the mean."""
+        """Returns the slope of a count that is 1 + 3 sds above the mean."""
         _, mean, _ = rate(jnp.asarray(linear_predictor))
         return 1.0 + 3.0 * jnp.sqrt(mean)
 
@@ -129,7 +129,7 @@ class NegativeBinomial(_Count):
         return of_two_kinds(*self._terms(linear_predictor, y))
 
     def steepest(self, linear_predictor: Predictor, y: Observed) -> Values:
-        """Returns the slope of a count that is three standard deviations, and one, above the mean."""
+        """Returns the slope of a count that is 1 + 3 sds above the mean."""
         _, mean, _ = rate(jnp.asarray(linear_predictor))
         wider = 1.0 + self.dispersion * mean
         return 1.0 / wider + 3.0 * jnp.sqrt(mean / wider)
@@ -159,7 +159,7 @@ class NegativeBinomial(_Count):
         return means * random.gamma(shape, 1.0 / shape, len(means))
 
     def conjugate_form(self, **shared: Any) -> PolyaGamma:
-        """Returns the regression of Pólya-Gamma latents."""
+        """Returns the regression with Pólya-Gamma latents."""
         return PolyaGamma(
             **shared,
             centred=True,

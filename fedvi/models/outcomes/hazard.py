@@ -1,4 +1,4 @@
-"""Times until an event with a piecewise constant hazard, a subject as one row an interval."""
+"""Times until an event with a piecewise constant hazard; a subject has one row per interval."""
 
 import dataclasses
 import itertools
@@ -27,8 +27,8 @@ __all__ = ["Events", "Intervals"]
 class Events:
     """y is (events d, time at risk e) with the hazard eᵃ: log p = d a − e eᵃ.
 
-    The density of the times themselves. A Poisson count d of mean e eᵃ has the same likelihood but
-    for d log e − log d!, which does not depend on a (the "Poisson trick").
+    This is the density of the times. A Poisson count d of mean e eᵃ has the same likelihood up to
+    d log e − log d!, which does not depend on a (the "Poisson trick").
     """
 
     conjugate: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class Events:
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """One subject as rows, one an interval: (0, c₁], (c₁, c₂], …, (c_K₋₁, ∞), with its covariates."""
+    """Turns a subject into one row per interval, (0, c₁], (c₁, c₂], …, (c_K₋₁, ∞), with its covariates."""
 
     cuts: tuple[float, ...]
     accepts: ClassVar[Accepted] = ACCEPTED["survival"]
@@ -56,7 +56,7 @@ class Intervals:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the log hazards where all covariates are 0, one an interval."""
+        """The names of the log hazards where all covariates are 0, one for each interval."""
         ends = [0.0, *self.cuts]
         within = [f"baseline ({low:g}, {high:g}]" for low, high in itertools.pairwise(ends)]
         return (*within, f"baseline ({ends[-1]:g}, ∞)")
@@ -68,15 +68,15 @@ class Intervals:
 
         Args:
           x: the covariates, without an intercept.
-          y: the time under observation, above 0, and whether it ended with the event, 1 or 0. Rows
-            of zeros, where no record stands, are at risk for no time.
+          y: the time under observation, above 0, and whether it ended with the event, 1 or 0. Padding
+            rows of zeros have no time at risk.
         """
         time, event = y[0], y[1]
         lower = jnp.asarray([0.0, *self.cuts], y.dtype)
         upper = jnp.asarray([*self.cuts, math.inf], y.dtype)
         exposure = jnp.clip(time, lower, upper) - lower
-        # An interval includes its end, as in R's Surv. A time was scaled by its bounds and back, and may
-        # have come to lie a rounding beyond.
+        # An interval includes its end, as in R's Surv. A time was scaled by its bounds and back, so
+        # rounding may have moved it past the end.
         slack = 1.0 + (1e-9 if y.dtype == jnp.float64 else 1e-6)
         here = (time > lower * slack) & (time <= upper * slack)
         outcomes = jnp.stack([event * here.astype(y.dtype), exposure], axis=-1)
@@ -85,7 +85,7 @@ class Intervals:
         return jnp.concatenate([jnp.eye(intervals, dtype=x.dtype), covariates], axis=1), outcomes
 
     def quantities(self, columns: Columns) -> tuple[str, tuple[str, ...]]:
-        """Names the probability to be without the event until each cut; without cuts, to the end."""
+        """Names the probability to be without the event until each cut, or until the end without cuts."""
         labels = tuple(f"{cut:g}" for cut in self._times(columns))
         return (
             f"probability to be without {columns.names[1]} until each time, in the file's unit",
@@ -93,7 +93,7 @@ class Intervals:
         )
 
     def expected(self, theta: np.ndarray, x: np.ndarray, columns: Columns) -> np.ndarray:
-        """Returns exp(−cumulated hazard) until each time, [S, n, m]; θ holds the log hazards first."""
+        """Returns exp(−cumulative hazard) until each time, [S, n, m]; θ holds the log hazards first."""
         intervals, most = len(self.cuts) + 1, MOST_EXPONENT
         ends = np.array([0.0, *self.cuts, math.inf])
         times = np.array(self._times(columns))
@@ -106,9 +106,9 @@ class Intervals:
     def draw_rows(
         self, theta: np.ndarray, x: np.ndarray, columns: Columns, random: np.random.Generator
     ) -> list[np.ndarray]:
-        """Draws times until the event, censored at the end of follow-up, and whether it came.
+        """Draws times until the event, censored at the end of follow-up, and whether the event happened.
 
-        The hazard is summed until it passes an exponential draw.
+        The time is where the cumulative hazard passes an exponential draw.
         """
         intervals, most = len(self.cuts) + 1, MOST_EXPONENT
         target = random.exponential(size=len(x)) * np.exp(

@@ -1,4 +1,4 @@
-"""A number with a known normal noise."""
+"""A numeric outcome with known normal noise."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """y ~ N(a, noise_scale²) with a = xᵀθ and a known noise."""
+    """y ~ N(a, noise_scale²) with a = xᵀθ and known noise."""
 
     noise_scale: float
     conjugate: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class Normal:
 
     @property
     def typical_curvature(self) -> float:
-        """1 / noise_scale², of every record."""
+        """1 / noise_scale², for every record."""
         return float(self.noise_scale**-2.0)
 
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
@@ -47,7 +47,7 @@ class Normal:
         return self.log_density(a, y), slope, jnp.full_like(a, -(self.noise_scale**-2.0))
 
     def tempered(self, power: int) -> "Normal":
-        """Returns the density to a power, as a normal one: with noise of sd s / √power."""
+        """Returns the density to a power, which is normal with noise of sd s / √power."""
         return Normal(self.noise_scale / math.sqrt(power))
 
     def what(self, columns: Columns) -> str:
@@ -67,7 +67,7 @@ class Normal:
         return np.asarray(scipy.special.ndtr((y - means) / self.sd(means, unit)))
 
     def predictive_sd(self, sd: np.ndarray, unit: float = 1.0) -> np.ndarray:
-        """Returns the sd of y where a is normal with that sd: y is normal then, too."""
+        """Returns the sd of y if a is normal with that sd; y is then normal too."""
         return np.hypot(unit * sd, self.noise_scale * unit)
 
     def draw(
